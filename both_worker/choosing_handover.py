@@ -1,5 +1,3 @@
-"""Handover to this worker's own decode scheduler or to another worker."""
-
 from tandem.both_worker.handover import LocalHandover
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Prefill, Shipped
@@ -10,13 +8,9 @@ from tandem.worker.events import Event
 
 
 class ChoosingHandover(Handover):
-    """Chooses a handover for each job by the decode worker in its request."""
+    """Hands each job to this worker's decode scheduler or to another worker, as its request says."""
 
     def __init__(self, worker_id: str, cache: CacheManager, here: LocalHandover, elsewhere: LinkHandover) -> None:
-        """
-        Args:
-            worker_id: this worker's id, for which `here` is used.
-        """
         self._worker_id = worker_id
         self._cache = cache
         self._here = here
@@ -36,7 +30,7 @@ class ChoosingHandover(Handover):
     def refusal(self, request: Prefill) -> str:
         num_tokens = len(request.prompt_ids) + request.sampling.max_tokens
         if self._cache.num_pages_for(num_tokens) > self._cache.max_request_pages:
-            # Routers refuse such requests. Without this check it would wait forever.
+            # Routers refuse such requests; without this check it would wait forever.
             most = self._cache.max_request_pages * self._cache.page_size
             return f"{num_tokens} tokens are more than the {most} of the largest request that this worker takes"
         return self._of(request).refusal(request)

@@ -1,5 +1,3 @@
-"""The gRPC side of a both worker's links."""
-
 from collections.abc import Sequence
 
 import grpc
@@ -11,8 +9,6 @@ from tandem.worker.base import LinkConnections
 
 
 class NoLinks(LinkConnections):
-    """The links of a worker that exchanges nothing with others."""
-
     def add_to(self, server: grpc.aio.Server) -> None: ...
 
     def set_peers(self, peers: Sequence[Peer]) -> None: ...
@@ -28,14 +24,9 @@ class NoLinks(LinkConnections):
 
 
 class TwoWayLinks(LinkConnections):
-    """Outgoing links, which this worker dials, and incoming links, which it serves. Two workers may have one each way;
-    the two are independent."""
+    """Outgoing links, which this worker dials, and independent incoming links, which it serves."""
 
     def __init__(self, worker_id: str, out: LinkDialer, into: LinkServer) -> None:
-        """
-        Args:
-            worker_id: this worker's id; it needs no link to itself.
-        """
         self._worker_id = worker_id
         self._out = out
         self._into = into
@@ -47,7 +38,7 @@ class TwoWayLinks(LinkConnections):
         self._out.set_peers([peer for peer in peers if peer.worker_id != self._worker_id])
 
     def send(self, epoch: str, messages: Sequence[SenderMessage | ReceiverMessage]) -> None:
-        # Epochs are random ids, so only the end that owns an epoch knows it.
+        # Only the end that owns an epoch knows its random id.
         self._out.send(epoch, messages)
         self._into.send(epoch, messages)
 

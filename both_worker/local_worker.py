@@ -1,4 +1,4 @@
-"""A both worker without threads, sockets or router, for compiling ahead and for measuring one engine."""
+"""A both worker without threads, sockets or router, for compiling ahead and measuring."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -26,15 +26,13 @@ from tandem.worker.base import Outbox
 from tandem.worker.events import FromRouter
 
 WORKER_ID = "local"
-# Time a request waits for its pages, in seconds: practically forever.
+# Practically forever, in seconds.
 ADMIT_DURATION_S = 1e6
 # Maximum pause between two idle steps, in seconds.
 MAX_REST_S = 1e-3
 
 
 class _Outbox(Outbox):
-    """Passes messages to the router to a function."""
-
     def __init__(self, on_message: Callable[[WorkerMessage], None]) -> None:
         self._on_message = on_message
 
@@ -66,10 +64,6 @@ class LocalWorker:
         on_message: Callable[[WorkerMessage], None],
         eviction: str = "lru",
     ) -> None:
-        """
-        Args:
-            on_message: receives messages to the router, within `step`.
-        """
         cache = CacheManager(engine.pool.num_pages, engine.pool.layout.page_size, eviction)
         self.scheduler = make_both_scheduler(WORKER_ID, engine, cache, _Outbox(on_message), prefill, decode)
 
@@ -83,7 +77,6 @@ class LocalWorker:
         output_ids: Sequence[int] = (),
         arrival_ns: int = 0,
     ) -> None:
-        """Args: output_ids: output of earlier attempts."""
         prompt, output = tuple(prompt_ids), tuple(output_ids)
         admit = Admit(request_id, attempt, prompt, output, sampling, ADMIT_DURATION_S, arrival_ns)
         prefill = Prefill(request_id, attempt, prompt, output, sampling, WORKER_ID, arrival_ns)
@@ -114,9 +107,7 @@ class Counts:
     """Counts results of requests that must all succeed.
 
     Attributes:
-        num_first: number of requests with a first token.
-        num_ended: number of finished requests.
-        num_decode_steps: number of decode steps with collected tokens.
+        num_first: requests with a first token.
     """
 
     def __init__(self) -> None:
@@ -128,7 +119,6 @@ class Counts:
         """Raises RuntimeError if the pool is too small for the requests."""
         if isinstance(message, FirstToken):
             self.num_first += 1
-            # A request of one token ends with its first token.
             self.num_ended += bool(message.finish_reason)
         elif isinstance(message, Finished):
             self.num_ended += 1

@@ -1,5 +1,3 @@
-"""Allocation of prompts' pages in a pool that also serves decode."""
-
 from tandem.decode_worker.scheduler import DecodeScheduler
 from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.engine.kvcache.page_ceiling import PageCeiling
@@ -12,18 +10,14 @@ class SharedPages(PromptPages):
 
     No request starves, whatever other workers do:
     - Prompts bound elsewhere hold pages until they get leases there. Together they leave the pages of one largest
-    request free, so local decoding never waits for a lease elsewhere. Otherwise two workers of 10 pages that each
-    prefill 6 for the other would each hold 4 useless pages.
-    - A prompt waits for older queued leases, whose senders hold pages already. Younger leases overtake a prompt a
-    bounded number of times.
-    - A prompt that waits only for the ceiling of prompts bound elsewhere does not block local ones.
+    request free, so local decoding never waits for a lease elsewhere. Otherwise two workers of 10 pages that prefill 6
+    for each other would each hold 4 useless pages.
+    - A prompt waits for older queued leases, whose senders hold pages already. Younger leases overtake it a bounded
+    number of times.
+    - A prompt that waits for the ceiling of prompts bound elsewhere blocks no local one.
     """
 
     def __init__(self, cache: CacheManager, decode: DecodeScheduler, worker_id: str) -> None:
-        """
-        Args:
-            worker_id: this worker's id.
-        """
         super().__init__(cache)
         self._decode = decode
         self._worker_id = worker_id

@@ -1,5 +1,3 @@
-"""Scheduler of role `both`: prefill and decode in one worker, over one engine and one pool."""
-
 from tandem.both_worker.pages import SharedPages
 from tandem.decode_worker.scheduler import DecodeScheduler
 from tandem.engine.base import EngineBase
@@ -18,9 +16,8 @@ from tandem.worker.stats import worker_stats
 class BothScheduler(Scheduler):
     """Schedules prefill chunks and decode steps on one engine and one cache.
 
-    If both have work and the engine mixes, one forward pass computes both. Otherwise each turn launches one of each,
-    with the decode step behind the prompts. Prefills overlap while nothing decodes. Beside decode steps the budget
-    limits each chunk.
+    If both have work and the engine mixes, one forward pass computes both; otherwise each turn launches one of each,
+    the decode step behind. Prefills overlap while nothing decodes.
     """
 
     def __init__(
@@ -32,11 +29,6 @@ class BothScheduler(Scheduler):
         pages: SharedPages,
         timer: ForwardTimer,
     ) -> None:
-        """
-        Args:
-            engine, cache, timer: parts shared by both schedulers.
-            pages: page allocation of the prefill scheduler.
-        """
         self._engine = engine
         self._launches = engine.launches
         self._cache = cache
@@ -69,7 +61,7 @@ class BothScheduler(Scheduler):
             return prefilled
         self._decode.begin_composing()
         is_handing_over = self._prefill.hands_over_here()
-        # A request just handed over is decoded before the next separate prompt pass, not behind it.
+        # A request just handed over is decoded before the next separate prompt pass.
         goes_first = was_handing_over and self._decode.num_running > 0 and not mixes
         chunks = None if is_handing_over or goes_first else self._prefill.compose()
         self._pages.tell_leases()
@@ -87,8 +79,8 @@ class BothScheduler(Scheduler):
         return prefilled or decoded or granted
 
     def _waits_for_prompts(self) -> bool:
-        """Returns whether decoding waits for launched prompts to end: separate prompt passes, and prompts to be handed
-        over here. The next step would run behind them anyway, and this way includes their requests."""
+        """Returns whether decoding waits for launched prompts: separate passes, and prompts to be handed over here. The
+        next step would run behind them anyway, and this way includes their requests."""
         if not self._decode.num_running:
             return False
         return self._prefill.hands_over_here() or any(not launched.num_decoded for launched in self._prefill.launched)
@@ -99,7 +91,7 @@ class BothScheduler(Scheduler):
         return num_running > 0 and self._engine.mixes(num_running, num_tokens, num_prompts)
 
     def _launch_mixed(self, chunks: PromptChunks) -> bool:
-        """Launches prompts and the next decode step together. Returns False if there is nothing to decode."""
+        """Launches prompts and the next decode step together. Returns False if nothing decodes."""
         self._decode.settle()
         step = self._decode.compose()
         if step is None:

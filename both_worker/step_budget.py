@@ -6,29 +6,27 @@ from typing import Protocol
 from tandem.prefill_worker.budget import PromptBudget, PromptRest
 from tandem.worker.forward_timer import ForwardTimer, ForwardWork
 
-# Share of the objective that an expected step may fill: step times vary, and nearly all steps must meet it.
+# Share of the objective that an expected step may fill: nearly all steps must meet it.
 FILLED = 0.9
-# Minimum number of prompt tokens in a step, so that prompts do not starve. On a GPU fewer take no less time, because
-# the weights must be read anyway.
+# Minimum for prompts beside a step, so that they do not starve. On a GPU fewer take no less time: weights are read
+# anyway.
 MIN_TOKENS = 128
-# Maximum ratio of a chunk to the largest recent one from which the times were fitted.
+# Maximum ratio of a chunk to the largest recent one.
 MAX_GROWTH = 2
 
 
 class Padding(Protocol):
-    """An engine's padding of prompts in mixed steps. See EngineBase."""
-
     def num_unpadded(self, num_decoded: int, num_prompt_tokens: int) -> int: ...
 
     def num_padded(self, num_decoded: int, num_prompt_tokens: int) -> int: ...
 
 
 class StepBudget(PromptBudget):
-    """Fits chunks into the ITL objective beside the next step, by recent forward times. With few measurements, chunks
-    start small and double while there is time.
+    """Fits chunks into the ITL objective beside the next step, by recent forward times. Chunks start small and double
+    while there is time.
 
-    Chunks end where an engine needs no padding, which costs as much time as tokens. The rest of a prompt is one chunk
-    if the budget and the time allow its padding: a separate chunk would need another step and its own padding.
+    They end where an engine needs no padding. The rest of a prompt is one chunk, padding included, if budget and time
+    allow: a separate chunk would need another step and its own padding.
     """
 
     def __init__(
@@ -41,9 +39,8 @@ class StepBudget(PromptBudget):
         """
         Args:
             objective_s: ITL objective in seconds; 0 for none.
-            max_tokens: maximum number of prompt tokens in a forward pass.
-            timer: timer of the engine.
-            padding: padding of the engine; None for none.
+            max_tokens: limit of a forward pass.
+            padding: the engine's padding; None for none.
         """
         self._objective_s = objective_s
         self._max_tokens = max_tokens
@@ -60,7 +57,7 @@ class StepBudget(PromptBudget):
         step_s = step.seconds(times)
         left_s = min(FILLED, 1 / self._timer.overrun) * self._objective_s - step_s - times.prefill_s
         if left_s <= 0:
-            # Even the smallest chunk misses the objective. Smaller chunks gain nothing and starve prompts.
+            # Even the smallest chunk misses the objective: smaller ones only starve prompts.
             left_s = step_s
         # n tokens attend to n * num_cached + n^2 / 2 tokens.
         num_cached, num_left = first()
@@ -72,7 +69,7 @@ class StepBudget(PromptBudget):
             return num_tokens
         num_unpadded = self._padding.num_unpadded(num_requests, num_tokens)
         if num_unpadded < num_left <= num_tokens:
-            # Padding attends to nothing. Tokens of other prompts may replace some padding, if there is time.
+            # Padding attends to nothing. Other prompts' tokens may replace it, if there is time.
             for whole in (num_tokens, num_left):
                 padded_s = times.prompt_token_s * self._padding.num_padded(num_requests, whole)
                 if padded_s + (attended_s + times.attended_token_s * whole / 2) * whole <= left_s:
@@ -81,7 +78,7 @@ class StepBudget(PromptBudget):
 
 
 def _root(quadratic: float, linear: float, value: float) -> float:
-    """Returns the x > 0 with quadratic * x^2 + linear * x = value, for coefficients >= 0; 0 if value <= 0."""
+    """Returns the x > 0 with quadratic * x^2 + linear * x = value; 0 if value <= 0."""
     if value <= 0.0:
         return 0.0
     if quadratic == 0.0:

@@ -1,4 +1,4 @@
-"""The both role: a prefill and a decode scheduler over one engine and one pool, with or without links."""
+"""The both role: prefill and decode over one engine and one pool, with or without links."""
 
 import time
 from collections.abc import Callable
@@ -48,10 +48,9 @@ def make_both_scheduler(
     """Builds the scheduler of role `both`.
 
     Args:
-        cache: cache of the engine's pool. With links, its largest request leaves room for prompts decoded elsewhere.
-        itl_objective_s: target time between a request's tokens; prompt chunks beside decode steps are sized to meet it,
-            above a minimum. 0 for whole chunks.
-        has_links: whether it exchanges requests with other workers.
+        cache: with links, its largest request leaves room for prompts decoded elsewhere.
+        itl_objective_s: target time between a request's tokens, which sizes prompt chunks beside decode steps; 0 for
+            whole chunks.
         max_pages_in_flight: limit of each link.
     """
     timer = ForwardTimer(engine.pool.device.type, clock)
@@ -80,7 +79,6 @@ class BothRole(WorkerRole):
         """
         Args:
             links: links to and from other workers; None to serve alone.
-            itl_objective_s: see make_both_scheduler.
         """
         self._prefill = prefill
         self._decode = decode
@@ -98,7 +96,7 @@ class BothRole(WorkerRole):
     def max_request_pages(self, num_pages: int, page_size: int, max_model_len: int) -> int:
         if self._links is None:
             return num_pages
-        # Must fit both the pages reserved from prompts bound elsewhere and the pages left to those prompts.
+        # Must fit the pages kept from prompts bound elsewhere, and the pages left to them.
         return min(-(-max_model_len // page_size), num_pages // 2)
 
     def build_scheduler(

@@ -1,4 +1,4 @@
-"""Requests that a decode worker knows and that hold no pages: admitted ones and ended ones."""
+"""Requests without pages on a decode worker: admitted and ended ones."""
 
 import math
 from collections import OrderedDict
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tandem.messages import Admit
 
-# Number of ended attempts remembered, so that their late lease requests are refused at once.
+# Ended attempts remembered, to refuse their late lease requests.
 NUM_ENDED_REMEMBERED = 4096
 
 # (request id, attempt number)
@@ -26,12 +26,11 @@ class Admissions:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._admitted: dict[AttemptKey, _Admitted] = {}
-        # Lower bound of all deadlines. It is exact after each scan, so a step before it need not scan.
+        # Lower bound of all deadlines, so that most steps need no scan.
         self._first_deadline = math.inf
         self._ended: OrderedDict[AttemptKey, None] = OrderedDict()
 
     def find_admitted(self, key: AttemptKey) -> Admit | None:
-        """Returns the request if it is admitted and no lease was requested."""
         admitted = self._admitted.get(key)
         return admitted.admit if admitted else None
 
@@ -41,12 +40,10 @@ class Admissions:
         self._first_deadline = min(self._first_deadline, deadline)
 
     def take_admitted(self, key: AttemptKey) -> Admit | None:
-        """Returns a request and forgets it."""
         admitted = self._admitted.pop(key, None)
         return admitted.admit if admitted else None
 
     def mark_ended(self, key: AttemptKey) -> None:
-        """Marks an attempt as ended: later messages about it are late."""
         self._admitted.pop(key, None)
         self._ended[key] = None
         if len(self._ended) > NUM_ENDED_REMEMBERED:
@@ -59,7 +56,6 @@ class Admissions:
         return list(self._admitted)
 
     def take_expired(self) -> list[AttemptKey]:
-        """Forgets expired requests and returns their keys."""
         now = self._clock()
         if now < self._first_deadline:
             return []
@@ -70,5 +66,4 @@ class Admissions:
         return expired
 
     def next_deadline(self) -> float | None:
-        """Returns a time before which no request expires."""
         return self._first_deadline if self._admitted else None

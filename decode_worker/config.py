@@ -11,13 +11,11 @@ class DecodeConfig:
 
     Attributes:
         max_batch_size: maximum number of requests in a decode step.
-        lease_duration_s: time after which a lease expires without messages from the prefill worker.
-        admit_grace_s: time for which a lease request waits for its Admit, which comes on another stream, and for which
-            a restarted request's place in the queue is held.
-        max_overtaken: maximum number of younger leases granted before a request's lease, over all its attempts.
-        max_waiting: maximum number of waiting lease requests. Beyond it the last in the queue is refused, and its
-            sender asks again.
-        overlap: launch a step before the previous step's tokens are known, on an asynchronous engine.
+        lease_duration_s: time without sender messages after which a lease expires.
+        admit_grace_s: time for which a LeaseRequest waits for its Admit, and a restarted request's place is held.
+        max_overtaken: maximum number of younger leases granted before a request's, over all attempts.
+        max_waiting: limit of waiting lease requests; beyond it the last is refused and asks again.
+        overlap: launch a step before the previous tokens are known, on an asynchronous engine.
     """
 
     max_batch_size: int = 64

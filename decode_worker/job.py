@@ -1,5 +1,3 @@
-"""A running request of a decode worker."""
-
 from dataclasses import dataclass, field
 
 from tandem.engine.kvcache.cache_manager import PageHandle
@@ -15,12 +13,11 @@ class DecodeJob:
     """One request whose prompt's KV is in this worker's pool.
 
     Attributes:
-        num_prior_outputs: number of output tokens of earlier attempts, part of the sequence.
-        unsent: output tokens not sent to the router yet.
-        cached_len: prompt tokens cached here before the request.
-        prefill_cached_len: prompt tokens cached at the prefill worker before the request.
-        moments: moments not sent to the router yet.
-        has_ended: the request has ended; steps in flight may still produce tokens for it, which are dropped.
+        num_prior_outputs: output tokens of earlier attempts, part of the sequence.
+        unsent: output tokens not sent to the router.
+        cached_len, prefill_cached_len: prompt tokens cached before the request, here and at the prefill worker.
+        moments: moments not sent to the router.
+        has_ended: tokens of steps in flight are dropped.
     """
 
     request_id: str
@@ -40,12 +37,11 @@ class DecodeJob:
 
     @property
     def queue_key(self) -> tuple[int, str]:
-        """Sort key, the smallest first; the same on every attempt."""
+        """Sort key, the same on every attempt."""
         return virtual_arrival_ns(self.arrival_ns, self.priority), self.request_id
 
     @property
     def num_outputs(self) -> int:
-        """Number of known output tokens."""
         return len(self.sequence.token_ids) - self.sequence.prompt_len
 
     @property
@@ -55,7 +51,7 @@ class DecodeJob:
 
     @property
     def needs_step(self) -> bool:
-        """True if it needs a token after the launched steps, by max_tokens, and its grammar is compiled."""
+        """True if another token is to be computed, by max_tokens, and its grammar is compiled."""
         if self.is_compiling:
             return False
         return self.num_outputs + self.sequence.num_pending < self.sequence.sampling.max_tokens
@@ -65,12 +61,11 @@ class DecodeJob:
         return self.sequence.constraint is not None and not self.sequence.constraint.is_ready
 
     def finish_reason(self) -> str:
-        """Returns "stop", "length" or "", by the known tokens."""
+        """Returns "stop", "length" or ""."""
         sequence = self.sequence
         return sequence.sampling.finish_reason(sequence.token_ids[-1], self.num_outputs, sequence.stop_token_ids)
 
     def take(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
-        """Appends the oldest pending token."""
         self.sequence.num_pending -= 1
         self.sequence.token_ids.append(token_id)
         self.unsent.append(token_id)

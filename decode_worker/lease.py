@@ -1,5 +1,3 @@
-"""The record of one lease on a decode worker."""
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -13,7 +11,7 @@ from tandem.messages import Admit, Committed, LeaseRequest, Pushing
 
 
 class LeaseState(Enum):
-    """State of a lease. A refused, released or lost lease is forgotten and has no state.
+    """State of a lease. Refused, released and lost leases are forgotten.
 
     PARKED: its Admit has not arrived. QUEUED: it waits for pages. GRANTED: a prefill worker writes its pages.
     COMMITTED: it is settled, and its last pages may still be arriving.
@@ -29,19 +27,16 @@ class LeaseState(Enum):
 class Lease:
     """One lease, from its LeaseRequest until its pages have arrived or are freed.
 
-    Fields marked with a state are unset before that state.
+    Fields marked with a state are unset before it.
 
     Attributes:
         link: epoch on which the sender asked.
-        asked_ns: arrival of the LeaseRequest, in nanoseconds since the epoch.
-        deadline: PARKED: time of its refusal. GRANTED: time of its Revoke, renewed by each of its messages.
-        admit: the admitted request (QUEUED).
+        deadline: PARKED: time of its refusal. GRANTED: time of its Revoke, renewed by its messages.
         place: position in the queue, the smallest first (QUEUED).
         num_overtaken: number of younger leases granted before it.
-        handle: the granted pages (GRANTED).
-        granted_ns: time of the grant (GRANTED).
+        handle, granted_ns: the granted pages and the time (GRANTED).
         receives: receives of a two-sided transport that must complete before the pages are used or freed.
-        abandoned: the attempt has ended here; the pages wait for the settlement.
+        abandoned: the attempt has ended; the pages wait for the settlement.
         revoked: a Revoke was sent; later pushes are discarded.
         committed, committed_ns: the settlement and its time (COMMITTED).
     """
@@ -72,7 +67,7 @@ class Lease:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of the prompt and of earlier attempts' output."""
+        """Tokens of the prompt and of earlier attempts' output."""
         return len(self.admit.prompt_ids) + len(self.admit.output_ids)
 
     @property

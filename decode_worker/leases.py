@@ -36,8 +36,7 @@ class LeaseBook:
     Each grant is settled by exactly one Committed or Released, or by the end of its epoch.
 
     Attributes:
-        num_expired: number of granted leases that expired.
-        prefix_cached_tokens: number of prompt tokens found in the cache at the grants.
+        prefix_cached_tokens: prompt tokens found cached at the grants.
     """
 
     def __init__(
@@ -52,7 +51,6 @@ class LeaseBook:
         """
         Args:
             start: takes over a request whose pages have all arrived.
-            recorder: recorder of the calling thread; None disables recording.
         """
         self._cache = cache
         self._outbox = outbox
@@ -60,7 +58,6 @@ class LeaseBook:
         self._clock = clock
         self._start = start
         self._recorder = recorder or Recorder()
-        # Open epochs.
         self._links: dict[str, ReceiverLink] = {}
         # Epochs whose end was requested and has not come.
         self._ending: dict[str, None] = {}
@@ -69,9 +66,9 @@ class LeaseBook:
         self._admissions = Admissions(clock)
         self._waiting = WaitingLeases(clock, config)
         self._granted: dict[str, Lease] = {}
-        # Lower bound of the expiry of all granted leases.
+        # Lower bound of all expiries.
         self._first_expiry: float | None = None
-        # Leases settled by Committed whose pages may still be arriving.
+        # Settled by Committed; pages may still be arriving.
         self._arriving: list[Lease] = []
         self.num_expired = 0
         self.prefix_cached_tokens = 0
@@ -82,7 +79,6 @@ class LeaseBook:
 
     @property
     def first_waiting_place(self) -> int | None:
-        """Place of the first queued lease, by age and priority (tandem.priority)."""
         return self._waiting.first_place
 
     def note_prompts(self, first: int | None, *, has_started: bool) -> None:
@@ -90,7 +86,7 @@ class LeaseBook:
         self._waiting.note_prompts(first, has_started=has_started)
 
     def admit_request(self, admit: Admit) -> None:
-        """Remembers a request announced by the router, and refreshes its cached prefix in the cache."""
+        """Remembers an announced request and refreshes its cached prefix."""
         self._admissions.remember_admitted(admit)
         waiting = self._waiting.announce(admit)
         if waiting is not None:
@@ -98,7 +94,6 @@ class LeaseBook:
         self._cache.touch([*admit.prompt_ids, *admit.output_ids], admit.cache_namespace)
 
     def take_admitted(self, request_id: str, attempt: int) -> Admit | None:
-        """Returns an admitted request that needs no lease, and forgets it."""
         return self._admissions.take_admitted((request_id, attempt))
 
     def receive(self, event: ReceiverLinkEvent) -> None:
@@ -110,11 +105,11 @@ class LeaseBook:
             try:
                 self._receive_message(self._links[event.epoch], event)
             except ValueError as error:
-                # An error of one sender must not affect the others.
+                # One sender's error must not affect the others.
                 self._outbox.close_link(event.epoch, str(error))
 
     def abort_attempt(self, request_id: str, attempt: int) -> None:
-        """Ends an attempt. Pages of a granted lease return only when the sender settles it."""
+        """Ends an attempt. A granted lease's pages return when the sender settles it."""
         key = request_id, attempt
         self._end_before_grant(key)
         for lease in self._granted.values():
@@ -124,7 +119,6 @@ class LeaseBook:
             lease.abandoned = lease.abandoned or lease.key == key
 
     def abort_all_attempts_of(self, router: str) -> None:
-        """Ends all attempts of a lost router."""
         for lease in self._granted.values():
             if router_of(lease.admit.request_id) == router:
                 self._abandon(lease)
@@ -136,7 +130,7 @@ class LeaseBook:
                 self._end_before_grant(key)
 
     def mark_ended(self, request_id: str, attempt: int) -> None:
-        """Marks an attempt without a lease as ended: later messages about it are refused."""
+        """Refuses later messages about an attempt without a lease."""
         self._admissions.mark_ended((request_id, attempt))
 
     def answer_requests(self, num_reserved: int) -> None:
@@ -161,11 +155,11 @@ class LeaseBook:
         self._expire(now)
 
     def look_again(self) -> None:
-        """Tries queued leases again: the cache has grown, so they may need fewer pages."""
+        """Tries queued leases again: a larger cache may leave fewer pages to grant."""
         self._waiting.look_again()
 
     def start_arrived(self) -> None:
-        """Starts requests whose pages have all arrived, in order of their commits."""
+        """Starts requests whose pages have all arrived, in commit order."""
         arriving, self._arriving = self._arriving, []
         for lease in arriving:
             if not all(receive.done() for receive in lease.receives):
@@ -187,8 +181,8 @@ class LeaseBook:
     def _open(self, event: ReceiverLinkOpened) -> None:
         hello = event.hello
         for link in [*self._unquiet, *self._links.values()]:
-            # A sender opens an epoch only after the copies of its previous one have completed. The previous stream's
-            # end may not have been noticed here.
+            # A sender opens an epoch only after its previous copies have completed, even if that epoch's end is not
+            # noticed here.
             if link.sender_id == hello.sender_id and link.sender_incarnation == hello.sender_incarnation:
                 link.mark_quiet()
         epoch = event.epoch
@@ -203,9 +197,8 @@ class LeaseBook:
     def _close(self, event: ReceiverLinkClosed) -> None:
         link = self._links.pop(event.epoch, None)
         if link is None:
-            # The epoch belongs to the other end or has ended before.
             return
-        # Committed requests whose pages have arrived go on.
+        # Committed requests with all pages go on.
         self.start_arrived()
         self._ending.pop(event.epoch, None)
         for waiting in self._waiting.of_link(link):
@@ -238,11 +231,7 @@ class LeaseBook:
             self._settle(link, message)
 
     def _ask(self, link: ReceiverLink, request: LeaseRequest) -> None:
-        """Refuses, parks or queues a lease request. Grants come with the next step.
-
-        Raises:
-            ValueError: the lease was requested before.
-        """
+        """Refuses, parks or queues a request. Raises ValueError if the lease was requested before."""
         if request.lease_id in self._granted or self._waiting.find(request.lease_id) is not None:
             raise ValueError(f"lease {request.lease_id} is asked for twice")
         waiting = Lease(request, link)
@@ -256,7 +245,7 @@ class LeaseBook:
             link.refuse_lease(request.lease_id, "full")
 
     def _enqueue(self, waiting: Lease) -> None:
-        """Queues a lease of an admitted request, or refuses it if it can never be granted."""
+        """Queues an admitted request's lease, or refuses it for good."""
         admit = self._admissions.find_admitted(waiting.key)
         assert admit is not None
         num_tokens = len(admit.prompt_ids) + len(admit.output_ids)
@@ -285,7 +274,6 @@ class LeaseBook:
             waiting.link.refuse_lease(waiting.lease_id, "gone")
 
     def _expire(self, now: float) -> None:
-        """Revokes granted leases whose deadline has passed."""
         if self._first_expiry is None or now < self._first_expiry:
             return
         for lease in self._granted.values():
@@ -299,15 +287,13 @@ class LeaseBook:
         self._first_expiry = min(deadlines, default=None)
 
     def _find_granted(self, link: ReceiverLink, lease_id: str) -> Lease | None:
-        """Returns a granted lease, if this link's sender owns it."""
         lease = self._granted.get(lease_id)
         return lease if lease is not None and lease.link is link else None
 
     def _settle(self, link: ReceiverLink, message: Committed | Released) -> None:
-        """Settles a granted lease. Every settlement on a live link goes through this method."""
+        """Every settlement on a live link goes through this method."""
         lease = self._find_granted(link, message.lease_id)
         if lease is None:
-            # The sender releases a lease that is still waiting or has ended.
             waiting = self._waiting.find(message.lease_id)
             if waiting is not None and waiting.link is link:
                 self._waiting.remove(waiting)
@@ -328,12 +314,11 @@ class LeaseBook:
             self._outbox.to_router(LeaseLost(*lease.key))
 
     def _is_whole(self, lease: Lease, message: Committed) -> bool:
-        """Returns whether Committed covers all tokens and pages of the lease."""
         num_pages = self._cache.num_pages_for(lease.num_tokens) - lease.handle.num_shared
         return (message.num_tokens, message.num_pages) == (lease.num_tokens, num_pages)
 
     def _grant(self, lease: Lease, num_reserved: int) -> bool:
-        """Grants a queued lease its pages. Returns whether there were enough."""
+        """Grants a queued lease its pages, if there are enough."""
         admit = lease.admit
         token_ids = [*admit.prompt_ids, *admit.output_ids]
         # The lease includes the page of the first decode step.

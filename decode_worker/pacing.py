@@ -1,5 +1,4 @@
-"""Timing of the next decode step while one runs: late, to include new requests, but early enough to keep the device
-busy."""
+"""Timing of the next decode step: late, to include new requests, but in time for the device."""
 
 import math
 from collections import deque
@@ -8,20 +7,15 @@ from dataclasses import dataclass
 
 # Number of recent steps of each kind in the estimates.
 WINDOW = 8
-# Margin on the longest recent host time: a slightly slower step must not leave the device idle.
+# Margin on the longest recent host time.
 HOST_FACTOR = 1.2
-# Upper bound of a thread's wake-up delay, in seconds.
+# Allowance for a thread's late wake-up, in seconds.
 WAKE_UP_S = 0.00015
 
 
 @dataclass(slots=True)
 class _Step:
-    """A launched step in flight.
-
-    Attributes:
-        began: start on the clock.
-        expected_s: expected duration of a mixed step; None without prompts.
-    """
+    """A step in flight. Attributes: expected_s: its expected duration if mixed, else None."""
 
     began: float
     expected_s: float | None
@@ -30,22 +24,16 @@ class _Step:
 class StepPace:
     """Estimates the end of the step in flight and the lead time of the next one.
 
-    A step begins at its launch or at the end of the step before it, whichever is later. Without prompts its expected
-    time is the shortest recent one; with prompts, its own expected time times the smallest recent ratio of measured to
-    expected. A step composed too early only misses late requests; one composed too late leaves the device idle.
-
-    Host times are kept apart for mixed steps: they may be launched kernel by kernel, which takes about as long as a
-    step.
+    A step begins at its launch or the previous step's end, whichever is later. Without prompts it takes the shortest
+    recent time; with prompts, its expected time times the smallest recent ratio of measured to expected. Composed too
+    early, a step misses late requests; too late, the device idles. Mixed steps may be launched kernel by kernel, which
+    takes about as long as a step, so their host times are kept apart.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """
-        Args:
-            clock: returns seconds.
-        """
         self._clock = clock
         self._durations_s: deque[float] = deque(maxlen=WINDOW)
-        # Ratios of measured to expected time of mixed steps.
+        # Measured over expected time of mixed steps.
         self._multiples: deque[float] = deque(maxlen=WINDOW)
         # By whether the step has prompts.
         self._host_times_s = {kind: deque[float](maxlen=WINDOW) for kind in (False, True)}
@@ -53,10 +41,10 @@ class StepPace:
         self._in_flight: deque[_Step] = deque()
 
     def due(self, *, with_prompts: bool = False) -> float:
-        """Returns the time to compose the step after the one in flight; now if nothing is known.
+        """Returns the time to compose the next step; now if nothing is known.
 
         Args:
-            with_prompts: whether that step is to have prompts.
+            with_prompts: whether that step has prompts.
         """
         step = self._in_flight[-1]
         if step.expected_s is None:
@@ -70,15 +58,13 @@ class StepPace:
         return self._clock() >= self.due(with_prompts=with_prompts)
 
     def composing(self) -> None:
-        """The host begins to compose the next step."""
         self._composing_since = self._clock()
 
     def launching(self) -> None:
-        """The host begins to launch the composed step."""
         self._launching_since = self._clock()
 
     def launched(self, expected_s: float | None = None) -> None:
-        """The step is launched. The device may have been running it since the launch began.
+        """The device may have been running the step since its launch began.
 
         Args:
             expected_s: expected duration of a mixed step; None without prompts.
@@ -87,11 +73,11 @@ class StepPace:
         self._host_times_s[expected_s is not None].append(self._clock() - self._composing_since)
 
     def ended(self, duration_s: float, *, was_running: bool) -> None:
-        """The oldest step in flight has ended, and the step behind it has begun.
+        """The oldest step has ended and the next one has begun.
 
         Args:
-            duration_s: the device's time for it.
-            was_running: True if it ended just now; False if it ended earlier, while the host was busy.
+            duration_s: device time of the step.
+            was_running: True if it ended just now; False if it ended unnoticed before.
         """
         ended, end = self._in_flight.popleft(), self._clock()
         if not was_running:

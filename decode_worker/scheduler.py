@@ -46,16 +46,15 @@ from tandem.worker.grammar_failure import grammar_failure
 
 logger = logging.getLogger(__name__)
 
-# Poll interval for compiled grammars and for the contents of a due step, in seconds.
+# Poll interval for grammars and for prompts of a due step, in seconds.
 POLL_S = 0.001
 
 
 class DecodeScheduler(ForwardScheduler):
     """Schedules the running requests, by age and priority, and the leases of future ones.
 
-    On an asynchronous engine steps overlap. While the device runs one step, the host sends the previous step's tokens
-    and launches the next step shortly before the end. A request that ends by a stop token is in one step too many,
-    whose token is dropped; an end by length is known in advance.
+    On an asynchronous engine steps overlap: the next step is launched shortly before the running one ends, while the
+    previous tokens are sent. A request that ends by a stop token is in one step too many; that token is dropped.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class DecodeScheduler(ForwardScheduler):
     ) -> None:
         """
         Args:
-            timer: timer of the engine; None if no other scheduler uses the engine.
+            timer: the engine's timer; None if this is its only scheduler.
         """
         super().__init__(engine, cache, recorder, timer or ForwardTimer(engine.pool.device.type, clock))
         self._outbox = outbox
@@ -80,7 +79,7 @@ class DecodeScheduler(ForwardScheduler):
         self._pace = StepPace(clock)
         self._running: list[DecodeJob] = []
         self._leases = LeaseBook(cache, outbox, config, clock, self._start_committed, self._recorder)
-        # Jobs whose prompt pages enter the tree after the launch of their first step.
+        # Jobs whose prompt pages enter the tree after their first step's launch.
         self._uncached: list[DecodeJob] = []
         self._num_given_back = 0
 
@@ -90,7 +89,6 @@ class DecodeScheduler(ForwardScheduler):
 
     @property
     def _in_flight(self) -> DecodeStep | None:
-        """The last launched step, if its tokens are not known."""
         return next((part for part in reversed(self._launches.parts) if isinstance(part, DecodeStep)), None)
 
     @property
@@ -98,7 +96,7 @@ class DecodeScheduler(ForwardScheduler):
         return self._leases
 
     def answer_leases(self) -> None:
-        """Grants leases, reserving a page of growth for each running request."""
+        """Grants leases, leaving each running request a page to grow."""
         self._leases.answer_requests(num_reserved=len(self._running))
 
     def receive(self, event: Event) -> None:
@@ -132,7 +130,7 @@ class DecodeScheduler(ForwardScheduler):
         if step is not None:
             self.launch(step)
         elif previous is not None and previous.is_mixed and not previous.output.done():
-            # No step follows, and the mixed step may take long: poll for its end instead of blocking.
+            # No step follows: poll for the end of the mixed step instead of blocking.
             self.cache_adopted()
             return False
         else:
@@ -141,7 +139,6 @@ class DecodeScheduler(ForwardScheduler):
         return previous is not None or step is not None
 
     def is_due(self, *, with_prompts: bool = False) -> bool:
-        """Returns whether to compose the next step now. Args: with_prompts: see StepPace."""
         previous = self._in_flight
         return previous is None or self._pace.is_due(with_prompts=with_prompts) or previous.output.done()
 
@@ -149,14 +146,12 @@ class DecodeScheduler(ForwardScheduler):
         self._pace.composing()
 
     def settle(self) -> None:
-        """Handles deferred frees and arrived requests."""
         self._cache.free_deferred_pages()
         self._leases.start_arrived()
         self._recorder.lap("settle")
 
     def compose(self) -> DecodeStep | None:
-        """Composes the next step and allocates its pages. Returns None if there is nothing to decode. Its jobs must not
-        change before its launch."""
+        """Composes the next step, or None. Its jobs must not change before the launch."""
         # Growth goes before new leases.
         jobs = self._grow()
         self.answer_leases()
@@ -174,21 +169,20 @@ class DecodeScheduler(ForwardScheduler):
     def launch(
         self, step: DecodeStep, prompts: ForwardPart | None = None, meanwhile: Callable[[], None] | None = None
     ) -> None:
-        """Launches a step, handles the output of earlier launches while it runs, and samples its tokens."""
+        """Launches a step, handles earlier outputs while it runs, and samples its tokens."""
         self._pace.launching()
         self._engine.launch(decoded=step, prompts=prompts, meanwhile=meanwhile)
         self._launches.collect_all_but(1)
-        # A grammar's next tokens depend on the tokens just collected. The forward pass runs meanwhile.
+        # Grammars depend on the tokens just collected.
         step.sample()
         self._recorder.lap("sample")
         if not self._overlaps:
             self.collect_launched()
 
     def next_deadline(self, *, with_prompts: bool = False) -> float | None:
-        """Args: with_prompts: whether the next step is to have prompts."""
         deadline = self._leases.next_deadline()
         if self._in_flight is None:
-            # Only grammars keep jobs from a step here. A compiled grammar sends no event, so poll.
+            # Jobs here wait only for grammars, which send no event: poll.
             if any(job.sequence.constraint is not None for job in self._running):
                 return self._clock() + POLL_S
             return deadline
@@ -224,9 +218,7 @@ class DecodeScheduler(ForwardScheduler):
 
         Args:
             handle: pages with the KV of all tokens but `first_token`.
-            logprobs: log probabilities of the first token, if requested.
             finish_reason: not empty if the first token ends the request; then no step runs.
-            moments: moments of the request so far.
         """
         token_ids = [*admit.prompt_ids, *admit.output_ids, first_token]
         num_computed = len(token_ids) - 1
@@ -260,14 +252,13 @@ class DecodeScheduler(ForwardScheduler):
             moments=[*moments],
         )
         job.stamp(COMMITTED)
-        # Ordered by age over all attempts and priority. Pages for growth go in this order, and the first is never given
-        # back.
+        # By age over all attempts and priority: the order of growth, whose first is never given back.
         bisect.insort(self._running, job, key=lambda j: j.queue_key)
         self._uncached.append(job)
 
     def cache_adopted(self) -> None:
-        """Inserts the prompt pages of new jobs into the tree. This takes 3 us a page, so it comes after their first
-        step's launch and after the tokens are sent."""
+        """Inserts new jobs' prompt pages into the tree. At 3 us a page, it must delay neither their first step nor
+        tokens."""
         if not self._uncached:
             return
         self._outbox.flush()
@@ -279,15 +270,14 @@ class DecodeScheduler(ForwardScheduler):
         self._recorder.lap("cache")
 
     def _cache_computed(self, job: DecodeJob) -> list[Completion]:
-        """Inserts a job's computed pages into the tree. The last token is left out: its KV is not computed, or a step
-        in flight computes it. Returns launches that may still use the job's pages."""
+        """Inserts computed pages into the tree, without the last token, whose KV is not computed yet. Returns launches
+        that may still use the pages."""
         in_use = self._launches.using(job.handle.table_id)
         token_ids = job.sequence.token_ids
         self._cache.cache_pages(job.handle, token_ids, min(job.sequence.cached_len, len(token_ids) - 1), after=in_use)
         return in_use
 
     def take_admitted(self, request_id: str, attempt: int) -> Admit | None:
-        """Returns an admitted request that needs no lease, and forgets it."""
         return self._leases.take_admitted(request_id, attempt)
 
     def _start_committed(self, lease: Lease) -> None:
@@ -307,17 +297,17 @@ class DecodeScheduler(ForwardScheduler):
         )
 
     def _grow(self) -> list[DecodeJob]:
-        """Allocates the next page for each job of the next batch, in order. When pages run out, it gives back the job
-        with the lowest priority and the fewest tokens, but never the first in order, so that one always finishes."""
+        """Allocates the next page for each job of the next batch, in order. Without pages, gives back the job with the
+        lowest priority and fewest tokens, but never the first, so that one always finishes."""
         batch: list[DecodeJob] = []
-        # A list: it is empty in nearly every step.
+        # Nearly always empty.
         given_back: list[DecodeJob] = []
         for job in [job for job in self._running if job.needs_step][: self._config.max_batch_size]:
             if job in given_back:
                 continue
             while not self._cache.grow_pages(job.handle, job.sequence.cached_len + 1):
                 if self._in_flight is not None:
-                    # The end of the step in flight may free enough pages; pages of its jobs are not free before.
+                    # The step in flight may free pages; its jobs' pages are not free before.
                     self._collect_steps()
                     self._cache.free_deferred_pages()
                     self._pace.composing()
@@ -344,7 +334,6 @@ class DecodeScheduler(ForwardScheduler):
         self._end_job(job)
 
     def _collect_steps(self) -> None:
-        """Waits for the step in flight and handles its output and that of earlier launches."""
         while self._in_flight is not None:
             self._launches.collect_oldest()
 
@@ -363,7 +352,6 @@ class DecodeScheduler(ForwardScheduler):
                 HANDOVERS, "wait for step", times[COMMITTED], (job.request_id,), end_ns=times[DECODE_STARTED]
             )
         if step.is_mixed:
-            # The prompts' record covers it.
             return
         self._recorder.launched(
             "decode",
@@ -375,7 +363,7 @@ class DecodeScheduler(ForwardScheduler):
         )
 
     def _collect(self, step: DecodeStep) -> None:
-        """Waits for a step, sends its tokens and ends finished jobs."""
+        """Waits for a step and handles its tokens."""
         self._outbox.flush()
         if self._overlaps:
             was_running = not step.output.done()
@@ -453,7 +441,7 @@ class DecodeScheduler(ForwardScheduler):
         self._leases.abort_attempt(request_id, attempt)
 
     def _end_job(self, job: DecodeJob) -> None:
-        """Ends a running job. Its computed pages stay in the cache. Every end of a job goes through this method."""
+        """Every end of a running job goes through this method. Its computed pages stay cached."""
         self._running.remove(job)
         job.has_ended = True
         self._cache.release_pages(job.handle, after=self._cache_computed(job))

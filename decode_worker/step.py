@@ -1,5 +1,3 @@
-"""One decode step, from its composition until its tokens are known."""
-
 from collections.abc import Callable, Sequence
 from itertools import islice
 
@@ -10,16 +8,16 @@ from tandem.engine.output import Feed, ForwardOutput
 
 
 class DecodeStep(ForwardPart):
-    """A decode step, launched or about to be launched.
+    """A decode step, from its composition until its tokens are known.
 
-    From the launch on, sequences are in the state after the step, because later launches find its KV in the pages. Only
-    its tokens are pending, from `sample` on.
+    After the launch, sequences are in the state after the step: later launches find its KV in the pages. Tokens are
+    pending from `sample` on.
 
     Attributes:
-        jobs: jobs in batch order, including those that ended after the launch.
+        jobs: jobs in batch order, ended ones included.
         new_jobs: jobs whose first step this is.
-        output: output of the forward pass, set at the launch; the first rows belong to the jobs.
-        is_mixed: whether the forward pass includes prompts, set at the launch.
+        output: output of the forward pass after the launch, with the jobs' rows first.
+        is_mixed: whether the pass includes prompts.
     """
 
     output: ForwardOutput
@@ -36,8 +34,8 @@ class DecodeStep(ForwardPart):
         """
         Args:
             jobs: jobs with a page for one more token each.
-            previous: the step launched just before, if its tokens are not known.
-            on_launch, on_end: called at the launch and at the end; `on_end` calls `collect`.
+            previous: the step before, if its tokens are not known.
+            on_end: must call `collect`.
         """
         self.jobs = jobs
         self.new_jobs = new_jobs
@@ -54,7 +52,7 @@ class DecodeStep(ForwardPart):
         self.feed = previous.feed_of(self.jobs) if previous else None
 
     def launched(self, output: ForwardOutput, batch: Batch) -> None:
-        """The caller must then call `sample`, after the previous step's tokens are known and before the next launch."""
+        """`sample` must follow, after the previous step's tokens are known and before the next launch."""
         self.output = output
         self.is_mixed = batch.mode == "mixed"
         for sequence in self.sequences:
@@ -64,7 +62,6 @@ class DecodeStep(ForwardPart):
         self._on_launch(self)
 
     def sample(self) -> None:
-        """Samples the tokens, once."""
         if self._is_sampled:
             return
         self._is_sampled = True
@@ -73,7 +70,7 @@ class DecodeStep(ForwardPart):
             sequence.num_pending += 1
 
     def feed_of(self, jobs: Sequence[DecodeJob]) -> Feed | None:
-        """Returns the rows from which the next step, of `jobs`, reads its input tokens; None if all are known."""
+        """Returns the rows from which the next step of `jobs` reads its tokens; None if all are known."""
         rows = {job: row for row, job in enumerate(self.jobs)}
         rows_of_jobs = [rows[job] if job.sequence.num_pending else -1 for job in jobs]
         return Feed(self.output, rows_of_jobs) if max(rows_of_jobs) >= 0 else None
@@ -82,7 +79,7 @@ class DecodeStep(ForwardPart):
         self._on_end(self)
 
     def collect(self) -> list[DecodeJob]:
-        """Waits for the tokens and appends them to the jobs. Returns the jobs that have not ended."""
+        """Waits for the tokens. Returns the jobs that have not ended."""
         going_on: list[DecodeJob] = []
         sampled = islice(zip(self.output.token_ids(), self.output.logprobs(), strict=True), len(self.jobs))
         for job, (token_id, logprobs) in zip(self.jobs, sampled, strict=True):

@@ -1,4 +1,4 @@
-"""Lease requests that a decode worker cannot answer yet, and their order."""
+"""Lease requests that wait on a decode worker, and their order."""
 
 import bisect
 import itertools
@@ -12,17 +12,17 @@ from tandem.kvtransfer.receiver_link import ReceiverLink
 from tandem.messages import Admit
 from tandem.priority import virtual_arrival_ns
 
-# Maximum number of leases passed over to find one that fits: a step's work must not grow with the queue.
+# Leases passed over to find one that fits: bounds a step's work.
 MAX_PASSED_OVER = 32
-# Time for which the count of a refused lease is kept, in seconds. Its sender normally asks again after 0.5 s.
+# Time for which a refused lease's count is kept; its sender normally asks again after 0.5 s.
 KEEP_SENT_AWAY_S = 60.0
 
 
 class WaitingLeases:
     """Leases parked until their Admit comes, and leases queued for pages, by age and priority.
 
-    A request whose attempt ends in the queue keeps its place. From the Admit of its next attempt, no lease behind that
-    place is granted until its LeaseRequest comes or the grace period ends.
+    A request keeps its place across attempts: from the next Admit, no lease behind it is granted until its LeaseRequest
+    comes or the grace period ends.
     """
 
     def __init__(self, clock: Callable[[], float], config: DecodeConfig) -> None:
@@ -36,17 +36,16 @@ class WaitingLeases:
         # In order of their deadlines.
         self._parked: dict[str, Lease] = {}
         self._queue: list[Lease] = []
-        # Requests whose attempt ended in the queue, with the time at which each is forgotten.
+        # Requests whose attempt ended in the queue, with their expiry.
         self._left: dict[str, float] = {}
-        # (place, end of the hold) of announced attempts whose LeaseRequest has not come.
+        # (place, expiry) of announced attempts without a LeaseRequest.
         self._held: dict[AttemptKey, tuple[int, float]] = {}
         # (num_overtaken, expiry) of leases refused because the queue was full.
         self._sent_away: dict[AttemptKey, tuple[int, float]] = {}
-        # Whether the queue has changed since the last scan, and the number of available pages then.
+        # Whether the queue changed since the last scan, and the available pages then.
         self._changed = False
         self._num_available = 0
-        # Place of the worker's own first prompt that waits for pages, and the number of younger leases granted since a
-        # prompt last got pages.
+        # Place of the first local prompt without pages, and younger leases granted since a prompt got pages.
         self._prompt: int | None = None
         self._num_prompt_overtaken = 0
 
@@ -75,7 +74,7 @@ class WaitingLeases:
         return waiting
 
     def park(self, waiting: Lease) -> bool:
-        """Parks a lease until its Admit comes. Returns whether there was room."""
+        """Parks a lease. Returns whether there was room."""
         if len(self) >= self._max_waiting:
             return False
         waiting.deadline = self._clock() + self._grace_s
@@ -97,7 +96,6 @@ class WaitingLeases:
             return None
         last = self._queue[-1]
         self.remove(last)
-        # Its sender asks again soon, and its count must go on.
         self._sent_away[last.key] = last.num_overtaken, self._clock() + KEEP_SENT_AWAY_S
         return last
 
@@ -110,8 +108,7 @@ class WaitingLeases:
             self._changed = True
 
     def end_attempt(self, key: AttemptKey) -> Lease | None:
-        """Ends an attempt. Returns its waiting lease, if any. If it was queued, its place is held for the request's
-        next attempt."""
+        """Ends an attempt and returns its waiting lease, if any. A queued request's place is held for its restart."""
         if self._held.pop(key, None) is not None:
             self._changed = True
         waiting = self._by_key.get(key)
@@ -142,7 +139,6 @@ class WaitingLeases:
         return overdue
 
     def next_deadline(self) -> float | None:
-        """Returns the time at which `take_overdue` next has work."""
         deadlines = [until for _, until in self._held.values()]
         if self._parked:
             deadlines.append(next(iter(self._parked.values())).deadline)
@@ -150,16 +146,15 @@ class WaitingLeases:
 
     @property
     def first_place(self) -> int | None:
-        """Place of the first queued lease."""
         return self._queue[0].place[0] if self._queue else None
 
     def note_prompts(self, first: int | None, *, has_started: bool) -> None:
-        """Notes this worker's own prompts, which wait for pages of the same pool. After max_overtaken younger leases,
-        the leases behind the first prompt wait until a prompt gets its pages.
+        """Notes local prompts waiting for the same pool. After max_overtaken younger leases, leases behind the first
+        prompt wait until a prompt gets pages.
 
         Args:
-            first: place of the first waiting prompt; None if no prompt waits for pages that leases could take.
-            has_started: whether a prompt got its pages since the last call.
+            first: place of the first waiting prompt; None if none waits for grantable pages.
+            has_started: whether a prompt got pages since the last call.
         """
         was_limit = self._prompt_limit
         self._prompt = first
@@ -178,13 +173,12 @@ class WaitingLeases:
         self._changed = True
 
     def grant_in_order(self, num_available: Callable[[], int], grant: Callable[[Lease], bool]) -> None:
-        """Grants leases in order, unless neither the queue has changed nor the number of available pages has grown.
+        """Grants leases in order, if the queue changed or pages were freed.
 
-        A lease that fits may overtake earlier ones that do not. After max_overtaken overtakes of one lease, all later
-        ones wait for it.
+        A lease that fits may overtake ones that do not, each at most max_overtaken times; then all later ones wait.
 
         Args:
-            num_available: returns the number of pages that may be granted.
+            num_available: returns the pages that may be granted.
             grant: tries to grant a lease; returns whether it did.
         """
         if not self._changed and num_available() <= self._num_available:

@@ -11,8 +11,8 @@ class LinkConfig:
     """Options of a worker's links.
 
     Attributes:
-        transports: transports in order of preference, each a name in TRANSPORTS or an import path package.module:Class.
-            A link uses the sender's first transport that both ends have and can open.
+        transports: names in TRANSPORTS or import paths package.module:Class, best first. A link uses the sender's first
+            that both ends have and can open.
     """
 
     transports: tuple[str, ...]

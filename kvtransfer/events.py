@@ -1,7 +1,6 @@
 """Events from the gRPC side of a worker's links to its engine thread.
 
-A worker may send on some links and receive on others. The event's type selects the end, so no end takes an event of the
-other, even if epochs had equal names.
+A worker may send on some links and receive on others; the event's type selects the end.
 """
 
 from collections.abc import Callable
@@ -13,24 +12,20 @@ from tandem.worker.events import Event
 
 
 class SenderLinkEvent(Event):
-    """An event of a link on which this worker sends, for its handover."""
+    """For the handover, which sends."""
 
     __slots__ = ()
 
 
 class ReceiverLinkEvent(Event):
-    """An event of a link on which this worker receives, for its lease book."""
+    """For the lease book, which receives."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SenderLinkOpened(SenderLinkEvent):
-    """This worker's link to an incarnation of `peer_id` opened an epoch.
-
-    Attributes:
-        transport: sending end of the epoch's transport.
-    """
+    """An epoch to an incarnation of `peer_id` opened."""
 
     peer_id: str
     peer_incarnation: str
@@ -41,7 +36,7 @@ class SenderLinkOpened(SenderLinkEvent):
 
 @dataclass(frozen=True, slots=True)
 class SenderLinkFailed(SenderLinkEvent):
-    """No transport to this incarnation of `peer_id` can be opened now; `reason` covers each."""
+    """No transport to this incarnation of `peer_id` opens now; `reason` covers each."""
 
     peer_id: str
     peer_incarnation: str
@@ -53,7 +48,7 @@ class SenderLinkClosed(SenderLinkEvent):
     """The stream of an epoch to a receiver ended.
 
     Attributes:
-        when_quiet: must be called once no copy of this epoch runs; the next epoch opens after it.
+        when_quiet: to be called once none of its copies runs; then the next epoch opens.
     """
 
     epoch: str
@@ -63,10 +58,9 @@ class SenderLinkClosed(SenderLinkEvent):
 
 @dataclass(frozen=True, slots=True)
 class ReceiverLinkOpened(ReceiverLinkEvent):
-    """A sender opened an epoch of its link to this worker.
+    """A sender opened an epoch.
 
     Attributes:
-        transport: receiving end of the epoch's transport.
         sender_is_gone: returns whether the sender's process has exited and the settle time has passed.
     """
 
@@ -85,15 +79,11 @@ class ReceiverLinkClosed(ReceiverLinkEvent):
 
 @dataclass(frozen=True, slots=True)
 class FromReceiver(SenderLinkEvent):
-    """A message from the receiver of an open epoch."""
-
     epoch: str
     message: ReceiverMessage
 
 
 @dataclass(frozen=True, slots=True)
 class FromSender(ReceiverLinkEvent):
-    """A message from the sender of an open epoch."""
-
     epoch: str
     message: SenderMessage

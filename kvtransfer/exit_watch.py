@@ -1,10 +1,10 @@
-"""Detects the exit of a link's sender process, after which it cannot write this worker's pages."""
+"""Detects the exit of a link's sender process."""
 
 import time
 
 from tandem.processes import ProcessId
 
-# Time from the observed exit to the reuse of leased pages, in seconds: submitted copies have landed by then.
+# Time from the exit to the reuse of leased pages, in seconds: submitted copies have landed by then.
 SETTLE_S = 0.2
 # Minimum interval between checks, in seconds: every leased page asks in every step.
 LOOK_INTERVAL_S = 0.01

@@ -1,7 +1,5 @@
-"""The sender's side of links over gRPC: dials receivers, opens the chosen transport and redials after an epoch's end.
-
-Runs on the asyncio thread and touches no pages or leases.
-"""
+"""The sender's side of links over gRPC: dials receivers, opens the chosen transport and redials. Runs on the asyncio
+thread and touches no pages or leases."""
 
 import asyncio
 import logging
@@ -32,10 +30,10 @@ from tandem.worker.events import Event
 
 logger = logging.getLogger(__name__)
 
-# Timeout of the receiver's answer, in addition to the time for opening its end.
+# Timeout of the receiver's answer, besides opening its end.
 HANDSHAKE_TIMEOUT_S = 5.0
 RETRY_DELAY_S = 0.2
-# Pause after no transport to a peer could be opened, before all are tried again, in seconds.
+# Pause before all transports to a peer are tried again, in seconds.
 REOPEN_DELAY_S = 5.0
 STOP_TIMEOUT_S = 2.0
 
@@ -53,10 +51,10 @@ class _NoTransportError(Exception):
 
 
 class LinkDialer:
-    """Keeps one link to each decode worker that a router names.
+    """Keeps one link to each named decode worker.
 
-    A transport that does not open here is no longer offered to that incarnation of the peer, so the next one is used.
-    If none is left, the router is told, and all are tried again later.
+    A transport that does not open here is not offered to that incarnation of the peer again. If none is left, the
+    router is told, and all are tried again later.
     """
 
     def __init__(
@@ -68,11 +66,6 @@ class LinkDialer:
         post: Callable[[Event], None],
         credentials: ClusterCredentials,
     ) -> None:
-        """
-        Args:
-            transports: transports by name, in order of preference.
-            post: passes an event to the engine thread.
-        """
         self._transports = transports
         self._credentials = credentials
         self._worker_id = worker_id
@@ -80,16 +73,14 @@ class LinkDialer:
         self._page_format = page_format
         self._post = post
         self._dialing: dict[Peer, asyncio.Task[None]] = {}
-        # Cancelled tasks that have not ended.
         self._ending: dict[Peer, set[asyncio.Task[None]]] = {}
-        # Set when the copies of an incarnation's last epoch are over. It outlives the task of the epoch, so no
+        # Set when the copies of a peer incarnation's last epoch are over. It outlives the epoch's task, so no
         # cancellation opens the next epoch early.
         self._quiet: dict[Peer, asyncio.Event] = {}
-        # By open epoch.
         self._writers: dict[str, BatchWriter] = {}
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Does nothing: a sender serves nothing."""
+        """A sender serves nothing."""
 
     def set_peers(self, peers: Sequence[Peer]) -> None:
         for peer in [p for p in self._dialing if p not in peers]:
@@ -129,7 +120,7 @@ class LinkDialer:
         """Opens a peer's epochs one after the other until cancelled.
 
         Args:
-            before: earlier tasks for the same incarnation that have not ended.
+            before: earlier tasks for this peer that have not ended.
         """
         if before:
             await asyncio.wait(before)
@@ -160,22 +151,17 @@ class LinkDialer:
                 details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
                 logger.info("link to %s: %s", peer.worker_id, details)
             except asyncio.CancelledError:
-                # gRPC cancels a call whose messages it could not write. Only a cancellation of this task ends it.
+                # gRPC cancels calls whose messages it could not write; only our own cancellation ends the task.
                 if is_cancelled():
                     raise
                 logger.error("link to %s: the call was cancelled", peer.worker_id)
             except Exception:
-                # The next epoch may work; without a retry the pair of workers is lost.
+                # Keep trying: otherwise the pair of workers is lost.
                 logger.exception("link to %s failed", peer.worker_id)
             await asyncio.sleep(RETRY_DELAY_S)
 
     async def _wait_without_transport(self, peer: Peer, failures: dict[str, str], refusal: str) -> None:
-        """Reports that no transport can be opened, and waits.
-
-        Args:
-            failures: reasons at this end by transport; cleared afterwards.
-            refusal: the receiver's reason, or "".
-        """
+        """Reports failures at this end and the receiver's refusal, waits, and clears the failures."""
         reasons = [f"{name}: {reason}" for name, reason in failures.items()]
         reason = "; ".join([*reasons, refusal] if refusal else reasons)
         self._post(SenderLinkFailed(peer.worker_id, peer.incarnation, f"no transport can be opened: {reason}"))
@@ -189,13 +175,13 @@ class LinkDialer:
             failures: transports not to offer, with reasons.
 
         Raises:
-            _SenderEndError: the chosen transport could not be opened here.
+            _SenderEndError: the chosen transport does not open here.
             _NoTransportError: the receiver can use no offered transport.
             TimeoutError, ConnectionError: the handshake failed.
         """
         if peer in self._quiet:
-            # No deadline: a copy that never completes must keep the next epoch closed. worker/process.py detects a
-            # stuck engine thread.
+            # No deadline: a copy that never completes must keep the next epoch closed. process.py detects a stuck
+            # engine thread.
             await self._quiet[peer].wait()
         offer = [name for name in self._transports if name not in failures]
         writer = BatchWriter(SENDER_CODEC)
@@ -203,14 +189,14 @@ class LinkDialer:
         async with self._credentials.open_channel(peer.address) as channel:
             stub = kv_link_pb2_grpc.KvLinkStub(channel)
             call = stub.Link(writer.batches(), metadata=self._credentials.metadata)
-            # The receiver may try to open each transport before it answers.
+            # The receiver may try each before it answers.
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S + len(offer) * OPEN_TIMEOUT_S):
                 first = await call.read()
             if first is grpc.aio.EOF:
                 raise ConnectionError("the receiver closed the stream at once")
             (welcome, *rest) = RECEIVER_CODEC.decode(first)
             opened = await self._open_transport(peer, welcome, offer)
-            # No await between here and `try`: an opened epoch is always reported as ended too.
+            # No await between here and `try`: every opened epoch is reported as ended.
             self._writers[opened.epoch] = writer
             self._quiet[peer] = asyncio.Event()
             self._post(opened)
@@ -230,7 +216,7 @@ class LinkDialer:
                 self._tell_end(peer, opened.epoch, writer, reason)
 
     async def _open_transport(self, peer: Peer, answer: object, offer: Sequence[str]) -> SenderLinkOpened:
-        """Opens this worker's end of the chosen transport. If that fails, no page was touched."""
+        """Opens the chosen transport's sender. Until then the epoch can touch no page."""
         if isinstance(answer, LinkRefused) and answer.no_transport:
             raise _NoTransportError(answer.reason)
         if not isinstance(answer, LinkWelcome):
@@ -245,7 +231,6 @@ class LinkDialer:
         return SenderLinkOpened(peer.worker_id, peer.incarnation, answer.epoch, answer.transport, end)
 
     def _tell_end(self, peer: Peer, epoch: str, writer: BatchWriter, reason: str) -> None:
-        """Reports the end of the epoch. The engine thread reports the end of its copies."""
         writer.close()
         del self._writers[epoch]
         loop = asyncio.get_running_loop()

@@ -1,7 +1,5 @@
-"""The receiver's side of links over gRPC: checks senders, opens the best transport and passes messages on.
-
-Runs on the asyncio thread and touches no pages or leases.
-"""
+"""The receiver's side of links over gRPC: checks senders and opens the best transport. Runs on the asyncio thread and
+touches no pages or leases."""
 
 import asyncio
 import logging
@@ -37,15 +35,11 @@ HELLO_TIMEOUT_S = 5.0
 
 
 class _NoTransportError(Exception):
-    """None of the sender's transports can be opened here."""
+    """No offered transport opens here."""
 
 
 class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
-    """Accepts links from prefill workers.
-
-    Takes the sender's first transport that both ends have. If it does not open here, tries the next one in the same
-    handshake.
-    """
+    """Accepts links from prefill workers, over the sender's first transport that both ends have and that opens here."""
 
     def __init__(
         self,
@@ -54,26 +48,20 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
         transports: Mapping[str, Transport],
         post: Callable[[Event], None],
     ) -> None:
-        """
-        Args:
-            transports: transports by name.
-            post: passes an event to the engine thread.
-        """
         self._incarnation = incarnation
         self._page_format = page_format
         self._transports = transports
         self._post = post
-        # By open epoch.
         self._writers: dict[str, BatchWriter] = {}
-        # Newest hello of each sender incarnation while its link is being opened. By incarnation: a late hello of an
-        # earlier one must not replace it.
+        # Newest hello of each sender incarnation whose link is being opened: a late hello of an earlier one must not
+        # replace it.
         self._newest: dict[tuple[str, str], LinkHello] = {}
 
     def add_to(self, server: grpc.aio.Server) -> None:
         kv_link_pb2_grpc.add_KvLinkServicer_to_server(self, server)
 
     def set_peers(self, peers: Sequence[Peer]) -> None:
-        """Does nothing: a receiver does not dial."""
+        """A receiver does not dial."""
 
     def send(self, epoch: str, messages: Sequence[SenderMessage | ReceiverMessage]) -> None:
         if epoch in self._writers:
@@ -85,7 +73,6 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
             self._writers[epoch].close()
 
     def mapped_workers(self) -> list[str]:
-        """Returns nothing: a receiver maps no memory."""
         return []
 
     async def stop(self) -> None:
@@ -117,15 +104,15 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
             if is_newest:
                 del self._newest[life]
         if not is_newest:
-            # Epochs must be reported in the sender's order: the later one closes the earlier one.
+            # Report epochs in the sender's order: the later one closes the earlier.
             let_go(transport)
             yield RECEIVER_CODEC.encode([LinkRefused("the sender has begun another link since")])
             return
-        # No await between the opening and `try`: an opened epoch is always closed.
+        # No await between the opening and `try`: every opened epoch is closed.
         epoch = uuid.uuid4().hex
         writer = self._writers[epoch] = BatchWriter(RECEIVER_CODEC)
         writer.send([LinkWelcome(epoch, name, endpoint, passed_over)])
-        # On another host the process id means another process or none.
+        # On another host the process id means nothing.
         is_gone = ExitWatch(hello.sender_pid).is_gone if hello.sender_host == host_id() else _never
         self._post(ReceiverLinkOpened(epoch, hello, transport, is_gone))
         for message in rest:
@@ -141,8 +128,7 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
             self._post(ReceiverLinkClosed(epoch))
 
     async def _open_transport(self, hello: LinkHello) -> tuple[str, ReceiverTransport, bytes, tuple[str, ...]]:
-        """Opens the best offered transport. Returns its name, its end, its endpoint and the reasons against the
-        transports before it, as in LinkWelcome."""
+        """Returns the transport's name, end and endpoint, and the reasons against earlier ones, as in LinkWelcome."""
         left = [name for name in hello.transports if name in self._transports]
         if not left:
             ours = ", ".join(self._transports)
@@ -155,7 +141,7 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
                 continue
             left.remove(name)
             if self._transports[name].within_host and hello.sender_host != host_id():
-                # Not even tried: on this host the sender's ids mean something else.
+                # The sender's ids mean nothing on this host.
                 failures.append(f"{name}: the two ends are on different hosts")
                 passed_over.append(failures[-1])
                 continue
@@ -181,7 +167,7 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
             writer.close()
 
     def _refusal(self, hello: LinkHello) -> str:
-        """Returns the reason to refuse a link, or "". Any mismatch would corrupt pages later."""
+        """Returns the reason to refuse a link, or "". Any mismatch would corrupt pages."""
         if hello.protocol_version != PROTOCOL_VERSION:
             return f"protocol version {hello.protocol_version} is not {PROTOCOL_VERSION}"
         if hello.receiver_incarnation != self._incarnation:
@@ -194,7 +180,6 @@ def _never() -> bool:
 
 
 async def _open_receiver(transport: Transport) -> tuple[ReceiverTransport, bytes]:
-    """Raises OpeningError: the end did not open or has no endpoint."""
     end = await open_end(transport.open_receiver)
     try:
         return end, end.endpoint()

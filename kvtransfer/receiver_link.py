@@ -1,8 +1,5 @@
-"""The decode worker's end of a link, for all transports: answers lease requests and takes part in pushes.
-
-A plain object of the engine thread. LeaseBook (decode_worker/leases.py) keeps the leases; kvtransfer/link_server.py
-does the gRPC.
-"""
+"""The decode worker's end of a link, for all transports. A plain object of the engine thread: LeaseBook keeps the
+leases, link_server.py does the gRPC."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +9,7 @@ from tandem.messages import Granted, Pushing, ReceiverMessage, Refused, Revoke
 
 
 class _SenderQuiet:
-    """Done when the sender of a one-sided epoch no longer writes this worker's pages."""
+    """Done when a one-sided sender no longer writes this worker's pages."""
 
     def __init__(self, sender_is_gone: Callable[[], bool]) -> None:
         self._sender_is_gone = sender_is_gone
@@ -27,7 +24,7 @@ class _SenderQuiet:
 
 
 class _Receive:
-    """Done when the receive is done, or when nothing of its epoch can touch this worker's pages."""
+    """Done when the receive is done or its epoch cannot touch the pages."""
 
     def __init__(self, receive: Completion, link: "ReceiverLink") -> None:
         self._receive = receive
@@ -49,10 +46,6 @@ class ReceiverLink:
         sender_is_gone: Callable[[], bool],
         send: Callable[[ReceiverMessage], None],
     ) -> None:
-        """
-        Args:
-            sender_is_gone: returns whether the sender's process has exited and the settle time has passed.
-        """
         self.sender_id = sender_id
         self.sender_incarnation = sender_incarnation
         self.epoch = epoch
@@ -69,7 +62,7 @@ class ReceiverLink:
     def grant_lease(self, lease_id: str, cached_len: int, page_ids: Sequence[int]) -> None:
         """
         Args:
-            cached_len: number of leading tokens cached here.
+            cached_len: leading tokens cached here.
             page_ids: destinations of the tokens after them.
         """
         self._send(Granted(lease_id, cached_len, tuple(page_ids)))
@@ -83,28 +76,28 @@ class ReceiverLink:
 
     def expect_push(self, message: Pushing, page_ids: Sequence[int] | None) -> Completion:
         """Expects an announced push. Its number runs on both sides even if its lease has ended: otherwise later pushes
-        of the link would wait forever.
+        would wait forever.
 
         Args:
-            page_ids: destinations; None to receive and discard the pages.
+            page_ids: destinations; None to discard the pages.
 
         Returns:
-            Done when the pages hold the pushed data, or when the epoch is over.
+            Done when the pages have arrived, or when the epoch is over.
         """
         if not self._transport.two_sided:
             return COMPLETED
         return _Receive(self._transport.receive_pages(message.link_seq, page_ids, message.num_pages), self)
 
     def mark_quiet(self) -> None:
-        """Notes that no copy of this epoch runs: the sender has opened its next one."""
+        """Notes the sender's next epoch: no copy of this one runs."""
         self._sender_quiet.mark()
 
     def end_epoch(self) -> Completion:
-        """Ends the epoch. The completion means that nothing of it can touch this worker's pages."""
+        """The completion means that nothing of the epoch can touch this worker's pages."""
         aborted = self._transport.abort()
         self._over = aborted if self._transport.two_sided else self._sender_quiet
         return self._over
 
     def is_quiet(self) -> bool:
-        """Returns whether the epoch has ended and nothing of it can touch this worker's pages."""
+        """Returns whether the epoch is over and cannot touch this worker's pages."""
         return self._over is not None and self._over.done()

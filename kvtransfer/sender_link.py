@@ -1,7 +1,5 @@
-"""The prefill worker's end of a link, for all transports: requests leases, pushes pages and settles.
-
-A plain state machine of the engine thread; kvtransfer/link_dialer.py does the gRPC.
-"""
+"""The prefill worker's end of a link, for all transports. A plain state machine of the engine thread; link_dialer.py
+does the gRPC."""
 
 import uuid
 from collections import deque
@@ -25,16 +23,15 @@ from tandem.messages import (
     SenderMessage,
 )
 
-# Submitted copies cannot be taken back, so this bounds the time of an abort: 512 pages of 2 MiB take 2.8 ms over
-# NVLink.
+# Bounds the time of an abort: submitted copies cannot be taken back. 512 pages of 2 MiB take 2.8 ms over NVLink.
 MAX_PAGES_IN_FLIGHT = 512
 
 
 class SenderLeaseState(Enum):
-    """State of a lease at its sender. The last four states are final.
+    """State of a lease at its sender.
 
-    COMMITTING and RELEASING wait for the last copy before the settlement is sent. The end of the epoch makes every
-    unsettled lease LOST.
+    COMMITTING and RELEASING wait for the last copy before the settlement is sent. The epoch's end makes every unsettled
+    lease LOST.
     """
 
     REQUESTED = auto()
@@ -57,13 +54,12 @@ class SenderLease:
     """One lease at its sender, from its request to its settlement. Only its link changes it.
 
     Attributes:
-        link: the epoch that it belongs to.
         grant: the receiver's pages, once granted.
         copies: pushes that may still run.
         settled_ns: time of the settlement; 0 before it.
         refusal: the receiver's reason, in state REFUSED.
         revoked: whether the receiver has asked for it back.
-        settlement: message to send after the last copy, in states COMMITTING and RELEASING.
+        settlement: message to send after the last copy.
     """
 
     lease_id: str
@@ -95,10 +91,6 @@ class SenderLink:
         send: Callable[[SenderMessage], None],
         max_pages_in_flight: int = MAX_PAGES_IN_FLIGHT,
     ) -> None:
-        """
-        Args:
-            max_pages_in_flight: maximum number of submitted pages, which bounds the time of an abort.
-        """
         self.peer_id = peer_id
         self.peer_incarnation = peer_incarnation
         self.epoch = epoch
@@ -109,11 +101,11 @@ class SenderLink:
         # Leases in COMMITTING or RELEASING.
         self._settling: dict[str, SenderLease] = {}
         self._max_pages_in_flight = max_pages_in_flight
-        # Copies in flight in order, each with its number of pages.
+        # Copies in order, each with its number of pages.
         self._in_flight: deque[tuple[Completion, int]] = deque()
         # Whether copies have ended since settlements were last checked.
         self._some_copied = False
-        # Start of the current unbroken series of copies, and the total time of earlier series.
+        # Start of the current series of copies, and the time of earlier series.
         self._copying_since_ns = 0
         self._copied_for_ns = 0
         self._next_seq = 0
@@ -126,17 +118,16 @@ class SenderLink:
 
     @property
     def is_copying(self) -> bool:
-        """Whether copies or settlements were open when `send_settlements` last checked. True even if the copies have
-        ended since: a caller that sleeps on False would leave them unsettled."""
+        """Whether copies or settlements were open when `send_settlements` last checked. Stays True if they have ended
+        since: a caller must not sleep with work left."""
         return bool(self._in_flight or self._settling)
 
     @property
     def copying_ns(self) -> int:
-        """Time with at least one copy in flight so far, in nanoseconds."""
+        """Time with at least one copy in flight, in nanoseconds."""
         return self._copied_for_ns + (now_ns() - self._copying_since_ns if self._in_flight else 0)
 
     def num_pages_allowed(self) -> int:
-        """Returns the number of pages that may be pushed now."""
         self._forget_copied()
         return max(0, self._max_pages_in_flight - sum(n for _, n in self._in_flight))
 
@@ -149,7 +140,7 @@ class SenderLink:
         return lease
 
     def push_pages(self, lease: SenderLease, src_pages: Sequence[int], dst_pages: Sequence[int]) -> None:
-        """Starts copying the next pages of a granted lease, at most num_pages_allowed."""
+        """Starts copying the next pages, at most num_pages_allowed."""
         assert lease.state is SenderLeaseState.GRANTED and not self._ended
         if self._transport.two_sided:
             self._send(Pushing(self._next_seq, lease.lease_id, lease.num_pages_pushed, len(src_pages)))
@@ -162,30 +153,23 @@ class SenderLink:
         self._next_seq += 1
 
     def commit_pages(self, lease: SenderLease, committed: Committed) -> None:
-        """Commits a granted lease after its last push, once its copies have completed."""
+        """Commits a lease after its last push, once its copies have completed."""
         assert lease.state is SenderLeaseState.GRANTED and not self._ended
         self._settle_after_copies(lease, SenderLeaseState.COMMITTING, committed)
 
     def renew_lease(self, lease: SenderLease) -> None:
-        """Restarts the lease's duration: prefill goes on."""
+        """Restarts the lease's duration."""
         if not lease.settled:
             self._send(Renewed(lease.lease_id))
 
     def release_lease(self, lease: SenderLease, *, reported: bool = True) -> None:
-        """Releases a lease, granted or not, once its copies have completed.
-
-        Args:
-            reported: whether this worker reports the attempt's end to the router.
-        """
+        """Releases a lease, granted or not, once its copies have completed. Args: reported: as in Released."""
         if not lease.settled and lease.state is not SenderLeaseState.COMMITTING:
             self._settle_after_copies(lease, SenderLeaseState.RELEASING, Released(lease.lease_id, reported))
 
     def receive_from_peer(self, message: ReceiverMessage) -> None:
-        """Takes a message from the receiver. A message about a settled lease crossed the settlement and is ignored.
-
-        Raises:
-            ValueError: the message is not allowed on an open link.
-        """
+        """Takes a message; ignores one that crossed a settlement. Raises ValueError if it is not allowed on an open
+        link."""
         if not isinstance(message, Granted | Refused | Revoke):
             raise ValueError(f"unexpected {type(message).__name__} on an open link")
         lease = self._leases.get(message.lease_id)
@@ -201,7 +185,7 @@ class SenderLink:
             lease.revoked = True
 
     def send_settlements(self) -> None:
-        """Sends settlements of leases whose copies have completed. Checks only the oldest copy if none has."""
+        """Settles leases whose copies have completed."""
         self._forget_copied()
         if self._some_copied:
             self._some_copied = False
@@ -209,8 +193,8 @@ class SenderLink:
                 self._settle_if_copied(lease)
 
     def end_epoch(self) -> Completion:
-        """Marks every open lease as lost. The completion means that no copy touches the receiver's pages; only then may
-        a new epoch open."""
+        """Marks open leases as lost. The completion means that no copy touches the receiver's pages; only then may a
+        new epoch open."""
         self._ended = True
         for lease in list(self._leases.values()):
             self._settle(lease, SenderLeaseState.LOST)
@@ -234,8 +218,8 @@ class SenderLink:
 
     def _settle_if_copied(self, lease: SenderLease) -> None:
         lease.copies = [c for c in lease.copies if not c.done()]
-        # After a transport failure, copies end without having arrived. The failure is set before they end, so check it
-        # after them. The epoch's end settles the lease.
+        # After a failure, copies end without arrival. It is set before they end, so check it last. The epoch's end
+        # settles the lease.
         if lease.copies or self._transport.failure:
             return
         assert lease.settlement is not None

@@ -10,11 +10,11 @@ from tandem.worker.events import Event
 
 @dataclass(frozen=True, slots=True)
 class HandoverResult:
-    """A job whose handover has ended.
+    """An ended handover.
 
     Attributes:
-        failure: reason of a failed handover; "" on success.
-        ended_ns: time of the message that settled it; 0 if unknown.
+        failure: reason of a failure; "" on success.
+        ended_ns: time of the settlement; 0 if unknown.
     """
 
     job: PrefillJob
@@ -23,15 +23,13 @@ class HandoverResult:
 
 
 class Handover(ABC):
-    """Moves prefilled requests to the worker that decodes them."""
-
     @abstractmethod
     def refusal(self, request: Prefill) -> str:
         """Returns the reason why this request cannot be handed over now, or ""."""
 
     @abstractmethod
     def begin(self, job: PrefillJob) -> None:
-        """Prefill has started: requests pages at the decode worker."""
+        """Prefill starts: requests pages at the decode worker."""
 
     @abstractmethod
     def advance(self, job: PrefillJob) -> None:
@@ -39,10 +37,10 @@ class Handover(ABC):
 
     @abstractmethod
     def cancel(self, job: PrefillJob, *, reported: bool) -> None:
-        """Ends a job. take_results does not return it.
+        """Ends a job, without a result.
 
         Args:
-            reported: whether the router knows, or is about to learn, that the attempt has ended.
+            reported: whether the router learns of the end without this.
         """
 
     @abstractmethod
@@ -51,12 +49,11 @@ class Handover(ABC):
 
     @abstractmethod
     def go_on(self) -> None:
-        """Continues open handovers but ends no job. It may run while a forward pass is launched, whose jobs must not
-        change."""
+        """Continues open handovers without ending jobs; also called during a launch, whose jobs must not change."""
 
     @abstractmethod
     def take_results(self) -> list[HandoverResult]:
-        """Continues open handovers and returns those that ended since the last call."""
+        """Continues open handovers and returns those that ended."""
 
     @abstractmethod
     def continues_here(self, request: Prefill) -> bool:
@@ -70,4 +67,4 @@ class Handover(ABC):
     @property
     @abstractmethod
     def is_copying(self) -> bool:
-        """Whether take_results should be polled: copies are in flight, or completed since its last call."""
+        """Whether to poll take_results: copies are in flight or completed since the last call."""

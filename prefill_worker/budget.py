@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 
 class PromptRest(NamedTuple):
-    """Remaining part of a prompt. Attributes: num_cached: tokens before it; num_left: its own tokens."""
-
     num_cached: int
     num_left: int
 
@@ -15,16 +13,14 @@ class PromptRest(NamedTuple):
 class PromptBudget(ABC):
     @abstractmethod
     def num_tokens(self, first: Callable[[], PromptRest]) -> int:
-        """Returns the maximum number of prompt tokens of the next forward pass, at least 1.
+        """Returns the token limit of the next forward pass, at least 1.
 
         Args:
-            first: returns the rest of the first prompt to compute; it may need a lookup.
+            first: returns the rest of the first prompt; may need a lookup.
         """
 
 
 class WholeChunks(PromptBudget):
-    """A constant budget."""
-
     def __init__(self, chunk_size: int) -> None:
         self._chunk_size = chunk_size
 

@@ -11,14 +11,14 @@ class PrefillConfig:
     """Options of the prefill scheduler.
 
     Attributes:
-        chunk_size: maximum number of prompt tokens in a forward pass, over all its requests.
-        schedule: policy that orders the queue, a name in PREFILL_POLICIES or an import path package.module:Class: fcfs
-            (first come first served), lpm (longest cached prefix), dfs-weight (depth first through shared prefixes),
-            lof (longest output first) or random. Priority goes first.
-        min_shared_tokens: a request waits for another one that is computing at least this many tokens of its prefix.
-        grant_timeout_s: time for which a finished prefill waits for its grant before the router is asked for another
-            decode worker. The computed pages stay cached.
-        overlap: launch a forward pass before the previous one's results are known, on an asynchronous engine.
+        chunk_size: maximum number of prompt tokens in a forward pass.
+        schedule: order of the queue within a priority: fcfs (first come first served), lpm (longest cached prefix),
+            dfs-weight (depth first through shared prefixes), lof (longest output first), random, or
+            package.module:Class.
+        min_shared_tokens: a request waits for another that computes at least this many tokens of its prefix.
+        grant_timeout_s: time for which a finished prefill waits for its grant before the router looks for another
+            decode worker. Computed pages stay cached.
+        overlap: launch a forward pass before the previous results are known, on an asynchronous engine.
     """
 
     chunk_size: int = 512

@@ -1,5 +1,3 @@
-"""The prompt part of one forward pass, from its composition until its results are known."""
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
@@ -13,18 +11,17 @@ from tandem.sampling_params import TokenLogprobs
 
 
 class PromptChunks(ForwardPart):
-    """Prompt chunks of one forward pass, launched or about to be launched.
+    """The prompt chunks of one forward pass, from their composition until their results are known.
 
-    From the launch on, sequences are in the state after the pass, because later launches find its KV in the pages.
-    First tokens come with `collect`.
+    After the launch, sequences are in the state after the pass: later launches find its KV in the pages.
 
     Attributes:
-        jobs: jobs in batch order, including those that ended after the launch.
-        num_tokens: number of tokens computed of each job.
-        output: output of the forward pass, set at the launch; rows of decoded sequences come first.
-        num_decoded: number of sequences decoded in the same pass, set at the launch.
-        handed_over: jobs whose prompts end with it and that are to be decoded, set at the launch.
-        joining_ids: ids of requests whose first decode step is in the same pass.
+        jobs: jobs in batch order, ended ones included.
+        num_tokens: tokens computed of each job.
+        output: output of the pass after the launch, with rows of decoded sequences first.
+        num_decoded: sequences decoded in the same pass.
+        handed_over: jobs whose prompts end with it and that go on to decode.
+        joining_ids: requests whose first decode step is in the same pass.
     """
 
     output: ForwardOutput
@@ -41,7 +38,7 @@ class PromptChunks(ForwardPart):
         """
         Args:
             chunks: jobs, each with its number of tokens to compute.
-            on_launch, on_end: called at the launch and at the end; `on_end` calls `collect`.
+            on_end: must call `collect`.
         """
         self.jobs = [job for job, _ in chunks]
         self.num_tokens = [num_tokens for _, num_tokens in chunks]
@@ -72,8 +69,8 @@ class PromptChunks(ForwardPart):
         self._on_end(self)
 
     def collect(self) -> Iterator[PrefillJob]:
-        """Waits for the forward pass, then yields each job that has not ended, with its results. Each job is updated
-        just before it is yielded, so the caller may end later ones."""
+        """Waits for the pass, then updates and yields each job that has not ended, one at a time, so the caller may end
+        later ones."""
         sampled = zip(self.output.token_ids(), self.output.logprobs(), strict=True)
         scored = self.output.prompt_logprobs()[self.num_decoded :]
         return self._tell(islice(sampled, self.num_decoded, None), scored, now_ns())

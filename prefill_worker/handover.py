@@ -1,4 +1,4 @@
-"""Handover of prefills to decode workers over links: requests leases, ships pages as chunks end, commits."""
+"""Handover over links: requests leases, ships pages as chunks end, commits."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -16,14 +16,12 @@ from tandem.recording import HANDOVERS, Recorder, copies_to
 from tandem.worker.base import Outbox
 from tandem.worker.events import Event, FromRouter
 
-# Delay after which a lease refused for a full queue is requested again, in seconds.
+# Delay before a lease refused for a full queue is requested again, in seconds.
 ASK_AGAIN_S = 0.5
 LINK_LOST = "the link to the decode worker was lost"
 
 
 class LinkHandover(Handover):
-    """Handovers over one link to each decode worker."""
-
     def __init__(
         self,
         layout: PageLayout,
@@ -35,10 +33,8 @@ class LinkHandover(Handover):
     ) -> None:
         """
         Args:
-            layout: layout of the shipped pages.
-            launches: forward passes that may still write these pages.
+            launches: forward passes that may still write the pages.
             max_pages_in_flight: limit of each link.
-            recorder: recorder of the calling thread; None disables recording.
         """
         self._layout = layout
         self._launches = launches
@@ -46,18 +42,17 @@ class LinkHandover(Handover):
         self._clock = clock
         self._max_pages_in_flight = max_pages_in_flight
         self._recorder = recorder or Recorder()
-        # By epoch: a peer's new link may open before the end of its previous life's link is noticed.
+        # By epoch: a peer's new link may open before its old one's end is noticed.
         self._links: dict[str, SenderLink] = {}
         # Epochs whose end was requested and has not come.
         self._ending: dict[str, None] = {}
-        # Lease of each job in handover. A job between a refusal and its next request is in `_asking_again` instead,
-        # with the link and the time of the request.
+        # Leases of jobs in handover. A job refused for a full queue is in _asking_again, with the link and the time.
         self._leases: dict[PrefillJob, SenderLease] = {}
         # Jobs with pages held back by the limit of pages in flight.
         self._held_back: dict[PrefillJob, None] = {}
         self._asking_again: dict[PrefillJob, tuple[SenderLink, float]] = {}
         self._results: list[HandoverResult] = []
-        # Copies of ended epochs, with the function to call when they complete.
+        # Copies of ended epochs, and the functions to call when they complete.
         self._closing: list[tuple[Completion, Callable[[], None]]] = []
         # Totals by (receiver, transport), without the copy time of open epochs.
         self._shipped: dict[tuple[str, str], Shipped] = {}
@@ -169,7 +164,6 @@ class LinkHandover(Handover):
         self._tell_up(link)
 
     def _link_to(self, peer_id: str) -> SenderLink | None:
-        """Returns the newest link to a peer."""
         return next((link for link in reversed(self._links.values()) if link.peer_id == peer_id), None)
 
     def _tell_up(self, link: SenderLink) -> None:
@@ -196,7 +190,7 @@ class LinkHandover(Handover):
     def _close(self, event: SenderLinkClosed) -> None:
         link = self._links.pop(event.epoch, None)
         if link is None:
-            # The epoch belongs to the other end or has ended before: none of its copies is in flight.
+            # None of its copies is in flight.
             event.when_quiet()
             return
         self._ending.pop(event.epoch, None)
@@ -209,7 +203,7 @@ class LinkHandover(Handover):
             self._closing.append((copies, event.when_quiet))
 
     def _ship(self, job: PrefillJob, lease: SenderLease) -> None:
-        """Pushes computed full pages; after the last chunk the partial page too. Commits after the last page."""
+        """Pushes computed full pages, after the last chunk also the partial page; then commits."""
         if lease.state is not SenderLeaseState.GRANTED:
             self._held_back.pop(job, None)
             return
@@ -226,8 +220,8 @@ class LinkHandover(Handover):
         num_allowed = lease.link.num_pages_allowed()
         num_ready = num_pages
         if job.first_token is None:
-            # All these pages are launched, some by other jobs. Check one page more than may be pushed, to learn whether
-            # pages are held back. Checking all is too slow: a prompt may have thousands.
+            # All these pages are launched, some by other jobs. One page more than may be pushed tells whether pages are
+            # held back; checking thousands is too slow.
             num_launched = job.sequence.cached_len // self._layout.page_size
             end = min(num_launched, start + num_allowed + 1)
             num_ready = start + self._launches.num_ready(job.handle.page_ids[start:end])
@@ -284,12 +278,10 @@ class LinkHandover(Handover):
         if lease.refusal == "full" and not job.finish_reason:
             self._asking_again[job] = lease.link, self._clock() + ASK_AGAIN_S
             return
-        # A request that its first token has ended cannot fail any more.
         self._results.append(HandoverResult(job, "" if job.finish_reason else _failure(lease), lease.settled_ns))
 
 
 def _failure(lease: SenderLease) -> str:
-    """Returns the reason why a settled lease was not committed, or ""."""
     match lease.state:
         case SenderLeaseState.COMMITTED:
             return ""

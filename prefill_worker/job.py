@@ -1,5 +1,3 @@
-"""A request in prefill."""
-
 from dataclasses import dataclass, field
 
 from tandem.engine.kvcache.base import Completion
@@ -16,13 +14,12 @@ class PrefillJob:
     """A request in prefill, from the locking of its pages to its handover.
 
     Attributes:
-        started_ns: time at which its pages were locked.
-        received_ns: arrival at this worker; 0 if unknown.
-        handle: the locked pages; None after a handover took them or the job ended.
+        started_ns, received_ns: times of the locking and of the arrival (0 if unknown).
+        handle: the locked pages; None once handed over or ended.
         copies: reads of these pages that may outlast the job.
-        pages_to_compute: identities of the full pages that no forward pass was launched for, in order.
+        pages_to_compute: identities of the full pages not launched, in order.
         prompt_logprobs: prompt log probabilities of the last computed chunk, if requested.
-        first_token, first_token_time_ns: the sampled token and its time, once prefill is done.
+        first_token: the sampled token, once prefill is done.
         ship_started_ns: time of the first push; 0 before it.
         has_told_start: whether the router knows that the prefill has started.
     """
@@ -53,13 +50,12 @@ class PrefillJob:
 
     @property
     def moments(self) -> tuple[Moment, ...]:
-        """Known moments that this worker reports to the router."""
+        """Known moments, for the router."""
         known = ((PREFILL_RECEIVED, self.received_ns), (PREFILL_STARTED, self.started_ns))
         moments = (*known, (FIRST_TOKEN, self.first_token_time_ns))
         return tuple([Moment(name, time_ns) for name, time_ns in moments if time_ns])
 
     def take_first(self, token_id: int, logprobs: TokenLogprobs | None, time_ns: int) -> None:
-        """Stores the first token: prefill is done."""
         self.first_token = token_id
         self.logprobs = () if logprobs is None else (logprobs,)
         self.first_token_time_ns = time_ns

@@ -1,14 +1,12 @@
-"""Allocation of prompts' pages."""
-
 from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.engine.kvcache.page_ceiling import PageCeiling
 from tandem.prefill_worker.queued_request import QueuedRequest
 
 
 class PromptPages:
-    """Locks pages for prompts, which ask in their start order.
+    """Locks pages for prompts, which ask in start order.
 
-    If a prompt does not fit, all behind it wait: smaller ones would starve it in a pool without other users.
+    If one does not fit, all behind it wait: smaller ones would starve it.
 
     Attributes:
         is_short: whether no other prompt can get pages in this pass.
@@ -23,7 +21,7 @@ class PromptPages:
         self.is_short = False
 
     def must_wait(self, queued: QueuedRequest) -> bool:
-        """Returns whether this prompt cannot get pages in this pass, while later ones may."""
+        """Returns whether this prompt, but maybe not later ones, has no pages in this pass."""
         return False
 
     def acquire(self, queued: QueuedRequest) -> PageHandle | None:
@@ -35,7 +33,7 @@ class PromptPages:
     def _lock(
         self, queued: QueuedRequest, num_reserved: int = 0, ceiling: PageCeiling | None = None
     ) -> PageHandle | None:
-        # Compute at least one token for its logits; compute all for prompt log probabilities.
+        # Compute at least one token, for its logits; all for prompt log probabilities.
         return self._cache.acquire_pages(
             queued.token_ids,
             len(queued.token_ids),

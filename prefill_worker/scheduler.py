@@ -40,9 +40,9 @@ logger = logging.getLogger(__name__)
 
 # Poll interval for completed copies and forward passes, in seconds.
 POLL_S = 0.0002
-# Minimum interval between messages sent while the thread is busy: sending takes longer than polling.
+# Minimum interval between messages of a busy thread, in seconds: sending takes longer than polling.
 TELL_S = 0.0005
-# Maximum number of launched forward passes that have not ended.
+# Maximum number of launched forward passes.
 MAX_LAUNCHED = 2
 # Maximum number of doublings of the grant timeout.
 MAX_DOUBLINGS = 3
@@ -51,12 +51,10 @@ MAX_DOUBLINGS = 3
 class PrefillScheduler(ForwardScheduler):
     """Schedules queued requests, jobs being computed, and jobs waiting for their handover.
 
-    A job holds pages for its whole prompt from its start to its end. It locks them before it requests a lease, so a job
-    with a lease can always finish.
+    A job locks pages for its whole prompt before it requests a lease, so a job with a lease can always finish.
 
-    On an asynchronous engine forward passes overlap: the next one is launched behind the running one, and no step waits
-    for either, so handovers continue. A pass's pages enter the tree at its launch, for later launches on this engine.
-    They are shipped when it has completed.
+    On an asynchronous engine forward passes overlap, and no step waits for one, so handovers continue. Pages enter the
+    tree at their launch, for later launches here, and are shipped after it has completed.
     """
 
     def __init__(
@@ -74,9 +72,9 @@ class PrefillScheduler(ForwardScheduler):
     ) -> None:
         """
         Args:
-            pages: page allocation for prompts; None for a pool that only prefill uses.
-            budget: token budget of a forward pass; None for config.chunk_size.
-            timer: timer of the engine; None if no other scheduler uses the engine.
+            pages: page allocation; None for a pool that only prefill uses.
+            budget: token budget of a forward pass; None for chunk_size.
+            timer: the engine's timer; None if this is its only scheduler.
         """
         super().__init__(engine, cache, recorder, timer or ForwardTimer(engine.pool.device.type, clock))
         self._handover = handover
@@ -89,7 +87,7 @@ class PrefillScheduler(ForwardScheduler):
         self._waiting = WaitingRequests(cache, PREFILL_POLICIES.load(config.schedule)())
         self._in_work = PagesInWork()
         self._computing: list[PrefillJob] = []
-        # Jobs with a first token that wait for their handover, each with its deadline.
+        # Jobs waiting for their handover, each with its deadline.
         self._handing_over: dict[tuple[str, int], tuple[PrefillJob, float]] = {}
         self._prefix_cached_tokens = 0
         self._told_at = -math.inf
@@ -97,12 +95,11 @@ class PrefillScheduler(ForwardScheduler):
 
     @property
     def chunk_size(self) -> int:
-        """Maximum number of prompt tokens in a forward pass."""
         return self._config.chunk_size
 
     @property
     def has_prompts(self) -> bool:
-        """Whether any prompt is not completely launched."""
+        """Whether any prompt is not fully launched."""
         return bool(self._waiting) or any(job.sequence.remaining_len for job in self._computing)
 
     @property
@@ -127,7 +124,7 @@ class PrefillScheduler(ForwardScheduler):
 
     @property
     def launched(self) -> list[PromptChunks]:
-        """Launched chunks whose results are not collected, in launch order. Empty after a step without overlap."""
+        """Launched chunks without collected results, in launch order. Empty after a step without overlap."""
         return [part for part in self._launches.parts if isinstance(part, PromptChunks)]
 
     def hands_over_here(self) -> bool:
@@ -142,8 +139,8 @@ class PrefillScheduler(ForwardScheduler):
         return worked or chunks is not None
 
     def settle(self) -> bool:
-        """Handles handovers and completed forward passes. Returns whether a pass was collected. In a mixed worker this
-        may include decode steps ahead of a pass with prompts."""
+        """Handles handovers and completed forward passes. Returns whether a pass was collected, in a mixed worker maybe
+        a decode step before prompts."""
         self._cache.free_deferred_pages()
         self._settle_handovers()
         self._recorder.lap("settle")
@@ -154,7 +151,7 @@ class PrefillScheduler(ForwardScheduler):
         return worked
 
     def compose(self) -> PromptChunks | None:
-        """Composes the next chunks; None if nothing can be launched. Their jobs must not change before the launch."""
+        """Composes the next chunks, or None. Their jobs must not change before the launch."""
         if len(self.launched) >= MAX_LAUNCHED:
             return None
         begun = next((job for job in self._computing if job.sequence.remaining_len), None)
@@ -166,7 +163,7 @@ class PrefillScheduler(ForwardScheduler):
             return None
         if logger.isEnabledFor(logging.DEBUG):
             self._log_batch(chunks)
-        # Send the new jobs' lease requests now: their answers arrive during this forward pass.
+        # Send new lease requests now: the answers arrive during this forward pass.
         self._outbox.flush()
         self._recorder.lap("compose")
         self._composed_at = self._clock()
@@ -195,7 +192,7 @@ class PrefillScheduler(ForwardScheduler):
 
         Args:
             begun: the prompt to continue, if any.
-            order: start order of the queue, if no prompt is begun.
+            order: start order of the queue, if none is begun.
         """
         if begun is not None:
             rest = PromptRest(begun.sequence.cached_len, begun.sequence.remaining_len)
@@ -203,7 +200,6 @@ class PrefillScheduler(ForwardScheduler):
         return self._budget.num_tokens(lambda: self._rest_of(order[0])) if order else 0
 
     def _rest_of(self, queued: QueuedRequest) -> PromptRest:
-        """Returns the part of a request that would be computed if it started now."""
         num_tokens, num_cached = len(queued.token_ids), 0
         if not queued.computes_all:
             num_pages = len(self._cache.peek(queued.token_ids, queued.request.cache_namespace))
@@ -230,17 +226,13 @@ class PrefillScheduler(ForwardScheduler):
         now = self._clock()
         for job, deadline in list(self._handing_over.values()):
             if now >= deadline:
-                # No failure: the router may know a decode worker with free pages. It ends this attempt by Abort on both
-                # workers. Until then the request keeps its place in the queue for leases. Computed pages stay cached.
+                # No failure: the router may know a decode worker with free pages. It sends Abort to both workers; until
+                # then the request keeps its place in the queue for leases.
                 self._handing_over[job.key] = job, math.inf
                 self._outbox.to_router(PrefillDeferred(*job.key))
 
     def _start_jobs(self, budget: int, order: Sequence[QueuedRequest] | None) -> None:
-        """Locks pages for queued requests while the next forward pass has tokens to spare.
-
-        Args:
-            order: start order of the queue; None to ask for it.
-        """
+        """Locks pages for queued requests while the token budget lasts."""
         self._pages.begin_pass()
         budget -= sum(job.sequence.remaining_len for job in self._computing)
         if budget <= 0 or not self._waiting:
@@ -267,8 +259,8 @@ class PrefillScheduler(ForwardScheduler):
                 self.go_on_meanwhile()
 
     def _must_wait_for_prefix(self, queued: QueuedRequest) -> bool:
-        """Returns whether a job is computing the next pages of this request. The request then holds nothing until they
-        are cached or the job has ended."""
+        """Returns whether a job is computing this request's next pages, which it then waits for without holding
+        anything."""
         if queued.computes_all:
             return False
         num_cached_pages = len(self._cache.peek(queued.token_ids, queued.request.cache_namespace))
@@ -276,7 +268,7 @@ class PrefillScheduler(ForwardScheduler):
         return num_shared * self._cache.page_size >= self._config.min_shared_tokens
 
     def _start(self, queued: QueuedRequest, handle: PageHandle) -> int:
-        """Starts a job for a request with locked pages. Returns its number of tokens to compute."""
+        """Starts a job. Returns its number of tokens to compute."""
         request = queued.request
         self._waiting.dequeue(queued)
         sequence = TokenSequence(
@@ -299,17 +291,15 @@ class PrefillScheduler(ForwardScheduler):
         return sequence.remaining_len
 
     def _leave_work(self, job: PrefillJob, num_pages: int) -> None:
-        """Removes a job's next full pages from the pages in work."""
         self._in_work.leave_work(job.pages_to_compute[:num_pages])
         del job.pages_to_compute[:num_pages]
 
     def _next_chunks(self, budget: int) -> list[tuple[PrefillJob, int]]:
-        """Returns the jobs of the next forward pass, each with its number of tokens."""
         chunks: list[tuple[PrefillJob, int]] = []
         for job in self._computing:
             if len(chunks) == MAX_PREFILL_BATCH_SIZE:
                 break
-            # 0 if the job's last chunk is in flight.
+            # 0 if its last chunk is in flight.
             num_tokens = min(budget, job.sequence.remaining_len)
             if num_tokens:
                 chunks.append((job, num_tokens))
@@ -328,7 +318,7 @@ class PrefillScheduler(ForwardScheduler):
             handle, sequence = job.handle, job.sequence
             assert handle is not None
             num_shared = handle.num_shared
-            # Before the next batch is composed, so that its requests find these pages. Duplicates are still written.
+            # Before the next batch is composed, whose requests find these pages. Duplicates are still written.
             self._cache.cache_pages(handle, sequence.token_ids, sequence.cached_len, after=[launched.output])
             self._leave_work(job, handle.num_shared - num_shared)
         self._recorder.lap("cache")
@@ -356,7 +346,6 @@ class PrefillScheduler(ForwardScheduler):
         )
 
     def _collect(self, launched: PromptChunks) -> None:
-        """Waits for a forward pass and handles its results."""
         self._outbox.flush()
         going_on = launched.collect()
         self._timer.prompts_ended(is_mixed=launched.num_decoded > 0)
@@ -395,8 +384,8 @@ class PrefillScheduler(ForwardScheduler):
         index = len(request.output_ids)
         job.finish_reason = request.sampling.finish_reason(first_token, index + 1)
         self._computing.remove(job)
-        # The timeout doubles with each attempt. Otherwise a request in a slow queue could leave it on every attempt,
-        # for another worker's, and never reach the head.
+        # The timeout doubles with each attempt: a request that leaves slow queues again and again would never reach a
+        # head.
         timeout_s = self._config.grant_timeout_s * 2 ** min(request.attempt, MAX_DOUBLINGS)
         self._handing_over[job.key] = (job, self._clock() + timeout_s)
         assert job.handle is not None
@@ -425,12 +414,11 @@ class PrefillScheduler(ForwardScheduler):
                 return
 
     def _end_job(self, job: PrefillJob, *, reported: bool) -> None:
-        """Ends a job without a handover."""
         self._handover.cancel(job, reported=reported)
         self._free_job(job)
 
     def _free_job(self, job: PrefillJob) -> None:
-        """Frees a job. Every release of a job's pages goes through this method."""
+        """Every release of a job's pages goes through this method."""
         self._leave_work(job, len(job.pages_to_compute))
         if job in self._computing:
             self._computing.remove(job)

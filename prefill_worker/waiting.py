@@ -1,4 +1,4 @@
-"""Requests waiting for prefill on one worker, and their start order."""
+"""Requests waiting for prefill, and their start order."""
 
 import bisect
 import itertools
@@ -11,21 +11,18 @@ from tandem.prefill_worker.queued_request import QueuedRequest
 from tandem.prefix import prefix_identities
 from tandem.request_ids import router_of
 
-# Number of requests that a policy sees: its work in each step must not grow with the queue.
+# Requests that a policy sees: bounds a step's work.
 POLICY_WINDOW = 128
-# Maximum number of later requests of the same priority started before a request, over all its attempts. Then it goes
-# first, as on every attempt after its first.
+# Later requests of the same priority started before a request. At the limit, and on every later attempt, it goes first.
 MAX_OVERTAKEN = 64
 
 
 class WaitingRequests:
-    """All waiting requests, by age and priority."""
-
     def __init__(self, cache: CacheManager, policy: PrefillPolicy) -> None:
         self._cache = cache
         self._policy = policy
         self._requests: list[QueuedRequest] = []
-        # Requests whose grammar is compiling, kept apart so that they do not fill the policy's window.
+        # Kept apart, so that they do not fill the policy's window.
         self._compiling: list[QueuedRequest] = []
         self._numbers = itertools.count()
 
@@ -38,12 +35,7 @@ class WaitingRequests:
         return bool(self._compiling)
 
     def enqueue(self, request: Prefill, constraint: Constraint | None = None, received_ns: int = 0) -> None:
-        """Inserts a request by its age, kept over its attempts, and its priority.
-
-        Args:
-            constraint: grammar constraint of the output, if any.
-            received_ns: see QueuedRequest.
-        """
+        """Inserts a request by its age over all attempts and its priority."""
         token_ids = [*request.prompt_ids, *request.output_ids]
         prefix_ids = prefix_identities(token_ids, self._cache.page_size, request.cache_namespace)
         num_overtaken = MAX_OVERTAKEN if request.attempt else 0
@@ -56,7 +48,6 @@ class WaitingRequests:
             bisect.insort(self._requests, queued, key=lambda q: q.queue_key)
 
     def _admit_compiled(self) -> None:
-        """Moves requests whose grammar is compiled into the queue."""
         ready = [queued for queued in self._compiling if not queued.is_compiling]
         if ready:
             self._compiling = [queued for queued in self._compiling if queued.is_compiling]
@@ -64,12 +55,12 @@ class WaitingRequests:
                 bisect.insort(self._requests, queued, key=lambda q: q.queue_key)
 
     def start_order(self) -> list[QueuedRequest]:
-        """Returns the requests in start order: by priority, then those overtaken too often, then by the policy. A
-        request that has waited longer than the head start of every larger waiting priority goes before all."""
+        """Returns the start order: by priority, then those overtaken too often, then by the policy. Before all goes a
+        request that has outwaited every larger priority's head start."""
         self._admit_compiled()
         window = self._requests[:POLICY_WINDOW]
         highest = max((q.request.priority for q in window), default=0)
-        # In the queue before every larger priority: they have outwaited its head start.
+        # They stand before every larger priority in the queue.
         ordered = list(itertools.takewhile(lambda q: q.request.priority < highest, window))
         rest = sorted(window[len(ordered) :], key=lambda q: -q.request.priority)
         for _, group in itertools.groupby(rest, key=lambda q: q.request.priority):
@@ -80,7 +71,7 @@ class WaitingRequests:
         return ordered
 
     def dequeue(self, queued: QueuedRequest) -> None:
-        """Removes a request that starts, and counts the overtaken ones."""
+        """Removes a request that starts, and counts those it overtakes."""
         self._requests.remove(queued)
         for other in self._requests:
             if other.queue_key > queued.queue_key:
@@ -101,6 +92,5 @@ class WaitingRequests:
         return found is not None
 
     def drop_all_of(self, router: str) -> None:
-        """Removes all requests of a lost router."""
         self._requests = [q for q in self._requests if router_of(q.request.request_id) != router]
         self._compiling = [q for q in self._compiling if router_of(q.request.request_id) != router]

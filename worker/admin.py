@@ -1,4 +1,4 @@
-"""Serves direct questions to one worker: metrics and an integrity check."""
+"""Answers direct requests to one worker: metrics and integrity check."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class WorkerAdmin(worker_pb2_grpc.WorkerAdminServicer):
         worker_pb2_grpc.add_WorkerAdminServicer_to_server(self, server)
 
     async def ReadMetrics(self, request: Any, context: grpc.aio.ServicerContext) -> worker_pb2.WorkerMetrics:
-        # Rendering takes a millisecond: keep it off the event loop.
+        # It takes a millisecond: keep it off the event loop.
         return worker_pb2.WorkerMetrics(text=await asyncio.to_thread(generate_latest, self._registry))
 
     async def CheckIntegrity(self, request: Any, context: grpc.aio.ServicerContext) -> worker_pb2.IntegrityReport:

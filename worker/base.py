@@ -19,10 +19,10 @@ from tandem.worker.stats import worker_stats
 
 
 class Outbox(Protocol):
-    """Collects messages of schedulers. They leave together, at the end of the step or at `flush`."""
+    """Collects a scheduler's messages until the end of the step or `flush`."""
 
     def to_router(self, message: WorkerMessage) -> None:
-        """Sends to the router that owns the message's request. Drops it if that router's stream has ended."""
+        """Sends to the router of the message's request. Drops it if that router's stream has ended."""
         ...
 
     def to_link(self, epoch: str, message: SenderMessage | ReceiverMessage) -> None:
@@ -34,12 +34,12 @@ class Outbox(Protocol):
         ...
 
     def flush(self) -> bool:
-        """Sends all collected messages now, before a long forward pass. Returns whether there were any."""
+        """Sends all messages now, before a long forward pass. Returns whether there were any."""
         ...
 
 
 class Scheduler(ABC):
-    """Decides the next work of a worker. Only the engine thread calls it, one call at a time."""
+    """Decides the next work of a worker. Called only by the engine thread."""
 
     @abstractmethod
     def receive(self, event: Event) -> None:
@@ -51,11 +51,11 @@ class Scheduler(ABC):
 
     @abstractmethod
     def next_deadline(self) -> float | None:
-        """Returns the time, on the scheduler's clock, at which a step is due even without events."""
+        """Returns the time on the scheduler's clock of the next step due without events."""
 
     @abstractmethod
     def stats(self) -> WorkerStats:
-        """Returns the worker's statistics; read after every step."""
+        """Returns the worker's statistics."""
 
     @abstractmethod
     def take_cache_changes(self) -> CacheChanges | None:
@@ -67,13 +67,9 @@ class Scheduler(ABC):
 
 
 class ForwardScheduler(Scheduler):
-    """Runs the forward passes of one mode. With an asynchronous engine, one may be in flight when `step` returns."""
+    """Runs the forward passes of one mode. An asynchronous engine may leave one in flight after `step`."""
 
     def __init__(self, engine: EngineBase, cache: CacheManager, recorder: Recorder | None, timer: ForwardTimer) -> None:
-        """
-        Args:
-            recorder: recorder of the calling thread; None disables recording.
-        """
         self._engine = engine
         self._launches = engine.launches
         self._cache = cache
@@ -91,20 +87,18 @@ class ForwardScheduler(Scheduler):
 
     @abstractmethod
     def own_stats(self) -> WorkerStats:
-        """Returns the scheduler's own counts, with zeros for counts of the engine and the cache."""
+        """Returns counts of this scheduler, without those of engine and cache."""
 
     def collect_launched(self) -> None:
-        """Waits for all launched forward passes of the engine and handles their outputs."""
+        """Waits for all launched forward passes and handles their outputs."""
         self._launches.collect_all_but(0)
 
 
 class LinkConnections(Protocol):
-    """The gRPC side of a worker's links, on the asyncio thread. It dials links, serves them, both (in kvtransfer), or
-    has none.
-    """
+    """The gRPC side of a worker's links, on the asyncio thread."""
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Adds its services for other workers to the server."""
+        """Adds services to the worker's server."""
         ...
 
     def set_peers(self, peers: Sequence[Peer]) -> None:
@@ -115,49 +109,38 @@ class LinkConnections(Protocol):
         """Sends messages on an epoch. Drops them if the epoch has ended."""
         ...
 
-    def close_link(self, epoch: str, reason: str) -> None:
-        """Ends a broken epoch."""
-        ...
+    def close_link(self, epoch: str, reason: str) -> None: ...
 
     def mapped_workers(self) -> list[str]:
-        """Returns the workers whose memory is mapped here, from the opening of an epoch until its last copy completes.
-        Callable from any thread.
-        """
+        """Returns the workers whose memory is mapped, until their epoch's last copy completes. Callable from any
+        thread."""
         ...
 
-    async def stop(self) -> None:
-        """Ends all epochs."""
-        ...
+    async def stop(self) -> None: ...
 
 
 class WorkerRole(ABC):
-    """Builds the parts that make a worker a prefill, decode or both worker. Each part is built on its own thread, after
-    the engine.
-    """
+    """Builds the parts of a worker that depend on its role."""
 
     @property
     def has_links(self) -> bool:
-        """Whether a worker of role `both` exchanges requests with other workers over links."""
+        """Whether the worker may exchange requests with others over links."""
         return False
 
     @property
     def max_batch_size(self) -> int:
-        """Maximum number of requests in a decode step; 0 if the role does not decode."""
+        """Maximum number of requests in a decode step; 0 without decode."""
         return 0
 
     def max_request_pages(self, num_pages: int, page_size: int, max_model_len: int) -> int:
-        """Returns the number of pages of the largest request that fits a pool of `num_pages`."""
+        """Returns the pages of the largest request that a pool of `num_pages` accepts."""
         return num_pages
 
     @abstractmethod
     def build_scheduler(
         self, engine: EngineBase, cache: CacheManager, outbox: Outbox, config: WorkerConfig, recorder: Recorder
     ) -> Scheduler:
-        """Builds the scheduler on the engine thread.
-
-        Args:
-            recorder: recorder of the engine thread.
-        """
+        """Builds the scheduler, on the engine thread."""
 
     @abstractmethod
     def build_links(
@@ -168,4 +151,4 @@ class WorkerRole(ABC):
         credentials: ClusterCredentials,
         post: Callable[[Event], None],
     ) -> LinkConnections:
-        """Builds the gRPC side of the links on the asyncio thread."""
+        """Builds the links, on the asyncio thread."""

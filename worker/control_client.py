@@ -42,10 +42,9 @@ class RefusedError(ConnectionError):
 
 
 class ControlClient:
-    """Keeps a Control stream to a router and reopens it whenever it ends. Runs on the asyncio thread.
+    """Keeps a Control stream to a router, reopened whenever it ends. Runs on the asyncio thread.
 
     Attributes:
-        address: the router's address.
         router: incarnation of the router that welcomed this worker; "" while not connected.
     """
 
@@ -66,13 +65,9 @@ class ControlClient:
     ) -> None:
         """
         Args:
-            heartbeat: returns the current heartbeat.
-            records: records of requests served here, for all routers.
-            account: account of the pages cached here.
-            post: passes an event to the engine thread.
-            on_peers: receives a router's address and the decode workers it names.
+            on_peers: receives the router's address and the decode workers it names.
             on_connected: called at every Welcome.
-            on_lost: receives the address when the stream of a router that had welcomed this worker ends.
+            on_lost: receives the address when a welcomed stream ends.
         """
         self.address = address
         self.router = ""
@@ -87,30 +82,25 @@ class ControlClient:
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._writer: BatchWriter | None = None
-        # Feed of cached prefixes to the router; None if it does not want one.
+        # None if the router wants no cached prefixes.
         self._prefixes: PrefixFeed | None = None
 
     def send(self, messages: Sequence[WorkerMessage]) -> None:
-        """Sends to the router, or drops the messages if it is not connected."""
+        """Sends to the router, or drops the messages while not connected."""
         if self._writer is not None and self.router:
             self._writer.send(messages)
 
     def tell_changes(self, stored: bytes, removed: bytes) -> None:
-        """Passes on a change of the cache account."""
         if self._prefixes is not None:
             self._prefixes.tell_changes(stored, removed)
 
     def catch_up(self) -> None:
-        """Sends the feed again to a router that was too slow, once it has read the earlier messages."""
+        """Sends pending prefixes to a router that was too slow."""
         if self._prefixes is not None:
             self._prefixes.catch_up()
 
     async def run(self) -> None:
-        """Runs until cancelled.
-
-        Raises:
-            RefusedError: the router refuses this worker; the message has the reason.
-        """
+        """Runs until cancelled. Raises RefusedError if the router refuses this worker."""
         while True:
             await self._run_once()
             await asyncio.sleep(RETRY_DELAY_S)
@@ -149,7 +139,7 @@ class ControlClient:
         writer.send([self._hello])
 
     def _end_stream(self) -> None:
-        """Ends everything that the router had here. Every end of a stream goes through this method."""
+        """Every end of a stream goes through this method."""
         router, self.router = self.router, ""
         self._prefixes = None
         if router:

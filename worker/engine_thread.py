@@ -18,20 +18,20 @@ from tandem.worker.events import Event, Inspect, StartRecording, StopRecording
 
 logger = logging.getLogger(__name__)
 
-# Turn interval of an idle loop, in seconds. Each turn advances the step counter, which proves that the loop lives.
+# Turn interval of an idle loop, in seconds: the step counter proves that it lives.
 IDLE_TURN_S = 0.1
-# Minimum interval between reports of cache changes, in seconds, to keep the cost per page low.
+# Minimum interval between reports of cache changes, in seconds.
 CHANGES_INTERVAL_S = 0.1
 
 
 @dataclass(slots=True)
 class Outgoing:
-    """Messages of a scheduler on their way out.
+    """Outgoing messages of a scheduler.
 
     Attributes:
-        to_links: messages by epoch, in order.
-        closed_links: reason by epoch, for epochs to end.
-        cache_changes: pages that entered or left the cache, if a report is due.
+        to_links: messages by epoch.
+        closed_links: reason by epoch.
+        cache_changes: pages that entered or left the cache, if due.
     """
 
     to_router: list[WorkerMessage]
@@ -41,8 +41,6 @@ class Outgoing:
 
 
 class StepOutbox(Outbox):
-    """Collects a scheduler's messages."""
-
     def __init__(self, deliver: Callable[[Outgoing], None]) -> None:
         self._deliver = deliver
         self._outgoing = Outgoing([], {}, {})
@@ -57,7 +55,6 @@ class StepOutbox(Outbox):
         self._outgoing.closed_links[epoch] = reason
 
     def pass_on_changes(self, changes: CacheChanges) -> None:
-        """Adds a report of cache changes."""
         self._outgoing.cache_changes = changes
 
     def flush(self) -> bool:
@@ -81,26 +78,25 @@ class EngineThread:
     ) -> None:
         """
         Args:
-            build: builds the scheduler and loads its parts; called on the thread.
-            deliver: delivers a step's messages; called on the thread, must not block.
+            build: builds the scheduler, on the thread.
+            deliver: delivers messages, on the thread; must not block.
             on_crash: called on the thread when an exception ends the loop.
-            recorder: recorder of the thread; None disables recording.
         """
         self._build = build
         self._on_crash = on_crash
         self._recorder = recorder or Recorder()
         self._outbox = StepOutbox(deliver)
-        # Appends and pops at either end are atomic, so no lock is needed.
+        # Its appends and pops are atomic: no lock needed.
         self._inbox: collections.deque[Event] = collections.deque()
         self._wake = threading.Event()
-        # Post time of the oldest waiting event and last time that the inbox was empty, in nanoseconds since the epoch.
-        # Updated only while recording.
+        # Post time of the oldest event and time of the last empty inbox, in nanoseconds since the epoch, while
+        # recording.
         self._posted_ns = self._emptied_ns = 0
         self._changes_due = 0.0
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._built: Future[Scheduler] = Future()
-        # Read by other threads: an int and an immutable value, each replaced as a whole.
+        # Read by other threads; replaced as a whole.
         self.num_steps = 0
         self.latest_stats = WorkerStats()
 
@@ -156,7 +152,6 @@ class EngineThread:
                 recorder.lap("sleep")
 
     def _pass_on_changes(self, scheduler: Scheduler) -> None:
-        """Reports cache changes at most once per CHANGES_INTERVAL_S."""
         now = time.monotonic()
         if now >= self._changes_due and (changes := scheduler.take_cache_changes()) is not None:
             self._changes_due = now + CHANGES_INTERVAL_S
@@ -164,8 +159,7 @@ class EngineThread:
 
     def _receive(self, scheduler: Scheduler) -> None:
         if self._recorder.is_on:
-            # `_posted_ns` may be stale: events posted as a recording begins, or while the inbox is emptied, do not set
-            # it.
+            # An event posted at the start of a recording, or while the inbox is emptied, sets no _posted_ns.
             self._recorder.add(INBOX, "events wait", max(self._posted_ns, self._emptied_ns))
         num_events = 0
         while self._inbox:

@@ -8,18 +8,12 @@ from tandem.recording import Recording
 
 
 class Event:
-    """Base of all events that a scheduler receives."""
-
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class FromRouter(Event):
-    """A message from a router.
-
-    Attributes:
-        received_ns: arrival of the message (tandem.lifecycle.now_ns); 0 if it did not come over a stream.
-    """
+    """A message from a router. Attributes: received_ns: its arrival; 0 if it did not come over a stream."""
 
     message: RouterMessage
     received_ns: int = 0
@@ -27,18 +21,14 @@ class FromRouter(Event):
 
 @dataclass(frozen=True, slots=True)
 class RouterLost(Event):
-    """A router's stream ended, and with it all attempts of that router here.
-
-    Attributes:
-        router: incarnation of the router, as in its request ids.
-    """
+    """A router's stream ended, and with it its attempts here. Attributes: router: its incarnation."""
 
     router: str
 
 
 @dataclass(frozen=True, slots=True)
 class Inspect(Event):
-    """Asks for an integrity check between two steps. `reply` receives the violation ("" if none) and the statistics."""
+    """Asks for an integrity check. `reply` receives the violation, or "", and the statistics."""
 
     reply: Callable[[str, WorkerStats], None]
 
@@ -50,6 +40,4 @@ class StartRecording(Event):
 
 @dataclass(frozen=True, slots=True)
 class StopRecording(Event):
-    """Stops the recorder. `reply` receives the recording."""
-
     reply: Callable[[Recording], None]

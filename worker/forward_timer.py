@@ -1,4 +1,4 @@
-"""Measures forward passes of one engine while it serves, and fits their duration."""
+"""Fits the duration of an engine's forward passes while it serves."""
 
 from collections import deque
 from collections.abc import Callable
@@ -10,26 +10,23 @@ from tandem.messages import ForwardTimes
 
 # Interval between updates of the published times, in seconds.
 INTERVAL_S = 0.25
-# Number of recent steps with prompts whose prompt tokens are remembered.
+# Number of recent steps with prompts in `max_prompt_tokens`.
 NUM_REMEMBERED = 32
-# Number of recent steps over which `overrun` is taken. The worst 3 % are ignored: this is below the 5 % that may miss
-# a 95th percentile objective, because each request sees only some of the steps. MAX_OVERRUN caps each step's overrun.
+# Window of `overrun`, in steps. The worst 3 % are ignored, less than the 5 % that may miss a 95th percentile objective:
+# each request sees only some steps. MAX_OVERRUN caps each.
 NUM_OVERRUNS, EXCEPTIONS, MAX_OVERRUN = 128, 0.03, 1.5
-# Weight of a new gap in the moving mean of gaps. The mean is dropped GAP_FORGOTTEN_S after the last gap.
+# Weight of a new gap in the moving mean, which is dropped GAP_FORGOTTEN_S after the last gap.
 GAP_WEIGHT = 1 / 16
 GAP_FORGOTTEN_S = 60.0
 
 
 class ForwardWork(NamedTuple):
-    """Work of one measured interval. Each number has one factor in the fit, in seconds.
+    """Work of one measured interval, with one factor of the fit for each number.
 
     Attributes:
-        num_prefills: forward passes with prompt tokens.
-        num_prompt_tokens: prompt tokens in these passes.
-        num_attended_tokens: sum over the prompt tokens of the tokens that each attends to.
-        num_steps: decode steps; 0 or 1.
-        num_requests: requests in the decode step.
-        num_kv_tokens: sum over these requests of the tokens that each attends to.
+        num_prefills: forward passes with prompts.
+        num_attended_tokens, num_kv_tokens: tokens attended to, summed over prompt tokens and decoding requests.
+        num_steps: decode steps, 0 or 1.
     """
 
     num_prefills: int = 0
@@ -52,32 +49,24 @@ class ForwardWork(NamedTuple):
 
 
 class _LaunchedPrompts(NamedTuple):
-    """Prompt part of a forward pass in flight, launched at `began`."""
-
     began: float
     work: ForwardWork
 
 
 class ForwardTimer:
-    """Fits one linear function to all forward passes of one engine. The engine thread reports launches and ends.
+    """Fits one linear function to all forward passes of an engine.
 
-    While requests decode, the measured interval runs from the end of one decode step to the end of the next. It
-    contains the prompts launched between these steps and those in the same forward pass, and all host time. While
-    nothing decodes, each prompt forward is measured alone: from its launch, or from the end of the forward before it
-    if that is later, to its end.
+    While requests decode, an interval runs from the end of one decode step to the next. It contains the prompts
+    launched between or in them, and all host time. While nothing decodes, each prompt forward is measured alone, from
+    its launch or the previous forward's end to its own end.
 
     Attributes:
         last_step: (requests, attended tokens) of the last decode step; None while nothing decodes.
-        overrun: ratio of measured to expected time that recent steps stay within, except a share EXCEPTIONS of them; at
-            least 1. Steps without prompts count as 0.
+        overrun: ratio of measured to expected time that recent steps stay within, except a share EXCEPTIONS; at least
+            1.
     """
 
     def __init__(self, device: str, clock: Callable[[], float]) -> None:
-        """
-        Args:
-            device: "cpu", "cuda" or "cuda:0".
-            clock: returns seconds.
-        """
         start = start_times(device)
         self._clock = clock
         # Factors in the order of ForwardWork's fields.
@@ -94,14 +83,13 @@ class ForwardTimer:
         self._published = ForwardTimes()
         self._published_at = clock()
         self.last_step: tuple[int, int] | None = None
-        # End of the last completed decode step; None if nothing decoded then.
+        # None if nothing decoded then.
         self._last_step_end: float | None = None
-        # Decode steps in flight, each with the prompts launched since the step before it.
+        # Decode steps in flight, with the prompts since the previous step.
         self._steps: deque[ForwardWork] = deque()
-        # Prompts launched since the last decode step was launched.
         self._since_step = ForwardWork()
         self._prompts_in_flight: deque[_LaunchedPrompts] = deque()
-        # End of the last completed forward of any kind.
+        # End of the last forward of any kind.
         self._last_end = 0.0
         self._prompt_tokens_per_step: deque[int] = deque(maxlen=NUM_REMEMBERED)
         self._overruns: deque[float] = deque(maxlen=NUM_OVERRUNS)
@@ -110,11 +98,11 @@ class ForwardTimer:
         self._last_gap_at = 0.0
 
     def prompts_launched(self, began: float, num_tokens: int, num_attended: int) -> None:
-        """Records the launch of a forward with prompts. In a mixed step, call this before `step_launched`.
+        """Records a launch of prompts. In a mixed step, call it before `step_launched`.
 
         Args:
             began: start of the launch, on the clock.
-            num_attended: sum over its tokens of the tokens that each attends to.
+            num_attended: sum over its tokens of the tokens attended to.
         """
         work = ForwardWork(1, num_tokens, num_attended)
         self._prompts_in_flight.append(_LaunchedPrompts(began, work))
@@ -124,11 +112,10 @@ class ForwardTimer:
         )
 
     def prompts_ended(self, *, is_mixed: bool = False) -> None:
-        """Records the end of the oldest forward with prompts.
+        """Records the end of the oldest prompt forward.
 
         Args:
-            is_mixed: it was a mixed step, whose `step_ended` came before. The step has its time; the time is dropped if
-                nothing decodes any more.
+            is_mixed: it was a mixed step, reported to `step_ended` before; its time is not counted again.
         """
         now = self._clock()
         launched = self._prompts_in_flight.popleft()
@@ -137,18 +124,18 @@ class ForwardTimer:
         self._last_end = now
 
     def step_launched(self, num_requests: int, num_context: int) -> None:
-        """Records the launch of a decode step. Args: num_context: tokens that its requests attend to, summed."""
+        """Records a decode step's launch. Args: num_context: attended tokens, summed over the requests."""
         self._steps.append(self._since_step._replace(num_steps=1, num_requests=num_requests, num_kv_tokens=num_context))
         self._since_step = ForwardWork()
         self.last_step = num_requests, num_context
 
     @property
     def expected_s(self) -> float:
-        """Expected time of the last launched step, including the prompts since the step before it."""
+        """Expected time of the last launched step and the prompts before it."""
         return self._steps[-1].seconds(self.fitted)
 
     def step_ended(self) -> None:
-        """Records the end of the oldest decode step in flight."""
+        """Records the end of the oldest decode step."""
         now = self._clock()
         step = self._steps.popleft()
         self._last_end = now
@@ -176,23 +163,23 @@ class ForwardTimer:
         self._last_gap_at = at
 
     def nothing_decoded(self) -> None:
-        """Records that no step follows the last one for now."""
+        """Records that no step follows for now."""
         self._since_step = ForwardWork()
         self.last_step = None
         self._last_step_end = None
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Largest number of prompt tokens in a recent interval between two steps; 0 if there were none."""
+        """Most prompt tokens in a recent interval between steps; 0 if there were none."""
         return max(self._prompt_tokens_per_step, default=0)
 
     @property
     def fitted(self) -> ForwardTimes:
-        """Times fitted to everything observed so far."""
+        """Current times."""
         return ForwardTimes(*self._fit.factors, gap_beside_prompts_s=self._gap_s)
 
     def times(self) -> ForwardTimes:
-        """Returns the published times, at most INTERVAL_S old; all 0 until something was measured."""
+        """Returns the published times, up to INTERVAL_S old; all 0 before the first measurement."""
         now = self._clock()
         if now - self._published_at >= INTERVAL_S:
             self._fit.pass_time(now - self._published_at)

@@ -1,15 +1,9 @@
-"""The message for a request whose grammar failed."""
-
 from tandem.engine.grammars import Constraint
 from tandem.messages import Failed, Unservable
 
 
 def grammar_failure(request_id: str, attempt: int, constraint: Constraint | None) -> Failed | Unservable | None:
-    """Returns the message for a failed grammar, or None if there is no failure.
-
-    Args:
-        constraint: the request's grammar constraint; None if it has none.
-    """
+    """Returns the message for a request whose grammar has failed, or None."""
     if constraint is None or not constraint.error:
         return None
     reason = f"the output cannot be kept to its grammar: {constraint.error}"

@@ -55,7 +55,7 @@ class WorkerCollector(Collector):
         copying = CounterMetricFamily(
             "tandem_kv_copying_seconds", "Time during which at least one copy of a link was in flight.", labels=labels
         )
-        # The dashboards group by transport, not by receiver.
+        # Dashboards group by transport only.
         for transport in dict.fromkeys(shipped.transport for shipped in stats.shipped):
             own = [shipped for shipped in stats.shipped if shipped.transport == transport]
             shipped_pages.add_metric((transport, self._worker_id), sum(shipped.num_pages for shipped in own))
@@ -101,11 +101,6 @@ class WorkerCollector(Collector):
 def worker_registry(
     role: str, worker_id: str, heartbeat: Callable[[], Heartbeat], num_restarts: int = 0
 ) -> CollectorRegistry:
-    """Returns the registry of one worker's metrics.
-
-    Args:
-        num_restarts: number of restarts of this worker so far.
-    """
     registry = process_registry(num_restarts)
     registry.register(WorkerCollector(role, worker_id, heartbeat))
     return registry

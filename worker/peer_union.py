@@ -1,41 +1,35 @@
-"""The set of decode workers that a prefill worker links to, as named by all routers."""
+"""The decode workers that a prefill worker links to."""
 
 from collections.abc import Callable, Sequence
 
 from tandem.messages import Peer
 
-# Time for which a peer that no router names keeps its link, in seconds. A restarted router names no peers at first.
+# Time for which an unnamed peer keeps its link, in seconds: a restarted router names none at first.
 KEEP_S = 5.0
 
 
 class PeerUnion:
-    """The union of the peers named by all routers. A silent or new router removes no peer that another one names, and
-    no
-    peer at all within KEEP_S.
-    """
+    """The union of the peers named by all routers. A silent or new router removes no peer of another, and none within
+    KEEP_S."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # Peers last named by each connected router, by its address.
+        # Peers of each connected router, by its address.
         self._named: dict[str, tuple[Peer, ...]] = {}
-        # Time since which no router has named a peer.
         self._unnamed_since: dict[Peer, float] = {}
 
     def set_named(self, router: str, peers: Sequence[Peer]) -> None:
-        """Sets the peers that a router names."""
         before = self._all_named()
         self._named[router] = tuple(peers)
         self._note_unnamed(before)
 
     def forget_router(self, router: str) -> None:
-        """Forgets a router whose stream has ended."""
         before = self._all_named()
         self._named.pop(router, None)
         self._note_unnamed(before)
 
     def peers(self) -> tuple[Peer, ...]:
-        """Returns the peers to link to. An earlier incarnation of a restarted worker counts only while a router names
-        it."""
+        """Returns the peers to link to. An old incarnation of a peer counts only while a router names it."""
         named = self._all_named()
         lives = {peer.worker_id for peer in named}
         now = self._clock()

@@ -1,6 +1,6 @@
-"""Reports a worker's cached prefixes to routers, from an account on the asyncio thread.
+"""Reports a worker's cached prefixes to routers.
 
-The engine thread only pushes changes and is never asked, so a slow or new router costs no step time.
+The engine thread only pushes changes to an account on the asyncio thread, so a slow router costs no step time.
 """
 
 from collections import deque
@@ -11,10 +11,9 @@ from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.messages import CachedPrefixes
 from tandem.rpc.batch_writer import BatchWriter
 
-# Maximum number of identities in one message of the whole account. Building a message holds the interpreter lock for a
-# fraction of a millisecond.
+# Identities in one message: building it holds the interpreter lock for a fraction of a millisecond.
 PART_IDENTITIES = 2048
-# Maximum size of changes that a router has not read: a few seconds of a busy worker.
+# Limit of unread changes: a few seconds of a busy worker.
 MAX_UNREAD_BYTES = 2**20
 
 
@@ -32,7 +31,7 @@ class CacheAccount:
         self._identities.update(changes.stored)
 
     def parts(self) -> Iterator[bytes]:
-        """Yields all identities, packed, in parts; at least one part, which may be empty."""
+        """Yields all identities, packed; at least one part, possibly empty."""
         identities = iter(self._identities)
         yield b"".join(islice(identities, PART_IDENTITIES))
         while part := b"".join(islice(identities, PART_IDENTITIES)):
@@ -40,16 +39,15 @@ class CacheAccount:
 
 
 class PrefixFeed:
-    """Keeps one router informed over one stream. Unread changes are bounded: a router that falls further behind is sent
-    nothing until it has read them, then the whole account.
-    """
+    """Keeps one router informed. A router with too many unread changes is sent nothing until it has read them, then the
+    whole account."""
 
     def __init__(self, account: CacheAccount, writer: BatchWriter, max_unread_bytes: int = MAX_UNREAD_BYTES) -> None:
         self._account = account
         self._writer = writer
         self._max_unread_bytes = max_unread_bytes
         self._number = 0
-        # (place in the stream, bytes) of each message of changes that gRPC has not taken.
+        # (place in the stream, bytes) of each untaken message.
         self._unread: deque[tuple[int, int]] = deque()
         self._num_unread_bytes = 0
         self._last_place = 0
@@ -61,14 +59,13 @@ class PrefixFeed:
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Sends the whole account to a router that is behind, once it has read the earlier messages."""
+        """Sends the whole account to a router that was behind and has caught up."""
         if self._is_behind and self._writer.num_taken >= self._last_place:
             self._is_behind = False
             for position, part in enumerate(self._account.parts()):
                 self._say(CachedPrefixes(self._number, is_whole=position == 0, stored=part))
 
     def tell_changes(self, stored: bytes, removed: bytes) -> None:
-        """Sends changes of the account since the last `catch_up` or `tell_changes`."""
         self._note_read()
         num_bytes = len(stored) + len(removed)
         if self._is_behind or self._num_unread_bytes + num_bytes > self._max_unread_bytes:

@@ -1,4 +1,4 @@
-"""The process shell of a worker: engine thread, asyncio thread, server and streams to the routers."""
+"""The process of a worker: engine thread, asyncio thread, server and streams to the routers."""
 
 import asyncio
 import logging
@@ -39,19 +39,15 @@ logger = logging.getLogger(__name__)
 LOAD_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 5.0
 CALL_TIMEOUT_S = 30.0
-# Interval after which a thread gives up the interpreter lock, in seconds. Python's default of 5 ms is too long: decode
-# steps are composed a third of a millisecond ahead.
+# The interpreter's thread switch interval, in seconds. The default of 5 ms is too long: decode steps are composed 0.3
+# ms ahead.
 SWITCH_INTERVAL_S = 0.0002
 
 
 class WorkerProcess:
-    """One worker, from loading its model to its stop. One other thread of the process calls its methods."""
+    """One worker, from loading its model to its stop. Methods are called from one other thread."""
 
     def __init__(self, config: WorkerConfig, role: WorkerRole, on_progress: Callable[[str], None]) -> None:
-        """
-        Args:
-            on_progress: receives the name of the next start-up phase.
-        """
         self._config = config
         self._role = role
         self._on_progress = on_progress
@@ -74,7 +70,7 @@ class WorkerProcess:
         self._stopped = threading.Event()
 
     def start(self) -> str:
-        """Loads the model, allocates the pool and opens the ports. Returns the address of the port for links.
+        """Loads the model, allocates the pool and opens the ports. Returns the address for links.
 
         Raises:
             ValueError: the model cannot be served as configured.
@@ -88,14 +84,14 @@ class WorkerProcess:
         return address
 
     def connect(self, router_addresses: Sequence[str]) -> None:
-        """Joins the cluster. Returns after the first router's Welcome.
+        """Joins the cluster. Returns after the first Welcome.
 
         Args:
             router_addresses: addresses of all routers, running or not.
 
         Raises:
-            ValueError: a router refused this worker; the message has the reason.
-            TimeoutError: no router welcomed it within connect_timeout_s.
+            ValueError: a router refused this worker.
+            TimeoutError: no Welcome within connect_timeout_s.
         """
         self._loop_thread.call(self._connect(router_addresses), CALL_TIMEOUT_S)
         if not self._connected.wait(self._config.connect_timeout_s):
@@ -138,14 +134,14 @@ class WorkerProcess:
             self._loop_thread.loop.call_soon_threadsafe(self._send, outgoing)
 
     def _on_engine_crash(self, error: BaseException) -> None:
-        # Pages and tensors are in an unknown state: exit at once. The router and the peers see the streams break.
+        # Pages and tensors are in an unknown state: exit at once.
         logging.shutdown()
         os._exit(exit_codes.ENGINE_FAILED)
 
     # --- Any thread ---
 
     def mapped_workers(self) -> list[str]:
-        """Returns the workers whose memory this one maps, dead ones included."""
+        """Returns the workers whose memory is mapped here, dead ones included."""
         return self._links.mapped_workers() if self._links is not None else []
 
     def _heartbeat(self) -> Heartbeat:
@@ -217,7 +213,6 @@ class WorkerProcess:
                 self._refusal = str(error)
                 self._connected.set()
                 return
-            # Without a router the worker serves nobody: exit and free its memory.
             logger.error("giving up: %s", error)
             logging.shutdown()
             os._exit(exit_codes.NO_ROUTER)
@@ -230,10 +225,8 @@ class WorkerProcess:
             os._exit(exit_codes.CONTROL_FAILED)
 
     async def _watch_engine_thread(self) -> None:
-        """Ends the process if no scheduler step completes for stall_timeout_s. The router has restarted its requests
-        elsewhere
-        by then, and a reconnect would only attract new ones.
-        """
+        """Ends the process after stall_timeout_s without a scheduler step. Its requests run elsewhere by then, and a
+        reconnect would attract new ones."""
         loop = asyncio.get_running_loop()
         num_steps, moved_at = -1, loop.time()
         while True:
@@ -247,7 +240,7 @@ class WorkerProcess:
 
     def _send(self, outgoing: Outgoing) -> None:
         assert self._links is not None
-        # Links first: the other worker may learn of a request as early as the router.
+        # Links first: then both workers may learn of a request together.
         for epoch, messages in outgoing.to_links.items():
             self._links.send(epoch, messages)
         for epoch, reason in outgoing.closed_links.items():

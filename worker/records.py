@@ -1,8 +1,8 @@
 """Records of served requests, from which HTTP clients resume: they have text but no tokens.
 
-A record has the output tokens known to this worker and the router's resume token; no pages, no log probabilities. It
-outlives its request, the router and any failure but the worker's own, until the memory limit evicts it. Prefill
-workers keep records too: until the pages have arrived, only they have the first token.
+A record has the known output tokens and the router's resume token, but no pages or log probabilities. It outlives its
+request and router, until the worker dies or the memory limit evicts it. Prefill workers keep records for the first
+token, which decode workers learn late.
 """
 
 from array import array
@@ -31,8 +31,8 @@ class _Record:
 
 
 class RecordKeeper:
-    """Records by id, with the oldest evicted first. Belongs to the asyncio thread, through which all messages pass. So
-    schedulers need not know of records, and a stalled engine hides none.
+    """Records by id, the oldest evicted first. All messages pass the asyncio thread, so schedulers need not know of
+    records.
 
     Attributes:
         num_bytes: size of all records.
@@ -48,7 +48,7 @@ class RecordKeeper:
         return len(self._records)
 
     def begin(self, message: Admit | Prefill) -> None:
-        """Starts the record of an attempt, with all output tokens of earlier attempts."""
+        """Starts a record with the output tokens of earlier attempts."""
         if not message.record_id:
             return
         old = self._records.get(message.record_id)
@@ -62,14 +62,14 @@ class RecordKeeper:
         self._make_room()
 
     def note(self, messages: Sequence[WorkerMessage]) -> None:
-        """Adds the tokens in these messages to their records. The router may be gone already."""
+        """Adds the messages' tokens to their records."""
         if not self._records:
             return
         find = self._by_request.get
         num_tokens = 0
         for message in messages:
             if isinstance(message, Tokens):
-                # A decode step has an event for every request: avoid a call for each.
+                # One event per request and step: avoid a call for each.
                 for event in message.events:
                     if (record := find(event.request_id)) is None or record.attempt != event.attempt:
                         continue
@@ -89,7 +89,6 @@ class RecordKeeper:
             self._make_room()
 
     def recall(self, message: Recall) -> Recalled:
-        """Returns the answer to a router's Recall."""
         record = self._records.get(message.record_id)
         if record is None:
             return Recalled(message.recall_id)

@@ -34,13 +34,11 @@ from tandem.worker.records import RecordKeeper
 
 logger = logging.getLogger(__name__)
 
-# Interval between checks for unnamed peers and for a lost last router, in seconds.
+# Check interval in seconds.
 WATCH_INTERVAL_S = 0.5
 
 
 class RouterStreams:
-    """All control streams of a worker, on the asyncio thread."""
-
     def __init__(
         self,
         addresses: Iterable[str],
@@ -58,13 +56,10 @@ class RouterStreams:
     ) -> None:
         """
         Args:
-            addresses: addresses of the routers' ports for workers. A restarted router keeps its address.
-            heartbeat: returns the current heartbeat.
+            addresses: the routers' ports for workers. A restarted router keeps its address.
             connect_timeout_s: time without any connected router after which `run` gives up.
-            records: records of requests served here.
-            post: passes an event to the engine thread.
             set_peers: receives the decode workers to link to.
-            on_connected: called at every router's Welcome.
+            on_connected: called at every Welcome.
         """
         self._connect_timeout_s = connect_timeout_s
         self._set_peers = set_peers
@@ -89,11 +84,11 @@ class RouterStreams:
         ]
 
     def send(self, messages: Sequence[WorkerMessage]) -> None:
-        """Sends each message to the router that it concerns. Drops messages for routers without a stream."""
+        """Sends each message to its router, or drops it if that router has no stream."""
         self._records.note(messages)
         clients = {client.router: client for client in self._clients if client.router}
         if len(clients) == 1:
-            # Messages of other routers' requests are harmless here: the router ignores unknown requests.
+            # The router ignores messages of other routers' requests.
             for client in clients.values():
                 client.send(messages)
             return
@@ -101,7 +96,6 @@ class RouterStreams:
             clients[router].send(own)
 
     def tell_changes(self, changes: CacheChanges) -> None:
-        """Reports cache changes to all routers that want them."""
         self._account.apply(changes)
         stored, removed = b"".join(changes.stored), b"".join(changes.removed)
         for client in self._clients:
@@ -140,7 +134,6 @@ class RouterStreams:
         self._keep_links()
 
     def _keep_links(self) -> None:
-        """Updates the links to the named peers, which change by messages and over time."""
         self._set_peers(self._peers.peers())
 
     def _lose_router(self, address: str) -> None:
@@ -148,7 +141,6 @@ class RouterStreams:
 
 
 def _by_router(messages: Sequence[WorkerMessage], routers: Sequence[str]) -> Mapping[str, list[WorkerMessage]]:
-    """Returns the messages for each of these routers, in order."""
     told: dict[str, list[WorkerMessage]] = {router: [] for router in routers}
     for message in messages:
         match message:

@@ -1,5 +1,3 @@
-"""Worker statistics, combined from the worker's parts."""
-
 from dataclasses import fields
 from operator import attrgetter
 
@@ -14,7 +12,7 @@ _counts_of = attrgetter(*_COUNTS)
 
 
 def worker_stats(engine: EngineBase, cache: CacheManager, timer: ForwardTimer, *own: WorkerStats) -> WorkerStats:
-    """Returns a worker's statistics: counts of its engine and its cache, plus those of its schedulers."""
+    """Combines the counts of a worker's engine, cache and schedulers."""
     shared = WorkerStats(
         num_total_pages=cache.num_pages,
         num_free_pages=cache.num_free_pages,

@@ -1,14 +1,13 @@
-"""Interface of transports, which move page bytes from one worker's pool to another's.
+"""Interface of transports, which move pages from one worker's pool to another's.
 
-A transport has an end at each worker, opened anew for every epoch of a link. The receiver sends its *endpoint*: bytes
-that only the transport writes and reads. A new transport is one file with three classes, and a line in the table.
+A transport has an end at each worker, opened anew for every epoch. The receiver sends its *endpoint*, bytes that only
+the transport understands. A new transport is one file with three classes, and a line in the table.
 
-One-sided transports write the receiver's pages from the sender; the receiver takes no part and cannot stop it.
-Two-sided transports need both: the sender announces each push on the link, and the receiver expects it under the same
-number.
+One-sided transports write the receiver's pages from the sender; the receiver cannot stop it. For two-sided ones the
+sender announces each push on the link, and the receiver expects it under the same number.
 
-Opening may block or fail, so it has its own thread (kvtransfer/transports/opening.py). The engine thread calls
-everything else, and every call returns at once.
+Opening may block or fail and has its own thread (kvtransfer/transports/opening.py). All other calls come from the
+engine thread and return at once.
 """
 
 from abc import ABC, abstractmethod
@@ -20,8 +19,6 @@ from tandem.rpc.credentials import ClusterCredentials
 
 
 class Completed:
-    """A completion that is done."""
-
     def done(self) -> bool:
         return True
 
@@ -30,7 +27,7 @@ COMPLETED = Completed()
 
 
 class SenderTransport(ABC):
-    """The sending end, bound to one receiver for one epoch.
+    """The sending end of one epoch.
 
     Attributes:
         two_sided: whether the receiver takes part in every copy.
@@ -45,30 +42,26 @@ class SenderTransport(ABC):
 
     @abstractmethod
     def copy_pages(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
-        """Starts copying pages from this worker's pool to the receiver's. Both lists have the same length.
+        """Starts copying pages into the receiver's pool. Both lists have the same length.
 
-        All writes to the source pages have completed, as seen by the host: a copy waits for no device work.
+        Writes to the source pages have completed: a copy waits for no device work.
 
         Args:
             link_seq: number of this push on the link, from 0 without gaps.
 
         Returns:
-            Done when the source pages are no longer read and, if one-sided, the destination pages are written. After a
-                failure it is done although pages have not arrived: commit nothing then.
+            Done when the source pages are no longer read and, if one-sided, the destinations are written. Also done
+                after a failure, without arrival: commit nothing then.
         """
 
     @abstractmethod
     def abort(self) -> Completion:
-        """Submits nothing more. The completion means that all submitted copies are over and the receiver's memory is
-        unmapped. The opening thread also calls it, for an end that is no longer wanted."""
+        """Submits nothing more. The completion means that all copies are over and the receiver's memory is unmapped.
+        The opening thread may call it too."""
 
 
 class ReceiverTransport(ABC):
-    """The receiving end for one epoch.
-
-    Attributes:
-        two_sided: whether the receiver takes part in every copy.
-    """
+    """The receiving end of one epoch."""
 
     two_sided: bool
 
@@ -83,22 +76,20 @@ class ReceiverTransport(ABC):
 
     @abstractmethod
     def receive_pages(self, link_seq: int, dst_pages: Sequence[int] | None, num_pages: int) -> Completion:
-        """Receives a push of `num_pages` pages; discards them if `dst_pages` is None. Called on two-sided transports
-        only.
+        """Receives a push; discards it if `dst_pages` is None. Two-sided transports only.
 
         Returns:
-            Done when the pages hold the pushed data; never after a failure.
+            Done when the pages have arrived; never after a failure.
         """
 
     @abstractmethod
     def abort(self) -> Completion:
-        """Receives nothing more. If two-sided, the completion means that nothing of this epoch can touch this worker's
-        pages. If one-sided it means nothing: the receiver cannot stop the sender. The opening thread also calls it, for
-        an end that is no longer wanted."""
+        """Receives nothing more. If two-sided, the completion means that the epoch cannot touch this worker's pages; if
+        one-sided, nothing. The opening thread may call it too."""
 
 
 class OneSidedReceiver(ReceiverTransport):
-    """Base of one-sided receivers: provides an endpoint and takes no further part."""
+    """Base of one-sided receivers, which only provide an endpoint."""
 
     two_sided = False
 
@@ -114,11 +105,11 @@ class OneSidedReceiver(ReceiverTransport):
 
 
 class Transport(ABC):
-    """One way to move pages between this worker and others. One instance for each worker.
+    """One way to move pages, instantiated once for each worker.
 
     Attributes:
-        within_host: whether both ends must be on one host. Required for one-sided transports: only on the same host can
-            the exit of a dead sender be seen, which ends its writes.
+        within_host: whether both ends must be on one host, as for one-sided transports: only there can the exit of a
+            dead sender, which ends its writes, be seen.
     """
 
     within_host = False
@@ -128,29 +119,21 @@ class Transport(ABC):
         """Checks that this worker's pool can use the transport. Opens nothing.
 
         Args:
-            pool: this worker's pool.
-            host: address to receive at, if needed.
-            credentials: credentials for connections to other workers.
+            host: address to receive at.
 
         Raises:
-            ValueError: the pool cannot; the message names the pools that can.
+            ValueError: it cannot; the message names the pools that can.
         """
 
     @abstractmethod
     def open_sender(self, endpoint: bytes) -> SenderTransport:
-        """Opens a sending end to one receiver.
-
-        May block, but the caller gives up after `opening.OPEN_TIMEOUT_S`. Leaves nothing behind on failure.
+        """Opens a sending end. May block up to `opening.OPEN_TIMEOUT_S`. Leaves nothing behind on failure.
 
         Raises:
             ValueError: the endpoint is invalid or does not fit this pool.
-            OSError: the receiver cannot be reached this way.
+            OSError: the receiver cannot be reached.
         """
 
     @abstractmethod
     def open_receiver(self) -> ReceiverTransport:
-        """Opens a receiving end for one epoch. May block like `open_sender`.
-
-        Raises:
-            ValueError, OSError: pages cannot be received this way.
-        """
+        """Opens a receiving end, like `open_sender`. Raises ValueError or OSError."""

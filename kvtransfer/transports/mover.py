@@ -1,4 +1,4 @@
-"""Base of both ends of a two-sided transport: a thread that runs transfers in the link's order."""
+"""Base of both ends of a two-sided transport: a thread that moves pushes in the link's order."""
 
 import logging
 import queue
@@ -14,13 +14,11 @@ from tandem.kvtransfer.transports.peer_socket import Listener
 
 logger = logging.getLogger(__name__)
 
-# Header of a push: its number on the link and its number of pages.
+# Header of a push: its number and its number of pages.
 HEADER = struct.Struct("!QI")
 
 
 class Flag:
-    """A completion that a mover's thread sets."""
-
     def __init__(self) -> None:
         self._event = threading.Event()
         self._error = ""
@@ -29,18 +27,17 @@ class Flag:
         self._event.set()
 
     def fail(self, error: str) -> None:
-        """Makes `done` raise: the completion will never be set."""
+        """Makes `done` raise."""
         self._error = error
 
     def done(self) -> bool:
-        """Raises RuntimeError: the mover failed to end."""
         if self._error:
             raise RuntimeError(self._error)
         return self._event.is_set()
 
 
 class Transfer(NamedTuple):
-    """A push at either end. Attributes: pages: pages of this worker's pool; None to discard the data."""
+    """A push at either end. Attributes: pages: local pages; None to discard."""
 
     link_seq: int
     num_pages: int
@@ -49,8 +46,6 @@ class Transfer(NamedTuple):
 
 
 class Mover(ABC):
-    """Runs until it is stopped or fails."""
-
     def __init__(self) -> None:
         # None ends the thread.
         self._transfers: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
@@ -82,7 +77,7 @@ class Mover(ABC):
         except (OSError, ValueError, RuntimeError) as error:
             self._fail(str(error))
         except Exception as error:
-            # An unexpected error ends the epoch too: pushes are over and nothing has arrived.
+            # Pushes are over and nothing has arrived, as after any failure.
             logger.exception("the thread that moves pages failed")
             self._fail(repr(error))
         finally:
@@ -92,7 +87,7 @@ class Mover(ABC):
         try:
             self._close()
         except Exception as error:
-            # This worker's pages may still be touched, and nothing will tell when that is over.
+            # This worker's pages may still be touched, without an end.
             logger.exception("the thread that moves pages could not end what it had begun")
             self._over.fail(f"a transport could not be closed: {error!r}")
         else:
@@ -113,8 +108,7 @@ class Mover(ABC):
 
     @abstractmethod
     def _move(self, transfer: Transfer) -> None:
-        """Returns when the transfer's bytes are sent or received. Raises OSError, ValueError or RuntimeError if nothing
-        more can move."""
+        """Moves all bytes. Raises OSError, ValueError or RuntimeError if nothing more can move."""
 
     @abstractmethod
     def _wake(self) -> None:
@@ -122,12 +116,11 @@ class Mover(ABC):
 
     @abstractmethod
     def _close(self) -> None:
-        """Closes everything, after which nothing touches this worker's pages. The thread's last call. If it raises, the
-        process must end."""
+        """Closes everything; nothing touches this worker's pages afterwards. If it raises, the process must end."""
 
 
 class _Sent:
-    """Done when the bytes are sent, or when the thread that reads the pages has ended."""
+    """Done when the bytes are sent or the thread has ended."""
 
     def __init__(self, moved: Completion, over: Completion) -> None:
         self._moved = moved
@@ -146,8 +139,6 @@ class SendingMover(Mover, SenderTransport):
 
 
 class ReceivingMover(Mover, ReceiverTransport):
-    """A receiving mover. It listens before its thread starts."""
-
     two_sided = True
     _listener: Listener
 

@@ -1,12 +1,12 @@
-"""Pages between GPUs over NCCL: NVLink, PCIe, InfiniBand or sockets, within or across hosts. Two-sided.
+"""Pages between GPUs over NCCL, within or across hosts. Two-sided. Imported on CUDA machines only.
 
-Imported on CUDA machines only; cupy calls NCCL. Each epoch has a communicator of two ranks, owned by one thread at each
-end. Single pages reach only a fraction of a link's speed. So pages travel in pieces: the sender gathers a piece into a
-slot of a ring, and the receiver scatters it from its own slot, while the next piece travels.
+Each epoch has a communicator of two ranks, owned by one thread at each end. Single pages reach only a fraction of a
+link's speed, so pages travel in pieces: the sender gathers a piece into a slot of a ring and the receiver scatters it
+from its own, while the next one travels.
 
-A TCP connection runs beside the communicator. A push is announced on it, and goes to NCCL only when both ends have
-reached it, because a waiting kernel takes multiprocessors from the model. The connection also shows a peer's end. The
-communicator is then aborted: NCCL itself would wait forever.
+A push is announced on a TCP connection and goes to NCCL only when both ends have reached it: a waiting kernel takes
+multiprocessors from the model. When the connection shows a peer's end, the communicator is aborted, because NCCL itself
+would wait forever.
 """
 
 import logging
@@ -26,16 +26,12 @@ from tandem.rpc.credentials import ClusterCredentials
 logger = logging.getLogger(__name__)
 
 _UNIQUE_ID_BYTES = 128
-# The sender has the unique id and is about to join.
 _JOINING = b"j"
 
 
 class NcclSender(NcclMover, SendingMover):
     def __init__(self, pool: CudaKvPool, host: str, endpoint: bytes, context: ssl.SSLContext | None = None) -> None:
         """Connects to the receiver over TCP and NCCL.
-
-        Args:
-            context: TLS context of the TCP connection; None for plain.
 
         Raises:
             ValueError: the endpoint is invalid, or cupy is missing.
@@ -83,10 +79,7 @@ class NcclSender(NcclMover, SendingMover):
 
 class NcclReceiver(NcclMover, ReceivingMover):
     def __init__(self, pool: CudaKvPool, host: str, context: ssl.SSLContext | None = None) -> None:
-        """Listens for one connection, from the sender that shows the token.
-
-        Args:
-            context: TLS context of the TCP connection; None for plain.
+        """Listens for the sender that shows the token.
 
         Raises:
             ValueError: cupy is missing.
@@ -108,7 +101,7 @@ class NcclReceiver(NcclMover, ReceivingMover):
 
     def _move(self, transfer: Transfer) -> None:
         assert self._connection is not None
-        # The sender waits for this header before it transmits, but not the other way round.
+        # The sender waits for this; the receiver does not wait for the sender.
         self._connection.sendall(HEADER.pack(transfer.link_seq, transfer.num_pages))
         check_announced(self._read(HEADER.size), transfer)
         # Discarded pages are received into slots too.

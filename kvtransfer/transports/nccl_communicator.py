@@ -1,8 +1,7 @@
 """NCCL communicator of two ranks, called through cupy.
 
-While a communicator is made and connected, NCCL waits forever for a stalled peer, and nothing can interrupt it. So this
-runs on its own thread, which is abandoned if it takes too long. In non-blocking mode NCCL would start a thread for
-every piece of pages, which takes as long as sending 30 MiB.
+While a communicator is made, NCCL waits forever for a stalled peer. So this runs on its own thread, abandoned after a
+timeout. In non-blocking mode NCCL would start a thread for every piece of pages, which takes as long as sending 30 MiB.
 """
 
 import os
@@ -13,21 +12,16 @@ import torch
 
 from tandem.hosts import interface_of
 
-# Ranks in a communicator.
 SENDER, RECEIVER = 0, 1
 
 
 def load_nccl(host: str) -> Any:
-    """Imports NCCL's module with settings for this use.
+    """Imports NCCL's module. Raises ValueError if cupy is missing.
 
     Args:
         host: address at which this worker receives.
-
-    Raises:
-        ValueError: cupy is missing.
     """
-    # NCCL reads these once in a process. Two ranks need no multicast. Use the interface of all other traffic: loopback
-    # on one host.
+    # Read once in a process. Two ranks need no multicast; use the interface of all other traffic.
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     if interface := interface_of(host):
         # "=" selects this very interface, not all names with this prefix.
@@ -40,27 +34,21 @@ def load_nccl(host: str) -> Any:
 
 
 class Communicator:
-    """A communicator owned by one thread. No call waits for the other end. Every call raises RuntimeError if NCCL
-    reports a failure."""
+    """A communicator of one thread, whose calls never wait for the other end and raise RuntimeError on any NCCL
+    failure."""
 
     def __init__(self, nccl: Any, rank: int, unique_id: bytes, device: torch.device) -> None:
-        """Starts to make the communicator, together with the other end.
-
-        Args:
-            nccl: result of `load_nccl`.
-            rank: SENDER or RECEIVER.
-            unique_id: id shared with the other end.
-        """
+        """Starts to make it. Args: rank: SENDER or RECEIVER; unique_id: shared with the other end."""
         self._nccl = nccl
         self._rank = rank
         self._device = device
         self._communicator: Any = None
-        # A first message connects the two ends. That is slow, and no request's pages should wait for it.
+        # A first, slow message connects the ends, so that no request's pages wait for it.
         self._message = torch.empty(1, dtype=torch.uint8, device=device)
         self._stream = torch.cuda.Stream(device)
         self._arrived = torch.cuda.Event()
         self._error: Exception | None = None
-        # Guards the owner of the communicator: the connecting thread, until it is made or abandoned.
+        # Guards the owner: the connecting thread, until made or abandoned.
         self._lock = threading.Lock()
         self._is_made = False
         self._is_abandoned = False
@@ -68,30 +56,27 @@ class Communicator:
 
     def is_connected(self) -> bool:
         """Returns whether `transmit` may be called."""
-        # Check the error last: it is set before _is_made. If the message failed, its event was never recorded, and CUDA
-        # reports such an event as done.
+        # Check the error last: it is set before _is_made. CUDA reports an event that was never recorded as done.
         is_connected = self._is_made and self._arrived.query()
         if self._error is not None:
             raise RuntimeError(f"no communicator could be made: {self._error}") from self._error
         return is_connected
 
     def check(self) -> None:
-        """Raises RuntimeError if anything has failed."""
         if self._is_made:
             self._communicator.check_async_error()
 
     def transmit(self, address: int, num_bytes: int, stream: torch.cuda.Stream) -> None:
-        """Sends from or receives into device memory, in the stream's order."""
+        """Sends or receives device memory, in the stream's order."""
         post = self._communicator.send if self._rank == SENDER else self._communicator.recv
         post(address, num_bytes, self._nccl.NCCL_UINT8, 1 - self._rank, stream.cuda_stream)
 
     def abort(self) -> None:
-        """Ends the communicator and its device work, whatever the other end does."""
         with self._lock:
             self._is_abandoned = True
             if not self._is_made:
-                # The connecting thread owns it and ends it when NCCL returns, at the latest after the end of a peer
-                # that it has met. Only the first message can move until then.
+                # The connecting thread ends it when NCCL returns, at the latest when a peer that it has met ends. Until
+                # then only the first message can move.
                 return
         self._communicator.abort()
 

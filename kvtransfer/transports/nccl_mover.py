@@ -1,7 +1,4 @@
-"""Base of both ends of the NCCL transport: a thread that owns a communicator, its streams and a ring of slots.
-
-Imported on CUDA machines only.
-"""
+"""Base of both ends of the NCCL transport. Imported on CUDA machines only."""
 
 import logging
 import queue
@@ -23,30 +20,25 @@ from tandem.timer_slack import sleep_exactly
 
 logger = logging.getLogger(__name__)
 
-# NCCL takes up to 0.1 ms to start a piece, half of the time in which a piece of 64 MiB travels.
+# A piece takes NCCL up to 0.1 ms to start, half of the travel time of 64 MiB.
 SLOT_BYTES = 128 * 2**20
 # One slot is filled, one travels, one is emptied.
 NUM_SLOTS = 3
 # Maximum number of transfers in flight.
 MAX_PENDING = 8
-# Poll interval of transfers in flight, in seconds.
+# Poll interval, in seconds.
 POLL_S = 0.00002
-# Interval between checks of the peer, in seconds.
 PEER_POLL_S = 0.01
-# Timeout of a transfer, in seconds.
 STALL_TIMEOUT_S = 30.0
-# Timeout of making a communicator, in seconds, a little less than OPEN_TIMEOUT_S.
+# Below OPEN_TIMEOUT_S.
 CONNECT_TIMEOUT_S = 4.5
 CONNECT_POLL_S = 0.001
-# Timeout of an aborted end, in seconds.
 ABORT_TIMEOUT_S = 30.0
 # Maximum time counted between two checks: a stalled process has not waited.
 ABORT_LOOK_S = 0.5
 
 
 class _Ring:
-    """A ring of slots for pieces of pages."""
-
     def __init__(self, page_bytes: int, device: torch.device) -> None:
         self.num_pages = max(1, SLOT_BYTES // page_bytes)
         self._slots = torch.empty((NUM_SLOTS, self.num_pages * page_bytes), dtype=torch.uint8, device=device)
@@ -54,8 +46,7 @@ class _Ring:
         self._next = 0
 
     def take(self, stream: torch.cuda.Stream) -> tuple[int, torch.cuda.Event]:
-        """Returns the next slot's address, which the stream may write after the slot's last use, and the event to
-        record after the new use."""
+        """Returns a slot's address, writable once its last use has ended, and the event to record after the new use."""
         number = self._next
         self._next = (number + 1) % NUM_SLOTS
         stream.wait_event(self._free[number])
@@ -63,11 +54,7 @@ class _Ring:
 
 
 class _Pending:
-    """A transfer submitted to the device, with the event after its last operation.
-
-    Attributes:
-        since: time at which it was submitted or became the oldest.
-    """
+    """A transfer on the device. Attributes: since: time at which it was submitted or became the oldest."""
 
     __slots__ = ("completion", "event", "since")
 
@@ -80,8 +67,7 @@ class _Pending:
 class _Quiet:
     """Done when an aborted end touches no pages: its thread has ended or never moved any.
 
-    If that never happens, no one may use the pages again: `done` raises RuntimeError, which ends the engine thread and
-    so the process.
+    If it never is, the pages are lost: `done` raises RuntimeError, which ends the engine thread and so the process.
     """
 
     def __init__(self, mover: "NcclMover", clock: Callable[[], float] = time.monotonic) -> None:
@@ -102,14 +88,10 @@ class _Quiet:
 
 
 class NcclMover(Mover):
-    """One end of the transport. NCCL and its streams belong to its thread."""
+    """A thread that owns a communicator, its streams and a ring of slots."""
 
     def __init__(self, pool: CudaKvPool, host: str, rank: int) -> None:
         """
-        Args:
-            host: address at which this worker receives.
-            rank: SENDER or RECEIVER.
-
         Raises:
             ValueError: cupy is missing.
             RuntimeError: the slots do not fit into device memory.
@@ -120,7 +102,7 @@ class NcclMover(Mover):
         self._page_bytes = pool.layout.page_bytes
         self._rank = rank
         self._ring: _Ring | None = _Ring(self._page_bytes, pool.device)
-        # One stream for NCCL and one for copies within the device: a piece is gathered while the previous one travels.
+        # For NCCL and for copies within the device: a piece is gathered while the previous one travels.
         self._network, self._local = torch.cuda.Stream(pool.device), torch.cuda.Stream(pool.device)
         self._copies = PageCopies(self._page_bytes)
         self._connection: socket.socket | None = None
@@ -134,7 +116,7 @@ class NcclMover(Mover):
         return _Quiet(self)
 
     def is_quiet(self) -> bool:
-        # The thread sets _moves before it checks _aborted, so one of the two sees the other.
+        # The thread sets _moves before it checks _aborted: one of the two sees the other.
         return self._over.done() or (self._aborted and not self._moves)
 
     def _main(self) -> None:
@@ -143,7 +125,6 @@ class NcclMover(Mover):
             super()._main()
 
     def _join(self, unique_id: bytes) -> None:
-        """Makes the communicator, together with the other end."""
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         self._communicator = Communicator(self._nccl, self._rank, unique_id, self._pool.device)
         while not self._communicator.is_connected():
@@ -173,7 +154,7 @@ class NcclMover(Mover):
     def _settle(self) -> None:
         """Completes finished transfers. Raises OSError or RuntimeError if nothing more can move."""
         while self._pending and self._pending[0].event.query():
-            # A failed communicator ends its kernels too, without having moved data.
+            # A failed communicator ends its kernels without having moved data.
             assert self._communicator is not None
             self._communicator.check()
             self._pending.popleft().completion.set()
@@ -183,7 +164,6 @@ class NcclMover(Mover):
             self._check_going_on(self._pending[0].since + STALL_TIMEOUT_S)
 
     def _check_going_on(self, deadline: float) -> None:
-        """Raises OSError or RuntimeError if the awaited event can no longer come."""
         now = time.monotonic()
         if self._aborted:
             raise OSError("aborted")
@@ -198,7 +178,7 @@ class NcclMover(Mover):
                 raise OSError("the other end closed the connection")
 
     def _read(self, num_bytes: int, timeout_s: float = STALL_TIMEOUT_S) -> bytes:
-        """Reads from the other end and completes transfers meanwhile. Raises like `_settle`."""
+        """Completes transfers while it waits for bytes. Raises like `_settle`."""
         assert self._connection is not None
         deadline = time.monotonic() + timeout_s
         said = b""
@@ -212,7 +192,6 @@ class NcclMover(Mover):
             if self._pending:
                 time.sleep(POLL_S)
             else:
-                # Incoming data ends the wait at once.
                 peer_socket.wait_readable([self._connection], time.monotonic() + PEER_POLL_S)
 
     def _transmit(self, address: int, num_bytes: int) -> None:
@@ -225,13 +204,13 @@ class NcclMover(Mover):
             yield piece
 
     def _submitted(self, stream: torch.cuda.Stream, transfer: Transfer) -> None:
-        """Records the end of a transfer whose last operation is on this stream."""
+        """Records a transfer's end, on the stream of its last operation."""
         event = torch.cuda.Event()
         event.record(stream)
         self._pending.append(_Pending(event, transfer.completion))
 
     def _wake(self) -> None:
-        """Does nothing: the thread never blocks for long."""
+        """The thread never blocks for long."""
 
     def _close(self) -> None:
         # Tell the other end first: its kernels wait for ours.
@@ -241,9 +220,9 @@ class NcclMover(Mover):
             try:
                 self._communicator.abort()
             except RuntimeError:
-                # The streams tell whether anything still runs.
+                # The streams tell whether anything runs.
                 logger.exception("a communicator could not be aborted")
         self._network.synchronize()
         self._local.synchronize()
-        # Free the device memory even if this object lives on.
+        # Free the memory even if this object lives on.
         self._ring = None

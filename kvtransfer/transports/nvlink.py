@@ -1,8 +1,5 @@
-"""Pages between peer GPUs of one host: the sender maps the receiver's pool, and copy engines write its pages.
-One-sided.
-
-Imported on CUDA machines only.
-"""
+"""Pages between peer GPUs of one host: copy engines write the receiver's mapped pool. One-sided. Imported on CUDA
+machines only."""
 
 import struct
 from collections.abc import Sequence
@@ -17,10 +14,10 @@ from tandem.engine.kvcache.pool import KvPool
 from tandem.kvtransfer.transports.base import OneSidedReceiver, ReceiverTransport, SenderTransport, Transport
 from tandem.rpc.credentials import ClusterCredentials
 
-# Number of pages in a push's first batch; each further batch has twice as many.
+# Pages in a push's first batch; each further batch has twice as many.
 FIRST_PAGES = 4
 
-# Endpoint: size of the receiver's pool in bytes, and its CUDA IPC handle.
+# Endpoint: size of the pool in bytes, and its CUDA IPC handle.
 _ENDPOINT = struct.Struct("!Q64s")
 
 
@@ -29,7 +26,7 @@ def encode_endpoint(pool: CudaKvPool) -> bytes:
 
 
 def decode_endpoint(endpoint: bytes) -> tuple[int, bytes]:
-    """Returns the pool's size in bytes and its handle. Raises ValueError if the endpoint is invalid."""
+    """Raises ValueError if the endpoint is invalid."""
     try:
         num_bytes, handle = _ENDPOINT.unpack(endpoint)
     except struct.error as error:
@@ -38,8 +35,6 @@ def decode_endpoint(endpoint: bytes) -> tuple[int, bytes]:
 
 
 class _Copied:
-    """Done when the event after a batch of copies has happened."""
-
     def __init__(self, event: torch.cuda.Event) -> None:
         self._event = event
 
@@ -51,11 +46,8 @@ class NvlinkSender(SenderTransport):
     two_sided = False
 
     def __init__(self, pool: CudaKvPool, endpoint: bytes) -> None:
-        """Maps the receiver's pool.
-
-        Raises:
-            ValueError: the endpoint is not a pool of this host's GPUs with pages of this size.
-        """
+        """Maps the receiver's pool. Raises ValueError if the endpoint is no pool of this host's GPUs with pages of this
+        size."""
         self._page_bytes = pool.layout.page_bytes
         num_bytes, ipc_handle = decode_endpoint(endpoint)
         if num_bytes == 0 or num_bytes % self._page_bytes:
@@ -63,12 +55,12 @@ class NvlinkSender(SenderTransport):
         self._num_dst_pages = num_bytes // self._page_bytes
         self._src = pool.address
         self._device = pool.device
-        # Ordered with no other stream: the next forward pass is launched already and would delay the pages.
+        # Ordered with no other stream: a forward launched already would delay the pages.
         self._stream = torch.cuda.Stream(self._device)
         handle = runtime.cudaIpcMemHandle_t()
         try:
             handle.reserved = ipc_handle
-            # Make the pool's device current: this is not the engine thread.
+            # This is not the engine thread: set the device.
             with torch.cuda.device(self._device):
                 self._dst = int(check(runtime.cudaIpcOpenMemHandle(handle, runtime.cudaIpcMemLazyEnablePeerAccess)))
         except (ValueError, RuntimeError) as error:
@@ -84,8 +76,7 @@ class NvlinkSender(SenderTransport):
     def copy_pages(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
         assert not self._aborted, "a copy after abort"
         assert len(src_pages) == len(dst_pages) and max(dst_pages) < self._num_dst_pages
-        # Submitting takes the host half as long as copying takes the engines. Start with few pages and submit the rest
-        # meanwhile.
+        # Submitting takes half as long as copying: start with few pages and submit the rest meanwhile.
         start, num_pages = 0, FIRST_PAGES
         while start < len(src_pages):
             end = start + num_pages
@@ -107,11 +98,6 @@ class _Unmapping:
     """Unmaps the receiver's pool after the last copy: a mapping keeps a dead receiver's memory."""
 
     def __init__(self, address: int, device: torch.device, last: Completion | None) -> None:
-        """
-        Args:
-            device: device that was current at the mapping.
-            last: last submitted copy, if any.
-        """
         self._address = address
         self._device = device
         self._last = last

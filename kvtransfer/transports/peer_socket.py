@@ -1,5 +1,5 @@
-"""The TCP connection between the ends of a two-sided transport, optionally over TLS. The receiver listens for the one
-sender that shows its token."""
+"""The TCP connection of a two-sided transport, optionally over TLS. The receiver accepts the one sender that shows its
+token."""
 
 import contextlib
 import logging
@@ -16,28 +16,26 @@ from tandem.config import SERVER_NAME
 
 logger = logging.getLogger(__name__)
 
-# Shorter than the timeout of opening an end, so that the reason is reported.
+# Shorter than OPEN_TIMEOUT_S, so that the reason is reported.
 CONNECT_TIMEOUT_S = 3.0
-# Longer than a sender needs to open its end after it has the endpoint.
+# Longer than a sender needs to open its end.
 ACCEPT_TIMEOUT_S = 30.0
-# The sender starts with TLS, if used, and the token at once; a slower connection is a stranger's.
+# The sender shows the token at once; a slower connection is a stranger's.
 TOKEN_TIMEOUT_S = 3.0
-# Strangers may connect before the sender. Beyond _MAX_NEWCOMERS connections, the oldest is refused.
+# Strangers may connect first. Beyond the limit the oldest is refused.
 _BACKLOG = 128
 _MAX_NEWCOMERS = 16
-# Time without a sent or received byte after which a peer counts as lost, in seconds.
+# Time without a byte after which a peer counts as lost, in seconds.
 STALL_TIMEOUT_S = 30.0
 # Endpoint: port and token, then the host in UTF-8.
 _TOKEN_BYTES = 16
 _ENDPOINT = struct.Struct(f"!H{_TOKEN_BYTES}s")
-# In TLS 1.3 a sender's handshake ends before the receiver has checked its certificate. So the sender waits for this
-# byte or for the error.
+# In TLS 1.3 a sender's handshake ends before the receiver has checked its certificate, so the sender waits for this
+# byte.
 _TAKEN = b"\1"
 
 
 class Endpoint(NamedTuple):
-    """A receiver's address and the token that its sender must show."""
-
     host: str
     port: int
     token: bytes
@@ -47,7 +45,6 @@ class Endpoint(NamedTuple):
 
     @staticmethod
     def decode(endpoint: bytes) -> "Endpoint":
-        """Raises ValueError if the bytes are not an endpoint."""
         try:
             port, token = _ENDPOINT.unpack_from(endpoint)
             host = endpoint[_ENDPOINT.size :].decode()
@@ -59,10 +56,7 @@ class Endpoint(NamedTuple):
 
 
 def connect(endpoint: bytes, context: ssl.SSLContext | None = None) -> socket.socket:
-    """Connects to a receiver and shows its token.
-
-    Args:
-        context: TLS context; None for plain.
+    """Connects to a receiver and shows its token. `context` None means no TLS.
 
     Raises:
         ValueError: the endpoint is invalid.
@@ -90,22 +84,14 @@ def connect(endpoint: bytes, context: ssl.SSLContext | None = None) -> socket.so
 
 
 class Listener:
-    """Listens for one sender among any other connections."""
-
     def __init__(self, host: str, context: ssl.SSLContext | None = None) -> None:
-        """
-        Args:
-            context: TLS context; None for plain.
-
-        Raises:
-            OSError: `host` is not an address of this host.
-        """
+        """Raises OSError if `host` is not an address of this host."""
         self._context = context
         self._socket = socket.create_server((host, 0), backlog=_BACKLOG)
         self.endpoint = Endpoint(host, self._socket.getsockname()[1], secrets.token_bytes(_TOKEN_BYTES))
 
     def accept(self) -> socket.socket:
-        """Waits for the sender; strangers do not delay it. Raises OSError if it does not come or the wait is ended."""
+        """Waits for the sender; strangers do not delay it. Raises OSError on timeout or `wake`."""
         self._socket.setblocking(False)
         deadline = time.monotonic() + ACCEPT_TIMEOUT_S
         newcomers: list[_Newcomer] = []
@@ -137,13 +123,7 @@ class Listener:
 
 
 class _Newcomer:
-    """A connection that has not shown the token.
-
-    Attributes:
-        connection: usable once it has.
-        deadline: time by which it must.
-        refusal: reason to refuse it, or "".
-    """
+    """A connection that has not shown the token. Attributes: refusal: reason to refuse it, or ""."""
 
     def __init__(self, connection: socket.socket, host: str, token: bytes, context: ssl.SSLContext | None) -> None:
         self.connection = connection
@@ -160,7 +140,7 @@ class _Newcomer:
         return self.connection.fileno()
 
     def is_sender(self) -> bool:
-        """Processes its data. Returns whether it has shown the token."""
+        """Returns whether it has shown the token."""
         try:
             self._go_on()
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -180,7 +160,7 @@ class _Newcomer:
         close(self.connection)
 
     def _go_on(self) -> None:
-        """Returns once it has shown the token and is ready."""
+        """Returns once it is ready; raises otherwise."""
         if self._context is not None:
             if not isinstance(self.connection, ssl.SSLSocket):
                 self.connection = self._context.wrap_socket(
@@ -201,7 +181,7 @@ class _Newcomer:
 
 
 def wait_readable(files: Iterable[socket.socket | _Newcomer], until: float) -> None:
-    """Returns when a socket is readable, or at `until` on time.monotonic()."""
+    """Returns when a socket is readable, or at `until`."""
     with selectors.DefaultSelector() as selector:
         for file in files:
             selector.register(file, selectors.EVENT_READ)
@@ -233,7 +213,7 @@ def has_come(connection: socket.socket) -> bool:
 
 
 def has_ended(connection: socket.socket) -> bool:
-    """Returns whether the other end has closed the connection and all data is read. Raises like `has_come`."""
+    """Returns whether the other end closed and all data is read. Raises like `has_come`."""
     return _next_byte(connection) == b""
 
 
@@ -249,17 +229,15 @@ def _next_byte(connection: socket.socket) -> bytes | None:
 
 
 def wake(sock: socket.socket) -> None:
-    """Unblocks another thread on a socket. The socket stays open: closing would let that thread use a reused
-    descriptor."""
-    # Fails on an unconnected or closed socket, where no thread blocks.
+    """Unblocks another thread. The socket stays open, because its descriptor could be reused under that thread."""
+    # Unconnected or closed: no thread blocks on it.
     with contextlib.suppress(OSError):
-        # TLS's own shutdown would let a reader go on without TLS and take encrypted bytes for pages.
+        # TLS's own shutdown would let a reader take encrypted bytes for pages.
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def close(sock: socket.socket) -> None:
-    """Closes a socket that no other thread uses."""
-    # A shutdown reaches the peer even if a child process shares the socket.
+    # Reaches the peer even if a child process shares the socket.
     wake(sock)
     with contextlib.suppress(OSError):
         sock.close()

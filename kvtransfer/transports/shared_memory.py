@@ -19,7 +19,7 @@ from tandem.kvtransfer.transports.base import (
 )
 from tandem.rpc.credentials import ClusterCredentials
 
-# Endpoint: process id, descriptor and size of the receiver's memfd, then its name in UTF-8.
+# Endpoint: process id, descriptor and size of the receiver's memfd, then its name.
 _ENDPOINT = struct.Struct("!IIQ")
 
 
@@ -40,11 +40,7 @@ class SharedMemorySender(SenderTransport):
     two_sided = False
 
     def __init__(self, pool: CpuKvPool, endpoint: bytes) -> None:
-        """Maps the receiver's pool.
-
-        Raises:
-            ValueError: the endpoint is not a pool of this host with pages of this size.
-        """
+        """Maps the receiver's pool. Raises ValueError if the endpoint is no local pool with pages of this size."""
         page_bytes = pool.layout.page_bytes
         file = decode_endpoint(endpoint)
         if file.num_bytes == 0 or file.num_bytes % page_bytes:
@@ -64,7 +60,7 @@ class SharedMemorySender(SenderTransport):
             raise ValueError(f"the receiver's pool cannot be mapped: {error}") from error
         finally:
             os.close(fd)
-        # NumPy, because torch would split one page among threads, whose synchronization takes longer than the copy.
+        # NumPy: torch would split one page among threads, which takes longer than the copy.
         self._source = pool.memory.numpy()
         # The receiver's memory, (num_pages, page_bytes) uint8; None after an abort.
         self._destination: np.ndarray | None = np.frombuffer(mapping, dtype=np.uint8).reshape(-1, page_bytes)

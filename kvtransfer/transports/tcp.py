@@ -1,7 +1,6 @@
-"""Pages between CPU pools anywhere, over a TCP connection. Two-sided.
+"""Pages between CPU pools over a TCP connection. Two-sided.
 
-For hosts without shared memory, and as a stand-in for two-sided GPU transports in tests. A push and its receive match
-by number. A thread at each end moves the bytes.
+For hosts without shared memory, and in tests for two-sided GPU transports. A thread at each end moves the bytes.
 """
 
 import socket
@@ -16,15 +15,7 @@ from tandem.rpc.credentials import ClusterCredentials
 
 class TcpSender(SendingMover):
     def __init__(self, pool: CpuKvPool, endpoint: bytes, context: ssl.SSLContext | None = None) -> None:
-        """Connects to the receiver.
-
-        Args:
-            context: TLS context; None for plain.
-
-        Raises:
-            ValueError: the endpoint is invalid.
-            OSError: the receiver cannot be reached.
-        """
+        """Connects to the receiver. Raises ValueError for an invalid endpoint, OSError without a connection."""
         super().__init__()
         # (num_pages, page_bytes) uint8.
         self._pages = pool.memory.numpy()
@@ -32,7 +23,7 @@ class TcpSender(SendingMover):
         self._thread.start()
 
     def _meet_peer(self) -> None:
-        """Does nothing: it is connected."""
+        """Connected already."""
 
     def _move(self, transfer: Transfer) -> None:
         assert transfer.pages is not None
@@ -49,14 +40,7 @@ class TcpSender(SendingMover):
 
 class TcpReceiver(ReceivingMover):
     def __init__(self, pool: CpuKvPool, host: str, context: ssl.SSLContext | None = None) -> None:
-        """Listens for one connection, from the sender that shows the token.
-
-        Args:
-            context: TLS context; None for plain.
-
-        Raises:
-            OSError: `host` is not an address of this host.
-        """
+        """Listens for the sender that shows the token. Raises OSError if `host` is not an address of this host."""
         super().__init__()
         self._pages = pool.memory.numpy()
         self._listener = peer_socket.Listener(host, context)
@@ -80,7 +64,7 @@ class TcpReceiver(ReceivingMover):
 
     def _read_into(self, view: memoryview) -> None:
         assert self._connection is not None
-        # After an abort no byte may be written: the pages may belong to another request.
+        # After an abort, write no byte: the pages may belong to another request.
         peer_socket.read_into(self._connection, view, lambda: self._aborted)
 
     def _wake(self) -> None:

@@ -15,7 +15,7 @@ class LongestPrefixMatch(PrefillPolicy):
 
 
 class _Branch:
-    """A cached page, with the requests whose match ends there and the branches beyond it."""
+    """A cached page, with the requests whose match ends there."""
 
     __slots__ = ("branches", "ending", "weight")
 
@@ -26,8 +26,8 @@ class _Branch:
 
 
 class DfsWeight(PrefillPolicy):
-    """Depth first through the cached prefixes, the branch with the most requests first. Requests that share pages run
-    one after the other, while those pages are locked anyway."""
+    """Depth first through the cached prefixes, the branch with the most requests first: requests that share pages run
+    together."""
 
     def order(self, queue: Sequence[QueuedRequest], cache: CacheManager) -> list[QueuedRequest]:
         root = _Branch()
@@ -42,7 +42,7 @@ class DfsWeight(PrefillPolicy):
         while stack:
             branch = stack.pop()
             ordered += branch.ending
-            # The heaviest branch on top of the stack; among equals the oldest.
+            # The heaviest branch, and among equals the oldest, on top.
             heaviest_first = sorted(branch.branches.values(), key=lambda b: -b.weight)
             stack.extend(reversed(heaviest_first))
         return ordered

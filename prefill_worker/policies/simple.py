@@ -1,5 +1,3 @@
-"""Policies that judge each request by itself."""
-
 import random
 from collections.abc import Sequence
 
@@ -14,14 +12,14 @@ class FirstComeFirstServed(PrefillPolicy):
 
 
 class LongestOutputFirst(PrefillPolicy):
-    """Largest max_tokens first: starting the longest decodes early shortens a batch's total time."""
+    """Largest max_tokens first, which shortens a batch's total time."""
 
     def order(self, queue: Sequence[QueuedRequest], cache: CacheManager) -> list[QueuedRequest]:
         return sorted(queue, key=lambda q: q.request.sampling.max_tokens - len(q.request.output_ids), reverse=True)
 
 
 class RandomOrder(PrefillPolicy):
-    """Random order with a fixed seed: a baseline for the other policies."""
+    """Random order with a fixed seed, as a baseline."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)

@@ -1,4 +1,4 @@
-"""How every promise of pages is made, and how it ends: alone, with a sender that the test plays."""
+"""Grants and settlements of leases, with a scripted sender."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ class OneSided(ScriptedReceiver):
 
 
 class Decode:
-    """A lease book with one link, and the requests that it has handed over.
+    """A lease book with one link and its started requests.
 
     Attributes:
         started: (request id, first token) of each, in order.
@@ -64,7 +64,7 @@ class Decode:
         self.book.receive(ReceiverLinkClosed(epoch))
 
     def admit(self, request_id: str, num_tokens: int) -> list[int]:
-        """Returns the prompt: requests of different lengths share no prefix, others are the same."""
+        """Returns the prompt: equal for equal lengths, else without a common prefix."""
         prompt = list(range(1000 * num_tokens, 1001 * num_tokens))
         self.book.admit_request(Admit(request_id, 0, tuple(prompt), (), SamplingParams(8), ADMIT_S))
         return prompt
@@ -73,7 +73,7 @@ class Decode:
         self.book.receive(FromSender(epoch, message))
 
     def answers(self, num_reserved: int = 0) -> list[Any]:
-        """What is said on the link from now on, after a step."""
+        """Messages on the link since the last call, after a step."""
         self.cache.free_deferred_pages()
         self.book.start_arrived()
         self.book.answer_requests(num_reserved)
@@ -82,7 +82,7 @@ class Decode:
         return [message for _, message in said]
 
     def granted(self, request_id: str, num_tokens: int) -> Granted:
-        """A lease of this request's, of the same name."""
+        """Gets a grant, with the request's id as the lease's."""
         self.admit(request_id, num_tokens)
         self.say(LeaseRequest(request_id, request_id, 0, num_tokens))
         (granted,) = self.answers()
@@ -90,7 +90,7 @@ class Decode:
         return granted
 
     def lost(self) -> list[str]:
-        """Requests that the router hears have lost their lease."""
+        """Requests whose lease was reported lost."""
         return [message.request_id for message in self.outbox.of(LeaseLost)]
 
     def _start(self, lease: Lease) -> None:
@@ -131,7 +131,7 @@ def test_what_is_cached_is_not_shipped() -> None:
     assert decode.started[1:] == [("r", 7)]
 
 
-# --- Requests wait for their Admit or for pages. ---
+# --- Requests wait for their Admit or for pages ---
 
 
 def test_a_request_waits_for_its_admit() -> None:
@@ -221,7 +221,7 @@ def test_an_admitted_request_for_which_nobody_asks_is_lost_in_time() -> None:
 
 @pytest.mark.parametrize("reported", [True, False])
 def test_a_waiting_request_may_be_released(reported: bool) -> None:
-    """Before the grant: then nobody will ask for this attempt again, and who knows how it ended says so."""
+    """Then no lease of this attempt follows, and the end is reported by the side that knows it."""
     decode = Decode(num_pages=4)
     decode.granted("holder", 8)
     decode.admit("r", 8)
@@ -233,7 +233,7 @@ def test_a_waiting_request_may_be_released(reported: bool) -> None:
     assert decode.book.take_admitted("r", 0) is None
 
 
-# --- A granted lease is settled once. ---
+# --- A granted lease is settled once ---
 
 
 @pytest.mark.parametrize("reported", [True, False])
@@ -293,7 +293,7 @@ def test_a_lease_is_asked_for_once() -> None:
     assert (decode.cache.num_leased_pages, decode.book.num_waiting) == (3, 1)
 
 
-# --- Leases are asked back, and come back by their settlement. ---
+# --- Revoked leases return by their settlement ---
 
 
 def test_an_expired_lease_is_asked_back_and_freed_by_its_settlement_alone() -> None:
@@ -348,7 +348,7 @@ def test_losing_the_router_abandons_all() -> None:
     assert decode.book.next_deadline() is not None, "a receive is under way"
 
 
-# --- Epochs end, and their senders may go on for a while. ---
+# --- Epochs end while senders may go on ---
 
 
 def test_leased_pages_of_a_broken_epoch_wait_until_its_sender_is_gone() -> None:
@@ -415,7 +415,7 @@ def test_what_one_sender_gets_wrong_is_not_for_others_to_pay() -> None:
     assert list(decode.outbox.closed) == ["epoch"] and "does not fit the grant" in decode.outbox.closed["epoch"]
 
 
-# --- Two-sided transports announce what they push. ---
+# --- Two-sided transports announce pushes ---
 
 
 def test_a_request_starts_when_its_pages_are_there_not_when_they_are_committed() -> None:
@@ -462,7 +462,7 @@ def test_a_commit_that_is_aborted_while_its_pages_arrive_starts_nothing() -> Non
 
 
 def test_an_announced_push_runs_though_its_lease_has_died() -> None:
-    """Otherwise all later pushes of the link would wait for ever."""
+    """Otherwise all later pushes of the link would wait forever."""
     transport = ScriptedReceiver()
     decode = Decode(transport=transport)
     decode.granted("r", 8)
@@ -502,7 +502,7 @@ def test_receives_of_a_released_lease_are_over_with_the_epoch() -> None:
     decode.granted("r", 8)
     decode.say(Pushing(0, "r", 0, 2))
     decode.say(Released("r"))
-    # The link dies before the last bytes are read.
+    # The link ends before the last bytes are read.
     decode.close()
     decode.answers()
     assert decode.cache.num_locked_pages == 3
@@ -524,11 +524,11 @@ def test_the_oldest_commit_starts_first() -> None:
     assert [request_id for request_id, _ in decode.started] == ["bb", "a"]
 
 
-# --- A commit and the end of its epoch come together. ---
+# --- A commit comes with the end of its epoch ---
 
 
 def test_what_was_committed_before_the_end_of_its_epoch_is_decoded() -> None:
-    """One batch of messages may hold both: the pages are all here, and nothing is lost with the link."""
+    """One batch may hold both: the pages are here, and nothing is lost with the link."""
     decode = Decode()
     decode.granted("r", 8)
     decode.granted("not committed", 3)
@@ -563,7 +563,7 @@ def test_the_end_of_an_epoch_that_is_over_or_unknown_changes_nothing() -> None:
     assert decode.answers() == [] and decode.lost() == ["r"]
 
 
-# --- There is an end to the line. ---
+# --- The queue is limited ---
 
 
 def test_whom_there_is_no_place_for_is_told_and_may_ask_again() -> None:
@@ -592,7 +592,7 @@ def test_an_attempt_has_one_lease_at_a_time() -> None:
 
 
 def test_what_others_put_into_the_tree_may_make_room() -> None:
-    """The same prompt, once it is here, takes a page where it took three."""
+    """Once the same prompt is cached, it takes one page instead of three."""
     decode = Decode(num_pages=5)
     decode.granted("first", 8)
     decode.admit("second", 8)

@@ -1,4 +1,4 @@
-"""The sender's side of the link's protocol, with a transport whose copies complete on command."""
+"""The sender's side of the link protocol, with copies that complete on command."""
 
 from dataclasses import replace
 from typing import Any
@@ -52,7 +52,7 @@ def test_settlements_wait_for_their_own_copies_only(
 def test_a_grant_that_is_no_longer_wanted_is_released_once(link: SenderLink, sent: list[Any]) -> None:
     lease = link.request_lease("r", 0, 8)
     link.release_lease(lease)
-    # The grant crossed the release: the receiver settles by the Released that is already on its way.
+    # The grant crossed the release: the Released on its way settles it.
     link.receive_from_peer(Granted(lease.lease_id, 0, (4, 5)))
     link.receive_from_peer(Revoke(lease.lease_id))
     link.send_settlements()
@@ -112,7 +112,7 @@ def test_after_a_failure_nothing_is_settled(link: SenderLink, transport: Scripte
     link.receive_from_peer(Granted(lease.lease_id, 0, (4, 5)))
     link.push_pages(lease, [0, 1], [4, 5])
     commit(link, lease)
-    # The copies are over, and have not arrived.
+    # The copies ended without arrival.
     transport.failure_reason = "broken"
     transport.complete_all()
     link.send_settlements()
@@ -138,7 +138,7 @@ def test_the_time_in_which_copies_are_under_way_is_counted_once(
     lease = link.request_lease("r", 0, 12)
     link.receive_from_peer(Granted(lease.lease_id, 0, (4, 5, 6)))
     link.push_pages(lease, [0], [4])
-    # The second begins while the first is under way.
+    # The second starts during the first.
     link.push_pages(lease, [1], [5])
     assert link.copying_ns == 30
     transport.complete_all()
@@ -167,7 +167,7 @@ def test_a_message_that_begins_a_link_is_none_that_goes_on_with_it(link: SenderL
 def test_a_transport_that_fails_as_it_is_asked_commits_nothing(
     link: SenderLink, transport: ScriptedTransport, sent: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread fails and ends at any moment of the engine thread's look, and all copies are over then."""
+    """Its thread may fail and end at any moment between two checks."""
     leases = [link.request_lease("r", i, 8) for i in range(2)]
     for lease in leases:
         link.receive_from_peer(Granted(lease.lease_id, 0, (4, 5)))
