@@ -32,7 +32,7 @@ class ChoosingHandover(Handover):
         if self._cache.num_pages_for(num_tokens) > self._cache.max_request_pages:
             # Routers refuse such requests; without this check it would wait forever.
             most = self._cache.max_request_pages * self._cache.page_size
-            return f"{num_tokens} tokens are more than the {most} of the largest request that this worker takes"
+            return f"the request needs {num_tokens} tokens, but this worker's largest request has {most}"
         return self._of(request).refusal(request)
 
     def begin(self, job: PrefillJob) -> None:

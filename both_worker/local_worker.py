@@ -125,4 +125,4 @@ class Counts:
         elif isinstance(message, Tokens):
             self.num_decode_steps += 1
         elif isinstance(message, GaveBack | Failed | PrefillDeferred):
-            raise RuntimeError(f"the pool holds all requests, but one was not served: {message}")
+            raise RuntimeError(f"a request was not served: {message}; the pool is too small for all requests")

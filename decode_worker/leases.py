@@ -233,7 +233,7 @@ class LeaseBook:
     def _ask(self, link: ReceiverLink, request: LeaseRequest) -> None:
         """Refuses, parks or queues a request. Raises ValueError if the lease was requested before."""
         if request.lease_id in self._granted or self._waiting.find(request.lease_id) is not None:
-            raise ValueError(f"lease {request.lease_id} is asked for twice")
+            raise ValueError(f"lease {request.lease_id} was requested twice")
         waiting = Lease(request, link)
         if self._admissions.has_ended(waiting.key):
             link.refuse_lease(request.lease_id, "gone")

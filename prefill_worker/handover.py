@@ -290,7 +290,7 @@ def _failure(lease: SenderLease) -> str:
         case SenderLeaseState.LOST:
             return LINK_LOST
         case _:
-            return "the lease ended before the pages were there"
+            return "the lease ended before its pages had arrived"
 
 
 def _tell_if_done(copies: Completion, tell: Callable[[], None]) -> bool:

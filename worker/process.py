@@ -95,7 +95,9 @@ class WorkerProcess:
         """
         self._loop_thread.call(self._connect(router_addresses), CALL_TIMEOUT_S)
         if not self._connected.wait(self._config.connect_timeout_s):
-            raise TimeoutError(f"no router answered at {', '.join(router_addresses)}")
+            raise TimeoutError(
+                f"no router at {', '.join(router_addresses)} answered within {self._config.connect_timeout_s:g} s"
+            )
         if self._refusal:
             raise ValueError(self._refusal)
         self._on_progress("ready")

@@ -154,7 +154,7 @@ def _by_router(messages: Sequence[WorkerMessage], routers: Sequence[str]) -> Map
                 for router in events.keys() & told.keys():
                     told[router].append(Tokens(tuple(events[router])))
             case Hello() | Heartbeat() | CachedPrefixes() | Recalled() | ClockReply():
-                raise AssertionError("a stream says these by itself")
+                raise AssertionError("sent by the stream itself")
             case _:
                 if (router := router_of(message.request_id)) in told:
                     told[router].append(message)

@@ -88,7 +88,7 @@ class Mover(ABC):
             self._close()
         except Exception as error:
             # This worker's pages may still be touched, without an end.
-            logger.exception("the thread that moves pages could not end what it had begun")
+            logger.exception("the thread that moves pages could not close its transport")
             self._over.fail(f"a transport could not be closed: {error!r}")
         else:
             self._over.set()

@@ -136,7 +136,7 @@ class Nccl(Transport):
         if self._credentials.secure and not self._has_warned and Endpoint.decode(endpoint).host != self._host:
             self._has_warned = True
             logger.warning(
-                "transport nccl sends KV pages to other hosts in the clear, in spite of the cluster's TLS: NCCL's own "
+                "transport nccl sends KV pages to other hosts in the clear, despite the cluster's TLS: NCCL's own "
                 "connections have none, so the network between the hosts must be encrypted"
             )
         return NcclSender(self._pool, self._host, endpoint, self._credentials.context(server_side=False))

@@ -29,7 +29,7 @@ def load_nccl(host: str) -> Any:
     try:
         from cupy.cuda import nccl
     except ImportError as error:
-        raise ValueError(f"NCCL is called through cupy, which is missing or has none: {error}") from error
+        raise ValueError(f"transport nccl needs cupy with NCCL: {error}") from error
     return nccl
 
 
@@ -85,7 +85,7 @@ class Communicator:
             with torch.cuda.device(self._device):
                 self._communicator = self._nccl.NcclCommunicator(2, unique_id, self._rank)
                 if self._is_abandoned:
-                    raise RuntimeError("nobody waits for it any more")
+                    raise RuntimeError("abandoned while it was being made")
                 self.transmit(self._message.data_ptr(), 1, self._stream)
                 self._arrived.record(self._stream)
         except Exception as error:

@@ -83,7 +83,7 @@ class _Quiet:
         self._waited_s += min(now - self._looked_at, ABORT_LOOK_S)
         self._looked_at = now
         if self._waited_s > ABORT_TIMEOUT_S:
-            raise RuntimeError(f"an NCCL transport that was aborted has not ended within {ABORT_TIMEOUT_S:g} s")
+            raise RuntimeError(f"an aborted NCCL transport did not end within {ABORT_TIMEOUT_S:g} s")
         return False
 
 
@@ -168,7 +168,7 @@ class NcclMover(Mover):
         if self._aborted:
             raise OSError("aborted")
         if now > deadline:
-            raise OSError("the other end takes no part")
+            raise OSError("the other end did not respond in time")
         if now >= self._peer_looked_at + PEER_POLL_S:
             self._peer_looked_at = now
             if self._communicator is not None:

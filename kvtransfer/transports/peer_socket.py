@@ -51,7 +51,7 @@ class Endpoint(NamedTuple):
         except (struct.error, UnicodeDecodeError) as error:
             raise ValueError(f"{len(endpoint)} bytes that are not a TCP endpoint: {error}") from error
         if not (host and port):
-            raise ValueError("the receiver told a TCP endpoint without host or port")
+            raise ValueError("the receiver sent a TCP endpoint without host or port")
         return Endpoint(host, port, token)
 
 
@@ -153,7 +153,7 @@ class _Newcomer:
         return True
 
     def turn_away(self, port: int) -> None:
-        why = self.refusal or "there were too many"
+        why = self.refusal or "too many connections"
         logger.warning(
             "a connection from %s to port %d, for pages of one sender, was refused: %s", self._host, port, why
         )

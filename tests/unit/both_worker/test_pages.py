@@ -56,7 +56,7 @@ def test_what_is_larger_than_the_room_kept_free_is_refused() -> None:
     workers.run()
     for name in ("a", "b"):
         (failed,) = workers.of(name, Failed)
-        assert failed.reason == "27 tokens are more than the 20 of the largest request that this worker takes"
+        assert failed.reason == "the request needs 27 tokens, but this worker's largest request has 20"
 
 
 def test_prompts_that_wait_for_a_lease_elsewhere_hold_up_none_that_is_decoded_here() -> None:

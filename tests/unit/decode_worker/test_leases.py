@@ -289,7 +289,7 @@ def test_a_lease_is_asked_for_once() -> None:
     assert decode.outbox.closed == {}
     for lease_id in ("r", "waits"):
         decode.say(LeaseRequest(lease_id, "another", 0, 8))
-        assert decode.outbox.closed.pop("epoch") == f"lease {lease_id} is asked for twice"
+        assert decode.outbox.closed.pop("epoch") == f"lease {lease_id} was requested twice"
     assert (decode.cache.num_leased_pages, decode.book.num_waiting) == (3, 1)
 
 

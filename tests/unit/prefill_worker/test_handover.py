@@ -281,7 +281,7 @@ def test_a_sender_that_breaks_the_rules_loses_its_link_only() -> None:
         pair.turn()
     for _ in range(2):
         pair.d.scheduler.receive(FromSender(pair.epoch, LeaseRequest("twice", "other", 0, 5)))
-    assert "asked for twice" in pair.d.outbox.closed[pair.epoch]
+    assert "requested twice" in pair.d.outbox.closed[pair.epoch]
     assert pair.d.scheduler.num_running == 1
 
 
