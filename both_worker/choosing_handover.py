@@ -1,5 +1,3 @@
-"""From prefill to whoever decodes the request: this worker, or another one over a link."""
-
 from tandem.both_worker.handover import LocalHandover
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Prefill, Shipped
@@ -10,10 +8,9 @@ from tandem.worker.events import Event
 
 
 class ChoosingHandover(Handover):
-    """Of each job either the one handover or the other is asked, by the worker that its request names."""
+    """Hands each job to this worker's decode scheduler or to another worker, as its request says."""
 
     def __init__(self, worker_id: str, cache: CacheManager, here: LocalHandover, elsewhere: LinkHandover) -> None:
-        """Args: worker_id: this worker's, which decodes what goes `here`."""
         self._worker_id = worker_id
         self._cache = cache
         self._here = here
@@ -33,9 +30,9 @@ class ChoosingHandover(Handover):
     def refusal(self, request: Prefill) -> str:
         num_tokens = len(request.prompt_ids) + request.sampling.max_tokens
         if self._cache.num_pages_for(num_tokens) > self._cache.max_request_pages:
-            # Routers refuse it when it arrives. One that has not would leave it waiting for ever.
+            # Routers refuse such requests; without this check it would wait forever.
             most = self._cache.max_request_pages * self._cache.page_size
-            return f"{num_tokens} tokens are more than the {most} of the largest request that this worker takes"
+            return f"the request needs {num_tokens} tokens, but this worker's largest request has {most}"
         return self._of(request).refusal(request)
 
     def begin(self, job: PrefillJob) -> None:

@@ -1,5 +1,3 @@
-"""From prefill to decode within one worker: nothing is copied, the locked pages pass to the decode scheduler."""
-
 from tandem.decode_worker.scheduler import DecodeScheduler
 from tandem.lifecycle import LEASE_GRANTED, now_ns
 from tandem.messages import Moment, Prefill, Shipped
@@ -9,7 +7,7 @@ from tandem.worker.events import Event
 
 
 class LocalHandover(Handover):
-    """Hands a job over to the decode scheduler of the same engine and pool."""
+    """Passes locked pages to the decode scheduler of the same engine and pool, without copies."""
 
     def __init__(self, decode: DecodeScheduler) -> None:
         self._decode = decode
@@ -30,7 +28,7 @@ class LocalHandover(Handover):
         return ""
 
     def begin(self, job: PrefillJob) -> None:
-        """Nothing is asked for: the pages are here."""
+        """The pages are here."""
 
     def advance(self, job: PrefillJob) -> None:
         if job.first_token is None:
@@ -54,13 +52,13 @@ class LocalHandover(Handover):
         self._results.append(HandoverResult(job))
 
     def cancel(self, job: PrefillJob, *, reported: bool) -> None:
-        """Nothing was asked for that could be given back."""
+        """No lease was requested."""
 
     def receive(self, event: Event) -> None:
-        """Without links there are no events of theirs."""
+        """There are no link events."""
 
     def go_on(self) -> None:
-        """A job passes on at once."""
+        """`advance` completes the handover."""
 
     def take_results(self) -> list[HandoverResult]:
         results, self._results = self._results, []

@@ -1,5 +1,3 @@
-"""The gRPC side of the links of a worker that prefills and decodes."""
-
 from collections.abc import Sequence
 
 import grpc
@@ -11,8 +9,6 @@ from tandem.worker.base import LinkConnections
 
 
 class NoLinks(LinkConnections):
-    """A worker that ships nothing has no links."""
-
     def add_to(self, server: grpc.aio.Server) -> None: ...
 
     def set_peers(self, peers: Sequence[Peer]) -> None: ...
@@ -28,11 +24,9 @@ class NoLinks(LinkConnections):
 
 
 class TwoWayLinks(LinkConnections):
-    """Links out to others, which this worker dials, and links in from others, which it serves. Between two workers
-    there may be one each way, and neither knows of the other."""
+    """Outgoing links, which this worker dials, and independent incoming links, which it serves."""
 
     def __init__(self, worker_id: str, out: LinkDialer, into: LinkServer) -> None:
-        """Args: worker_id: this worker's, to which it needs no link."""
         self._worker_id = worker_id
         self._out = out
         self._into = into
@@ -44,7 +38,7 @@ class TwoWayLinks(LinkConnections):
         self._out.set_peers([peer for peer in peers if peer.worker_id != self._worker_id])
 
     def send(self, epoch: str, messages: Sequence[SenderMessage | ReceiverMessage]) -> None:
-        # Receivers name epochs, by random names: it is known to that end alone whose it is.
+        # Only the end that owns an epoch knows its random id.
         self._out.send(epoch, messages)
         self._into.send(epoch, messages)
 

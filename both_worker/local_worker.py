@@ -1,4 +1,4 @@
-"""A worker of role both without threads, sockets or a router: what compiling ahead and measuring one engine run."""
+"""A both worker without threads, sockets or router, for compiling ahead and measuring."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -26,15 +26,13 @@ from tandem.worker.base import Outbox
 from tandem.worker.events import FromRouter
 
 WORKER_ID = "local"
-# A request has so long to get its pages; nobody waits that long here.
+# Practically forever, in seconds.
 ADMIT_DURATION_S = 1e6
-# A rest between two steps is no longer while a forward is under way.
+# Maximum pause between two idle steps, in seconds.
 MAX_REST_S = 1e-3
 
 
 class _Outbox(Outbox):
-    """Messages to the router go to a function; there are no links."""
-
     def __init__(self, on_message: Callable[[WorkerMessage], None]) -> None:
         self._on_message = on_message
 
@@ -48,15 +46,14 @@ class _Outbox(Outbox):
         raise AssertionError("there are no links")
 
     def flush(self) -> bool:
-        # Nothing is held back.
         return False
 
 
 class LocalWorker:
-    """Real schedulers and a real cache over one engine; the caller plays the router.
+    """Real schedulers and a real cache over one engine. The caller acts as the router.
 
     Attributes:
-        scheduler: for its stats and its integrity check.
+        scheduler: the scheduler, for its statistics and integrity check.
     """
 
     def __init__(
@@ -67,7 +64,6 @@ class LocalWorker:
         on_message: Callable[[WorkerMessage], None],
         eviction: str = "lru",
     ) -> None:
-        """Args: on_message: told what a router would be; called within `step`."""
         cache = CacheManager(engine.pool.num_pages, engine.pool.layout.page_size, eviction)
         self.scheduler = make_both_scheduler(WORKER_ID, engine, cache, _Outbox(on_message), prefill, decode)
 
@@ -81,7 +77,6 @@ class LocalWorker:
         output_ids: Sequence[int] = (),
         arrival_ns: int = 0,
     ) -> None:
-        """Args: output_ids: of earlier attempts."""
         prompt, output = tuple(prompt_ids), tuple(output_ids)
         admit = Admit(request_id, attempt, prompt, output, sampling, ADMIT_DURATION_S, arrival_ns)
         prefill = Prefill(request_id, attempt, prompt, output, sampling, WORKER_ID, arrival_ns)
@@ -92,7 +87,7 @@ class LocalWorker:
         self.scheduler.receive(FromRouter(Abort(request_id, attempt)))
 
     def step(self) -> bool:
-        """One step of the scheduler, and a short rest if it found nothing to do; returns whether it did something."""
+        """Runs one step, and pauses briefly if it was idle. Returns whether there was work."""
         worked = self.scheduler.step()
         if not worked:
             due = self.scheduler.next_deadline()
@@ -100,7 +95,7 @@ class LocalWorker:
         return worked
 
     def run_until(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        """Steps until `condition` holds. Raises TimeoutError if it does not in time."""
+        """Steps until `condition` holds. Raises TimeoutError after timeout_s."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:
@@ -109,12 +104,10 @@ class LocalWorker:
 
 
 class Counts:
-    """What has become of a worker's requests, where none may fail.
+    """Counts results of requests that must all succeed.
 
     Attributes:
-        num_first: requests that have their first token.
-        num_ended: requests that have all of their tokens.
-        num_decode_steps: decode steps whose tokens have come.
+        num_first: requests with a first token.
     """
 
     def __init__(self) -> None:
@@ -123,14 +116,13 @@ class Counts:
         self.num_decode_steps = 0
 
     def count(self, message: WorkerMessage) -> None:
-        """Raises RuntimeError if the pool does not hold the requests."""
+        """Raises RuntimeError if the pool is too small for the requests."""
         if isinstance(message, FirstToken):
             self.num_first += 1
-            # A request of one token ends with it.
             self.num_ended += bool(message.finish_reason)
         elif isinstance(message, Finished):
             self.num_ended += 1
         elif isinstance(message, Tokens):
             self.num_decode_steps += 1
         elif isinstance(message, GaveBack | Failed | PrefillDeferred):
-            raise RuntimeError(f"the pool holds all requests, but one was not served: {message}")
+            raise RuntimeError(f"a request was not served: {message}; the pool is too small for all requests")

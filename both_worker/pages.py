@@ -1,5 +1,3 @@
-"""How prompts get their pages where the same pool is decoded from."""
-
 from tandem.decode_worker.scheduler import DecodeScheduler
 from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.engine.kvcache.page_ceiling import PageCeiling
@@ -8,19 +6,18 @@ from tandem.prefill_worker.queued_request import QueuedRequest
 
 
 class SharedPages(PromptPages):
-    """Shares a pool out between prompts that are decoded at other workers, prompts that are decoded here, and what is
-    decoded here. Nobody waits for ever, whatever others do:
+    """Shares a pool between decoding requests, prompts decoded here and prompts bound for other workers.
 
-    - Prompts bound for other workers keep their pages until they get leases there. All of them together leave as many
-      pages as the largest request takes, so nothing that is decoded here waits for a lease elsewhere. (Two workers of
-      10 pages that each prefill 6 for the other would hold 4 each that are of no use to anybody.)
-    - A prompt waits for the leases in line that are older than it, whose senders hold pages elsewhere. Older ones among
-      the prompts are overtaken by leases as often as leases by each other, and then go first.
-    - A prompt that waits only because others are bound for other workers holds up none that is decoded here.
+    No request starves, whatever other workers do:
+    - Prompts bound elsewhere hold pages until they get leases there. Together they leave the pages of one largest
+    request free, so local decoding never waits for a lease elsewhere. Otherwise two workers of 10 pages that prefill 6
+    for each other would each hold 4 useless pages.
+    - A prompt waits for older queued leases, whose senders hold pages already. Younger leases overtake it a bounded
+    number of times.
+    - A prompt that waits for the ceiling of prompts bound elsewhere blocks no local one.
     """
 
     def __init__(self, cache: CacheManager, decode: DecodeScheduler, worker_id: str) -> None:
-        """Args: worker_id: who is to decode what is decoded here."""
         super().__init__(cache)
         self._decode = decode
         self._worker_id = worker_id
@@ -45,7 +42,7 @@ class SharedPages(PromptPages):
             return None
         goes_elsewhere = self._goes_elsewhere(queued)
         ceiling = self._bound_elsewhere if goes_elsewhere else None
-        # What runs grows first, or what is admitted now would be given back for it and come again.
+        # Reserve growth of running requests: otherwise a new request is given back for it.
         handle = self._lock(queued, num_reserved=self._decode.num_running, ceiling=ceiling)
         if handle is not None:
             self._has_started = True
@@ -57,7 +54,7 @@ class SharedPages(PromptPages):
         return handle
 
     def tell_leases(self) -> None:
-        """Tells those who wait for leases which prompts wait beside them."""
+        """Tells the lease queue which prompts wait."""
         self._decode.leases.note_prompts(self._first_waiting, has_started=self._has_started)
         self._has_started = False
 

@@ -1,5 +1,3 @@
-"""Role `both`: prefill and decode in one worker, over one engine and one pool."""
-
 from tandem.both_worker.pages import SharedPages
 from tandem.decode_worker.scheduler import DecodeScheduler
 from tandem.engine.base import EngineBase
@@ -16,10 +14,11 @@ from tandem.worker.stats import worker_stats
 
 
 class BothScheduler(Scheduler):
-    """Composes forwards of what a prefill and a decode scheduler have for one engine, over one cache. Where both have
-    something and the engine mixes, one forward computes both; else there is one of each a turn, the next decode step
-    behind the prompts. Prefills overlap while nothing is decoded; beside decode steps each is as large as the budget
-    has it."""
+    """Schedules prefill chunks and decode steps on one engine and one cache.
+
+    If both have work and the engine mixes, one forward pass computes both; otherwise each turn launches one of each,
+    the decode step behind. Prefills overlap while nothing decodes.
+    """
 
     def __init__(
         self,
@@ -30,11 +29,6 @@ class BothScheduler(Scheduler):
         pages: SharedPages,
         timer: ForwardTimer,
     ) -> None:
-        """
-        Args:
-            engine, cache, timer: those of both schedulers.
-            pages: of the prefill scheduler.
-        """
         self._engine = engine
         self._launches = engine.launches
         self._cache = cache
@@ -44,17 +38,17 @@ class BothScheduler(Scheduler):
         self._timer = timer
 
     def receive(self, event: Event) -> None:
-        # What befalls a link is for the end that this worker has of it, and for that one alone.
+        # A link event goes only to this worker's end of the link.
         if not isinstance(event, ReceiverLinkEvent):
             self._prefill.receive(event)
         if not isinstance(event, SenderLinkEvent):
             self._decode.receive(event)
 
     def step(self) -> bool:
-        # Lease requests go before prompts: their senders hold pages already.
+        # Leases go before prompts: their senders hold pages already.
         self._decode.answer_leases()
         if not self._decode.num_running:
-            # The last of them may have ended since the last step.
+            # The last running request may have ended since the last step.
             self._timer.nothing_decoded()
         was_handing_over = self._prefill.hands_over_here()
         prefilled = self._prefill.settle()
@@ -67,8 +61,7 @@ class BothScheduler(Scheduler):
             return prefilled
         self._decode.begin_composing()
         is_handing_over = self._prefill.hands_over_here()
-        # What has just been handed over here is decoded before the next prompt is launched, if that is by itself, and
-        # does not wait behind it.
+        # A request just handed over is decoded before the next separate prompt pass.
         goes_first = was_handing_over and self._decode.num_running > 0 and not mixes
         chunks = None if is_handing_over or goes_first else self._prefill.compose()
         self._pages.tell_leases()
@@ -81,25 +74,24 @@ class BothScheduler(Scheduler):
             prefilled = True
         num_waiting = self._decode.leases.num_waiting
         decoded = self._decode.step()
-        # A prompt may have waited for a lease that has been granted meanwhile.
+        # A grant may let a prompt start.
         granted = self._decode.leases.num_waiting < num_waiting
         return prefilled or decoded or granted
 
     def _waits_for_prompts(self) -> bool:
-        """Whether what is decoded here goes on when prompts have ended that have been launched. The next step would run
-        behind them anyway, and what they give goes on with it, not with the one after: those that are computed by
-        themselves, and those that are handed over here. Nothing else waits for them."""
+        """Returns whether decoding waits for launched prompts: separate passes, and prompts to be handed over here. The
+        next step would run behind them anyway, and this way includes their requests."""
         if not self._decode.num_running:
             return False
         return self._prefill.hands_over_here() or any(not launched.num_decoded for launched in self._prefill.launched)
 
     def _mixes(self, num_tokens: int, num_prompts: int = 1) -> bool:
-        """Whether so many tokens of so many prompts and the next decode step are to be one forward."""
+        """Returns whether these prompt tokens and the next decode step share a forward pass."""
         num_running = self._decode.num_running
         return num_running > 0 and self._engine.mixes(num_running, num_tokens, num_prompts)
 
     def _launch_mixed(self, chunks: PromptChunks) -> bool:
-        """Launches prompts and the next decode step as one forward. Returns False if nothing is to be decoded."""
+        """Launches prompts and the next decode step together. Returns False if nothing decodes."""
         self._decode.settle()
         step = self._decode.compose()
         if step is None:

@@ -1,36 +1,33 @@
-"""How many prompt tokens are computed between two decode steps, so that tokens come in time."""
+"""Number of prompt tokens between two decode steps, limited by the ITL objective."""
 
 from collections.abc import Callable
 from typing import Protocol
 
 from tandem.prefill_worker.budget import PromptBudget, PromptRest
-from tandem.worker.forward_timer import ForwardTimer
+from tandem.worker.forward_timer import ForwardTimer, ForwardWork
 
-# Of the objective, at most so much is filled by what a step is expected to take: steps differ, and the objective is for
-# nearly all of them.
+# Share of the objective that an expected step may fill: nearly all steps must meet it.
 FILLED = 0.9
-# Prompts get so many tokens a step whatever that has others wait for: they must not starve. Fewer are computed in no
-# less time on a GPU, which has the weights to read.
+# Minimum for prompts beside a step, so that they do not starve. On a GPU fewer take no less time: weights are read
+# anyway.
 MIN_TOKENS = 128
-# A piece is no more than this many times as large as the largest of those that the estimates are from.
+# Maximum ratio of a chunk to the largest recent one.
 MAX_GROWTH = 2
 
 
 class Padding(Protocol):
-    """How an engine pads prompts beside so many sequences that are decoded, as EngineBase says."""
-
     def num_unpadded(self, num_decoded: int, num_prompt_tokens: int) -> int: ...
 
     def num_padded(self, num_decoded: int, num_prompt_tokens: int) -> int: ...
 
 
 class StepBudget(PromptBudget):
-    """As many as fit into the objective beside the next step, by what forwards have taken of late. Where that says
-    little, pieces begin small and double as long as they leave room.
+    """Fits chunks into the ITL objective beside the next step, by recent forward times. Chunks start small and double
+    while there is time.
 
-    Pieces end where an engine computes no padding, which would take as long as tokens. But all that is left of a prompt
-    is one piece where that is within the budget and there is time for its padding too: a piece of its own, for what
-    would be left over, takes a step more and has padding itself."""
+    They end where an engine needs no padding. The rest of a prompt is one chunk, padding included, if budget and time
+    allow: a separate chunk would need another step and its own padding.
+    """
 
     def __init__(
         self,
@@ -41,10 +38,9 @@ class StepBudget(PromptBudget):
     ) -> None:
         """
         Args:
-            objective_s: seconds between two tokens of a request; 0: they do not matter.
-            max_tokens: of a forward, in any case.
-            timer: of all that the engine computes.
-            padding: of that engine; None: it computes none.
+            objective_s: ITL objective in seconds; 0 for none.
+            max_tokens: limit of a forward pass.
+            padding: the engine's padding; None for none.
         """
         self._objective_s = objective_s
         self._max_tokens = max_tokens
@@ -57,23 +53,23 @@ class StepBudget(PromptBudget):
             return self._max_tokens
         num_requests, num_context = self._timer.last_step
         times = self._timer.fitted
-        step_s = times.step_s + times.request_s * num_requests + times.kv_token_s * num_context
+        step = ForwardWork(num_steps=1, num_requests=num_requests, num_kv_tokens=num_context)
+        step_s = step.seconds(times)
         left_s = min(FILLED, 1 / self._timer.overrun) * self._objective_s - step_s - times.prefill_s
         if left_s <= 0:
-            # The objective is missed without prompts too, or by the smallest. Small pieces would gain nothing and have
-            # them starve.
+            # Even the smallest chunk misses the objective: smaller ones only starve prompts.
             left_s = step_s
-        # A token attends to those before it: n of them to n * num_cached + n^2 / 2.
+        # n tokens attend to n * num_cached + n^2 / 2 tokens.
         num_cached, num_left = first()
         attended_s = times.attended_token_s * num_cached
         fitting = _root(times.attended_token_s / 2, times.prompt_token_s + attended_s, left_s)
-        largest = min(self._max_tokens, max(self._min_tokens, MAX_GROWTH * self._timer.largest_lot))
+        largest = min(self._max_tokens, max(self._min_tokens, MAX_GROWTH * self._timer.max_prompt_tokens))
         num_tokens = int(max(self._min_tokens, min(fitting, largest)))
         if self._padding is None:
             return num_tokens
         num_unpadded = self._padding.num_unpadded(num_requests, num_tokens)
         if num_unpadded < num_left <= num_tokens:
-            # Padding attends to nothing. What is there of other prompts takes the place of some, if there is time.
+            # Padding attends to nothing. Other prompts' tokens may replace it, if there is time.
             for whole in (num_tokens, num_left):
                 padded_s = times.prompt_token_s * self._padding.num_padded(num_requests, whole)
                 if padded_s + (attended_s + times.attended_token_s * whole / 2) * whole <= left_s:
@@ -82,10 +78,10 @@ class StepBudget(PromptBudget):
 
 
 def _root(quadratic: float, linear: float, value: float) -> float:
-    """The x above 0 with quadratic * x^2 + linear * x = value, the first two at least 0; 0: there is none."""
+    """Returns the x > 0 with quadratic * x^2 + linear * x = value; 0 if value <= 0."""
     if value <= 0.0:
         return 0.0
     if quadratic == 0.0:
         return value / linear if linear else float("inf")
-    # This way no two large numbers are subtracted.
+    # This form avoids subtracting two large numbers.
     return float(2 * value / (linear + (linear * linear + 4 * quadratic * value) ** 0.5))

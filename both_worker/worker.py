@@ -1,4 +1,4 @@
-"""A worker of role `both`: one scheduler of each kind over one engine and one pool, and links both ways or none."""
+"""The both role: prefill and decode over one engine and one pool, with or without links."""
 
 import time
 from collections.abc import Callable
@@ -45,13 +45,13 @@ def make_both_scheduler(
     clock: Callable[[], float] = time.monotonic,
     max_pages_in_flight: int = MAX_PAGES_IN_FLIGHT,
 ) -> BothScheduler:
-    """
+    """Builds the scheduler of role `both`.
+
     Args:
-        cache: its largest request leaves room for prompts that are decoded elsewhere, where there are links.
-        itl_objective_s: prompts are computed beside running requests in pieces so small that these have their tokens in
-            this time, as far as that leaves prompts anything; 0: in whole chunks.
-        has_links: whether it hands over to other workers, and takes over from them.
-        max_pages_in_flight: of each link.
+        cache: with links, its largest request leaves room for prompts decoded elsewhere.
+        itl_objective_s: target time between a request's tokens, which sizes prompt chunks beside decode steps; 0 for
+            whole chunks.
+        max_pages_in_flight: limit of each link.
     """
     timer = ForwardTimer(engine.pool.device.type, clock)
     decode_scheduler = DecodeScheduler(engine, cache, outbox, decode, clock, recorder, timer)
@@ -78,8 +78,7 @@ class BothRole(WorkerRole):
     ) -> None:
         """
         Args:
-            links: those to other workers and from them; None: it serves its requests alone.
-            itl_objective_s: as of make_both_scheduler.
+            links: links to and from other workers; None to serve alone.
         """
         self._prefill = prefill
         self._decode = decode
@@ -97,7 +96,7 @@ class BothRole(WorkerRole):
     def max_request_pages(self, num_pages: int, page_size: int, max_model_len: int) -> int:
         if self._links is None:
             return num_pages
-        # It must fit what prompts bound for other workers leave it, and be one of them.
+        # Must fit the pages kept from prompts bound elsewhere, and the pages left to them.
         return min(-(-max_model_len // page_size), num_pages // 2)
 
     def build_scheduler(

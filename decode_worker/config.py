@@ -1,4 +1,4 @@
-"""What a decode worker's scheduler can be told. Nothing here imports torch: the command line reads this too."""
+"""Options of the decode scheduler. Nothing here imports torch: the command line imports this module."""
 
 from dataclasses import dataclass
 
@@ -7,18 +7,15 @@ from tandem.config import require, require_positive
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """The decode scheduler.
+    """Options of the decode scheduler.
 
     Attributes:
-        max_batch_size: requests in one step at most.
-        lease_duration_s: how long a lease lasts without a word from the prefill worker.
-        admit_grace_s: how long a lease request may wait for its Admit, which comes on another stream, and how long the
-            place of a request that is started again is held for its next lease request.
-        max_overtaken: a request may be overtaken so often by later ones that fit while its first lease waits, and on
-            later attempts by nobody: so this is the limit for its whole life.
-        max_waiting: so many lease requests wait at most. For each one more the last in line is refused, and asks again
-            later.
-        overlap: on an asynchronous engine a step is launched before the tokens of the one before are known.
+        max_batch_size: maximum number of requests in a decode step.
+        lease_duration_s: time without sender messages after which a lease expires.
+        admit_grace_s: time for which a LeaseRequest waits for its Admit, and a restarted request's place is held.
+        max_overtaken: maximum number of younger leases granted before a request's, over all attempts.
+        max_waiting: limit of waiting lease requests; beyond it the last is refused and asks again.
+        overlap: launch a step before the previous tokens are known, on an asynchronous engine.
     """
 
     max_batch_size: int = 64

@@ -1,5 +1,3 @@
-"""One request that a decode worker runs."""
-
 from dataclasses import dataclass, field
 
 from tandem.engine.kvcache.cache_manager import PageHandle
@@ -12,15 +10,14 @@ from tandem.sampling_params import TokenLogprobs
 
 @dataclass(eq=False, slots=True)
 class DecodeJob:
-    """One request whose prompt is in this worker's pool.
+    """One request whose prompt's KV is in this worker's pool.
 
     Attributes:
         num_prior_outputs: output tokens of earlier attempts, part of the sequence.
-        unsent: tokens of the output that the router has not been sent yet; with their log probabilities, if asked for.
-        cached_len: prompt tokens that were here before the request.
-        prefill_cached_len: those that were where the prompt was computed.
-        moments: those that the router has not been told.
-        has_ended: what steps under way still find for it is of no use.
+        unsent: output tokens not sent to the router.
+        cached_len, prefill_cached_len: prompt tokens cached before the request, here and at the prefill worker.
+        moments: moments not sent to the router.
+        has_ended: tokens of steps in flight are dropped.
     """
 
     request_id: str
@@ -40,39 +37,35 @@ class DecodeJob:
 
     @property
     def queue_key(self) -> tuple[int, str]:
-        """Smaller goes first; the same on every attempt."""
+        """Sort key, the same on every attempt."""
         return virtual_arrival_ns(self.arrival_ns, self.priority), self.request_id
 
     @property
     def num_outputs(self) -> int:
-        """Output tokens that are known."""
         return len(self.sequence.token_ids) - self.sequence.prompt_len
 
     @property
     def is_new(self) -> bool:
-        """Whether no step has been launched for it."""
+        """True if no step has been launched for it."""
         return self.num_outputs + self.sequence.num_pending == self.num_prior_outputs + 1
 
     @property
     def needs_step(self) -> bool:
-        """Whether there is more to come when the steps launched so far are done, and may be chosen; only a stop token
-        can change the first."""
+        """True if another token is to be computed, by max_tokens, and its grammar is compiled."""
         if self.is_compiling:
             return False
         return self.num_outputs + self.sequence.num_pending < self.sequence.sampling.max_tokens
 
     @property
     def is_compiling(self) -> bool:
-        """Whether its next token cannot be chosen because its grammar is not compiled yet."""
         return self.sequence.constraint is not None and not self.sequence.constraint.is_ready
 
     def finish_reason(self) -> str:
-        """Returns "stop", "length" or "", by the tokens that are known."""
+        """Returns "stop", "length" or ""."""
         sequence = self.sequence
         return sequence.sampling.finish_reason(sequence.token_ids[-1], self.num_outputs, sequence.stop_token_ids)
 
     def take(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
-        """The token that was pending longest is known."""
         self.sequence.num_pending -= 1
         self.sequence.token_ids.append(token_id)
         self.unsent.append(token_id)
@@ -83,6 +76,5 @@ class DecodeJob:
         self.moments.append(Moment(moment, now_ns()))
 
     def take_moments(self) -> tuple[Moment, ...]:
-        """Those that the router has not been told."""
         moments, self.moments = self.moments, []
         return tuple(moments)

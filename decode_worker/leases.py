@@ -1,12 +1,12 @@
-"""A decode worker's promises of pages: who asked, who was granted what, and how each promise ends."""
+"""Leases of a decode worker: grants, expiry and settlement."""
 
 from collections.abc import Callable
 
 from tandem.decode_worker.admissions import Admissions, AttemptKey
 from tandem.decode_worker.config import DecodeConfig
-from tandem.decode_worker.lease_records import GrantedLease, WaitingLease
+from tandem.decode_worker.lease import Lease, LeaseState
 from tandem.decode_worker.waiting_leases import WaitingLeases
-from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
+from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.kvtransfer.events import FromSender, ReceiverLinkClosed, ReceiverLinkEvent, ReceiverLinkOpened
 from tandem.kvtransfer.receiver_link import ReceiverLink
 from tandem.lifecycle import now_ns
@@ -24,19 +24,19 @@ from tandem.recording import HANDOVERS, Recorder
 from tandem.request_ids import router_of
 from tandem.worker.base import Outbox
 
-# Receives that have completed are looked for again so soon.
+# Poll interval for completed receives, in seconds.
 POLL_S = 0.001
 
-StartCommitted = Callable[[Admit, PageHandle, Committed, int], None]
+StartCommitted = Callable[[Lease], None]
 
 
 class LeaseBook:
-    """Admitted requests, waiting lease requests and granted leases of one decode worker. Each granted lease is settled
-    by exactly one Committed or Released, or by the end of its epoch.
+    """All admitted requests and leases of one decode worker.
+
+    Each grant is settled by exactly one Committed or Released, or by the end of its epoch.
 
     Attributes:
-        num_expired: granted leases that no prefill worker filled in time.
-        prefix_cached_tokens: tokens of prompts that were here when their leases were granted.
+        prefix_cached_tokens: prompt tokens found cached at the grants.
     """
 
     def __init__(
@@ -50,8 +50,7 @@ class LeaseBook:
     ) -> None:
         """
         Args:
-            start: takes over a request whose pages have all arrived, with its handle.
-            recorder: of the thread that calls; None: nobody can record what it does.
+            start: takes over a request whose pages have all arrived.
         """
         self._cache = cache
         self._outbox = outbox
@@ -59,19 +58,18 @@ class LeaseBook:
         self._clock = clock
         self._start = start
         self._recorder = recorder or Recorder()
-        # Each open epoch has one.
         self._links: dict[str, ReceiverLink] = {}
-        # The end of these epochs has been asked for and not come yet.
+        # Epochs whose end was requested and has not come.
         self._ending: dict[str, None] = {}
-        # These epochs have ended while their sender may still write.
+        # Ended epochs whose sender may still write.
         self._unquiet: list[ReceiverLink] = []
         self._admissions = Admissions(clock)
         self._waiting = WaitingLeases(clock, config)
-        self._granted: dict[str, GrantedLease] = {}
-        # No granted lease runs out before this.
+        self._granted: dict[str, Lease] = {}
+        # Lower bound of all expiries.
         self._first_expiry: float | None = None
-        # These are settled by Committed, and their pages may still be arriving.
-        self._arriving: list[GrantedLease] = []
+        # Settled by Committed; pages may still be arriving.
+        self._arriving: list[Lease] = []
         self.num_expired = 0
         self.prefix_cached_tokens = 0
 
@@ -81,27 +79,24 @@ class LeaseBook:
 
     @property
     def first_waiting_place(self) -> int | None:
-        """Where the first of those stands that wait for pages, by age and priority (tandem.priority)."""
         return self._waiting.first_place
 
     def note_prompts(self, first: int | None, *, has_started: bool) -> None:
-        """As in WaitingLeases."""
+        """See WaitingLeases."""
         self._waiting.note_prompts(first, has_started=has_started)
 
     def admit_request(self, admit: Admit) -> None:
-        """Remembers a request that the router has announced, and keeps what is cached of it."""
+        """Remembers an announced request and refreshes its cached prefix."""
         self._admissions.remember_admitted(admit)
         waiting = self._waiting.announce(admit)
         if waiting is not None:
-            self._line_up(waiting)
+            self._enqueue(waiting)
         self._cache.touch([*admit.prompt_ids, *admit.output_ids], admit.cache_namespace)
 
     def take_admitted(self, request_id: str, attempt: int) -> Admit | None:
-        """Hands out a request that needs no lease."""
         return self._admissions.take_admitted((request_id, attempt))
 
     def receive(self, event: ReceiverLinkEvent) -> None:
-        """Takes what befalls the links on which this worker receives."""
         if isinstance(event, ReceiverLinkOpened):
             self._open(event)
         elif isinstance(event, ReceiverLinkClosed):
@@ -110,11 +105,11 @@ class LeaseBook:
             try:
                 self._receive_message(self._links[event.epoch], event)
             except ValueError as error:
-                # What one sender gets wrong is not for the others to pay for.
+                # One sender's error must not affect the others.
                 self._outbox.close_link(event.epoch, str(error))
 
     def abort_attempt(self, request_id: str, attempt: int) -> None:
-        """Ends an attempt: pages of a granted lease come back when the sender settles it, not before."""
+        """Ends an attempt. A granted lease's pages return when the sender settles it."""
         key = request_id, attempt
         self._end_before_grant(key)
         for lease in self._granted.values():
@@ -124,7 +119,6 @@ class LeaseBook:
             lease.abandoned = lease.abandoned or lease.key == key
 
     def abort_all_attempts_of(self, router: str) -> None:
-        """Ends the attempts of a router that is gone."""
         for lease in self._granted.values():
             if router_of(lease.admit.request_id) == router:
                 self._abandon(lease)
@@ -136,14 +130,14 @@ class LeaseBook:
                 self._end_before_grant(key)
 
     def mark_ended(self, request_id: str, attempt: int) -> None:
-        """An attempt that has no lease any more is over: whatever still comes for it is refused."""
+        """Refuses later messages about an attempt without a lease."""
         self._admissions.mark_ended((request_id, attempt))
 
     def answer_requests(self, num_reserved: int) -> None:
-        """Answers waiting requests in order, and lets deadlines pass.
+        """Grants queued leases in order and handles deadlines.
 
         Args:
-            num_reserved: pages that grants must leave for running requests to grow into.
+            num_reserved: pages left free for running requests to grow into.
         """
         now = self._clock()
         for link in self._links.values():
@@ -161,11 +155,11 @@ class LeaseBook:
         self._expire(now)
 
     def look_again(self) -> None:
-        """What is in the tree has grown: it need not be sent to others, so more of those that wait may fit."""
+        """Tries queued leases again: a larger cache may leave fewer pages to grant."""
         self._waiting.look_again()
 
     def start_arrived(self) -> None:
-        """Hands over the requests whose pages are all here, in the order in which they were committed."""
+        """Starts requests whose pages have all arrived, in commit order."""
         arriving, self._arriving = self._arriving, []
         for lease in arriving:
             if not all(receive.done() for receive in lease.receives):
@@ -173,11 +167,9 @@ class LeaseBook:
             elif lease.abandoned:
                 self._cache.release_pages(lease.handle)
             else:
-                message = lease.committed
-                assert message is not None
                 self._recorder.add(HANDOVERS, "commit", lease.committed_ns, (lease.admit.request_id,))
                 self._cache.commit_lease(lease.handle)
-                self._start(lease.admit, lease.handle, message, lease.granted_ns)
+                self._start(lease)
 
     def next_deadline(self) -> float | None:
         if self._arriving:
@@ -189,8 +181,8 @@ class LeaseBook:
     def _open(self, event: ReceiverLinkOpened) -> None:
         hello = event.hello
         for link in [*self._unquiet, *self._links.values()]:
-            # The same sender opens an epoch only after the copies of the one before have completed, though the end of
-            # that one may not have been noticed here yet.
+            # A sender opens an epoch only after its previous copies have completed, even if that epoch's end is not
+            # noticed here.
             if link.sender_id == hello.sender_id and link.sender_incarnation == hello.sender_incarnation:
                 link.mark_quiet()
         epoch = event.epoch
@@ -205,15 +197,13 @@ class LeaseBook:
     def _close(self, event: ReceiverLinkClosed) -> None:
         link = self._links.pop(event.epoch, None)
         if link is None:
-            # It is none of this worker's, or has ended before.
             return
-        # Requests that were committed before the end, and whose pages are here, go on.
+        # Committed requests with all pages go on.
         self.start_arrived()
         self._ending.pop(event.epoch, None)
         for waiting in self._waiting.of_link(link):
-            # Nobody else will ask for it on this attempt.
             self._waiting.remove(waiting)
-        # The stream is broken, not quiet: the sender may be writing still.
+        # The stream is broken, not quiet: the sender may still write.
         quiet = link.end_epoch()
         for lease in [*self._granted.values(), *self._arriving]:
             if lease.link is not link:
@@ -241,25 +231,21 @@ class LeaseBook:
             self._settle(link, message)
 
     def _ask(self, link: ReceiverLink, request: LeaseRequest) -> None:
-        """A sender asks for a lease: it is refused, parked or put in line; grants come with the step.
-
-        Raises:
-            ValueError: it asks twice for one and the same.
-        """
+        """Refuses, parks or queues a request. Raises ValueError if the lease was requested before."""
         if request.lease_id in self._granted or self._waiting.find(request.lease_id) is not None:
-            raise ValueError(f"lease {request.lease_id} is asked for twice")
-        waiting = WaitingLease(request, link)
+            raise ValueError(f"lease {request.lease_id} was requested twice")
+        waiting = Lease(request, link)
         if self._admissions.has_ended(waiting.key):
             link.refuse_lease(request.lease_id, "gone")
         elif self._waiting.of_attempt(waiting.key) is not None:
             link.refuse_lease(request.lease_id, "unknown")
         elif self._admissions.find_admitted(waiting.key) is not None:
-            self._line_up(waiting)
+            self._enqueue(waiting)
         elif not self._waiting.park(waiting):
             link.refuse_lease(request.lease_id, "full")
 
-    def _line_up(self, waiting: WaitingLease) -> None:
-        """Puts a lease whose request is admitted in line, unless it can never be granted."""
+    def _enqueue(self, waiting: Lease) -> None:
+        """Queues an admitted request's lease, or refuses it for good."""
         admit = self._admissions.find_admitted(waiting.key)
         assert admit is not None
         num_tokens = len(admit.prompt_ids) + len(admit.output_ids)
@@ -273,46 +259,41 @@ class LeaseBook:
                 self._waiting.remove(waiting)
             waiting.link.refuse_lease(waiting.lease_id, refusal)
             return
-        # From here on the sender says how long it waits.
+        # From here the sender limits the waiting time.
         self._admissions.take_admitted(waiting.key)
-        last = self._waiting.line_up(waiting, admit)
+        last = self._waiting.enqueue(waiting, admit)
         if last is not None:
-            # Its sender asks again, and then it stands where it stood.
-            assert last.admit is not None
+            # Its sender asks again and then gets the same place.
             self._admissions.remember_admitted(last.admit)
             last.link.refuse_lease(last.lease_id, "full")
 
     def _end_before_grant(self, key: AttemptKey) -> None:
-        """Whatever still comes for an attempt without pages is refused."""
         self._admissions.mark_ended(key)
         waiting = self._waiting.end_attempt(key)
         if waiting is not None:
             waiting.link.refuse_lease(waiting.lease_id, "gone")
 
     def _expire(self, now: float) -> None:
-        """Asks for granted leases back that have not been heard of for too long."""
         if self._first_expiry is None or now < self._first_expiry:
             return
         for lease in self._granted.values():
             if now >= lease.deadline and not lease.revoked:
-                # Expiry frees nothing: the sender is asked, and its answer settles the lease.
+                # Expiry frees nothing: the sender's answer settles the lease.
                 self.num_expired += 1
                 self._abandon(lease)
                 self._outbox.to_router(LeaseLost(*lease.key))
-        # A lease that is granted or heard of later runs out later than all others.
+        # Later grants and renewals expire later than these.
         deadlines = (lease.deadline for lease in self._granted.values() if not lease.revoked)
         self._first_expiry = min(deadlines, default=None)
 
-    def _find_granted(self, link: ReceiverLink, lease_id: str) -> GrantedLease | None:
-        """A granted lease that is not settled, if its sender is the one who speaks of it."""
+    def _find_granted(self, link: ReceiverLink, lease_id: str) -> Lease | None:
         lease = self._granted.get(lease_id)
         return lease if lease is not None and lease.link is link else None
 
     def _settle(self, link: ReceiverLink, message: Committed | Released) -> None:
-        """The one place where a granted lease ends while its link lives."""
+        """Every settlement on a live link goes through this method."""
         lease = self._find_granted(link, message.lease_id)
         if lease is None:
-            # It releases a request that was still waiting, or something that has ended.
             waiting = self._waiting.find(message.lease_id)
             if waiting is not None and waiting.link is link:
                 self._waiting.remove(waiting)
@@ -322,6 +303,7 @@ class LeaseBook:
             return
         del self._granted[message.lease_id]
         if isinstance(message, Committed) and not lease.abandoned and self._is_whole(lease, message):
+            lease.state = LeaseState.COMMITTED
             lease.committed = message
             lease.committed_ns = now_ns()
             self._arriving.append(lease)
@@ -331,18 +313,15 @@ class LeaseBook:
         if not lease.abandoned and not is_reported:
             self._outbox.to_router(LeaseLost(*lease.key))
 
-    def _is_whole(self, lease: GrantedLease, message: Committed) -> bool:
-        """Whether as much was committed as was leased."""
-        num_tokens = len(lease.admit.prompt_ids) + len(lease.admit.output_ids)
-        num_pages = self._cache.num_pages_for(num_tokens) - lease.handle.num_shared
-        return (message.num_tokens, message.num_pages) == (num_tokens, num_pages)
+    def _is_whole(self, lease: Lease, message: Committed) -> bool:
+        num_pages = self._cache.num_pages_for(lease.num_tokens) - lease.handle.num_shared
+        return (message.num_tokens, message.num_pages) == (lease.num_tokens, num_pages)
 
-    def _grant(self, waiting: WaitingLease, num_reserved: int) -> bool:
-        """Grants a lease its pages, unless it must wait for them; returns whether it did."""
-        admit = waiting.admit
-        assert admit is not None
+    def _grant(self, lease: Lease, num_reserved: int) -> bool:
+        """Grants a queued lease its pages, if there are enough."""
+        admit = lease.admit
         token_ids = [*admit.prompt_ids, *admit.output_ids]
-        # The page of the first decode step is part of the lease.
+        # The lease includes the page of the first decode step.
         handle = self._cache.acquire_pages(
             token_ids,
             len(token_ids) + 1,
@@ -355,18 +334,18 @@ class LeaseBook:
         if handle is None:
             return False
         self.prefix_cached_tokens += min(handle.cached_len, len(admit.prompt_ids))
-        page_ids = handle.page_ids[handle.num_shared :]
-        deadline = self._clock() + self._config.lease_duration_s
+        lease.state = LeaseState.GRANTED
+        lease.handle = handle
+        lease.deadline = self._clock() + self._config.lease_duration_s
+        lease.granted_ns = now_ns()
         if self._first_expiry is None:
-            self._first_expiry = deadline
-        self._granted[waiting.lease_id] = GrantedLease(
-            waiting.lease_id, admit, handle, page_ids, waiting.link, deadline, granted_ns=now_ns()
-        )
-        self._recorder.add(HANDOVERS, "lease wait", waiting.asked_ns, (admit.request_id,))
-        waiting.link.grant_lease(waiting.lease_id, handle.cached_len, page_ids)
+            self._first_expiry = lease.deadline
+        self._granted[lease.lease_id] = lease
+        self._recorder.add(HANDOVERS, "lease wait", lease.asked_ns, (admit.request_id,))
+        lease.link.grant_lease(lease.lease_id, handle.cached_len, lease.granted_pages)
         return True
 
-    def _abandon(self, lease: GrantedLease) -> None:
+    def _abandon(self, lease: Lease) -> None:
         lease.abandoned = True
         if not lease.revoked:
             lease.revoked = True

@@ -1,5 +1,4 @@
-"""What a decode worker does next: grants leases, runs every request it has one token further, ends those that are
-done."""
+"""Scheduler of a decode worker: grants leases, runs decode steps, ends finished requests."""
 
 import bisect
 import logging
@@ -7,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tandem.decode_worker.config import DecodeConfig
 from tandem.decode_worker.job import DecodeJob
+from tandem.decode_worker.lease import Lease
 from tandem.decode_worker.leases import LeaseBook
 from tandem.decode_worker.pacing import StepPace
 from tandem.decode_worker.step import DecodeStep
@@ -27,7 +27,6 @@ from tandem.lifecycle import (
 from tandem.messages import (
     Abort,
     Admit,
-    Committed,
     Finished,
     GaveBack,
     Moment,
@@ -47,16 +46,15 @@ from tandem.worker.grammar_failure import grammar_failure
 
 logger = logging.getLogger(__name__)
 
-# So soon is looked again whether grammars are compiled, and whether there is something for a step that is due.
+# Poll interval for grammars and for prompts of a due step, in seconds.
 POLL_S = 0.001
 
 
 class DecodeScheduler(ForwardScheduler):
-    """The running requests, by age and priority, and the leases of those to come.
+    """Schedules the running requests, by age and priority, and the leases of future ones.
 
-    With an asynchronous engine steps overlap: while the device runs one, the tokens of the one before are passed on,
-    and shortly before its end the next one is launched behind it. That a request ends by its length is known before
-    that; one that ends by a stop token has been launched once too often, and what comes of it is dropped.
+    On an asynchronous engine steps overlap: the next step is launched shortly before the running one ends, while the
+    previous tokens are sent. A request that ends by a stop token is in one step too many; that token is dropped.
     """
 
     def __init__(
@@ -69,7 +67,10 @@ class DecodeScheduler(ForwardScheduler):
         recorder: Recorder | None = None,
         timer: ForwardTimer | None = None,
     ) -> None:
-        """Args: timer: of all that the engine computes; None: nobody else has it compute anything."""
+        """
+        Args:
+            timer: the engine's timer; None if this is its only scheduler.
+        """
         super().__init__(engine, cache, recorder, timer or ForwardTimer(engine.pool.device.type, clock))
         self._outbox = outbox
         self._config = config
@@ -78,7 +79,7 @@ class DecodeScheduler(ForwardScheduler):
         self._pace = StepPace(clock)
         self._running: list[DecodeJob] = []
         self._leases = LeaseBook(cache, outbox, config, clock, self._start_committed, self._recorder)
-        # Their prompts' pages are in the tree only when the step that they joined has been launched.
+        # Jobs whose prompt pages enter the tree after their first step's launch.
         self._uncached: list[DecodeJob] = []
         self._num_given_back = 0
 
@@ -88,7 +89,6 @@ class DecodeScheduler(ForwardScheduler):
 
     @property
     def _in_flight(self) -> DecodeStep | None:
-        """The step that was launched last, if its tokens are not known yet."""
         return next((part for part in reversed(self._launches.parts) if isinstance(part, DecodeStep)), None)
 
     @property
@@ -96,13 +96,13 @@ class DecodeScheduler(ForwardScheduler):
         return self._leases
 
     def answer_leases(self) -> None:
-        """Grants what can be granted, leaving running requests the pages that they grow into."""
+        """Grants leases, leaving each running request a page to grow."""
         self._leases.answer_requests(num_reserved=len(self._running))
 
     def receive(self, event: Event) -> None:
         if isinstance(event, FromRouter):
             if isinstance(event.message, Admit):
-                # A grammar that is new here is compiled while the prompt is computed.
+                # Compile a new grammar while the prompt is computed.
                 self._engine.constraint(event.message.sampling.grammar)
                 self._leases.admit_request(event.message)
             elif isinstance(event.message, Abort):
@@ -130,7 +130,7 @@ class DecodeScheduler(ForwardScheduler):
         if step is not None:
             self.launch(step)
         elif previous is not None and previous.is_mixed and not previous.output.done():
-            # Nothing is to follow it, and it may take long: its end is looked for, and nobody else waits for it.
+            # No step follows: poll for the end of the mixed step instead of blocking.
             self.cache_adopted()
             return False
         else:
@@ -139,23 +139,19 @@ class DecodeScheduler(ForwardScheduler):
         return previous is not None or step is not None
 
     def is_due(self, *, with_prompts: bool = False) -> bool:
-        """Whether the next step is to be composed now. Args: with_prompts: as of StepPace."""
         previous = self._in_flight
         return previous is None or self._pace.is_due(with_prompts=with_prompts) or previous.output.done()
 
     def begin_composing(self) -> None:
-        """What the host does from here on, until a step is launched, is for that step."""
         self._pace.composing()
 
     def settle(self) -> None:
-        """Goes on with what has come to an end."""
         self._cache.free_deferred_pages()
         self._leases.start_arrived()
         self._recorder.lap("settle")
 
     def compose(self) -> DecodeStep | None:
-        """The next step, with a page for each of its tokens; None if nothing is to be decoded. Nothing may happen to
-        its jobs before it is launched."""
+        """Composes the next step, or None. Its jobs must not change before the launch."""
         # Growth goes before new leases.
         jobs = self._grow()
         self.answer_leases()
@@ -173,28 +169,26 @@ class DecodeScheduler(ForwardScheduler):
     def launch(
         self, step: DecodeStep, prompts: ForwardPart | None = None, meanwhile: Callable[[], None] | None = None
     ) -> None:
-        """Launches a step, passes on what was launched before it while it runs, and has its tokens chosen."""
+        """Launches a step, handles earlier outputs while it runs, and samples its tokens."""
         self._pace.launching()
         self._engine.launch(decoded=step, prompts=prompts, meanwhile=meanwhile)
         self._launches.collect_all_but(1)
-        # What may come next by a grammar follows from the tokens that have just been collected. The forward is running
-        # meanwhile.
+        # Grammars depend on the tokens just collected.
         step.sample()
         self._recorder.lap("sample")
         if not self._overlaps:
             self.collect_launched()
 
     def next_deadline(self, *, with_prompts: bool = False) -> float | None:
-        """Args: with_prompts: whether the next step is to have some."""
         deadline = self._leases.next_deadline()
         if self._in_flight is None:
-            # Nothing else keeps them from a step. That a grammar is compiled by now is no reason to sleep.
+            # Jobs here wait only for grammars, which send no event: poll.
             if any(job.sequence.constraint is not None for job in self._running):
                 return self._clock() + POLL_S
             return deadline
         now, due = self._clock(), self._pace.due(with_prompts=with_prompts)
         if due <= now:
-            # What is due has nothing in it yet: prompts may wait for pages. A step without them is not to be late.
+            # The due step is still empty: its prompts wait for pages. Do not delay a decode-only step.
             alone = self._pace.due()
             due = min(now + POLL_S, alone) if alone > now else now + POLL_S
         return due if deadline is None else min(deadline, due)
@@ -220,13 +214,11 @@ class DecodeScheduler(ForwardScheduler):
         prefill_cached_len: int,
         moments: Sequence[Moment],
     ) -> None:
-        """Takes over a prefilled request with its pages; its first token goes on from here.
+        """Takes over a prefilled request and its pages.
 
         Args:
-            handle: holds the KV of every token of the request but `first_token`.
-            logprobs: the first token's, if asked for.
-            finish_reason: not empty if the first token ends the request: no step is run then.
-            moments: what has happened to it on its way here.
+            handle: pages with the KV of all tokens but `first_token`.
+            finish_reason: not empty if the first token ends the request; then no step runs.
         """
         token_ids = [*admit.prompt_ids, *admit.output_ids, first_token]
         num_computed = len(token_ids) - 1
@@ -260,14 +252,13 @@ class DecodeScheduler(ForwardScheduler):
             moments=[*moments],
         )
         job.stamp(COMMITTED)
-        # They stand by age over all attempts, and priority: that is the order of growth, and the first is never given
-        # back.
+        # By age over all attempts and priority: the order of growth, whose first is never given back.
         bisect.insort(self._running, job, key=lambda j: j.queue_key)
         self._uncached.append(job)
 
     def cache_adopted(self) -> None:
-        """Puts the pages of prompts that have come into the tree. Their first steps do not wait for that, which takes 3
-        microseconds a page, nor do tokens."""
+        """Inserts new jobs' prompt pages into the tree. At 3 us a page, it must delay neither their first step nor
+        tokens."""
         if not self._uncached:
             return
         self._outbox.flush()
@@ -279,31 +270,24 @@ class DecodeScheduler(ForwardScheduler):
         self._recorder.lap("cache")
 
     def _cache_computed(self, job: DecodeJob) -> list[Completion]:
-        """Puts what is computed of a job into the tree. The last token has no KV yet, or a step in flight computes it,
-        and a page may not be shared before that has run: it stays out. Returns what has been launched with the job's
-        pages and may still run."""
+        """Inserts computed pages into the tree, without the last token, whose KV is not computed yet. Returns launches
+        that may still use the pages."""
         in_use = self._launches.using(job.handle.table_id)
         token_ids = job.sequence.token_ids
         self._cache.cache_pages(job.handle, token_ids, min(job.sequence.cached_len, len(token_ids) - 1), after=in_use)
         return in_use
 
     def take_admitted(self, request_id: str, attempt: int) -> Admit | None:
-        """Hands out an admitted request that is adopted without a lease."""
         return self._leases.take_admitted(request_id, attempt)
 
-    def _start_committed(
-        self,
-        admit: Admit,
-        handle: PageHandle,
-        committed: Committed,
-        granted_ns: int,
-    ) -> None:
-        moments = [Moment(LEASE_GRANTED, granted_ns)]
+    def _start_committed(self, lease: Lease) -> None:
+        committed = lease.committed
+        moments = [Moment(LEASE_GRANTED, lease.granted_ns)]
         if committed.ship_started_ns:
             moments.append(Moment(SHIP_STARTED, committed.ship_started_ns))
         self.adopt(
-            admit,
-            handle,
+            lease.admit,
+            lease.handle,
             first_token=committed.first_token,
             logprobs=committed.logprobs,
             finish_reason=committed.finish_reason,
@@ -313,18 +297,17 @@ class DecodeScheduler(ForwardScheduler):
         )
 
     def _grow(self) -> list[DecodeJob]:
-        """Gives each job of the next batch the page its next token needs, in order. When pages run out, of the requests
-        with the lowest priority the one that is cheapest to redo is given back, but never the first in order: so one
-        always finishes."""
+        """Allocates the next page for each job of the next batch, in order. Without pages, gives back the job with the
+        lowest priority and fewest tokens, but never the first, so that one always finishes."""
         batch: list[DecodeJob] = []
-        # It is empty in nearly every step: looking for a job here costs less than among all that run.
+        # Nearly always empty.
         given_back: list[DecodeJob] = []
         for job in [job for job in self._running if job.needs_step][: self._config.max_batch_size]:
             if job in given_back:
                 continue
             while not self._cache.grow_pages(job.handle, job.sequence.cached_len + 1):
                 if self._in_flight is not None:
-                    # What ends with it may leave pages enough, and pages of a job in it are not free before.
+                    # The step in flight may free pages; its jobs' pages are not free before.
                     self._collect_steps()
                     self._cache.free_deferred_pages()
                     self._pace.composing()
@@ -351,7 +334,6 @@ class DecodeScheduler(ForwardScheduler):
         self._end_job(job)
 
     def _collect_steps(self) -> None:
-        """Waits for the step in flight, if there is one, and passes on what it gave, and what was launched before."""
         while self._in_flight is not None:
             self._launches.collect_oldest()
 
@@ -370,7 +352,6 @@ class DecodeScheduler(ForwardScheduler):
                 HANDOVERS, "wait for step", times[COMMITTED], (job.request_id,), end_ns=times[DECODE_STARTED]
             )
         if step.is_mixed:
-            # It is recorded with its prompts.
             return
         self._recorder.launched(
             "decode",
@@ -382,7 +363,7 @@ class DecodeScheduler(ForwardScheduler):
         )
 
     def _collect(self, step: DecodeStep) -> None:
-        """Waits for a step, passes its tokens on and ends the jobs that are done."""
+        """Waits for a step and handles its tokens."""
         self._outbox.flush()
         if self._overlaps:
             was_running = not step.output.done()
@@ -460,7 +441,7 @@ class DecodeScheduler(ForwardScheduler):
         self._leases.abort_attempt(request_id, attempt)
 
     def _end_job(self, job: DecodeJob) -> None:
-        """The one place where a running job's pages are given back; what it computed stays for reuse."""
+        """Every end of a running job goes through this method. Its computed pages stay cached."""
         self._running.remove(job)
         job.has_ended = True
         self._cache.release_pages(job.handle, after=self._cache_computed(job))

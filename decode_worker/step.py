@@ -1,5 +1,3 @@
-"""One decode step, from its composition until its tokens are known."""
-
 from collections.abc import Callable, Sequence
 from itertools import islice
 
@@ -10,16 +8,16 @@ from tandem.engine.output import Feed, ForwardOutput
 
 
 class DecodeStep(ForwardPart):
-    """A step that the device runs, or will run behind what was launched before.
+    """A decode step, from its composition until its tokens are known.
 
-    From the launch on, sequences are as they will be when it is done: whatever is launched later finds its KV in the
-    pages. Only the tokens are pending, from `sample` on.
+    After the launch, sequences are in the state after the step: later launches find its KV in the pages. Tokens are
+    pending from `sample` on.
 
     Attributes:
-        jobs: in the order of the batch; also those that have ended since.
-        new_jobs: those of them that it is the first step of.
-        output: of the forward, from the launch on; its first rows are those of the jobs.
-        is_mixed: whether prompts are computed in the same forward; likewise.
+        jobs: jobs in batch order, ended ones included.
+        new_jobs: jobs whose first step this is.
+        output: output of the forward pass after the launch, with the jobs' rows first.
+        is_mixed: whether the pass includes prompts.
     """
 
     output: ForwardOutput
@@ -35,9 +33,9 @@ class DecodeStep(ForwardPart):
     ) -> None:
         """
         Args:
-            jobs: with pages for one more token each.
-            previous: the step launched just before, if its tokens are not known yet.
-            on_launch, on_end: told of both; the latter is to `collect`.
+            jobs: jobs with a page for one more token each.
+            previous: the step before, if its tokens are not known.
+            on_end: must call `collect`.
         """
         self.jobs = jobs
         self.new_jobs = new_jobs
@@ -54,7 +52,7 @@ class DecodeStep(ForwardPart):
         self.feed = previous.feed_of(self.jobs) if previous else None
 
     def launched(self, output: ForwardOutput, batch: Batch) -> None:
-        """Then `sample` is to be called, once the tokens of the step before are known and before the next launch."""
+        """`sample` must follow, after the previous step's tokens are known and before the next launch."""
         self.output = output
         self.is_mixed = batch.mode == "mixed"
         for sequence in self.sequences:
@@ -64,7 +62,6 @@ class DecodeStep(ForwardPart):
         self._on_launch(self)
 
     def sample(self) -> None:
-        """Has the tokens chosen, if they are not."""
         if self._is_sampled:
             return
         self._is_sampled = True
@@ -73,7 +70,7 @@ class DecodeStep(ForwardPart):
             sequence.num_pending += 1
 
     def feed_of(self, jobs: Sequence[DecodeJob]) -> Feed | None:
-        """Where the next step, of `jobs`, finds its tokens; None if they are all known."""
+        """Returns the rows from which the next step of `jobs` reads its tokens; None if all are known."""
         rows = {job: row for row, job in enumerate(self.jobs)}
         rows_of_jobs = [rows[job] if job.sequence.num_pending else -1 for job in jobs]
         return Feed(self.output, rows_of_jobs) if max(rows_of_jobs) >= 0 else None
@@ -82,7 +79,7 @@ class DecodeStep(ForwardPart):
         self._on_end(self)
 
     def collect(self) -> list[DecodeJob]:
-        """Waits for the tokens and gives each job its own; returns the jobs that have not ended."""
+        """Waits for the tokens. Returns the jobs that have not ended."""
         going_on: list[DecodeJob] = []
         sampled = islice(zip(self.output.token_ids(), self.output.logprobs(), strict=True), len(self.jobs))
         for job, (token_id, logprobs) in zip(self.jobs, sampled, strict=True):

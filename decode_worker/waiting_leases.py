@@ -1,4 +1,4 @@
-"""The lease requests that a decode worker cannot answer yet, and the order in which they are granted."""
+"""Lease requests that wait on a decode worker, and their order."""
 
 import bisect
 import itertools
@@ -7,22 +7,22 @@ from collections.abc import Callable
 
 from tandem.decode_worker.admissions import AttemptKey
 from tandem.decode_worker.config import DecodeConfig
-from tandem.decode_worker.lease_records import WaitingLease
+from tandem.decode_worker.lease import Lease, LeaseState
 from tandem.kvtransfer.receiver_link import ReceiverLink
 from tandem.messages import Admit
 from tandem.priority import virtual_arrival_ns
 
-# So many that do not fit are passed over to look for one that does: a step's work must not grow with the line.
+# Leases passed over to find one that fits: bounds a step's work.
 MAX_PASSED_OVER = 32
-# Who was sent away for want of room asks again after half a second, unless its worker stands still.
+# Time for which a refused lease's count is kept; its sender normally asks again after 0.5 s.
 KEEP_SENT_AWAY_S = 60.0
 
 
 class WaitingLeases:
-    """Those that are parked until their Admit comes, and those that stand in line for pages, by age and priority.
+    """Leases parked until their Admit comes, and leases queued for pages, by age and priority.
 
-    A request whose attempt has ended in the line keeps its place: from the Admit of its next attempt on, nobody goes
-    before it who stands behind that place, for as long as its lease request may take to follow.
+    A request keeps its place across attempts: from the next Admit, no lease behind it is granted until its LeaseRequest
+    comes or the grace period ends.
     """
 
     def __init__(self, clock: Callable[[], float], config: DecodeConfig) -> None:
@@ -31,42 +31,41 @@ class WaitingLeases:
         self._max_overtaken = config.max_overtaken
         self._max_waiting = config.max_waiting
         self._numbers = itertools.count()
-        self._by_id: dict[str, WaitingLease] = {}
-        self._by_key: dict[AttemptKey, WaitingLease] = {}
-        # They stand in order of their deadlines.
-        self._parked: dict[str, WaitingLease] = {}
-        self._line: list[WaitingLease] = []
-        # Requests whose attempt ended in the line, each until the time at which it is forgotten.
+        self._by_id: dict[str, Lease] = {}
+        self._by_key: dict[AttemptKey, Lease] = {}
+        # In order of their deadlines.
+        self._parked: dict[str, Lease] = {}
+        self._queue: list[Lease] = []
+        # Requests whose attempt ended in the queue, with their expiry.
         self._left: dict[str, float] = {}
-        # Places of attempts that are announced and have not asked yet: where they stand, and until when.
+        # (place, expiry) of announced attempts without a LeaseRequest.
         self._held: dict[AttemptKey, tuple[int, float]] = {}
-        # How often those have been overtaken for whom there was no room, and until when that is kept.
+        # (num_overtaken, expiry) of leases refused because the queue was full.
         self._sent_away: dict[AttemptKey, tuple[int, float]] = {}
-        # Whether the line has changed since it was last looked through, and how many pages there were then.
+        # Whether the queue changed since the last scan, and the available pages then.
         self._changed = False
         self._num_available = 0
-        # Where the first of this worker's own prompts stands that wait for pages, and how many leases that stand behind
-        # it were granted since one of them last got some.
+        # Place of the first local prompt without pages, and younger leases granted since a prompt got pages.
         self._prompt: int | None = None
         self._num_prompt_overtaken = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def find(self, lease_id: str) -> WaitingLease | None:
+    def find(self, lease_id: str) -> Lease | None:
         return self._by_id.get(lease_id)
 
-    def of_attempt(self, key: AttemptKey) -> WaitingLease | None:
+    def of_attempt(self, key: AttemptKey) -> Lease | None:
         return self._by_key.get(key)
 
-    def of_link(self, link: ReceiverLink) -> list[WaitingLease]:
+    def of_link(self, link: ReceiverLink) -> list[Lease]:
         return [waiting for waiting in self._by_id.values() if waiting.link is link]
 
     def attempts(self) -> list[AttemptKey]:
         return list(self._by_key)
 
-    def announce(self, admit: Admit) -> WaitingLease | None:
-        """An Admit has come; returns the lease that was parked for it, if any."""
+    def announce(self, admit: Admit) -> Lease | None:
+        """Notes an Admit. Returns the lease parked for it, if any."""
         key = admit.request_id, admit.attempt
         waiting = self._by_key.get(key)
         if waiting is None and self._left.pop(admit.request_id, None) is not None:
@@ -74,55 +73,55 @@ class WaitingLeases:
             self._held[key] = standing, self._clock() + self._grace_s
         return waiting
 
-    def park(self, waiting: WaitingLease) -> bool:
-        """Keeps a lease until its Admit comes; returns whether there was room for it."""
+    def park(self, waiting: Lease) -> bool:
+        """Parks a lease. Returns whether there was room."""
         if len(self) >= self._max_waiting:
             return False
         waiting.deadline = self._clock() + self._grace_s
         self._by_id[waiting.lease_id] = self._by_key[waiting.key] = self._parked[waiting.lease_id] = waiting
         return True
 
-    def line_up(self, waiting: WaitingLease, admit: Admit) -> WaitingLease | None:
-        """Puts a lease where its request belongs; returns the one that there is no room for any more, if any."""
+    def enqueue(self, waiting: Lease, admit: Admit) -> Lease | None:
+        """Inserts a lease into the queue. Returns the last lease if the queue is over its limit."""
         self._parked.pop(waiting.lease_id, None)
         self._held.pop(waiting.key, None)
+        waiting.state = LeaseState.QUEUED
         waiting.admit = admit
         waiting.place = virtual_arrival_ns(admit.arrival_ns, admit.priority), next(self._numbers)
         waiting.num_overtaken = self._max_overtaken if admit.attempt else self._sent_away.pop(waiting.key, (0, 0.0))[0]
         self._by_id[waiting.lease_id] = self._by_key[waiting.key] = waiting
-        bisect.insort(self._line, waiting, key=_place)
+        bisect.insort(self._queue, waiting, key=_place)
         self._changed = True
         if len(self) <= self._max_waiting:
             return None
-        last = self._line[-1]
+        last = self._queue[-1]
         self.remove(last)
-        # It asks again soon, and what has overtaken it before counts.
         self._sent_away[last.key] = last.num_overtaken, self._clock() + KEEP_SENT_AWAY_S
         return last
 
-    def remove(self, waiting: WaitingLease) -> None:
-        """It is answered, or nobody wants it any more."""
+    def remove(self, waiting: Lease) -> None:
         del self._by_id[waiting.lease_id], self._by_key[waiting.key]
-        if self._parked.pop(waiting.lease_id, None) is None:
-            del self._line[bisect.bisect_left(self._line, waiting.place, key=_place)]
+        if waiting.state is LeaseState.PARKED:
+            del self._parked[waiting.lease_id]
+        else:
+            del self._queue[bisect.bisect_left(self._queue, waiting.place, key=_place)]
             self._changed = True
 
-    def end_attempt(self, key: AttemptKey) -> WaitingLease | None:
-        """The router has ended an attempt; returns its lease, if one was waiting. If it stood in line, the request's
-        next attempt, which is announced at once if there is one, finds the place held."""
+    def end_attempt(self, key: AttemptKey) -> Lease | None:
+        """Ends an attempt and returns its waiting lease, if any. A queued request's place is held for its restart."""
         if self._held.pop(key, None) is not None:
             self._changed = True
         waiting = self._by_key.get(key)
         if waiting is not None:
-            if waiting.admit is not None:
+            if waiting.state is LeaseState.QUEUED:
                 self._left[waiting.admit.request_id] = self._clock() + self._grace_s
             self.remove(waiting)
         return waiting
 
-    def take_overdue(self) -> list[WaitingLease]:
-        """Takes out the leases whose Admit has not come, and lets places go that have been held for long enough."""
+    def take_overdue(self) -> list[Lease]:
+        """Removes and returns parked leases without an Admit, and ends expired holds."""
         now = self._clock()
-        overdue: list[WaitingLease] = []
+        overdue: list[Lease] = []
         for waiting in self._parked.values():
             if now < waiting.deadline:
                 break
@@ -140,7 +139,6 @@ class WaitingLeases:
         return overdue
 
     def next_deadline(self) -> float | None:
-        """When `take_overdue` has something to do next."""
         deadlines = [until for _, until in self._held.values()]
         if self._parked:
             deadlines.append(next(iter(self._parked.values())).deadline)
@@ -148,16 +146,15 @@ class WaitingLeases:
 
     @property
     def first_place(self) -> int | None:
-        """Where the first of those in line stands."""
-        return self._line[0].place[0] if self._line else None
+        return self._queue[0].place[0] if self._queue else None
 
     def note_prompts(self, first: int | None, *, has_started: bool) -> None:
-        """Says which of this worker's own prompts wait for pages of the same pool. Leases overtake them as often as
-        each other, and then those behind the first of them wait until one has got its pages.
+        """Notes local prompts waiting for the same pool. After max_overtaken younger leases, leases behind the first
+        prompt wait until a prompt gets pages.
 
         Args:
-            first: where the first of them stands; None: none waits, or not for pages that leases could be granted.
-            has_started: one has got its pages since the last call.
+            first: place of the first waiting prompt; None if none waits for grantable pages.
+            has_started: whether a prompt got pages since the last call.
         """
         was_limit = self._prompt_limit
         self._prompt = first
@@ -167,32 +164,30 @@ class WaitingLeases:
 
     @property
     def _prompt_limit(self) -> float:
-        """Leases that stand behind it wait."""
+        """Leases behind this place wait."""
         if self._prompt is None or self._num_prompt_overtaken < self._max_overtaken:
             return math.inf
         return self._prompt
 
     def look_again(self) -> None:
-        """More may fit now in as many pages: what is cached has grown."""
         self._changed = True
 
-    def grant_in_order(self, num_available: Callable[[], int], grant: Callable[[WaitingLease], bool]) -> None:
-        """Goes through the line unless nothing has changed: neither the line nor, upwards, the number of pages.
+    def grant_in_order(self, num_available: Callable[[], int], grant: Callable[[Lease], bool]) -> None:
+        """Grants leases in order, if the queue changed or pages were freed.
 
-        A lease that fits may overtake those that do not, but each of them only so often: then all wait until
-        it has its pages.
+        A lease that fits may overtake ones that do not, each at most max_overtaken times; then all later ones wait.
 
         Args:
-            num_available: pages that may be granted now.
-            grant: tries to grant one; returns whether it did.
+            num_available: returns the pages that may be granted.
+            grant: tries to grant a lease; returns whether it did.
         """
         if not self._changed and num_available() <= self._num_available:
             return
         self._changed = False
-        passed_over: list[WaitingLease] = []
-        granted: list[WaitingLease] = []
+        passed_over: list[Lease] = []
+        granted: list[Lease] = []
         held = min((standing for standing, _ in self._held.values()), default=math.inf)
-        for waiting in self._line:
+        for waiting in self._queue:
             if waiting.place[0] > min(held, self._prompt_limit):
                 break
             if grant(waiting):
@@ -211,5 +206,5 @@ class WaitingLeases:
         self._num_available = num_available()
 
 
-def _place(waiting: WaitingLease) -> tuple[int, int]:
+def _place(waiting: Lease) -> tuple[int, int]:
     return waiting.place

@@ -1,4 +1,4 @@
-"""A decode worker: links in from the prefill workers, the decode scheduler on top of the engine."""
+"""The decode role: a decode scheduler, and links from prefill workers."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a worker's links can be told. Nothing here imports torch: the command line reads this too."""
+"""Options of a worker's links. Nothing here imports torch: the command line imports this module."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ from tandem.kvtransfer.transports.table import TRANSPORTS
 
 @dataclass(frozen=True, slots=True)
 class LinkConfig:
-    """How pages travel from and to one worker.
+    """Options of a worker's links.
 
     Attributes:
-        transports: ways for KV pages to travel, best first, each by its name in TRANSPORTS or by the import path
-            package.module:Class of one's own. A link takes the sender's best that both ends have and can open.
+        transports: names in TRANSPORTS or import paths package.module:Class, best first. A link uses the sender's first
+            that both ends have and can open.
     """
 
     transports: tuple[str, ...]

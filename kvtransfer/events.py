@@ -1,8 +1,6 @@
-"""What the gRPC side of a worker's links tells its engine thread.
+"""Events from the gRPC side of a worker's links to its engine thread.
 
-A worker may be the sender on some links and the receiver on others. What befalls an epoch is told to the end that the
-worker has of it, by the event's type: no end can take the other's beginning, end or message for its own, whatever the
-epochs are called.
+A worker may send on some links and receive on others; the event's type selects the end.
 """
 
 from collections.abc import Callable
@@ -14,24 +12,20 @@ from tandem.worker.events import Event
 
 
 class SenderLinkEvent(Event):
-    """Of a link on which this worker sends: for its handover alone."""
+    """For the handover, which sends."""
 
     __slots__ = ()
 
 
 class ReceiverLinkEvent(Event):
-    """Of a link on which this worker receives: for its lease book alone."""
+    """For the lease book, which receives."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SenderLinkOpened(SenderLinkEvent):
-    """This worker's link to `peer_id`, in that life of it, opened an epoch.
-
-    Attributes:
-        transport: the sending end of the epoch's transport, of the name beside it.
-    """
+    """An epoch to an incarnation of `peer_id` opened."""
 
     peer_id: str
     peer_incarnation: str
@@ -42,7 +36,7 @@ class SenderLinkOpened(SenderLinkEvent):
 
 @dataclass(frozen=True, slots=True)
 class SenderLinkFailed(SenderLinkEvent):
-    """No transport to that life of `peer_id` can be opened for now; `reason` says why, of each."""
+    """No transport to this incarnation of `peer_id` opens now; `reason` covers each."""
 
     peer_id: str
     peer_incarnation: str
@@ -51,10 +45,10 @@ class SenderLinkFailed(SenderLinkEvent):
 
 @dataclass(frozen=True, slots=True)
 class SenderLinkClosed(SenderLinkEvent):
-    """The stream of an epoch that was opened to a receiver ended.
+    """The stream of an epoch to a receiver ended.
 
     Attributes:
-        when_quiet: to be called once no copy of this epoch still runs; then the next one may open.
+        when_quiet: to be called once none of its copies runs; then the next epoch opens.
     """
 
     epoch: str
@@ -64,11 +58,10 @@ class SenderLinkClosed(SenderLinkEvent):
 
 @dataclass(frozen=True, slots=True)
 class ReceiverLinkOpened(ReceiverLinkEvent):
-    """A sender opened an epoch of its link to this worker.
+    """A sender opened an epoch.
 
     Attributes:
-        transport: the receiving end of the epoch's transport.
-        sender_is_gone: whether the sender's process has exited, and a settle time has passed since.
+        sender_is_gone: returns whether the sender's process has exited and the settle time has passed.
     """
 
     epoch: str
@@ -79,22 +72,18 @@ class ReceiverLinkOpened(ReceiverLinkEvent):
 
 @dataclass(frozen=True, slots=True)
 class ReceiverLinkClosed(ReceiverLinkEvent):
-    """The stream of an epoch that a sender had opened ended. Its sender may be writing still."""
+    """The stream of an epoch from a sender ended. The sender may still write."""
 
     epoch: str
 
 
 @dataclass(frozen=True, slots=True)
 class FromReceiver(SenderLinkEvent):
-    """What the receiver of an open epoch says to this worker, which sends on it."""
-
     epoch: str
     message: ReceiverMessage
 
 
 @dataclass(frozen=True, slots=True)
 class FromSender(ReceiverLinkEvent):
-    """What the sender of an open epoch says to this worker, which receives on it."""
-
     epoch: str
     message: SenderMessage

@@ -1,12 +1,12 @@
-"""Whether the process at the other end of a link has exited, and cannot write this worker's pages any more."""
+"""Detects the exit of a link's sender process."""
 
 import time
 
 from tandem.processes import ProcessId
 
-# Leased pages are reused so long after their sender's exit was seen: what it had submitted last has landed by then.
+# Time from the exit to the reuse of leased pages, in seconds: submitted copies have landed by then.
 SETTLE_S = 0.2
-# The process is looked for so often at most: every page that it leased here asks at every step.
+# Minimum interval between checks, in seconds: every leased page asks in every step.
 LOOK_INTERVAL_S = 0.01
 
 
@@ -18,13 +18,13 @@ class ExitWatch:
             process = ProcessId.of(pid)
         except ProcessLookupError:
             process = None
-        # One that was never seen alive from here cannot be seen to end either.
+        # A process that was never seen alive cannot be seen to exit.
         self._process = process if process is not None and process.is_alive() else None
         self._gone_since: float | None = None
         self._next_look = 0.0
 
     def is_gone(self) -> bool:
-        """Whether it has exited, and SETTLE_S have passed since that was seen."""
+        """Returns whether the process has exited and SETTLE_S have passed since."""
         if self._process is None:
             return False
         now = time.monotonic()

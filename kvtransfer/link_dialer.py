@@ -1,5 +1,5 @@
-"""The sender's side of links over gRPC: dials, opens its end of the transport that the receiver chose, and dials again
-when an epoch ends. On the asyncio thread; pages and leases are not touched here."""
+"""The sender's side of links over gRPC: dials receivers, opens the chosen transport and redials. Runs on the asyncio
+thread and touches no pages or leases."""
 
 import asyncio
 import logging
@@ -30,16 +30,16 @@ from tandem.worker.events import Event
 
 logger = logging.getLogger(__name__)
 
-# The receiver's answer is waited for so long, and for the time that opening its end may take.
+# Timeout of the receiver's answer, besides opening its end.
 HANDSHAKE_TIMEOUT_S = 5.0
 RETRY_DELAY_S = 0.2
-# A peer to which no transport could be opened is left alone for so long, before all are tried again.
+# Pause before all transports to a peer are tried again, in seconds.
 REOPEN_DELAY_S = 5.0
 STOP_TIMEOUT_S = 2.0
 
 
 class _SenderEndError(Exception):
-    """This worker's end of the transport that the receiver chose did not open."""
+    """This worker's end of the chosen transport did not open."""
 
     def __init__(self, transport: str, reason: str) -> None:
         super().__init__(reason)
@@ -47,14 +47,14 @@ class _SenderEndError(Exception):
 
 
 class _NoTransportError(Exception):
-    """The receiver has, or can open, none of the transports that were offered."""
+    """The receiver has, or can open, none of the offered transports."""
 
 
 class LinkDialer:
-    """Keeps one link to each decode worker that the router names.
+    """Keeps one link to each named decode worker.
 
-    A transport whose sending end cannot be opened is left out of what this life of the peer is offered from then on, so
-    that the next best is taken. When none is left the router is told, and after a while all are tried again.
+    A transport that does not open here is not offered to that incarnation of the peer again. If none is left, the
+    router is told, and all are tried again later.
     """
 
     def __init__(
@@ -66,11 +66,6 @@ class LinkDialer:
         post: Callable[[Event], None],
         credentials: ClusterCredentials,
     ) -> None:
-        """
-        Args:
-            transports: by name, best first.
-            post: tells the engine thread.
-        """
         self._transports = transports
         self._credentials = credentials
         self._worker_id = worker_id
@@ -78,12 +73,10 @@ class LinkDialer:
         self._page_format = page_format
         self._post = post
         self._dialing: dict[Peer, asyncio.Task[None]] = {}
-        # These tasks are cancelled and have not ended yet.
         self._ending: dict[Peer, set[asyncio.Task[None]]] = {}
-        # For each life of a peer this says when the copies of its last epoch are over. It is put here when the epoch
-        # opens, and outlives the task that ran it: no cancellation opens the next early.
+        # Set when the copies of a peer incarnation's last epoch are over. It outlives the epoch's task, so no
+        # cancellation opens the next epoch early.
         self._quiet: dict[Peer, asyncio.Event] = {}
-        # Each open epoch has one.
         self._writers: dict[str, BatchWriter] = {}
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -124,14 +117,14 @@ class LinkDialer:
             await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
 
     async def _keep_link(self, peer: Peer, before: Sequence[asyncio.Task[None]]) -> None:
-        """Keeps a link to a peer open: opens its epochs one after the other until cancelled.
+        """Opens a peer's epochs one after the other until cancelled.
 
         Args:
-            before: what still ends earlier links to the same life of the peer.
+            before: earlier tasks for this peer that have not ended.
         """
         if before:
             await asyncio.wait(before)
-        # This says of transports, by their names, why they could not be opened here.
+        # Reason of failure by transport.
         failures: dict[str, str] = {}
         while True:
             try:
@@ -158,22 +151,17 @@ class LinkDialer:
                 details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
                 logger.info("link to %s: %s", peer.worker_id, details)
             except asyncio.CancelledError:
-                # gRPC cancels a call whose messages it could not write; only who cancelled this task ends it.
+                # gRPC cancels calls whose messages it could not write; only our own cancellation ends the task.
                 if is_cancelled():
                     raise
                 logger.error("link to %s: the call was cancelled", peer.worker_id)
             except Exception:
-                # Whatever went wrong with this epoch, the next one may work; without it the pair would be lost.
+                # Keep trying: otherwise the pair of workers is lost.
                 logger.exception("link to %s failed", peer.worker_id)
             await asyncio.sleep(RETRY_DELAY_S)
 
     async def _wait_without_transport(self, peer: Peer, failures: dict[str, str], refusal: str) -> None:
-        """Tells the engine thread that no transport can be opened, and waits before all of them are tried again.
-
-        Args:
-            failures: reasons at this end, by transport; they are forgotten afterwards.
-            refusal: the receiver's reason, or "".
-        """
+        """Reports failures at this end and the receiver's refusal, waits, and clears the failures."""
         reasons = [f"{name}: {reason}" for name, reason in failures.items()]
         reason = "; ".join([*reasons, refusal] if refusal else reasons)
         self._post(SenderLinkFailed(peer.worker_id, peer.incarnation, f"no transport can be opened: {reason}"))
@@ -181,19 +169,19 @@ class LinkDialer:
         failures.clear()
 
     async def _run_epoch(self, peer: Peer, failures: Mapping[str, str]) -> None:
-        """One epoch from its handshake to its end.
+        """Runs one epoch from its handshake to its end.
 
         Args:
-            failures: what is not offered, with the reasons.
+            failures: transports not to offer, with reasons.
 
         Raises:
-            _SenderEndError: the transport that the receiver chose could not be opened here.
-            _NoTransportError: the receiver can use none of the offer.
-            TimeoutError, ConnectionError: there was no handshake.
+            _SenderEndError: the chosen transport does not open here.
+            _NoTransportError: the receiver can use no offered transport.
+            TimeoutError, ConnectionError: the handshake failed.
         """
         if peer in self._quiet:
-            # There is no deadline on purpose: a copy that never completes must keep the next epoch shut. A stuck engine
-            # thread, which would never say that the copies are over, is noticed by worker/process.py.
+            # No deadline: a copy that never completes must keep the next epoch closed. process.py detects a stuck
+            # engine thread.
             await self._quiet[peer].wait()
         offer = [name for name in self._transports if name not in failures]
         writer = BatchWriter(SENDER_CODEC)
@@ -201,14 +189,14 @@ class LinkDialer:
         async with self._credentials.open_channel(peer.address) as channel:
             stub = kv_link_pb2_grpc.KvLinkStub(channel)
             call = stub.Link(writer.batches(), metadata=self._credentials.metadata)
-            # The receiver may try to open each of them before it answers.
+            # The receiver may try each before it answers.
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S + len(offer) * OPEN_TIMEOUT_S):
                 first = await call.read()
             if first is grpc.aio.EOF:
                 raise ConnectionError("the receiver closed the stream at once")
             (welcome, *rest) = RECEIVER_CODEC.decode(first)
             opened = await self._open_transport(peer, welcome, offer)
-            # Nothing is awaited between the opening and the try: what was opened is told of, and what was told of ends.
+            # No await between here and `try`: every opened epoch is reported as ended.
             self._writers[opened.epoch] = writer
             self._quiet[peer] = asyncio.Event()
             self._post(opened)
@@ -228,8 +216,7 @@ class LinkDialer:
                 self._tell_end(peer, opened.epoch, writer, reason)
 
     async def _open_transport(self, peer: Peer, answer: object, offer: Sequence[str]) -> SenderLinkOpened:
-        """Opens this worker's end of what the receiver answered. Until that is open nothing of the epoch can touch a
-        page, so that there is nothing to wait for if it fails."""
+        """Opens the chosen transport's sender. Until then the epoch can touch no page."""
         if isinstance(answer, LinkRefused) and answer.no_transport:
             raise _NoTransportError(answer.reason)
         if not isinstance(answer, LinkWelcome):
@@ -244,7 +231,6 @@ class LinkDialer:
         return SenderLinkOpened(peer.worker_id, peer.incarnation, answer.epoch, answer.transport, end)
 
     def _tell_end(self, peer: Peer, epoch: str, writer: BatchWriter, reason: str) -> None:
-        """Tells the engine thread, which says when none of the epoch's copies runs any more."""
         writer.close()
         del self._writers[epoch]
         loop = asyncio.get_running_loop()

@@ -1,5 +1,5 @@
-"""The receiver's side of links over gRPC: checks who dials, opens its end of the best transport that it can, and passes
-on what is said. On the asyncio thread; pages and leases are not touched here."""
+"""The receiver's side of links over gRPC: checks senders and opens the best transport. Runs on the asyncio thread and
+touches no pages or leases."""
 
 import asyncio
 import logging
@@ -35,15 +35,11 @@ HELLO_TIMEOUT_S = 5.0
 
 
 class _NoTransportError(Exception):
-    """None of the sender's transports can be opened here."""
+    """No offered transport opens here."""
 
 
 class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
-    """Accepts links from prefill workers.
-
-    Of the transports that both ends have the sender's best is taken; if this end of it cannot be opened, the next best,
-    in the same handshake.
-    """
+    """Accepts links from prefill workers, over the sender's first transport that both ends have and that opens here."""
 
     def __init__(
         self,
@@ -52,26 +48,20 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
         transports: Mapping[str, Transport],
         post: Callable[[Event], None],
     ) -> None:
-        """
-        Args:
-            transports: by name.
-            post: tells the engine thread.
-        """
         self._incarnation = incarnation
         self._page_format = page_format
         self._transports = transports
         self._post = post
-        # Each open epoch has one.
         self._writers: dict[str, BatchWriter] = {}
-        # What each life of a sender has last begun a link with, while one is being opened: a hello of an earlier life,
-        # however late, is not newer than those of the next one.
+        # Newest hello of each sender incarnation whose link is being opened: a late hello of an earlier one must not
+        # replace it.
         self._newest: dict[tuple[str, str], LinkHello] = {}
 
     def add_to(self, server: grpc.aio.Server) -> None:
         kv_link_pb2_grpc.add_KvLinkServicer_to_server(self, server)
 
     def set_peers(self, peers: Sequence[Peer]) -> None:
-        """A receiver dials nobody."""
+        """A receiver does not dial."""
 
     def send(self, epoch: str, messages: Sequence[SenderMessage | ReceiverMessage]) -> None:
         if epoch in self._writers:
@@ -83,7 +73,6 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
             self._writers[epoch].close()
 
     def mapped_workers(self) -> list[str]:
-        """A receiver maps nothing."""
         return []
 
     async def stop(self) -> None:
@@ -115,15 +104,15 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
             if is_newest:
                 del self._newest[life]
         if not is_newest:
-            # Epochs of a sender must be told of in the order in which it began them: the later one closes the earlier.
+            # Report epochs in the sender's order: the later one closes the earlier.
             let_go(transport)
             yield RECEIVER_CODEC.encode([LinkRefused("the sender has begun another link since")])
             return
-        # Nothing is awaited between the opening and the try: what was opened is closed with its epoch.
+        # No await between the opening and `try`: every opened epoch is closed.
         epoch = uuid.uuid4().hex
         writer = self._writers[epoch] = BatchWriter(RECEIVER_CODEC)
         writer.send([LinkWelcome(epoch, name, endpoint, passed_over)])
-        # Elsewhere its number is another process's, or nobody's.
+        # On another host the process id means nothing.
         is_gone = ExitWatch(hello.sender_pid).is_gone if hello.sender_host == host_id() else _never
         self._post(ReceiverLinkOpened(epoch, hello, transport, is_gone))
         for message in rest:
@@ -139,8 +128,7 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
             self._post(ReceiverLinkClosed(epoch))
 
     async def _open_transport(self, hello: LinkHello) -> tuple[str, ReceiverTransport, bytes, tuple[str, ...]]:
-        """The best of the offer that can be opened here: its name, this end of it, where the sender finds that, and why
-        it is none of those before it, as in LinkWelcome."""
+        """Returns the transport's name, end and endpoint, and the reasons against earlier ones, as in LinkWelcome."""
         left = [name for name in hello.transports if name in self._transports]
         if not left:
             ours = ", ".join(self._transports)
@@ -153,7 +141,7 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
                 continue
             left.remove(name)
             if self._transports[name].within_host and hello.sender_host != host_id():
-                # It is not even tried: what has the sender's numbers here is somebody else's.
+                # The sender's ids mean nothing on this host.
                 failures.append(f"{name}: the two ends are on different hosts")
                 passed_over.append(failures[-1])
                 continue
@@ -179,7 +167,7 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
             writer.close()
 
     def _refusal(self, hello: LinkHello) -> str:
-        """Why a link must not open, or "": whatever differs would corrupt pages later."""
+        """Returns the reason to refuse a link, or "". Any mismatch would corrupt pages."""
         if hello.protocol_version != PROTOCOL_VERSION:
             return f"protocol version {hello.protocol_version} is not {PROTOCOL_VERSION}"
         if hello.receiver_incarnation != self._incarnation:
@@ -192,7 +180,6 @@ def _never() -> bool:
 
 
 async def _open_receiver(transport: Transport) -> tuple[ReceiverTransport, bytes]:
-    """Raises OpeningError: it did not open, or cannot say where it is."""
     end = await open_end(transport.open_receiver)
     try:
         return end, end.endpoint()

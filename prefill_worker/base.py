@@ -1,4 +1,4 @@
-"""The seam between prefill and whatever continues it: another worker over a link, or the same one."""
+"""Interface of the handover from prefill to decode, over a link or within one worker."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -10,10 +10,11 @@ from tandem.worker.events import Event
 
 @dataclass(frozen=True, slots=True)
 class HandoverResult:
-    """A job that its handover is done with; `failure` says why it did not succeed.
+    """An ended handover.
 
     Attributes:
-        ended_ns: when the other worker was told so; 0: nobody has noted that.
+        failure: reason of a failure; "" on success.
+        ended_ns: time of the settlement; 0 if unknown.
     """
 
     job: PrefillJob
@@ -22,51 +23,48 @@ class HandoverResult:
 
 
 class Handover(ABC):
-    """How a prefill reaches the worker that decodes it."""
-
     @abstractmethod
     def refusal(self, request: Prefill) -> str:
-        """Why this request could not be handed over if it were prefilled now, or ""."""
+        """Returns the reason why this request cannot be handed over now, or ""."""
 
     @abstractmethod
     def begin(self, job: PrefillJob) -> None:
-        """Prefill starts: ask for pages at the other end."""
+        """Prefill starts: requests pages at the decode worker."""
 
     @abstractmethod
     def advance(self, job: PrefillJob) -> None:
-        """A chunk is computed, the last one if job.first_token is set."""
+        """A chunk is computed; the last one if job.first_token is set."""
 
     @abstractmethod
     def cancel(self, job: PrefillJob, *, reported: bool) -> None:
-        """The job ends here; take_results will not tell of it.
+        """Ends a job, without a result.
 
         Args:
-            reported: whether the router knows, or is about to hear, that the attempt has ended.
+            reported: whether the router learns of the end without this.
         """
 
     @abstractmethod
     def receive(self, event: Event) -> None:
-        """Takes whatever the scheduler is told; most of it concerns no handover."""
+        """Takes every event of the scheduler and ignores unrelated ones."""
 
     @abstractmethod
     def go_on(self) -> None:
-        """Does what has become possible since, and ends no job: also called while a forward is being launched, whose
-        jobs it must leave as they are."""
+        """Continues open handovers without ending jobs; also called during a launch, whose jobs must not change."""
 
     @abstractmethod
     def take_results(self) -> list[HandoverResult]:
-        """Goes on, and returns the jobs that ended since the last call."""
+        """Continues open handovers and returns those that ended."""
 
     @abstractmethod
     def continues_here(self, request: Prefill) -> bool:
-        """Whether it is decoded by the same engine, behind the forwards that are launched for prefill."""
+        """Returns whether the same engine decodes the request, behind the launched prefill."""
 
     @property
     @abstractmethod
     def shipped(self) -> tuple[Shipped, ...]:
-        """What has been sent since the start, for each transport."""
+        """Totals of each transport and receiver since the start."""
 
     @property
     @abstractmethod
     def is_copying(self) -> bool:
-        """Whether take_results should look soon: copies were under way when it last did, or have begun since."""
+        """Whether to poll take_results: copies are in flight or completed since the last call."""

@@ -1,4 +1,4 @@
-"""How many prompt tokens one forward computes."""
+"""Number of prompt tokens in a forward pass."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 
 class PromptRest(NamedTuple):
-    """What is left of a prompt. Attributes: num_cached: tokens before it; num_left: those of it."""
-
     num_cached: int
     num_left: int
 
@@ -15,13 +13,14 @@ class PromptRest(NamedTuple):
 class PromptBudget(ABC):
     @abstractmethod
     def num_tokens(self, first: Callable[[], PromptRest]) -> int:
-        """Tokens that the next forward computes at most, at least 1. Args: first: of the prompt that is computed first,
-        which may have to be looked for."""
+        """Returns the token limit of the next forward pass, at least 1.
+
+        Args:
+            first: returns the rest of the first prompt; may need a lookup.
+        """
 
 
 class WholeChunks(PromptBudget):
-    """Always the same."""
-
     def __init__(self, chunk_size: int) -> None:
         self._chunk_size = chunk_size
 

@@ -1,4 +1,4 @@
-"""What a prefill worker's scheduler can be told. Nothing here imports torch: the command line reads this too."""
+"""Options of the prefill scheduler. Nothing here imports torch: the command line imports this module."""
 
 from dataclasses import dataclass
 
@@ -8,18 +8,17 @@ from tandem.prefill_worker.policies.table import PREFILL_POLICIES
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """The prefill scheduler.
+    """Options of the prefill scheduler.
 
     Attributes:
-        chunk_size: prompt tokens that one forward computes at most, over all its requests.
-        schedule: which queued request starts next, by a name in PREFILL_POLICIES or by the import path
-            package.module:Class of a policy of one's own: fcfs (first come first served), lpm (longest cached prefix),
-            dfs-weight (depth first through shared prefixes), lof (longest output first) or random. Priority goes before
-            it.
-        min_shared_tokens: a request waits for another that is computing at least so many tokens of its prefix.
-        grant_timeout_s: how long a finished prefill waits for pages at the decode worker before the router is asked
-            to find another one; what was computed stays in the cache.
-        overlap: on an asynchronous engine a forward is launched before the results of the one before are known.
+        chunk_size: maximum number of prompt tokens in a forward pass.
+        schedule: order of the queue within a priority: fcfs (first come first served), lpm (longest cached prefix),
+            dfs-weight (depth first through shared prefixes), lof (longest output first), random, or
+            package.module:Class.
+        min_shared_tokens: a request waits for another that computes at least this many tokens of its prefix.
+        grant_timeout_s: time for which a finished prefill waits for its grant before the router looks for another
+            decode worker. Computed pages stay cached.
+        overlap: launch a forward pass before the previous results are known, on an asynchronous engine.
     """
 
     chunk_size: int = 512

@@ -1,5 +1,3 @@
-"""What one forward computes of prompts, from its composition until its results are known."""
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
@@ -13,18 +11,17 @@ from tandem.sampling_params import TokenLogprobs
 
 
 class PromptChunks(ForwardPart):
-    """Chunks that the device computes, or will compute behind what was launched before.
+    """The prompt chunks of one forward pass, from their composition until their results are known.
 
-    From the launch on, sequences are as they will be when it is done: whatever is launched later finds its KV in the
-    pages. What a job has to show, its first token, comes with `collect`.
+    After the launch, sequences are in the state after the pass: later launches find its KV in the pages.
 
     Attributes:
-        jobs: in the order of the batch; also those that have ended since.
-        num_tokens: that are computed of each.
-        output: of the forward, from the launch on; what is decoded in it comes before the jobs.
-        num_decoded: sequences that are decoded in the same forward; likewise.
-        handed_over: those of the jobs whose prompts end with it and are to be decoded; likewise.
-        joining_ids: requests that are decoded for the first time in the same forward.
+        jobs: jobs in batch order, ended ones included.
+        num_tokens: tokens computed of each job.
+        output: output of the pass after the launch, with rows of decoded sequences first.
+        num_decoded: sequences decoded in the same pass.
+        handed_over: jobs whose prompts end with it and that go on to decode.
+        joining_ids: requests whose first decode step is in the same pass.
     """
 
     output: ForwardOutput
@@ -40,8 +37,8 @@ class PromptChunks(ForwardPart):
     ) -> None:
         """
         Args:
-            chunks: jobs and how many tokens of each are to be computed.
-            on_launch, on_end: told of both; the latter is to `collect`.
+            chunks: jobs, each with its number of tokens to compute.
+            on_end: must call `collect`.
         """
         self.jobs = [job for job, _ in chunks]
         self.num_tokens = [num_tokens for _, num_tokens in chunks]
@@ -57,7 +54,7 @@ class PromptChunks(ForwardPart):
     def launched(self, output: ForwardOutput, batch: Batch) -> None:
         self.output = output
         self.num_decoded = batch.num_mixed
-        # This is remembered because the next chunk of a sequence may have been launched when this one is collected.
+        # Kept because a sequence's next chunk may be launched before this one is collected.
         self._are_last = [sequence.needs_logits for sequence in self.sequences]
         self.handed_over = [
             job
@@ -72,8 +69,8 @@ class PromptChunks(ForwardPart):
         self._on_end(self)
 
     def collect(self) -> Iterator[PrefillJob]:
-        """Waits for the forward; then tells one job after the other what is computed of it. It goes on with those that
-        have not ended, each before the next is told: what the caller does in between finds that one as it was."""
+        """Waits for the pass, then updates and yields each job that has not ended, one at a time, so the caller may end
+        later ones."""
         sampled = zip(self.output.token_ids(), self.output.logprobs(), strict=True)
         scored = self.output.prompt_logprobs()[self.num_decoded :]
         return self._tell(islice(sampled, self.num_decoded, None), scored, now_ns())

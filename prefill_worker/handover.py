@@ -1,4 +1,4 @@
-"""Handing a prefill over to a decode worker: ask for a lease, ship pages as chunks end, commit."""
+"""Handover over links: requests leases, ships pages as chunks end, commits."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -7,23 +7,21 @@ from dataclasses import replace
 from tandem.engine.kvcache.base import Completion, PageLayout
 from tandem.engine.launch_list import LaunchList
 from tandem.kvtransfer.events import FromReceiver, SenderLinkClosed, SenderLinkFailed, SenderLinkOpened
-from tandem.kvtransfer.sender_link import MAX_PAGES_IN_FLIGHT, LeaseState, SenderLease, SenderLink
+from tandem.kvtransfer.sender_link import MAX_PAGES_IN_FLIGHT, SenderLease, SenderLeaseState, SenderLink
 from tandem.lifecycle import now_ns
-from tandem.messages import Granted, LinkState, Prefill, Refused, Revoke, SenderMessage, Shipped, Welcome
+from tandem.messages import Committed, Granted, LinkState, Prefill, Refused, Revoke, SenderMessage, Shipped, Welcome
 from tandem.prefill_worker.base import Handover, HandoverResult
 from tandem.prefill_worker.job import PrefillJob
 from tandem.recording import HANDOVERS, Recorder, copies_to
 from tandem.worker.base import Outbox
 from tandem.worker.events import Event, FromRouter
 
-# A lease that the decode worker has no place in its line for is asked for again so soon.
+# Delay before a lease refused for a full queue is requested again, in seconds.
 ASK_AGAIN_S = 0.5
 LINK_LOST = "the link to the decode worker was lost"
 
 
 class LinkHandover(Handover):
-    """Handovers over links, one link to each decode worker."""
-
     def __init__(
         self,
         layout: PageLayout,
@@ -35,10 +33,8 @@ class LinkHandover(Handover):
     ) -> None:
         """
         Args:
-            layout: of the pages that are shipped.
-            launches: the forwards that may still write them.
-            max_pages_in_flight: of each link.
-            recorder: of the thread that calls; None: nobody can record what it does.
+            launches: forward passes that may still write the pages.
+            max_pages_in_flight: limit of each link.
         """
         self._layout = layout
         self._launches = launches
@@ -46,20 +42,19 @@ class LinkHandover(Handover):
         self._clock = clock
         self._max_pages_in_flight = max_pages_in_flight
         self._recorder = recorder or Recorder()
-        # They go by epoch: the end of a peer's last life may be noticed after the link to its next one has opened.
+        # By epoch: a peer's new link may open before its old one's end is noticed.
         self._links: dict[str, SenderLink] = {}
-        # The end of these epochs has been asked for and not come yet.
+        # Epochs whose end was requested and has not come.
         self._ending: dict[str, None] = {}
-        # Each job that is on its way has one, or will ask for one again, on this link and at this time.
+        # Leases of jobs in handover. A job refused for a full queue is in _asking_again, with the link and the time.
         self._leases: dict[PrefillJob, SenderLease] = {}
-        # Of these some have pages to ship that the cap on pages in flight has held back.
+        # Jobs with pages held back by the limit of pages in flight.
         self._held_back: dict[PrefillJob, None] = {}
         self._asking_again: dict[PrefillJob, tuple[SenderLink, float]] = {}
         self._results: list[HandoverResult] = []
-        # These epochs ended with copies under way; beside each is whom to tell when the last one has completed.
+        # Copies of ended epochs, and the functions to call when they complete.
         self._closing: list[tuple[Completion, Callable[[], None]]] = []
-        # Each transport that was used has one, by the receiving worker and the transport, without the time of copies of
-        # epochs that are open.
+        # Totals by (receiver, transport), without the copy time of open epochs.
         self._shipped: dict[tuple[str, str], Shipped] = {}
 
     def continues_here(self, request: Prefill) -> bool:
@@ -87,14 +82,14 @@ class LinkHandover(Handover):
         self._ask(job, link)
 
     def advance(self, job: PrefillJob) -> None:
-        # The link may have been lost while the chunk was computed; take_results tells of that.
+        # If the link was lost during the chunk, take_results reports it.
         lease = self._leases.get(job)
         if lease is not None:
             self._ship(job, lease)
             if job.first_token is None:
                 lease.link.renew_lease(lease)
-            elif job.finish_reason and lease.state is LeaseState.REQUESTED:
-                # The request has ended: its pages would be worth having there, but not worth waiting for.
+            elif job.finish_reason and lease.state is SenderLeaseState.REQUESTED:
+                # The first token ended the request: do not wait for a grant.
                 lease.link.release_lease(lease)
 
     def cancel(self, job: PrefillJob, *, reported: bool) -> None:
@@ -106,7 +101,7 @@ class LinkHandover(Handover):
 
     def receive(self, event: Event) -> None:
         if isinstance(event, FromRouter) and isinstance(event.message, Welcome):
-            # On a new stream the router knows nothing of links that were open before.
+            # On a new stream the router does not know the open links.
             for link in self._links.values():
                 self._tell_up(link)
         elif isinstance(event, SenderLinkOpened):
@@ -143,11 +138,10 @@ class LinkHandover(Handover):
         self._leases[job] = link.request_lease(request.request_id, request.attempt, len(job.sequence.token_ids))
 
     def _ask_again(self) -> None:
-        """Asks for the leases that the decode worker had no place in its line for."""
         now = self._clock()
         for job, (link, due) in list(self._asking_again.items()):
             if job.finish_reason:
-                # The request has ended: nothing is to be decoded.
+                # The first token ended the request.
                 del self._asking_again[job]
                 self._results.append(HandoverResult(job))
             elif link.epoch not in self._links:
@@ -170,7 +164,6 @@ class LinkHandover(Handover):
         self._tell_up(link)
 
     def _link_to(self, peer_id: str) -> SenderLink | None:
-        """The newest link to a peer."""
         return next((link for link in reversed(self._links.values()) if link.peer_id == peer_id), None)
 
     def _tell_up(self, link: SenderLink) -> None:
@@ -189,7 +182,7 @@ class LinkHandover(Handover):
             if lease.lease_id == message.lease_id:
                 if lease.revoked:
                     link.release_lease(lease)
-                elif lease.state is LeaseState.GRANTED:
+                elif lease.state is SenderLeaseState.GRANTED:
                     self._recorder.add(HANDOVERS, "lease", job.started_ns, (job.request.request_id,))
                     self._ship(job, lease)
                 return
@@ -197,7 +190,7 @@ class LinkHandover(Handover):
     def _close(self, event: SenderLinkClosed) -> None:
         link = self._links.pop(event.epoch, None)
         if link is None:
-            # It is none of this worker's, or has ended before: no copy of it can be under way.
+            # None of its copies is in flight.
             event.when_quiet()
             return
         self._ending.pop(event.epoch, None)
@@ -210,8 +203,8 @@ class LinkHandover(Handover):
             self._closing.append((copies, event.when_quiet))
 
     def _ship(self, job: PrefillJob, lease: SenderLease) -> None:
-        """Pushes the pages that are complete and not pushed yet; after the last chunk the partial page too."""
-        if lease.state is not LeaseState.GRANTED:
+        """Pushes computed full pages, after the last chunk also the partial page; then commits."""
+        if lease.state is not SenderLeaseState.GRANTED:
             self._held_back.pop(job, None)
             return
         grant = lease.grant
@@ -227,8 +220,8 @@ class LinkHandover(Handover):
         num_allowed = lease.link.num_pages_allowed()
         num_ready = num_pages
         if job.first_token is None:
-            # Of these pages forwards have been launched, some by others than this job. A page more than may be pushed
-            # tells whether some are held back: a prompt may have thousands, and they are asked about all the time.
+            # All these pages are launched, some by other jobs. One page more than may be pushed tells whether pages are
+            # held back; checking thousands is too slow.
             num_launched = job.sequence.cached_len // self._layout.page_size
             end = min(num_launched, start + num_allowed + 1)
             num_ready = start + self._launches.num_ready(job.handle.page_ids[start:end])
@@ -258,9 +251,9 @@ class LinkHandover(Handover):
             self._count(lease.link, num_to_push)
             job.copies = lease.copies
         if job.first_token is not None and start + num_to_push >= num_pages:
-            lease.link.commit_pages(
-                lease,
-                first_token=job.first_token,
+            committed = Committed(
+                lease.lease_id,
+                job.first_token,
                 num_pages=lease.num_pages_pushed,
                 num_tokens=num_tokens,
                 finish_reason=job.finish_reason,
@@ -268,6 +261,7 @@ class LinkHandover(Handover):
                 logprobs=job.logprobs,
                 prefill_cached_len=job.handle.cached_len,
             )
+            lease.link.commit_pages(lease, committed)
 
     def _count(self, link: SenderLink, num_pages: int) -> None:
         key = link.peer_id, link.transport_name
@@ -284,21 +278,19 @@ class LinkHandover(Handover):
         if lease.refusal == "full" and not job.finish_reason:
             self._asking_again[job] = lease.link, self._clock() + ASK_AGAIN_S
             return
-        # A request that its first token has ended cannot fail any more.
         self._results.append(HandoverResult(job, "" if job.finish_reason else _failure(lease), lease.settled_ns))
 
 
 def _failure(lease: SenderLease) -> str:
-    """Why a settled lease did not end in Committed, or ""."""
     match lease.state:
-        case LeaseState.COMMITTED:
+        case SenderLeaseState.COMMITTED:
             return ""
-        case LeaseState.REFUSED:
+        case SenderLeaseState.REFUSED:
             return f"the decode worker refused the lease: {lease.refusal}"
-        case LeaseState.LOST:
+        case SenderLeaseState.LOST:
             return LINK_LOST
         case _:
-            return "the lease ended before the pages were there"
+            return "the lease ended before its pages had arrived"
 
 
 def _tell_if_done(copies: Completion, tell: Callable[[], None]) -> bool:

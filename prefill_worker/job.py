@@ -1,5 +1,3 @@
-"""One request at prefill."""
-
 from dataclasses import dataclass, field
 
 from tandem.engine.kvcache.base import Completion
@@ -13,19 +11,17 @@ from tandem.sampling_params import TokenLogprobs
 
 @dataclass(eq=False, slots=True)
 class PrefillJob:
-    """One request at prefill, from the moment its pages are locked until it is handed over.
+    """A request in prefill, from the locking of its pages to its handover.
 
     Attributes:
-        started_ns: when its pages were locked.
-        received_ns: when the request came to this worker; 0: nobody has noted that.
-        handle: the locked pages; None once a handover has taken them over, or the job has ended.
-        copies: reads of these pages that may still run when the job ends.
-        pages_to_compute: identities of the full pages that no forward has been launched for yet, in order.
-        prompt_logprobs: of the last chunk that is computed, if asked for.
-        first_token: sampled, once prefill is done, at `first_token_time_ns`; with its `finish_reason`, and its
-            `logprobs` if asked for.
-        ship_started_ns: when its first pages were pushed to the decode worker; 0: none have been.
-        has_told_start: whether the router knows that its prefill has started.
+        started_ns, received_ns: times of the locking and of the arrival (0 if unknown).
+        handle: the locked pages; None once handed over or ended.
+        copies: reads of these pages that may outlast the job.
+        pages_to_compute: identities of the full pages not launched, in order.
+        prompt_logprobs: prompt log probabilities of the last computed chunk, if requested.
+        first_token: the sampled token, once prefill is done.
+        ship_started_ns: time of the first push; 0 before it.
+        has_told_start: whether the router knows that the prefill has started.
     """
 
     request: Prefill
@@ -49,18 +45,17 @@ class PrefillJob:
 
     @property
     def is_new(self) -> bool:
-        """Whether no forward has been launched for it yet."""
+        """True if no forward pass was launched for it."""
         return self.handle is not None and self.sequence.cached_len == self.handle.cached_len
 
     @property
     def moments(self) -> tuple[Moment, ...]:
-        """Those that the router is told by this worker, as far as they are known."""
+        """Known moments, for the router."""
         known = ((PREFILL_RECEIVED, self.received_ns), (PREFILL_STARTED, self.started_ns))
         moments = (*known, (FIRST_TOKEN, self.first_token_time_ns))
         return tuple([Moment(name, time_ns) for name, time_ns in moments if time_ns])
 
     def take_first(self, token_id: int, logprobs: TokenLogprobs | None, time_ns: int) -> None:
-        """Prefill is done."""
         self.first_token = token_id
         self.logprobs = () if logprobs is None else (logprobs,)
         self.first_token_time_ns = time_ns

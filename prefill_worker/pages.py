@@ -1,16 +1,15 @@
-"""How prompts get the pages that they are computed into."""
-
 from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.engine.kvcache.page_ceiling import PageCeiling
 from tandem.prefill_worker.queued_request import QueuedRequest
 
 
 class PromptPages:
-    """Locks pages for prompts, which ask in the order in which they may start. In a pool that nobody else takes pages
-    from, who comes first waits for room and all others behind it: later ones that fit would keep it waiting for ever.
+    """Locks pages for prompts, which ask in start order.
+
+    If one does not fit, all behind it wait: smaller ones would starve it.
 
     Attributes:
-        is_short: whether there is nothing for anybody else in this pass.
+        is_short: whether no other prompt can get pages in this pass.
     """
 
     def __init__(self, cache: CacheManager) -> None:
@@ -18,15 +17,15 @@ class PromptPages:
         self.is_short = False
 
     def begin_pass(self) -> None:
-        """Those that wait are about to ask, in order."""
+        """Starts a pass over the waiting prompts, in order."""
         self.is_short = False
 
     def must_wait(self, queued: QueuedRequest) -> bool:
-        """Whether there is nothing for this one in this pass, though there may be for others behind it."""
+        """Returns whether this prompt, but maybe not later ones, has no pages in this pass."""
         return False
 
     def acquire(self, queued: QueuedRequest) -> PageHandle | None:
-        """Locks pages for a whole prompt, if there are enough."""
+        """Locks pages for a whole prompt; None if there are too few."""
         handle = self._lock(queued)
         self.is_short = handle is None
         return handle
@@ -34,7 +33,7 @@ class PromptPages:
     def _lock(
         self, queued: QueuedRequest, num_reserved: int = 0, ceiling: PageCeiling | None = None
     ) -> PageHandle | None:
-        # At least one token is computed, to have logits, and all of them where theirs are asked for.
+        # Compute at least one token, for its logits; all for prompt log probabilities.
         return self._cache.acquire_pages(
             queued.token_ids,
             len(queued.token_ids),

@@ -1,5 +1,3 @@
-"""Requests waiting for prefill, and which of them share a prefix that is being computed."""
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,15 +8,14 @@ from tandem.priority import virtual_arrival_ns
 
 @dataclass(eq=False, slots=True)
 class QueuedRequest:
-    """A request that waits for its prefill to start.
+    """A request that waits for its prefill.
 
     Attributes:
-        number: position in arrival at this worker.
-        token_ids: prompt, and output of earlier attempts.
-        prefix_ids: for each full page of the tokens an identity of everything up to its end: equal where prefixes are.
-        constraint: what keeps its output to its grammar, None if it has none.
-        received_ns: when it came to this worker; 0: nobody has noted that.
-        num_overtaken: how often a request that came later was started first.
+        number: order of arrival.
+        token_ids: prompt and output of earlier attempts.
+        prefix_ids: identity of the prefix up to each full page's end.
+        received_ns: arrival at this worker; 0 if unknown.
+        num_overtaken: number of later requests started before it.
     """
 
     request: Prefill
@@ -35,40 +32,37 @@ class QueuedRequest:
 
     @property
     def computes_all(self) -> bool:
-        """Whether nothing that is cached, or that others compute, saves it from computing its whole prompt."""
+        """True if its log probabilities need the whole prompt, cached or not."""
         return self.request.sampling.num_prompt_logprobs is not None
 
     @property
     def is_compiling(self) -> bool:
-        """Whether it cannot start because its grammar is not compiled yet."""
         return self.constraint is not None and not self.constraint.is_ready
 
     @property
     def queue_key(self) -> tuple[int, int]:
-        """Smaller stands before; by age, which a request keeps over all attempts, and priority."""
+        """Sort key: age over all attempts, and priority."""
         return virtual_arrival_ns(self.request.arrival_ns, self.request.priority), self.number
 
 
 class PagesInWork:
-    """The full pages that started jobs have yet to compute."""
+    """Full pages that started jobs have still to compute."""
 
     def __init__(self) -> None:
         self._num_jobs: dict[int, int] = {}
 
     def enter_work(self, prefix_ids: Sequence[int]) -> None:
-        """A job is going to compute these pages."""
         for identity in prefix_ids:
             self._num_jobs[identity] = self._num_jobs.get(identity, 0) + 1
 
     def leave_work(self, prefix_ids: Sequence[int]) -> None:
-        """These pages are computed, or their job has ended."""
         for identity in prefix_ids:
             self._num_jobs[identity] -= 1
             if not self._num_jobs[identity]:
                 del self._num_jobs[identity]
 
     def num_next_in_work(self, prefix_ids: Sequence[int], num_cached_pages: int) -> int:
-        """How many of a request's pages, from the first that is not cached, somebody is computing."""
+        """Returns the number of consecutive pages in work after the cached ones."""
         num_pages = 0
         while num_cached_pages + num_pages < len(prefix_ids):
             if prefix_ids[num_cached_pages + num_pages] not in self._num_jobs:

@@ -1,4 +1,4 @@
-"""What a prefill worker computes next: whole prompts in chunks, in the order of a policy."""
+"""Scheduler of a prefill worker: computes whole prompts in chunks, in a policy's order."""
 
 import logging
 import math
@@ -38,26 +38,23 @@ from tandem.worker.grammar_failure import grammar_failure
 
 logger = logging.getLogger(__name__)
 
-# Copies and forwards that have completed are looked for again so soon.
+# Poll interval for completed copies and forward passes, in seconds.
 POLL_S = 0.0002
-# While this thread does something else it looks for them all the time, and tells of them so often at most: telling
-# takes it longer than looking.
+# Minimum interval between messages of a busy thread, in seconds: sending takes longer than polling.
 TELL_S = 0.0005
-# The device runs so many forwards, or has them before it, at most.
+# Maximum number of launched forward passes.
 MAX_LAUNCHED = 2
-# The wait for pages doubles so often at most.
+# Maximum number of doublings of the grant timeout.
 MAX_DOUBLINGS = 3
 
 
 class PrefillScheduler(ForwardScheduler):
-    """A queue of requests, the jobs being computed, and the jobs waiting to be handed over.
+    """Schedules queued requests, jobs being computed, and jobs waiting for their handover.
 
-    A job holds pages for its whole prompt from its start to its end, and always before the decode worker is asked for
-    any: whoever holds a lease can finish.
+    A job locks pages for its whole prompt before it requests a lease, so a job with a lease can always finish.
 
-    With an asynchronous engine forwards overlap: the next one is launched behind the one that runs, and no step waits
-    for either, so that handovers go on meanwhile. A forward's pages are in the tree from its launch on, for whatever is
-    launched later on this engine; they are shipped when it has completed.
+    On an asynchronous engine forward passes overlap, and no step waits for one, so handovers continue. Pages enter the
+    tree at their launch, for later launches here, and are shipped after it has completed.
     """
 
     def __init__(
@@ -75,9 +72,9 @@ class PrefillScheduler(ForwardScheduler):
     ) -> None:
         """
         Args:
-            pages: how prompts get theirs; None: as in a worker that does nothing else.
-            budget: of each forward; None: config.chunk_size.
-            timer: of all that the engine computes; None: nobody else has it compute anything.
+            pages: page allocation; None for a pool that only prefill uses.
+            budget: token budget of a forward pass; None for chunk_size.
+            timer: the engine's timer; None if this is its only scheduler.
         """
         super().__init__(engine, cache, recorder, timer or ForwardTimer(engine.pool.device.type, clock))
         self._handover = handover
@@ -90,7 +87,7 @@ class PrefillScheduler(ForwardScheduler):
         self._waiting = WaitingRequests(cache, PREFILL_POLICIES.load(config.schedule)())
         self._in_work = PagesInWork()
         self._computing: list[PrefillJob] = []
-        # The prefill of these jobs is done, and they wait to be handed over, each until the time beside it.
+        # Jobs waiting for their handover, each with its deadline.
         self._handing_over: dict[tuple[str, int], tuple[PrefillJob, float]] = {}
         self._prefix_cached_tokens = 0
         self._told_at = -math.inf
@@ -98,12 +95,11 @@ class PrefillScheduler(ForwardScheduler):
 
     @property
     def chunk_size(self) -> int:
-        """Tokens of a forward at most."""
         return self._config.chunk_size
 
     @property
     def has_prompts(self) -> bool:
-        """Whether there is a prompt of which not everything has been launched."""
+        """Whether any prompt is not fully launched."""
         return bool(self._waiting) or any(job.sequence.remaining_len for job in self._computing)
 
     @property
@@ -128,12 +124,11 @@ class PrefillScheduler(ForwardScheduler):
 
     @property
     def launched(self) -> list[PromptChunks]:
-        """Those whose results have not been taken, in the order of their launch. None are left when a step returns
-        unless forwards overlap."""
+        """Launched chunks without collected results, in launch order. Empty after a step without overlap."""
         return [part for part in self._launches.parts if isinstance(part, PromptChunks)]
 
     def hands_over_here(self) -> bool:
-        """Whether a prompt ends with what has been launched that the same engine is to decode."""
+        """Returns whether a launched pass completes a prompt that this engine will decode."""
         return any(self._handover.continues_here(job.request) for f in self.launched for job in f.handed_over)
 
     def step(self) -> bool:
@@ -144,8 +139,8 @@ class PrefillScheduler(ForwardScheduler):
         return worked or chunks is not None
 
     def settle(self) -> bool:
-        """Goes on with what has come to an end; returns whether that was a forward. Where steps are decoded beside
-        prompts, it is one with prompts in it, or before one with some."""
+        """Handles handovers and completed forward passes. Returns whether a pass was collected, in a mixed worker maybe
+        a decode step before prompts."""
         self._cache.free_deferred_pages()
         self._settle_handovers()
         self._recorder.lap("settle")
@@ -156,7 +151,7 @@ class PrefillScheduler(ForwardScheduler):
         return worked
 
     def compose(self) -> PromptChunks | None:
-        """What is to be computed next, if anything may be launched now. Nothing may happen to its jobs before."""
+        """Composes the next chunks, or None. Their jobs must not change before the launch."""
         if len(self.launched) >= MAX_LAUNCHED:
             return None
         begun = next((job for job in self._computing if job.sequence.remaining_len), None)
@@ -168,7 +163,7 @@ class PrefillScheduler(ForwardScheduler):
             return None
         if logger.isEnabledFor(logging.DEBUG):
             self._log_batch(chunks)
-        # The lease requests of new jobs go out: their answers hide behind this forward.
+        # Send new lease requests now: the answers arrive during this forward pass.
         self._outbox.flush()
         self._recorder.lap("compose")
         self._composed_at = self._clock()
@@ -193,11 +188,11 @@ class PrefillScheduler(ForwardScheduler):
         )
 
     def _next_budget(self, begun: PrefillJob | None, order: Sequence[QueuedRequest] | None) -> int:
-        """Tokens of the next forward, at most; 0: there is nothing to compute.
+        """Returns the token limit of the next forward pass; 0 if there is nothing to compute.
 
         Args:
-            begun: the prompt that is gone on with, if there is one.
-            order: of those that may begin, if there is none.
+            begun: the prompt to continue, if any.
+            order: start order of the queue, if none is begun.
         """
         if begun is not None:
             rest = PromptRest(begun.sequence.cached_len, begun.sequence.remaining_len)
@@ -205,7 +200,6 @@ class PrefillScheduler(ForwardScheduler):
         return self._budget.num_tokens(lambda: self._rest_of(order[0])) if order else 0
 
     def _rest_of(self, queued: QueuedRequest) -> PromptRest:
-        """What a request would have to compute here if it began now."""
         num_tokens, num_cached = len(queued.token_ids), 0
         if not queued.computes_all:
             num_pages = len(self._cache.peek(queued.token_ids, queued.request.cache_namespace))
@@ -232,15 +226,13 @@ class PrefillScheduler(ForwardScheduler):
         now = self._clock()
         for job, deadline in list(self._handing_over.values()):
             if now >= deadline:
-                # Nobody is at fault: the router may find a decode worker with pages. It ends the attempt by its Abort,
-                # here and there: until then the request keeps its place in the decode worker's line. What was computed
-                # stays cached.
+                # No failure: the router may know a decode worker with free pages. It sends Abort to both workers; until
+                # then the request keeps its place in the queue for leases.
                 self._handing_over[job.key] = job, math.inf
                 self._outbox.to_router(PrefillDeferred(*job.key))
 
     def _start_jobs(self, budget: int, order: Sequence[QueuedRequest] | None) -> None:
-        """Locks pages for queued requests as long as the next forward has tokens to spare. Args: order: in which these
-        begin; None: nobody has asked yet."""
+        """Locks pages for queued requests while the token budget lasts."""
         self._pages.begin_pass()
         budget -= sum(job.sequence.remaining_len for job in self._computing)
         if budget <= 0 or not self._waiting:
@@ -267,8 +259,8 @@ class PrefillScheduler(ForwardScheduler):
                 self.go_on_meanwhile()
 
     def _must_wait_for_prefix(self, queued: QueuedRequest) -> bool:
-        """Whether a job is computing pages that this request needs next: it holds nothing until those are in the cache
-        or the job has ended, and then computes only its own."""
+        """Returns whether a job is computing this request's next pages, which it then waits for without holding
+        anything."""
         if queued.computes_all:
             return False
         num_cached_pages = len(self._cache.peek(queued.token_ids, queued.request.cache_namespace))
@@ -276,7 +268,7 @@ class PrefillScheduler(ForwardScheduler):
         return num_shared * self._cache.page_size >= self._config.min_shared_tokens
 
     def _start(self, queued: QueuedRequest, handle: PageHandle) -> int:
-        """Makes a job of a request that has its pages; returns the tokens to compute."""
+        """Starts a job. Returns its number of tokens to compute."""
         request = queued.request
         self._waiting.dequeue(queued)
         sequence = TokenSequence(
@@ -299,17 +291,15 @@ class PrefillScheduler(ForwardScheduler):
         return sequence.remaining_len
 
     def _leave_work(self, job: PrefillJob, num_pages: int) -> None:
-        """The next `num_pages` full pages of a job are no longer in work."""
         self._in_work.leave_work(job.pages_to_compute[:num_pages])
         del job.pages_to_compute[:num_pages]
 
     def _next_chunks(self, budget: int) -> list[tuple[PrefillJob, int]]:
-        """The jobs of the next forward, and how many tokens it is to compute of each."""
         chunks: list[tuple[PrefillJob, int]] = []
         for job in self._computing:
             if len(chunks) == MAX_PREFILL_BATCH_SIZE:
                 break
-            # None are left of a job whose last chunk is in flight.
+            # 0 if its last chunk is in flight.
             num_tokens = min(budget, job.sequence.remaining_len)
             if num_tokens:
                 chunks.append((job, num_tokens))
@@ -328,19 +318,18 @@ class PrefillScheduler(ForwardScheduler):
             handle, sequence = job.handle, job.sequence
             assert handle is not None
             num_shared = handle.num_shared
-            # This is done before the next batch is built, so that its requests find these pages; duplicates are still
-            # written.
+            # Before the next batch is composed, whose requests find these pages. Duplicates are still written.
             self._cache.cache_pages(handle, sequence.token_ids, sequence.cached_len, after=[launched.output])
             self._leave_work(job, handle.num_shared - num_shared)
         self._recorder.lap("cache")
 
     def go_on_meanwhile(self) -> None:
-        """Handovers do not wait for what else this thread does, which may take longer than they do."""
+        """Continues handovers while this thread is busy with longer work."""
         now = self._clock()
         if now >= self._told_at + TELL_S and self._handover.is_copying:
             self._recorder.look()
             self._handover.go_on()
-            # First tokens that wait to be told of leave with what has come of it.
+            # Also sends waiting first tokens.
             if self._outbox.flush():
                 self._told_at = now
 
@@ -357,7 +346,6 @@ class PrefillScheduler(ForwardScheduler):
         )
 
     def _collect(self, launched: PromptChunks) -> None:
-        """Waits for a forward and passes on what it gave."""
         self._outbox.flush()
         going_on = launched.collect()
         self._timer.prompts_ended(is_mixed=launched.num_decoded > 0)
@@ -372,7 +360,7 @@ class PrefillScheduler(ForwardScheduler):
             if job.first_token is not None:
                 self._finish_prefill(job, job.first_token)
             elif not job.has_told_start:
-                # Of a prompt of one chunk FirstToken says it soon enough.
+                # For a prompt of one chunk, FirstToken reports it.
                 job.has_told_start = True
                 self._outbox.to_router(Progress(*job.key, job.moments))
             self._handover.advance(job)
@@ -396,8 +384,8 @@ class PrefillScheduler(ForwardScheduler):
         index = len(request.output_ids)
         job.finish_reason = request.sampling.finish_reason(first_token, index + 1)
         self._computing.remove(job)
-        # Each attempt waits for twice as long as the one before. A line may move more slowly than the first one waits,
-        # and who leaves it again and again, for that of another decode worker, would never come to its head.
+        # The timeout doubles with each attempt: a request that leaves slow queues again and again would never reach a
+        # head.
         timeout_s = self._config.grant_timeout_s * 2 ** min(request.attempt, MAX_DOUBLINGS)
         self._handing_over[job.key] = (job, self._clock() + timeout_s)
         assert job.handle is not None
@@ -426,12 +414,11 @@ class PrefillScheduler(ForwardScheduler):
                 return
 
     def _end_job(self, job: PrefillJob, *, reported: bool) -> None:
-        """Ends a job that was not handed over."""
         self._handover.cancel(job, reported=reported)
         self._free_job(job)
 
     def _free_job(self, job: PrefillJob) -> None:
-        """The one place where a job's pages are given back."""
+        """Every release of a job's pages goes through this method."""
         self._leave_work(job, len(job.pages_to_compute))
         if job in self._computing:
             self._computing.remove(job)

@@ -1,4 +1,4 @@
-"""The requests that wait for prefill at one worker, and the order in which they may start."""
+"""Requests waiting for prefill, and their start order."""
 
 import bisect
 import itertools
@@ -11,21 +11,18 @@ from tandem.prefill_worker.queued_request import QueuedRequest
 from tandem.prefix import prefix_identities
 from tandem.request_ids import router_of
 
-# A policy looks at so many of the oldest requests: its work at each step must not grow with the queue.
+# Requests that a policy sees: bounds a step's work.
 POLICY_WINDOW = 128
-# A request goes first when later ones of its priority have overtaken it so often, and on every attempt after its first
-# one: so this is the limit for its whole life.
+# Later requests of the same priority started before a request. At the limit, and on every later attempt, it goes first.
 MAX_OVERTAKEN = 64
 
 
 class WaitingRequests:
-    """All that wait, by age and priority."""
-
     def __init__(self, cache: CacheManager, policy: PrefillPolicy) -> None:
         self._cache = cache
         self._policy = policy
         self._requests: list[QueuedRequest] = []
-        # These do not stand among the others: a policy would look at nobody else.
+        # Kept apart, so that they do not fill the policy's window.
         self._compiling: list[QueuedRequest] = []
         self._numbers = itertools.count()
 
@@ -34,16 +31,11 @@ class WaitingRequests:
 
     @property
     def is_compiling(self) -> bool:
-        """Whether one of them will be able to start soon, without a message to say so."""
+        """Whether a request may become ready without an event."""
         return bool(self._compiling)
 
     def enqueue(self, request: Prefill, constraint: Constraint | None = None, received_ns: int = 0) -> None:
-        """Puts a request where its age and its priority belong, which it has kept over its attempts.
-
-        Args:
-            constraint: what keeps its output to its grammar.
-            received_ns: as in QueuedRequest.
-        """
+        """Inserts a request by its age over all attempts and its priority."""
         token_ids = [*request.prompt_ids, *request.output_ids]
         prefix_ids = prefix_identities(token_ids, self._cache.page_size, request.cache_namespace)
         num_overtaken = MAX_OVERTAKEN if request.attempt else 0
@@ -56,7 +48,6 @@ class WaitingRequests:
             bisect.insort(self._requests, queued, key=lambda q: q.queue_key)
 
     def _admit_compiled(self) -> None:
-        """Those whose grammars have been compiled stand where they belong."""
         ready = [queued for queued in self._compiling if not queued.is_compiling]
         if ready:
             self._compiling = [queued for queued in self._compiling if queued.is_compiling]
@@ -64,12 +55,12 @@ class WaitingRequests:
                 bisect.insort(self._requests, queued, key=lambda q: q.queue_key)
 
     def start_order(self) -> list[QueuedRequest]:
-        """The larger priority first; of one priority those overtaken too often, then as the policy says. Before all
-        goes who has waited for longer than the head start of every larger priority that waits."""
+        """Returns the start order: by priority, then those overtaken too often, then by the policy. Before all goes a
+        request that has outwaited every larger priority's head start."""
         self._admit_compiled()
         window = self._requests[:POLICY_WINDOW]
         highest = max((q.request.priority for q in window), default=0)
-        # They stand before all others, so they stand before every larger priority.
+        # They stand before every larger priority in the queue.
         ordered = list(itertools.takewhile(lambda q: q.request.priority < highest, window))
         rest = sorted(window[len(ordered) :], key=lambda q: -q.request.priority)
         for _, group in itertools.groupby(rest, key=lambda q: q.request.priority):
@@ -80,7 +71,7 @@ class WaitingRequests:
         return ordered
 
     def dequeue(self, queued: QueuedRequest) -> None:
-        """It starts; older ones of its priority are overtaken."""
+        """Removes a request that starts, and counts those it overtakes."""
         self._requests.remove(queued)
         for other in self._requests:
             if other.queue_key > queued.queue_key:
@@ -89,11 +80,11 @@ class WaitingRequests:
                 other.num_overtaken += 1
 
     def drop(self, queued: QueuedRequest) -> None:
-        """It will not start here; nobody is overtaken."""
+        """Removes a request that does not start here."""
         (self._compiling if queued in self._compiling else self._requests).remove(queued)
 
     def drop_attempt(self, request_id: str, attempt: int) -> bool:
-        """Drops the one that is this attempt; returns whether it was waiting."""
+        """Removes an attempt. Returns whether it was waiting."""
         waiting = itertools.chain(self._requests, self._compiling)
         found = next((q for q in waiting if q.key == (request_id, attempt)), None)
         if found is not None:
@@ -101,6 +92,5 @@ class WaitingRequests:
         return found is not None
 
     def drop_all_of(self, router: str) -> None:
-        """Drops every request of a router that is gone."""
         self._requests = [q for q in self._requests if router_of(q.request.request_id) != router]
         self._compiling = [q for q in self._compiling if router_of(q.request.request_id) != router]

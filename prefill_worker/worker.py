@@ -1,4 +1,4 @@
-"""A prefill worker: links out to the decode workers, the prefill scheduler on top of the engine."""
+"""The prefill role: a prefill scheduler, and links to decode workers."""
 
 import time
 from collections.abc import Callable

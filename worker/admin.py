@@ -1,4 +1,4 @@
-"""Questions that one worker is asked directly, by an operator, a test, or a router on behalf of Prometheus."""
+"""Answers direct requests to one worker: metrics and integrity check."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,11 +17,6 @@ REPLY_TIMEOUT_S = 30.0
 
 class WorkerAdmin(worker_pb2_grpc.WorkerAdminServicer):
     def __init__(self, post: Callable[[Event], None], registry: CollectorRegistry) -> None:
-        """
-        Args:
-            post: tells the engine thread.
-            registry: of the worker's metrics.
-        """
         self._post = post
         self._registry = registry
 
@@ -29,7 +24,7 @@ class WorkerAdmin(worker_pb2_grpc.WorkerAdminServicer):
         worker_pb2_grpc.add_WorkerAdminServicer_to_server(self, server)
 
     async def ReadMetrics(self, request: Any, context: grpc.aio.ServicerContext) -> worker_pb2.WorkerMetrics:
-        # It takes a millisecond, in which this loop has better to do.
+        # It takes a millisecond: keep it off the event loop.
         return worker_pb2.WorkerMetrics(text=await asyncio.to_thread(generate_latest, self._registry))
 
     async def CheckIntegrity(self, request: Any, context: grpc.aio.ServicerContext) -> worker_pb2.IntegrityReport:

@@ -1,4 +1,4 @@
-"""What every worker is made of, whatever its role: a scheduler, the outbox that speaks for it, and its links."""
+"""Interfaces of a worker's parts, for all roles: scheduler, outbox, links, role."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -19,49 +19,47 @@ from tandem.worker.stats import worker_stats
 
 
 class Outbox(Protocol):
-    """Where schedulers put messages; they leave together, at the end of the step or at `flush`."""
+    """Collects a scheduler's messages until the end of the step or `flush`."""
 
     def to_router(self, message: WorkerMessage) -> None:
-        """Tells the router that it concerns; without a stream to that one the message is dropped, for its attempts have
-        ended then."""
+        """Sends to the router of the message's request. Drops it if that router's stream has ended."""
         ...
 
     def to_link(self, epoch: str, message: SenderMessage | ReceiverMessage) -> None:
-        """Tells the other end of a link's epoch."""
+        """Sends to the other end of a link's epoch."""
         ...
 
     def close_link(self, epoch: str, reason: str) -> None:
-        """Ends an epoch that cannot work."""
+        """Ends a broken epoch."""
         ...
 
     def flush(self) -> bool:
-        """Sends what has been said so far: before a forward that would keep it waiting. Returns whether there was
-        anything."""
+        """Sends all messages now, before a long forward pass. Returns whether there were any."""
         ...
 
 
 class Scheduler(ABC):
-    """What runs next on a worker. Called by the engine thread only, one call at a time."""
+    """Decides the next work of a worker. Called only by the engine thread."""
 
     @abstractmethod
     def receive(self, event: Event) -> None:
-        """Takes an event; computes nothing yet."""
+        """Takes an event. Launches no forward pass."""
 
     @abstractmethod
     def step(self) -> bool:
-        """Does what can be done now, one forward of each mode at most; returns whether there was anything to do."""
+        """Runs at most one forward pass of each mode. Returns whether there was work."""
 
     @abstractmethod
     def next_deadline(self) -> float | None:
-        """When, on the scheduler's clock, a step is due even if nothing arrives."""
+        """Returns the time on the scheduler's clock of the next step due without events."""
 
     @abstractmethod
     def stats(self) -> WorkerStats:
-        """What the worker tells of itself; read after every step."""
+        """Returns the worker's statistics."""
 
     @abstractmethod
     def take_cache_changes(self) -> CacheChanges | None:
-        """Which pages have come into the worker's cache and gone since the last call; None: none have."""
+        """Returns pages that entered or left the cache since the last call; None if there are none."""
 
     @abstractmethod
     def check_integrity(self) -> str:
@@ -69,10 +67,9 @@ class Scheduler(ABC):
 
 
 class ForwardScheduler(Scheduler):
-    """Runs the forwards of one mode. On an asynchronous engine one may be in flight when a step returns."""
+    """Runs the forward passes of one mode. An asynchronous engine may leave one in flight after `step`."""
 
     def __init__(self, engine: EngineBase, cache: CacheManager, recorder: Recorder | None, timer: ForwardTimer) -> None:
-        """Args: recorder: of the thread that calls; None: nobody can record what it does."""
         self._engine = engine
         self._launches = engine.launches
         self._cache = cache
@@ -90,66 +87,60 @@ class ForwardScheduler(Scheduler):
 
     @abstractmethod
     def own_stats(self) -> WorkerStats:
-        """What this scheduler counts itself; zero for what its engine and its cache count."""
+        """Returns counts of this scheduler, without those of engine and cache."""
 
     def collect_launched(self) -> None:
-        """Waits for all forwards that have been launched on the engine, and has what they gave passed on."""
+        """Waits for all launched forward passes and handles their outputs."""
         self._launches.collect_all_but(0)
 
 
 class LinkConnections(Protocol):
-    """The gRPC side of a worker's links, on the asyncio thread. A worker is the end of links that dials, the end that
-    serves (both in kvtransfer), or has none."""
+    """The gRPC side of a worker's links, on the asyncio thread."""
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Serves what other workers call, if there is something."""
+        """Adds services to the worker's server."""
         ...
 
     def set_peers(self, peers: Sequence[Peer]) -> None:
-        """Keeps links to exactly these from now on."""
+        """Keeps links to exactly these peers."""
         ...
 
     def send(self, epoch: str, messages: Sequence[SenderMessage | ReceiverMessage]) -> None:
-        """Sends on an epoch; what comes after its end is dropped, for nobody waits for it."""
+        """Sends messages on an epoch. Drops them if the epoch has ended."""
         ...
 
-    def close_link(self, epoch: str, reason: str) -> None:
-        """Ends an epoch that cannot work."""
-        ...
+    def close_link(self, epoch: str, reason: str) -> None: ...
 
     def mapped_workers(self) -> list[str]:
-        """Whose memory is mapped here: from the opening of an epoch until none of its copies runs any more. From any
+        """Returns the workers whose memory is mapped, until their epoch's last copy completes. Callable from any
         thread."""
         ...
 
-    async def stop(self) -> None:
-        """Ends all epochs."""
-        ...
+    async def stop(self) -> None: ...
 
 
 class WorkerRole(ABC):
-    """What makes a worker one for prefill, for decode or for both. Its parts are made by different threads, when the
-    engine is there."""
+    """Builds the parts of a worker that depend on its role."""
 
     @property
     def has_links(self) -> bool:
-        """Whether a worker of role `both` hands over to other workers, and takes over from them."""
+        """Whether the worker may exchange requests with others over links."""
         return False
 
     @property
     def max_batch_size(self) -> int:
-        """Requests in one decode step at most; 0: it decodes none."""
+        """Maximum number of requests in a decode step; 0 without decode."""
         return 0
 
     def max_request_pages(self, num_pages: int, page_size: int, max_model_len: int) -> int:
-        """Pages of the largest request that a worker with a pool of `num_pages` takes."""
+        """Returns the pages of the largest request that a pool of `num_pages` accepts."""
         return num_pages
 
     @abstractmethod
     def build_scheduler(
         self, engine: EngineBase, cache: CacheManager, outbox: Outbox, config: WorkerConfig, recorder: Recorder
     ) -> Scheduler:
-        """Makes the scheduler; on the engine thread. Args: recorder: of what that thread does."""
+        """Builds the scheduler, on the engine thread."""
 
     @abstractmethod
     def build_links(
@@ -160,4 +151,4 @@ class WorkerRole(ABC):
         credentials: ClusterCredentials,
         post: Callable[[Event], None],
     ) -> LinkConnections:
-        """Makes the gRPC side of the links; on the asyncio thread."""
+        """Builds the links, on the asyncio thread."""

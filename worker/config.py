@@ -1,4 +1,4 @@
-"""What the process of a worker can be told, whatever its role. Nothing here imports torch."""
+"""Options of a worker process, for all roles. Nothing here imports torch."""
 
 from dataclasses import dataclass, field
 
@@ -8,21 +8,21 @@ from tandem.engine.config import EngineConfig
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """One worker process.
+    """Options of one worker process.
 
     Attributes:
-        worker_id: its name in the cluster; a restarted worker keeps it.
-        max_model_len: prompt and output tokens together, at most.
-        host: the address its ports are bound to.
-        rack: the same for hosts of one rack; "": nobody has said.
-        heartbeat_interval_s: seconds between heartbeats to the router.
-        stall_timeout_s: time without a scheduler step after which the process ends itself, to be started again.
-        connect_timeout_s: how long it looks for the router before it gives up.
-        max_record_bytes: for records of what it has served, which clients over HTTP go on with; the oldest give way.
-        cluster_token: what the processes of this cluster know each other by.
-        cluster_tls: between them; None: plain.
-        num_restarts: how often this worker has been started again.
-        api_keys: what readers of its metrics show; empty lets everybody in.
+        worker_id: name in the cluster; a restarted worker keeps it.
+        max_model_len: maximum of prompt and output tokens together.
+        host: address to which the ports are bound.
+        rack: name shared by the hosts of one rack; "" if unknown.
+        heartbeat_interval_s: time between heartbeats to a router.
+        stall_timeout_s: time without a scheduler step after which the process ends itself, to be restarted.
+        connect_timeout_s: time without any reachable router after which the worker gives up.
+        max_record_bytes: memory for records of served requests, from which HTTP clients resume; the oldest are dropped.
+        cluster_token: shared secret of the cluster's processes.
+        cluster_tls: TLS between the cluster's processes; None for plain connections.
+        num_restarts: number of restarts of this worker so far.
+        api_keys: keys accepted from readers of the metrics; empty admits everybody.
     """
 
     worker_id: str

@@ -1,4 +1,4 @@
-"""A worker's end of its stream to one router."""
+"""A worker's end of the control stream to one router."""
 
 import asyncio
 import logging
@@ -38,15 +38,14 @@ WELCOME_TIMEOUT_S = 5.0
 
 
 class RefusedError(ConnectionError):
-    """A router will not have this worker, however often it asks."""
+    """A router refuses this worker for good."""
 
 
 class ControlClient:
-    """Keeps a Control stream to a router and opens a new one whenever it ends. On the asyncio thread.
+    """Keeps a Control stream to a router, reopened whenever it ends. Runs on the asyncio thread.
 
     Attributes:
-        address: the router's.
-        router: names the life of the router that has welcomed this worker; empty while there is none.
+        router: incarnation of the router that welcomed this worker; "" while not connected.
     """
 
     def __init__(
@@ -66,13 +65,9 @@ class ControlClient:
     ) -> None:
         """
         Args:
-            heartbeat: the current heartbeat.
-            records: of what is served here, for whichever router.
-            account: of what is cached here.
-            post: tells the engine thread.
-            on_peers: told which decode workers the router at an address names.
+            on_peers: receives the router's address and the decode workers it names.
             on_connected: called at every Welcome.
-            on_lost: told the address when the stream of a router that had welcomed this worker has ended.
+            on_lost: receives the address when a welcomed stream ends.
         """
         self.address = address
         self.router = ""
@@ -87,36 +82,30 @@ class ControlClient:
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._writer: BatchWriter | None = None
-        # What the router knows of the cache; None: it does not want to.
+        # None if the router wants no cached prefixes.
         self._prefixes: PrefixFeed | None = None
 
     def send(self, messages: Sequence[WorkerMessage]) -> None:
-        """Sends to the router; without one, nobody waits for these messages and they are dropped."""
+        """Sends to the router, or drops the messages while not connected."""
         if self._writer is not None and self.router:
             self._writer.send(messages)
 
     def tell_changes(self, stored: bytes, removed: bytes) -> None:
-        """The account of the cache has changed by so much."""
         if self._prefixes is not None:
             self._prefixes.tell_changes(stored, removed)
 
     def catch_up(self) -> None:
-        """Says what has been kept from a router that was too slow, if it has read what there was."""
+        """Sends pending prefixes to a router that was too slow."""
         if self._prefixes is not None:
             self._prefixes.catch_up()
 
     async def run(self) -> None:
-        """Runs until cancelled.
-
-        Raises:
-            RefusedError: the router says that this worker cannot be part of its cluster, and why.
-        """
+        """Runs until cancelled. Raises RefusedError if the router refuses this worker."""
         while True:
             await self._run_once()
             await asyncio.sleep(RETRY_DELAY_S)
 
     async def _run_once(self) -> None:
-        """One stream from its start to its end."""
         writer = BatchWriter(WORKER_CODEC)
         self._begin_stream(writer)
         beats: asyncio.Task[None] | None = None
@@ -146,12 +135,11 @@ class ControlClient:
             self._end_stream()
 
     def _begin_stream(self, writer: BatchWriter) -> None:
-        """Says what comes first on every stream."""
         self._writer = writer
         writer.send([self._hello])
 
     def _end_stream(self) -> None:
-        """The one place where a stream is over, however it has ended: what the router had here is over with it."""
+        """Every end of a stream goes through this method."""
         router, self.router = self.router, ""
         self._prefixes = None
         if router:

@@ -1,4 +1,4 @@
-"""The thread that alone touches pages, caches and tensors."""
+"""The engine thread: the only one that touches pages, caches and tensors."""
 
 import collections
 import logging
@@ -18,20 +18,20 @@ from tandem.worker.events import Event, Inspect, StartRecording, StopRecording
 
 logger = logging.getLogger(__name__)
 
-# An idle loop turns this often, so that its step counter proves that it lives.
+# Turn interval of an idle loop, in seconds: the step counter proves that it lives.
 IDLE_TURN_S = 0.1
-# What has changed in the cache is passed on as often, so that a page costs little.
+# Minimum interval between reports of cache changes, in seconds.
 CHANGES_INTERVAL_S = 0.1
 
 
 @dataclass(slots=True)
 class Outgoing:
-    """What a scheduler has to say.
+    """Outgoing messages of a scheduler.
 
     Attributes:
-        to_links: messages by epoch, in order.
-        closed_links: epochs to end, with the reason.
-        cache_changes: which pages have come into the cache and gone, where that is due.
+        to_links: messages by epoch.
+        closed_links: reason by epoch.
+        cache_changes: pages that entered or left the cache, if due.
     """
 
     to_router: list[WorkerMessage]
@@ -41,8 +41,6 @@ class Outgoing:
 
 
 class StepOutbox(Outbox):
-    """Collects what a scheduler says."""
-
     def __init__(self, deliver: Callable[[Outgoing], None]) -> None:
         self._deliver = deliver
         self._outgoing = Outgoing([], {}, {})
@@ -57,7 +55,6 @@ class StepOutbox(Outbox):
         self._outgoing.closed_links[epoch] = reason
 
     def pass_on_changes(self, changes: CacheChanges) -> None:
-        """Tells those who keep an account of the cache."""
         self._outgoing.cache_changes = changes
 
     def flush(self) -> bool:
@@ -70,7 +67,7 @@ class StepOutbox(Outbox):
 
 
 class EngineThread:
-    """Runs a scheduler's loop: take events, step, pass on what was said."""
+    """Runs a scheduler's loop: take events, step, deliver messages."""
 
     def __init__(
         self,
@@ -81,26 +78,25 @@ class EngineThread:
     ) -> None:
         """
         Args:
-            build: loads whatever the scheduler needs and makes it; runs on the thread.
-            deliver: passes a step's messages on; called on the thread and must not block.
-            on_crash: called on the thread when the loop ends by an exception.
-            recorder: of what the thread does; None: nobody can ask for that.
+            build: builds the scheduler, on the thread.
+            deliver: delivers messages, on the thread; must not block.
+            on_crash: called on the thread when an exception ends the loop.
         """
         self._build = build
         self._on_crash = on_crash
         self._recorder = recorder or Recorder()
         self._outbox = StepOutbox(deliver)
-        # Appending and popping at either end are atomic: no lock is needed.
+        # Its appends and pops are atomic: no lock needed.
         self._inbox: collections.deque[Event] = collections.deque()
         self._wake = threading.Event()
-        # Since when the oldest event waits, and when the inbox was last empty, in nanoseconds since the epoch; kept
-        # while somebody records.
+        # Post time of the oldest event and time of the last empty inbox, in nanoseconds since the epoch, while
+        # recording.
         self._posted_ns = self._emptied_ns = 0
         self._changes_due = 0.0
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._built: Future[Scheduler] = Future()
-        # Other threads read these: an int and an immutable value, which are replaced whole.
+        # Read by other threads; replaced as a whole.
         self.num_steps = 0
         self.latest_stats = WorkerStats()
 
@@ -108,18 +104,18 @@ class EngineThread:
         self._thread.start()
 
     def wait_built(self, timeout_s: float) -> Scheduler:
-        """Waits until the scheduler is made; raises what `build` raised."""
+        """Waits until the scheduler is built. Raises the error of `build`."""
         return self._built.result(timeout_s)
 
     def post(self, event: Event) -> None:
-        """Tells the scheduler; from any thread."""
+        """Passes an event to the scheduler. Callable from any thread."""
         if self._recorder.is_on and not self._inbox:
             self._posted_ns = now_ns()
         self._inbox.append(event)
         self._wake.set()
 
     def stop(self, timeout_s: float) -> None:
-        """Ends the loop after the step in hand."""
+        """Ends the loop after the current step."""
         self._stopping = True
         self._wake.set()
         if self._thread.is_alive():
@@ -156,7 +152,6 @@ class EngineThread:
                 recorder.lap("sleep")
 
     def _pass_on_changes(self, scheduler: Scheduler) -> None:
-        """The first after a while at once, those after it together."""
         now = time.monotonic()
         if now >= self._changes_due and (changes := scheduler.take_cache_changes()) is not None:
             self._changes_due = now + CHANGES_INTERVAL_S
@@ -164,7 +159,7 @@ class EngineThread:
 
     def _receive(self, scheduler: Scheduler) -> None:
         if self._recorder.is_on:
-            # Who posted while a recording began, or while the inbox was being emptied, may not have noted when.
+            # An event posted at the start of a recording, or while the inbox is emptied, sets no _posted_ns.
             self._recorder.add(INBOX, "events wait", max(self._posted_ns, self._emptied_ns))
         num_events = 0
         while self._inbox:

@@ -1,5 +1,4 @@
-"""What the asyncio thread of a worker tells its engine thread. Links add events of their own
-(tandem.kvtransfer.events)."""
+"""Events for a worker's engine thread. Links add their own (tandem.kvtransfer.events)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,17 +8,12 @@ from tandem.recording import Recording
 
 
 class Event:
-    """Something a scheduler is told of."""
-
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class FromRouter(Event):
-    """
-    Attributes:
-        received_ns: when the message came (tandem.lifecycle.now_ns); 0: it did not come over a stream.
-    """
+    """A message from a router. Attributes: received_ns: its arrival; 0 if it did not come over a stream."""
 
     message: RouterMessage
     received_ns: int = 0
@@ -27,29 +21,23 @@ class FromRouter(Event):
 
 @dataclass(frozen=True, slots=True)
 class RouterLost(Event):
-    """The stream of a router ended: so did every attempt it had here.
-
-    Attributes:
-        router: names that life of it, as the ids of its requests do.
-    """
+    """A router's stream ended, and with it its attempts here. Attributes: router: its incarnation."""
 
     router: str
 
 
 @dataclass(frozen=True, slots=True)
 class Inspect(Event):
-    """Asks for an integrity check between two steps; `reply` gets the violation ("" if none) and the stats."""
+    """Asks for an integrity check. `reply` receives the violation, or "", and the statistics."""
 
     reply: Callable[[str, WorkerStats], None]
 
 
 @dataclass(frozen=True, slots=True)
 class StartRecording(Event):
-    """From now on the engine thread's recorder keeps what it is told."""
+    """Starts the engine thread's recorder."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopRecording(Event):
-    """Ends that; `reply` gets what was kept."""
-
     reply: Callable[[Recording], None]

@@ -1,44 +1,75 @@
-"""How long a worker's forwards take, learned while it serves from when they are launched and when they have ended."""
+"""Fits the duration of an engine's forward passes while it serves."""
 
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from tandem.forward_times import start_times
 from tandem.linear_fit import OUTLIER, LinearFit
 from tandem.messages import ForwardTimes
 
-# So often is reckoned anew what the worker says of itself.
+# Interval between updates of the published times, in seconds.
 INTERVAL_S = 0.25
-# What prompts took beside steps is remembered of so many lots.
+# Number of recent steps with prompts in `max_prompt_tokens`.
 NUM_REMEMBERED = 32
-# How far steps with prompts are off is remembered of so many of all steps, but for a share of these: less than the
-# twentieth that may miss an objective for the 95th percentile, because each request sees some of them only. Nobody is
-# off by more than so much.
-NUM_MISSES, EXCEPTIONS, MAX_OVERRUN = 128, 0.03, 1.5
-# Share of a new gap in the mean of gaps; so long after the last one the mean is forgotten.
-NEWS = 1 / 16
+# Window of `overrun`, in steps. The worst 3 % are ignored, less than the 5 % that may miss a 95th percentile objective:
+# each request sees only some steps. MAX_OVERRUN caps each.
+NUM_OVERRUNS, EXCEPTIONS, MAX_OVERRUN = 128, 0.03, 1.5
+# Weight of a new gap in the moving mean, which is dropped GAP_FORGOTTEN_S after the last gap.
+GAP_WEIGHT = 1 / 16
 GAP_FORGOTTEN_S = 60.0
 
 
-class ForwardTimer:
-    """Fits one linear function to everything that one engine computes, whatever the worker's role.
-
-    Beside decode steps prompts are in the time from one step's end to the next, which is what their requests wait for a
-    token: those that were launched before the step, and those that are in one forward with it. Launches and whatever
-    else the host does between are included. While nothing is decoded a forward of prompts is timed by itself: from its
-    launch, or from the end of the one before, which it had to wait for, to its own end. All is told by the engine
-    thread.
+class ForwardWork(NamedTuple):
+    """Work of one measured interval, with one factor of the fit for each number.
 
     Attributes:
-        last_step: requests of the last decode step, and the tokens that they attend to; None: nothing is being decoded.
-        overrun: of late, no more than a few in a hundred of all steps were such with prompts that took more than so
-            many times what was expected of them; at least 1.
+        num_prefills: forward passes with prompts.
+        num_attended_tokens, num_kv_tokens: tokens attended to, summed over prompt tokens and decoding requests.
+        num_steps: decode steps, 0 or 1.
+    """
+
+    num_prefills: int = 0
+    num_prompt_tokens: int = 0
+    num_attended_tokens: int = 0
+    num_steps: int = 0
+    num_requests: int = 0
+    num_kv_tokens: int = 0
+
+    def seconds(self, times: ForwardTimes) -> float:
+        """Returns the expected duration of this work."""
+        return (
+            self.num_prefills * times.prefill_s
+            + self.num_prompt_tokens * times.prompt_token_s
+            + self.num_attended_tokens * times.attended_token_s
+            + self.num_steps * times.step_s
+            + self.num_requests * times.request_s
+            + self.num_kv_tokens * times.kv_token_s
+        )
+
+
+class _LaunchedPrompts(NamedTuple):
+    began: float
+    work: ForwardWork
+
+
+class ForwardTimer:
+    """Fits one linear function to all forward passes of an engine.
+
+    While requests decode, an interval runs from the end of one decode step to the next. It contains the prompts
+    launched between or in them, and all host time. While nothing decodes, each prompt forward is measured alone, from
+    its launch or the previous forward's end to its own end.
+
+    Attributes:
+        last_step: (requests, attended tokens) of the last decode step; None while nothing decodes.
+        overrun: ratio of measured to expected time that recent steps stay within, except a share EXCEPTIONS; at least
+            1.
     """
 
     def __init__(self, device: str, clock: Callable[[], float]) -> None:
-        """Args: device: "cpu", "cuda" or "cuda:0"; clock: seconds."""
         start = start_times(device)
         self._clock = clock
+        # Factors in the order of ForwardWork's fields.
         self._fit = LinearFit(
             (
                 start.prefill_s,
@@ -49,117 +80,112 @@ class ForwardTimer:
                 start.kv_token_s,
             )
         )
-        self._times = ForwardTimes()
-        self._told_at = clock()
+        self._published = ForwardTimes()
+        self._published_at = clock()
         self.last_step: tuple[int, int] | None = None
-        # When the one before those that have not ended did; None: nothing was decoded then.
+        # None if nothing decoded then.
         self._last_step_end: float | None = None
-        # Of the steps that have not ended: the prompts since the one before, and the step.
-        self._steps: deque[tuple[int, int, int, int, int, int]] = deque()
-        # Of the forwards of prompts since the last decode step: how many, and what was in them.
-        self._since_step = (0, 0, 0)
-        # Of those that have not ended: when each was launched, and what is in it.
-        self._launched: deque[tuple[float, int, int]] = deque()
-        # Of the forward before, whatever was in it.
+        # Decode steps in flight, with the prompts since the previous step.
+        self._steps: deque[ForwardWork] = deque()
+        self._since_step = ForwardWork()
+        self._prompts_in_flight: deque[_LaunchedPrompts] = deque()
+        # End of the last forward of any kind.
         self._last_end = 0.0
-        self._lots: deque[int] = deque(maxlen=NUM_REMEMBERED)
-        self._misses: deque[float] = deque(maxlen=NUM_MISSES)
+        self._prompt_tokens_per_step: deque[int] = deque(maxlen=NUM_REMEMBERED)
+        self._overruns: deque[float] = deque(maxlen=NUM_OVERRUNS)
         self.overrun = 1.0
         self._gap_s = 0.0
         self._last_gap_at = 0.0
 
     def prompts_launched(self, began: float, num_tokens: int, num_attended: int) -> None:
-        """A forward of prompts has been launched. If it is one with a decode step, that is told after it.
+        """Records a launch of prompts. In a mixed step, call it before `step_launched`.
 
         Args:
-            began: when that began, on the clock.
-            num_attended: how many tokens its tokens attend to, added up.
+            began: start of the launch, on the clock.
+            num_attended: sum over its tokens of the tokens attended to.
         """
-        self._launched.append((began, num_tokens, num_attended))
-        forwards, tokens, attended = self._since_step
-        self._since_step = forwards + 1, tokens + num_tokens, attended + num_attended
+        work = ForwardWork(1, num_tokens, num_attended)
+        self._prompts_in_flight.append(_LaunchedPrompts(began, work))
+        since = self._since_step
+        self._since_step = ForwardWork(
+            since.num_prefills + 1, since.num_prompt_tokens + num_tokens, since.num_attended_tokens + num_attended
+        )
 
     def prompts_ended(self, *, is_mixed: bool = False) -> None:
-        """The oldest of those that were launched has ended.
+        """Records the end of the oldest prompt forward.
 
         Args:
-            is_mixed: it was one with a decode step, whose end is told before. Its time is that step's, and nobody's if
-                nothing is decoded any more.
+            is_mixed: it was a mixed step, reported to `step_ended` before; its time is not counted again.
         """
         now = self._clock()
-        began, num_tokens, num_attended = self._launched.popleft()
+        launched = self._prompts_in_flight.popleft()
         if self.last_step is None and not is_mixed:
-            self._fit.observe((1, num_tokens, num_attended, 0, 0, 0), now - max(began, self._last_end))
+            self._fit.observe(launched.work, now - max(launched.began, self._last_end))
         self._last_end = now
 
     def step_launched(self, num_requests: int, num_context: int) -> None:
-        """A decode step has been launched. Args: num_context: tokens that its requests attend to, added up."""
-        self._steps.append((*self._since_step, 1, num_requests, num_context))
-        self._since_step = (0, 0, 0)
+        """Records a decode step's launch. Args: num_context: attended tokens, summed over the requests."""
+        self._steps.append(self._since_step._replace(num_steps=1, num_requests=num_requests, num_kv_tokens=num_context))
+        self._since_step = ForwardWork()
         self.last_step = num_requests, num_context
 
     @property
     def expected_s(self) -> float:
-        """What the step that was launched last takes, with the prompts since the one before, by all that was seen so
-        far."""
-        return self._expected_s(self._steps[-1])
-
-    def _expected_s(self, step: tuple[int, ...]) -> float:
-        return sum(factor * number for factor, number in zip(self._fit.factors, step, strict=True))
+        """Expected time of the last launched step and the prompts before it."""
+        return self._steps[-1].seconds(self.fitted)
 
     def step_ended(self) -> None:
-        """The oldest of those that were launched has ended."""
+        """Records the end of the oldest decode step."""
         now = self._clock()
         step = self._steps.popleft()
         self._last_end = now
         if self._last_step_end is not None:
             seconds = now - self._last_step_end
-            if num_tokens := step[1]:
-                self._lots.append(num_tokens)
-                self._saw_gap(now, seconds)
-                self._saw_miss(seconds, self._expected_s(step))
+            if step.num_prompt_tokens:
+                self._prompt_tokens_per_step.append(step.num_prompt_tokens)
+                self._note_gap(now, seconds)
+                self._note_overrun(seconds, step.seconds(self.fitted))
             else:
-                self._misses.append(0.0)
+                self._overruns.append(0.0)
             self._fit.observe(step, seconds)
         self._last_step_end = now if self.last_step is not None else None
 
-    def _saw_miss(self, seconds: float, expected_s: float) -> None:
-        self._misses.append(min(seconds, MAX_OVERRUN * expected_s) / expected_s if expected_s else 1.0)
-        within = sorted(self._misses)[int((1 - EXCEPTIONS) * (len(self._misses) - 1))]
+    def _note_overrun(self, seconds: float, expected_s: float) -> None:
+        self._overruns.append(min(seconds, MAX_OVERRUN * expected_s) / expected_s if expected_s else 1.0)
+        within = sorted(self._overruns)[int((1 - EXCEPTIONS) * (len(self._overruns) - 1))]
         self.overrun = max(1.0, within)
 
-    def _saw_gap(self, at: float, seconds: float) -> None:
+    def _note_gap(self, at: float, seconds: float) -> None:
         if self._gap_s:
-            self._gap_s += NEWS * (min(seconds, OUTLIER * self._gap_s) - self._gap_s)
+            self._gap_s += GAP_WEIGHT * (min(seconds, OUTLIER * self._gap_s) - self._gap_s)
         else:
             self._gap_s = seconds
         self._last_gap_at = at
 
     def nothing_decoded(self) -> None:
-        """No step follows the last one for now."""
-        self._since_step = (0, 0, 0)
+        """Records that no step follows for now."""
+        self._since_step = ForwardWork()
         self.last_step = None
         self._last_step_end = None
 
     @property
-    def largest_lot(self) -> int:
-        """The most prompt tokens that were lately computed between two steps; 0: none were."""
-        return max(self._lots, default=0)
+    def max_prompt_tokens(self) -> int:
+        """Most prompt tokens in a recent interval between steps; 0 if there were none."""
+        return max(self._prompt_tokens_per_step, default=0)
 
     @property
     def fitted(self) -> ForwardTimes:
-        """By all that was seen so far."""
-        prefill_s, prompt_token_s, attended_token_s, step_s, request_s, kv_token_s = self._fit.factors
-        return ForwardTimes(prefill_s, prompt_token_s, attended_token_s, step_s, request_s, kv_token_s, self._gap_s)
+        """Current times."""
+        return ForwardTimes(*self._fit.factors, self._gap_s)
 
     def times(self) -> ForwardTimes:
-        """What the worker says of itself, some moments old; all 0 as long as it has computed nothing."""
+        """Returns the published times, up to INTERVAL_S old; all 0 before the first measurement."""
         now = self._clock()
-        if now - self._told_at >= INTERVAL_S:
-            self._fit.pass_time(now - self._told_at)
-            self._told_at = now
+        if now - self._published_at >= INTERVAL_S:
+            self._fit.pass_time(now - self._published_at)
+            self._published_at = now
             if now - self._last_gap_at > GAP_FORGOTTEN_S:
                 self._gap_s = 0.0
             if self._fit.has_observed:
-                self._times = self.fitted
-        return self._times
+                self._published = self.fitted
+        return self._published

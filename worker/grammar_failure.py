@@ -1,11 +1,9 @@
-"""What a worker says of a request whose output it cannot keep to its grammar."""
-
 from tandem.engine.grammars import Constraint
 from tandem.messages import Failed, Unservable
 
 
 def grammar_failure(request_id: str, attempt: int, constraint: Constraint | None) -> Failed | Unservable | None:
-    """Args: constraint: what keeps the output to its grammar, None if it has none. None: so far it does."""
+    """Returns the message for a request whose grammar has failed, or None."""
     if constraint is None or not constraint.error:
         return None
     reason = f"the output cannot be kept to its grammar: {constraint.error}"

@@ -1,4 +1,4 @@
-"""What a worker tells Prometheus. docs/metrics.md lists it."""
+"""Prometheus metrics of a worker, listed in docs/metrics.md."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,10 +11,9 @@ from tandem.process_metrics import process_registry
 
 
 class WorkerCollector(Collector):
-    """Translates a worker's latest heartbeat when somebody asks; on any thread, for a heartbeat never changes."""
+    """Converts the worker's latest heartbeat to metrics, on any thread: heartbeats are immutable."""
 
     def __init__(self, role: str, worker_id: str, heartbeat: Callable[[], Heartbeat]) -> None:
-        """Args: heartbeat: the current one."""
         self._role = role
         self._worker_id = worker_id
         self._heartbeat = heartbeat
@@ -35,30 +34,28 @@ class WorkerCollector(Collector):
         yield pages
         yield self._gauge("worker_queue_length", "Requests that wait for their turn or for pages.", stats.num_queued)
         yield self._gauge("worker_running_requests", "Requests being computed or handed over.", stats.num_running)
-        yield self._counter("worker_steps", "Turns of the scheduler's loop, idle ones included.", heartbeat.step)
+        yield self._counter("worker_steps", "Turns of the scheduler loop, including idle ones.", heartbeat.step)
         yield self._counter(
             "prefix_cached_tokens",
-            "Prompt tokens of requests that were found in the worker's radix cache.",
+            "Prompt tokens found in the worker's radix tree.",
             stats.prefix_cached_tokens,
         )
         yield self._counter(
-            "prefill_computed_tokens", "Prompt tokens that the worker computed.", stats.prompt_tokens_computed
+            "prefill_computed_tokens", "Prompt tokens computed by the worker.", stats.prompt_tokens_computed
         )
         yield self._counter(
             "decode_computed_tokens", "Output tokens whose KV the worker computed.", stats.output_tokens_computed
         )
-        yield self._counter(
-            "given_back", "Running requests that were given back for want of pages.", stats.num_given_back
-        )
-        yield self._counter("leases_expired", "Granted leases that were not filled in time.", stats.num_leases_expired)
+        yield self._counter("given_back", "Running requests given back for lack of pages.", stats.num_given_back)
+        yield self._counter("leases_expired", "Granted leases that expired.", stats.num_leases_expired)
         yield from self._forward_times(stats.forward_times)
         labels = ("transport", "worker")
         shipped_pages = CounterMetricFamily("tandem_kv_shipped_pages", "KV pages sent to other workers.", labels=labels)
         shipped_bytes = CounterMetricFamily("tandem_kv_shipped_bytes", "Bytes of these pages.", labels=labels)
         copying = CounterMetricFamily(
-            "tandem_kv_copying_seconds", "How long at least one copy of a link was under way.", labels=labels
+            "tandem_kv_copying_seconds", "Time during which at least one copy of a link was in flight.", labels=labels
         )
-        # The dashboards ask how pages travel, and not to whom.
+        # Dashboards group by transport only.
         for transport in dict.fromkeys(shipped.transport for shipped in stats.shipped):
             own = [shipped for shipped in stats.shipped if shipped.transport == transport]
             shipped_pages.add_metric((transport, self._worker_id), sum(shipped.num_pages for shipped in own))
@@ -71,7 +68,7 @@ class WorkerCollector(Collector):
     def _forward_times(self, times: ForwardTimes) -> Iterator[Metric]:
         family = GaugeMetricFamily(
             "tandem_forward_time_seconds",
-            "What forwards take, as lately seen, by what is in them.",
+            "Fitted duration of the parts of a forward pass.",
             labels=("role", "worker", "part"),
         )
         for part, seconds in (
@@ -86,7 +83,7 @@ class WorkerCollector(Collector):
         yield family
         yield self._gauge(
             "itl_beside_prefill_seconds",
-            "Mean time between two decode steps while prompts were computed too; 0: not lately.",
+            "Mean time between decode steps with prompts between or in them; 0 if there were none lately.",
             times.gap_beside_prompts_s,
         )
 
@@ -104,7 +101,6 @@ class WorkerCollector(Collector):
 def worker_registry(
     role: str, worker_id: str, heartbeat: Callable[[], Heartbeat], num_restarts: int = 0
 ) -> CollectorRegistry:
-    """Everything that one worker exports. Args: num_restarts: how often it has been started again."""
     registry = process_registry(num_restarts)
     registry.register(WorkerCollector(role, worker_id, heartbeat))
     return registry

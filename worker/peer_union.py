@@ -1,39 +1,35 @@
-"""Which decode workers a prefill worker keeps links to, where several routers name them."""
+"""The decode workers that a prefill worker links to."""
 
 from collections.abc import Callable, Sequence
 
 from tandem.messages import Peer
 
-# A peer that no router names any more keeps its link for so long: a router that is started again names nobody at first.
+# Time for which an unnamed peer keeps its link, in seconds: a restarted router names none at first.
 KEEP_S = 5.0
 
 
 class PeerUnion:
-    """The union of what all routers name. One that falls silent or is new removes nobody that others name, and nobody
-    at all within KEEP_S."""
+    """The union of the peers named by all routers. A silent or new router removes no peer of another, and none within
+    KEEP_S."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # What each router, by its address, has last named, as long as there is a stream to it.
+        # Peers of each connected router, by its address.
         self._named: dict[str, tuple[Peer, ...]] = {}
-        # When somebody last named them; only those are here that nobody names now.
         self._unnamed_since: dict[Peer, float] = {}
 
     def set_named(self, router: str, peers: Sequence[Peer]) -> None:
-        """A router has said whom to keep links to."""
         before = self._all_named()
         self._named[router] = tuple(peers)
         self._note_unnamed(before)
 
     def forget_router(self, router: str) -> None:
-        """The stream to a router has ended."""
         before = self._all_named()
         self._named.pop(router, None)
         self._note_unnamed(before)
 
     def peers(self) -> tuple[Peer, ...]:
-        """Whom to keep links to now. Of a worker that has been started again the earlier life counts only while a
-        router names it."""
+        """Returns the peers to link to. An old incarnation of a peer counts only while a router names it."""
         named = self._all_named()
         lives = {peer.worker_id for peer in named}
         now = self._clock()

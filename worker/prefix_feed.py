@@ -1,7 +1,6 @@
-"""What routers are told of a worker's cache: an account of it on the asyncio thread, and what of it each knows.
+"""Reports a worker's cached prefixes to routers.
 
-The engine thread says what has changed and is asked nothing, so a router that joins, or that was too slow, costs no
-step anything.
+The engine thread only pushes changes to an account on the asyncio thread, so a slow router costs no step time.
 """
 
 from collections import deque
@@ -12,15 +11,14 @@ from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.messages import CachedPrefixes
 from tandem.rpc.batch_writer import BatchWriter
 
-# One message says no more than this of all that is cached: putting it together keeps the interpreter from the engine
-# thread for a fraction of a millisecond, and nothing waits long for it at a router.
+# Identities in one message: building it holds the interpreter lock for a fraction of a millisecond.
 PART_IDENTITIES = 2048
-# Changes that a router has not read. It is what a busy worker says in some seconds.
+# Limit of unread changes: a few seconds of a busy worker.
 MAX_UNREAD_BYTES = 2**20
 
 
 class CacheAccount:
-    """The identities of all pages in the cache."""
+    """The identities of all cached pages."""
 
     def __init__(self) -> None:
         self._identities: set[bytes] = set()
@@ -33,7 +31,7 @@ class CacheAccount:
         self._identities.update(changes.stored)
 
     def parts(self) -> Iterator[bytes]:
-        """All of them, packed, in parts; at least one, which may be empty."""
+        """Yields all identities, packed; at least one part, possibly empty."""
         identities = iter(self._identities)
         yield b"".join(islice(identities, PART_IDENTITIES))
         while part := b"".join(islice(identities, PART_IDENTITIES)):
@@ -41,38 +39,37 @@ class CacheAccount:
 
 
 class PrefixFeed:
-    """Keeps one router informed, over one stream. Of what it does not read a bounded amount is kept for it: one that
-    has fallen behind by more is told nothing until it has read that, and then begins anew."""
+    """Keeps one router informed. A router with too many unread changes is sent nothing until it has read them, then the
+    whole account."""
 
     def __init__(self, account: CacheAccount, writer: BatchWriter, max_unread_bytes: int = MAX_UNREAD_BYTES) -> None:
         self._account = account
         self._writer = writer
         self._max_unread_bytes = max_unread_bytes
         self._number = 0
-        # For each message of changes that gRPC has not taken: its place in the stream, and its bytes.
+        # (place in the stream, bytes) of each untaken message.
         self._unread: deque[tuple[int, int]] = deque()
         self._num_unread_bytes = 0
         self._last_place = 0
         self._is_behind = True
 
     def begin_anew(self) -> None:
-        """The router knows nothing, or not what it should."""
+        """Starts over: the router has no account or a wrong one."""
         self._is_behind = True
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Tells a router that has fallen behind all that is cached, if it has read what it was told before."""
+        """Sends the whole account to a router that was behind and has caught up."""
         if self._is_behind and self._writer.num_taken >= self._last_place:
             self._is_behind = False
             for position, part in enumerate(self._account.parts()):
                 self._say(CachedPrefixes(self._number, is_whole=position == 0, stored=part))
 
     def tell_changes(self, stored: bytes, removed: bytes) -> None:
-        """The account has changed by so much since `catch_up` and this were last called."""
         self._note_read()
         num_bytes = len(stored) + len(removed)
         if self._is_behind or self._num_unread_bytes + num_bytes > self._max_unread_bytes:
-            # They are in the account.
+            # The account already contains these changes.
             self.begin_anew()
             return
         self._say(CachedPrefixes(self._number, is_whole=False, stored=stored, removed=removed))

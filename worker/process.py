@@ -1,4 +1,4 @@
-"""The process shell of a worker: the engine thread, the asyncio thread, its server and its streams to the routers."""
+"""The process of a worker: engine thread, asyncio thread, server and streams to the routers."""
 
 import asyncio
 import logging
@@ -39,16 +39,15 @@ logger = logging.getLogger(__name__)
 LOAD_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 5.0
 CALL_TIMEOUT_S = 30.0
-# The interpreter lock passes between the two threads so fast: decode steps are composed a third of a millisecond ahead.
+# The interpreter's thread switch interval, in seconds. The default of 5 ms is too long: decode steps are composed 0.3
+# ms ahead.
 SWITCH_INTERVAL_S = 0.0002
 
 
 class WorkerProcess:
-    """One worker, from loading its model to its stop. The methods are called from one thread of the process, which is
-    neither of its two."""
+    """One worker, from loading its model to its stop. Methods are called from one other thread."""
 
     def __init__(self, config: WorkerConfig, role: WorkerRole, on_progress: Callable[[str], None]) -> None:
-        """Args: on_progress: told what start-up does next."""
         self._config = config
         self._role = role
         self._on_progress = on_progress
@@ -65,18 +64,17 @@ class WorkerProcess:
         self._control_task: asyncio.Task[None] | None = None
         self._watch_task: asyncio.Task[None] | None = None
         self._hello: Hello | None = None
-        # Set when a router has welcomed this worker, or one has refused it before any had.
+        # Set by the first Welcome, or by a refusal before any Welcome.
         self._connected = threading.Event()
         self._refusal = ""
         self._stopped = threading.Event()
 
     def start(self) -> str:
-        """Loads the model, makes the pool and opens the worker's ports; returns the address of the one for links.
+        """Loads the model, allocates the pool and opens the ports. Returns the address for links.
 
         Raises:
             ValueError: the model cannot be served as configured.
         """
-        # One thread must not keep the interpreter from the other for as long as it does by default, which is 5 ms.
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._loop_thread.start()
         self._engine_thread.start()
@@ -86,24 +84,26 @@ class WorkerProcess:
         return address
 
     def connect(self, router_addresses: Sequence[str]) -> None:
-        """Joins the cluster; returns when a router has welcomed this worker.
+        """Joins the cluster. Returns after the first Welcome.
 
         Args:
-            router_addresses: of all routers, whether they run now or not.
+            router_addresses: addresses of all routers, running or not.
 
         Raises:
-            ValueError: one refused it; the message says why.
-            TimeoutError: none has within connect_timeout_s.
+            ValueError: a router refused this worker.
+            TimeoutError: no Welcome within connect_timeout_s.
         """
         self._loop_thread.call(self._connect(router_addresses), CALL_TIMEOUT_S)
         if not self._connected.wait(self._config.connect_timeout_s):
-            raise TimeoutError(f"no router answered at {', '.join(router_addresses)}")
+            raise TimeoutError(
+                f"no router at {', '.join(router_addresses)} answered within {self._config.connect_timeout_s:g} s"
+            )
         if self._refusal:
             raise ValueError(self._refusal)
         self._on_progress("ready")
 
     def stop(self) -> None:
-        """Leaves the cluster and ends both threads. Requests in hand end here; the router starts them elsewhere."""
+        """Leaves the cluster and ends both threads. The router restarts the worker's requests elsewhere."""
         if self._stopped.is_set():
             return
         self._stopped.set()
@@ -116,7 +116,7 @@ class WorkerProcess:
             self._engine.pool.close()
         self._loop_thread.stop()
 
-    # --- What follows runs on the engine thread. ---
+    # --- Engine thread ---
 
     def _build(self, outbox: Outbox) -> Scheduler:
         config = self._config
@@ -136,21 +136,20 @@ class WorkerProcess:
             self._loop_thread.loop.call_soon_threadsafe(self._send, outgoing)
 
     def _on_engine_crash(self, error: BaseException) -> None:
-        # Pages and tensors are in an unknown state: nothing of this process may be used any more. The router and the
-        # peers see the streams break.
+        # Pages and tensors are in an unknown state: exit at once.
         logging.shutdown()
         os._exit(exit_codes.ENGINE_FAILED)
 
-    # --- What follows runs on any thread. ---
+    # --- Any thread ---
 
     def mapped_workers(self) -> list[str]:
-        """The workers whose memory this one maps, for as long as it does: also when they have died."""
+        """Returns the workers whose memory is mapped here, dead ones included."""
         return self._links.mapped_workers() if self._links is not None else []
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(self._engine_thread.num_steps, self._engine_thread.latest_stats)
 
-    # --- What follows runs on the asyncio thread. ---
+    # --- Asyncio thread ---
 
     async def _serve(self) -> str:
         assert self._engine is not None
@@ -159,7 +158,7 @@ class WorkerProcess:
         address = bind(server, config.host, 0, self._credentials.for_server())
         registry = worker_registry(config.role, config.worker_id, self._heartbeat, config.num_restarts)
         if not self._credentials.secure:
-            # Else routers are asked: readers have no certificate of the cluster's.
+            # With TLS, routers serve the metrics: readers have no certificate of the cluster.
             self._metrics = MetricsServer(registry, config.host, config.api_keys)
         layout = engine.pool.layout
         hello = self._hello = Hello(
@@ -216,21 +215,20 @@ class WorkerProcess:
                 self._refusal = str(error)
                 self._connected.set()
                 return
-            # A worker without any router serves nobody and holds memory for nobody.
             logger.error("giving up: %s", error)
             logging.shutdown()
             os._exit(exit_codes.NO_ROUTER)
         except (Exception, asyncio.CancelledError):
             if is_cancelled():
                 raise
-            # Without this task the worker would look alive and hear nothing.
+            # Without this task the worker looks alive and receives nothing: exit.
             logger.exception("the control streams failed")
             logging.shutdown()
             os._exit(exit_codes.CONTROL_FAILED)
 
     async def _watch_engine_thread(self) -> None:
-        """Ends the process if its engine thread stands still: the router has given its requests to others by then, and
-        a worker that connects again without being able to work would only take new ones."""
+        """Ends the process after stall_timeout_s without a scheduler step. Its requests run elsewhere by then, and a
+        reconnect would attract new ones."""
         loop = asyncio.get_running_loop()
         num_steps, moved_at = -1, loop.time()
         while True:
@@ -244,7 +242,7 @@ class WorkerProcess:
 
     def _send(self, outgoing: Outgoing) -> None:
         assert self._links is not None
-        # Links go first: what a router hears of a request, its other worker can hear at the same time.
+        # Links first: then both workers may learn of a request together.
         for epoch, messages in outgoing.to_links.items():
             self._links.send(epoch, messages)
         for epoch, reason in outgoing.closed_links.items():

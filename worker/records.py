@@ -1,10 +1,8 @@
-"""What a worker remembers of the requests that it has served, for clients that can go on only with what the cluster
-remembers: those over HTTP have text and no tokens.
+"""Records of served requests, from which HTTP clients resume: they have text but no tokens.
 
-A record is the tokens of a request's whole output, as far as this worker has heard or computed them, and what the
-router gave with it; no pages, no log probabilities. It outlives its request, the request's router and any failure but
-the worker's own, until there is no more room for it. A prefill worker keeps one too: it is the only one that has the
-first token until the pages have arrived.
+A record has the known output tokens and the router's resume token, but no pages or log probabilities. It outlives its
+request and router, until the worker dies or the memory limit evicts it. Prefill workers keep records for the first
+token, which decode workers learn late.
 """
 
 from array import array
@@ -12,7 +10,7 @@ from collections.abc import Sequence
 
 from tandem.messages import Admit, FirstToken, Prefill, Recall, Recalled, Tokens, WorkerMessage
 
-# What a record takes beside its tokens: names, the router's part, and its places in two tables.
+# Size of a record without its tokens: ids, resume token and entries in two tables.
 RECORD_BYTES = 1024
 TOKEN_BYTES = 4
 
@@ -33,11 +31,11 @@ class _Record:
 
 
 class RecordKeeper:
-    """Records by their names, the oldest first to go. Belongs to the asyncio thread, past which everything goes that a
-    worker of any role is told and says: the schedulers know nothing of this, and one that stands still hides nothing.
+    """Records by id, the oldest evicted first. All messages pass the asyncio thread, so schedulers need not know of
+    records.
 
     Attributes:
-        num_bytes: what the records take.
+        num_bytes: size of all records.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -50,13 +48,13 @@ class RecordKeeper:
         return len(self._records)
 
     def begin(self, message: Admit | Prefill) -> None:
-        """An attempt begins here, with all that was passed on of earlier ones."""
+        """Starts a record with the output tokens of earlier attempts."""
         if not message.record_id:
             return
         old = self._records.get(message.record_id)
         if old is not None:
             if old.attempt >= message.attempt:
-                # Role `both` is told of each attempt twice.
+                # A worker of role `both` receives each attempt twice.
                 return
             self._drop(old)
         record = self._records[message.record_id] = self._by_request[message.request_id] = _Record(message)
@@ -64,20 +62,20 @@ class RecordKeeper:
         self._make_room()
 
     def note(self, messages: Sequence[WorkerMessage]) -> None:
-        """The worker says this, whether its router still hears it or not."""
+        """Adds the messages' tokens to their records."""
         if not self._records:
             return
         find = self._by_request.get
         num_tokens = 0
         for message in messages:
             if isinstance(message, Tokens):
-                # There is an event for every request of a decode step: no call is made for each.
+                # One event per request and step: avoid a call for each.
                 for event in message.events:
                     if (record := find(event.request_id)) is None or record.attempt != event.attempt:
                         continue
                     known, new = record.token_ids, event.token_ids
                     if event.index != len(known):
-                        # In role `both` the first token stands here already.
+                        # In role `both` the record already has the first token.
                         new = new[len(known) - event.index :] if event.index < len(known) else ()
                     known.extend(new)
                     num_tokens += len(new)
@@ -91,7 +89,6 @@ class RecordKeeper:
             self._make_room()
 
     def recall(self, message: Recall) -> Recalled:
-        """The answer to a router that asks."""
         record = self._records.get(message.record_id)
         if record is None:
             return Recalled(message.recall_id)

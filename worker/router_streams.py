@@ -1,7 +1,7 @@
-"""A worker's streams to all routers: the one place that has them, so that nothing else in it knows how many there are.
+"""A worker's streams to all routers. No other part of the worker knows how many routers there are.
 
-A request belongs for its whole life to the router that minted its id. What a worker says of it goes to that router
-alone, that router alone is obeyed about it, and the end of that router's stream ends that router's attempts alone.
+A request belongs for its whole life to the router that minted its id. Its messages go to that router alone, only that
+router controls it, and the end of that router's stream ends its attempts.
 """
 
 import asyncio
@@ -34,13 +34,11 @@ from tandem.worker.records import RecordKeeper
 
 logger = logging.getLogger(__name__)
 
-# So often it is looked whether a peer that nobody names any more is to be dropped, and whether any router is there.
+# Check interval in seconds.
 WATCH_INTERVAL_S = 0.5
 
 
 class RouterStreams:
-    """Belongs to the asyncio thread."""
-
     def __init__(
         self,
         addresses: Iterable[str],
@@ -58,13 +56,10 @@ class RouterStreams:
     ) -> None:
         """
         Args:
-            addresses: of the routers' ports for workers. A router that is started again has the same address.
-            heartbeat: the current heartbeat.
-            connect_timeout_s: how long all routers may be out of reach before `run` gives up.
-            records: of what is served here.
-            post: tells the engine thread.
-            set_peers: told which decode workers to keep links to.
-            on_connected: called at every router's Welcome.
+            addresses: the routers' ports for workers. A restarted router keeps its address.
+            connect_timeout_s: time without any connected router after which `run` gives up.
+            set_peers: receives the decode workers to link to.
+            on_connected: called at every Welcome.
         """
         self._connect_timeout_s = connect_timeout_s
         self._set_peers = set_peers
@@ -89,12 +84,11 @@ class RouterStreams:
         ]
 
     def send(self, messages: Sequence[WorkerMessage]) -> None:
-        """Tells each router what concerns it. What concerns a router without a stream is dropped: its attempts have
-        ended."""
+        """Sends each message to its router, or drops it if that router has no stream."""
         self._records.note(messages)
         clients = {client.router: client for client in self._clients if client.router}
         if len(clients) == 1:
-            # What another router's request was told meanwhile is of no request to this one, which passes it over.
+            # The router ignores messages of other routers' requests.
             for client in clients.values():
                 client.send(messages)
             return
@@ -102,7 +96,6 @@ class RouterStreams:
             clients[router].send(own)
 
     def tell_changes(self, changes: CacheChanges) -> None:
-        """Tells all routers that want to know which pages have come into the cache and gone."""
         self._account.apply(changes)
         stored, removed = b"".join(changes.stored), b"".join(changes.removed)
         for client in self._clients:
@@ -112,12 +105,12 @@ class RouterStreams:
         """Runs until cancelled.
 
         Raises:
-            ConnectionError: no router was reached for connect_timeout_s, or one refused this worker.
+            ConnectionError: no router was connected for connect_timeout_s, or one refused this worker.
         """
         tasks = [asyncio.create_task(work) for work in (*(client.run() for client in self._clients), self._watch())]
         try:
             (ended, *_), _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            # None of them ends but by an exception.
+            # The tasks end only by an exception.
             ended.result()
         finally:
             for task in tasks:
@@ -141,7 +134,6 @@ class RouterStreams:
         self._keep_links()
 
     def _keep_links(self) -> None:
-        """What the routers name changes by their word, and by the passing of time."""
         self._set_peers(self._peers.peers())
 
     def _lose_router(self, address: str) -> None:
@@ -149,7 +141,6 @@ class RouterStreams:
 
 
 def _by_router(messages: Sequence[WorkerMessage], routers: Sequence[str]) -> Mapping[str, list[WorkerMessage]]:
-    """What each of these routers is told of, in order."""
     told: dict[str, list[WorkerMessage]] = {router: [] for router in routers}
     for message in messages:
         match message:
@@ -163,7 +154,7 @@ def _by_router(messages: Sequence[WorkerMessage], routers: Sequence[str]) -> Map
                 for router in events.keys() & told.keys():
                     told[router].append(Tokens(tuple(events[router])))
             case Hello() | Heartbeat() | CachedPrefixes() | Recalled() | ClockReply():
-                raise AssertionError("a stream says these by itself")
+                raise AssertionError("sent by the stream itself")
             case _:
                 if (router := router_of(message.request_id)) in told:
                     told[router].append(message)

@@ -1,5 +1,3 @@
-"""What a worker counts, put together from its parts."""
-
 from dataclasses import fields
 from operator import attrgetter
 
@@ -8,13 +6,13 @@ from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import WorkerStats
 from tandem.worker.forward_timer import ForwardTimer
 
-# All other fields are counts. They are added up, so that a scheduler's new counter needs no line here.
+# All other fields are counts and are summed, so a scheduler's new counter needs no change here.
 _COUNTS = tuple(f.name for f in fields(WorkerStats) if f.name not in ("shipped", "forward_times"))
 _counts_of = attrgetter(*_COUNTS)
 
 
 def worker_stats(engine: EngineBase, cache: CacheManager, timer: ForwardTimer, *own: WorkerStats) -> WorkerStats:
-    """The stats of a worker: what its engine and its cache count, and what each of its schedulers does."""
+    """Combines the counts of a worker's engine, cache and schedulers."""
     shared = WorkerStats(
         num_total_pages=cache.num_pages,
         num_free_pages=cache.num_free_pages,

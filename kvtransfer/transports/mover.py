@@ -1,5 +1,4 @@
-"""What both ends of a two-sided transport are: a thread that works through transfers in the link's order, beside the
-engine thread."""
+"""Base of both ends of a two-sided transport: a thread that moves pushes in the link's order."""
 
 import logging
 import queue
@@ -15,13 +14,11 @@ from tandem.kvtransfer.transports.peer_socket import Listener
 
 logger = logging.getLogger(__name__)
 
-# A push begins with its number on the link and how many pages it has.
+# Header of a push: its number and its number of pages.
 HEADER = struct.Struct("!QI")
 
 
 class Flag:
-    """A completion that a mover's thread sets."""
-
     def __init__(self) -> None:
         self._event = threading.Event()
         self._error = ""
@@ -30,18 +27,17 @@ class Flag:
         self._event.set()
 
     def fail(self, error: str) -> None:
-        """It will never be set: whoever asks is told why."""
+        """Makes `done` raise."""
         self._error = error
 
     def done(self) -> bool:
-        """Raises RuntimeError: nobody can say any more."""
         if self._error:
             raise RuntimeError(self._error)
         return self._event.is_set()
 
 
 class Transfer(NamedTuple):
-    """A push, at either end. Attributes: pages: of this worker's pool; None: what comes is thrown away."""
+    """A push at either end. Attributes: pages: local pages; None to discard."""
 
     link_seq: int
     num_pages: int
@@ -50,10 +46,8 @@ class Transfer(NamedTuple):
 
 
 class Mover(ABC):
-    """Runs until it is stopped or fails."""
-
     def __init__(self) -> None:
-        # None among them ends the thread.
+        # None ends the thread.
         self._transfers: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
         self._over = Flag()
         self._failure = ""
@@ -83,7 +77,7 @@ class Mover(ABC):
         except (OSError, ValueError, RuntimeError) as error:
             self._fail(str(error))
         except Exception as error:
-            # What nobody has thought of ends the epoch like all else: pushes are over now, and nothing has arrived.
+            # Pushes are over and nothing has arrived, as after any failure.
             logger.exception("the thread that moves pages failed")
             self._fail(repr(error))
         finally:
@@ -93,8 +87,8 @@ class Mover(ABC):
         try:
             self._close()
         except Exception as error:
-            # Something may touch this worker's pages still, and nothing will say when it is over.
-            logger.exception("the thread that moves pages could not end what it had begun")
+            # This worker's pages may still be touched, without an end.
+            logger.exception("the thread that moves pages could not close its transport")
             self._over.fail(f"a transport could not be closed: {error!r}")
         else:
             self._over.set()
@@ -110,24 +104,23 @@ class Mover(ABC):
 
     @abstractmethod
     def _meet_peer(self) -> None:
-        """Waits for the other end, where that is not there already. Raises as `_move`."""
+        """Waits for the other end, if necessary. Raises like `_move`."""
 
     @abstractmethod
     def _move(self, transfer: Transfer) -> None:
-        """Returns when its bytes are out, or in. Raises OSError, ValueError or RuntimeError: nothing more can move."""
+        """Moves all bytes. Raises OSError, ValueError or RuntimeError if nothing more can move."""
 
     @abstractmethod
     def _wake(self) -> None:
-        """Ends what the thread may be blocked on. Called by other threads."""
+        """Unblocks the thread. Called by other threads."""
 
     @abstractmethod
     def _close(self) -> None:
-        """Lets go of everything; nothing touches this worker's pages afterwards. The thread's last act. If it raises,
-        that is not so, and the process has to end."""
+        """Closes everything; nothing touches this worker's pages afterwards. If it raises, the process must end."""
 
 
 class _Sent:
-    """A push is over when its bytes are out, or when the thread that reads the pages has ended."""
+    """Done when the bytes are sent or the thread has ended."""
 
     def __init__(self, moved: Completion, over: Completion) -> None:
         self._moved = moved
@@ -146,8 +139,6 @@ class SendingMover(Mover, SenderTransport):
 
 
 class ReceivingMover(Mover, ReceiverTransport):
-    """It listens from before its thread starts."""
-
     two_sided = True
     _listener: Listener
 
@@ -160,6 +151,6 @@ class ReceivingMover(Mover, ReceiverTransport):
 
 
 def check_announced(header: bytes | bytearray, transfer: Transfer) -> None:
-    """Raises ValueError: a push that begins like this is not the one that was announced."""
+    """Raises ValueError if the header does not match the announced push."""
     if HEADER.unpack(header) != (transfer.link_seq, transfer.num_pages):
         raise ValueError(f"push {HEADER.unpack(header)} where {transfer[:2]} was announced")

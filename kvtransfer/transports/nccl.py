@@ -1,13 +1,12 @@
-"""GPUs that NCCL connects: over NVLink, PCIe, InfiniBand or sockets, on one host or between hosts. Two-sided. Imported
-on CUDA machines alone; NCCL is called through cupy.
+"""Pages between GPUs over NCCL, within or across hosts. Two-sided. Imported on CUDA machines only.
 
-Each epoch of a link has a communicator of two, and at either end one thread has it for itself. Pages travel in pieces
-of many, because sends of single pages have a fraction of a link's speed: the sender gathers a piece into a slot of a
-ring, and the receiver scatters it from one of its own, while the next piece is on its way.
+Each epoch has a communicator of two ranks, owned by one thread at each end. Single pages reach only a fraction of a
+link's speed, so pages travel in pieces: the sender gathers a piece into a slot of a ring and the receiver scatters it
+from its own, while the next one travels.
 
-Beside the communicator the ends have a TCP connection. A push begins there with its number, and NCCL is given it when
-both ends have come to it: a kernel that waits for the other end keeps multiprocessors from the model. The connection
-also tells of a peer's end, at which the communicator is aborted, because NCCL itself would wait for ever.
+A push is announced on a TCP connection and goes to NCCL only when both ends have reached it: a waiting kernel takes
+multiprocessors from the model. When the connection shows a peer's end, the communicator is aborted, because NCCL itself
+would wait forever.
 """
 
 import logging
@@ -27,21 +26,17 @@ from tandem.rpc.credentials import ClusterCredentials
 logger = logging.getLogger(__name__)
 
 _UNIQUE_ID_BYTES = 128
-# The sender's word that it has the unique id, and is about to join.
 _JOINING = b"j"
 
 
 class NcclSender(NcclMover, SendingMover):
     def __init__(self, pool: CudaKvPool, host: str, endpoint: bytes, context: ssl.SSLContext | None = None) -> None:
-        """Connects to the receiver, over TCP and by NCCL.
-
-        Args:
-            context: for TLS on the TCP connection; None: plain.
+        """Connects to the receiver over TCP and NCCL.
 
         Raises:
-            ValueError: the endpoint is none of this transport's, or cupy is missing.
+            ValueError: the endpoint is invalid, or cupy is missing.
             OSError: the receiver cannot be reached.
-            RuntimeError: the slots do not fit into the device's memory.
+            RuntimeError: the slots do not fit into device memory.
         """
         super().__init__(pool, host, SENDER)
         self._connected = Flag()
@@ -84,15 +79,12 @@ class NcclSender(NcclMover, SendingMover):
 
 class NcclReceiver(NcclMover, ReceivingMover):
     def __init__(self, pool: CudaKvPool, host: str, context: ssl.SSLContext | None = None) -> None:
-        """Listens for one connection, from the sender that was told the token.
-
-        Args:
-            context: for TLS on the TCP connection; None: plain.
+        """Listens for the sender that shows the token.
 
         Raises:
             ValueError: cupy is missing.
-            OSError: `host` is no address of this host's.
-            RuntimeError: the slots do not fit into the device's memory.
+            OSError: `host` is not an address of this host.
+            RuntimeError: the slots do not fit into device memory.
         """
         super().__init__(pool, host, RECEIVER)
         self._listener = peer_socket.Listener(host, context)
@@ -103,16 +95,16 @@ class NcclReceiver(NcclMover, ReceivingMover):
         self._connection.setblocking(False)
         unique_id = self._nccl.get_unique_id()
         self._connection.sendall(unique_id)
-        # NCCL waits for ever for one that never begins to join, and has nobody tell it that there is none.
+        # NCCL would wait forever for a sender that never begins to join.
         self._read(len(_JOINING), CONNECT_TIMEOUT_S)
         self._join(unique_id)
 
     def _move(self, transfer: Transfer) -> None:
         assert self._connection is not None
-        # The sender waits for the same words, and does not wait for its own to come back.
+        # The sender waits for this; the receiver does not wait for the sender.
         self._connection.sendall(HEADER.pack(transfer.link_seq, transfer.num_pages))
         check_announced(self._read(HEADER.size), transfer)
-        # What is thrown away takes the same way, up to the slot.
+        # Discarded pages are received into slots too.
         pages = transfer.pages if transfer.pages is not None else range(transfer.num_pages)
         for piece in self._pieces(pages):
             slot, free = self._slots.take(self._network)
@@ -144,7 +136,7 @@ class Nccl(Transport):
         if self._credentials.secure and not self._has_warned and Endpoint.decode(endpoint).host != self._host:
             self._has_warned = True
             logger.warning(
-                "transport nccl sends KV pages to other hosts in the clear, in spite of the cluster's TLS: NCCL's own "
+                "transport nccl sends KV pages to other hosts in the clear, despite the cluster's TLS: NCCL's own "
                 "connections have none, so the network between the hosts must be encrypted"
             )
         return NcclSender(self._pool, self._host, endpoint, self._credentials.context(server_side=False))

@@ -1,5 +1,4 @@
-"""What both ends of an NCCL transport are: a thread that has a communicator, its streams and a ring of slots to itself.
-Imported on CUDA machines alone."""
+"""Base of both ends of the NCCL transport. Imported on CUDA machines only."""
 
 import logging
 import queue
@@ -21,31 +20,25 @@ from tandem.timer_slack import sleep_exactly
 
 logger = logging.getLogger(__name__)
 
-# NCCL takes up to a tenth of a millisecond to begin a piece, in which pieces of half the size would have travelled by
-# half.
+# A piece takes NCCL up to 0.1 ms to start, half of the travel time of 64 MiB.
 SLOT_BYTES = 128 * 2**20
-# One is filled, one travels, one is emptied.
+# One slot is filled, one travels, one is emptied.
 NUM_SLOTS = 3
-# So many transfers are under way at most.
+# Maximum number of transfers in flight.
 MAX_PENDING = 8
-# What is under way is looked at so often.
+# Poll interval, in seconds.
 POLL_S = 0.00002
-# Whether the peer is there is looked at so often meanwhile.
 PEER_POLL_S = 0.01
-# A transfer that takes longer comes to nothing any more.
 STALL_TIMEOUT_S = 30.0
-# The making of a communicator may take so long; OPEN_TIMEOUT_S is a little longer.
+# Below OPEN_TIMEOUT_S.
 CONNECT_TIMEOUT_S = 4.5
 CONNECT_POLL_S = 0.001
-# An end that has been aborted is over after so long, or never.
 ABORT_TIMEOUT_S = 30.0
-# Of the time between two looks at it so much counts at most: who stood still has not waited.
+# Maximum time counted between two checks: a stalled process has not waited.
 ABORT_LOOK_S = 0.5
 
 
 class _Ring:
-    """Slots for pieces of pages, in turns."""
-
     def __init__(self, page_bytes: int, device: torch.device) -> None:
         self.num_pages = max(1, SLOT_BYTES // page_bytes)
         self._slots = torch.empty((NUM_SLOTS, self.num_pages * page_bytes), dtype=torch.uint8, device=device)
@@ -53,8 +46,7 @@ class _Ring:
         self._next = 0
 
     def take(self, stream: torch.cuda.Stream) -> tuple[int, torch.cuda.Event]:
-        """The next slot's address, which this stream may write once what was there is not needed any more; and the
-        event to record when that is so again."""
+        """Returns a slot's address, writable once its last use has ended, and the event to record after the new use."""
         number = self._next
         self._next = (number + 1) % NUM_SLOTS
         stream.wait_event(self._free[number])
@@ -62,11 +54,7 @@ class _Ring:
 
 
 class _Pending:
-    """A transfer that the device has, with the event behind the last of it.
-
-    Attributes:
-        since: when it was submitted, or became the oldest.
-    """
+    """A transfer on the device. Attributes: since: time at which it was submitted or became the oldest."""
 
     __slots__ = ("completion", "event", "since")
 
@@ -77,10 +65,9 @@ class _Pending:
 
 
 class _Quiet:
-    """An end that has been aborted touches no page any more: its thread has ended, or never came to move any.
+    """Done when an aborted end touches no pages: its thread has ended or never moved any.
 
-    One that never gets that far, in NCCL or on the device, leaves pages that nobody may use again: asking raises
-    RuntimeError then, which ends the engine thread and so the process.
+    If it never is, the pages are lost: `done` raises RuntimeError, which ends the engine thread and so the process.
     """
 
     def __init__(self, mover: "NcclMover", clock: Callable[[], float] = time.monotonic) -> None:
@@ -96,22 +83,18 @@ class _Quiet:
         self._waited_s += min(now - self._looked_at, ABORT_LOOK_S)
         self._looked_at = now
         if self._waited_s > ABORT_TIMEOUT_S:
-            raise RuntimeError(f"an NCCL transport that was aborted has not ended within {ABORT_TIMEOUT_S:g} s")
+            raise RuntimeError(f"an aborted NCCL transport did not end within {ABORT_TIMEOUT_S:g} s")
         return False
 
 
 class NcclMover(Mover):
-    """An end. NCCL and its streams belong to its thread."""
+    """A thread that owns a communicator, its streams and a ring of slots."""
 
     def __init__(self, pool: CudaKvPool, host: str, rank: int) -> None:
         """
-        Args:
-            host: the address that this worker receives at.
-            rank: SENDER or RECEIVER.
-
         Raises:
             ValueError: cupy is missing.
-            RuntimeError: the slots do not fit into the device's memory.
+            RuntimeError: the slots do not fit into device memory.
         """
         super().__init__()
         self._nccl = load_nccl(host)
@@ -119,8 +102,7 @@ class NcclMover(Mover):
         self._page_bytes = pool.layout.page_bytes
         self._rank = rank
         self._ring: _Ring | None = _Ring(self._page_bytes, pool.device)
-        # One stream has what NCCL does, the other one copies within the device: a piece is gathered while the one
-        # before it travels.
+        # For NCCL and for copies within the device: a piece is gathered while the previous one travels.
         self._network, self._local = torch.cuda.Stream(pool.device), torch.cuda.Stream(pool.device)
         self._copies = PageCopies(self._page_bytes)
         self._connection: socket.socket | None = None
@@ -134,7 +116,7 @@ class NcclMover(Mover):
         return _Quiet(self)
 
     def is_quiet(self) -> bool:
-        # The thread looks whether it is aborted after it has set this: one of the two sees the other.
+        # The thread sets _moves before it checks _aborted: one of the two sees the other.
         return self._over.done() or (self._aborted and not self._moves)
 
     def _main(self) -> None:
@@ -143,7 +125,6 @@ class NcclMover(Mover):
             super()._main()
 
     def _join(self, unique_id: bytes) -> None:
-        """Makes the communicator, together with the other end."""
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         self._communicator = Communicator(self._nccl, self._rank, unique_id, self._pool.device)
         while not self._communicator.is_connected():
@@ -171,9 +152,9 @@ class NcclMover(Mover):
                 self._settle()
 
     def _settle(self) -> None:
-        """Completes the transfers that are over. Raises OSError or RuntimeError: nothing more can move."""
+        """Completes finished transfers. Raises OSError or RuntimeError if nothing more can move."""
         while self._pending and self._pending[0].event.query():
-            # What has failed in a communicator ends its kernels too, with nothing done.
+            # A failed communicator ends its kernels without having moved data.
             assert self._communicator is not None
             self._communicator.check()
             self._pending.popleft().completion.set()
@@ -183,12 +164,11 @@ class NcclMover(Mover):
             self._check_going_on(self._pending[0].since + STALL_TIMEOUT_S)
 
     def _check_going_on(self, deadline: float) -> None:
-        """Raises OSError or RuntimeError if what is waited for will never come."""
         now = time.monotonic()
         if self._aborted:
             raise OSError("aborted")
         if now > deadline:
-            raise OSError("the other end takes no part")
+            raise OSError("the other end did not respond in time")
         if now >= self._peer_looked_at + PEER_POLL_S:
             self._peer_looked_at = now
             if self._communicator is not None:
@@ -198,7 +178,7 @@ class NcclMover(Mover):
                 raise OSError("the other end closed the connection")
 
     def _read(self, num_bytes: int, timeout_s: float = STALL_TIMEOUT_S) -> bytes:
-        """What the other end says next; transfers are completed meanwhile. Raises as `_settle`."""
+        """Completes transfers while it waits for bytes. Raises like `_settle`."""
         assert self._connection is not None
         deadline = time.monotonic() + timeout_s
         said = b""
@@ -212,11 +192,9 @@ class NcclMover(Mover):
             if self._pending:
                 time.sleep(POLL_S)
             else:
-                # What comes meanwhile ends this at once.
                 peer_socket.wait_readable([self._connection], time.monotonic() + PEER_POLL_S)
 
     def _transmit(self, address: int, num_bytes: int) -> None:
-        """Has NCCL send what is there, or receive to there."""
         assert self._communicator is not None
         self._communicator.transmit(address, num_bytes, self._network)
 
@@ -226,25 +204,25 @@ class NcclMover(Mover):
             yield piece
 
     def _submitted(self, stream: torch.cuda.Stream, transfer: Transfer) -> None:
-        """The device has all of a transfer, the last of it on this stream."""
+        """Records a transfer's end, on the stream of its last operation."""
         event = torch.cuda.Event()
         event.record(stream)
         self._pending.append(_Pending(event, transfer.completion))
 
     def _wake(self) -> None:
-        """The thread blocks on nothing for long."""
+        """The thread never blocks for long."""
 
     def _close(self) -> None:
-        # The other end hears of it first: its kernels wait for ours.
+        # Tell the other end first: its kernels wait for ours.
         if self._connection is not None:
             peer_socket.close(self._connection)
         if self._communicator is not None:
             try:
                 self._communicator.abort()
             except RuntimeError:
-                # Whether anything still runs is for the streams to say.
+                # The streams tell whether anything runs.
                 logger.exception("a communicator could not be aborted")
         self._network.synchronize()
         self._local.synchronize()
-        # Who remembers this end keeps no memory of the device with it.
+        # Free the memory even if this object lives on.
         self._ring = None

@@ -1,5 +1,5 @@
-"""GPUs of one host that are peers: the sender maps the receiver's pool and has the copy engines write its pages in
-place. One-sided. Imported on CUDA machines alone."""
+"""Pages between peer GPUs of one host: copy engines write the receiver's mapped pool. One-sided. Imported on CUDA
+machines only."""
 
 import struct
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from tandem.engine.kvcache.pool import KvPool
 from tandem.kvtransfer.transports.base import OneSidedReceiver, ReceiverTransport, SenderTransport, Transport
 from tandem.rpc.credentials import ClusterCredentials
 
-# A push is submitted in batches of so many pages, twice as many, and so on.
+# Pages in a push's first batch; each further batch has twice as many.
 FIRST_PAGES = 4
 
-# An endpoint is the size of the receiver's pool, and the handle that CUDA opens it with.
+# Endpoint: size of the pool in bytes, and its CUDA IPC handle.
 _ENDPOINT = struct.Struct("!Q64s")
 
 
@@ -26,7 +26,7 @@ def encode_endpoint(pool: CudaKvPool) -> bytes:
 
 
 def decode_endpoint(endpoint: bytes) -> tuple[int, bytes]:
-    """The pool's size in bytes and its handle. Raises ValueError: these bytes are no endpoint of this transport."""
+    """Raises ValueError if the endpoint is invalid."""
     try:
         num_bytes, handle = _ENDPOINT.unpack(endpoint)
     except struct.error as error:
@@ -35,8 +35,6 @@ def decode_endpoint(endpoint: bytes) -> tuple[int, bytes]:
 
 
 class _Copied:
-    """A batch of copies is over when the event after it has happened."""
-
     def __init__(self, event: torch.cuda.Event) -> None:
         self._event = event
 
@@ -48,11 +46,8 @@ class NvlinkSender(SenderTransport):
     two_sided = False
 
     def __init__(self, pool: CudaKvPool, endpoint: bytes) -> None:
-        """Maps the receiver's pool.
-
-        Raises:
-            ValueError: the endpoint is not a pool of this host's GPUs with pages of this size.
-        """
+        """Maps the receiver's pool. Raises ValueError if the endpoint is no pool of this host's GPUs with pages of this
+        size."""
         self._page_bytes = pool.layout.page_bytes
         num_bytes, ipc_handle = decode_endpoint(endpoint)
         if num_bytes == 0 or num_bytes % self._page_bytes:
@@ -60,12 +55,12 @@ class NvlinkSender(SenderTransport):
         self._num_dst_pages = num_bytes // self._page_bytes
         self._src = pool.address
         self._device = pool.device
-        # It is ordered with no other stream: the next forward has been launched by now, and would hold the pages up.
+        # Ordered with no other stream: a forward launched already would delay the pages.
         self._stream = torch.cuda.Stream(self._device)
         handle = runtime.cudaIpcMemHandle_t()
         try:
             handle.reserved = ipc_handle
-            # The mapping belongs to the device that is current in this thread, which is not the engine's.
+            # This is not the engine thread: set the device.
             with torch.cuda.device(self._device):
                 self._dst = int(check(runtime.cudaIpcOpenMemHandle(handle, runtime.cudaIpcMemLazyEnablePeerAccess)))
         except (ValueError, RuntimeError) as error:
@@ -81,8 +76,7 @@ class NvlinkSender(SenderTransport):
     def copy_pages(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
         assert not self._aborted, "a copy after abort"
         assert len(src_pages) == len(dst_pages) and max(dst_pages) < self._num_dst_pages
-        # Submitting takes the host half as long as copying takes the engines: they begin with few pages, and the next
-        # ones are submitted meanwhile.
+        # Submitting takes half as long as copying: start with few pages and submit the rest meanwhile.
         start, num_pages = 0, FIRST_PAGES
         while start < len(src_pages):
             end = start + num_pages
@@ -101,10 +95,9 @@ class NvlinkSender(SenderTransport):
 
 
 class _Unmapping:
-    """The mapping goes when nothing copies through it any more: it would keep a dead receiver's memory."""
+    """Unmaps the receiver's pool after the last copy: a mapping keeps a dead receiver's memory."""
 
     def __init__(self, address: int, device: torch.device, last: Completion | None) -> None:
-        """Args: device: the one that was current when it was mapped; last: the copy submitted last, if any was."""
         self._address = address
         self._device = device
         self._last = last

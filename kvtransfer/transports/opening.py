@@ -1,5 +1,4 @@
-"""A worker's transports, and how an end of one is opened: in a thread of its own, for it may take time, fail or hang.
-Neither the event loop nor the engine thread waits for it."""
+"""Loads transports and opens their ends, each in its own thread, because opening may block, fail or hang."""
 
 import asyncio
 import contextlib
@@ -14,46 +13,32 @@ from tandem.kvtransfer.transports.base import ReceiverTransport, SenderTransport
 from tandem.kvtransfer.transports.table import TRANSPORTS
 from tandem.rpc.credentials import ClusterCredentials
 
-# One end may take so long to open; mapping a pool and connecting to a port take milliseconds.
+# Timeout in seconds. Mapping a pool or connecting takes milliseconds.
 OPEN_TIMEOUT_S = 5.0
-# An end that nobody wants is asked so often whether it has let go of its peer's memory.
 LET_GO_POLL_S = 0.01
 
 End = TypeVar("End", SenderTransport, ReceiverTransport)
 
 
 class OpeningError(Exception):
-    """An end of a transport did not open; the message says why."""
+    """An end of a transport did not open."""
 
 
 def load_transports(
     names: Iterable[str], pool: KvPool, host: str, credentials: ClusterCredentials
 ) -> dict[str, Transport]:
-    """Makes a worker's transports, in the order of their names.
-
-    Args:
-        host: the address to receive at.
-        credentials: for connections to and from other workers.
-
-    Raises:
-        ValueError: there is no transport of such a name, or the worker's pool cannot travel that way.
-    """
+    """Creates a worker's transports, in the given order. Raises ValueError for an unknown name or unsuitable pool."""
     return {name: TRANSPORTS.load(name)(pool, host, credentials) for name in names}
 
 
 async def open_end(open_now: Callable[[], End]) -> End:
-    """Opens an end of a transport in a thread, and waits for it no longer than OPEN_TIMEOUT_S.
-
-    What opens after that, or after the caller was cancelled, is closed again: nothing of it stays.
-
-    Args:
-        open_now: opens it; may block.
+    """Opens an end in a thread. Closes an end that opens after the timeout or a cancellation.
 
     Raises:
-        OpeningError: it failed, or took too long.
+        OpeningError: it failed or took longer than OPEN_TIMEOUT_S.
     """
     opened: Future[End] = Future()
-    # An executor's threads are waited for at the process's end, and one that hangs would put that off for ever.
+    # Not an executor: the process's exit would wait for a hanging thread.
     threading.Thread(target=_open, args=(open_now, opened), name="open-transport", daemon=True).start()
     waiter = asyncio.wrap_future(opened)
     try:
@@ -65,19 +50,19 @@ async def open_end(open_now: Callable[[], End]) -> End:
             raise OpeningError(describe(error)) from error
         return waiter.result()
     except BaseException:
-        # If it has not opened yet, its thread finds that out when it does.
+        # Its thread sees a cancellation when it opens later.
         if not opened.cancel() and opened.exception() is None:
             let_go(opened.result())
         raise
 
 
 def let_go(end: SenderTransport | ReceiverTransport) -> None:
-    """Closes an end that nobody wants, in a thread of its own, until nothing can touch this worker's pages by it."""
+    """Closes an end in its own thread, until nothing can touch this worker's pages through it."""
     threading.Thread(target=_abort, args=(end,), name="let-go-transport", daemon=True).start()
 
 
 def _open(open_now: Callable[[], End], opened: "Future[End]") -> None:
-    # Setting an outcome and cancelling exclude each other: one of the two sides sees that it came late.
+    # A result and a cancellation exclude each other, so exactly one side closes a late end.
     try:
         end = open_now()
     except Exception as error:
@@ -97,5 +82,5 @@ def _abort(end: SenderTransport | ReceiverTransport) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """What a person reads of an error: one that no transport announces is named by its kind too."""
+    """Returns an error's text, with its type if unexpected."""
     return str(error) if isinstance(error, ValueError | OSError) and str(error) else repr(error)

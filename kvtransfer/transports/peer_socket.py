@@ -1,5 +1,5 @@
-"""The TCP connection between the two ends of a two-sided transport: the receiver listens for the one sender that was
-told a token, over TLS where the cluster's processes speak that."""
+"""The TCP connection of a two-sided transport, optionally over TLS. The receiver accepts the one sender that shows its
+token."""
 
 import contextlib
 import logging
@@ -16,28 +16,26 @@ from tandem.config import SERVER_NAME
 
 logger = logging.getLogger(__name__)
 
-# A host that does not answer is given up after less time than an end may take to open, so that the reason is told.
+# Shorter than OPEN_TIMEOUT_S, so that the reason is reported.
 CONNECT_TIMEOUT_S = 3.0
-# This is longer than a sender takes to open its end once it has heard of this one.
+# Longer than a sender needs to open its end.
 ACCEPT_TIMEOUT_S = 30.0
-# The sender begins with TLS, if that is asked for, and its token, so whoever needs longer for these is a stranger.
+# The sender shows the token at once; a slower connection is a stranger's.
 TOKEN_TIMEOUT_S = 3.0
-# Strangers may stand before the sender. Of more than so many that are listened to at once the oldest gives way.
+# Strangers may connect first. Beyond the limit the oldest is refused.
 _BACKLOG = 128
 _MAX_NEWCOMERS = 16
-# A peer that takes or gives no byte for this long is as good as gone.
+# Time without a byte after which a peer counts as lost, in seconds.
 STALL_TIMEOUT_S = 30.0
-# An endpoint is the port and the token that the connection must begin with, then the host in UTF-8.
+# Endpoint: port and token, then the host in UTF-8.
 _TOKEN_BYTES = 16
 _ENDPOINT = struct.Struct(f"!H{_TOKEN_BYTES}s")
-# In TLS 1.3 a sender is through with its part before the receiver has looked at its certificate. So it waits for this
-# word, or for that of what is wrong with it.
+# In TLS 1.3 a sender's handshake ends before the receiver has checked its certificate, so the sender waits for this
+# byte.
 _TAKEN = b"\1"
 
 
 class Endpoint(NamedTuple):
-    """Where a receiver listens, and what a connection must begin with for it to listen on."""
-
     host: str
     port: int
     token: bytes
@@ -47,26 +45,22 @@ class Endpoint(NamedTuple):
 
     @staticmethod
     def decode(endpoint: bytes) -> "Endpoint":
-        """Raises ValueError: these bytes are no endpoint of this kind."""
         try:
             port, token = _ENDPOINT.unpack_from(endpoint)
             host = endpoint[_ENDPOINT.size :].decode()
         except (struct.error, UnicodeDecodeError) as error:
             raise ValueError(f"{len(endpoint)} bytes that are not a TCP endpoint: {error}") from error
         if not (host and port):
-            raise ValueError("the receiver told a TCP endpoint without host or port")
+            raise ValueError("the receiver sent a TCP endpoint without host or port")
         return Endpoint(host, port, token)
 
 
 def connect(endpoint: bytes, context: ssl.SSLContext | None = None) -> socket.socket:
-    """Connects to a receiver and shows its token.
-
-    Args:
-        context: for TLS; None: plain.
+    """Connects to a receiver and shows its token. `context` None means no TLS.
 
     Raises:
-        ValueError: these bytes are no endpoint of this kind.
-        OSError: the receiver cannot be reached, or one of the two does not take the other's certificate.
+        ValueError: the endpoint is invalid.
+        OSError: the receiver cannot be reached, or a certificate is refused.
     """
     host, port, token = Endpoint.decode(endpoint)
     try:
@@ -90,23 +84,14 @@ def connect(endpoint: bytes, context: ssl.SSLContext | None = None) -> socket.so
 
 
 class Listener:
-    """Listens for one connection, whoever else may come."""
-
     def __init__(self, host: str, context: ssl.SSLContext | None = None) -> None:
-        """
-        Args:
-            context: for TLS; None: plain.
-
-        Raises:
-            OSError: `host` is no address of this host's.
-        """
+        """Raises OSError if `host` is not an address of this host."""
         self._context = context
         self._socket = socket.create_server((host, 0), backlog=_BACKLOG)
         self.endpoint = Endpoint(host, self._socket.getsockname()[1], secrets.token_bytes(_TOKEN_BYTES))
 
     def accept(self) -> socket.socket:
-        """Waits for the sender, whom no stranger holds up. Raises OSError: it did not come, or nobody waits for it any
-        more."""
+        """Waits for the sender; strangers do not delay it. Raises OSError on timeout or `wake`."""
         self._socket.setblocking(False)
         deadline = time.monotonic() + ACCEPT_TIMEOUT_S
         newcomers: list[_Newcomer] = []
@@ -130,7 +115,7 @@ class Listener:
         raise TimeoutError("the sender did not come")
 
     def wake(self) -> None:
-        """Ends `accept`, which another thread may be in."""
+        """Ends an `accept` in another thread."""
         wake(self._socket)
 
     def close(self) -> None:
@@ -138,13 +123,7 @@ class Listener:
 
 
 class _Newcomer:
-    """A connection that has yet to show that it is the sender's.
-
-    Attributes:
-        connection: ready for use once it has.
-        deadline: until which it has to.
-        refusal: why it never will, or "".
-    """
+    """A connection that has not shown the token. Attributes: refusal: reason to refuse it, or ""."""
 
     def __init__(self, connection: socket.socket, host: str, token: bytes, context: ssl.SSLContext | None) -> None:
         self.connection = connection
@@ -161,7 +140,7 @@ class _Newcomer:
         return self.connection.fileno()
 
     def is_sender(self) -> bool:
-        """Goes on with what has come from it."""
+        """Returns whether it has shown the token."""
         try:
             self._go_on()
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -174,14 +153,14 @@ class _Newcomer:
         return True
 
     def turn_away(self, port: int) -> None:
-        why = self.refusal or "there were too many"
+        why = self.refusal or "too many connections"
         logger.warning(
             "a connection from %s to port %d, for pages of one sender, was refused: %s", self._host, port, why
         )
         close(self.connection)
 
     def _go_on(self) -> None:
-        """Returns when it has shown the token, and is ready."""
+        """Returns once it is ready; raises otherwise."""
         if self._context is not None:
             if not isinstance(self.connection, ssl.SSLSocket):
                 self.connection = self._context.wrap_socket(
@@ -202,7 +181,7 @@ class _Newcomer:
 
 
 def wait_readable(files: Iterable[socket.socket | _Newcomer], until: float) -> None:
-    """Returns when there is something to read, or to accept, or at a time of time.monotonic()."""
+    """Returns when a socket is readable, or at `until`."""
     with selectors.DefaultSelector() as selector:
         for file in files:
             selector.register(file, selectors.EVENT_READ)
@@ -210,7 +189,7 @@ def wait_readable(files: Iterable[socket.socket | _Newcomer], until: float) -> N
 
 
 def read_into(connection: socket.socket, view: memoryview, is_aborted: Callable[[], bool] = lambda: False) -> None:
-    """Fills the view. Raises OSError: the peer has closed the connection or gives nothing, or nobody wants it."""
+    """Fills the view. Raises OSError if the peer closes or stalls, or on abort."""
     while view.nbytes:
         if is_aborted():
             raise OSError("aborted")
@@ -221,7 +200,7 @@ def read_into(connection: socket.socket, view: memoryview, is_aborted: Callable[
 
 
 def take(connection: socket.socket, num_bytes: int) -> bytes:
-    """So many bytes at most of what has come; b"" if they make no whole piece yet. The connection does not block."""
+    """Reads at most `num_bytes` without blocking; b"" if nothing is complete."""
     try:
         return connection.recv(num_bytes)
     except (BlockingIOError, ssl.SSLWantReadError):
@@ -229,38 +208,36 @@ def take(connection: socket.socket, num_bytes: int) -> bytes:
 
 
 def has_come(connection: socket.socket) -> bool:
-    """Whether there is something to take, or nearly. Raises OSError: the connection broke."""
+    """Returns whether data has arrived. Raises OSError if the connection broke."""
     return bool(_next_byte(connection))
 
 
 def has_ended(connection: socket.socket) -> bool:
-    """Whether the other end has closed it, and all is taken. Raises as `has_come`."""
+    """Returns whether the other end closed and all data is read. Raises like `has_come`."""
     return _next_byte(connection) == b""
 
 
 def _next_byte(connection: socket.socket) -> bytes | None:
-    """As it travels, and it stays; b"" at the end; None if nothing has come."""
+    """Peeks at the next raw byte; b"" at the end, None without data."""
     if isinstance(connection, ssl.SSLSocket) and connection.pending():
         return b"\0"
     try:
-        # Beneath TLS, which has no such question.
+        # Below TLS, which cannot peek.
         return socket.socket.recv(connection, 1, socket.MSG_PEEK)
     except BlockingIOError:
         return None
 
 
 def wake(sock: socket.socket) -> None:
-    """Ends what another thread is blocked on at a socket. It stays open: who is just about to use it would use whatever
-    has its number next."""
-    # It fails where nothing is connected, or is closed already: nobody is blocked then.
+    """Unblocks another thread. The socket stays open, because its descriptor could be reused under that thread."""
+    # Unconnected or closed: no thread blocks on it.
     with contextlib.suppress(OSError):
-        # TLS's own would have whoever reads meanwhile go on without it, and take what is encrypted for pages.
+        # TLS's own shutdown would let a reader take encrypted bytes for pages.
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def close(sock: socket.socket) -> None:
-    """Closes a socket that no other thread uses any more."""
-    # The peer hears of it at once, though a child of this process may have the socket too.
+    # Reaches the peer even if a child process shares the socket.
     wake(sock)
     with contextlib.suppress(OSError):
         sock.close()

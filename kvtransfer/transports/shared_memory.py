@@ -1,4 +1,4 @@
-"""CPU pools of one host: the sender maps the receiver's pool and copies pages into it. One-sided, synchronous."""
+"""Pages between CPU pools of one host: the sender maps the receiver's pool and copies into it. One-sided."""
 
 import mmap
 import os
@@ -19,7 +19,7 @@ from tandem.kvtransfer.transports.base import (
 )
 from tandem.rpc.credentials import ClusterCredentials
 
-# An endpoint is the process id, the descriptor and the size of the receiver's memfd, then its name in UTF-8.
+# Endpoint: process id, descriptor and size of the receiver's memfd, then its name.
 _ENDPOINT = struct.Struct("!IIQ")
 
 
@@ -28,7 +28,7 @@ def encode_endpoint(file: SharedPoolFile) -> bytes:
 
 
 def decode_endpoint(endpoint: bytes) -> SharedPoolFile:
-    """Raises ValueError: these bytes are no endpoint of this transport."""
+    """Raises ValueError if the bytes are not an endpoint."""
     try:
         pid, fd, num_bytes = _ENDPOINT.unpack_from(endpoint)
         return SharedPoolFile(pid, fd, endpoint[_ENDPOINT.size :].decode(), num_bytes)
@@ -40,11 +40,7 @@ class SharedMemorySender(SenderTransport):
     two_sided = False
 
     def __init__(self, pool: CpuKvPool, endpoint: bytes) -> None:
-        """Maps the receiver's pool.
-
-        Raises:
-            ValueError: the endpoint is not a pool of this host with pages of this size.
-        """
+        """Maps the receiver's pool. Raises ValueError if the endpoint is no local pool with pages of this size."""
         page_bytes = pool.layout.page_bytes
         file = decode_endpoint(endpoint)
         if file.num_bytes == 0 or file.num_bytes % page_bytes:
@@ -55,7 +51,7 @@ class SharedMemorySender(SenderTransport):
         except OSError as error:
             raise ValueError(f"the receiver's pool cannot be opened from this process: {error}") from error
         try:
-            # A process number or descriptor that has been reused names something else.
+            # A reused process id or descriptor names another file.
             target = str(path.readlink())
             if target != f"/memfd:{file.name} (deleted)" or os.fstat(fd).st_size != file.num_bytes:
                 raise ValueError(f"{path} is {target}, not the pool {file.name} of {file.num_bytes} bytes")
@@ -64,9 +60,9 @@ class SharedMemorySender(SenderTransport):
             raise ValueError(f"the receiver's pool cannot be mapped: {error}") from error
         finally:
             os.close(fd)
-        # Numpy copies: torch would share one page among its threads, and their meeting takes longer than the copy.
+        # NumPy: torch would split one page among threads, which takes longer than the copy.
         self._source = pool.memory.numpy()
-        # This is the receiver's memory, (num_pages, page_bytes), until an abort lets go of it.
+        # The receiver's memory, (num_pages, page_bytes) uint8; None after an abort.
         self._destination: np.ndarray | None = np.frombuffer(mapping, dtype=np.uint8).reshape(-1, page_bytes)
 
     @property

@@ -1,4 +1,4 @@
-"""The transports by their names in a configuration (`transport`) and in handshakes, best first."""
+"""Transports by name in configurations (`transport`) and handshakes, best first."""
 
 from typing import TYPE_CHECKING
 
@@ -7,7 +7,7 @@ from tandem.choices import Choice, Choices
 if TYPE_CHECKING:
     from tandem.kvtransfer.transports.base import Transport
 
-# In place of a name this stands for all that work on the pages' device.
+# Stands for all transports of the pages' device.
 AUTO = "auto"
 
 TRANSPORTS: "Choices[Transport]" = Choices(

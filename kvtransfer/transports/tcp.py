@@ -1,7 +1,6 @@
-"""CPU pools anywhere: pages as bytes over a TCP connection of their own. Two-sided.
+"""Pages between CPU pools over a TCP connection. Two-sided.
 
-The slow way, for hosts that share no memory and as the stand-in for two-sided transports on GPUs: a push and its
-expect meet by number, and a thread at each end moves the bytes beside the engine thread.
+For hosts without shared memory, and in tests for two-sided GPU transports. A thread at each end moves the bytes.
 """
 
 import socket
@@ -16,23 +15,15 @@ from tandem.rpc.credentials import ClusterCredentials
 
 class TcpSender(SendingMover):
     def __init__(self, pool: CpuKvPool, endpoint: bytes, context: ssl.SSLContext | None = None) -> None:
-        """Connects to the receiver.
-
-        Args:
-            context: for TLS; None: plain.
-
-        Raises:
-            ValueError: the endpoint is none of this transport's.
-            OSError: the receiver cannot be reached.
-        """
+        """Connects to the receiver. Raises ValueError for an invalid endpoint, OSError without a connection."""
         super().__init__()
-        # This worker's memory is (num_pages, page_bytes) uint8.
+        # (num_pages, page_bytes) uint8.
         self._pages = pool.memory.numpy()
         self._connection = peer_socket.connect(endpoint, context)
         self._thread.start()
 
     def _meet_peer(self) -> None:
-        """It is connected already."""
+        """Connected already."""
 
     def _move(self, transfer: Transfer) -> None:
         assert transfer.pages is not None
@@ -49,16 +40,8 @@ class TcpSender(SendingMover):
 
 class TcpReceiver(ReceivingMover):
     def __init__(self, pool: CpuKvPool, host: str, context: ssl.SSLContext | None = None) -> None:
-        """Listens for one connection, from the sender that was told the token.
-
-        Args:
-            context: for TLS; None: plain.
-
-        Raises:
-            OSError: `host` is no address of this host's.
-        """
+        """Listens for the sender that shows the token. Raises OSError if `host` is not an address of this host."""
         super().__init__()
-        # As at the sender.
         self._pages = pool.memory.numpy()
         self._listener = peer_socket.Listener(host, context)
         self._connection: socket.socket | None = None
@@ -81,7 +64,7 @@ class TcpReceiver(ReceivingMover):
 
     def _read_into(self, view: memoryview) -> None:
         assert self._connection is not None
-        # After an abort the next byte goes nowhere: the pages may be somebody else's by the time it comes.
+        # After an abort, write no byte: the pages may belong to another request.
         peer_socket.read_into(self._connection, view, lambda: self._aborted)
 
     def _wake(self) -> None:

@@ -1,4 +1,4 @@
-"""Policies that look at what the radix cache holds."""
+"""Policies based on the radix tree's contents."""
 
 from collections.abc import Sequence
 
@@ -8,14 +8,14 @@ from tandem.prefill_worker.queued_request import QueuedRequest
 
 
 class LongestPrefixMatch(PrefillPolicy):
-    """The longest cached prefix first, before it is evicted."""
+    """Longest cached prefix first, before it is evicted."""
 
     def order(self, queue: Sequence[QueuedRequest], cache: CacheManager) -> list[QueuedRequest]:
         return sorted(queue, key=lambda q: len(cache.peek(q.token_ids, q.request.cache_namespace)), reverse=True)
 
 
 class _Branch:
-    """A cached page, with the queued requests whose match ends there and the branches beyond it."""
+    """A cached page, with the requests whose match ends there."""
 
     __slots__ = ("branches", "ending", "weight")
 
@@ -26,8 +26,8 @@ class _Branch:
 
 
 class DfsWeight(PrefillPolicy):
-    """Depth first through the cached prefixes, the branch with most queued requests first: requests that share pages
-    run one after the other, while those pages are in use anyway."""
+    """Depth first through the cached prefixes, the branch with the most requests first: requests that share pages run
+    together."""
 
     def order(self, queue: Sequence[QueuedRequest], cache: CacheManager) -> list[QueuedRequest]:
         root = _Branch()
@@ -42,7 +42,7 @@ class DfsWeight(PrefillPolicy):
         while stack:
             branch = stack.pop()
             ordered += branch.ending
-            # The heaviest is put on top of the stack, and of equals the oldest.
+            # The heaviest branch, and among equals the oldest, on top.
             heaviest_first = sorted(branch.branches.values(), key=lambda b: -b.weight)
             stack.extend(reversed(heaviest_first))
         return ordered

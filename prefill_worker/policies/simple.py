@@ -1,5 +1,3 @@
-"""Policies that look at each request by itself."""
-
 import random
 from collections.abc import Sequence
 
@@ -14,14 +12,14 @@ class FirstComeFirstServed(PrefillPolicy):
 
 
 class LongestOutputFirst(PrefillPolicy):
-    """The largest max_tokens first: what occupies decode longest begins soonest, which shortens a batch's end."""
+    """Largest max_tokens first, which shortens a batch's total time."""
 
     def order(self, queue: Sequence[QueuedRequest], cache: CacheManager) -> list[QueuedRequest]:
         return sorted(queue, key=lambda q: q.request.sampling.max_tokens - len(q.request.output_ids), reverse=True)
 
 
 class RandomOrder(PrefillPolicy):
-    """The baseline for the others; the same sequence of orders in every run."""
+    """Random order with a fixed seed, as a baseline."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)

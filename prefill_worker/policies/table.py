@@ -1,4 +1,4 @@
-"""The prefill policies by their names in a configuration (`schedule`)."""
+"""Prefill policies by name (`schedule`)."""
 
 from typing import TYPE_CHECKING
 

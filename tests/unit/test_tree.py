@@ -25,7 +25,7 @@ TESTED_ELSEWHERE = {
     "both_worker/local_worker.py": "unit/scenarios/test_engine_under_pressure.py",
     "both_worker/worker.py": "unit/both_worker/test_scheduler.py",
     "decode_worker/job.py": "unit/decode_worker/test_scheduler.py",
-    "decode_worker/lease_records.py": "unit/decode_worker/test_leases.py",
+    "decode_worker/lease.py": "unit/decode_worker/test_leases.py",
     "engine/graph_capture.py": "gpu/engine/test_graph_runner.py",
     "deploy/on_ray/ray_base.py": "unit/deploy/on_ray/test_hosted_ray.py",
     "deploy/actors/router_actor.py": "cluster/test_cluster.py",

@@ -192,7 +192,7 @@ class SimWorker:
         """A lease is granted before all who stand before it in line; nobody's are more than so many in its life."""
         (decode,) = [part for part in self._schedulers if isinstance(part, DecodeScheduler)]
         book = decode._leases
-        for waiting in book._waiting._line:
+        for waiting in book._waiting._queue:
             if waiting.lease_id == lease_id:
                 break
             if waiting.lease_id in book._granted:

@@ -1,4 +1,4 @@
-"""Where a prefill goes on, by the worker that its request names; and links in both directions beside each other."""
+"""Choice of the handover by the decode worker in the request, and links both ways side by side."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_each_request_is_decoded_where_it_says() -> None:
         assert f"{here}{there}" in [first.request_id for first in workers.of(here, FirstToken)]
     for worker in workers.workers.values():
         stats = worker.scheduler.stats()
-        # Eleven tokens in pages of four, to each of the others.
+        # Eleven tokens in pages of four, to each other worker.
         assert [(s.receiver_id, s.num_pages) for s in stats.shipped] == [
             (name, 3) for name in "abc" if name != worker.worker_id
         ]
@@ -28,7 +28,7 @@ def test_each_request_is_decoded_where_it_says() -> None:
 
 
 def test_the_end_of_one_direction_is_nothing_to_the_other() -> None:
-    """What b ships to a goes on while the link from a to b ends, and its pages stay leased."""
+    """Pages from b to a go on while the link from a to b ends, and stay leased."""
     ends: list[ScriptedTransport] = []
 
     def open_sender(*_: object) -> ScriptedTransport:
@@ -56,7 +56,7 @@ def test_the_end_of_one_direction_is_nothing_to_the_other() -> None:
     workers.run()
     assert quiet
     assert workers.workers["a"].scheduler.stats().num_leased_pages == 0
-    # Its lease was settled by Committed: whatever was copied, it is decoded.
+    # Committed settled its lease: it is decoded, whatever was copied.
     assert workers.output("a", "to a")
 
 

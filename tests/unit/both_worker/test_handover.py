@@ -1,4 +1,4 @@
-"""What becomes of a prefill in the worker that decodes it."""
+"""Handover within one worker."""
 
 from tandem.both_worker.local_worker import LocalWorker
 from tandem.decode_worker.config import DecodeConfig

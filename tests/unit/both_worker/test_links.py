@@ -1,4 +1,4 @@
-"""Links of workers that do both, each way, over real gRPC."""
+"""Links of both workers, each way, over real gRPC."""
 
 import asyncio
 import itertools
@@ -26,7 +26,7 @@ class TwoWayEnd:
     """A worker's links.
 
     Attributes:
-        events: what its engine thread is told.
+        events: events for its engine thread.
     """
 
     def __init__(self, worker_id: str) -> None:
@@ -49,7 +49,7 @@ def test_two_workers_have_a_link_each_way_and_none_to_themselves() -> None:
         for end in ends:
             await end.server.start()
         for end in ends:
-            # A router names all that take over from others.
+            # A router names all workers that take requests over.
             end.links.set_peers([other.peer for other in ends])
         for end, kind in itertools.product(ends, (SenderLinkOpened, ReceiverLinkOpened)):
             await wait_until(lambda end=end, kind=kind: len(end.of(kind)) == 1)
@@ -58,7 +58,7 @@ def test_two_workers_have_a_link_each_way_and_none_to_themselves() -> None:
         (to_b,), (from_b,) = a.of(SenderLinkOpened), a.of(ReceiverLinkOpened)
         assert isinstance(to_b, SenderLinkOpened) and isinstance(from_b, ReceiverLinkOpened)
         assert (to_b.peer_id, from_b.hello.sender_id) == ("b", "b") and to_b.epoch != from_b.epoch
-        # Each end says something on each, and it comes to the other end of that one.
+        # Each end sends on each link, and the message reaches the right end.
         a.links.send(to_b.epoch, [Renewed("of a's")])
         a.links.send(from_b.epoch, [Revoke("of b's")])
         await wait_until(lambda: bool(b.of(FromSender) and b.of(FromReceiver)))

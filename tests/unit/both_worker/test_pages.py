@@ -1,4 +1,4 @@
-"""Who gets pages of a pool that is prefilled into, for here and for elsewhere, and decoded from."""
+"""Sharing of a pool between prompts for here, prompts for elsewhere, and decoding."""
 
 from collections.abc import Callable
 
@@ -13,12 +13,12 @@ from tests.fakes.engine import expected_tokens
 
 
 def prompt(number: int, num_pages: int) -> list[int]:
-    """It shares no prefix with others, and its first decode step needs a further page."""
+    """Shares no prefix with others; its first decode step needs another page."""
     return [number] * (num_pages * PAGE_SIZE)
 
 
 def submit_each_for_the_other(workers: BothWorkers, num_requests: int, num_pages: int) -> dict[str, list[int]]:
-    """Returns the prompts by the requests' ids; those that begin with "a" are decoded at a."""
+    """Returns the prompts by request id; ids with "a" first are decoded at a."""
     prompts = {}
     for number in range(num_requests):
         for here, there in (("a", "b"), ("b", "a")):
@@ -29,8 +29,8 @@ def submit_each_for_the_other(workers: BothWorkers, num_requests: int, num_pages
 
 
 def test_two_workers_that_prefill_for_each_other_both_get_on() -> None:
-    """Two pools of ten pages. Three prompts of three pages each would lock nine of them at both, and each lease takes
-    four: nothing would ever be granted."""
+    """Two pools of ten pages. Three prompts of three pages would lock nine at each, and each lease takes four: nothing
+    would ever be granted."""
     workers = BothWorkers(num_pages=10)
     prompts = submit_each_for_the_other(workers, num_requests=3, num_pages=3)
     workers.run()
@@ -39,7 +39,7 @@ def test_two_workers_that_prefill_for_each_other_both_get_on() -> None:
 
 
 def test_without_the_ceiling_they_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the test above can fail."""
+    """Shows that the previous test can fail."""
     monkeypatch.setattr(PageCeiling, "fits", lambda self, shared, num_private: True)
     workers = BothWorkers(num_pages=10)
     submit_each_for_the_other(workers, num_requests=3, num_pages=3)
@@ -56,12 +56,12 @@ def test_what_is_larger_than_the_room_kept_free_is_refused() -> None:
     workers.run()
     for name in ("a", "b"):
         (failed,) = workers.of(name, Failed)
-        assert failed.reason == "27 tokens are more than the 20 of the largest request that this worker takes"
+        assert failed.reason == "the request needs 27 tokens, but this worker's largest request has 20"
 
 
 def test_prompts_that_wait_for_a_lease_elsewhere_hold_up_none_that_is_decoded_here() -> None:
     workers = BothWorkers(num_pages=10)
-    # What is decoded at b keeps it busy: a's prompts for it get no lease, and a's next one for it no pages.
+    # Decoding keeps b busy: a's prompts for it get no lease, and a's next one no pages.
     workers.workers["b"].scheduler.step = lambda: False  # type: ignore[method-assign]
     for number in range(3):
         workers.submit(f"there{number}", prompt(number, 2), prefill_at="a", decode_at="b")
@@ -73,7 +73,7 @@ def test_prompts_that_wait_for_a_lease_elsewhere_hold_up_none_that_is_decoded_he
 
 
 def fill(workers: BothWorkers, worker_id: str) -> Callable[[], None]:
-    """Has requests run on a worker that leave a page free; returns what ends them."""
+    """Runs requests that leave one page free; returns a function that ends them."""
     cache = workers.workers[worker_id].cache
     handle = cache.acquire_pages([7], (cache.num_pages - 1) * PAGE_SIZE, max_cached_len=0)
     assert handle is not None
@@ -86,7 +86,7 @@ def test_a_prompt_waits_for_leases_that_are_older() -> None:
     workers.submit("lease", prompt(1, 4), prefill_at="b", decode_at="a")
     for _ in range(4):
         workers.turn()
-    # It would fit, and take the page that the lease waits for.
+    # It would fit and take the page that the lease waits for.
     workers.submit("here", prompt(2, 1)[:3], prefill_at="a", decode_at="a", max_tokens=1)
     workers.submit("there", prompt(3, 1)[:3], prefill_at="a", decode_at="b", max_tokens=1)
     for _ in range(4):
@@ -112,12 +112,12 @@ def test_an_older_prompt_does_not_wait_for_leases() -> None:
 
 @pytest.mark.parametrize("decode_at", ["a", "b"])
 def test_leases_overtake_a_prompt_only_so_often(decode_at: str) -> None:
-    """Small ones that come again and again would keep it waiting for ever."""
+    """Small ones that keep coming would starve it."""
     workers = BothWorkers(num_pages=10, config=DecodeConfig(max_overtaken=2))
     end = fill(workers, "a")
     workers.submit("prompt", prompt(1, 4), prefill_at="a", decode_at=decode_at)
     for number in range(5):
-        # Each ends at once where it is decoded, with its first token: the page is free for the next.
+        # Each ends with its first token where it is decoded, which frees the page for the next.
         workers.submit(f"lease{number}", [number], prefill_at="b", decode_at="a", max_tokens=2)
         for _ in range(8):
             workers.turn()

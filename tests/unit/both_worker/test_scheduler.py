@@ -1,4 +1,4 @@
-"""What one worker of both kinds counts."""
+"""Counters and events of a both worker."""
 
 from dataclasses import fields, replace
 
@@ -66,8 +66,7 @@ def test_a_prompt_is_counted_at_prefill_alone() -> None:
 
 
 def test_what_befalls_a_link_is_told_to_the_end_that_the_worker_has_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its type alone: were the end of a sending epoch taken for that of a receiving one, pages that a sender still
-    writes would be given to others."""
+    """By its type alone: if a receiving end took a sending epoch's end, pages under copy would be reused."""
     both, prefill, decode = make_schedulers()
     told: dict[str, list[type]] = {"prefill": [], "decode": []}
     monkeypatch.setattr(prefill, "receive", lambda event: told["prefill"].append(type(event)))
@@ -96,7 +95,7 @@ def test_every_counter_of_both_schedulers_is_reported(monkeypatch: pytest.Monkey
     both, prefill, decode = make_schedulers()
     numbers = [f.name for f in fields(WorkerStats) if f.name not in ("shipped", "forward_times")]
     before = both.stats()
-    # Each counter of each scheduler has a number of its own.
+    # Each counter has a number of its own.
     of_prefill = WorkerStats(**{name: 2**i for i, name in enumerate(numbers)}, shipped=(Shipped("a", 1, 2),))
     of_decode = WorkerStats(**{name: 3**i for i, name in enumerate(numbers)}, shipped=(Shipped("b", 3, 4),))
     monkeypatch.setattr(prefill, "own_stats", lambda: of_prefill)

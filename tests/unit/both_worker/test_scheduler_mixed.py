@@ -1,5 +1,4 @@
-"""Steps that decode and compute prompts in one forward: composed while the one before runs, and nobody can tell them
-from two forwards by what they give."""
+"""Mixed steps, composed while the previous one runs, with the same results as separate forwards."""
 
 import random
 from collections.abc import Callable
@@ -28,7 +27,7 @@ STEP_S = 0.02
 
 
 class Worker:
-    """One worker of role both, whose device runs forwards when it is told to."""
+    """A both worker whose device runs forwards on command."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class Worker:
         return worked
 
     def turn(self) -> bool:
-        """A step, or what the device does meanwhile; returns whether there was either."""
+        """Runs a step or a forward; returns whether there was either."""
         if self.step():
             return True
         if self.engine.num_launched:
@@ -86,7 +85,7 @@ class Worker:
         return False
 
     def run(self) -> None:
-        """Until nothing is left to do: then every page is free or cached."""
+        """Runs until idle: then every page is free or cached."""
         while self.turn():
             pass
         stats = self.scheduler.stats()
@@ -99,7 +98,7 @@ class Worker:
 
 
 def decoding(prompt: list[int] = PROMPT[:8], max_tokens: int = 40, **kwargs: Any) -> Worker:
-    """A worker that decodes `a`, with a step in flight if its steps overlap."""
+    """A worker that decodes `a`, with a step in flight if steps overlap."""
     worker = Worker(**kwargs)
     worker.submit("a", prompt, max_tokens)
     while len(worker.output("a")) < 2:
@@ -113,7 +112,7 @@ def test_prompts_are_computed_in_one_forward_with_the_steps_beside_them(asynchro
     worker = decoding(asynchronous=asynchronous)
     worker.submit("b", [9, *PROMPT])
     worker.run()
-    # The prompt's 31 tokens in chunks of 8, a token of `a` in each, and then both in every step.
+    # The prompt's 31 tokens in chunks of 8, each with a token of `a`; then both in every step.
     assert worker.engine.batches[:5] == [*[("mixed", [1, 8])] * 3, ("mixed", [1, 7]), ("decode", [1, 1])]
     assert "prefill" not in worker.modes
     assert worker.output("a") == expected_tokens(PROMPT[:8], 40)
@@ -134,7 +133,7 @@ def test_a_mixed_step_is_launched_while_the_one_before_runs() -> None:
     worker.submit("b", [9, *PROMPT])
     for _ in range(4):
         worker.step()
-    # Each behind the one before, whose token is passed on when it is launched.
+    # Each behind the previous one, whose token is sent at its launch.
     assert seen == [(2, num_known + i) for i in range(4)]
     assert worker.modes == ["mixed"] * 4 and worker.engine.num_launched == 1
     worker.run()
@@ -146,7 +145,7 @@ def test_a_prompt_that_ends_is_in_the_next_step() -> None:
     worker.submit("c", [10, *PROMPT])
     assert worker.step()
     assert worker.engine.batches == [("mixed", [1, 6, 2])]
-    # What goes on here is waited for, and for nothing else is the device idle.
+    # The device idles only to wait for the request that continues here.
     assert not worker.step() and worker.engine.num_launched == 1
     assert worker.scheduler.next_deadline() is not None
     worker.engine.run_next()
@@ -165,7 +164,7 @@ def test_a_mixed_step_is_recorded_once_with_all_whom_it_is_for() -> None:
     worker.run()
     device = [kept for kept in worker.recorder.stop().take(1000) if kept.track == DEVICE]
     assert [(kept.name, sum(kept.request_tokens), kept.numbers["batch_size"]) for kept in device[:3]] == [
-        # The second one is the first step of b, too.
+        # The second one is also the first step of b.
         ("mixed", 8, 1),
         ("mixed", 8 + 1, 2),
         ("mixed", 3, 2),
@@ -211,7 +210,7 @@ def test_a_forward_whose_requests_have_all_been_cancelled_keeps_nobody_waiting()
     for name in "ab":
         worker.abort(name)
     worker.step()
-    # What is left of the prompt runs behind it, and the device is not waited for: what comes meanwhile is answered.
+    # The rest of the prompt runs behind it, and the thread does not wait for the device.
     assert worker.modes[-1] == "prefill" and worker.engine.num_launched == 2
     worker.abort("c")
     for _ in range(3):

@@ -1,5 +1,5 @@
-"""When steps with prompts are composed: late, so that the engine thread is free while one runs and whoever comes is in
-the next, and early enough for the device not to wait."""
+"""Timing of steps with prompts: late, so that the engine thread is free and new requests are included, but in time for
+the device."""
 
 import sys
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from tests.fakes.workers import ListOutbox
 
 STEP_S, TOKEN_S = 0.010, 0.001
 CHUNK_SIZE = 16
-# So many steps with prompts are enough to know how long they take.
+# Enough steps with prompts to learn their time.
 NUM_LEARNED_FROM = 24
 MIXED_S = STEP_S + CHUNK_SIZE * TOKEN_S
 GRAPH_LAUNCH_S, EAGER_LAUNCH_S = 0.0005, 0.018
@@ -33,9 +33,9 @@ class TimedEngine(FakeEngine):
     """A device that computes beside the host.
 
     Attributes:
-        idle_s: for each forward how long the device had nothing to do before it.
-        early_s: for each how long before the end of the one before its launch began.
-        waited_s: how long the host stood still until forwards ended.
+        idle_s: idle time of the device before each forward.
+        early_s: lead of each launch before the previous forward's end.
+        waited_s: the host's waits for forwards.
     """
 
     def __init__(self, clock: FakeClock, launch_s: float) -> None:
@@ -61,7 +61,7 @@ class TimedEngine(FakeEngine):
         return output
 
     def advance(self, seconds: float) -> None:
-        """Time passes, in which the device computes."""
+        """Advances the time, in which the device computes."""
         self._clock.advance(seconds)
         while self._queue and self._ends[self._queue[0]] <= self._clock.now:
             self.run_next()
@@ -76,7 +76,7 @@ class TimedEngine(FakeEngine):
 
 
 class Worker:
-    """An engine thread without a thread: it steps, and sleeps until it has to."""
+    """An engine thread without a thread: it steps and sleeps."""
 
     def __init__(self, launch_s: float) -> None:
         self.clock, self.outbox = FakeClock(), ListOutbox()
@@ -101,8 +101,7 @@ class Worker:
 
 
 def serve(launch_s: float) -> tuple[Worker, slice]:
-    """A request that is decoded, and a long prompt beside it. Returns which forwards are of the prompt, but for those
-    that how long forwards take is learned from."""
+    """Decodes one request beside a long prompt. Returns the prompt's forwards after the learning ones."""
     worker = Worker(launch_s)
     worker.submit("a", PROMPT[:8], 100)
     while len(worker.output("a")) < 5:
@@ -118,7 +117,7 @@ def serve(launch_s: float) -> tuple[Worker, slice]:
         worker.turn()
     assert worker.output("a") == expected_tokens(PROMPT[:8], 100)
     assert worker.output("b") == expected_tokens(LONG_PROMPT, 3)
-    # The last one is followed by a step that has its prompt in it, and waits for it.
+    # A step with its prompt follows the last one and waits for it.
     return worker, slice(num_before + NUM_LEARNED_FROM, num_before + num_mixed)
 
 
@@ -126,7 +125,7 @@ def test_steps_with_prompts_are_composed_just_before_the_running_one_ends() -> N
     worker, mixed = serve(GRAPH_LAUNCH_S)
     assert worker.engine.idle_s[mixed] == [0.0] * len(worker.engine.idle_s[mixed])
     assert max(worker.engine.early_s[mixed]) < 0.1 * MIXED_S
-    # Meanwhile the engine thread has nothing to wait for: handovers go on, and what comes is answered.
+    # The engine thread waits for nothing meanwhile: handovers go on and messages are answered.
     assert max(worker.engine.waited_s[-NUM_LEARNED_FROM:]) < 0.1 * MIXED_S
 
 
@@ -143,7 +142,7 @@ def test_who_comes_while_a_step_with_prompts_runs_is_in_the_next() -> None:
     worker.submit("b", LONG_PROMPT, 3)
     while [mode for mode, _ in worker.engine.batches].count("mixed") < NUM_LEARNED_FROM:
         worker.turn()
-    # The prompt that is computed leaves, and another one comes when most of the running step is over.
+    # The prompt leaves, and another comes late in the running step.
     while worker.engine._last_end - worker.clock.now > 0.5 * STEP_S:
         worker.engine.advance(1e-4)
     num_before = len(worker.engine.batches)
@@ -159,13 +158,13 @@ def test_who_comes_while_a_step_with_prompts_runs_is_in_the_next() -> None:
 
 
 def test_a_prompt_that_waits_for_pages_does_not_have_decode_steps_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    # No multiple of how often it is looked for what is due.
+    # Not a multiple of the poll interval.
     monkeypatch.setattr(sys.modules[__name__], "STEP_S", 0.0104)
     worker = Worker(EAGER_LAUNCH_S)
     worker.submit("a", PROMPT[:8], 100)
     while len(worker.output("a")) < 20:
         worker.turn()
-    # It has no room beside the other one: there are no steps with prompts, for which one would begin earlier.
+    # It has no room beside the other one: no step has prompts, which would start earlier.
     worker.submit("b", tuple(range(2040)), 3)
     num_before = len(worker.engine.batches)
     while len(worker.output("a")) < 90:

@@ -1,4 +1,4 @@
-"""How large prompts' pieces are beside decode steps: tokens come in time, and prompts do not starve."""
+"""Chunk sizes beside decode steps: tokens come in time, and prompts do not starve."""
 
 import random
 from collections.abc import Callable
@@ -26,26 +26,26 @@ from tests.fakes.workers import ListOutbox
 CHUNK_SIZE = 1024
 OBJECTIVE_S = 0.025
 FORWARD_S = 0.003
-# Left of a prompt of which no piece is the last.
+# Rest of an endless prompt.
 ENDLESS = 10**6
-# Of mixed graphs.
+# Sizes of mixed graphs.
 SIZES = MixedSizes((64,), NUM_PROMPT_TOKENS)
 
 
 def step_s(num_requests: int, num_context: int, num_tokens: int, num_attended: int) -> float:
-    """What a decode step, and the prompts before it, take on a device like those that there are."""
+    """Time of a decode step and its prompts on a typical device."""
     decode = 0.004 + 3e-5 * num_requests + 4e-8 * num_context
     return decode + (FORWARD_S + 2e-5 * num_tokens + 1e-9 * num_attended if num_tokens else 0.0)
 
 
 class Device:
-    """Decode steps with the largest pieces of a prompt between them. Attributes: clock, timer, budget."""
+    """Decode steps with the largest chunks of a prompt between them."""
 
     def __init__(self, objective_s: float, max_tokens: int = CHUNK_SIZE, sizes: MixedSizes | None = None) -> None:
-        """Args: sizes: of its forwards; None: it pads nothing."""
+        """Args: sizes: its graph sizes; None for no padding."""
         self.clock = FakeClock()
         self.timer = ForwardTimer("cuda", self.clock)
-        # Of what a step with prompts is expected to take.
+        # Factor on the expected time of steps with prompts.
         self.slowness = 1.0
         self.budget = StepBudget(objective_s, max_tokens, self.timer, sizes)
         self._sizes = sizes or MixedSizes()
@@ -55,7 +55,8 @@ class Device:
     def step(
         self, num_requests: int, num_context: int, num_cached: int | None, num_left: int = ENDLESS
     ) -> tuple[int, float]:
-        """One of each. Args: num_cached: of the prompt; None: there is none. Returns the piece and the time of all."""
+        """Runs one of each. Args: num_cached: cached tokens of the prompt; None for no prompt. Returns the chunk's size
+        and the total time."""
         num_tokens = num_attended = 0
         if num_cached is not None:
             num_tokens = min(num_left, self.budget.num_tokens(lambda: PromptRest(num_cached, num_left)))
@@ -85,7 +86,7 @@ def test_pieces_fill_the_objective_and_leave_some_of_it() -> None:
     for _ in range(40):
         device.step(32, 64_000, 0)
     size, seconds = device.step(32, 64_000, 0)
-    # 0.9 * 25 ms - (4 + 0.96 + 2.56 + 3) ms, at 20 us and a little a token.
+    # 0.9 * 25 ms - (4 + 0.96 + 2.56 + 3) ms, at slightly over 20 us a token.
     assert size == pytest.approx(590, abs=45)
     assert 0.85 * OBJECTIVE_S < seconds < OBJECTIVE_S
 
@@ -93,10 +94,10 @@ def test_pieces_fill_the_objective_and_leave_some_of_it() -> None:
 def test_pieces_are_as_large_as_the_engine_computes_without_padding() -> None:
     device = Device(OBJECTIVE_S, sizes=SIZES)
     steps = [device.step(32, 64_000, 0) for _ in range(40)]
-    # They begin small as ever, and no step takes longer than the objective.
+    # Chunks start small, and no step exceeds the objective.
     assert steps[0][0] == MIN_TOKENS and {size for size, _ in steps} <= set(SIZES.num_prompt_tokens)
     assert steps[-1][0] == 512 and max(seconds for _, seconds in steps) <= OBJECTIVE_S
-    # What is not beside decode steps is not cut.
+    # Without decode steps nothing is cut.
     device.timer.nothing_decoded()
     assert device.budget.num_tokens(lambda: PromptRest(0, ENDLESS)) == CHUNK_SIZE
 
@@ -105,10 +106,10 @@ def test_what_is_left_of_a_prompt_is_one_piece_where_its_padding_has_time_too() 
     device = Device(OBJECTIVE_S, max_tokens=180, sizes=SIZES)
     for _ in range(40):
         device.step(32, 64_000, 0)
-    # A graph of 192 tokens computes it, for which there is time: the objective leaves some for 590.
+    # A graph of 192 tokens fits: the objective allows 590.
     assert device.step(32, 64_000, 0, num_left=140) == (140, pytest.approx(step_s(32, 64_000, 192, 9_800)))
     assert device.budget.num_tokens(lambda: PromptRest(0, 140)) <= 180
-    # The rest of a longer one is cut as ever.
+    # The rest of a longer one is cut as usual.
     assert device.step(32, 64_000, 0, num_left=181)[0] == 128
 
 
@@ -116,7 +117,7 @@ def test_what_is_left_of_a_prompt_is_cut_where_padding_would_miss_the_objective(
     device = Device(OBJECTIVE_S, sizes=SIZES)
     for _ in range(40):
         device.step(32, 64_000, 0)
-    # There is time for 590 tokens, and none for the 768 of the next graph.
+    # There is time for 590 tokens, but not for the next graph's 768.
     assert device.step(32, 64_000, 0, num_left=550)[0] == 512
     assert device.step(32, 64_000, 0, num_left=512)[0] == 512
 
@@ -143,7 +144,7 @@ def test_gaps_stay_within_the_objective_where_steps_take_other_times_than_can_be
         device.slowness = 1.25 if rng.random() < 0.3 else 1.0
         gaps.append(device.step(32, 64_000, 0)[1])
     gaps = sorted(gaps[200:])
-    # By the mean alone they would take 1.15 times 0.9 of the objective; and they are no shorter than they must be.
+    # By the mean alone they would take 1.15 times 0.9 of the objective. They are no shorter than necessary.
     assert 0.85 * OBJECTIVE_S < gaps[int(0.95 * len(gaps))] <= 1.01 * OBJECTIVE_S
 
 
@@ -159,7 +160,7 @@ def test_a_longer_context_and_more_requests_leave_less() -> None:
     assert size(4, 8000, 0) > size(64, 120_000, 0) and size(4, 8000, 0) > size(4, 8000, 8000)
     for num_requests, num_context, num_cached in ((4, 8000, 0), (64, 8000, 0), (64, 120_000, 0), (4, 8000, 8000)):
         device.step(num_requests, num_context, None)
-        # The last is beyond what was seen.
+        # The last is beyond the observed range.
         assert 0.7 * OBJECTIVE_S < device.step(num_requests, num_context, num_cached)[1] <= 1.05 * OBJECTIVE_S
 
 
@@ -177,7 +178,7 @@ def test_prompts_get_as_long_as_a_step_takes_where_that_misses_the_objective_alo
     device = Device(0.001)
     for _ in range(50):
         size, seconds = device.step(64, 100_000, 0)
-    # A forward takes its time whatever is in it.
+    # A forward takes its base time whatever is in it.
     assert size > MIN_TOKENS and seconds == pytest.approx(2 * step_s(64, 100_000, 0, 0) + FORWARD_S, rel=0.2)
     assert Device(0.001, max_tokens=16).step(1, 1, 0)[0] == 16
 
@@ -193,11 +194,11 @@ def test_nothing_is_learned_from_the_time_in_which_nothing_was_decoded() -> None
     assert device.budget.num_tokens(lambda: PromptRest(0, ENDLESS)) == pytest.approx(size, rel=0.1)
 
 
-# --- in a worker ---
+# --- In a worker ---
 
 
 class TimedEngine(FakeEngine):
-    """Takes its time on a clock, about as much as a GPU does."""
+    """Takes about as much time on a clock as a GPU."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(2048, 16)
@@ -215,7 +216,7 @@ class TimedEngine(FakeEngine):
 
 
 class Worker:
-    """Attributes: gaps: between two tokens of a stream; prompts_s: when each prompt had its first token."""
+    """Attributes: gaps: times between a stream's tokens; prompts_s: times of the prompts' first tokens."""
 
     def __init__(self, itl_objective_s: float) -> None:
         self.clock, self.outbox = FakeClock(0.0), ListOutbox()
@@ -257,7 +258,7 @@ class Worker:
 
 
 def serve(itl_objective_s: float) -> Worker:
-    """Eight streams, and then ten prompts of 1,500 tokens at once."""
+    """Runs eight streams, then ten prompts of 1,500 tokens at once."""
     worker, rng = Worker(itl_objective_s), random.Random(2)
     prompts = {f"s{i}": tuple(rng.randrange(900) for _ in range(20)) for i in range(8)}
     for name, prompt in prompts.items():
@@ -287,7 +288,7 @@ def test_where_the_objective_has_room_prompts_are_as_quick_as_in_whole_chunks() 
 
 
 def test_a_piece_is_sized_by_what_its_prompt_finds_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the prompt that begins as by one that is gone on with: what it attends to takes time too."""
+    """For a new prompt as for a continued one: the cached tokens it attends to take time too."""
     worker, asked = Worker(OBJECTIVE_S), []
     original = StepBudget.num_tokens
 
@@ -307,5 +308,5 @@ def test_a_piece_is_sized_by_what_its_prompt_finds_cached(monkeypatch: pytest.Mo
     worker.submit("second", (*prompt, *range(600, 900)), 2)
     while len(worker.tokens["second"]) < 2:
         worker.step()
-    # Pages of 16 tokens, and pieces of 128 at first.
+    # Pages of 16 tokens, and chunks of 128 at first.
     assert asked[:2] == [(496, 304), (496 + MIN_TOKENS, 304 - MIN_TOKENS)]

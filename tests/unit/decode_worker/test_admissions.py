@@ -1,4 +1,4 @@
-"""What a decode worker remembers of requests that have no pages."""
+"""Requests without pages on a decode worker."""
 
 from tandem.decode_worker import admissions
 from tandem.decode_worker.admissions import Admissions
@@ -42,7 +42,7 @@ def test_an_ended_attempt_is_remembered_and_its_request_is_not() -> None:
     remembered = Admissions(FakeClock())
     remembered.remember_admitted(admit("r"))
     remembered.mark_ended(("r", 0))
-    # One that was never announced, for its Abort may overtake its Admit.
+    # It was never announced: an Abort may overtake its Admit.
     remembered.mark_ended(("other", 3))
     assert remembered.find_admitted(("r", 0)) is None and remembered.next_deadline() is None
     assert remembered.has_ended(("r", 0)) and remembered.has_ended(("other", 3))

@@ -1,4 +1,4 @@
-"""What a decode scheduler can be told."""
+"""Options of the decode scheduler."""
 
 import pytest
 

@@ -1,10 +1,11 @@
-"""How every promise of pages is made, and how it ends: alone, with a sender that the test plays."""
+"""Grants and settlements of leases, with a scripted sender."""
 
 from typing import Any
 
 import pytest
 
 from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.lease import Lease
 from tandem.decode_worker.leases import LeaseBook
 from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.kvtransfer.events import FromSender, ReceiverLinkClosed, ReceiverLinkOpened
@@ -38,7 +39,7 @@ class OneSided(ScriptedReceiver):
 
 
 class Decode:
-    """A lease book with one link, and the requests that it has handed over.
+    """A lease book with one link and its started requests.
 
     Attributes:
         started: (request id, first token) of each, in order.
@@ -63,7 +64,7 @@ class Decode:
         self.book.receive(ReceiverLinkClosed(epoch))
 
     def admit(self, request_id: str, num_tokens: int) -> list[int]:
-        """Returns the prompt: requests of different lengths share no prefix, others are the same."""
+        """Returns the prompt: equal for equal lengths, else without a common prefix."""
         prompt = list(range(1000 * num_tokens, 1001 * num_tokens))
         self.book.admit_request(Admit(request_id, 0, tuple(prompt), (), SamplingParams(8), ADMIT_S))
         return prompt
@@ -72,7 +73,7 @@ class Decode:
         self.book.receive(FromSender(epoch, message))
 
     def answers(self, num_reserved: int = 0) -> list[Any]:
-        """What is said on the link from now on, after a step."""
+        """Messages on the link since the last call, after a step."""
         self.cache.free_deferred_pages()
         self.book.start_arrived()
         self.book.answer_requests(num_reserved)
@@ -81,7 +82,7 @@ class Decode:
         return [message for _, message in said]
 
     def granted(self, request_id: str, num_tokens: int) -> Granted:
-        """A lease of this request's, of the same name."""
+        """Gets a grant, with the request's id as the lease's."""
         self.admit(request_id, num_tokens)
         self.say(LeaseRequest(request_id, request_id, 0, num_tokens))
         (granted,) = self.answers()
@@ -89,12 +90,12 @@ class Decode:
         return granted
 
     def lost(self) -> list[str]:
-        """Requests that the router hears have lost their lease."""
+        """Requests whose lease was reported lost."""
         return [message.request_id for message in self.outbox.of(LeaseLost)]
 
-    def _start(self, admit: Admit, handle: PageHandle, committed: Committed, granted_ns: int) -> None:
-        self.started.append((admit.request_id, committed.first_token))
-        self.handles.append(handle)
+    def _start(self, lease: Lease) -> None:
+        self.started.append((lease.admit.request_id, lease.committed.first_token))
+        self.handles.append(lease.handle)
 
 
 def committed(lease_id: str, num_pages: int, num_tokens: int) -> Committed:
@@ -130,7 +131,7 @@ def test_what_is_cached_is_not_shipped() -> None:
     assert decode.started[1:] == [("r", 7)]
 
 
-# --- Requests wait for their Admit or for pages. ---
+# --- Requests wait for their Admit or for pages ---
 
 
 def test_a_request_waits_for_its_admit() -> None:
@@ -220,7 +221,7 @@ def test_an_admitted_request_for_which_nobody_asks_is_lost_in_time() -> None:
 
 @pytest.mark.parametrize("reported", [True, False])
 def test_a_waiting_request_may_be_released(reported: bool) -> None:
-    """Before the grant: then nobody will ask for this attempt again, and who knows how it ended says so."""
+    """Then no lease of this attempt follows, and the end is reported by the side that knows it."""
     decode = Decode(num_pages=4)
     decode.granted("holder", 8)
     decode.admit("r", 8)
@@ -232,7 +233,7 @@ def test_a_waiting_request_may_be_released(reported: bool) -> None:
     assert decode.book.take_admitted("r", 0) is None
 
 
-# --- A granted lease is settled once. ---
+# --- A granted lease is settled once ---
 
 
 @pytest.mark.parametrize("reported", [True, False])
@@ -288,11 +289,11 @@ def test_a_lease_is_asked_for_once() -> None:
     assert decode.outbox.closed == {}
     for lease_id in ("r", "waits"):
         decode.say(LeaseRequest(lease_id, "another", 0, 8))
-        assert decode.outbox.closed.pop("epoch") == f"lease {lease_id} is asked for twice"
+        assert decode.outbox.closed.pop("epoch") == f"lease {lease_id} was requested twice"
     assert (decode.cache.num_leased_pages, decode.book.num_waiting) == (3, 1)
 
 
-# --- Leases are asked back, and come back by their settlement. ---
+# --- Revoked leases return by their settlement ---
 
 
 def test_an_expired_lease_is_asked_back_and_freed_by_its_settlement_alone() -> None:
@@ -347,7 +348,7 @@ def test_losing_the_router_abandons_all() -> None:
     assert decode.book.next_deadline() is not None, "a receive is under way"
 
 
-# --- Epochs end, and their senders may go on for a while. ---
+# --- Epochs end while senders may go on ---
 
 
 def test_leased_pages_of_a_broken_epoch_wait_until_its_sender_is_gone() -> None:
@@ -414,7 +415,7 @@ def test_what_one_sender_gets_wrong_is_not_for_others_to_pay() -> None:
     assert list(decode.outbox.closed) == ["epoch"] and "does not fit the grant" in decode.outbox.closed["epoch"]
 
 
-# --- Two-sided transports announce what they push. ---
+# --- Two-sided transports announce pushes ---
 
 
 def test_a_request_starts_when_its_pages_are_there_not_when_they_are_committed() -> None:
@@ -461,7 +462,7 @@ def test_a_commit_that_is_aborted_while_its_pages_arrive_starts_nothing() -> Non
 
 
 def test_an_announced_push_runs_though_its_lease_has_died() -> None:
-    """Otherwise all later pushes of the link would wait for ever."""
+    """Otherwise all later pushes of the link would wait forever."""
     transport = ScriptedReceiver()
     decode = Decode(transport=transport)
     decode.granted("r", 8)
@@ -501,7 +502,7 @@ def test_receives_of_a_released_lease_are_over_with_the_epoch() -> None:
     decode.granted("r", 8)
     decode.say(Pushing(0, "r", 0, 2))
     decode.say(Released("r"))
-    # The link dies before the last bytes are read.
+    # The link ends before the last bytes are read.
     decode.close()
     decode.answers()
     assert decode.cache.num_locked_pages == 3
@@ -523,11 +524,11 @@ def test_the_oldest_commit_starts_first() -> None:
     assert [request_id for request_id, _ in decode.started] == ["bb", "a"]
 
 
-# --- A commit and the end of its epoch come together. ---
+# --- A commit comes with the end of its epoch ---
 
 
 def test_what_was_committed_before_the_end_of_its_epoch_is_decoded() -> None:
-    """One batch of messages may hold both: the pages are all here, and nothing is lost with the link."""
+    """One batch may hold both: the pages are here, and nothing is lost with the link."""
     decode = Decode()
     decode.granted("r", 8)
     decode.granted("not committed", 3)
@@ -562,7 +563,7 @@ def test_the_end_of_an_epoch_that_is_over_or_unknown_changes_nothing() -> None:
     assert decode.answers() == [] and decode.lost() == ["r"]
 
 
-# --- There is an end to the line. ---
+# --- The queue is limited ---
 
 
 def test_whom_there_is_no_place_for_is_told_and_may_ask_again() -> None:
@@ -591,7 +592,7 @@ def test_an_attempt_has_one_lease_at_a_time() -> None:
 
 
 def test_what_others_put_into_the_tree_may_make_room() -> None:
-    """The same prompt, once it is here, takes a page where it took three."""
+    """Once the same prompt is cached, it takes one page instead of three."""
     decode = Decode(num_pages=5)
     decode.granted("first", 8)
     decode.admit("second", 8)
@@ -599,8 +600,8 @@ def test_what_others_put_into_the_tree_may_make_room() -> None:
     assert decode.answers() == []
     decode.say(committed("first", 2, 8))
 
-    def start(admit: Admit, handle: PageHandle, *_: Any) -> None:
-        decode.cache.cache_pages(handle, admit.prompt_ids, 8)
+    def start(lease: Lease) -> None:
+        decode.cache.cache_pages(lease.handle, lease.admit.prompt_ids, 8)
         decode.book.look_again()
 
     decode.book._start = start

@@ -1,4 +1,4 @@
-"""When a decode worker composes its next step."""
+"""Timing of a decode worker's next step."""
 
 import pytest
 
@@ -11,7 +11,7 @@ LEAD_S = HOST_FACTOR * HOST_S + WAKE_UP_S
 
 
 class Device:
-    """Steps that are launched behind one another, as a scheduler does it."""
+    """Steps launched one behind the other, as a scheduler does."""
 
     def __init__(self) -> None:
         self.clock = FakeClock(0.0)
@@ -21,7 +21,7 @@ class Device:
     def launch(
         self, duration_s: float, host_s: float = HOST_S, launch_s: float = 0.0, expected_s: float | None = None
     ) -> None:
-        """Args: launch_s: that the host launches its kernels, the first of which may run at once."""
+        """Args: launch_s: time to launch the kernels, the first of which may run at once."""
         self.pace.composing()
         self.clock.advance(host_s)
         self.pace.launching()
@@ -37,8 +37,7 @@ class Device:
         self.pace.ended(duration_s, was_running=was_running)
 
     def step(self, duration_s: float, host_s: float = HOST_S, with_prompts: bool = False, **kwargs: float) -> float:
-        """Waits until the next step is due, launches it and collects the one before; returns for how long the device
-        had nothing to do."""
+        """Launches the next step when it is due and collects the previous one. Returns the device's idle time."""
         self.clock.now = max(self.clock.now, self.pace.due(with_prompts=with_prompts))
         ended = self._ends[0][0]
         launched_at = self.clock.now + host_s
@@ -122,7 +121,7 @@ def test_a_step_with_prompts_says_nothing_of_how_long_those_without_take() -> No
 def test_after_a_step_with_prompts_the_next_is_composed_late_by_what_is_expected_of_that_one() -> None:
     device = Device()
     device.launch(STEP_S)
-    # Of all sizes, and a tenth longer or shorter than expected.
+    # Various sizes, up to 10 % off their expected time.
     idle_s = [
         device.step(STEP_S * (1 + i % 3) * (0.9 + 0.1 * (i % 3)), expected_s=STEP_S * (1 + i % 3), with_prompts=True)
         for i in range(40)
@@ -148,9 +147,9 @@ def test_steps_that_are_launched_kernel_by_kernel_are_composed_so_much_earlier()
         device.step(STEP_S)
     idle_s = [device.step(4 * STEP_S, launch_s=3 * STEP_S, expected_s=4 * STEP_S, with_prompts=True) for _ in range(20)]
     assert idle_s == [0.0] * 20
-    # The first of them runs since its launch began or the one before it ended, not since its launch is over.
+    # The first one runs since the start of its launch or the previous end, not since the end of its launch.
     assert device.pace.due(with_prompts=True) < device.clock.now + STEP_S
-    # What has none is as quick as ever.
+    # Steps without prompts stay quick.
     assert device.pace.due() == pytest.approx(device.clock.now + 4 * STEP_S - LEAD_S)
 
 
@@ -160,7 +159,7 @@ def test_a_step_whose_end_is_seen_late_is_followed_by_one_that_began_then() -> N
     for _ in range(3):
         device.step(STEP_S)
     began = device._ends[0][0]
-    # The launch of the next one is over long after the running one has ended, and most of it has run by then.
+    # The launch ends long after the running step, when most of the new one has run.
     device.step(4 * STEP_S, launch_s=3 * STEP_S, expected_s=4 * STEP_S)
     assert device.clock.now > began + 2 * STEP_S
     device.pace._multiples.append(1.0)

@@ -1,4 +1,4 @@
-"""What a decode worker grants and runs, in which order, over a fake engine."""
+"""A decode worker's grants and steps and their order, over a fake engine."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ from tests.fakes.workers import WorkerPair
 
 
 def make_pair(num_pages: int, **decode: Any) -> WorkerPair:
-    """A decode worker of few pages and a prefill worker of many."""
+    """A decode worker with few pages and a prefill worker with many."""
     config = PrefillConfig(min_shared_tokens=4)
     return WorkerPair(prefill={"config": config, "num_pages": 512}, num_pages=num_pages, **decode)
 
 
 def started(pair: WorkerPair) -> list[str]:
-    """Requests in the order in which their first tokens came from the decode worker."""
+    """Requests in the order of their first tokens from the decode worker."""
     seen: dict[str, None] = {}
     for message in pair.d.outbox.of(Tokens):
         for event in message.events:
@@ -67,7 +67,7 @@ def test_one_message_a_step_for_all_requests() -> None:
         pair.submit(f"r{i}", [i * 10, 1, 2, 3], max_tokens=4)
     pair.run()
     assert len(pair.d.outbox.of(Tokens)) == len(pair.d.engine.batches) == 3
-    # The first repeats the first token of each.
+    # The first event repeats each first token.
     assert all((e.index, len(e.token_ids)) == (0, 2) for e in pair.d.outbox.of(Tokens)[0].events)
 
 
@@ -101,7 +101,7 @@ def test_running_out_of_pages_gives_back_the_cheapest_never_the_oldest() -> None
     (gave_back,) = pair.d.outbox.of(GaveBack)
     assert gave_back.request_id == "young"
     assert pair.output("old") == expected_tokens(list(range(8)), 20)
-    # The router starts the young one again with what it has; together it is as if nothing had happened.
+    # The router restarts the young one with its tokens; together the output is complete.
     first = pair.output("young")
     pair.submit("young", list(range(50, 58)), max_tokens=20, output_ids=tuple(first), attempt=1)
     pair.run()
@@ -114,7 +114,7 @@ def test_running_out_of_pages_gives_back_the_cheapest_never_the_oldest() -> None
 
 def test_the_oldest_request_over_all_attempts_is_never_given_back() -> None:
     pair = make_pair(8)
-    # The older request comes second, as it does when it is started again.
+    # The older request comes second, as after a restart.
     pair.submit("younger", list(range(8)), max_tokens=20, arrival_ns=200)
     for _ in range(3):
         pair.turn()
@@ -139,7 +139,7 @@ def test_the_lowest_priority_is_given_back_first() -> None:
     pair.submit("oldest", list(range(8)), max_tokens=30, arrival_ns=1)
     pair.submit("long", list(range(100, 124)), max_tokens=30, arrival_ns=2)
     pair.submit("short", list(range(200, 204)), max_tokens=30, arrival_ns=3, priority=1)
-    # It stands first for its priority, and so it is never given back.
+    # Its priority puts it first, so it is never given back.
     while not pair.d.outbox.of(GaveBack):
         assert pair.turn()
     assert pair.d.outbox.of(GaveBack)[0].request_id == "oldest"
@@ -147,7 +147,7 @@ def test_the_lowest_priority_is_given_back_first() -> None:
 
 def test_a_small_lease_overtakes_a_large_one_only_so_often() -> None:
     pair = make_pair(10)
-    # One request holds pages for long; a large one waits for them; small ones keep coming.
+    # One request holds pages for long, a large one waits for them, and small ones keep coming.
     pair.submit("holder", list(range(8)), max_tokens=30, arrival_ns=1)
     for _ in range(4):
         pair.turn()
@@ -170,7 +170,7 @@ def test_what_ran_is_found_by_the_next_turn_of_a_conversation() -> None:
     prompt = list(range(10))
     pair.submit("a", prompt, max_tokens=7)
     pair.run()
-    # 16 tokens have KV: all but the last one, which was sampled and never computed.
+    # 16 tokens have KV: all but the last, which was sampled and never computed.
     assert len(pair.d.cache.peek([*prompt, *pair.output("a")])) == 4
 
 
@@ -186,7 +186,7 @@ def test_the_same_requests_run_in_the_same_order_every_time() -> None:
 
 
 def test_a_lease_that_fits_by_what_has_just_come_into_the_tree_is_granted() -> None:
-    """Nothing else changes for many steps: no page becomes free, and no lease comes or goes."""
+    """Nothing else changes for many steps: no page becomes free, and no lease comes or ends."""
     pair = make_pair(12)
     prompt = list(range(32))
     pair.submit("runs", prompt, max_tokens=12, arrival_ns=1)

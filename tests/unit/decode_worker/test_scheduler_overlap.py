@@ -1,5 +1,5 @@
-"""Decode steps that overlap: the next one is launched before the tokens of the one before are known. Clients must not
-be able to tell, and no page may go to somebody else while a step that was launched with it can still run."""
+"""Overlapping decode steps, launched before the previous tokens are known. Output stays the same, and no page is reused
+while a step launched with it may run."""
 
 from typing import Any
 
@@ -21,13 +21,13 @@ STEP_S = 0.5
 
 
 def make_pair(*, overlap: bool = True, **decode: Any) -> WorkerPair:
-    """Unless `step_s` is given, every step is composed at once, while the one before has not run."""
+    """Without `step_s`, every step is composed at once, before the previous one has run."""
     decode.setdefault("config", DecodeConfig(overlap=overlap))
     return WorkerPair(prefill={"num_pages": 512}, asynchronous=True, **decode)
 
 
 def run_until_in_flight(pair: WorkerPair, num_steps: int) -> None:
-    """Turns until a step is in flight, and `num_steps` have been launched altogether."""
+    """Runs until a step is in flight and `num_steps` have been launched."""
     for _ in range(100):
         if len(pair.d.engine.batches) >= num_steps:
             assert pair.d.engine.num_launched == 1
@@ -37,7 +37,7 @@ def run_until_in_flight(pair: WorkerPair, num_steps: int) -> None:
 
 
 def reported(pair: WorkerPair) -> list[Any]:
-    """What the router hears, without the times."""
+    """Messages to the router, without times."""
     events = [e for m in pair.d.outbox.of(Tokens) for e in m.events]
     ends = [(m.request_id, m.finish_reason, m.num_output_tokens) for m in pair.d.outbox.of(Finished)]
     return [sorted(events, key=lambda e: (e.request_id, e.index)), sorted(ends)]
@@ -57,7 +57,7 @@ def test_every_end_is_that_of_the_plain_loop(max_tokens: int, stop_at: int) -> N
     assert reported(overlapped) == reported(plain)
     num_tokens = min(max_tokens, stop_at + 1)
     whole = [*PROMPT, *expected_tokens(PROMPT, num_tokens)]
-    # What is left for later requests is the same too; a request of one token ends at prefill.
+    # The cached pages are the same too; a request of one token ends at prefill.
     num_pages = (len(whole) - 1) // 2 if num_tokens > 1 else 0
     assert [len(pair.d.cache.peek(whole)) for pair in pairs] == [num_pages] * 2
 
@@ -110,7 +110,7 @@ def test_a_request_that_ends_in_flight_keeps_its_pages_until_the_step_is_done(nu
     pair.run()
     pair.check_idle()
     assert pair.output("a") == expected_tokens(PROMPT, 20)[: len(pair.tokens("a"))]
-    # What was computed is found again, right as it is.
+    # Computed pages are found again and are correct.
     pair.submit("again", PROMPT, max_tokens=20)
     pair.run()
     assert pair.output("again") == expected_tokens(PROMPT, 20)
@@ -150,7 +150,7 @@ def test_who_is_given_back_has_been_sent_every_token_computed() -> None:
 
 def test_nobody_is_given_back_for_pages_that_come_free_with_the_step_in_flight() -> None:
     pair = make_pair(num_pages=8)
-    # Both together fill the pool; the second ends with the step after which the first needs one page more.
+    # Both fill the pool; the second ends with the step after which the first needs another page.
     pair.submit("first", list(range(14)), max_tokens=10, arrival_ns=1)
     pair.submit("second", list(range(50, 64)), max_tokens=3, arrival_ns=2)
     pair.run()
@@ -170,11 +170,11 @@ def test_a_full_batch_takes_turns_with_older_requests() -> None:
     assert all(len(lens) == 1 for _, lens in pair.d.engine.batches)
 
 
-# --- time ---
+# --- Time ---
 
 
 def paced_pair() -> WorkerPair:
-    """With a step in flight, and so much known of how long steps take that the next one is not due."""
+    """A pair with a step in flight and known step times, so that the next step is not due."""
     pair = make_pair(step_s=STEP_S)
     pair.submit("a", PROMPT, max_tokens=30)
     run_until_in_flight(pair, 2)
@@ -211,11 +211,11 @@ def test_who_arrives_during_a_step_is_in_the_next() -> None:
     assert pair.d.engine.batches[2:] == [("decode", [1, 1])]
 
 
-# --- role both ---
+# --- Role both ---
 
 
 def test_one_worker_for_both_phases_loses_no_token() -> None:
-    """All forwards run in the order of their launch, whichever mode they are of."""
+    """All forwards run in launch order, whatever their mode."""
     clock, outbox = FakeClock(), ListOutbox()
     engine, cache = FakeEngine(64, 4, asynchronous=True), CacheManager(64, 4)
     config = PrefillConfig(chunk_size=4, min_shared_tokens=4)

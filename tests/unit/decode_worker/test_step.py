@@ -1,4 +1,4 @@
-"""When the tokens of a decode step are chosen: at its launch, or once those before them are known."""
+"""Sampling of a decode step: at its launch, or once the previous tokens are known."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -18,7 +18,7 @@ from tests.fakes.page_layout import OpaqueLayout
 
 
 class Output(ForwardOutput):
-    """Chooses for each sequence how many tokens of it are known when it is asked to."""
+    """Records the known tokens of each sequence at the time of sampling."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
@@ -90,7 +90,7 @@ def test_with_a_grammar_among_them_they_are_chosen_once_those_before_are_known()
     second.sample()
     second.sample()
     assert [one.sequence.num_pending for one in jobs] == [1, 1]
-    # Lengths are as if nothing had waited.
+    # Lengths are as without waiting.
     assert [one.sequence.length for one in jobs] == [5, 5]
     second.collect()
     assert [one.sequence.token_ids for one in jobs] == [[1, 2, 3, 3, 4]] * 2

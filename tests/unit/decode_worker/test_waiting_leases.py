@@ -1,7 +1,7 @@
-"""The line of lease requests, without pages: what fits is what the test says."""
+"""The queue of leases without pages: the test decides which leases fit."""
 
 from tandem.decode_worker.config import DecodeConfig
-from tandem.decode_worker.lease_records import WaitingLease
+from tandem.decode_worker.lease import Lease
 from tandem.decode_worker.waiting_leases import MAX_PASSED_OVER, WaitingLeases
 from tandem.kvtransfer.receiver_link import ReceiverLink
 from tandem.messages import Admit, LeaseRequest
@@ -17,8 +17,8 @@ SECOND_NS = 10**9
 class Line:
     """
     Attributes:
-        num_pages: what may be granted; each lease takes as many as its request has tokens.
-        tried: the requests that were tried in the last look, in order.
+        num_pages: grantable pages; a lease takes one for each of its request's tokens.
+        tried: requests tried in the last scan, in order.
     """
 
     def __init__(self, num_pages: int = 0, max_waiting: int = 1000) -> None:
@@ -29,17 +29,17 @@ class Line:
         self.num_pages = num_pages
         self.tried: list[str] = []
 
-    def lease(self, name: str, num_tokens: int, attempt: int = 0) -> WaitingLease:
-        return WaitingLease(LeaseRequest(f"{name}.{attempt}", name, attempt, num_tokens), self.link)
+    def lease(self, name: str, num_tokens: int, attempt: int = 0) -> Lease:
+        return Lease(LeaseRequest(f"{name}.{attempt}", name, attempt, num_tokens), self.link)
 
     def admit(self, name: str, num_tokens: int, arrival_s: float = 0.0, priority: int = 0, attempt: int = 0) -> Admit:
         arrival_ns = int(arrival_s * SECOND_NS)
         return Admit(name, attempt, (1,) * num_tokens, (), SamplingParams(1), 60.0, arrival_ns, priority)
 
     def ask(self, name: str, num_tokens: int, arrival_s: float = 0.0, priority: int = 0, attempt: int = 0) -> str:
-        """Puts a request in line; returns the name of the one that there is no room for any more."""
+        """Queues a request; returns the request refused for it, or ""."""
         admit = self.admit(name, num_tokens, arrival_s, priority, attempt)
-        last = self.waiting.line_up(self.lease(name, num_tokens, attempt), admit)
+        last = self.waiting.enqueue(self.lease(name, num_tokens, attempt), admit)
         return last.request.request_id if last else ""
 
     def restart(self, name: str, num_tokens: int, arrival_s: float = 0.0, attempt: int = 1) -> None:
@@ -48,12 +48,12 @@ class Line:
         assert self.waiting.announce(self.admit(name, num_tokens, arrival_s, attempt=attempt)) is None
 
     def look(self, num_pages: int | None = None) -> list[str]:
-        """One step; returns the requests that were granted."""
+        """Runs one step; returns the granted requests."""
         self.num_pages = self.num_pages if num_pages is None else num_pages
         granted: list[str] = []
         self.tried.clear()
 
-        def grant(waiting: WaitingLease) -> bool:
+        def grant(waiting: Lease) -> bool:
             self.tried.append(waiting.request.request_id)
             if waiting.request.num_tokens > self.num_pages:
                 return False
@@ -188,7 +188,7 @@ def test_who_is_parked_is_taken_out_when_its_admit_does_not_come() -> None:
     assert [w.request.request_id for w in line.waiting.take_overdue()] == ["first"]
     second = line.waiting.announce(line.admit("second", 1))
     assert second is not None
-    line.waiting.line_up(second, line.admit("second", 1))
+    line.waiting.enqueue(second, line.admit("second", 1))
     line.clock.advance(100.0)
     assert line.look() == ["second"]
     assert len(line.waiting) == 0 and line.waiting.next_deadline() is None
@@ -199,7 +199,7 @@ def test_who_was_sent_away_for_want_of_room_is_overtaken_no_more_often_in_all() 
     line.ask("large", 100, arrival_s=5)
     num_overtaken = 0
     for number in range(3 * MAX_OVERTAKEN):
-        # A later one that fits goes first as long as it may; then older ones push the large one out of the line.
+        # A later one that fits goes first while it may; then older ones push the large one out of the queue.
         line.ask(f"small {number}", 1, arrival_s=6 + number)
         num_overtaken += line.look(1) == [f"small {number}"]
         waiting = line.waiting.of_attempt((f"small {number}", 0))

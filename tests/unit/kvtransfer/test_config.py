@@ -1,4 +1,4 @@
-"""What links can be told."""
+"""Options of links."""
 
 import pytest
 

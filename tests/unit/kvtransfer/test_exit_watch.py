@@ -1,4 +1,4 @@
-"""When the process at the other end of a link counts as gone."""
+"""Detection of a sender's exit."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ def test_a_process_is_gone_a_while_after_its_end(child: "subprocess.Popen[bytes]
     watch = ExitWatch(child.pid)
     assert not watch.is_gone()
     child.kill()
-    # Not waited for: it stays a zombie, of which nothing runs any more.
+    # Without a wait it stays a zombie, which runs nothing.
     deadline = time.monotonic() + 10.0
     seen_at = time.monotonic()
     while not watch.is_gone():
@@ -32,7 +32,7 @@ def test_a_process_is_gone_a_while_after_its_end(child: "subprocess.Popen[bytes]
 
 
 def test_who_was_never_seen_alive_is_never_seen_to_end(child: "subprocess.Popen[bytes]") -> None:
-    """Another host's process, perhaps, or one that this process cannot see."""
+    """It may be another host's process or invisible here."""
     child.kill()
     child.wait()
     watch = ExitWatch(child.pid)

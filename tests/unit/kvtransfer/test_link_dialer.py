@@ -1,4 +1,4 @@
-"""When a sender may open its next epoch, and what it maps until then."""
+"""The start of a sender's next epoch, and its mappings until then."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,7 +10,7 @@ from tandem.kvtransfer.events import ReceiverLinkOpened, SenderLinkClosed, Sende
 from tests.fakes.link_ends import ReceiverEnd, SenderEnd, wait_until
 from tests.fakes.transport import ScriptedOpening
 
-# Longer than the dialer waits between two tries.
+# Longer than the dialer's retry delay.
 TOO_LONG_S = 0.6
 
 
@@ -45,7 +45,7 @@ async def break_stream_and_forget_peer(sender: SenderEnd, receiver: ReceiverEnd)
 def test_next_epoch_waits_for_the_copies_of_the_one_before(
     end_first: Callable[[SenderEnd, ReceiverEnd], Awaitable[None]],
 ) -> None:
-    """A decode worker takes a new epoch as proof that the old one is quiet, and gives its pages to others."""
+    """A decode worker takes a new epoch as proof that the old one is quiet, and reuses its pages."""
 
     async def scenario() -> None:
         transports = {"scripted": ScriptedOpening()}
@@ -53,7 +53,7 @@ def test_next_epoch_waits_for_the_copies_of_the_one_before(
             sender.links.set_peers([receiver.peer])
             await wait_until(lambda: len(sender.opened) == 1)
             await end_first(sender, receiver)
-            # The engine thread has not said yet that the copies of the first epoch are over.
+            # The engine thread has not reported the end of the first epoch's copies.
             with suppress(TimeoutError):
                 await wait_until(lambda: len(receiver.of(ReceiverLinkOpened)) > 1, TOO_LONG_S)
             assert len(receiver.of(ReceiverLinkOpened)) == 1
@@ -65,7 +65,7 @@ def test_next_epoch_waits_for_the_copies_of_the_one_before(
 
 
 def test_a_pool_counts_as_mapped_until_its_last_copy_is_over() -> None:
-    """A replacement of a dead worker waits for this: the mapping keeps the memory of the dead one."""
+    """A dead worker's replacement waits for this: a mapping keeps the dead pool's memory."""
 
     async def scenario() -> None:
         transports = {"scripted": ScriptedOpening()}

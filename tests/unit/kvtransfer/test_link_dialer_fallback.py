@@ -1,4 +1,4 @@
-"""What a sender does when its end of a transport does not open: the next best is tried, and nothing is left behind."""
+"""A sender whose end of a transport does not open: it tries the next one and leaves nothing behind."""
 
 import asyncio
 import logging
@@ -52,7 +52,7 @@ def test_the_second_is_taken_if_the_first_cannot_be_opened(caplog: pytest.LogCap
             ]
             assert receiver.offers == [("first", "second"), ("second",)]
             await wait_until(lambda: len(receiver.of(ReceiverLinkClosed)) == 1)
-            # Nor is it offered to that life of that worker again.
+            # Nor is it offered to that incarnation again.
             (opened,) = sender.of(SenderLinkOpened)
             receiver.links.close_link(opened.epoch, "broken")
             await wait_until(lambda: len(sender.of(SenderLinkClosed)) == 1)
@@ -65,7 +65,7 @@ def test_the_second_is_taken_if_the_first_cannot_be_opened(caplog: pytest.LogCap
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Which way each link took, and why."""
+    """Logged transport and reasons of each link."""
     lines = [record.getMessage() for record in caplog.records]
     return [line.partition(": ")[2] for line in lines if "pages go over" in line]
 
@@ -177,7 +177,7 @@ def test_opening_slowly_holds_up_nobody_else() -> None:
     async def scenario() -> None:
         slow, quick = ScriptedOpening(), ScriptedOpening()
         slow.may_open.clear()
-        # The receivers' ends are others, and open at once.
+        # The receivers' ends differ and open at once.
         async with (
             ReceiverEnd({"slow": ScriptedOpening()}) as one,
             ReceiverEnd({"quick": ScriptedOpening()}) as other,
@@ -233,7 +233,7 @@ def test_a_link_that_is_dropped_while_it_opens_leaves_nothing_open() -> None:
 
 
 def test_a_link_opens_with_tcp_where_the_pool_cannot_be_mapped() -> None:
-    """With the real transports: what the receiver tells of its pool does not fit the sender's pages."""
+    """With real transports: the receiver's endpoint does not fit the sender's pages."""
 
     async def scenario() -> None:
         source = CpuKvPool(OpaqueLayout(4, 96), 4, "fallback-source")
@@ -245,7 +245,7 @@ def test_a_link_opens_with_tcp_where_the_pool_cannot_be_mapped() -> None:
         async with ReceiverEnd(theirs) as receiver, SenderEnd(ours) as sender:
             sender.links.set_peers([receiver.peer])
             await wait_until(lambda: sender.opened == ["tcp"])
-            # Something is said on that epoch, in either direction.
+            # Messages pass on that epoch in both directions.
             (opened,) = sender.of(SenderLinkOpened)
             sender.links.send(opened.epoch, [Renewed("lease")])
             receiver.links.send(opened.epoch, [Revoke("lease")])

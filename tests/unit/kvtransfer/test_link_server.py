@@ -1,4 +1,4 @@
-"""Whom a receiver refuses, and what it does when its end of a transport does not open."""
+"""Refusals of a receiver, and transports that do not open at its end."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ def hello_to(receiver: ReceiverEnd, *transports: str, life: str = "p life") -> L
 
 
 async def answer_to(receiver: ReceiverEnd, message: Any) -> Any:
-    """The first that a receiver says to who begins a link with this."""
+    """Returns the receiver's first answer to a link's first message."""
     writer = BatchWriter(SENDER_CODEC)
     writer.send([message])
     async with open_channel(receiver.peer.address) as channel:
@@ -125,7 +125,7 @@ def test_transports_of_one_host_are_for_senders_of_this_host(is_here: bool) -> N
 
 @pytest.mark.parametrize("is_here", [True, False])
 def test_a_sender_is_seen_to_exit_on_this_host_alone(is_here: bool) -> None:
-    """On another host the number is nobody's, or somebody else's."""
+    """On another host the process id means nothing."""
 
     async def scenario(sender: "subprocess.Popen[bytes]") -> None:
         async with ReceiverEnd({"only": ScriptedOpening()}) as receiver:
@@ -194,7 +194,7 @@ def test_a_handshake_that_a_later_one_of_the_same_sender_has_overtaken_opens_not
 
 
 def test_a_dead_life_s_handshake_takes_no_link_from_the_next_life() -> None:
-    """Its hello may come late; it is not what the sender has begun last."""
+    """Its hello may come late and is not the sender's newest."""
 
     async def scenario() -> None:
         slow, quick = ScriptedOpening(), ScriptedOpening()
@@ -253,7 +253,7 @@ def test_a_sender_that_leaves_while_the_link_opens_leaves_nothing_open() -> None
             await wait_until(lambda: hanging.num_attempts == 1)
             sender.links.set_peers([])
             await wait_until(lambda: not sender.links._ending)
-            # Its stream's end reaches the receiver before the receiver's end has opened.
+            # The stream's end arrives before the receiver's end has opened.
             await asyncio.sleep(0.2)
             hanging.may_open.set()
             await wait_until(lambda: bool(hanging.receivers) and hanging.receivers[0].aborted)

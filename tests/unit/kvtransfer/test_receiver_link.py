@@ -1,4 +1,4 @@
-"""The receiver's side of the link's protocol."""
+"""The receiver's side of the link protocol."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.fakes.transport import ScriptedReceiver
 
 @pytest.fixture
 def gone() -> list[bool]:
-    """Whether the sender's process has exited."""
+    """True if the sender's process has exited."""
     return [False]
 
 
@@ -56,7 +56,7 @@ def test_a_broken_stream_is_not_quiet_until_its_sender_is_gone(one_sided: Receiv
 
 
 def test_a_sender_that_opens_its_next_epoch_says_that_the_last_one_is_quiet(one_sided: ReceiverLink) -> None:
-    # It may say so before the end of the last one has been noticed here.
+    # The sender may open its next epoch before this one's end is noticed.
     one_sided.mark_quiet()
     assert not one_sided.is_quiet(), "while it is open it may be written to"
     assert one_sided.end_epoch().done()

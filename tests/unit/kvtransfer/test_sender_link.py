@@ -1,11 +1,11 @@
-"""The sender's side of the link's protocol, with a transport whose copies complete on command."""
+"""The sender's side of the link protocol, with copies that complete on command."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tandem.kvtransfer.sender_link import LeaseState, SenderLink
+from tandem.kvtransfer.sender_link import SenderLeaseState, SenderLink
 from tandem.messages import Committed, Granted, LeaseRequest, LinkWelcome, Pushing, Refused, Released, Renewed, Revoke
 from tests.fakes.transport import ManualCompletion, ScriptedTransport
 
@@ -26,7 +26,8 @@ def link(transport: ScriptedTransport, sent: list[Any]) -> SenderLink:
 
 
 def commit(link: SenderLink, lease: Any) -> None:
-    link.commit_pages(lease, first_token=7, num_pages=2, num_tokens=8, finish_reason="", ship_started_ns=1)
+    committed = Committed(lease.lease_id, 7, num_pages=2, num_tokens=8, finish_reason="", ship_started_ns=1)
+    link.commit_pages(lease, committed)
 
 
 def test_settlements_wait_for_their_own_copies_only(
@@ -41,7 +42,7 @@ def test_settlements_wait_for_their_own_copies_only(
     transport.copies[0].is_done = True
     link.send_settlements()
     assert isinstance(sent[-1], Committed) and sent[-1].lease_id == leases[0].lease_id
-    assert [lease.state for lease in leases] == [LeaseState.COMMITTED, LeaseState.COMMITTING]
+    assert [lease.state for lease in leases] == [SenderLeaseState.COMMITTED, SenderLeaseState.COMMITTING]
     transport.complete_all()
     link.send_settlements()
     link.send_settlements()
@@ -51,7 +52,7 @@ def test_settlements_wait_for_their_own_copies_only(
 def test_a_grant_that_is_no_longer_wanted_is_released_once(link: SenderLink, sent: list[Any]) -> None:
     lease = link.request_lease("r", 0, 8)
     link.release_lease(lease)
-    # The grant crossed the release: the receiver settles by the Released that is already on its way.
+    # The grant crossed the release: the Released on its way settles it.
     link.receive_from_peer(Granted(lease.lease_id, 0, (4, 5)))
     link.receive_from_peer(Revoke(lease.lease_id))
     link.send_settlements()
@@ -72,7 +73,7 @@ def test_released_waits_for_copies(link: SenderLink, transport: ScriptedTranspor
 def test_a_refused_lease_is_settled(link: SenderLink, sent: list[Any]) -> None:
     lease = link.request_lease("r", 0, 8)
     link.receive_from_peer(Refused(lease.lease_id, "too_large"))
-    assert lease.state is LeaseState.REFUSED and lease.refusal == "too_large"
+    assert lease.state is SenderLeaseState.REFUSED and lease.refusal == "too_large"
     link.release_lease(lease)
     assert len(sent) == 1
 
@@ -84,7 +85,7 @@ def test_the_epoch_s_end_loses_leases_and_is_over_when_the_copies_are(
     link.receive_from_peer(Granted(lease.lease_id, 0, (4, 5)))
     link.push_pages(lease, [0, 1], [4, 5])
     quiet = link.end_epoch()
-    assert lease.state is LeaseState.LOST and not quiet.done()
+    assert lease.state is SenderLeaseState.LOST and not quiet.done()
     transport.complete_all()
     assert quiet.done()
     assert len(sent) == 1, "nothing is said on a stream that has ended"
@@ -111,7 +112,7 @@ def test_after_a_failure_nothing_is_settled(link: SenderLink, transport: Scripte
     link.receive_from_peer(Granted(lease.lease_id, 0, (4, 5)))
     link.push_pages(lease, [0, 1], [4, 5])
     commit(link, lease)
-    # The copies are over, and have not arrived.
+    # The copies ended without arrival.
     transport.failure_reason = "broken"
     transport.complete_all()
     link.send_settlements()
@@ -137,7 +138,7 @@ def test_the_time_in_which_copies_are_under_way_is_counted_once(
     lease = link.request_lease("r", 0, 12)
     link.receive_from_peer(Granted(lease.lease_id, 0, (4, 5, 6)))
     link.push_pages(lease, [0], [4])
-    # The second begins while the first is under way.
+    # The second starts during the first.
     link.push_pages(lease, [1], [5])
     assert link.copying_ns == 30
     transport.complete_all()
@@ -166,7 +167,7 @@ def test_a_message_that_begins_a_link_is_none_that_goes_on_with_it(link: SenderL
 def test_a_transport_that_fails_as_it_is_asked_commits_nothing(
     link: SenderLink, transport: ScriptedTransport, sent: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread fails and ends at any moment of the engine thread's look, and all copies are over then."""
+    """Its thread may fail and end at any moment between two checks."""
     leases = [link.request_lease("r", i, 8) for i in range(2)]
     for lease in leases:
         link.receive_from_peer(Granted(lease.lease_id, 0, (4, 5)))
@@ -183,4 +184,4 @@ def test_a_transport_that_fails_as_it_is_asked_commits_nothing(
     link.send_settlements()
     assert [type(m) for m in sent] == [LeaseRequest, LeaseRequest]
     link.end_epoch()
-    assert [lease.state for lease in leases] == [LeaseState.LOST, LeaseState.LOST]
+    assert [lease.state for lease in leases] == [SenderLeaseState.LOST, SenderLeaseState.LOST]

@@ -1,4 +1,4 @@
-"""What a prefill scheduler can be told."""
+"""Options of the prefill scheduler."""
 
 import pytest
 

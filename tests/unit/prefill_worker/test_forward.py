@@ -1,4 +1,4 @@
-"""What jobs are told when the forward that computed them has ended."""
+"""Results that jobs get from a completed forward."""
 
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.engine.token_sequence import TokenSequence
@@ -20,7 +20,7 @@ def new_job(cache: CacheManager, request_id: str, prompt: list[int], max_tokens:
 
 
 def launch(engine: FakeEngine, *jobs: tuple[PrefillJob, int]) -> PromptChunks:
-    """Args: jobs: each with how many of its tokens are to be computed."""
+    """Args: jobs: jobs, each with its number of tokens to compute."""
     chunks = PromptChunks(jobs, lambda chunks: None, lambda chunks: None)
     engine.launch(prompts=chunks)
     return chunks
@@ -36,7 +36,7 @@ def test_one_job_is_told_after_the_other_and_none_that_has_ended() -> None:
     assert next(told) is a
     assert a.first_token == expected_tokens(prompts["a"], 1)[0]
     assert [job.first_token for job in (b, c, d)] == [None] * 3
-    # What is done in between may end one that has not been told.
+    # The caller may end a later job.
     c.handle = None
     assert list(told) == [d]
     assert [job.first_token for job in (b, c, d)] == [None] * 3

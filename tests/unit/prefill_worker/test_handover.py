@@ -1,4 +1,4 @@
-"""A prompt's way from a prefill to a decode worker, with real schedulers, caches, links and pages, fake engines."""
+"""Handover from a prefill to a decode worker, with real schedulers, caches, links and pages, and fake engines."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -47,7 +47,7 @@ def test_decode_worker_computes_no_prompt_token() -> None:
     pair.run()
     assert pair.p.engine.counters.prompt_tokens_computed == 30
     assert pair.d.engine.counters.prompt_tokens_computed == 0
-    # The first token is sampled at prefill, the last has no KV yet.
+    # Prefill samples the first token, and the last has no KV.
     assert pair.d.engine.counters.output_tokens_computed == 5
 
 
@@ -73,7 +73,7 @@ def test_long_prompts_are_chunked_and_full_pages_ship_after_each_chunk() -> None
     pair.p.scheduler.step()
     assert [len(src) for _, src, _ in transport.pushes] == [1, 2]
     pair.p.scheduler.step()
-    # The last page is partial and ships once, after the last chunk.
+    # The partial last page ships once, after the last chunk.
     assert [len(src) for _, src, _ in transport.pushes] == [1, 2, 1]
     assert [lens for _, lens in pair.p.engine.batches] == [[6], [6], [3]]
     assert [seq for seq, _, _ in transport.pushes] == [0, 1, 2]
@@ -86,7 +86,7 @@ def test_committed_waits_for_the_copies() -> None:
     for _ in range(5):
         pair.turn()
     assert transport.pushes and pair.d.scheduler.num_running == 0
-    # The pages stay locked at the sender as long as copies read them.
+    # Pages stay locked at the sender while copies read them.
     assert pair.p.scheduler.stats().num_locked_pages == 3
     transport.complete_all()
     pair.turn()
@@ -102,14 +102,14 @@ def test_a_copy_that_is_over_just_after_it_was_looked_at_is_soon_looked_at_again
     for _ in range(5):
         pair.turn()
     assert transport.pushes
-    # The step has found it under way; it is over before the thread asks how long it may sleep.
+    # It was in flight during the step and ends before the thread asks for its sleep.
     transport.complete_all()
     deadline = pair.p.scheduler.next_deadline()
     assert deadline is not None and deadline <= pair.clock() + POLL_S
     for _ in range(3):
         pair.turn()
     assert pair.d.scheduler.num_running == 1
-    # Nothing keeps an idle worker awake.
+    # An idle worker sleeps.
     pair.run()
     assert pair.p.scheduler.next_deadline() is None
 
@@ -122,13 +122,13 @@ def test_a_handover_is_over_while_the_next_forward_is_being_launched() -> None:
     pair.submit("a", list(range(12)))
     for _ in range(4):
         pair.turn()
-    # The last page waits for the first two to be copied.
+    # The last page waits for the first two copies.
     assert [len(src) for _, src, _ in transport.pushes] == [2]
     pair.submit("b", list(range(100, 108)))
     settled: list[list[str]] = []
 
     class Launching(FakeEngine):
-        """A launch long enough for both copies to end one after the other within it."""
+        """A launch during which both copies end one after the other."""
 
         def forward(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
             assert meanwhile is not None
@@ -174,8 +174,8 @@ def test_a_first_token_is_told_of_before_all_others_of_its_forward_are_looked_at
 
 
 def test_what_goes_on_between_the_prompts_of_a_forward_commits_none_that_has_not_been_looked_at() -> None:
-    """Pages of "ends" were held back until "first", of the same forward, has been told of: all of its pages may go out
-    then, but that its first token ends it has yet to be found."""
+    """Pages of "ends" wait for those of "first" in the same forward. Then all may be pushed, before its first token is
+    known to end the request."""
     transport = ScriptedTransport()
     prefill = {"config": PrefillConfig(chunk_size=64), "max_pages_in_flight": 3, "asynchronous": True}
     pair = WorkerPair(prefill=prefill, open_sender=lambda *_: transport)
@@ -196,12 +196,12 @@ def test_what_goes_on_between_the_prompts_of_a_forward_commits_none_that_has_not
     pair.p.outbox.flush = lambda: transport.complete_all() or True  # type: ignore[method-assign]
     pair.clock.advance(1.0)
     pair.p.scheduler.step()
-    # What is shipped between the two was computed before; the last page is shipped when that one is looked at.
+    # Pages shipped in between were computed before; the last page ships with its own job's turn.
     assert [len(src) for _, src, _ in transport.pushes] == [3, 3, 1, 1, 1]
     for _ in range(10):
         pair.turn()
     assert [token.finish_reason for token in pair.p.outbox.of(FirstToken)] == ["length", "", "length"]
-    # The transport moves nothing, so tokens mean nothing here. "first" alone is decoded.
+    # The transport moves nothing, so tokens are meaningless. Only "first" is decoded.
     assert pair.output("ends") == [] and pair.d.engine.batches == [("decode", [1])] * 3
     pair.check_idle()
 
@@ -216,7 +216,7 @@ def test_a_second_turn_ships_only_what_is_new() -> None:
     pair.submit("b", second, max_tokens=4)
     pair.run()
     assert pair.output("b") == expected_tokens(second, 4)
-    # 21 of 25 tokens have KV at the decode worker, 5 pages of 4; the prefill worker has the 16 of the first prompt.
+    # 21 of 25 tokens have KV at the decode worker, 5 pages of 4; the prefill worker has the first prompt's 16.
     (finished,) = [f for f in pair.d.outbox.of(Finished) if f.request_id == "b"]
     assert (finished.cached_len, finished.num_pages_shipped) == (20, 2)
     (shipped,) = pair.p.handover.shipped
@@ -281,7 +281,7 @@ def test_a_sender_that_breaks_the_rules_loses_its_link_only() -> None:
         pair.turn()
     for _ in range(2):
         pair.d.scheduler.receive(FromSender(pair.epoch, LeaseRequest("twice", "other", 0, 5)))
-    assert "asked for twice" in pair.d.outbox.closed[pair.epoch]
+    assert "requested twice" in pair.d.outbox.closed[pair.epoch]
     assert pair.d.scheduler.num_running == 1
 
 
@@ -321,7 +321,7 @@ def test_who_waits_too_long_for_room_goes_back_to_the_router_with_its_work_cache
     pair.p.scheduler.step()
     assert len(pair.p.outbox.of(PrefillDeferred)) == 1, "it says so once"
     assert pair.p.scheduler.stats().num_running == 1 and pair.d.scheduler.stats().num_queued == 1
-    # The router starts it elsewhere.
+    # The router restarts it elsewhere.
     pair.abort("r")
     assert pair.p.scheduler.stats().num_running == pair.d.scheduler.stats().num_queued == 0
     assert len(pair.p.cache.peek(list(range(100, 116)))) == 4
@@ -359,7 +359,7 @@ def test_an_abort_during_a_copy_keeps_the_pages_until_it_has_completed() -> None
     pair.abort("r")
     for _ in range(3):
         pair.turn()
-    # Neither the pages that are read nor those that are written are free yet.
+    # Neither the pages being read nor those being written are free.
     assert pair.p.scheduler.stats().num_locked_pages == 3
     assert pair.d.scheduler.stats().num_leased_pages == 3
     transport.complete_all()
@@ -408,7 +408,7 @@ def test_a_cut_link_loses_the_request_but_no_page(turns: int) -> None:
     running = pair.d.scheduler.num_running
     told = {m.request_id for m in [*pair.p.outbox.of(Failed), *pair.d.outbox.of(LeaseLost)]}
     assert running or told == {"r"}, "somebody must tell the router"
-    # The same sender opening its next epoch proves that the old one's copies are over.
+    # The sender's next epoch proves that the old one's copies are over.
     pair.open_link()
     pair.abort("r")
     pair.run()
@@ -437,8 +437,8 @@ def test_losing_the_router_ends_everything_on_both_sides() -> None:
 
 
 def test_the_decode_worker_does_not_report_an_end_that_the_prefill_worker_reports() -> None:
-    # The first token ends the request while the grant is on its way: FirstToken and the decode worker's word travel on
-    # different streams, and LeaseLost must not be there first.
+    # The first token ends the request while the grant is on its way. FirstToken travels on another stream, and
+    # LeaseLost must not overtake it.
     pair = WorkerPair()
     pair.submit("r", list(range(5)), max_tokens=1)
     pair.p.scheduler.step()
@@ -482,7 +482,7 @@ def test_the_cap_on_pages_in_flight_holds_back_pushes_and_the_commit() -> None:
 
 
 def test_no_more_pages_are_asked_about_than_may_be_pushed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look at a long prompt, many of them in a millisecond, would otherwise go through all of its pages."""
+    """Frequent checks of a long prompt must not go through all of its pages."""
     sender = ScriptedTransport()
     prefill = {"config": PrefillConfig(chunk_size=16), "max_pages_in_flight": 2, "asynchronous": True}
     pair = WorkerPair(open_sender=lambda *_: sender, prefill=prefill)
@@ -511,7 +511,7 @@ def test_after_a_failure_nothing_is_committed_and_nothing_stays_locked() -> None
     pair.submit("r", list(range(10)))
     for _ in range(3):
         pair.turn()
-    # The transport breaks: its copies are over, and have not arrived.
+    # The transport breaks: its copies end without arrival.
     sender.failure_reason = "broken"
     sender.complete_all()
     for _ in range(3):
@@ -524,7 +524,7 @@ def test_after_a_failure_nothing_is_committed_and_nothing_stays_locked() -> None
     assert [m.request_id for m in pair.p.outbox.of(Failed)] == ["r"]
 
 
-# --- Waiting for pages. ---
+# --- Waiting for pages ---
 
 
 def test_each_attempt_waits_twice_as_long_as_the_one_before() -> None:
@@ -532,7 +532,7 @@ def test_each_attempt_waits_twice_as_long_as_the_one_before() -> None:
     for attempt in (0, 1, 2, 50):
         pair = WorkerPair(prefill={"config": PrefillConfig(grant_timeout_s=10.0)})
         pair.submit("r", list(range(8)), attempt=attempt)
-        # Nothing is delivered to the decode worker, so nothing is granted.
+        # Nothing reaches the decode worker, so nothing is granted.
         pair.p.scheduler.step()
         deadline = pair.p.scheduler.next_deadline()
         assert deadline is not None
@@ -596,7 +596,7 @@ def test_a_grammar_that_is_compiled_just_after_a_step_is_soon_looked_at_again() 
     for _ in range(5):
         pair.turn()
     assert pair.d.scheduler.num_running == 1 and not pair.d.engine.batches
-    # The step has found it under way; it is there before the thread asks how long it may sleep.
+    # It was compiling during the step and is ready before the thread asks for its sleep.
     matcher.set_result(None)
     deadline = pair.d.scheduler.next_deadline()
     assert deadline is not None and deadline < pair.clock() + 0.01

@@ -1,4 +1,4 @@
-"""Which of a request's pages somebody is computing."""
+"""Pages of a request that other jobs are computing."""
 
 from tandem.prefill_worker.queued_request import PagesInWork
 

@@ -1,4 +1,4 @@
-"""What a prefill worker computes, in which order, over a fake engine."""
+"""A prefill worker's forwards and their order, over a fake engine."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_short_prompts_share_a_forward_within_the_token_budget() -> None:
     for i in range(5):
         pair.submit(f"r{i}", list(range(100 * i, 100 * i + 8)))
     pair.run()
-    # A prompt that does not fit whole into what is left of the budget is cut.
+    # A prompt larger than the rest of the budget is cut.
     assert [lens for _, lens in pair.p.engine.batches] == [[8, 8, 4], [4, 8, 8]]
     assert first_tokens(pair) == [f"r{i}" for i in range(5)]
 
@@ -44,7 +44,7 @@ def test_a_request_waits_for_the_prefix_that_another_is_computing() -> None:
         pair.submit(f"r{i}", [*prefix, 500 + i])
     pair.submit("other", list(range(200, 208)))
     pair.run()
-    # The prefix is computed once; the others compute their own last token only.
+    # The prefix is computed once; the others compute only their last token.
     assert pair.p.engine.counters.prompt_tokens_computed == 41 + 3 + 8
     assert first_tokens(pair)[:2] == ["r0", "other"], "who shares nothing does not wait"
     for i in range(4):
@@ -62,7 +62,7 @@ def test_who_waits_for_a_prefix_is_woken_if_its_job_ends() -> None:
     pair.abort("a")
     pair.run()
     assert pair.output("b") == expected_tokens([*prefix, 501], 5)
-    # What the aborted job had computed is used.
+    # The aborted job's pages are reused.
     assert pair.p.engine.counters.prompt_tokens_computed == 8 + 33
     pair.check_idle()
 
@@ -150,7 +150,7 @@ def test_what_is_cached_is_forgotten_when_a_router_says_so() -> None:
     for side in (pair.p, pair.d):
         side.scheduler.receive(FromRouter(ResetCache()))
     pair.run()
-    # What b had begun with is in use, and goes on.
+    # The pages that b started with are in use and stay.
     assert pair.output("b") == expected_tokens(prompt, 5)
     for side in (pair.p, pair.d):
         side.scheduler.receive(FromRouter(ResetCache()))

@@ -1,6 +1,5 @@
-"""Prefill forwards that overlap: the next one is launched behind the one that runs, and no step waits. Nobody must be
-able to tell from tokens or messages, no page may be shipped before it is computed, and none may go to somebody else
-while a forward that was launched with it can still run."""
+"""Overlapping prefill forwards. Tokens and messages stay the same, no page ships before it is computed, and no page is
+reused while a forward launched with it may run."""
 
 from typing import Any
 
@@ -68,7 +67,7 @@ def test_tokens_and_messages_are_those_of_the_plain_loop(workload: str, min_shar
         without_times(m) for m in plain.p.outbox.of(FirstToken)
     ]
     assert overlapped.p.engine.batches == plain.p.engine.batches
-    # How much is shipped twice depends on when the decode worker gets the pages that several share.
+    # The number of pages shipped twice depends on the time at which the decode worker gets shared pages.
     (shipped,), (least,) = overlapped.p.handover.shipped, plain.p.handover.shipped
     assert shipped.num_pages >= least.num_pages
     for prompt in prompts.values():
@@ -103,7 +102,7 @@ def test_two_forwards_at_most_are_in_flight_and_none_at_rest() -> None:
 
 
 def test_what_has_been_said_does_not_wait_for_the_device() -> None:
-    """A lease request leaves before any forward is waited for, its own or the one that was launched before it."""
+    """A lease request leaves before the thread waits for any forward."""
     pair = make_pair()
     unsent_at_run: list[int] = []
     num_flushed = 0
@@ -131,7 +130,7 @@ def test_what_has_been_said_does_not_wait_for_the_device() -> None:
 
 
 def test_handovers_go_on_while_a_forward_runs() -> None:
-    """The grant comes, pages are shipped and the prefill is committed, though the device is busy all the time."""
+    """Grant, pages and commit pass while the device is busy."""
     pair = make_pair()
     pair.submit("a", PROMPT[:8])
     pair.p.scheduler.step()
@@ -182,14 +181,14 @@ def test_who_comes_finds_pages_in_flight_and_ships_them_when_they_are_computed()
     assert pair.p.engine.num_launched == 1
     pair.submit("b", [*PROMPT[:8], 500])
     pair.run()
-    # Its own token alone, in a forward behind.
+    # Only its own token, in a later forward.
     assert [lens for _, lens in pair.p.engine.batches] == [[8], [1]]
     assert pair.output("b") == expected_tokens([*PROMPT[:8], 500], 5)
     pair.check_idle()
 
 
 def launch(pair: WorkerPair, prompt: list[int], num_run: int) -> None:
-    """Submits a prompt and lets the device run some of its chunks; two more are launched, as far as there are any."""
+    """Submits a prompt and runs `num_run` of its chunks; up to two more are launched."""
     pair.submit("a", prompt)
     for number in range(num_run + 2):
         if number > 1:
@@ -218,7 +217,7 @@ def test_a_job_that_ends_in_flight_keeps_its_pages_until_its_forwards_are_done(n
     pair.check()
     stats = pair.p.scheduler.stats()
     assert (stats.num_running, stats.num_locked_pages) == (0, 8)
-    # Nobody gets these pages yet, and what they were launched for is dropped.
+    # These pages are not reused yet, and their forwards' results are dropped.
     other = list(range(100, 130))
     pair.submit("b", other)
     pair.p.scheduler._start_jobs(CHUNK_SIZE, None)
@@ -238,7 +237,7 @@ def test_what_an_aborted_job_had_launched_is_found_again_right_as_it_is(num_run:
     pair.submit("again", PROMPT)
     pair.run()
     assert pair.output("again") == expected_tokens(PROMPT, 5)
-    # Only the last page, which is not full, is computed twice.
+    # Only the partial last page is computed twice.
     assert pair.p.engine.counters.prompt_tokens_computed == (32 if num_run >= 2 else 30)
     pair.check_idle()
 
@@ -248,7 +247,7 @@ def test_duplicates_are_not_reused_before_the_forward_that_writes_them_is_done()
     for name in ("a", "b"):
         pair.submit(name, PROMPT[:4], max_tokens=1)
     pair.p.scheduler.step()
-    # A page is in the tree, and its duplicate waits to be freed.
+    # One page is in the tree, and its duplicate waits to be freed.
     assert (pair.p.engine.num_launched, pair.p.cache.num_free_pages) == (1, 2)
     assert pair.p.engine.pages_in_use & set(pair.p.cache._allocator.free_pages()) == set()
     pair.check()
@@ -272,7 +271,7 @@ def test_who_finds_no_pages_waits_for_those_of_a_forward_in_flight() -> None:
 
 def test_who_waits_too_long_for_room_goes_back_to_the_router_beside_a_forward_in_flight() -> None:
     pair = make_pair(num_pages=64)
-    # Nothing is delivered to the decode worker, so nothing is granted.
+    # Nothing reaches the decode worker, so nothing is granted.
     pair.submit("waits", PROMPT[:8])
     pair.p.scheduler.step()
     pair.p.engine.run_next()
@@ -286,7 +285,7 @@ def test_who_waits_too_long_for_room_goes_back_to_the_router_beside_a_forward_in
     assert pair.p.engine.num_launched == 1
     pair.p.scheduler.step()
     assert pair.p.outbox.of(PrefillDeferred) == [PrefillDeferred("waits", 0)]
-    # The router starts it elsewhere.
+    # The router restarts it elsewhere.
     pair.abort("waits")
     pair.check()
     while pair.p.engine.num_launched:
@@ -295,11 +294,11 @@ def test_who_waits_too_long_for_room_goes_back_to_the_router_beside_a_forward_in
     assert [m.token_id for m in pair.p.outbox.of(FirstToken)][1:] == expected_tokens([9, *PROMPT], 1)
 
 
-# --- role both ---
+# --- Role both ---
 
 
 class Both:
-    """One worker of role both, whose prefills overlap."""
+    """A both worker with overlapping prefills."""
 
     def __init__(self, max_tokens: int) -> None:
         clock, self.outbox = FakeClock(), ListOutbox()
@@ -315,7 +314,7 @@ class Both:
         self.scheduler.receive(FromRouter(Prefill(name, 0, tuple(prompt), (), self._sampling, "both")))
 
     def turn(self) -> bool:
-        """A step, or what the device does meanwhile; returns whether there was either."""
+        """Runs a step or a forward; returns whether there was either."""
         worked = self.scheduler.step()
         assert self.scheduler.check_integrity() == ""
         if not worked and self.engine.num_launched:
@@ -334,7 +333,7 @@ class Both:
 
 
 def two_come_while_one_is_decoded() -> tuple[Both, int]:
-    """A worker that decodes a and has just been given b and c; and the forwards it has launched by then."""
+    """A worker that decodes a and has just got b and c, with its number of launched forwards."""
     both = Both(max_tokens=6)
     both.submit("a", PROMPT[:8])
     while not both.output("a"):
@@ -368,7 +367,7 @@ def test_what_is_to_be_decoded_here_does_not_wait_behind_the_next_prompt() -> No
     both.submit("b", [9, *PROMPT[:7]])
     both.scheduler.step()
     both.scheduler.step()
-    # The second prompt waits until the first is adopted: its decode step is launched first.
+    # The second prompt waits for the first one's decode step to be launched.
     assert both.engine.batches == [("prefill", [8])]
     both.run()
     assert both.engine.batches[1:3] == [("decode", [1]), ("prefill", [8])]
@@ -384,7 +383,7 @@ def test_the_tokens_of_a_decode_step_in_flight_do_not_wait_for_the_prompt_behind
     num_known = len(both.output("a"))
     both.submit("b", [9, *PROMPT[:7]])
     both.scheduler.step()
-    # Nobody waits for either.
+    # Nothing waits for either.
     assert (both.engine.num_launched, len(both.output("a"))) == (2, num_known)
     both.engine.run_next()
     assert both.scheduler.step()
@@ -401,7 +400,7 @@ def test_the_device_has_a_decode_step_to_run_while_the_next_prompt_is_prepared()
     assert both.engine.batches[num_before:] == [("prefill", [8]), ("decode", [1, 1])]
     assert both.engine.num_launched == 1
     both.scheduler.step()
-    # The step is still to run.
+    # The step has not run.
     assert [mode for mode, _ in both.engine.batches[num_before:]] == ["prefill", "decode", "prefill"]
     assert both.engine.num_launched == 2
     both.run()

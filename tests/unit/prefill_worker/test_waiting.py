@@ -1,4 +1,4 @@
-"""The order in which waiting requests may start."""
+"""Start order of waiting requests."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,7 @@ from tandem.sampling_params import SamplingParams
 
 
 class YoungestFirst(PrefillPolicy):
-    """
-    Attributes:
-        seen: the request ids of every queue that it was asked to order.
-    """
+    """Attributes: seen: request ids of every queue it ordered."""
 
     def __init__(self) -> None:
         self.seen: list[list[str]] = []

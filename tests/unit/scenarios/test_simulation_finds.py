@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tandem.both_worker.scheduler import BothScheduler
-from tandem.decode_worker.lease_records import WaitingLease
+from tandem.decode_worker.lease import Lease
 from tandem.decode_worker.leases import LeaseBook
 from tandem.decode_worker.scheduler import DecodeScheduler
 from tandem.decode_worker.step import DecodeStep
@@ -136,14 +136,14 @@ def test_duplicates_freed_while_a_prefill_in_flight_writes_them_are_caught(monke
 @pytest.mark.slow
 def test_an_overtake_too_many_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were they counted for each attempt afresh, who is started again and again would wait for ever."""
-    original = WaitingLeases.line_up
+    original = WaitingLeases.enqueue
 
-    def line_up(self: WaitingLeases, waiting: WaitingLease, admit: Admit) -> WaitingLease | None:
+    def enqueue(self: WaitingLeases, waiting: Lease, admit: Admit) -> Lease | None:
         last = original(self, waiting, admit)
         waiting.num_overtaken = 0
         return last
 
-    monkeypatch.setattr(WaitingLeases, "line_up", line_up)
+    monkeypatch.setattr(WaitingLeases, "enqueue", enqueue)
     assert "overtaken" in find_violation(ALL_MAY_FAIL)
 
 

@@ -1,4 +1,4 @@
-"""The engine thread's loop, with a scheduler that only counts."""
+"""The engine thread's loop, with a counting scheduler."""
 
 import threading
 import time
@@ -39,7 +39,7 @@ class Counting(Scheduler):
 
 
 class LateRecorder(Recorder):
-    """To all threads but the engine's it seems to be off: they looked just before it was started."""
+    """Seems off to other threads, as if they had checked just before its start."""
 
     @property
     def is_on(self) -> bool:
@@ -51,7 +51,7 @@ class LateRecorder(Recorder):
 
 
 class Caching(Counting):
-    """Its cache changes in every step. Attributes: num_steps: of them."""
+    """Changes its cache in every step."""
 
     def __init__(self) -> None:
         super().__init__()

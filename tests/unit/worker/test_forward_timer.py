@@ -1,4 +1,4 @@
-"""What a worker learns of its own forwards."""
+"""Fitted forward times."""
 
 import random
 from dataclasses import astuple
@@ -7,7 +7,7 @@ import pytest
 
 from tandem.forward_times import start_times
 from tandem.messages import ForwardTimes
-from tandem.worker.forward_timer import GAP_FORGOTTEN_S, INTERVAL_S, MAX_OVERRUN, NUM_MISSES, ForwardTimer
+from tandem.worker.forward_timer import GAP_FORGOTTEN_S, INTERVAL_S, MAX_OVERRUN, NUM_OVERRUNS, ForwardTimer
 from tests.fakes.clock import FakeClock
 
 PROMPT = (0.010, 50e-6, 2e-9)
@@ -15,7 +15,7 @@ STEP = (0.008, 60e-6, 5e-8)
 
 
 class Device:
-    """Computes one thing after the other, and the host waits for each. Attributes: clock, timer."""
+    """A device that runs one forward after the other while the host waits."""
 
     def __init__(self) -> None:
         self.clock, self.rng = FakeClock(), random.Random(0)
@@ -49,7 +49,7 @@ def test_it_begins_with_what_is_supposed_of_its_device() -> None:
         timer = ForwardTimer(device, clock)
         assert timer.fitted == start_times(device)
         clock.advance(10.0)
-        # It says nothing of what it has not seen.
+        # Nothing is published before a measurement.
         assert timer.times() == ForwardTimes()
 
 
@@ -57,7 +57,7 @@ def test_prompts_by_themselves_are_timed_from_launch_to_end() -> None:
     device = Device()
     for _ in range(300):
         device.prompt()
-        # An idle worker does not seem slow.
+        # Idle time must not count.
         device.clock.advance(0.5)
     assert device.factors[:3] == pytest.approx(PROMPT, rel=0.15)
     assert device.timer.times().gap_beside_prompts_s == 0.0
@@ -81,7 +81,7 @@ def test_steps_are_timed_from_end_to_end() -> None:
     for number in range(500):
         device.step()
         if number % 50 == 49:
-            # A while in which nothing is decoded is no long step.
+            # Time without decoding is not a step.
             device.timer.nothing_decoded()
             device.clock.advance(10.0)
     assert device.factors[3:6] == pytest.approx(STEP, rel=0.15)
@@ -112,7 +112,7 @@ def test_prompts_in_one_forward_with_a_step_count_for_that_step() -> None:
         device.timer.prompts_launched(device.clock.now, num_tokens, num_tokens**2 // 2)
         device.timer.step_launched(num_requests, 1000 * num_requests)
 
-    # Each is launched while the one before runs.
+    # Each is launched while the previous one runs.
     launch(*numbers[0])
     for (num_tokens, num_requests), behind in zip(numbers, [*numbers[1:], numbers[0]], strict=True):
         launch(*behind)
@@ -128,7 +128,7 @@ def test_prompts_in_one_forward_with_a_step_count_for_that_step() -> None:
         found = times.prefill_s + times.prompt_token_s * num_tokens + times.attended_token_s * num_tokens**2 / 2
         found += times.step_s + times.request_s * num_requests + times.kv_token_s * 1000 * num_requests
         assert found == pytest.approx(expected, rel=0.03)
-    assert device.timer.largest_lot > 1900
+    assert device.timer.max_prompt_tokens > 1900
 
 
 def test_a_step_whose_requests_have_all_left_is_no_beginning_of_the_next_one() -> None:
@@ -203,14 +203,14 @@ def test_it_knows_what_nearly_all_steps_with_prompts_stay_within() -> None:
     for _ in range(200):
         mixed(1.0)
     assert device.timer.overrun == pytest.approx(1.0, abs=0.02)
-    # Each tenth takes a fifth longer than can be known, and what is expected of all is between the two.
+    # Every tenth takes 20 % longer, unpredictably; the fit lies between.
     for number in range(400):
         mixed(1.2 if number % 10 == 0 else 1.0)
     assert device.timer.overrun == pytest.approx(1.2 / 1.02, abs=0.03)
-    for _ in range(NUM_MISSES):
+    for _ in range(NUM_OVERRUNS):
         mixed(1.0)
     assert device.timer.overrun == pytest.approx(1.0, abs=0.03)
-    # However far it is off, there is a bound.
-    for number in range(NUM_MISSES):
+    # There is a bound.
+    for number in range(NUM_OVERRUNS):
         mixed(20.0 if number % 2 else 1.0)
     assert device.timer.overrun <= MAX_OVERRUN

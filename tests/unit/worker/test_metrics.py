@@ -1,4 +1,4 @@
-"""What a worker exports to Prometheus, and its port."""
+"""A worker's Prometheus metrics and their port."""
 
 import socket
 from collections.abc import Iterator

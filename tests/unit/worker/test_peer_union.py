@@ -1,4 +1,4 @@
-"""Whom a prefill worker keeps links to, whatever becomes of the routers that name them."""
+"""The peers to link to, as routers come and go."""
 
 from tandem.messages import Peer
 from tandem.worker.peer_union import KEEP_S, PeerUnion

@@ -1,4 +1,4 @@
-"""What a router is told of a cache over one stream."""
+"""Reports of one cache over one stream."""
 
 from typing import Any
 
@@ -9,8 +9,6 @@ from tandem.worker.prefix_feed import PART_IDENTITIES, CacheAccount, PrefixFeed
 
 
 class Writer:
-    """Attributes: told: what has been sent."""
-
     def __init__(self) -> None:
         self.told: list[CachedPrefixes] = []
         self.num_sent = self.num_taken = 0

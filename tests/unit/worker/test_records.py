@@ -1,4 +1,4 @@
-"""What a worker keeps of what it has served, and for how long."""
+"""Contents and lifetime of a worker's records."""
 
 import tracemalloc
 from dataclasses import replace
@@ -85,7 +85,7 @@ def test_the_latest_attempt_counts_with_what_was_passed_on_before() -> None:
     keeper = RecordKeeper(2**20)
     keeper.begin(admit(1))
     keeper.note([Tokens((tokens(1, 0, 0, 5, 6, 7),))])
-    # The router has passed on two of them.
+    # The router has passed on two tokens.
     keeper.begin(admit(1, 1, (5, 6)))
     keeper.note([Tokens((tokens(1, 0, 2, 8),)), first(1, 0, 2, 8)])
     assert kept(keeper, 1) == Recalled("asked", 1, (5, 6), b"token-1")
@@ -116,7 +116,7 @@ def test_the_oldest_give_way(num_each: int) -> None:
         assert keeper.num_bytes <= max_bytes
     found = [number for number in range(200) if kept(keeper, number) != NOTHING]
     assert found == list(range(200 - num_fitting, 200))
-    # Those that gave way may still be running.
+    # Requests of evicted records may still run.
     keeper.note([Tokens(tuple(tokens(number, 0, num_each, 6) for number in range(200)))])
     assert keeper.num_bytes <= max_bytes
 

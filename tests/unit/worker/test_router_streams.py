@@ -1,4 +1,4 @@
-"""A worker and several routers, with real gRPC between them."""
+"""A worker and several routers over real gRPC."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -44,11 +44,10 @@ from tests.fakes.scripted_worker import hello
 
 
 class RouterPort(worker_pb2_grpc.ClusterServicer):
-    """A router's end of one worker's streams. It keeps its address over several lives.
+    """A router's end of one worker's streams, with the same address over several lives.
 
     Attributes:
-        heard: all that the worker has said, but for heartbeats.
-        wants_prefixes: whether it asks what is cached.
+        heard: all messages of the worker except heartbeats.
     """
 
     def __init__(self) -> None:
@@ -99,7 +98,7 @@ class RouterPort(worker_pb2_grpc.ClusterServicer):
 
 
 class RefusingRouter(worker_pb2_grpc.ClusterServicer):
-    """One that takes no worker in."""
+    """Refuses every worker."""
 
     async def Control(self, batches: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "models differ")
@@ -107,7 +106,7 @@ class RefusingRouter(worker_pb2_grpc.ClusterServicer):
 
 
 class WorkerEnd:
-    """Attributes: events: what the engine thread is told; peers: whom links are kept to."""
+    """Attributes: events: events for the engine thread; peers: peers to link to."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self.events: list[Any] = []
@@ -135,7 +134,7 @@ class WorkerEnd:
 
 
 def scenario_of(num_routers: int) -> Callable[[Callable[..., Awaitable[None]]], Callable[[], None]]:
-    """Runs a test with so many routers and a worker that is connected to all of them."""
+    """Runs a test with a worker connected to `num_routers` routers."""
 
     def decorate(test: Callable[..., Awaitable[None]]) -> Callable[[], None]:
         async def run() -> None:
@@ -200,7 +199,7 @@ async def test_the_end_of_one_router_is_that_of_nobody_else(
         [Failed(make_request_id(lost, 1), 0, "nobody"), Failed(make_request_id(other.incarnation, 1), 0, "")]
     )
     await wait_until(lambda: bool(other.heard))
-    # One that is started again is found at its old address, and is another router to its requests.
+    # A restarted router has its old address but is another router to requests.
     await gone.start()
     await wait_until(lambda: worker.num_welcomes == 3)
     assert gone.incarnation != lost
@@ -260,7 +259,7 @@ async def test_any_router_is_told_what_was_kept_of_a_dead_one_s_request(
     lost = gone.incarnation
     await gone.stop()
     await wait_until(lambda: RouterLost(lost) in worker.events)
-    # Its end is on its way to the engine thread: what is said meanwhile is of no use to any router.
+    # The end has not reached the engine thread: messages until then go to no router.
     worker.streams.send([Tokens((TokenEvent(request_id, 0, 2, (7,)),))])
     other.say(Recall("mine", "record"), Recall("unknown", "another"))
     await wait_until(lambda: Recalled("unknown") in other.heard)

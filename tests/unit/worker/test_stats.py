@@ -1,4 +1,4 @@
-"""The counters of workers."""
+"""Workers' counters."""
 
 from dataclasses import replace
 
@@ -7,12 +7,12 @@ from tandem.messages import Shipped, WorkerStats
 from tandem.prefill_worker.config import PrefillConfig
 from tests.fakes.workers import WorkerPair
 
-# Of the fake engine, with 4 tokens of 2 floats each.
+# The fake engine's 4 tokens of 2 floats.
 PAGE_BYTES = 32
 
 
 def shipped(stats: WorkerStats) -> list[Shipped]:
-    """Without what no two runs have alike."""
+    """Without times, which differ between runs."""
     return [replace(one, copying_ns=0) for one in stats.shipped]
 
 
@@ -48,7 +48,7 @@ def test_outputs_of_an_earlier_attempt_are_no_prompt() -> None:
     outputs = tuple(pair.output("a")[:8])
     pair.submit("b", prompt, output_ids=outputs, attempt=1, max_tokens=12)
     pair.run()
-    # The decode worker has 16 of these tokens, but only 8 of them are the client's prompt.
+    # The decode worker caches 16 of these tokens, but only 8 belong to the client's prompt.
     assert pair.d.scheduler.stats().prefix_cached_tokens == 8
     assert pair.p.scheduler.stats().prefix_cached_tokens == 8
 
@@ -76,7 +76,7 @@ def test_what_is_sent_over_a_second_link_adds_up() -> None:
     pair.run()
     stats = pair.p.scheduler.stats()
     assert shipped(stats) == [Shipped("shared_memory", 4, 4 * PAGE_BYTES, "d")]
-    # The time of both epochs' copies is there.
+    # The copy times of both epochs are counted.
     assert stats.shipped[0].copying_ns > first.shipped[0].copying_ns > 0
 
 

@@ -1,4 +1,4 @@
-"""Pages between two processes' pools by NCCL, both ways at once; and peers that die or stand still meanwhile."""
+"""Pages between two processes' pools over NCCL, both ways at once, with peers that die or stall."""
 
 import asyncio
 import multiprocessing
@@ -23,7 +23,7 @@ from tests.fakes.page_layout import OpaqueLayout
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each end")
 
 LAYOUT = OpaqueLayout(16, 2**18)
-# The first half has what is sent, the second is received into.
+# The first half is sent, the second received.
 NUM_PAGES = 512
 NUM_SOURCES = NUM_PAGES // 2
 TIMEOUT_S = 60.0
@@ -32,7 +32,7 @@ NUM_AT_ONCE = 50
 
 
 def serve_ends(pipe: Connection, visible: str) -> None:
-    """A process with a GPU and a pool of random pages, which does with its ends what it is told."""
+    """A process with a GPU and a random pool, which runs commands on its ends."""
     os.environ["CUDA_VISIBLE_DEVICES"] = visible
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
@@ -96,7 +96,7 @@ def _wait(condition: Callable[[], bool]) -> None:
 
 
 class Worker:
-    """Such a process, seen from here."""
+    """The handle of such a process."""
 
     def __init__(self, visible: str) -> None:
         context = multiprocessing.get_context("spawn")
@@ -129,7 +129,7 @@ class Worker:
 
 @pytest.fixture
 def workers() -> Iterator[list[Worker]]:
-    """One on each GPU. Others may be put in their places."""
+    """One on each GPU. A test may replace them."""
     both = [Worker("0"), Worker("1")]
     yield both
     for worker in both:
@@ -171,7 +171,7 @@ def test_random_transfers_both_ways_at_once(workers: list[Worker]) -> None:
                 src = rng.sample(range(NUM_SOURCES), num_pages)
                 dst = rng.sample(range(NUM_SOURCES, NUM_PAGES), num_pages)
                 pushes.append((src, dst))
-                # The receiver decides where they go; what it does not want goes nowhere.
+                # The receiver decides the destination and discards unwanted pages.
                 is_wanted = rng.random() < 0.9
                 expected.append((dst if is_wanted else None, num_pages))
                 if is_wanted:
@@ -211,7 +211,7 @@ def test_a_peer_that_dies_is_noticed_and_another_takes_its_place(workers: list[W
     assert "page connection failed" in failure
     assert left.ask("abort") < 5.0
     if left is receiver:
-        # Nothing of the dead one's comes late.
+        # No page of the dead one comes late.
         before = left.ask("digests")
         time.sleep(0.5)
         assert left.ask("digests") == before
@@ -236,7 +236,7 @@ def test_a_peer_that_stands_still_holds_nobody(workers: list[Worker], stands: st
     assert other.ask("abort") < 5.0
     before = other.ask("digests")
     still.signal(signal.SIGCONT)
-    # It hears of the end when it goes on, and does nothing to the other's pages.
+    # It notices the end when it continues, and leaves the other's pages alone.
     _wait(lambda: still.ask("failures") != [""])
     assert still.ask("abort") < 5.0
     assert other.ask("digests") == before
@@ -248,10 +248,10 @@ def test_a_peer_that_stands_still_holds_nobody(workers: list[Worker], stands: st
 
 
 def told_and_gone(receiver: Worker) -> socket.socket:
-    """The connection of a sender that has been told NCCL's id, and does not join."""
+    """Connects as a sender that gets NCCL's id but does not join."""
     connection = peer_socket.connect(receiver.ask("listen"))
     peer_socket.read_into(connection, memoryview(bytearray(128)))
-    # It is in the middle of making the communicator.
+    # It is making the communicator.
     time.sleep(0.5)
     return connection
 
@@ -268,7 +268,7 @@ def test_a_sender_that_never_joins_costs_neither_a_thread_nor_memory(workers: li
                 connection.close()
             _wait(lambda: receiver.ask("failures") != [""])
             (failure,) = receiver.ask("failures")
-            assert ("closed the connection" if dies else "takes no part") in failure
+            assert ("closed the connection" if dies else "did not respond in time") in failure
             assert receiver.ask("abort") < 5.0
     _wait(lambda: receiver.ask("held")[0] == 0)
     assert receiver.ask("held")[1] < 2**20
@@ -281,7 +281,7 @@ def test_a_sender_that_never_joins_costs_neither_a_thread_nor_memory(workers: li
 
 @pytest.mark.parametrize("stands", ["sender", "receiver"])
 def test_a_peer_that_stops_while_the_two_connect_is_given_up(workers: list[Worker], stands: str) -> None:
-    """At many moments of the making of a communicator, which takes a second or so."""
+    """At many moments of the making of a communicator, which takes about a second."""
     sender, receiver = workers
     link(sender, receiver)
     for worker in workers:
@@ -292,7 +292,7 @@ def test_a_peer_that_stops_while_the_two_connect_is_given_up(workers: list[Worke
         time.sleep(delay_s)
         still.signal(signal.SIGSTOP)
         if other is sender:
-            # Whether it was connected before depends on the moment.
+            # Whether it was connected depends on the moment.
             sender.answer()
         else:
             time.sleep(5.0)

@@ -1,4 +1,4 @@
-"""Pages from one process's pool into another's, over CUDA IPC: two GPUs where there are two, else one."""
+"""Pages between two processes' pools over CUDA IPC, on two GPUs if available."""
 
 import asyncio
 import multiprocessing
@@ -16,12 +16,12 @@ from tests.fakes.page_layout import OpaqueLayout
 LAYOUT = OpaqueLayout(16, 2**18)
 NUM_PAGES = 64
 TIMEOUT_S = 60.0
-# This is about half a second, much longer than a copy.
+# About half a second, much longer than a copy.
 SLEEP_CYCLES = 1_000_000_000
 
 
 def receive(connection: Connection, visible: str) -> None:
-    """A process with a pool: tells where it is, and what it holds whenever it is asked."""
+    """A process with a pool: sends its endpoint, then its contents on request."""
     os.environ["CUDA_VISIBLE_DEVICES"] = visible
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
@@ -34,7 +34,7 @@ def receive(connection: Connection, visible: str) -> None:
 
 @pytest.fixture
 def peer() -> Iterator[Connection]:
-    """Another process: says its endpoint first."""
+    """The other process; its endpoint comes first."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=receive, args=(there, "1" if torch.cuda.device_count() > 1 else "0"))
@@ -54,12 +54,12 @@ def test_pages_arrive_where_they_were_sent(peer: Connection) -> None:
     endpoint: bytes = peer.recv()
     pool = CudaKvPool(LAYOUT, NUM_PAGES, torch.device("cuda", 0))
     nvlink = load_transports(["nvlink"], pool, "127.0.0.1", ClusterCredentials())["nvlink"]
-    # A worker does it in this way too: the end is opened in a thread of its own and used in this one.
+    # As in a worker: opened in a thread of its own, used in this one.
     sender = asyncio.run(open_end(lambda: nvlink.open_sender(endpoint)))
     pool.memory.random_(0, 256)
     pairs = {3: 60, 4: 2, 5: 3, 63: 0}
     torch.cuda.synchronize()
-    # What is launched after the pages were written does not hold them up.
+    # Work launched after the pages were written does not delay them.
     torch.cuda._sleep(SLEEP_CYCLES)
     later = torch.cuda.Event()
     later.record()
@@ -90,5 +90,5 @@ def test_a_pool_that_cannot_be_mapped_is_a_reason_to_take_another_transport(peer
         nvlink = load_transports(["nvlink"], pool, "127.0.0.1", ClusterCredentials())["nvlink"]
         with pytest.raises(OpeningError, match=reason):
             asyncio.run(open_end(lambda nvlink=nvlink, told=told: nvlink.open_sender(told)))
-    # No failed call is left behind for others to find.
+    # No failed CUDA call is left for later checks.
     torch.cuda.synchronize()

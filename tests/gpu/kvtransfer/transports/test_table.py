@@ -1,4 +1,4 @@
-"""What the names of transports for GPUs stand for."""
+"""Names of GPU transports."""
 
 import pytest
 import torch

@@ -1,5 +1,5 @@
-"""What the ends of an NCCL transport do when their peer, NCCL or the device fails them, over stand-ins for NCCL and the
-device; how those behave themselves is seen on GPUs (tests/gpu/kvtransfer/transports/test_nccl.py)."""
+"""Failures of the peer, NCCL or the device under an NCCL transport, with fakes of NCCL and the device. The real ones
+are tested in tests/gpu/kvtransfer/transports/test_nccl.py."""
 
 import gc
 import socket
@@ -57,7 +57,7 @@ def open_receiver(into: Any = None) -> Any:
 
 
 def open_pair() -> tuple[Any, Any, Any, Any]:
-    """Two pools, the first of random pages, and the ends between them."""
+    """Two pools, the first random, and the ends between them."""
     from tandem.kvtransfer.transports.nccl import NcclSender
 
     source, destination = pool(), pool()
@@ -82,7 +82,7 @@ def end(*ends: Any) -> None:
 def test_pages_go_where_they_belong_in_pieces_and_in_order(fake: FakeNccl) -> None:
     source, destination, sender, receiver = open_pair()
     pushes = [sender.copy_pages(0, list(range(10)), [0] * 10), sender.copy_pages(1, [3], [0])]
-    # What nobody wants is received and thrown away.
+    # Unwanted pages are received and discarded.
     receives = [receiver.receive_pages(0, list(range(20, 30)), 10), receiver.receive_pages(1, None, 1)]
     pushes.append(sender.copy_pages(2, [7], [9]))
     receives.append(receiver.receive_pages(2, [40], 1))
@@ -116,7 +116,7 @@ def test_what_the_ends_tell_each_other_beside_nccl_is_encrypted(
     receiver.receive_pages(2, [1], 1)
     wait_for(lambda: "closed the connection" in receiver.failure)
     end(receiver)
-    # That NCCL's own connections, by which pages go to another host, have no TLS is said once.
+    # The warning about NCCL's unencrypted connections is logged once.
     another = there.open_receiver()
     end(here.open_sender(another.endpoint()), another)
     assert ["in the clear" in message for message in caplog.messages].count(True) == 1
@@ -132,10 +132,10 @@ def test_pushes_out_of_step_are_a_failure(fake: FakeNccl) -> None:
 
 
 def met(receiver: Any, joins: bool = False) -> socket.socket:
-    """The connection of a sender that has been told the unique id, and does not join.
+    """Connects as a sender that gets the unique id but does not join.
 
     Args:
-        joins: it has said that it is about to.
+        joins: whether it announces its join.
     """
     connection = peer_socket.connect(receiver.endpoint())
     peer_socket.read_into(connection, memoryview(bytearray(UNIQUE_ID_BYTES)))
@@ -147,7 +147,7 @@ def met(receiver: Any, joins: bool = False) -> socket.socket:
 
 @pytest.mark.parametrize("joins", [False, True])
 def test_a_sender_that_dies_before_it_joins_is_noticed_at_once(fake: FakeNccl, joins: bool) -> None:
-    """NCCL by itself would wait for it as long as this process lives."""
+    """NCCL itself waits until this process ends."""
     receiver = open_receiver()
     met(receiver, joins).close()
     wait_for(lambda: "closed the connection" in receiver.failure, 0.4)
@@ -159,7 +159,7 @@ def test_a_sender_that_dies_before_it_joins_is_noticed_at_once(fake: FakeNccl, j
 def test_a_sender_that_stands_still_before_it_joins_is_given_up(fake: FakeNccl, joins: bool) -> None:
     receiver = open_receiver()
     with met(receiver, joins):
-        wait_for(lambda: "takes no part" in receiver.failure)
+        wait_for(lambda: "did not respond in time" in receiver.failure)
         end(receiver)
     assert len(fake.communicators) == joins
 
@@ -169,7 +169,7 @@ def connecting_threads() -> list[threading.Thread]:
 
 
 def test_what_nccl_makes_too_late_is_aborted_before_it_moves_anything(fake: FakeNccl) -> None:
-    """The thread that NCCL held ends then."""
+    """The thread that NCCL blocked ends then."""
     receiver = open_receiver()
     with met(receiver, joins=True):
         end(receiver)
@@ -204,14 +204,14 @@ def test_a_first_message_that_fails_as_it_is_asked_for_connects_nothing(fake: Fa
 
     class Failing:
         def __init__(self, *args: Any) -> None:
-            """It is made at once."""
+            """Done at once."""
 
         def send(self, *args: Any) -> None:
             is_asked.wait(5.0)
             raise RuntimeError("unhandled system error")
 
     class Asked(Communicator):
-        """Its thread comes to its end while somebody looks whether it has failed."""
+        """Its thread ends during a check for failure."""
 
         @property
         def _error(self) -> Exception | None:
@@ -241,9 +241,9 @@ def test_a_receiver_that_stands_still_before_it_tells_the_id_is_given_up(fake: F
             begun.append(self)
             super().__init__(*args)
 
-    # Its host takes the connection for it.
+    # The host accepts the connection on its behalf.
     listener = Listener("127.0.0.1")
-    with pytest.raises(OSError, match=r"did not connect within|takes no part"):
+    with pytest.raises(OSError, match=r"did not connect within|did not respond in time"):
         Begun(pool(), "127.0.0.1", listener.endpoint.encode())
     wait_for(lambda: not begun[0]._thread.is_alive(), 1.0)
     listener.close()
@@ -259,7 +259,7 @@ def test_a_receiver_that_stands_still_before_it_joins_is_given_up(fake: FakeNccl
             listener.accept().sendall(bytes(UNIQUE_ID_BYTES))
             super()._meet_peer()
 
-    with pytest.raises(OSError, match=r"did not connect within|takes no part|closed the connection"):
+    with pytest.raises(OSError, match=r"did not connect within|did not respond in time|closed the connection"):
         Told(pool(), "127.0.0.1", listener.endpoint.encode())
     assert len(fake.communicators) == 1
     fake.peer_has_ended.set()
@@ -268,7 +268,7 @@ def test_a_receiver_that_stands_still_before_it_joins_is_given_up(fake: FakeNccl
 
 
 def test_what_a_dead_epoch_had_of_the_device_is_given_back(fake: FakeNccl) -> None:
-    """Though somebody still remembers the epoch."""
+    """Even if an object of the epoch lives on."""
     _, _, sender, receiver = open_pair()
     slots = [weakref.ref(one._ring._slots) for one in (sender, receiver)]
     end(sender, receiver)
@@ -277,7 +277,7 @@ def test_what_a_dead_epoch_had_of_the_device_is_given_back(fake: FakeNccl) -> No
 
 
 def lease_under_receive(receiver: Any) -> tuple[CacheManager, PageHandle, Any]:
-    """A decode worker's cache, the pages of the link's only lease, and what they wait for once the link has ended."""
+    """A decode worker's cache, the pages of the link's only lease, and the completion they wait for."""
     cache = CacheManager(8, 4)
     handle = cache.acquire_pages(list(range(20)), 20, max_cached_len=0, leased=True)
     assert handle is not None
@@ -304,7 +304,7 @@ def test_a_device_that_is_lost_ends_the_engine_thread_and_frees_nothing(
     monkeypatch.setattr(FakeStream, "failure", "CUDA error: an illegal memory access was encountered")
     cache, handle, quiet = lease_under_receive(receiver)
     wait_for(lambda: not receiver._thread.is_alive())
-    # The engine thread frees pages by no other way, and nothing there catches this.
+    # The engine thread frees pages only this way, and nothing there catches the error.
     with pytest.raises(RuntimeError, match="illegal memory access"):
         cache.release_pages(handle, after=[quiet])
     with pytest.raises(RuntimeError, match="illegal memory access"):
@@ -325,7 +325,7 @@ def test_an_abort_that_never_ends_is_not_waited_for_for_ever(fake: FakeNccl, mon
         try:
             assert not quiet.done()
         except RuntimeError as error:
-            assert "has not ended" in str(error)
+            assert "did not end" in str(error)
             return True
         return False
 
@@ -372,7 +372,7 @@ def test_tokens_are_those_of_the_model_and_no_page_is_lost_though_links_are_cut(
     for attempt in range(8):
         before = num_pushed()
         for request_id, prompt in prompts.items():
-            # Nothing of it is cached from the attempt before.
+            # Avoid the previous attempt's cache.
             pair.submit(request_id, prompt, max_tokens=4, attempt=attempt, cache_namespace=f"attempt {attempt}")
         if attempt < 7:
             turn_until(lambda before=before, attempt=attempt: num_pushed() > before + attempt)

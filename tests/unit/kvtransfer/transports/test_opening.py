@@ -1,4 +1,4 @@
-"""Opening an end of a transport: it waits for nobody, and nothing that nobody wants stays open."""
+"""Opening transports: nothing waits for it, and no unwanted end stays open."""
 
 import asyncio
 import threading
@@ -22,7 +22,7 @@ def test_an_end_that_opens_is_handed_out() -> None:
     [
         (ValueError("no such pool"), "no such pool"),
         (ConnectionRefusedError(111, "Connection refused"), "[Errno 111] Connection refused"),
-        # Not the deadline, though of the same kind.
+        # Not the timeout, though of the same type.
         (TimeoutError("timed out"), "timed out"),
         (OSError(), "OSError()"),
         (ZeroDivisionError("surprise"), "ZeroDivisionError('surprise')"),
@@ -51,7 +51,7 @@ def test_what_is_late_is_closed_by_the_thread_that_opened_it(monkeypatch: pytest
             await open_end(open_late)
         may_open.set()
         await wait_until(lambda: end.aborted)
-        # It keeps looking until the end has let go of what it held.
+        # It polls until the end has released its peer's memory.
         await asyncio.sleep(0.05)
         assert any(thread.name == "open-transport" for thread in threading.enumerate())
         end.complete_all()
@@ -73,7 +73,7 @@ def test_what_a_cancelled_task_was_opening_is_closed(opened_before: bool) -> Non
         task = asyncio.create_task(open_end(open_now))
         await asyncio.sleep(0.05)
         if opened_before:
-            # The task is cancelled before the loop can tell it that the end has opened.
+            # The task is cancelled before the loop learns that the end has opened.
             may_open.set()
             assert opened.wait(10.0)
         task.cancel()

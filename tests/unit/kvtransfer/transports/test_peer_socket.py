@@ -1,4 +1,4 @@
-"""The connection between two ends over TLS: pages arrive as over a plain one, and nobody else gets anywhere."""
+"""The TLS connection between two ends: pages arrive, strangers are refused."""
 
 import contextlib
 import logging
@@ -21,7 +21,7 @@ from tandem.kvtransfer.transports.tcp import TcpReceiver, TcpSender
 from tandem.rpc.credentials import make_context
 from tests.fakes.page_layout import OpaqueLayout
 
-# A page is many of TLS's records, and no whole number of them.
+# A page spans many TLS records and ends inside one.
 LAYOUT = OpaqueLayout(4, 300_004)
 TLS, OTHER = make_certificates(), make_certificates()
 
@@ -184,7 +184,7 @@ def test_strangers_are_turned_away_with_the_reason_and_keep_nobody_out(
 
 
 def _is_over(connection: socket.socket) -> bool:
-    """Whether it is closed, before this end gives up waiting."""
+    """True if it is closed before the timeout of this end."""
     try:
         while connection.recv(1024):
             pass
@@ -213,7 +213,7 @@ def test_of_too_many_strangers_the_oldest_gives_way(pools: tuple[CpuKvPool, CpuK
     ("shown", "reason"), [(OTHER, "certificate verify failed"), (None, "no TLS with"), (TLS, "")], ids=str
 )
 def test_a_sender_says_what_is_wrong_with_a_receiver(shown: object, reason: str) -> None:
-    """Of another cluster, or without TLS, it is no receiver."""
+    """A receiver of another cluster or without TLS."""
     context = make_context(shown, server_side=True) if shown is not None else None  # type: ignore[arg-type]
     destination = CpuKvPool(LAYOUT, 2, "tls-wrong")
     receiver = TcpReceiver(destination, "127.0.0.1", context)

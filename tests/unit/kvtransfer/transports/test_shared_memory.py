@@ -1,4 +1,4 @@
-"""Pages from one mapped pool into another."""
+"""Copies between mapped pools."""
 
 import pytest
 

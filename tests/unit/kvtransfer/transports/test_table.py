@@ -1,4 +1,4 @@
-"""What the names of transports stand for."""
+"""Names of transports."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tandem.rpc.credentials import ClusterCredentials
 from tests.fakes.page_layout import OpaqueLayout
 
 
-# Those for GPUs are loaded where there is one: tests/gpu/kvtransfer/transports/test_table.py.
+# GPU transports: tests/gpu/kvtransfer/transports/test_table.py.
 @pytest.mark.parametrize("name", TRANSPORTS.for_device("cpu"))
 def test_every_name_is_a_transport(name: str) -> None:
     pool = CpuKvPool(OpaqueLayout(4, 64), 2, f"table-{name}")
@@ -19,7 +19,7 @@ def test_every_name_is_a_transport(name: str) -> None:
 
 
 class OwnTransport(SharedMemory):
-    """A transport that is in no table."""
+    """A transport outside the table."""
 
 
 def test_a_transport_of_one_s_own_is_taken_by_where_it_is() -> None:

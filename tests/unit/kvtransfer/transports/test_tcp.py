@@ -1,4 +1,4 @@
-"""Real bytes over TCP, every push under the number that both sides know it by."""
+"""Real bytes over TCP, with every push under its number."""
 
 import contextlib
 import socket
@@ -37,7 +37,7 @@ def test_tcp_moves_pages_to_where_they_belong() -> None:
     for page in range(16):
         source.memory[page] = page + 1
     copies = [sender.copy_pages(0, [3, 0], [9, 9]), sender.copy_pages(1, [5], [9])]
-    # The receiver decides where a push goes; what is not wanted is read and thrown away.
+    # The receiver decides the destination; unwanted pages are discarded.
     receives = [receiver.receive_pages(0, [1, 15], 2), receiver.receive_pages(1, None, 1)]
     copies.append(sender.copy_pages(2, [7], [9]))
     receives.append(receiver.receive_pages(2, [0], 1))
@@ -63,8 +63,7 @@ def test_aborting_a_receiver_that_waits_is_soon_over() -> None:
 def test_an_aborted_end_keeps_its_descriptor_as_long_as_its_thread_may_use_it(
     cls: type[TcpSender] | type[TcpReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the thread, about to read or write, does so with whatever the process opens next under the number: pages
-    would get what is meant for others."""
+    """Otherwise the thread uses a reused descriptor, and pages get another socket's bytes."""
     is_moving, may_move = threading.Event(), threading.Event()
 
     def stand_still(*_: object) -> None:
@@ -92,7 +91,7 @@ def test_an_aborted_end_keeps_its_descriptor_as_long_as_its_thread_may_use_it(
 
 def test_a_peer_that_goes_away_is_a_failure() -> None:
     _, _, sender, receiver = tcp_pair()
-    # Connected: who goes before that is no peer yet, and the link's own stream tells of its end.
+    # Connect first: before that, the link's own stream reports the end.
     sender.copy_pages(0, [1], [1])
     wait_for(receiver.receive_pages(0, [1], 1).done)
     receiver.receive_pages(1, [1], 1)
@@ -102,7 +101,7 @@ def test_a_peer_that_goes_away_is_a_failure() -> None:
 
 
 def test_whatever_ends_the_thread_of_an_end_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its pushes would count as over, and be committed, though nothing moves any more."""
+    """Otherwise its pushes count as done and are committed without arrival."""
 
     def runs_out_of_memory(*_: object) -> None:
         raise MemoryError("no page of it is left")
@@ -161,7 +160,7 @@ def test_aborting_a_receiver_that_hears_a_stranger_is_soon_over(monkeypatch: pyt
 
 
 def _drip(stranger: socket.socket, token: bytes, seconds: float) -> None:
-    """Sends a byte of it now and then, as long as somebody listens."""
+    """Sends a byte now and then until the listener closes."""
     deadline = time.monotonic() + seconds
     with contextlib.suppress(OSError):
         while time.monotonic() < deadline:
@@ -187,7 +186,7 @@ def test_an_unreachable_receiver_cannot_be_opened() -> None:
 
 def test_a_host_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_socket, "CONNECT_TIMEOUT_S", 0.1)
-    # A queue that is full already: its host answers nobody else.
+    # A full backlog: the host no longer answers.
     with (
         socket.create_server(("127.0.0.1", 0), backlog=0) as listener,
         socket.socket() as first,

@@ -1,4 +1,4 @@
-"""Policies that look at what is cached."""
+"""Policies based on cached pages."""
 
 from collections.abc import Sequence
 
@@ -48,5 +48,5 @@ def test_requests_that_share_pages_go_one_after_the_other_the_heaviest_branch_fi
     cache = cache_with([1, 1, 2, 2], [1, 1, 3, 3], [5, 5, 6, 6])
     light, left, right = [5, 5, 6, 6, 9], [1, 1, 2, 2, 9], [1, 1, 3, 3, 9]
     queue = queue_of(light, left, right, [7, 7, 9], [*right, 8], light)
-    # Who has nothing cached first, for it is at the root; then the three below [1, 1], of these the two of one branch.
+    # First the uncached one, at the root; then the three below [1, 1], with two on one branch first.
     assert numbers(DfsWeight().order(queue, cache)) == [3, 2, 4, 1, 0, 5]

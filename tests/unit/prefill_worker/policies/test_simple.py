@@ -1,4 +1,4 @@
-"""Policies that look at each request by itself."""
+"""Policies that judge each request by itself."""
 
 from collections.abc import Sequence
 

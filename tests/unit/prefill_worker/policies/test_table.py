@@ -1,4 +1,4 @@
-"""What the names of prefill policies stand for, and that each of them serves everybody."""
+"""Names of prefill policies, and that each policy serves all requests."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ def make_pair(schedule: str, chunk_size: int) -> WorkerPair:
 
 
 class YoungestFirst(PrefillPolicy):
-    """A policy that is in no table."""
+    """A policy outside the table."""
 
     def order(self, queue: Sequence[QueuedRequest], cache: CacheManager) -> list[QueuedRequest]:
         return list(reversed(queue))
