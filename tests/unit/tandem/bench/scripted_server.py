@@ -167,7 +167,7 @@ def _respond(writer: asyncio.StreamWriter, content: dict[str, Any]) -> None:
 
 
 def serve_scripted(pipe: Connection, script: Script) -> None:
-    """Runs in a benchmarks.children.Child: sends both ports, then answers each question with the requests since the last."""
+    """Target of a benchmarks.children.Child: sends both ports, then answers each question with the latest requests."""
     with asyncio.Runner(loop_factory=GrpcLoop) as runner:
         runner.run(_serve(pipe, script))
 

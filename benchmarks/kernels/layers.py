@@ -1,4 +1,4 @@
-"""The operations of a model's layers, each timed by itself. Imported on CUDA machines alone."""
+"""Times each operation of a model's layers by itself. Importing it requires CUDA."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -33,8 +33,9 @@ WEIGHT_SCALE = 0.02
 class Measured(NamedTuple):
     """
     Attributes:
-        time, floor: microseconds for one layer; the floor is of its bytes or its operations, whichever is longer.
-        is_part: whether it has been timed with another operation too.
+        time: microseconds for one layer.
+        floor: the longer of the times for its bytes and its operations, in microseconds.
+        is_part: True if another row includes it.
     """
 
     name: str
@@ -44,8 +45,6 @@ class Measured(NamedTuple):
 
 
 class LayerKernels:
-    """The operations of a model's layers."""
-
     def __init__(self, model: ModelConfig, limits: Limits) -> None:
         self._model = model
         self._limits = limits
@@ -54,12 +53,12 @@ class LayerKernels:
         self._norm = Norm(self._random(model.hidden_size), model.rms_norm_eps)
 
     def decode_step(self, batch_size: int, kv_len: int) -> Iterator[Measured]:
-        """Args: kv_len: tokens of each sequence."""
+        """Args: kv_len: length of each sequence, in tokens."""
         yield from self._products(batch_size)
         yield self._decode_attention(batch_size, kv_len)
 
     def prefill(self, num_prompts: int, prompt_len: int) -> Iterator[Measured]:
-        """A forward of so many prompts, of which nothing is cached."""
+        """Measures a forward of uncached prompts."""
         num_tokens = num_prompts * prompt_len
         yield from self._products(num_tokens)
         yield from self._prefill_attention(num_prompts, prompt_len)
@@ -105,7 +104,7 @@ class LayerKernels:
     def _product(
         self, name: str, num_tokens: int, shape: tuple[int, int], run: Callable[[LinearBase], object]
     ) -> Measured:
-        """Args: shape: of a matrix, (num_out, num_in)."""
+        """Args: shape: (num_out, num_in) of the matrix."""
         num_out, num_in = shape
         linears = [self.linear(num_out, num_in) for _ in range(self._model.num_layers)]
 
@@ -120,7 +119,7 @@ class LayerKernels:
         return Measured(name, self.time(run_all, len(linears)), self._floor(num_bytes, flops))
 
     def _pass(self, name: str, num_moved: int, run: Callable[[], object]) -> Measured:
-        """What goes through memory once. Args: num_moved: numbers read and written."""
+        """Times a memory-bound operation. Args: num_moved: numbers read and written."""
 
         def run_all() -> None:
             for _ in range(self._model.num_layers):
@@ -173,7 +172,7 @@ class LayerKernels:
         yield Measured("rotation, page write and attention", time, self._floor(0, flops))
         slots = to_device(prefill_slots(layout, sequences), self._device)
         view = layout.view(pool.memory_and_dummy)
-        # All heads are read and written, keys and values both in their pages and where they were projected.
+        # All heads are read and written; keys and values go to their pages too.
         num_moved = batch.num_tokens * model.head_dim * (2 * num_heads + 2 * model.num_kv_heads)
         yield self._pass(
             "of that rotation and page write",
@@ -210,7 +209,7 @@ class LayerKernels:
         return Measured("attention, all of it", time, self._floor(kv_numbers * BYTES_PER_NUMBER))
 
     def time(self, run: Callable[[], object], num_layers: int) -> float:
-        """Microseconds of one layer, in a CUDA graph. Args: run: launches that of so many."""
+        """Returns the median microseconds of one layer in a CUDA graph. Args: run: launches `num_layers` layers."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
