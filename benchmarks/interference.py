@@ -5,7 +5,6 @@ steady-6), and prompts that all arrive at once (burst-64x256: 64 prompts of 256 
 (figures, percentiles of the ledger's phases and of the clients' measures), NAME.jsonl (requests) and NAME.txt (tables);
 summary.json has all figures. On a CPU the loads are much smaller, and the aims do not apply.
 
-  python -m benchmarks.interference --device cuda --model DIRECTORY --load-format dummy --out results
   python -m benchmarks.interference --out results --cells lone steady-3 -- --chunk-size 4096
 """
 
@@ -84,12 +83,7 @@ def warm_up(address: str, sizes: Sizes, cells: Sequence[Cell], vocab_size: int) 
 def run_cell(
     cell: Cell, sizes: Sizes, address: str, vocab_size: int, timeout_s: float
 ) -> tuple[list[dict[str, Any]], list[RequestRecord]]:
-    """Returns each run's result and the records of all runs.
-
-    Raises:
-        TimeoutError: the whole cell took longer than `timeout_s`.
-        EndpointError, RuntimeError: the cell cannot be measured.
-    """
+    """Returns each run's result and all records. Raises TimeoutError, EndpointError, RuntimeError."""
     request_timeout_s = (sizes.lead_s + sizes.seconds if cell.kind == "steady" else 0.0) + 2 * RUN_GRACE_S
     configs = bench_configs(cell, sizes, address, vocab_size, request_timeout_s)
     results, records = [], []
@@ -104,7 +98,6 @@ def run_cell(
 
 
 def phases_table(found: Mapping[str, Distribution], title: str) -> Table:
-    """Percentiles of the ledger's phases, then of the clients' measures, in milliseconds."""
     table = Table("what, in ms", title=title)
     for column in ("number", *SHOWN):
         table.add_column(column, justify="right")

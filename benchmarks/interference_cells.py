@@ -120,13 +120,9 @@ DEFAULTS = {
 def bench_configs(
     cell: Cell, sizes: Sizes, address: str, vocab_size: int, timeout_s: float, first_seed: int | None = None
 ) -> list[BenchConfig]:
-    """Returns one configuration for each run of a cell.
+    """Returns one configuration for each run of a cell. No two runs share a prompt, so that nothing is cached.
 
-    No two runs share a prompt, so that nothing is cached. A cell has the same prompts in every call.
-
-    Args:
-        timeout_s: of each request.
-        first_seed: of the runs' prompts; None: the cell's own.
+    Args: first_seed: of the runs' prompts; None: the cell's own.
     """
     if first_seed is None:
         first_seed = 1 + 10 * sizes.names.index(cell.name)
@@ -191,8 +187,6 @@ def rows_of(
     """Returns a cell's figures and aims, without those that have no values.
 
     Args:
-        records: of all its runs.
-        found: distributions of the records.
         own_copy_ms: time of one prompt's pages at the link's plain rate; None: unknown.
         lone_ttft_ms: median TTFT of prompts alone on the cluster; None: not measured.
     """

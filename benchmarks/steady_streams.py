@@ -23,7 +23,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.named_models import fit_to_serve
+from benchmarks.router_model import fit_to_serve
 from benchmarks.served import Served, StartError, within
 from tandem.bench.arrivals import ArrivalConfig
 from tandem.bench.clients.base import EndpointConfig, EndpointError
@@ -109,10 +109,7 @@ def run_layout(
 
     Args: deadline: on the monotonic clock.
 
-    Raises:
-        StartError: the cluster did not start in time.
-        TimeoutError: the run took too long.
-        EndpointError, RuntimeError: the cluster cannot be measured.
+    Raises: StartError, TimeoutError, EndpointError, RuntimeError.
     """
     quiet = Console(quiet=True)
     with (

@@ -3,10 +3,9 @@
 decode    each operation of a decode step's layer
 prefill   each operation of a prefill's layer, and how the GPU's rate falls under sustained load
 products  each matrix of a layer by every available kernel, in bfloat16 and FP8
-tuning    variants of the few-token kernel with FP8 weights
 step      kernels of a whole decode step by name, idle time between steps, and traces for Perfetto
 
-decode, prefill, products and tuning run an operation for every layer of the model in one CUDA graph, so that no matrix
+decode, prefill and products run an operation for every layer of the model in one CUDA graph, so that no matrix
 is cached when its turn comes, and print the median microseconds of one layer.
 """
 
@@ -25,7 +24,6 @@ from benchmarks.engine_loop import add_engine_arguments, open_model
 from tandem.engine.config import QUANTIZATIONS
 
 TOKENS = (1, 8, 16, 17, 32, 48, 64, 128, 256, 512, 2048, 8192)
-TUNED_TOKENS = (1, 8, 16)
 PREFILLS = ((2, 8192), (32, 512), (1, 512))
 
 
@@ -79,7 +77,7 @@ def prefill(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> N
 
 @torch.inference_mode()
 def products(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    kinds = {"bfloat16": QUANTIZATIONS[0], "FP8": "fp8"} if arguments.part == "products" else {"FP8": "fp8"}
+    kinds = {"bfloat16": QUANTIZATIONS[0], "FP8": "fp8"}
     models = {kind: open_model(parser, arguments.model, quantization) for kind, quantization in kinds.items()}
     from benchmarks.kernels.products import ProductKernels, show
 
@@ -87,11 +85,9 @@ def products(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> 
     figures = {}
     for kind, model in models.items():
         kernels = ProductKernels(model, limits)
-        measure = kernels.products if arguments.part == "products" else kernels.tuning
-        rows = [row for num_tokens in arguments.tokens for row in measure(num_tokens)]
-        title = f"{arguments.model.name}, {kind}, {arguments.part}, microseconds"
-        show(rows, title, Console(width=160))
-        figures[f"{arguments.part}, {kind}"] = [row._asdict() for row in rows]
+        rows = [row for num_tokens in arguments.tokens for row in kernels.products(num_tokens)]
+        show(rows, f"{arguments.model.name}, {kind}, products, microseconds", Console(width=160))
+        figures[f"products, {kind}"] = [row._asdict() for row in rows]
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
 
@@ -136,13 +132,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     for part in (decode_part, prefill_part):
         part.add_argument("--quantization", choices=QUANTIZATIONS, default=QUANTIZATIONS[0], help="fp8: FP8 weights")
-    for name, what, tokens in (
-        ("products", "each matrix of a layer by every available kernel", TOKENS),
-        ("tuning", "variants of the few-token kernel with FP8 weights", TUNED_TOKENS),
-    ):
-        add_part(name, what).add_argument(
-            "--tokens", type=int, nargs="+", default=tokens, help="(default: %(default)s)"
-        )
+    products_part = add_part("products", "each matrix of a layer by every available kernel")
+    products_part.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="(default: %(default)s)")
+    products_part.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     step_part = add_part("step", "kernels of a decode step, idle time between steps, and traces for Perfetto")
     add_engine_arguments(step_part)
     step_part.add_argument("--batch-size", type=int, default=64)
@@ -151,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     step_part.add_argument("--out", type=Path, default=Path(), metavar="DIRECTORY", help="for traces (default: here)")
     step_part.add_argument("--nsys", action="store_true", help="run under nsys, with NVTX ranges and no traces")
     arguments = parser.parse_args(argv)
-    run = {"decode": decode, "prefill": prefill, "products": products, "tuning": products, "step": step}
+    run = {"decode": decode, "prefill": prefill, "products": products, "step": step}
     run[arguments.part](parser, arguments)
     return 0
 

@@ -4,7 +4,6 @@ import bisect
 import gzip
 import itertools
 import json
-import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -109,9 +108,3 @@ def kernel_uses(events: Sequence[DeviceEvent], steps: Sequence[Span]) -> list[Ke
             times[event.name] = times.get(event.name, 0.0) + event.end - event.start
     uses = [KernelUse(name, count / num_steps, times[name] / num_steps) for name, count in counts.items()]
     return sorted(uses, key=lambda use: -use.time)
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Nearest-rank percentile."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]

@@ -76,30 +76,22 @@ class LayerKernels:
         hidden = self._random(num_tokens, model.hidden_size)
         attended = self._random(num_tokens, q_size)
         gated = self._random(num_tokens, model.intermediate_size)
-        yield self._product(
-            "norm and QKV",
-            num_tokens,
-            (q_size + 2 * kv_size, model.hidden_size),
-            lambda w: ops.norm_linear(hidden, norm, w),
+        operations: tuple[tuple[str, tuple[int, int], Callable[[LinearBase], object]], ...] = (
+            ("norm and QKV", (q_size + 2 * kv_size, model.hidden_size), lambda w: ops.norm_linear(hidden, norm, w)),
+            ("output and residual", (model.hidden_size, q_size), lambda w: ops.linear_add(attended, w, hidden)),
+            (
+                "norm, gate, up and their product",
+                (2 * model.intermediate_size, model.hidden_size),
+                lambda w: ops.norm_gated(hidden, norm, w),
+            ),
+            (
+                "down and residual",
+                (model.hidden_size, model.intermediate_size),
+                lambda w: ops.linear_add(gated, w, hidden),
+            ),
         )
-        yield self._product(
-            "output and residual",
-            num_tokens,
-            (model.hidden_size, q_size),
-            lambda w: ops.linear_add(attended, w, hidden),
-        )
-        yield self._product(
-            "norm, gate, up and their product",
-            num_tokens,
-            (2 * model.intermediate_size, model.hidden_size),
-            lambda w: ops.norm_gated(hidden, norm, w),
-        )
-        yield self._product(
-            "down and residual",
-            num_tokens,
-            (model.hidden_size, model.intermediate_size),
-            lambda w: ops.linear_add(gated, w, hidden),
-        )
+        for name, shape, run in operations:
+            yield self._product(name, num_tokens, shape, run)
 
     def _product(
         self, name: str, num_tokens: int, shape: tuple[int, int], run: Callable[[LinearBase], object]
@@ -147,13 +139,7 @@ class LayerKernels:
         layout = KvHeadLayout.of(model, PAGE_SIZE, "bfloat16")
         num_pages = layout.num_pages_for(prompt_len)
         pool = CudaKvPool(layout, num_prompts * num_pages, self._device)
-        pages = random.Random(0).sample(range(pool.num_pages), pool.num_pages)
-        sequences = [
-            TokenSequence([0] * prompt_len, prompt_len, pages[i * num_pages : (i + 1) * num_pages])
-            for i in range(num_prompts)
-        ]
-        for sequence in sequences:
-            sequence.extend(prompt_len)
+        sequences = _sequences(num_prompts, prompt_len, num_pages, cached_len=0)
         batch = Batch("prefill", sequences)
         attention = FlashInferAttention(pool, model.num_q_heads)
         attention.plan(batch)
@@ -188,13 +174,7 @@ class LayerKernels:
         num_pages = layout.num_pages_for(kv_len)
         pool = CudaKvPool(layout, batch_size * num_pages, self._device)
         layout.view(pool.memory).normal_()
-        pages = random.Random(0).sample(range(pool.num_pages), pool.num_pages)
-        sequences = [
-            TokenSequence([0] * kv_len, kv_len, pages[i * num_pages : (i + 1) * num_pages], cached_len=kv_len - 1)
-            for i in range(batch_size)
-        ]
-        for sequence in sequences:
-            sequence.extend(1)
+        sequences = _sequences(batch_size, kv_len, num_pages, cached_len=kv_len - 1)
         decode = PagedDecode(pool, model.num_q_heads, batch_size)
         (plan,) = decode.plan(sequences, batch_size).to(self._device)
         tables = RotaryEmbedding(model.head_dim, model.rope_theta, model.rope_scaling, kv_len, self._device)
@@ -234,3 +214,15 @@ class LayerKernels:
 
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, device=self._device).bfloat16()
+
+
+def _sequences(count: int, length: int, num_pages: int, cached_len: int) -> list[TokenSequence]:
+    """Sequences of `num_pages` scattered pages each, whose tokens after `cached_len` are next in a forward."""
+    pages = random.Random(0).sample(range(count * num_pages), count * num_pages)
+    sequences = [
+        TokenSequence([0] * length, length, pages[i * num_pages : (i + 1) * num_pages], cached_len=cached_len)
+        for i in range(count)
+    ]
+    for sequence in sequences:
+        sequence.extend(length - cached_len)
+    return sequences

@@ -13,12 +13,11 @@ from rich.table import Table
 
 from benchmarks.kernels.layers import LayerKernels
 from tandem.engine.floors import BYTES_PER_NUMBER, FP8_BYTES_PER_NUMBER, FP8_SPEED, Limits
-from tandem.engine.layers.few_rows import FewRows, Tuning
+from tandem.engine.layers.few_rows import FewRows
 from tandem.engine.layers.fp8_linear import Fp8Linear
 from tandem.engine.layers.fp8_products import multiply_by_library
 from tandem.engine.layers.fp8_quantize import Quantized, quantize
 from tandem.engine.layers.linear import LinearBase
-from tandem.engine.layers.norm import Norm
 from tandem.engine.layers.product_tiles import (
     FEW_TOKENS,
     MANY_TOKENS,
@@ -41,13 +40,6 @@ BLOCK_OUTPUTS = (32, 64, 128)
 MAX_STAGES = 8
 MAX_OWN_TOKENS = 512
 
-# Variants of the few-token kernel: row tiles, warps, and depth of prefetching.
-VARIANTS = (
-    *((1, 16, 1), (1, 16, 2), (1, 8, 2), (1, 8, 4), (1, 4, 4)),
-    *((2, 16, 1), (2, 16, 2), (2, 8, 1), (2, 8, 2), (2, 4, 2)),
-    *((4, 16, 1), (4, 8, 1), (4, 4, 1)),
-)
-PREFETCHES = (0, 2048, 16384)
 NUM_SHOWN = 4
 
 
@@ -71,7 +63,6 @@ class ProductKernels:
         self._few_rows = FewRows(self._device)
         self._products = Products(self._device)
         q_size, kv_size = model.num_q_heads * model.head_dim, model.num_kv_heads * model.head_dim
-        self._eps = model.rms_norm_eps
         self._shapes = {
             "qkv": (q_size + 2 * kv_size, model.hidden_size),
             "o": (model.hidden_size, q_size),
@@ -86,24 +77,17 @@ class ProductKernels:
         Quantizing is a separate figure.
         """
         for name in self._shapes:
-            yield self._row(name, num_tokens, self._products_of)
+            yield self._row(name, num_tokens)
 
-    def tuning(self, num_tokens: int) -> Iterator[Row]:
-        """Times the few-token kernel with FP8 weights: the chosen variant and the fastest ones."""
-        for name in self._shapes:
-            yield self._row(name, num_tokens, self._tuning_of)
-
-    def _row(
-        self, name: str, num_tokens: int, measure: Callable[[str, int, list[LinearBase]], dict[str, float]]
-    ) -> Row:
+    def _row(self, name: str, num_tokens: int) -> Row:
         num_out, num_in = self._shapes[name]
         rate = (FP8_SPEED if self._is_fp8 else 1) * self._limits.matmul_rate
         num_bytes = num_out * num_in * (FP8_BYTES_PER_NUMBER if self._is_fp8 else BYTES_PER_NUMBER)
         floor = max(num_bytes / self._limits.copy_bandwidth, 2 * num_out * num_in * num_tokens / rate) * 1e6
         linears = [self._layers.linear(num_out, num_in) for _ in range(max(2, -(-MIN_BYTES // num_bytes)))]
-        return Row(name, num_tokens, floor, measure(name, num_tokens, linears))
+        return Row(name, num_tokens, floor, self._times(name, num_tokens, linears))
 
-    def _products_of(self, name: str, num_tokens: int, linears: list[LinearBase]) -> dict[str, float]:
+    def _times(self, name: str, num_tokens: int, linears: list[LinearBase]) -> dict[str, float]:
         x = torch.randn(num_tokens, self._shapes[name][1], device=self._device).bfloat16()
         residual = self._residual(name, num_tokens)
         inputs: torch.Tensor | Quantized = x
@@ -130,25 +114,6 @@ class ProductKernels:
             times["few rows"] = self._time(linears, lambda w: self._few_rows.linear_add(x, w, residual))
         return times
 
-    def _tuning_of(self, name: str, num_tokens: int, linears: list[LinearBase]) -> dict[str, float]:
-        chosen = self._time_few_rows(name, num_tokens, linears, self._few_rows)
-        times = {
-            "/".join(map(str, tuning)): self._time_few_rows(name, num_tokens, linears, _Fixed(self._device, tuning))
-            for tuning in _tunings(num_tokens)
-        }
-        return {"chosen": chosen, **dict(sorted(times.items(), key=lambda item: item[1])[:NUM_SHOWN])}
-
-    def _time_few_rows(self, name: str, num_tokens: int, linears: Sequence[LinearBase], kernel: FewRows) -> float:
-        num_in = self._shapes[name][1]
-        x = torch.randn(num_tokens, num_in, device=self._device).bfloat16()
-        residual = self._residual(name, num_tokens)
-        if residual is not None:
-            return self._time(linears, lambda w: kernel.linear_add(x, w, residual))
-        norm = Norm(torch.ones(num_in, device=self._device).bfloat16(), self._eps)
-        if name == "qkv":
-            return self._time(linears, lambda w: kernel.norm_linear(x, norm, w, None))
-        return self._time(linears, lambda w: kernel.norm_gated(x, norm, w))
-
     def _residual(self, name: str, num_tokens: int) -> torch.Tensor | None:
         if name not in ("o", "down"):
             return None
@@ -166,17 +131,6 @@ def show(rows: Sequence[Row], title: str, console: Console) -> None:
         times = ", ".join(f"{kernel} {time:.1f}" for kernel, time in row.times.items())
         table.add_row(row.matrix, str(row.num_tokens), f"{row.floor:.1f}", times)
     console.print(table)
-
-
-class _Fixed(FewRows):
-    """Uses one variant for every size."""
-
-    def __init__(self, device: torch.device, tuning: Tuning) -> None:
-        super().__init__(device)
-        self._fixed = tuning
-
-    def fp8_tuning(self, num_tiles: int, num_in: int, num_tokens: int, *, is_block: bool) -> Tuning:
-        return self._fixed
 
 
 def _by_library(
@@ -219,12 +173,3 @@ def _tiles(product: Product, device: Device) -> Iterator[Tile]:
                         if divides(tile, product) and tile.num_stages > 1 and has_room:
                             seen.add(tile)
     yield from sorted(seen)
-
-
-def _tunings(num_tokens: int) -> Iterator[Tuning]:
-    for row_tiles, warps, depth in VARIANTS:
-        # Limits of a block's 48 KiB of shared memory and of a thread's registers.
-        if num_tokens > 8 and (row_tiles * warps > 32 or row_tiles * depth > 4):
-            continue
-        for prefetch in PREFETCHES:
-            yield Tuning(row_tiles, warps, depth, prefetch)

@@ -10,7 +10,6 @@ tokens). With --nsys nothing is traced here, and the same names are NVTX ranges:
 import argparse
 import functools
 import itertools
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,9 +30,9 @@ from benchmarks.kernels.device_trace import (
     gaps_between,
     idle_times,
     kernel_uses,
-    percentile,
     read_trace,
 )
+from tandem.bench.measures import percentile
 from tandem.engine.attention.base import AttentionBackend, GraphedAttention
 from tandem.engine.base import EngineBase, ForwardOutput
 from tandem.engine.models.config import ModelConfig
@@ -80,7 +79,6 @@ def _in_range(method: Callable[..., Any], enter: Callable[[], AbstractContextMan
 
 
 def profile(activities: Sequence[ProfilerActivity], path: Path, run: Callable[[], object]) -> None:
-    """Writes a trace of `run` to a file, including everything that it launches."""
     with torch.profiler.profile(activities=activities) as profiler:
         run()
         torch.cuda.synchronize()
@@ -89,13 +87,7 @@ def profile(activities: Sequence[ProfilerActivity], path: Path, run: Callable[[]
 
 @dataclass(frozen=True)
 class GraphLaunch:
-    """One launch of a CUDA graph.
-
-    Attributes:
-        before: event just before the launch.
-        after: event just after the launch.
-        late: host seconds of the launch, if the device had run out of work by its end; else 0.
-    """
+    """Attributes: late: host seconds of the launch, if the device had run out of work by its end; else 0."""
 
     before: torch.cuda.Event
     after: torch.cuda.Event
@@ -199,7 +191,8 @@ def show(events: Sequence[DeviceEvent], graph_gaps: Sequence[float], num_layers:
     if graph_gaps:
         rows["between two graphs, with nothing traced"] = list(graph_gaps)
     for name, values in rows.items():
-        table.add_row(name, f"{statistics.median(values):.1f}", f"{percentile(values, 99):.1f}", f"{max(values):.1f}")
+        in_order = sorted(values)
+        table.add_row(name, *(f"{percentile(in_order, percent):.1f}" for percent in (50, 99, 100)))
     console.print(table)
 
 

@@ -54,12 +54,6 @@ def test_a_trace_without_steps_is_refused(tmp_path: Path) -> None:
         device_trace.find_steps(read(tmp_path, [event("gemm", 0, 1, 1)]))
 
 
-def test_percentiles() -> None:
-    values = [float(i) for i in range(1, 201)]
-    assert [device_trace.percentile(values, p) for p in (50, 99, 100)] == [100, 198, 200]
-    assert device_trace.percentile([3.0], 99) == 3
-
-
 def test_implementations_run_within_named_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     class Output(ForwardOutput):
         def done(self) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from benchmarks import served, steady_streams
-from benchmarks.named_models import fit_to_serve
+from benchmarks.router_model import fit_to_serve
 from benchmarks.served import Served, StartError, within
 from tandem.bench.results import make_result
 from tests.unit.tandem.bench.records import record
