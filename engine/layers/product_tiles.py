@@ -1,6 +1,6 @@
 """Into which tiles our own kernel cuts products of a moderate number of tokens, and which products it is for.
 
-Measured on an H200 over the matrices of an 8B model: `python -m benchmarks.fp8 --only products` measures it again.
+Measured on an H200 over the matrices of an 8B model: `python -m benchmarks.kernels products` measures it again.
 """
 
 import functools
