@@ -16,7 +16,7 @@ from tandem.bench.records import RequestRecord
 from tandem.bench.workloads.synthetic import Lengths
 from tandem.lifecycle import PHASES
 
-Distribution = dict[str, Any]
+Distribution = Mapping[str, Any]
 # Clients' measures in milliseconds, by their names in tables and files.
 CLIENT_TTFT, CLIENT_GAP, CLIENT_ITL = "client: TTFT", "client: first to second", "client: later gaps"
 STREAMS_ITL, STREAMS_QUIET_ITL = "streams: ITL", "streams: ITL before arrivals"

@@ -12,7 +12,7 @@ from tandem import __version__
 from tandem.bench.client_health import client_summary, warnings_about
 from tandem.bench.config import BenchConfig
 from tandem.bench.goodput import goodput
-from tandem.bench.measures import percentile, summarize
+from tandem.bench.measures import percentile, summarize, summarize_within
 from tandem.bench.processes import RunResult
 from tandem.bench.records import RequestRecord
 
@@ -40,8 +40,8 @@ def make_result(config: BenchConfig, run: RunResult) -> dict[str, Any]:
     if config.slo is not None:
         result["goodput"] = goodput(requests, config.slo, summary["duration_s"])
     if streams:
-        window = (summary["begin_s"], summary["begin_s"] + summary["duration_s"])
-        result["streams"] = summarize(streams, window)
+        begin = summary["begin_s"]
+        result["streams"] = summarize_within(streams, begin, begin + summary["duration_s"])
     result["series"] = {
         "arrivals_s": sorted(round(record.sent_s, 4) for record in requests),
         "itl": _gaps_over_time(streams or requests),

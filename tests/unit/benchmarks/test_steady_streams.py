@@ -30,6 +30,7 @@ def test_both_clusters_get_the_same_load() -> None:
     assert (one.workload, one.arrivals, one.duration_s) == (other.workload, other.arrivals, other.duration_s)
     assert one.workload.num_streams == 64 and one.workload.input_lengths.low == 4096
     burst = steady_streams.bench_config("a:1", "label", replace(sizes, num_burst=50), 8000)
+    assert burst.arrivals is not None
     assert (burst.arrivals.kind, burst.arrivals.burst_size, burst.workload.num_requests) == ("burst", 50, 50)
     assert steady_streams.warmup_config("a:1", sizes, 8000).workload.seed != one.workload.seed
 
