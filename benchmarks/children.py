@@ -1,4 +1,4 @@
-"""Processes of a benchmark's own, whose CPU time and memory can be told apart."""
+"""Child processes of a benchmark, with separate CPU time and memory."""
 
 import multiprocessing
 import time
@@ -10,18 +10,15 @@ import psutil
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
-# Linux names the clock of a process's user and system time together by this, in one number with the pid.
+# Linux: CPUCLOCK_SCHED, the low bits of a process's CPU clock id.
 _CPU_CLOCK = 2
 
 
 class Child:
-    """A process that answers one question at a time. Use as a context manager, which ends it.
-
-    Attributes: pid: of the process.
-    """
+    """A process that answers one question at a time. Use as a context manager, which ends it."""
 
     def __init__(self, target: Callable[..., None], *args: Any) -> None:
-        """Args: target: called there with its end of a pipe and `args`; returns when `questions` of it end."""
+        """Args: target: called in the child with a pipe and `args`; returns when `questions(pipe)` ends."""
         context = multiprocessing.get_context("spawn")
         self._pipe, its_end = context.Pipe()
         self._process = context.Process(target=target, args=(its_end, *args), daemon=True)
@@ -46,22 +43,18 @@ class Child:
         return self._pipe.recv()
 
     def send(self, question: Any) -> None:
-        """Asks without waiting; `answer` waits."""
+        """Asks without waiting for the answer."""
         self._pipe.send(question)
 
     def ask(self, question: Any, timeout_s: float = START_TIMEOUT_S) -> Any:
-        """As `answer`."""
         self.send(question)
         return self.answer(timeout_s)
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of a process and all its threads so far, those that have ended too, in seconds.
-
-    Raises OSError if there is no such process.
-    """
-    # /proc and psutil count in ticks of 10 ms, more than a short run takes; the kernel's clock of a process counts in
-    # nanoseconds. Its number is what clock_getcpuclockid(3) makes of the pid, which Python does not offer.
+    """User and system time of a process, including ended threads, in seconds. Raises OSError."""
+    # /proc and psutil count ticks of 10 ms; the process's CPU clock counts nanoseconds. This is the clock id that
+    # clock_getcpuclockid(3) returns, which Python does not offer.
     return time.clock_gettime(~pid << 3 | _CPU_CLOCK)
 
 
@@ -70,7 +63,7 @@ def rss_mib(pid: int) -> float:
 
 
 def questions(pipe: Connection) -> Iterator[Any]:
-    """What the parent asks, until it ends or closes the pipe."""
+    """Yields the parent's questions until the pipe closes."""
     while True:
         try:
             yield pipe.recv()

@@ -1,8 +1,8 @@
-"""Output tokens per second of a cluster on a CPU, against transformers' generate in the same run.
+"""Compares a cluster's output tokens per second on a CPU with transformers' generate.
 
-Both compute the same greedy outputs of the same prompts in float32 with the same number of threads; they take turns, so
-that whatever else the machine does meets both, and only ratios of neighbours are trusted. A cluster's time is what a
-client of its gRPC frontend sees, from sending the requests to the end of the last answer, prefill included.
+Both compute the same greedy outputs in float32 with the same number of threads. They take turns, and ratios are taken
+within a turn. A cluster's time lasts from sending the requests over gRPC to the end of the last answer, prefill
+included.
 """
 
 import argparse
@@ -29,9 +29,9 @@ from tandem.v1 import inference_pb2 as pb
 MODEL = "smollm2-135m-instruct"
 TEXT = Path(__file__).parents[1] / "docs/architecture.md"
 PROMPT_LEN = 64
-# Two prompts start this many tokens apart: no prompt is a prefix of another, so no cache helps.
+# Distance between the starts of two prompts in TEXT: no prompt is a prefix of another, so no cache helps.
 STRIDE = 19
-# For each number of concurrent requests this is the ratio of tokens per second that we aim at.
+# By number of concurrent requests: aim for the ratio of tokens per second.
 AIMS = {1: 1.1, 8: 1.0}
 
 Prompts = Sequence[Sequence[int]]
@@ -39,12 +39,7 @@ Outputs = list[list[int]]
 
 
 class Round(NamedTuple):
-    """One turn of each side over the same prompts.
-
-    Attributes:
-        num_equal: requests for which both sides gave the same tokens.
-        transfer_ms: of each request, from the first token's sampling until the decode worker has all pages.
-    """
+    """One turn of each side over the same prompts. Attributes: num_equal: requests with equal outputs."""
 
     tandem_s: float
     generate_s: float
@@ -53,15 +48,13 @@ class Round(NamedTuple):
 
 
 class Tandem:
-    """Requests through the frontend, each from a thread of its own."""
-
     def __init__(self, address: str, max_tokens: int) -> None:
         self._client = TandemClient(address)
         self._sampling = pb.SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         self._threads = ThreadPoolExecutor(max(AIMS))
 
     def __call__(self, prompts: Prompts) -> tuple[Outputs, list[float]]:
-        """Returns the outputs, and how long each handover's transfer took, in milliseconds."""
+        """Returns the outputs and each transfer's milliseconds."""
         answers = list(self._threads.map(self._answer, prompts))
         return [token_ids for token_ids, _ in answers], [transfer_ms for _, transfer_ms in answers]
 
@@ -76,8 +69,6 @@ class Tandem:
 
 
 class Generate:
-    """All prompts as one batch of transformers' generate."""
-
     def __init__(self, model_dir: str, max_tokens: int, num_threads: int) -> None:
         import torch
         from transformers import AutoModelForCausalLM
@@ -93,18 +84,13 @@ class Generate:
         import torch
 
         batch = torch.tensor(prompts)
-        outputs = self._model.generate(
-            batch,
-            attention_mask=torch.ones_like(batch),
-            max_new_tokens=self._max_tokens,
-            do_sample=False,
-            pad_token_id=0,
-        )
+        options = {"max_new_tokens": self._max_tokens, "do_sample": False, "pad_token_id": 0}
+        outputs = self._model.generate(batch, attention_mask=torch.ones_like(batch), **options)
         return outputs[:, batch.shape[1] :].tolist()
 
 
 def make_prompts(model_dir: Path, num_prompts: int) -> Outputs:
-    """Pieces of a text, none of which begins like another. Where the text ends it begins anew."""
+    """Cuts prompts with different beginnings from TEXT, which wraps around."""
     from tandem.router.text.tokenizer import Tokenizer
 
     tokens = Tokenizer(model_dir).encode(TEXT.read_text())
@@ -112,7 +98,7 @@ def make_prompts(model_dir: Path, num_prompts: int) -> Outputs:
 
 
 def compare(tandem: Tandem, generate: Generate, prompts: Prompts, *, tandem_first: bool) -> Round:
-    """One turn of each side; who begins changes from round to round."""
+    """Runs one turn of each side."""
     seconds: dict[str, float] = {}
     outputs: dict[str, Outputs] = {}
     transfer_ms: list[float] = []
@@ -128,7 +114,7 @@ def compare(tandem: Tandem, generate: Generate, prompts: Prompts, *, tandem_firs
 
 
 def summarize(batch_size: int, max_tokens: int, rounds: Sequence[Round]) -> dict[str, Any]:
-    """Medians over the rounds; the ratio is taken within each."""
+    """Returns medians over the rounds."""
     num_tokens = batch_size * max_tokens
     ratios = [r.generate_s / r.tandem_s for r in rounds]
     num_equal = sum(r.num_equal for r in rounds)
@@ -153,7 +139,7 @@ def run(cluster: Cluster, arguments: argparse.Namespace) -> list[dict[str, Any]]
     model_dir = resolve_model(MODEL)
     tandem = Tandem(cluster.addresses.grpc, arguments.max_tokens)
     generate = Generate(str(model_dir), arguments.max_tokens, arguments.threads)
-    # There is one round more than is counted: the first warms both sides up.
+    # The first round warms up.
     prompts = iter(make_prompts(model_dir, sum(AIMS) * (arguments.rounds + 1)))
     results = []
     for batch_size in AIMS:
@@ -161,10 +147,8 @@ def run(cluster: Cluster, arguments: argparse.Namespace) -> list[dict[str, Any]]
         for number in range(arguments.rounds + 1):
             batch = [next(prompts) for _ in range(batch_size)]
             rounds.append(compare(tandem, generate, batch, tandem_first=bool(number % 2)))
-            print(
-                f"{batch_size} requests: {rounds[-1].tandem_s:.2f} s, generate {rounds[-1].generate_s:.2f} s",
-                flush=True,
-            )
+            latest = rounds[-1]
+            print(f"{batch_size} requests: {latest.tandem_s:.2f} s, generate {latest.generate_s:.2f} s", flush=True)
         results.append(summarize(batch_size, arguments.max_tokens, rounds[1:]))
     return results
 
@@ -191,19 +175,11 @@ def show(results: Sequence[dict[str, Any]]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0 if every aim is met, 1 otherwise."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each side that count (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="measured turns of each side (%(default)s)")
     parser.add_argument("--max-tokens", type=int, default=128, help="output tokens of each request (%(default)s)")
-    parser.add_argument(
-        "--threads",
-        type=int,
-        default=len(os.sched_getaffinity(0)),
-        help="CPU threads of generate and of each worker (%(default)s)",
-    )
-    parser.add_argument(
-        "--separate",
-        action="store_true",
-        help="a prefill and a decode worker, each with all threads, instead of one of role both",
-    )
+    threads = len(os.sched_getaffinity(0))
+    parser.add_argument("--threads", type=int, default=threads, help="of generate and of each worker (%(default)s)")
+    parser.add_argument("--separate", action="store_true", help="separate prefill and decode workers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     arguments = parser.parse_args(argv)
 
@@ -214,12 +190,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments.json.write_text(json.dumps(results, indent=2) + "\n")
         return 0 if all(r["ok"] for r in results) else 1
 
-    # One worker has the same threads as generate. Two have twice as many on the same cores when both compute at once.
     config = ClusterConfig(
         MODEL,
-        num_prefill=1 if arguments.separate else 0,
-        num_decode=1 if arguments.separate else 0,
-        num_both=0 if arguments.separate else 1,
+        num_prefill=int(arguments.separate),
+        num_decode=int(arguments.separate),
+        num_both=int(not arguments.separate),
         num_threads=arguments.threads,
         grpc_port=0,
         http_port=0,

@@ -1,12 +1,12 @@
-"""One engine on one GPU through the whole engine loop: schedulers, caches, forward and sampling, without sockets.
+"""Measures one engine on one GPU through the whole engine loop, without sockets.
 
-Weights are random, prompts too; they share nothing. Parts of it, each with its floor (engine/floors.py),
-from rates that are measured in the same run:
+Weights and prompts are random; prompts share no prefix. Floors (engine/floors.py) come from rates of the same run.
+Parts:
 
 decode    a decode step: (time for 257 output tokens - time for 1) / 256, all requests at once, prompts of 1,024 tokens
 prefill   prompt tokens per second until every request has its first token
 workload  50 prompts of 1 to 512 tokens with 1 to 128 output tokens, all at once: tokens per second
-startup   from the start of the process until a request could be served, and the first request after that
+startup   from the start of the process until the engine can serve, and the first request
 sweep     decode steps over batch sizes and times to first token over prompt lengths
 """
 
@@ -39,10 +39,10 @@ NUM_RUNS = 3
 class Sizes:
     """
     Attributes:
-        prompt_len, num_steps: of the requests whose decode steps are timed.
-        prefills: requests at once, and tokens of each.
-        workload_requests, workload_prompt, workload_output: how many requests, and their largest lengths.
-        sweep_batches, sweep_prompts: batch sizes of decode steps, and lengths of a lone prompt.
+        prompt_len, num_steps: of requests in decode steps.
+        prefills: concurrent requests, and tokens of each.
+        workload_prompt, workload_output: maximum lengths.
+        sweep_prompts: lengths of a lone prompt.
     """
 
     batches: Sequence[int] = (1, 8, 32, 128, 256)
@@ -61,8 +61,8 @@ class Sizes:
 
     @property
     def num_tokens(self) -> int:
-        """What a pool must hold for any one of the runs."""
-        # A request ends within a page.
+        """Capacity of a pool for any of the runs."""
+        # Round each request up to a page.
         decode = self.max_batch_size * (self.prompt_len + self.num_steps + PAGE_SIZE)
         prefill = max(count * (prompt_len + PAGE_SIZE) for count, prompt_len in self.prefills)
         workload = self.workload_requests * (self.workload_prompt + self.workload_output + PAGE_SIZE)
@@ -71,7 +71,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Attributes: floor: what the GPU allows, in the same unit; None: not known."""
+    """Attributes: floor: best possible value, in the same unit; None: unknown."""
 
     name: str
     value: float
@@ -80,15 +80,13 @@ class Result:
 
     @property
     def ratio(self) -> float | None:
-        """How many times the floor's time it takes."""
+        """Its time over the floor's time."""
         if self.floor is None:
             return None
         return self.floor / self.value if self.unit == "tok/s" else self.value / self.floor
 
 
 class EngineBenchmark:
-    """The parts, on one loop."""
-
     def __init__(
         self, loop: Loop, model: ModelConfig, limits: Limits, sizes: Sizes, kv_cache_dtype: str = "auto"
     ) -> None:
@@ -99,7 +97,7 @@ class EngineBenchmark:
         self._sizes = sizes
 
     def at(self, **sizes: Any) -> "EngineBenchmark":
-        """The same with other sizes, of those in Sizes."""
+        """Returns this benchmark with some Sizes replaced."""
         sizes_then = replace(self._sizes, **sizes)
         return EngineBenchmark(self._loop, self._model, self._limits, sizes_then, self._kv_cache_dtype)
 
@@ -145,7 +143,7 @@ class EngineBenchmark:
             yield Result(f"decode step, batch {size}", (many_s - once_s) / num_steps * 1e3, "ms", floor_s * 1e3)
 
     def _first_token_s(self, num_requests: int, prompt_len: int) -> float:
-        """Median seconds until all have their first token; the first run warms up and does not count."""
+        """Returns median seconds until all first tokens, without the first run."""
         times = [self._loop.run([(prompt_len, 1)] * num_requests) for _ in range(NUM_RUNS + 1)]
         return statistics.median(times[1:])
 
@@ -175,7 +173,6 @@ def _with_unit(value: float, unit: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    # What has passed since the process began went to the interpreter and to imports, torch's above all.
     stages = StageTimer()
     stages.seconds["imports"] = time.time() - psutil.Process().create_time()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -198,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     loop = build_loop(arguments, sizes.num_tokens, sizes.max_batch_size, stages.begin)
     stages.end()
     first_request_s = loop.run([(512, 8)])
-    # The limits are measured only now: this would set up the device, which is part of the start.
+    # After the start-up, because measuring the limits sets up the device.
     limits = measure_limits()
     benchmark = EngineBenchmark(loop, model, limits, sizes, arguments.kv_cache_dtype)
     loop.run([(sizes.prompt_len, 8)] * 2)

@@ -1,4 +1,4 @@
-"""What one GPU can do at best: its rates, measured. engine/floors.py has the times that follow from them."""
+"""Measures the rates of one GPU, from which engine/floors.py derives the shortest possible times."""
 
 from collections.abc import Callable
 
@@ -20,8 +20,7 @@ def measure_limits() -> Limits:
 
 
 def sustained_matmul_rate() -> float:
-    """Limits.matmul_rate once the device has multiplied for SUSTAINED_S without a rest, which lowers its clock where it
-    draws all the power that it may."""
+    """Returns the matmul rate after SUSTAINED_S of load, which lowers the clock at the power limit."""
     matmul = _matmul()
     num_runs = round(SUSTAINED_S * _matmul_rate(matmul) / (2 * MATMUL_SIZE**3))
     for _ in range(num_runs):
@@ -39,7 +38,6 @@ def _matmul_rate(matmul: Callable[[], object]) -> float:
 
 
 def _device_seconds(run: Callable[[], object]) -> float:
-    """Median of several."""
     times = []
     for _ in range(NUM_RUNS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

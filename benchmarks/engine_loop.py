@@ -1,10 +1,11 @@
-"""One engine behind real schedulers, without sockets: what the benchmarks of the engine run."""
+"""One engine behind real schedulers, without sockets."""
 
 import argparse
 import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,11 +27,7 @@ RUN_TIMEOUT_S = 300.0
 
 
 class Loop:
-    """Serves requests of random tokens, which share nothing.
-
-    Attributes:
-        counts: what has become of them.
-    """
+    """Serves requests of random tokens without common prefixes."""
 
     def __init__(self, engine: EngineBase, prefill: PrefillConfig, decode: DecodeConfig, vocab_size: int) -> None:
         self.counts = Counts()
@@ -40,11 +37,11 @@ class Loop:
         self._num_requests = 0
 
     def run(self, requests: Sequence[tuple[int, int]], grammars: Sequence[str] = ()) -> float:
-        """Serves requests that come all at once; returns the seconds until the last has ended.
+        """Serves requests that arrive at once; returns the seconds until the last one ends.
 
         Args:
-            requests: tokens of each one's prompt, and of its output.
-            grammars: what the outputs of the first ones keep to.
+            requests: prompt and output lengths.
+            grammars: for the first requests.
         """
         prompts = [self._rng.choices(range(self._vocab_size), k=prompt_len) for prompt_len, _ in requests]
         started = time.perf_counter()
@@ -55,42 +52,39 @@ class Loop:
         return time.perf_counter() - started
 
     def start(self, num_requests: int, prompt_len: int, max_tokens: int) -> None:
-        """Submits requests and returns when all of them have their first token."""
+        """Submits requests and waits for all first tokens."""
         for _ in range(num_requests):
             self._submit(self._rng.choices(range(self._vocab_size), k=prompt_len), max_tokens)
         self._worker.run_until(lambda: self.counts.num_first == self._num_requests, RUN_TIMEOUT_S)
 
     def decode(self, num_steps: int) -> None:
-        """Goes on until the tokens of so many more decode steps have come."""
+        """Runs `num_steps` more decode steps."""
         target = self.counts.num_decode_steps + num_steps
         self._worker.run_until(lambda: self.counts.num_decode_steps >= target, RUN_TIMEOUT_S)
 
     def finish(self) -> None:
-        """Goes on until all requests have ended."""
+        """Runs until all requests have ended."""
         self._worker.run_until(lambda: self.counts.num_ended == self._num_requests, RUN_TIMEOUT_S)
 
     def _submit(self, prompt: Sequence[int], max_tokens: int, grammar: str = "") -> None:
         self._num_requests += 1
-        # A grammar asks for a token to end with, which is none that these outputs come to.
+        # A grammar requires a stop token; these outputs never reach it.
         sampling = SamplingParams(max_tokens, grammar=grammar, stop_token_ids=(0,) if grammar else ())
         self._worker.submit(f"r{self._num_requests}", prompt, sampling)
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """What build_loop reads."""
+    """Adds the options that build_loop reads."""
     parser.add_argument("--model", required=True, help="a directory with a model's config.json; its weights are random")
     parser.add_argument("--attention-backend", choices=(AUTO, *ATTENTION_BACKENDS.names), default=AUTO)
     parser.add_argument("--quantization", choices=QUANTIZATIONS, default=QUANTIZATIONS[0], help="fp8: FP8 weights")
-    parser.add_argument("--kv-cache-dtype", choices=tuple(KV_CACHE_DTYPES), default="auto", help="of pages")
+    parser.add_argument("--kv-cache-dtype", choices=tuple(KV_CACHE_DTYPES), default="auto", help="data type of pages")
     parser.add_argument("--cuda-graph-max-bs", type=int, default=256, metavar="N")
-    parser.add_argument("--disable-overlap", action="store_true", help="forwards follow one another")
+    parser.add_argument("--disable-overlap", action="store_true", help="no overlap of host work and forwards")
 
 
 def open_model(parser: argparse.ArgumentParser, directory: Path, quantization: str = QUANTIZATIONS[0]) -> ModelConfig:
-    """The configuration of the model to measure on this machine's GPU. Args: quantization: as in EngineConfig.
-
-    Without either it ends the program with status 2 and says why in one line on standard error.
-    """
+    """Returns the model's configuration; without a model or a GPU, exits with status 2 and one line on stderr."""
     try:
         if not directory.is_dir():
             raise ValueError(f"--model {directory} is no directory; it must be one with a model's config.json")
@@ -105,30 +99,30 @@ def open_model(parser: argparse.ArgumentParser, directory: Path, quantization: s
 def build_loop(
     arguments: argparse.Namespace, num_tokens: int, max_batch_size: int, on_progress: Callable[[str], None]
 ) -> Loop:
-    """Builds an engine in bfloat16 on the GPU, with FP8 weights if that is asked for.
-
-    Args:
-        num_tokens: what the pool is to hold.
-    """
+    """Builds an engine in bfloat16 on the GPU. Args: num_tokens: capacity of the pool."""
     model = ModelConfig.from_dir(Path(arguments.model))
-    engine_config = EngineConfig(
+    engine = build_dummy_engine(
         arguments.model,
-        load_format="dummy",
-        device="cuda",
-        dtype="bfloat16",
+        on_progress,
         quantization=arguments.quantization,
         kv_cache_dtype=arguments.kv_cache_dtype,
-        page_size=PAGE_SIZE,
         num_pages=-(-num_tokens // PAGE_SIZE),
         attention_backend=arguments.attention_backend,
         cuda_graph_max_bs=arguments.cuda_graph_max_bs,
         max_chunk_tokens=CHUNK_SIZE,
         max_batch_size=max_batch_size,
     )
-    engine = build_engine(engine_config, "benchmark", on_progress)
-    # A worker's process does the same.
+    # As in a worker's process.
     freeze_objects()
     collect_seldom()
     prefill = PrefillConfig(CHUNK_SIZE, overlap=not arguments.disable_overlap)
     decode = DecodeConfig(max_batch_size, overlap=not arguments.disable_overlap)
     return Loop(engine, prefill, decode, model.vocab_size)
+
+
+def build_dummy_engine(model_dir: str, on_progress: Callable[[str], None], **options: Any) -> EngineBase:
+    """Builds an engine with random weights in bfloat16 on the GPU. Args: options: of EngineConfig."""
+    config = EngineConfig(
+        model_dir, load_format="dummy", device="cuda", dtype="bfloat16", page_size=PAGE_SIZE, **options
+    )
+    return build_engine(config, "benchmark", on_progress)

@@ -1,15 +1,7 @@
-"""FP8 weights, and FP8 pages too, beside bfloat16 on one GPU: decode steps and prefills of engines in one process, in
-turns.
+"""Compares FP8 weights, and FP8 weights and pages, with bfloat16 on one GPU: three engines in one process, in turns.
 
-Weights are random, and so are prompts, which share nothing. Each figure stands over its floor (engine/floors.py), from
-rates that are measured in the same run. Parts:
-
-steps     decode steps with prompts of 1,024 tokens, and prompt tokens per second until all have their first token
-products  each matrix of a layer, in bfloat16 and in FP8, by every kernel that there is for it, over numbers of tokens:
-          microseconds, in a CUDA graph over matrices that no cache holds, with the gate's product or the residual that
-          follows and without norm; our own kernel in the tile that is chosen, and in the best of all
-          (tokens/outputs/depth/stages/warps/splits)
-tuning    the kernel of few tokens in variants, for each matrix of a layer in FP8
+Weights and prompts are random; prompts share nothing. Measures decode steps with prompts of 1,024 tokens, and prompt
+tokens per second until all requests have their first token, over floors (engine/floors.py) from rates of the same run.
 """
 
 import argparse
@@ -20,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -28,36 +19,29 @@ from benchmarks.engine import EngineBenchmark, Result, Sizes
 from benchmarks.engine_limits import measure_limits
 from benchmarks.engine_loop import add_engine_arguments, build_loop, open_model
 
-PARTS = ("steps", "products", "tuning")
-# --quantization and --kv-cache-dtype of each; the others are compared with the first.
+# --quantization and --kv-cache-dtype of each kind; the first is the baseline.
 KINDS = {"bfloat16": ("auto", "auto"), "FP8": ("fp8", "auto"), "FP8 and pages": ("fp8", "fp8_e4m3")}
 BATCHES = (1, 8, 32, 128, 256)
 PREFILLS = ((8, 8192), (64, 512), (1, 512))
 NUM_STEPS = 64
-TOKENS = (1, 8, 16, 17, 32, 48, 64, 128, 256, 512, 2048, 8192)
-TUNED_TOKENS = (1, 8, 16)
 SIZES = Sizes(batches=BATCHES, num_steps=NUM_STEPS, prefills=PREFILLS, sweep_batches=(1,), sweep_prompts=(1,))
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Medians of one measure. Attributes: by_kind: by the keys of KINDS."""
+    """Medians of one measure. Attributes: by_kind: results by the keys of KINDS."""
 
     name: str
     by_kind: dict[str, Result]
 
     def speedup(self, kind: str) -> float:
-        """How many times as fast one is as the first."""
+        """Speed relative to the first kind."""
         first, other = (*self.by_kind.values(),)[0], self.by_kind[kind]
         return other.value / first.value if other.unit == "tok/s" else first.value / other.value
 
 
 def compare(benchmarks: Mapping[str, EngineBenchmark], sizes: Sizes, num_turns: int) -> Iterator[Compared]:
-    """Each measure of all kinds, one after the other, several times.
-
-    Args:
-        benchmarks: by the keys of KINDS.
-    """
+    """Takes each measure of all kinds in turns. Args: benchmarks: by the keys of KINDS."""
     for size in sizes.batches:
         at_size = {kind: benchmark.at(batches=(size,)) for kind, benchmark in benchmarks.items()}
         yield _median([{kind: next(b.decode()) for kind, b in at_size.items()} for _ in range(num_turns)])
@@ -94,52 +78,32 @@ def show(rows: Sequence[Compared], title: str, console: Console) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_engine_arguments(parser)
-    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS[:1], help="parts (default: %(default)s)")
-    parser.add_argument("--turns", type=int, default=2, metavar="N", help="times that each measure is taken")
+    parser.add_argument("--turns", type=int, default=2, metavar="N", help="repetitions of each measure")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=BATCHES, help="of decode steps")
-    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="of products")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     arguments = parser.parse_args(argv)
     models = {kind: open_model(parser, Path(arguments.model), how) for kind, (how, _) in KINDS.items()}
     console = Console(width=160)
     name = Path(arguments.model).name
-    figures: dict[str, object] = {}
-    with torch.inference_mode():
-        if {"products", "tuning"} & {*arguments.only}:
-            # It is imported here because a machine without CUDA has nothing to import.
-            from benchmarks.product_kernels import ProductKernels
-
-            limits = measure_limits()
-            for part, kind, num_tokens in (
-                ("products", "bfloat16", arguments.tokens),
-                ("products", "FP8", arguments.tokens),
-                ("tuning", "FP8", TUNED_TOKENS),
-            ):
-                if part in arguments.only:
-                    kernels = ProductKernels(models[kind], limits)
-                    rows = [row for n in num_tokens for row in getattr(kernels, part)(n)]
-                    figures[f"{part}, {kind}"] = [row._asdict() for row in rows]
-                    kernels.show(rows, f"{name}, {kind}, {part}, microseconds", console)
-                    del kernels
-    if "steps" in arguments.only:
-        sizes = replace(SIZES, batches=arguments.batch_sizes)
-        loops = {}
-        for kind, (quantization, kv_cache_dtype) in KINDS.items():
-            ways = {"quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
-            options = argparse.Namespace(**vars(arguments) | ways)
-            loops[kind] = build_loop(options, sizes.num_tokens, sizes.max_batch_size, lambda doing: None)
-            loops[kind].run([(sizes.prompt_len, 8)] * 2)
-        limits = measure_limits()
-        benchmarks = {
-            kind: EngineBenchmark(loops[kind], models[kind], limits, sizes, kv_cache_dtype)
-            for kind, (_, kv_cache_dtype) in KINDS.items()
-        }
-        compared = list(compare(benchmarks, sizes, arguments.turns))
-        show(compared, name, console)
-        console.print(f"copy {limits.copy_bandwidth / 1e12:.2f} TB/s, bfloat16 {limits.matmul_rate / 1e12:.0f} TFLOP/s")
-        figures["steps"] = [asdict(row) | {"speedup": {kind: row.speedup(kind) for kind in KINDS}} for row in compared]
+    sizes = replace(SIZES, batches=arguments.batch_sizes)
+    loops = {}
+    for kind, (quantization, kv_cache_dtype) in KINDS.items():
+        options = argparse.Namespace(
+            **vars(arguments) | {"quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
+        )
+        loops[kind] = build_loop(options, sizes.num_tokens, sizes.max_batch_size, lambda doing: None)
+        loops[kind].run([(sizes.prompt_len, 8)] * 2)
+    limits = measure_limits()
+    benchmarks = {
+        kind: EngineBenchmark(loops[kind], models[kind], limits, sizes, kv_cache_dtype)
+        for kind, (_, kv_cache_dtype) in KINDS.items()
+    }
+    compared = list(compare(benchmarks, sizes, arguments.turns))
+    show(compared, name, console)
+    console.print(f"copy {limits.copy_bandwidth / 1e12:.2f} TB/s, bfloat16 {limits.matmul_rate / 1e12:.0f} TFLOP/s")
     if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+        steps = [asdict(row) | {"speedup": {kind: row.speedup(kind) for kind in KINDS}} for row in compared]
+        arguments.json.write_text(json.dumps({"steps": steps}, indent=2) + "\n")
     return 0
 
 

@@ -1,9 +1,8 @@
-"""What it costs that outputs keep to a grammar: for a decode step on a GPU, and for a mask on the host.
+"""Measures the cost of constraining outputs by a grammar: decode steps on a GPU, masks on the host.
 
-Weights and prompts are random. The tokenizer is trained on the Python files that are installed here, up to as many
-tokens as the model has, so that masks are of real tokens. Each step's cost is (time for 129 output tokens - time for 1)
-/ 128, all requests at once, prompts of 256 tokens: with no output that keeps to a grammar, with one, and with all. The
-outputs are lists of objects of a schema, different for each request, that do not end.
+Weights and prompts are random. The tokenizer is trained on the installed Python files, up to the model's vocabulary
+size. A step's cost is (time for 129 output tokens - time for 1) / 128, all requests at once, prompts of 256 tokens.
+Each request has its own JSON schema, for a list that outlasts the output.
 """
 
 import argparse
@@ -33,7 +32,7 @@ TRAINING_BYTES = 60_000_000
 
 
 def grammar(number: int) -> str:
-    """That of a list of people which is not over before the output is."""
+    """Returns the grammar of a list that outlasts the output."""
     person = {
         "type": "object",
         "properties": {
@@ -50,7 +49,6 @@ def grammar(number: int) -> str:
 
 
 def train_tokenizer(vocab_size: int) -> tokenizers.Tokenizer:
-    """Byte-level, on what Python files there are."""
     trained = tokenizers.Tokenizer(tokenizers.models.BPE())
     trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     trained.decoder = tokenizers.decoders.ByteLevel()
@@ -76,7 +74,6 @@ def _texts() -> Iterator[str]:
 
 
 def mask_rows(model_dir: Path, vocab_size: int) -> Iterator[Row]:
-    """On the host alone."""
     grammars = Grammars.of_model(model_dir, vocab_size)
     assert grammars is not None
     for count in BATCHES:

@@ -1,8 +1,7 @@
-"""What scheduling and page bookkeeping cost, without a model.
+"""Measures scheduling and page bookkeeping without a model.
 
-Real schedulers, caches, leases and handovers of a prefill and a decode worker; an engine that returns at once, a
-transport that moves nothing, messages delivered in this process. Times are CPU time of the one thread that does it all,
-so that other processes on the machine disturb them little. Each is the median of several repetitions.
+Real schedulers, caches, leases and handovers of a prefill and a decode worker, over an engine that returns at once and
+a transport that moves nothing. Times are CPU times of the one thread, medians of several repetitions.
 """
 
 import functools
@@ -23,9 +22,9 @@ from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.rpc.codec import WORKER_CODEC
 
 PAGE_SIZE = 16
-# A decode step's cost is averaged over four times the steps in which a sequence fills a page.
+# Average over four pages of each sequence.
 NUM_STEPS = 4 * PAGE_SIZE
-# When a size doubles, cost may grow by what is linear and some more, for caches that overflow.
+# Aim for a doubled size: linear growth, plus a margin for processor caches that overflow.
 MAX_GROWTH = 2.6
 
 
@@ -33,10 +32,9 @@ MAX_GROWTH = 2.6
 class Sizes:
     """
     Attributes:
-        batches: requests in a decode step, doubling in the last ones.
-        context: tokens of each request there.
-        prompts: tokens of a prefill, doubling.
-        repeats: repetitions of each measurement.
+        batches: batch sizes of decode steps; neighbours that double give growth.
+        context: tokens of each request in them.
+        prompts: prompt lengths, doubling.
     """
 
     batches: Sequence[int] = (1, 64, 128, 256, 512)
@@ -50,7 +48,7 @@ PREFILL_AIMS_MS = {8192: 2.0}
 
 
 def cpu_ms(work: Callable[[], object]) -> float:
-    """Milliseconds of this thread's CPU time."""
+    """Returns milliseconds of this thread's CPU time."""
     start = time.thread_time_ns()
     work()
     return (time.thread_time_ns() - start) / 1e6
@@ -61,12 +59,12 @@ def new_prompt(num_tokens: int, seed: int) -> list[int]:
 
 
 def decode_rows(batch_size: int, sizes: Sizes) -> Iterator[Row]:
-    """A decode step of requests with contexts of different lengths about sizes.context."""
+    """Measures decode steps with contexts of about sizes.context tokens."""
     workers = HostWorkers(PAGE_SIZE, num_pages=batch_size * (sizes.context // PAGE_SIZE + 64))
     for n in range(batch_size):
         workers.submit(new_prompt(sizes.context + n % PAGE_SIZE, n), max_tokens=NUM_STEPS * (sizes.repeats + 2))
     workers.run_until_decoding(batch_size)
-    # There is one repetition more than is counted: the first warms up.
+    # The first repetition warms up.
     steps = [cpu_ms(lambda: workers.decode_steps(NUM_STEPS)) / NUM_STEPS for _ in range(sizes.repeats + 1)]
     yield Row(f"decode step, batch {batch_size}", statistics.median(steps[1:]), "ms", high=STEP_AIMS_MS.get(batch_size))
     sequences = workers.running_sequences()
@@ -87,7 +85,7 @@ def decode_rows(batch_size: int, sizes: Sizes) -> Iterator[Row]:
 
 
 def prefill_rows(num_tokens: int, sizes: Sizes) -> Iterator[Row]:
-    """A prompt that nobody has seen, and one that is cached as a whole."""
+    """Measures a new prompt and a fully cached one."""
     times: dict[str, list[float]] = {"match and insert": [], "  whole prefill in chunks": []}
     cached_times: dict[str, list[float]] = {name: [] for name in times}
     for seed in range(sizes.repeats):
@@ -106,7 +104,7 @@ def prefill_rows(num_tokens: int, sizes: Sizes) -> Iterator[Row]:
 
 
 def match_and_insert(cache: CacheManager, prompt: list[int]) -> None:
-    """What a prefill asks of the cache."""
+    """Makes a prefill's calls to the cache."""
     handle = cache.acquire_pages(prompt, len(prompt), max_cached_len=len(prompt) - 1)
     assert handle is not None
     cache.cache_pages(handle, prompt, len(prompt))
@@ -114,7 +112,7 @@ def match_and_insert(cache: CacheManager, prompt: list[int]) -> None:
 
 
 def growth_rows(rows: Sequence[Row], what: str, sizes: Sequence[int]) -> Iterator[Row]:
-    """How much more the larger of two neighbours costs, where one is twice the other."""
+    """Ratios of neighbours of which one is twice the other."""
     by_name = {row.name: row.value for row in rows}
     for small, large in itertools.pairwise(sizes):
         if large == 2 * small:

@@ -1,5 +1,4 @@
-"""A prefill and a decode worker without a model, processes or sockets: everything is real but the engines, which return
-at once, and the transport, which moves nothing."""
+"""A prefill and a decode worker in one process: engines that compute nothing, a transport that moves nothing."""
 
 import itertools
 import time
@@ -59,11 +58,7 @@ class InstantOutput(ForwardOutput):
 
 
 class InstantEngine(EngineBase):
-    """Computes nothing.
-
-    Attributes:
-        latest: the sequences of the latest batch.
-    """
+    """Computes nothing. Attributes: latest: sequences of the latest batch."""
 
     def __init__(self, pool: KvPool) -> None:
         super().__init__(pool)
@@ -102,10 +97,7 @@ class NoReceiver(ReceiverTransport):
 
 
 class HostWorkers:
-    """
-    Attributes:
-        last_tokens: the latest tokens that the decode worker told the router of.
-    """
+    """Attributes: last_tokens: the decode worker's latest message to the router."""
 
     def __init__(self, page_size: int, num_pages: int) -> None:
         self._numbers = itertools.count()
@@ -141,7 +133,7 @@ class HostWorkers:
         self.prefill.receive(FromRouter(Prefill(request_id, 0, prompt, (), sampling, "d")))
 
     def prefill_steps(self) -> None:
-        """Steps of the prefill worker until it has nothing to compute."""
+        """Steps the prefill worker until it is idle."""
         while _turn(self.prefill, self._prefill_outbox):
             pass
 
@@ -164,7 +156,7 @@ class HostWorkers:
                 return
             self.prefill_steps()
             self.decode_steps(1)
-        raise AssertionError("the workers do not get there")
+        raise AssertionError(f"not reached within {MAX_STEPS} steps")
 
     def _from_prefill(self, outgoing: Outgoing) -> None:
         for message in outgoing.to_links.get(EPOCH, ()):
@@ -177,7 +169,7 @@ class HostWorkers:
 
 
 def _turn(scheduler: Scheduler, outbox: StepOutbox) -> bool:
-    """What the engine thread does at every step."""
+    """Does one turn of the engine thread."""
     worked = scheduler.step()
     scheduler.stats()
     outbox.flush()

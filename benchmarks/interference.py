@@ -1,13 +1,11 @@
-"""What a handover takes, and what prompts that arrive do to streams that run: one cluster, one cell after another.
+"""Measures handovers, and the effect of arriving prompts on running streams, on one cluster, cell by cell.
 
-A cell is a load of `tandem bench`: prompts that have the cluster to themselves (lone, long-32k), prompts that arrive
-beside streams that run all the time (steady-3, steady-6), and prompts that all come at once (burst-64x256 and its like:
-64 prompts of 256 tokens). For each there are NAME.json (figures, and percentiles of the ledger's phases next to what
-clients saw), NAME.jsonl (each request) and NAME.txt (the tables); summary.json has all figures. On a CPU the loads are
-much smaller, and the aims are not meant for it.
+A cell is a load of `tandem bench`: prompts alone (lone, long-32k), prompts arriving beside running streams (steady-3,
+steady-6), and prompts that all arrive at once (burst-64x256: 64 prompts of 256 tokens). Each cell writes NAME.json
+(figures, percentiles of the ledger's phases and of the clients' measures), NAME.jsonl (requests) and NAME.txt (tables);
+summary.json has all figures. On a CPU the loads are much smaller, and the aims do not apply.
 
-  python -m benchmarks.interference --device cuda --model DIRECTORY --load-format dummy --out results
-  python -m benchmarks.interference --out results --cells lone steady-3 --trace-cell steady-3 -- --chunk-size 4096
+  python -m benchmarks.interference --out results --cells lone steady-3 -- --chunk-size 4096
 """
 
 import argparse
@@ -34,8 +32,6 @@ from benchmarks.interference_cells import (
     num_not_whole,
     rows_of,
 )
-from benchmarks.lab.runs import slim
-from benchmarks.recorded import Recording
 from benchmarks.rows import Row, row_json, table_of
 from benchmarks.served import Served, StartError, within
 from benchmarks.steady_streams import RUN_GRACE_S, add_model_arguments, serve_flags
@@ -50,19 +46,17 @@ from tandem.engine.models.config import ModelConfig
 from tandem.engine.page_layout import page_layout_of
 from tandem.engine.weights.resolve import resolve_model
 
-# What the plain copy of benchmarks.kv_transfer was at least to give.
+# The aim for a plain copy in benchmarks.kv_transfer.
 COPY_GB_PER_S = 375.0
 QUIET = Console(quiet=True)
-# Until clients have made their prompts and begin.
-CLIENTS_START_S = 2.0
-# Above those of all cells.
+# Above the seeds of all cells.
 WARMUP_SEED = 1001
-SUFFIXES = (".json", ".jsonl", ".txt", ".trace.json.gz")
+SUFFIXES = (".json", ".jsonl", ".txt")
 SHOWN = ("p50", "p90", "p99", "max")
 
 
 def layout_of(flags: Sequence[str]) -> PageLayout:
-    """Of the pages of a cluster that is started with these flags. Raises ValueError."""
+    """Returns the page layout of a cluster with these flags of `tandem serve`. Raises ValueError."""
     parser = argparse.ArgumentParser(prog="tandem serve", allow_abbrev=False)
     add_serve_options(parser)
     config = cluster_config(parser.parse_args(flags), {})
@@ -72,12 +66,12 @@ def layout_of(flags: Sequence[str]) -> PageLayout:
 
 
 def own_copy_ms(layout: PageLayout, num_tokens: int, gb_per_s: float) -> float:
-    """What the pages of a prompt take by themselves, in milliseconds."""
+    """Milliseconds to copy the pages of one prompt at the link's plain rate."""
     return layout.num_pages_for(num_tokens) * layout.page_bytes / (gb_per_s * 1e9) * 1e3
 
 
 def warm_up(address: str, sizes: Sizes, cells: Sequence[Cell], vocab_size: int) -> None:
-    """A few prompts of each length, so that nothing is compiled, allocated or opened while something is measured."""
+    """Sends a few prompts of each length, so that no run compiles, allocates or connects."""
     by_length = {cell.input_tokens: cell for cell in reversed(cells)}
     for number, cell in enumerate(by_length.values()):
         num_prompts = 4 if cell.kind == "alone" else max(4, (cell.num_prompts or sizes.num_streams) // 4)
@@ -87,50 +81,23 @@ def warm_up(address: str, sizes: Sizes, cells: Sequence[Cell], vocab_size: int) 
 
 
 def run_cell(
-    cell: Cell, sizes: Sizes, address: str, vocab_size: int, timeout_s: float, trace_file: Path | None
-) -> tuple[list[dict[str, Any]], list[RequestRecord], list[str]]:
-    """Each run's result, the records of all, and what is missing in the trace, in words.
-
-    Args:
-        timeout_s: of the whole cell.
-        trace_file: the last run is recorded into it, or the last seconds of one beside streams; None: nothing is.
-
-    Raises:
-        TimeoutError: it was not over in time.
-        EndpointError, RuntimeError: it cannot be measured.
-    """
+    cell: Cell, sizes: Sizes, address: str, vocab_size: int, timeout_s: float
+) -> tuple[list[dict[str, Any]], list[RequestRecord]]:
+    """Returns each run's result and all records. Raises TimeoutError, EndpointError, RuntimeError."""
     request_timeout_s = (sizes.lead_s + sizes.seconds if cell.kind == "steady" else 0.0) + 2 * RUN_GRACE_S
     configs = bench_configs(cell, sizes, address, vocab_size, request_timeout_s)
-    results, records, warnings = [], [], []
-    recording: Recording | None = None
+    results, records = [], []
     with within(timeout_s, cell.name):
         for config in configs:
-            if trace_file is not None and config is configs[-1]:
-                recording = Recording(address, *when_recorded(cell, sizes))
             result, run = measure(config, QUIET)
             if not result["is_whole"]:
                 raise KeyboardInterrupt
             results.append(result)
             records += run.records
-    if recording is not None and trace_file is not None:
-        # The figures are there whatever becomes of it.
-        try:
-            warnings = recording.finish(trace_file)
-        except OSError as error:
-            warnings = [f"{trace_file} cannot be written: {error.strerror}"]
-    return results, records, warnings
-
-
-def when_recorded(cell: Cell, sizes: Sizes) -> tuple[float, float]:
-    """How long after its clients are started a cell is recorded, and for how long, in seconds."""
-    if cell.kind != "steady":
-        return 0.0, sizes.trace_s
-    # The last arrivals are what is to be seen.
-    return max(0.0, CLIENTS_START_S + sizes.lead_s + sizes.seconds - sizes.trace_steady_s), sizes.trace_steady_s
+    return results, records
 
 
 def phases_table(found: Mapping[str, Distribution], title: str) -> Table:
-    """Percentiles in milliseconds: the ledger's phases, then what the clients saw."""
     table = Table("what, in ms", title=title)
     for column in ("number", *SHOWN):
         table.add_column(column, justify="right")
@@ -152,9 +119,9 @@ def write_cell(
     whole = {
         "cell": asdict(cell),
         "rows": [row_json(row) for row in rows],
-        "ms": {name: {key: v for key, v in values.items() if key != "curve"} for name, values in found.items()},
+        "ms": {name: without_curves(values) for name, values in found.items()},
         **more,
-        "results": [slim(result) for result in results],
+        "results": [without_curves(result) for result in results],
     }
     (out / f"{cell.name}.json").write_text(json.dumps(whole, indent=1) + "\n")
     write_records(records, out / f"{cell.name}.jsonl")
@@ -166,15 +133,24 @@ def write_cell(
     Console().print(table)
 
 
+def without_curves(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Drops what only plots and reruns need, at every level."""
+    return {
+        name: without_curves(value) if isinstance(value, Mapping) else value
+        for name, value in values.items()
+        if name not in ("curve", "series", "config")
+    }
+
+
 def remove_results(out: Path, cells: Sequence[Cell]) -> None:
-    """Of an earlier run: what this one fails to measure must not be taken for what it has measured."""
+    """Removes an earlier run's files, so that a failed cell leaves none."""
     for cell in cells:
         for suffix in SUFFIXES:
             (out / f"{cell.name}{suffix}").unlink(missing_ok=True)
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """What stands behind `--` is `serve`: further flags of `tandem serve`."""
+    """Flags behind `--` are for `tandem serve` (`serve`)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_arguments(parser)
     add: Any = parser.add_argument
@@ -182,11 +158,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--prefill", type=int, default=1, metavar="N", help="prefill workers (%(default)s)")
     add("--decode", type=int, default=1, metavar="N", help="decode workers (%(default)s)")
     add("--cells", nargs="+", choices=names, default=names, metavar="NAME", help=f"of {', '.join(names)} (all)")
-    add("--seconds", type=float, metavar="S", help="for which prompts arrive beside streams (20; on a CPU 4)")
-    add("--streams", type=int, metavar="N", help="that run all the time (64; 2)")
-    add("--copy-gb-per-s", type=float, default=COPY_GB_PER_S, metavar="N", help="of the link itself (%(default)s)")
-    add("--limit", type=float, default=400.0, metavar="S", help="seconds that all of it may take (%(default)s)")
-    add("--trace-cell", action="append", choices=names, default=[], metavar="NAME", help="is recorded too; repeatable")
+    add("--seconds", type=float, metavar="S", help="of arrivals beside streams (20; on a CPU 4)")
+    add("--streams", type=int, metavar="N", help="running streams (64; 2)")
+    add("--copy-gb-per-s", type=float, default=COPY_GB_PER_S, metavar="N", help="plain rate of the link (%(default)s)")
+    add("--limit", type=float, default=400.0, metavar="S", help="time limit in seconds (%(default)s)")
     given = list(argv)
     place = given.index("--") if "--" in given else len(given)
     arguments = parser.parse_args(given[:place])
@@ -203,23 +178,20 @@ def measure_cells(
     deadline: float,
     summary: dict[str, Any],
 ) -> None:
-    """One after the other, each as far as there is time for it; what has become of it is in the summary at once.
-
-    Args: deadline: by the monotonic clock.
-    """
+    """Measures cells while time is left; updates the summary after each. Args: deadline: on the monotonic clock."""
     lone_ttft_ms: float | None = None
     for cell in cells:
         left_s, expected_s = deadline - time.monotonic(), expected_seconds(cell, sizes)
         told: dict[str, Any]
         if left_s < expected_s:
-            told = {"left_out": f"it takes some {expected_s:.0f} s, and {max(0.0, left_s):.0f} s are left"}
+            told = {"left_out": f"it takes about {expected_s:.0f} s, but {max(0.0, left_s):.0f} s are left"}
         else:
-            trace_file = arguments.out / f"{cell.name}.trace.json.gz" if cell.name in arguments.trace_cell else None
             timeout_s = min(left_s, expected_s + 2 * RUN_GRACE_S)
             try:
-                results, records, warnings = run_cell(cell, sizes, address, arguments.vocab_size, timeout_s, trace_file)
+                results, records = run_cell(cell, sizes, address, arguments.vocab_size, timeout_s)
+                warnings = []
                 if cell.kind == "steady" and lone_ttft_ms is None:
-                    warnings.append("TTFT has nothing to be compared with, because `lone` was not measured before")
+                    warnings.append("no TTFT ratio: `lone` was not measured before")
                 found = distributions(records)
                 copy_ms = own_copy_ms(layout, cell.input_tokens, arguments.copy_gb_per_s)
                 rows = rows_of(cell, records, found, copy_ms, lone_ttft_ms)
@@ -232,14 +204,13 @@ def measure_cells(
         for problem in problems(told):
             print(f"{cell.name}: {problem}", file=sys.stderr)
         summary["cells"][cell.name] = told
-        # Whatever becomes of the next cell, this one is there.
         write_summary(summary, arguments.out)
 
 
 def described(
     records: Sequence[RequestRecord], results: Sequence[dict[str, Any]], rows: Sequence[Row], warnings: Sequence[str]
 ) -> dict[str, Any]:
-    """A measured cell, as it stands in the summary. Args: warnings: besides those of its runs."""
+    """Returns a measured cell's part of the summary. Args: warnings: in addition to those of its runs."""
     return {
         "num_requests": len(records),
         "num_not_whole": num_not_whole(records),
@@ -250,7 +221,7 @@ def described(
 
 
 def problems(told: Mapping[str, Any]) -> list[str]:
-    """Of a cell in the summary, in words."""
+    """Problems of a cell in the summary, in words."""
     ended = [f"{how.replace('_', ' ')}: {told[how]}" for how in ("left_out", "failed") if how in told]
     errors = [f"{kind}: {detail}" for kind, detail in told.get("errors", {}).items()]
     return [*ended, *errors, *told.get("warnings", ())]
@@ -265,7 +236,7 @@ def expected_seconds(cell: Cell, sizes: Sizes) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0 if all cells were measured and all of their requests have whole answers, 1 otherwise."""
+    """Returns 0 if all cells were measured and every request has a whole answer, 1 otherwise."""
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = parse_arguments(given)
     chosen = {"seconds": arguments.seconds, "num_streams": arguments.streams}

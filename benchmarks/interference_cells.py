@@ -1,4 +1,4 @@
-"""The cells of `benchmarks.interference`: what each sends, and the figures and aims that it is judged by."""
+"""Loads, figures and aims of the cells of `benchmarks.interference`."""
 
 import statistics
 from collections import defaultdict
@@ -16,11 +16,11 @@ from tandem.bench.records import RequestRecord
 from tandem.bench.workloads.synthetic import Lengths
 from tandem.lifecycle import PHASES
 
-Distribution = dict[str, Any]
-# What clients see, in milliseconds, under the names that tables and files have for it.
+Distribution = Mapping[str, Any]
+# Clients' measures in milliseconds, by their names in tables and files.
 CLIENT_TTFT, CLIENT_GAP, CLIENT_ITL = "client: TTFT", "client: first to second", "client: later gaps"
 STREAMS_ITL, STREAMS_QUIET_ITL = "streams: ITL", "streams: ITL before arrivals"
-# Streams have all begun so long after the run's start, in seconds.
+# All streams have begun this many seconds after the run's start.
 _STREAMS_BEGUN_S = 3.0
 
 
@@ -28,12 +28,11 @@ _STREAMS_BEGUN_S = 3.0
 class Cell:
     """
     Attributes:
-        kind: "alone": prompts one after another; "steady": prompts that arrive beside streams that run all the time;
-            "burst": all prompts at the same moment.
-        num_prompts: of each run; of "steady" what arrives.
-        num_runs: with prompts of their own; their requests are put together.
-        rate: of arrivals in a second, for "steady".
-        expected_s: what the cell takes on a machine that is fit for it, with its clients' start.
+        kind: "alone": prompts one after another; "steady": arrivals beside running streams; "burst": all at once.
+        num_prompts: of each run, except in a "steady" cell.
+        num_runs: runs with different prompts, whose requests are pooled.
+        rate: arrivals per second of a "steady" cell.
+        expected_s: duration of the cell, without the arrivals of a "steady" one.
     """
 
     name: str
@@ -60,10 +59,9 @@ class Cell:
 class Sizes:
     """
     Attributes:
-        cells: in the order in which they run.
-        seconds: for which prompts arrive beside streams; lead_s: how long the streams run before.
-        trace_s: how long a cell is recorded; trace_steady_s: one with streams, at its end.
-        num_clients: processes.
+        seconds: duration of the arrivals beside streams.
+        lead_s: duration of the streams before the arrivals.
+        num_clients: client processes.
     """
 
     cells: tuple[Cell, ...]
@@ -72,8 +70,6 @@ class Sizes:
     seconds: float
     lead_s: float
     start_timeout_s: float
-    trace_s: float
-    trace_steady_s: float
     num_clients: int
 
     @property
@@ -98,8 +94,6 @@ DEFAULTS = {
         seconds=20.0,
         lead_s=5.0,
         start_timeout_s=90.0,
-        trace_s=8.0,
-        trace_steady_s=4.0,
         num_clients=4,
     ),
     "cpu": Sizes(
@@ -118,8 +112,6 @@ DEFAULTS = {
         seconds=4.0,
         lead_s=2.0,
         start_timeout_s=120.0,
-        trace_s=6.0,
-        trace_steady_s=8.0,
         num_clients=1,
     ),
 }
@@ -128,12 +120,9 @@ DEFAULTS = {
 def bench_configs(
     cell: Cell, sizes: Sizes, address: str, vocab_size: int, timeout_s: float, first_seed: int | None = None
 ) -> list[BenchConfig]:
-    """One for each run of a cell. No two cells, and no two runs of one, have a prompt in common, so that nothing is
-    cached; the same cell has the same prompts in every call.
+    """Returns one configuration for each run of a cell. No two runs share a prompt, so that nothing is cached.
 
-    Args:
-        timeout_s: of each request.
-        first_seed: of its runs' prompts; None: the cell's own.
+    Args: first_seed: of the runs' prompts; None: the cell's own.
     """
     if first_seed is None:
         first_seed = 1 + 10 * sizes.names.index(cell.name)
@@ -158,7 +147,7 @@ def bench_configs(
             configs.append(BenchConfig(endpoint, workload, arrivals, duration_s=sizes.lead_s + sizes.seconds, **shared))
             continue
         workload = WorkloadConfig("synthetic", cell.num_prompts, *lengths, vocab_size=vocab_size, seed=seed)
-        # All of one burst leave at the run's beginning, whatever the rate of bursts.
+        # The whole burst leaves at the run's beginning, whatever the rate.
         burst = ArrivalConfig("burst", rate=1.0, burst_size=cell.num_prompts)
         arrivals = burst if cell.kind == "burst" else ArrivalConfig("closed")
         configs.append(BenchConfig(endpoint, workload, arrivals, **shared))
@@ -166,13 +155,12 @@ def bench_configs(
 
 
 def num_not_whole(records: Sequence[RequestRecord]) -> int:
-    """Requests without a whole answer. A stream that the run's end has cut is none of them."""
+    """Counts requests without a whole answer, except streams cut by the run's end."""
     return sum(record.error not in (("", "cut") if record.group == "streams" else ("",)) for record in records)
 
 
 def distributions(records: Sequence[RequestRecord]) -> dict[str, Distribution]:
-    """Of each phase of the ledger and of what clients saw, over the requests with a whole answer, in milliseconds. What
-    there was none of is left out."""
+    """Returns the ledger's phases and the clients' measures over whole requests, in milliseconds."""
     requests = [record for record in records if record.group == "requests" and not record.error]
     streams = [record for record in records if record.group == "streams"]
     measures = [RequestMeasures.of(record) for record in requests]
@@ -196,12 +184,11 @@ def rows_of(
     own_copy_ms: float | None,
     lone_ttft_ms: float | None,
 ) -> list[Row]:
-    """The figures that a cell is judged by; those that it has no values for are left out.
+    """Returns a cell's figures and aims, without those that have no values.
 
     Args:
-        records: of all its runs; found: their distributions.
-        own_copy_ms: what the pages of one prompt take at the link's plain rate; None: unknown.
-        lone_ttft_ms: the median of prompts that had the cluster to themselves; None: not measured.
+        own_copy_ms: time of one prompt's pages at the link's plain rate; None: unknown.
+        lone_ttft_ms: median TTFT of prompts alone on the cluster; None: not measured.
     """
     rows = [Row("requests that are whole", len(records) - num_not_whole(records), "", low=len(records))]
 
@@ -249,7 +236,7 @@ def rows_of(
 
 
 def _gaps_within(records: Iterable[RequestRecord], begin_s: float, end_s: float) -> Iterator[float]:
-    """Gaps that end between these moments."""
+    """Yields gaps that end between these moments."""
     for record in records:
         for before, after in pairwise(record.times):
             if begin_s < after <= end_s:
@@ -257,8 +244,10 @@ def _gaps_within(records: Iterable[RequestRecord], begin_s: float, end_s: float)
 
 
 def _p99_of_its_second(records: Sequence[RequestRecord]) -> float:
-    """What of the streams' gaps is left when each is divided by the median of those that end within the same second,
-    while requests are served: contexts grow while streams run, and steps with them, which is no interference."""
+    """Returns the p99 of streams' gaps, each over the median gap of its second, while requests are served.
+
+    Growing contexts lengthen steps, which is not interference.
+    """
     requests = [record for record in records if record.group == "requests" and not record.error]
     begin, end = min(record.due_s for record in requests), max(record.ended_s for record in requests)
     by_second: dict[int, list[float]] = defaultdict(list)

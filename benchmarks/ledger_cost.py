@@ -1,10 +1,9 @@
-"""What the ledger costs: the router's CPU for each token, and the time before the first token, with and without it.
+"""Measures the cost of the ledger: the router's CPU per token and time to the first token, with and without it.
 
-Two real routers, each in a process of its own with scripted workers in another, take turns under the same clients. One
-is as it is; in the other nothing is stamped, no phase is made and no histogram filled, and its workers tell no moments.
-That is done from outside: there is no option for it. Whole requests are measured, because most of the cost is theirs
-and not a token's: with shorter outputs it is a larger share. What is compared is CPU time of the router's process.
-The interval is that of the median over all pairs of runs, at 95 % or a little more, whatever their distribution.
+Two real routers with scripted workers take turns under the same clients. One of them is patched from outside: it stamps
+nothing, makes no phases and fills no histograms, and its workers send no moments. Requests are whole, because most of
+the cost is per request. CPU time is that of the router's process. Intervals are for the median over all pairs of runs,
+at 95 % or slightly more.
 """
 
 import math
@@ -29,7 +28,7 @@ from tandem.router.frontends import base, generation
 from tandem.router.observe.histograms import Histogram
 from tandem.router.observe.metrics import RouterMetrics
 
-# Of what is done without the ledger, in tokens for each CPU second and in time to the first token.
+# Ratios with / without: tokens per CPU second, and time to the first token.
 MIN_RATE_RATIO = 0.98
 MAX_WAIT_RATIO = 1.02
 NUM_AT_ONCE = 64
@@ -39,7 +38,7 @@ NAMES = {True: "with", False: "without"}
 
 
 def serve_router_without(pipe: Connection, model_dir: str, log_dir: str) -> None:
-    """As serve_router, but the router keeps no ledger and no metrics."""
+    """As serve_router, without ledger and metrics."""
 
     def nothing(*_: Any, **__: Any) -> None: ...
 
@@ -57,7 +56,7 @@ def serve_router_without(pipe: Connection, model_dir: str, log_dir: str) -> None
 
 
 class Side:
-    """One router and its workers. Use within `held`."""
+    """One router and its workers."""
 
     def __init__(self, held: ExitStack, directory: str, *, keeps_ledger: bool) -> None:
         serve = serve_router if keeps_ledger else serve_router_without
@@ -72,8 +71,7 @@ class Side:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Bounds between which the median of what these are samples of lies in 95 of 100 cases; all there is, of fewer than
-    six."""
+    """Returns a distribution-free 95 % confidence interval of the median; the whole range for fewer than six values."""
     ordered, num = sorted(values), len(values)
     left_out, tail = 0, 1 / 2**num
     while tail + math.comb(num, left_out + 1) / 2**num <= 0.025:
@@ -92,10 +90,9 @@ def ratio_rows(name: str, ratios: Sequence[float], **limit: float) -> list[Row]:
 
 
 def measure(num_pairs: int, num_requests: int, num_tokens: int, num_waits: int) -> list[Row]:
-    """Args: num_requests, num_waits: of each run."""
+    """Args: num_requests, num_waits: per run."""
     rates: dict[bool, list[float]] = {True: [], False: []}
-    # Where a router falls behind, it puts several tokens into one message, which makes each of them cheaper: both sides
-    # are to have about one.
+    # Both sides should have about one token per message: several in one message are cheaper.
     per_message: dict[bool, list[float]] = {True: [], False: []}
     waits: dict[bool, list[float]] = {True: [], False: []}
     with ExitStack() as held:
@@ -104,7 +101,7 @@ def measure(num_pairs: int, num_requests: int, num_tokens: int, num_waits: int) 
         sides = {kept: Side(held, directory, keeps_ledger=kept) for kept in (True, False)}
         asked = held.enter_context(Child(clients.serve_clients))
         for number in range(-1, num_pairs):
-            # Who is measured first alternates.
+            # Alternate which side is first.
             order = (True, False) if number % 2 else (False, True)
             for kept in order:
                 side = sides[kept]
@@ -137,10 +134,10 @@ def measure(num_pairs: int, num_requests: int, num_tokens: int, num_waits: int) 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0 if every aim is met, 1 otherwise."""
     parser = argument_parser(__doc__)
-    parser.add_argument("--pairs", type=int, default=20, help="pairs of runs that count (%(default)s)")
-    parser.add_argument("--requests", type=int, default=256, help="of each run (%(default)s)")
-    parser.add_argument("--tokens", type=int, default=256, help="of each request's output (%(default)s)")
-    parser.add_argument("--waits", type=int, default=100, help="requests of each run for first tokens (%(default)s)")
+    parser.add_argument("--pairs", type=int, default=20, help="measured pairs of runs (%(default)s)")
+    parser.add_argument("--requests", type=int, default=256, help="per run (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=256, help="output tokens per request (%(default)s)")
+    parser.add_argument("--waits", type=int, default=100, help="requests per run for first tokens (%(default)s)")
     arguments = parser.parse_args(argv)
     rows = measure(arguments.pairs, arguments.requests, arguments.tokens, arguments.waits)
     return report(rows, "What the ledger costs", arguments.json)

@@ -1,9 +1,8 @@
-"""What a piece of a prompt and a decode step take in one forward, and in two, one behind the other: what Engine.mixes
-decides by. One engine on one GPU, random weights, with graphs as a worker of role both has them. Forwards are launched
-as there: a mixed one while the one before runs, and of two the piece while the step before runs, but the step when the
-piece has ended, for a prompt that ends with it would be in that step.
+"""Compares one mixed forward, of a prompt's piece and a decode step, with two forwards (see Engine.mixes).
 
-  python -m benchmarks.mixed_forward --model DIRECTORY
+One engine on one GPU with random weights, and graphs as in a worker of role both. Launches follow such a worker: a
+mixed forward while the one before runs; of two forwards, the piece while the step before runs, but the step after the
+piece has ended, because a prompt that ends with the piece joins the step.
 """
 
 import random
@@ -12,18 +11,16 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.engine_loop import PAGE_SIZE, open_model
+from benchmarks.engine_loop import PAGE_SIZE, build_dummy_engine, open_model
 from benchmarks.rows import Row, argument_parser, report
 from tandem.engine.base import EngineBase
 from tandem.engine.batch import Batch
-from tandem.engine.build import build_engine
-from tandem.engine.config import EngineConfig
 from tandem.engine.output import ForwardOutput
 from tandem.engine.token_sequence import TokenSequence
 
-# Sequences that are decoded, and the tokens that each attends to.
+# Decoded sequences, and the context of each.
 STEPS = ((8, 4096), (64, 1024), (64, 4096), (128, 1024))
-# Tokens of a prompt's piece, and those of it that are there already.
+# Tokens of a piece, and cached tokens of its prompt.
 PIECES = ((128, 0), (256, 0), (384, 2048), (512, 0), (512, 2048), (1024, 2048), (2048, 0))
 NUM_WARMUPS = 4
 NUM_REPEATS = 20
@@ -36,20 +33,20 @@ NUM_PAGES = (max(num_rows * num_context for num_rows, num_context in STEPS) + LO
 def sequence_of(
     num_tokens: int, num_cached: int, first_page: int, vocab_size: int, rng: random.Random
 ) -> TokenSequence:
-    """With pages of its own from first_page on; what is cached of it is whatever these hold."""
+    """Returns a sequence with pages from `first_page` on; its cached pages hold arbitrary data."""
     pages = list(range(first_page, first_page + -(-num_tokens // PAGE_SIZE)))
     return TokenSequence(rng.choices(range(vocab_size), k=num_tokens), num_tokens, pages, num_cached)
 
 
 def seconds_of(engine: EngineBase, decoded: Sequence[TokenSequence], piece: TokenSequence, *, mixed: bool) -> float:
-    """Of a step with a piece, one of many that are all the same."""
+    """Returns the mean seconds of a step with a piece."""
     previous: ForwardOutput | None = None
     began = 0.0
     for number in range(NUM_WARMUPS + NUM_REPEATS):
         if number == NUM_WARMUPS:
             began = time.perf_counter()
         for sequence in (*decoded, piece):
-            # The same tokens again.
+            # Repeat the same tokens.
             sequence.device_len = sequence.cached_len
             sequence.extend(sequence.remaining_len)
         output = engine.forward(Batch.of(decoded if mixed else (), [piece]))
@@ -80,24 +77,19 @@ def measure(engine: EngineBase, vocab_size: int) -> Iterator[Row]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0."""
     parser = argument_parser(__doc__)
     parser.add_argument("--model", required=True, help="a directory with a model's config.json; its weights are random")
     arguments = parser.parse_args(argv)
     model = open_model(parser, Path(arguments.model))
-    config = EngineConfig(
+    engine = build_dummy_engine(
         arguments.model,
-        load_format="dummy",
-        device="cuda",
-        dtype="bfloat16",
-        page_size=PAGE_SIZE,
+        lambda doing: None,
         num_pages=NUM_PAGES,
         cuda_graph_max_bs=MAX_BATCH_SIZE,
         max_chunk_tokens=CHUNK_SIZE,
         max_batch_size=MAX_BATCH_SIZE,
         mixed_steps=True,
     )
-    engine = build_engine(config, "benchmark", lambda doing: None)
     rows = list(measure(engine, model.vocab_size))
     return report(rows, f"A step and a piece of a prompt, {Path(arguments.model).name}, bfloat16", arguments.json)
 

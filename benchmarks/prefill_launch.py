@@ -1,7 +1,6 @@
-"""What launching a prefill takes the host, and what the whole forward takes: with CUDA graphs of short prefills, and
-with each kernel launched by itself. One engine on one GPU, random weights, prompts of random tokens, nothing cached.
+"""Measures the launch on the host and the whole forward of prefills, with CUDA graphs and with single kernel launches.
 
-  python -m benchmarks.prefill_launch --model DIRECTORY
+One engine on one GPU with random weights; prompts are random and not cached.
 """
 
 import argparse
@@ -15,12 +14,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.engine_loop import PAGE_SIZE, open_model
+from benchmarks.engine_loop import PAGE_SIZE, build_dummy_engine, open_model
 from benchmarks.rows import Row, argument_parser, report
 from tandem.engine.base import EngineBase
 from tandem.engine.batch import Batch
-from tandem.engine.build import build_engine
-from tandem.engine.config import EngineConfig
 from tandem.engine.token_sequence import TokenSequence
 
 # Prompts of a forward, and tokens of each.
@@ -28,12 +25,12 @@ SHAPES = ((1, 128), (1, 512), (4, 256), (1, 1024), (1, 4096), (32, 256), (16, 51
 CHUNK_SIZE = 8192
 NUM_PAGES = 2 * CHUNK_SIZE // PAGE_SIZE
 NUM_REPEATS = 9
-# With graphs the whole forward of a prompt of 128 tokens takes so much of what it takes without, at most.
+# Aim for a prompt of 128 tokens: time of the whole forward with graphs over the time without.
 MAX_SHARE = 0.5
 
 
 def batch_of(num_prompts: int, num_tokens: int, vocab_size: int, rng: random.Random) -> Batch:
-    """New prompts, each with pages of its own."""
+    """Returns a batch of new prompts."""
     pages_of_each = -(-num_tokens // PAGE_SIZE)
     sequences = []
     for number in range(num_prompts):
@@ -45,8 +42,7 @@ def batch_of(num_prompts: int, num_tokens: int, vocab_size: int, rng: random.Ran
 
 
 def time_forwards(engine: EngineBase, batches: Sequence[Batch]) -> tuple[float, float]:
-    """Milliseconds, medians over all but the first: until a forward is launched, and until its tokens are there. Each
-    begins when the one before is over."""
+    """Returns median milliseconds until the launch and until the tokens, without the first forward."""
     launched, whole = [], []
     for batch in batches:
         began = time.perf_counter()
@@ -60,19 +56,15 @@ def time_forwards(engine: EngineBase, batches: Sequence[Batch]) -> tuple[float, 
 def measure(model_dir: str, vocab_size: int) -> Iterator[Row]:
     plain: dict[tuple[int, int], float] = {}
     for with_graphs in (False, True):
-        config = EngineConfig(
+        engine = build_dummy_engine(
             model_dir,
-            load_format="dummy",
-            device="cuda",
-            dtype="bfloat16",
-            page_size=PAGE_SIZE,
+            lambda doing: None,
             num_pages=NUM_PAGES,
             cuda_graph_max_bs=0,
             prefill_cuda_graphs=with_graphs,
             max_chunk_tokens=CHUNK_SIZE,
             max_batch_size=0,
         )
-        engine = build_engine(config, "benchmark", lambda doing: None)
         rng = random.Random(0)
         for shape in SHAPES:
             launch_ms, whole_ms = time_forwards(
@@ -83,7 +75,7 @@ def measure(model_dir: str, vocab_size: int) -> Iterator[Row]:
             plain.setdefault(shape, whole_ms)
             yield Row(f"{name}: launch", launch_ms, "ms")
             yield Row(f"{name}: whole forward", whole_ms, "ms", high=aim)
-        # The next engine needs the memory.
+        # Free memory for the next engine.
         del engine
         gc.collect()
         torch.cuda.empty_cache()

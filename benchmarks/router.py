@@ -1,14 +1,12 @@
-"""What the router costs: CPU for each token and each request, time before the first token, memory over many requests.
+"""Measures the router: CPU per token and per request, added time to the first token, memory over many requests.
 
-Real router, in a process of its own; a prefill and a decode worker without an engine in a second one, on real control
-streams; clients in a third, over loopback; and in a fourth a bare gRPC server that sends the same messages to the same
-clients and does nothing else ("raw"). Router and raw take turns. What is compared is CPU time of the server's process
-alone, user and system, so how busy clients and workers keep the machine changes little about it.
+Four processes: a real router; a prefill and a decode worker without an engine, on real control streams; clients over
+loopback; and a bare gRPC server ("raw") that sends the same messages to the same clients. Router and raw take turns.
+CPU time is that of the server's process alone, so other load on the machine matters little.
 
-Tokens are measured while all streams run, at two paces: `full`, as fast as gRPC takes the workers' messages, against
-raw as fast as it can; and `paced`, a step at fixed intervals for both, so slow that the machine keeps up. Where the
-router falls behind, it puts several tokens of a stream into one message, which makes each of them cheaper: the table
-says how many.
+Tokens are measured while all streams run: `full`, as fast as gRPC takes the messages, and `paced`, one step at fixed
+intervals. A router that falls behind puts several tokens of a stream into one message, which makes each cheaper: the
+table has tokens per message.
 """
 
 import statistics
@@ -30,7 +28,7 @@ from benchmarks.rows import Row, argument_parser, report
 MIN_RATIO = 0.5
 MAX_FIRST_TOKEN_MS = 2.0
 MAX_GROWTH_MIB = 5.0
-# Where whole requests are measured, this many are in hand at any time, and a long and a short one have these tokens.
+# Whole requests: how many are in hand, and output tokens of a long and of a short one.
 NUM_AT_ONCE = 64
 NUM_LONG_TOKENS = 256
 NUM_SHORT_TOKENS = 3
@@ -40,14 +38,11 @@ NUM_SHORT_TOKENS = 3
 class Sizes:
     """
     Attributes:
-        streams: how many at once, in turn.
-        seconds: for which each server's streams are measured in a round.
-        rounds: turns of each server that count.
-        step_interval_s: of a step at the slow pace, for each stream.
-        long_requests: to each server in a round.
-        first_tokens: requests one after the other, to each server.
-        requests: short requests to the router after those that warm up.
-        sample_every: so many of them come between two looks at its memory, and so many warm up.
+        seconds: measured time of each server in a round.
+        step_interval_s: of the slow pace, per stream.
+        long_requests: per server and round.
+        first_tokens: sequential requests per server.
+        sample_every: short requests to warm up, and between samples of memory.
     """
 
     streams: Sequence[int] = (64, 512)
@@ -81,16 +76,16 @@ class Bench:
         self._held.close()
 
     def pace(self, step_interval_s: float) -> None:
-        """0: as fast as can be."""
+        """Sets the step interval; 0: as fast as possible."""
         for child in (self.raw, self._workers):
             child.ask(step_interval_s)
 
     def run(self, function: Any, *arguments: Any) -> Any:
-        """Has the clients run a function of benchmarks.router_clients."""
+        """Runs a function of benchmarks.router_clients in the clients' process."""
         return self._clients.ask((function, *arguments), clients.RUN_TIMEOUT_S)
 
     def usage(self, side: str, function: Any, *arguments: Any) -> clients.Usage:
-        """The same, for one that measures a server: "router", "http" (the router's other frontend), or "raw"."""
+        """As run, for a server: "router", "http" (the router's other frontend) or "raw"."""
         server = self.raw if side == "raw" else self.router
         return self.run(function, self.addresses[side], server.pid, *arguments)
 
@@ -116,7 +111,7 @@ def stream_rows(bench: Bench, num_streams: int, sizes: Sizes, *, paced: bool) ->
 
 
 def long_request_rows(bench: Bench, sizes: Sizes) -> Iterator[Row]:
-    """What a token costs if its share of its request's beginning and end is counted too; paced."""
+    """Cost of a token including its share of a whole request; paced."""
     bench.pace(NUM_AT_ONCE * sizes.step_interval_s)
     rates: dict[str, list[float]] = {"raw": [], "router": []}
     for _ in range(sizes.rounds):
@@ -132,7 +127,7 @@ def long_request_rows(bench: Bench, sizes: Sizes) -> Iterator[Row]:
 def first_token_rows(bench: Bench, sizes: Sizes) -> Iterator[Row]:
     bench.pace(0.0)
     addresses = (bench.addresses["raw"], bench.addresses["router"])
-    # The first requests warm up.
+    # Warm up.
     bench.run(clients.first_tokens, addresses, sizes.first_tokens // 10 + 1, NUM_SHORT_TOKENS)
     raw, router = bench.run(clients.first_tokens, addresses, sizes.first_tokens, NUM_SHORT_TOKENS)
     raw_waits, router_waits = (statistics.quantiles(result.waits, n=100) for result in (raw, router))
@@ -145,7 +140,7 @@ def first_token_rows(bench: Bench, sizes: Sizes) -> Iterator[Row]:
 
 
 def first_token_parts(requests: Sequence[dict[str, tuple[float, float]]]) -> Iterator[Row]:
-    """Where a request's time goes before the router sends its first token, by the router's own phases."""
+    """Splits the time to the first token by the router's own phases."""
     parts: dict[str, list[float]] = {"tokenize": [], "choose workers": [], "to the worker": [], "and back": []}
     for phases in requests:
         tokenized = phases["tokenize"][1]

@@ -1,5 +1,4 @@
-"""Clients of benchmarks/router.py: many streams at once over gRPC or HTTP, requests one after the other, and whole ones
-in masses. Each public function is a run; `serve_clients` does those it is asked to, in a process of its own."""
+"""Clients of the router's benchmarks. Each public coroutine is a run, for serve_clients in a process of its own."""
 
 import asyncio
 import json
@@ -18,33 +17,29 @@ from tandem.rpc.loop_thread import LoopThread
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
 
-# No run takes longer than this; the longest sends thousands of short requests.
 RUN_TIMEOUT_S = 600.0
-# Every stream of a run has its first token within this time.
+# For the first tokens of all streams.
 BEGIN_TIMEOUT_S = 60.0
-# Streams run for this share of the measured time before they are measured.
+# Share of the measured time that precedes it.
 WARM_UP = 0.2
-# The server gets this long to clear up.
+# Time for the server to clean up.
 SETTLE_S = 0.5
-# Streams share this many connections.
 NUM_CONNECTIONS = 8
-# No stream gets so many tokens before it is cut.
+# More tokens than any stream gets before it is cut.
 ENDLESS = 900_000
-# These are 64 tokens of the benchmark's tokenizer, in which a byte is a token.
+# 64 tokens of the benchmark's byte-level tokenizer.
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it rests. "
 
 
 @dataclass(slots=True)
 class Received:
-    """What all clients of a run have got so far."""
-
     num_streams: int = 0
     num_tokens: int = 0
     num_messages: int = 0
 
 
 class Usage(NamedTuple):
-    """What came within the measured part of a run, and the server's CPU time for it, in seconds."""
+    """Counts of the measured part of a run, and the server's CPU seconds."""
 
     num_tokens: int
     num_messages: int
@@ -52,19 +47,14 @@ class Usage(NamedTuple):
 
 
 class FirstTokens(NamedTuple):
-    """Times of requests one after the other, in milliseconds.
-
-    Attributes:
-        waits: from sending a request until its first message is there.
-        phases: what the server says of each request: the phases' start and duration by name.
-    """
+    """Milliseconds to the first message of each request, and the request's phases: (start, duration) by name."""
 
     waits: list[float]
     phases: list[dict[str, tuple[float, float]]]
 
 
 def serve_clients(pipe: Connection) -> None:
-    """Takes a function of this module and its arguments; answers with its result."""
+    """Answers (function of this module, *arguments) with the function's result."""
     loop_thread = LoopThread()
     loop_thread.start()
     for function, *arguments in questions(pipe):
@@ -73,7 +63,7 @@ def serve_clients(pipe: Connection) -> None:
 
 
 async def stream(address: str, pid: int, num_streams: int, seconds: float) -> Usage:
-    """So many streams at once over gRPC, of the server that is process `pid`, measured while all of them run."""
+    """Measures concurrent streams over gRPC from the server with process id `pid`."""
     received = Received()
     async with _stubs(address) as stubs:
         streams = (
@@ -84,14 +74,13 @@ async def stream(address: str, pid: int, num_streams: int, seconds: float) -> Us
 
 
 async def stream_http(address: str, pid: int, num_streams: int, seconds: float) -> Usage:
-    """The same over HTTP, each stream on a connection of its own."""
     received = Received()
     streams = (_receive_http(address, received) for _ in range(num_streams))
     return await _measure(streams, received, num_streams, pid, seconds)
 
 
 async def requests(address: str, pid: int, num_requests: int, num_at_once: int, num_tokens: int) -> Usage:
-    """So many whole requests, of which a few are in hand at any time."""
+    """Measures whole requests, `num_at_once` in hand. Raises RuntimeError if tokens are missing."""
     numbers, received, start_s = iter(range(num_requests)), Received(), cpu_s(pid)
 
     async def one_after_the_other(stub: Any) -> None:
@@ -101,12 +90,12 @@ async def requests(address: str, pid: int, num_requests: int, num_at_once: int, 
     async with _stubs(address) as stubs:
         await asyncio.gather(*(one_after_the_other(stubs[n % NUM_CONNECTIONS]) for n in range(num_at_once)))
     if received.num_tokens != num_requests * num_tokens:
-        raise RuntimeError(f"{received.num_tokens} tokens came instead of {num_requests * num_tokens}")
+        raise RuntimeError(f"{received.num_tokens} tokens arrived, expected {num_requests * num_tokens}")
     return Usage(received.num_tokens, received.num_messages, cpu_s(pid) - start_s)
 
 
 async def first_tokens(addresses: Sequence[str], num_requests: int, num_tokens: int) -> list[FirstTokens]:
-    """Requests to each server in turns, never two at once; returns each server's results."""
+    """Sends requests to each server in turns, one at a time; returns each server's results."""
     results = [FirstTokens([], []) for _ in addresses]
     async with AsyncExitStack() as stack:
         channels = [await stack.enter_async_context(open_channel(address)) for address in addresses]
@@ -126,7 +115,7 @@ async def first_tokens(addresses: Sequence[str], num_requests: int, num_tokens: 
 async def _measure(
     streams: Iterable[Coroutine[Any, Any, None]], received: Received, num_streams: int, pid: int, seconds: float
 ) -> Usage:
-    """Begins endless streams, looks at what comes once all have their first token, and cuts them."""
+    """Starts endless streams, measures them once all have their first token, and cuts them."""
     tasks = [asyncio.create_task(one) for one in streams]
     try:
         async with asyncio.timeout(BEGIN_TIMEOUT_S):
@@ -147,10 +136,10 @@ async def _measure(
 
 
 def _check_running(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Raises RuntimeError if one of them has ended."""
+    """Raises RuntimeError if a stream has ended."""
     for task in tasks:
         if task.done():
-            raise RuntimeError("a stream has ended before it was cut") from task.exception()
+            raise RuntimeError("a stream ended before it was cut") from task.exception()
 
 
 @asynccontextmanager
@@ -161,13 +150,12 @@ async def _stubs(address: str) -> AsyncIterator[list[Any]]:
 
 
 def request(request_id: str, num_tokens: int) -> pb.GenerateRequest:
-    """One that is short to prefill and has this long an output."""
     sampling = pb.SamplingParams(max_tokens=num_tokens)
     return pb.GenerateRequest(request_id=request_id, text=PROMPT, sampling=sampling)
 
 
 async def receive(call: Callable[[pb.GenerateRequest], Any], sent: pb.GenerateRequest, received: Received) -> None:
-    """Reads one stream to its end. Args: call: sends a request and gives its responses."""
+    """Reads one stream to its end. Args: call: sends a request and yields responses."""
     is_new = True
     async for response in call(sent):
         received.num_streams += is_new
@@ -187,7 +175,7 @@ async def _receive_http(address: str, received: Received) -> None:
             if line.startswith(b"data: {"):
                 text = json.loads(line[len("data: ") :])["choices"][0]["text"]
                 received.num_streams += is_new
-                # Each token is a space and a word.
+                # A token is a space and a word.
                 received.num_tokens += text.count(" ")
                 received.num_messages += 1
                 is_new = False

@@ -1,17 +1,19 @@
-"""A model directory for a router, and the output that everybody gets: words of four letters with a space before each,
-about as long as tokens of English text are."""
+"""Models for benchmarks: a model directory for a router alone, and a tokenizer for models without one."""
 
 import itertools
 import json
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 MODEL_NAME = "benchmark"
 MAX_MODEL_LEN = 1_000_000
+# The router's output is made of four-letter words, about as long as English tokens. One token per byte precedes them.
 WORDS = ["".join(letters) for letters in itertools.product("bdfg", "aeiou", "klmnprst", "aeiou")]
-# The tokens before the words are one for each byte.
 NUM_BYTES = 256
+_CONSONANTS, _VOWELS = "bdfghjklmnprstvz", "aeiou"
 
 
 def output_token(index: int) -> int:
@@ -24,11 +26,37 @@ def token_text(token_id: int) -> str:
 
 
 def write_model_dir(directory: Path) -> None:
-    """Writes all that a router reads of a model: a byte-level tokenizer and the limits."""
-    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("Ġ" + word for word in WORDS)]
+    """Writes the files that a router reads: a byte-level tokenizer and the limits."""
+    tokenizer = byte_level_tokenizer(WORDS)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    vocab_size = tokenizer.get_vocab_size()
+    config = {"vocab_size": vocab_size, "max_position_embeddings": MAX_MODEL_LEN, "eos_token_id": 0}
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def fit_to_serve(model: str, directory: Path) -> str:
+    """Copies a model without a tokenizer into `directory` with one; returns the copy, or any other model as it is.
+
+    Raises OSError.
+    """
+    source = Path(model)
+    if not (source / "config.json").is_file() or (source / "tokenizer.json").is_file():
+        return model
+    fit = directory / source.name
+    fit.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        shutil.copyfile(file, fit / file.name)
+    vocab_size = json.loads((source / "config.json").read_text())["vocab_size"]
+    words = ("".join(letters) for letters in itertools.product(*(_CONSONANTS, _VOWELS) * 3))
+    tokenizer = byte_level_tokenizer(itertools.islice(words, max(vocab_size - NUM_BYTES, 0)), vocab_size)
+    tokenizer.save(str(fit / "tokenizer.json"))
+    return str(fit)
+
+
+def byte_level_tokenizer(words: Iterable[str], vocab_size: int | None = None) -> Tokenizer:
+    """Returns a tokenizer of all bytes and of these words, each with a space before it, cut off at `vocab_size`."""
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("Ġ" + word for word in words)][:vocab_size]
     tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(directory / "tokenizer.json"))
-    config = {"vocab_size": len(tokens), "max_position_embeddings": MAX_MODEL_LEN, "eos_token_id": 0}
-    (directory / "config.json").write_text(json.dumps(config))
+    return tokenizer

@@ -1,5 +1,4 @@
-"""The two servers that benchmarks/router.py compares: the router, and a bare gRPC server that sends the same messages
-and does nothing else."""
+"""The router and the bare gRPC server that benchmarks/router.py compares."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,7 +19,7 @@ from tandem.v1 import inference_pb2_grpc
 
 
 def serve_router(pipe: Connection, model_dir: str, log_dir: str) -> None:
-    """Runs a router as the launcher starts it, with its log; says its addresses."""
+    """Runs a router as the launcher starts it; sends its addresses."""
     logs.configure("router", LogConfig(directory=log_dir))
     process = RouterProcess(RouterConfig(model_dir, MODEL_NAME, MAX_MODEL_LEN, grpc_port=0, http_port=0))
     addresses = process.start()
@@ -33,7 +32,7 @@ def serve_router(pipe: Connection, model_dir: str, log_dir: str) -> None:
 
 
 def serve_raw(pipe: Connection) -> None:
-    """Runs the bare server; says its address, then takes the pace for what comes next."""
+    """Runs the bare server; sends its address, then takes step intervals."""
     service = RawService()
     loop_thread = LoopThread()
     loop_thread.start()
@@ -45,10 +44,10 @@ def serve_raw(pipe: Connection) -> None:
 
 
 class RawService(inference_pb2_grpc.InferenceServicer):
-    """Sends what the router would send, one token in each message.
+    """Sends the router's messages, one token each.
 
     Attributes:
-        step_interval_s: between two tokens of a stream, the same moments for all streams; 0: as fast as they are taken.
+        step_interval_s: seconds between tokens, in step for all streams; 0: as fast as possible.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,4 @@
-"""A prefill and a decode worker without an engine, in one process: real control streams to a router, and answers that
-cost nothing to compute."""
+"""Prefill and decode workers without an engine: real control streams to a router, and instant answers."""
 
 import asyncio
 import contextlib
@@ -55,32 +54,23 @@ PREFILL_ID, DECODE_ID, DECODE_LIFE = "prefill", "decode", "decode-life"
 
 
 def serve_workers(pipe: Connection, address: str, tells_moments: bool = True) -> None:
-    """Runs both workers of the router at this address; says when they have joined, then takes the decode's pace.
-
-    Args:
-        tells_moments: whether they say when things happened, as real ones do.
-    """
-    decode = DecodeWorker()
-    loop_thread = LoopThread()
-    loop_thread.start()
-    for worker in (decode, PrefillWorker(decode)):
-        worker.tells_moments = tells_moments
-        loop_thread.call(worker.join(address), START_TIMEOUT_S)
-    pipe.send(None)
-    for step_interval_s in questions(pipe):
-        decode.step_interval_s = step_interval_s
-        pipe.send(None)
-    loop_thread.stop()
+    """As serve_pair, of one router. Args: tells_moments: False: workers send no moments of requests."""
+    _serve(pipe, [DecodeWorker()], [address], tells_moments)
 
 
 def serve_pair(pipe: Connection, addresses: Sequence[str], number: int) -> None:
-    """Runs one prefill and one decode worker of several routers, with a stream to each; says when all have welcomed
-    them, then takes the decode's pace."""
+    """Runs a prefill and a decode worker of several routers; answers once they joined, then takes step intervals."""
+    _serve(pipe, [DecodeWorker(str(number)) for _ in addresses], addresses, True, str(number))
+
+
+def _serve(
+    pipe: Connection, decodes: Sequence["DecodeWorker"], addresses: Sequence[str], tells_moments: bool, number: str = ""
+) -> None:
     loop_thread = LoopThread()
     loop_thread.start()
-    decodes = [DecodeWorker(str(number)) for _ in addresses]
     for address, decode in zip(addresses, decodes, strict=True):
-        for worker in (decode, PrefillWorker(decode, str(number))):
+        for worker in (decode, PrefillWorker(decode, number)):
+            worker.tells_moments = tells_moments
             loop_thread.call(worker.join(address), START_TIMEOUT_S)
     pipe.send(None)
     for step_interval_s in questions(pipe):
@@ -91,11 +81,7 @@ def serve_pair(pipe: Connection, addresses: Sequence[str], number: int) -> None:
 
 
 class ScriptedWorker(ABC):
-    """One worker's control stream.
-
-    Attributes:
-        tells_moments: whether it says when things happened, as a real one does.
-    """
+    """One worker's control stream. Attributes: tells_moments: whether it sends moments, as a real worker does."""
 
     def __init__(self, worker_id: str, incarnation: str, role: str) -> None:
         self._hello = Hello(
@@ -104,11 +90,11 @@ class ScriptedWorker(ABC):
         self.tells_moments = True
         self._joined = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        # These are not answered yet: router's time and own of each. The wait here takes nothing from the answer.
+        # Unanswered clock probes: the router's time and our own.
         self._probes: list[tuple[int, int]] = []
 
     async def join(self, address: str) -> None:
-        """Returns when the router has welcomed it."""
+        """Returns when the router has accepted the worker."""
         self._task = asyncio.create_task(self._run(address))
         await self._joined.wait()
 
@@ -117,11 +103,11 @@ class ScriptedWorker(ABC):
 
     @abstractmethod
     async def ready(self) -> None:
-        """Returns when there is something to say."""
+        """Waits for messages to send."""
 
     @abstractmethod
     def step(self) -> list[WorkerMessage]:
-        """What there is to say."""
+        """Returns the messages to send."""
 
     async def _run(self, address: str) -> None:
         async with open_channel(address) as channel:
@@ -135,7 +121,7 @@ class ScriptedWorker(ABC):
                         self.receive(message)
 
     async def _batches(self) -> AsyncIterator[Any]:
-        """gRPC takes the next one when it has sent the last one."""
+        """gRPC takes the next batch when it has sent the last one."""
         yield WORKER_CODEC.encode([self._hello])
         num_beats, beat_at = 0, 0.0
         while True:
@@ -156,7 +142,7 @@ class ScriptedWorker(ABC):
 
 @dataclass(eq=False, slots=True)
 class Running:
-    """A request at the decode worker. Attributes: since: when it came, in nanoseconds."""
+    """A request at the decode worker. Attributes: since: arrival time in nanoseconds."""
 
     request_id: str
     attempt: int
@@ -166,14 +152,14 @@ class Running:
 
 
 class DecodeWorker(ScriptedWorker):
-    """One more token for every request at each step.
+    """Adds a token to every request at each step.
 
     Attributes:
-        step_interval_s: between two steps; 0: as fast as gRPC takes their messages.
+        step_interval_s: between steps; 0: as fast as gRPC takes the messages.
     """
 
     def __init__(self, number: str = "") -> None:
-        """Args: number: behind its name, where there are several."""
+        """Args: number: suffix of the name."""
         super().__init__(DECODE_ID + number, DECODE_LIFE + number, "decode")
         self.step_interval_s = 0.0
         self._running: dict[str, Running] = {}
@@ -181,7 +167,7 @@ class DecodeWorker(ScriptedWorker):
         self._step_at = 0.0
 
     def start_decoding(self, request: Prefill) -> None:
-        """A request whose first token is there."""
+        """Starts decoding a request that has its first token."""
         running = Running(request.request_id, request.attempt, request.sampling.max_tokens, now_ns())
         self._running[request.request_id] = running
         self._wake.set()
@@ -212,10 +198,10 @@ class DecodeWorker(ScriptedWorker):
 
 
 class PrefillWorker(ScriptedWorker):
-    """Answers every request with its first token at once and hands it to the decode worker."""
+    """Answers every request with a first token at once and passes it to the decode worker."""
 
     def __init__(self, decode: DecodeWorker, number: str = "") -> None:
-        """Args: number: behind its name, where there are several, and that of the decode worker it is linked to."""
+        """Args: number: suffix of its name and of its decode worker's."""
         super().__init__(PREFILL_ID + number, "prefill-life" + number, "prefill")
         self._decode = decode
         self._outbox: list[WorkerMessage] = [LinkState(DECODE_ID + number, DECODE_LIFE + number, up=True)]

@@ -1,16 +1,12 @@
-"""What several routers pass on together: tokens in a second, with 1, 2, 4 and 8 of them in front of the same workers.
+"""Measures tokens per second through 1, 2, 4 and 8 routers in front of the same workers.
 
-Real routers, each in a process of its own, behind shared ports and their own; workers without an engine, a prefill and
-a decode worker in each of several processes, with control streams to all routers; clients in processes of their own,
-over loopback. Clients come in two ways: `connections`, each stream's at the shared port, where the kernel deals them
-out; and `clients`, a few of our own, which spread their calls over the routers themselves. Tokens are counted by the
-clients while all streams run, a token of each every five milliseconds or as often as they get through.
+Real routers in processes of their own behind shared ports; prefill and decode workers without an engine, with control
+streams to all routers; clients over loopback. Clients use `connections` to the shared port, which the kernel deals out,
+or a few of our own `clients`, which spread their calls themselves. Each stream has a token every five milliseconds, or
+as often as possible.
 
-Workers that wait for nothing but gRPC (`--step 0`) measure something else: their messages hold whatever was ready, one
-request or all, and a token costs a router twice as much in one run as in the next. Decode steps take their time.
-
-A router, a pair of workers and about two client processes take a core each: with fewer cores than that the processes
-are in each other's way, and what is measured is the machine.
+With `--step 0` a worker's message holds one request or all, and a token's cost varies by a factor of two between runs.
+Routers, pairs of workers and client processes need a core each.
 """
 
 import asyncio
@@ -55,8 +51,7 @@ BEGIN_STEP_INTERVAL_S = 0.5
 
 
 def serve_replica(pipe: Connection, config: RouterConfig, log_dir: str) -> None:
-    """Runs one router; says when its own ports are open, after a None when the shared ones are, and after any other
-    question how many requests it has in hand."""
+    """Runs one router: sends its addresses; None opens the shared ports; other questions ask for its request count."""
     logs.configure(config.router_id, LogConfig(directory=log_dir))
     process = RouterProcess(config)
     pipe.send(process.start())
@@ -71,8 +66,8 @@ def serve_replica(pipe: Connection, config: RouterConfig, log_dir: str) -> None:
 
 
 def serve_load(pipe: Connection, addresses: Sequence[str]) -> None:
-    """Takes ("begin", way, number of streams, number of connections or clients) and says when all streams have their
-    first token; then the seconds to count for, and answers with the tokens; then a None, which ends the streams."""
+    """Runs streams: ("begin", way, number of streams, number of connections or clients) waits for all first tokens;
+    a number of seconds is answered by the tokens and messages; None ends the streams."""
     loop_thread = LoopThread()
     loop_thread.start()
     load = Load(addresses)
@@ -90,7 +85,7 @@ def serve_load(pipe: Connection, addresses: Sequence[str]) -> None:
 
 
 class Load:
-    """The streams of one process, over the addresses by turns."""
+    """The streams of one process, over the addresses in turn."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
@@ -111,7 +106,7 @@ class Load:
             self._check_running()
 
     async def count(self, seconds: float) -> tuple[int, int]:
-        """Tokens and messages that came meanwhile."""
+        """Returns the tokens and messages of `seconds`."""
         await asyncio.sleep(WARM_UP_S)
         num_tokens, num_messages = self._received.num_tokens, self._received.num_messages
         await asyncio.sleep(seconds)
@@ -127,12 +122,12 @@ class Load:
     def _check_running(self) -> None:
         for task in self._tasks:
             if task.done():
-                raise RuntimeError("a stream has ended before it was cut") from task.exception()
+                raise RuntimeError("a stream ended before it was cut") from task.exception()
 
 
 @asynccontextmanager
 async def _opened(way: str, address: str) -> AsyncIterator[Any]:
-    """A call that sends a request and gives its responses, over a connection or a client that is open meanwhile."""
+    """Yields a call that sends a request and yields responses."""
     if way == "connections":
         async with open_channel(address) as channel:
             yield inference_pb2_grpc.InferenceStub(channel).Generate
@@ -142,7 +137,7 @@ async def _opened(way: str, address: str) -> AsyncIterator[Any]:
 
 
 def measure(num_routers: int, args: Any, model_dir: str, log_dir: str) -> list[Row]:
-    """Starts so many routers with workers and clients, and measures each way and number of streams."""
+    """Measures each kind of clients and number of streams."""
     rows = []
     with ExitStack() as stack:
         reserved = ReservedPorts()
@@ -174,7 +169,7 @@ def measure(num_routers: int, args: Any, model_dir: str, log_dir: str) -> list[R
 
 
 def measure_raw(num_servers: int, args: Any) -> list[Row]:
-    """As many streams as one server takes well, from bare servers, which need no workers; connections spread evenly."""
+    """Measures the smaller number of streams from bare servers, with connections spread evenly."""
     num_streams = NUM_STREAMS[0]
     with ExitStack() as stack:
         servers = [stack.enter_context(Child(serve_raw)) for _ in range(num_servers)]
@@ -192,8 +187,8 @@ def measure_raw(num_servers: int, args: Any) -> list[Row]:
 def _streams(
     paced: Sequence[Child], loads: Sequence[Child], way: str, num_streams: int, num_shared_by: int, step_ms: float
 ) -> Iterator[None]:
-    """They run meanwhile. Args: paced: those that take the time between two tokens."""
-    # While streams begin, those that run leave the servers time for them.
+    """Runs streams during the block. Args: paced: processes that take a step interval."""
+    # Slow steps leave the servers time to start streams.
     _ask_all(paced, BEGIN_STEP_INTERVAL_S)
     _ask_all(loads, ("begin", way, num_streams // len(loads), max(1, num_shared_by // len(loads))))
     _ask_all(paced, step_ms / 1e3)
@@ -204,7 +199,7 @@ def _streams(
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What all clients got. Attributes: rate: tokens in a second; cores: that each server used."""
+    """Attributes: rate: tokens per second of all clients; cores: CPU cores used by each server."""
 
     rate: float
     tokens_per_message: float
@@ -212,7 +207,7 @@ class Counted:
 
     def __str__(self) -> str:
         cores = ", ".join(f"{used:.2f}" for used in self.cores)
-        return f"{self.rate:,.0f} tokens/s; {self.tokens_per_message:.2f} tokens a message; each one's cores: {cores}"
+        return f"{self.rate:,.0f} tokens/s; {self.tokens_per_message:.2f} tokens a message; cores of each: {cores}"
 
 
 def _count(servers: Sequence[Child], loads: Sequence[Child], seconds: float) -> Counted:
@@ -232,16 +227,12 @@ def _ask_all(children: Sequence[Child], question: Any) -> list[Any]:
 
 def main() -> int:
     parser = argument_parser(__doc__)
-    parser.add_argument("--routers", type=int, nargs="+", default=NUM_ROUTERS, metavar="N", help="how many, in turn")
-    parser.add_argument("--pairs", type=int, default=8, metavar="N", help="processes of workers (%(default)s)")
-    parser.add_argument("--clients", type=int, default=16, metavar="N", help="processes of clients (%(default)s)")
-    parser.add_argument(
-        "--step", type=float, default=5.0, metavar="MS", help="between two tokens of a stream (%(default)g)"
-    )
-    parser.add_argument(
-        "--raw", action="store_true", help="bare gRPC servers too, which send the same and do nothing else"
-    )
-    parser.add_argument("--seconds", type=float, default=3.0, help="for which tokens are counted (%(default)g)")
+    parser.add_argument("--routers", type=int, nargs="+", default=NUM_ROUTERS, metavar="N", help="numbers of routers")
+    parser.add_argument("--pairs", type=int, default=8, metavar="N", help="worker processes (%(default)s)")
+    parser.add_argument("--clients", type=int, default=16, metavar="N", help="client processes (%(default)s)")
+    parser.add_argument("--step", type=float, default=5.0, metavar="MS", help="between tokens (%(default)g)")
+    parser.add_argument("--raw", action="store_true", help="also measure bare gRPC servers")
+    parser.add_argument("--seconds", type=float, default=3.0, help="measured time (%(default)g)")
     args = parser.parse_args()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as directory:
@@ -255,7 +246,7 @@ def main() -> int:
 
 
 def _speed_ups(rows: Sequence[Row], numbers: Sequence[int]) -> list[Row]:
-    """Of each number of routers over one, the median over all ways and numbers of streams."""
+    """Returns the median speed-up of each number of routers over one."""
     of = {n: [row.value for row in rows if row.name.startswith(f"{n} routers")] for n in numbers}
     if 1 not in of:
         return []

@@ -1,8 +1,8 @@
-"""What the router's bookkeeping costs as workers and requests become many.
+"""Measures the router's bookkeeping with many workers and requests.
 
-A router in this process, without sockets; workers that are nothing but a name; prompts of 1,000 tokens, half of each a
-beginning that all share. Taking a request in is measured from `submit_request` to its return: checked, workers chosen,
-both told. Time is CPU time of the thread, the median of the requests.
+The router runs in this process without sockets. Workers are only names. Prompts have 1,000 tokens and share the first
+half. Submitting lasts from `submit_request` to its return: checking, choosing workers, informing both. Times are median
+CPU times of the thread.
 """
 
 import itertools
@@ -29,28 +29,17 @@ NUM_OUTPUT_TOKENS = 100
 NUM_PAGES = 50_000
 PAGE_SIZE = 16
 MAX_CHOICE_MS = 1.0
-# Of the time between two looks, which is a quarter of a second.
+# Of the quarter of a second between two checks of deadlines.
 MAX_LOOK_MS = 1.0
 
 
 def worker_hello(worker_id: str, role: str, num_pages: int) -> Hello:
-    """Of a worker that is nothing but a name."""
-    return Hello(
-        PROTOCOL_VERSION,
-        worker_id,
-        f"{worker_id}-life",
-        role,
-        "cpu",
-        "nowhere:1",
-        1,
-        PageFormat("fake", 32, "fake"),
-        num_pages,
-        PAGE_SIZE,
-    )
+    life, pages = f"{worker_id}-life", PageFormat("fake", 32, "fake")
+    return Hello(PROTOCOL_VERSION, worker_id, life, role, "cpu", "nowhere:1", 1, pages, num_pages, PAGE_SIZE)
 
 
 class Requests:
-    """A router with so many prefill and as many decode workers, all linked, and requests to it."""
+    """A router with `num_workers` prefill and as many decode workers, all linked."""
 
     def __init__(self, num_workers: int, routing: str, seed: int = 0) -> None:
         config = RouterConfig("nowhere", "fake", 2 * NUM_PROMPT_TOKENS, max_queued_requests=10**9)
@@ -63,7 +52,7 @@ class Requests:
                 self._connect(f"{role}-{number}", role, num_workers)
 
     def submit(self) -> tuple[ActiveRequest, float]:
-        """A request that nobody has sent yet, and the milliseconds that taking it in took."""
+        """Submits a new request; returns it and the milliseconds taken."""
         prompt_ids = [*self._shared, *self._token_ids(NUM_PROMPT_TOKENS - len(self._shared))]
         sampling = SamplingParams(NUM_OUTPUT_TOKENS, seed=1)
         tracker = self.router.make_tracker(prompt_ids, sampling, moments={RECEIVED: next(self._numbers)})
@@ -88,7 +77,7 @@ class Requests:
 def choice_rows(num_workers: int, num_requests: int, max_ms: float | None) -> Iterator[Row]:
     for routing in ROUTING_POLICIES.names:
         requests = Requests(num_workers, routing)
-        # All workers have served something before those that count.
+        # Give every worker some history first.
         for _ in range(min(num_workers, num_requests)):
             requests.router.close_request(requests.submit()[0])
         times = [requests.submit()[1] for _ in range(num_requests)]
@@ -97,7 +86,7 @@ def choice_rows(num_workers: int, num_requests: int, max_ms: float | None) -> It
 
 
 def in_hand_rows(num_requests: int) -> Iterator[Row]:
-    """What requests in hand cost while nothing happens to them."""
+    """Measures the cost of idle requests in hand."""
     requests = Requests(2, "least_loaded")
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
@@ -127,12 +116,7 @@ def identity_rows() -> Iterator[Row]:
 
 
 def measure(num_workers: int, num_requests: int, num_in_hand: int) -> list[Row]:
-    """
-    Args:
-        num_workers: of each role, at most.
-        num_requests: for each policy.
-        num_in_hand: requests in hand, on few workers.
-    """
+    """Args: num_workers: of each role; num_requests: per policy; num_in_hand: idle requests, on few workers."""
     return [
         *choice_rows(max(1, num_workers // 4), num_requests, None),
         *choice_rows(num_workers, num_requests, MAX_CHOICE_MS),
@@ -144,8 +128,8 @@ def measure(num_workers: int, num_requests: int, num_in_hand: int) -> list[Row]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0 if every aim is met, 1 otherwise."""
     parser = argument_parser(__doc__)
-    parser.add_argument("--workers", type=int, default=500, help="of each role, at most (%(default)s)")
-    parser.add_argument("--requests", type=int, default=200, help="for each policy (%(default)s)")
+    parser.add_argument("--workers", type=int, default=500, help="of each role (%(default)s)")
+    parser.add_argument("--requests", type=int, default=200, help="per policy (%(default)s)")
     parser.add_argument("--in-hand", type=int, default=10_000, help="requests in hand (%(default)s)")
     arguments = parser.parse_args(argv)
     rows = measure(arguments.workers, arguments.requests, arguments.in_hand)

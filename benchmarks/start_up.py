@@ -1,9 +1,8 @@
-"""How long `tandem serve` takes from its start until it is ready, and with what.
+"""Measures the start of `tandem serve`, part by part.
 
-Starts a cluster and stops it again, several times, and prints until when each part of the start took: in each run, and
-the median. The first run is shown apart, for it reads from disk what later ones find in memory, and compiles Python's
-files where nobody has done so yet. All other options are those of `tandem serve`; for dummy weights a config.json is
-enough of a model:
+Starts and stops a cluster several times and prints when each part of the start was over. The first run is separate,
+because it reads from disk and may compile. All other options are those of `tandem serve`; dummy weights need only a
+config.json:
 
   python -m benchmarks.start_up --runs 5 --device cuda --model DIRECTORY --load-format dummy --prefill 1 --decode 1
 """
@@ -23,10 +22,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.named_models import fit_to_serve
+from benchmarks.router_model import fit_to_serve
 from benchmarks.served import Served, StartError
 
-# What a worker does, in its order: it may pass over some, or be too quick for anybody to see it.
+# A worker's stages in order. A worker may skip some, or pass them unseen.
 STAGES = (
     "starting",
     "importing",
@@ -38,7 +37,7 @@ STAGES = (
     "loaded",
     "ready",
 )
-# What a row of the table says, and the last stage that must be over in every worker.
+# Rows of the table, and the last stage that must be over in every worker.
 WORKER_ROWS = (
     ("workers run", "starting"),
     ("workers have imported", "importing"),
@@ -53,7 +52,7 @@ _IS_WORKER = re.compile(r"(prefill|decode|both)-\d+")
 
 
 def until(lines: Sequence[str]) -> dict[str, float]:
-    """Seconds from the start of the command to the end of each part of its start, by what it printed."""
+    """Returns seconds from the command's start to the end of each part, from its output."""
     began: dict[str, dict[str, float]] = {}
     ready = None
     for line in lines:
@@ -61,7 +60,7 @@ def until(lines: Sequence[str]) -> dict[str, float]:
             ready = float(match["seconds"])
         elif match := _LINE.fullmatch(line):
             for part in _PART.finditer(match["parts"]):
-                # What goes on for long is said again.
+                # Long stages are printed repeatedly.
                 began.setdefault(part["name"], {}).setdefault(part["doing"].strip(), float(match["seconds"]))
     workers = [stages for name, stages in began.items() if _IS_WORKER.fullmatch(name)]
     routers = [stages["ready"] for name, stages in began.items() if name.startswith("router-")]
@@ -72,13 +71,13 @@ def until(lines: Sequence[str]) -> dict[str, float]:
 
 
 def _over(stages: dict[str, float], last: str) -> float:
-    """When a worker began the first stage behind `last`."""
+    """Returns when a worker began the first stage behind `last`."""
     behind = STAGES[STAGES.index(last) + 1 :]
     return min(seconds for stage, seconds in stages.items() if stage in behind)
 
 
 def summary(runs: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Args: runs: seconds by what they are of."""
+    """Args: runs: seconds by row."""
     later = runs[1:] or runs
     return {
         row: {"first": runs[0][row], "median_of_later": round(statistics.median(run[row] for run in later), 2)}
@@ -100,8 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="starts (%(default)s)")
     parser.add_argument("--model", required=True, help="as of `tandem serve`")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where the figures go, as JSON")
-    parser.add_argument("--limit", type=float, default=120.0, metavar="S", help="seconds for a start (%(default)s)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="for the figures, as JSON")
+    parser.add_argument(
+        "--limit", type=float, default=120.0, metavar="S", help="time limit of a start in seconds (%(default)s)"
+    )
     arguments, serve_flags = parser.parse_known_args(argv)
     if arguments.runs < 1:
         parser.error("--runs must be at least 1")

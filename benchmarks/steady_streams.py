@@ -1,11 +1,10 @@
-"""What long prompts do to streams that run beside them: with workers that do both jobs, and with one for each.
+"""Measures the effect of long prompts on running streams, for several layouts of the same devices.
 
-Starts clusters, one after the other (`--layouts`): two workers of role `both` and a prefill and a decode worker on the
-same two devices; or, on one device, a worker of role `both` that computes prompts in pieces, between decode steps or in
-one forward with them (`mixed`), and one that takes whole chunks between them. Each gets the same load of `tandem
-bench`: streams that run all the time, and long prompts that arrive at a rate. For each it writes NAME.json (the
-result), NAME.jsonl (each request) and NAME.txt (what a terminal shows); summary.json has the headline figures. `tandem
-bench plot` draws them:
+Clusters start one after the other (--layouts). On two devices: two workers of role both, or a prefill and a decode
+worker. On one device: a worker of role both with mixed steps (mixed), with pieces of prompts between decode steps
+(pieces), or with whole chunks between them (chunks). Each gets the same load of `tandem bench`: running streams, and
+prompts that arrive at a rate or, with --burst, all at once. Each layout writes NAME.json (result), NAME.jsonl
+(requests) and NAME.txt (tables); summary.json has the headline figures.
 
   python -m benchmarks.steady_streams --device cuda --model DIRECTORY --load-format dummy --out results
   tandem bench plot results/both.json results/1p1d.json --out itl.png
@@ -13,6 +12,7 @@ bench plot` draws them:
 
 import argparse
 import json
+import shlex
 import sys
 import tempfile
 import time
@@ -23,7 +23,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.named_models import fit_to_serve
+from benchmarks.router_model import fit_to_serve
 from benchmarks.served import Served, StartError, within
 from tandem.bench.arrivals import ArrivalConfig
 from tandem.bench.clients.base import EndpointConfig, EndpointError
@@ -33,7 +33,7 @@ from tandem.bench.results import write_records, write_result
 from tandem.bench.terminal import print_result
 from tandem.bench.workloads.synthetic import Lengths
 
-# What the runs are called in pictures, and which workers, by the names of files.
+# By file name: the label in pictures, and flags of `tandem serve`.
 LAYOUTS = {
     "both": ("two workers of role both", ("--both", "2")),
     "1p1d": ("a prefill and a decode worker", ("--prefill", "1", "--decode", "1")),
@@ -49,7 +49,7 @@ DEFAULT_LAYOUTS = "both", "1p1d"
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Attributes: seconds: for which prompts arrive; lead_s: how long the streams run before."""
+    """Attributes: seconds: duration of the arrivals; lead_s: duration of the streams before; num_burst: 0: none."""
 
     num_streams: int
     stream_tokens: int
@@ -60,22 +60,27 @@ class Sizes:
     lead_s: float
     warmup_prompts: int
     start_timeout_s: float
+    num_burst: int = 0
 
 
 DEFAULTS = {
     "cuda": Sizes(64, 8192, 4096, 64, 3.0, 30.0, 3.0, 8, 75.0),
     "cpu": Sizes(4, 512, 256, 8, 0.3, 30.0, 3.0, 2, 120.0),
 }
-# After the last arrival, for its answer; and for what else a run does.
+# For the last answer and the run's own work.
 RUN_GRACE_S = 30.0
 
 
 def bench_config(address: str, label: str, sizes: Sizes, vocab_size: int) -> BenchConfig:
-    """The load that both clusters get: the same prompts at the same times."""
+    """Returns the load of every layout: the same prompts at the same times."""
+    arrivals = ArrivalConfig("poisson", sizes.rate)
+    if sizes.num_burst:
+        arrivals = ArrivalConfig("burst", rate=sizes.num_burst, burst_size=sizes.num_burst)
     return BenchConfig(
         EndpointConfig(f"grpc://{address}", timeout_s=sizes.lead_s + sizes.seconds + RUN_GRACE_S),
         WorkloadConfig(
             "steady-streams",
+            num_requests=sizes.num_burst or None,
             input_lengths=Lengths(sizes.input_tokens, sizes.input_tokens),
             output_lengths=Lengths(sizes.output_tokens, sizes.output_tokens),
             num_streams=sizes.num_streams,
@@ -83,14 +88,14 @@ def bench_config(address: str, label: str, sizes: Sizes, vocab_size: int) -> Ben
             lead_s=sizes.lead_s,
             vocab_size=vocab_size,
         ),
-        ArrivalConfig("poisson", sizes.rate),
-        duration_s=sizes.lead_s + sizes.seconds,
+        arrivals,
+        duration_s=None if sizes.num_burst else sizes.lead_s + sizes.seconds,
         label=label,
     )
 
 
 def warmup_config(address: str, sizes: Sizes, vocab_size: int) -> BenchConfig:
-    """Prompts that are none of the load's, so that nothing is compiled, allocated or opened while it runs."""
+    """Returns a load of other prompts, so that the measured run does not compile, allocate or connect."""
     config = bench_config(address, "warming up", sizes, vocab_size)
     workload = replace(config.workload, kind="synthetic", num_requests=sizes.warmup_prompts, seed=1)
     arrivals = ArrivalConfig("closed", concurrency=max(1, sizes.warmup_prompts // 2))
@@ -100,14 +105,11 @@ def warmup_config(address: str, sizes: Sizes, vocab_size: int) -> BenchConfig:
 def run_layout(
     name: str, label: str, flags: Sequence[str], sizes: Sizes, vocab_size: int, out: Path, deadline: float
 ) -> dict[str, Any]:
-    """Starts a cluster, measures it, stops it and writes what was measured; returns the headline figures.
+    """Measures one cluster and writes the results; returns the headline figures.
 
-    Args: deadline: by the monotonic clock.
+    Args: deadline: on the monotonic clock.
 
-    Raises:
-        StartError: it did not start in time.
-        TimeoutError: the run was not over in time.
-        EndpointError, RuntimeError: it cannot be measured.
+    Raises: StartError, TimeoutError, EndpointError, RuntimeError.
     """
     quiet = Console(quiet=True)
     with (
@@ -127,14 +129,14 @@ def run_layout(
 
 
 def remove_results(out: Path) -> None:
-    """Of an earlier run: what this one fails to measure must not be compared with what it measures."""
+    """Removes an earlier run's files, so that a failed layout leaves none."""
     for name in LAYOUTS:
         for suffix in (".json", ".jsonl", ".txt", "-serve.txt"):
             (out / f"{name}{suffix}").unlink(missing_ok=True)
 
 
 def headline(result: dict[str, Any], ready_s: float) -> dict[str, Any]:
-    """Milliseconds and counts, of a run's result."""
+    """Milliseconds and counts of a run's result."""
 
     def ms(of: dict[str, Any] | None, *names: str) -> dict[str, float | None]:
         return {name: None if of is None else round(of[name] * 1e3, 2) for name in names}
@@ -154,7 +156,7 @@ def headline(result: dict[str, Any], ready_s: float) -> dict[str, Any]:
 
 
 def serve_flags(arguments: argparse.Namespace, directory: Path) -> list[str]:
-    """Of `tandem serve`, but for the workers. Args: directory: for what a model lacks."""
+    """Returns flags of `tandem serve` except the workers. Args: directory: for a copy of a model without tokenizer."""
     threads = ["--threads", str(arguments.threads)] if arguments.threads else []
     model = fit_to_serve(arguments.model, directory)
     return ["--model", model, "--device", arguments.device, "--load-format", arguments.load_format, *threads]
@@ -162,29 +164,34 @@ def serve_flags(arguments: argparse.Namespace, directory: Path) -> list[str]:
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add: Any = parser.add_argument
-    add("--out", type=Path, required=True, metavar="DIRECTORY", help="where the results go")
+    add("--out", type=Path, required=True, metavar="DIRECTORY", help="for the results")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="(default: cpu)")
-    add("--model", default="smollm2-135m-instruct", help="as of `tandem serve`; a config.json is enough for dummies")
+    add("--model", default="smollm2-135m-instruct", help="as in `tandem serve`; dummy weights need only config.json")
     add("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights (default: auto)")
-    add("--vocab-size", type=int, default=8000, metavar="N", help="prompts are of token ids below it (%(default)s)")
-    add("--threads", type=int, default=0, metavar="N", help="of each worker on a CPU (default: the cores shared out)")
+    add("--vocab-size", type=int, default=8000, metavar="N", help="bound of the prompts' token ids (%(default)s)")
+    add("--threads", type=int, default=0, metavar="N", help="per CPU worker (default: an even share)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0 if both layouts were measured and all prompts answered, 1 otherwise."""
+    """Returns 0 if every layout was measured and every prompt answered, 1 otherwise."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_arguments(parser)
     add: Any = parser.add_argument
-    add("--layouts", nargs="+", choices=LAYOUTS, default=DEFAULT_LAYOUTS, help="one after the other (%(default)s)")
-    add("--streams", type=int, metavar="N", help="that run all the time (64; on a CPU 4)")
-    add("--input-tokens", type=int, metavar="N", help="of each prompt that arrives (4096; 256)")
-    add("--rate", type=float, metavar="N", help="of prompts, in a second (3; 0.3)")
-    add("--seconds", type=float, metavar="S", help="for which prompts arrive (30)")
-    add("--limit", type=float, default=220.0, metavar="S", help="seconds that all of it may take (%(default)s)")
+    add("--layouts", nargs="+", choices=LAYOUTS, default=DEFAULT_LAYOUTS, help="in this order (%(default)s)")
+    add("--streams", type=int, metavar="N", help="running streams (64; on a CPU 4)")
+    add("--input-tokens", type=int, metavar="N", help="of each arriving prompt (4096; 256)")
+    add("--output-tokens", type=int, metavar="N", help="of each arriving prompt (64; 8)")
+    add("--rate", type=float, metavar="N", help="prompts per second (3; 0.3)")
+    add("--seconds", type=float, metavar="S", help="duration of the arrivals (30)")
+    add("--burst", type=int, metavar="N", help="N prompts at once instead of a rate")
+    add("--serve", default="", metavar="FLAGS", help="more flags of tandem serve, in one argument")
+    add("--limit", type=float, default=220.0, metavar="S", help="time limit in seconds (%(default)s)")
     arguments = parser.parse_args(argv)
     given = {
         "num_streams": arguments.streams,
         "input_tokens": arguments.input_tokens,
+        "output_tokens": arguments.output_tokens,
+        "num_burst": arguments.burst,
         "rate": arguments.rate,
         "seconds": arguments.seconds,
     }
@@ -202,13 +209,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in arguments.layouts:
             label, workers = LAYOUTS[name]
             try:
+                more = [*workers, *shlex.split(arguments.serve)]
                 summary[name] = run_layout(
-                    name, label, [*flags, *workers], sizes, arguments.vocab_size, arguments.out, deadline
+                    name, label, [*flags, *more], sizes, arguments.vocab_size, arguments.out, deadline
                 )
             except (StartError, EndpointError, TimeoutError, RuntimeError) as error:
                 summary[name] = {"label": label, "failed": str(error)}
             print(json.dumps(summary[name]), flush=True)
-            # Whatever becomes of the next one, this one is there.
             (arguments.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     is_whole = all(
         not summary[n].get("failed") and summary[n]["num_whole"] == summary[n]["num_prompts"] for n in arguments.layouts

@@ -1,6 +1,6 @@
 """Tile sizes of Tandem's product kernels, and their range of use.
 
-Measured on an H200 with the matrices of an 8B model, by `python -m benchmarks.fp8 --only products`.
+Measured on an H200 with the matrices of an 8B model, by `python -m benchmarks.kernels products`.
 """
 
 import functools

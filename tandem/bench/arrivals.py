@@ -13,11 +13,11 @@ ARRIVALS: tuple[ArrivalKind, ...] = ("closed", "poisson", "gamma", "constant", "
 class ArrivalConfig:
     """
     Attributes:
-        rate: sessions a second, on average; for all but "closed".
-        burstiness: the shape of "gamma": 1 is Poisson, less comes in clusters, more is more even. The gaps have the
-            mean 1 / rate and the variance 1 / (burstiness * rate ** 2).
-        burst_size: sessions that leave at once, with "burst".
-        concurrency: sessions in hand at any time, with "closed".
+        rate: mean sessions per second; not for "closed".
+        burstiness: shape of "gamma": 1 is Poisson, less is more clustered. Gaps have the mean 1 / rate and the variance
+            1 / (burstiness * rate ** 2).
+        burst_size: sessions per burst.
+        concurrency: sessions in hand, for "closed".
     """
 
     kind: ArrivalKind = "closed"
@@ -38,7 +38,7 @@ class ArrivalConfig:
 
 
 def arrival_times(config: ArrivalConfig, seed: int) -> Iterator[float | None]:
-    """Seconds from the run's start, without end; None for each of "closed": it leaves when there is room."""
+    """Yields seconds from the run's start, without end; None for each session of "closed"."""
     rng = random.Random(f"{seed}/arrivals")
     moment, number = 0.0, 0
     while True:

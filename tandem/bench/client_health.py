@@ -1,27 +1,27 @@
-"""Whether the client itself was fast enough for its figures to be the server's."""
+"""Tells whether the client was fast enough for its figures to be the server's."""
 
 from typing import Any
 
 from tandem.bench.measures import distribution
 from tandem.bench.processes import RunResult
 
-# A request that leaves later than this after it was due has left late.
+# A request is late if it leaves this long after its due time.
 LATE_S = 0.005
-# Of requests with an arrival time, so large a share that left late is worth a word.
+# Share of late requests that is worth a warning.
 LATE_SHARE = 0.01
-# A process that uses so much of a core adds to what it measures.
+# A process that uses this share of a core adds to the measured times.
 BUSY_SHARE = 0.8
-# Who uses less of it is not late for want of more processes.
+# Below this share, more processes would not help.
 IDLE_SHARE = 0.3
-# The loop came so late to its timers, one time in a hundred.
+# Warn if the p99 of the loop's lateness exceeds this.
 LAG_S = 0.005
 MANY_TOKENS_PER_CHUNK = 1.05
-# A page or a template's beginning may be the same by chance.
+# Tolerates prompts that share a page or a template's beginning.
 CACHED_SHARE = 0.1
 
 
 def client_summary(run: RunResult) -> dict[str, Any]:
-    """Of all client processes. Its own ceiling is an estimate: tokens received, for each second of CPU time."""
+    """Summarizes all client processes. chunks_per_cpu_s estimates the client's own ceiling."""
     lateness = [record.lateness_s for record in run.records if record.group == "requests" and not record.is_warmup]
     num_late = sum(late > LATE_S for late in lateness)
     cpu_s = sum(usage.cpu_s for usage in run.usages)
@@ -39,7 +39,7 @@ def client_summary(run: RunResult) -> dict[str, Any]:
 
 
 def warnings_about(result: dict[str, Any]) -> list[str]:
-    """What a reader of the figures has to know."""
+    """Returns warnings for readers of the figures."""
     client, requests = result["client"], result["requests"]
     warnings = []
     if not result["is_whole"]:

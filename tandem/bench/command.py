@@ -1,4 +1,4 @@
-"""`tandem bench`: one run, or a sweep of runs, from a configuration to figures."""
+"""Runs `tandem bench`: one run or a sweep."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ class Outputs:
     report: Path | None = None
 
     def check(self) -> None:
-        """So that nothing is measured for files that cannot be written. Raises ValueError."""
+        """Raises ValueError if a file cannot be written, before anything is measured."""
         for file in (self.result, self.requests, self.report):
             if file is not None:
                 _check_writable(file)
@@ -45,7 +45,7 @@ def _check_writable(file: Path) -> None:
         raise ValueError(f"{file} cannot be written: there is no directory {file.absolute().parent}")
     is_new = not file.exists()
     if not is_new and not (file.is_file() or file.is_dir()):
-        # Whoever reads a pipe would take its closing for the end.
+        # The reader of a pipe would take its closing for the end.
         return
     try:
         file.open("a").close()
@@ -56,12 +56,12 @@ def _check_writable(file: Path) -> None:
 
 
 def run_once(config: BenchConfig, outputs: Outputs, console: Console) -> dict[str, Any]:
-    """Measures, prints and writes; returns the result.
+    """Measures, prints and writes one run; returns its result.
 
     Raises:
         ValueError: the trace cannot be used.
         EndpointError: the server cannot be measured.
-        RuntimeError: a client process has died.
+        RuntimeError: a client process died.
         OSError: a file cannot be written.
     """
     outputs.check()
@@ -74,10 +74,10 @@ def run_once(config: BenchConfig, outputs: Outputs, console: Console) -> dict[st
 def run_sweep(
     config: BenchConfig, swept: SweepConfig, good_share: float, outputs: Outputs, console: Console
 ) -> dict[str, Any]:
-    """Finds the highest value with enough good requests; prints and writes all runs, after Ctrl-C those that ended.
+    """Finds the highest value with enough good requests; prints and writes all runs that ended.
 
     Returns:
-        The result of its best run, or of its first, with the sweep in it. Raises as `run_once`.
+        The result of the best run, or else of the first, including the sweep. Raises as `run_once`.
     """
     if outputs.requests is not None:
         raise ValueError("the requests of a sweep are not written: leave out --requests-out, or make single runs")
@@ -89,7 +89,7 @@ def run_sweep(
         assert config.arrivals is not None
         at_rate = replace(config.arrivals, rate=value)
         arrivals = at_rate if swept.variable == "rate" else replace(config.arrivals, concurrency=int(value))
-        # Each run has prompts of its own, or it would find those of the one before in the server's cache.
+        # Different prompts in each run, so that none is in the server's cache.
         workload = replace(config.workload, seed=config.workload.seed + number)
         result, _ = measure(replace(config, arrivals=arrivals, workload=workload), console)
         if not result["is_whole"]:
@@ -120,13 +120,13 @@ def run_sweep(
 
 
 def compare(files: Sequence[Path], out: Path) -> None:
-    """`tandem bench report`. Raises ValueError if a file is no result, OSError."""
+    """`tandem bench report`. Raises ValueError if a file is not a result, OSError."""
     Outputs(report=out).check()
     write_report([read_result(file) for file in files], out)
 
 
 def plot_gaps(files: Sequence[Path], out: Path) -> None:
-    """`tandem bench plot`: the gaps of steady streams over time. Raises ValueError if there are none, OSError."""
+    """`tandem bench plot`. Raises ValueError without gaps, OSError."""
     Outputs(report=out).check()
     figure = gaps_figure([read_result(file) for file in files])
     if figure is None:
@@ -135,7 +135,7 @@ def plot_gaps(files: Sequence[Path], out: Path) -> None:
 
 
 def measure(config: BenchConfig, console: Console) -> tuple[dict[str, Any], RunResult]:
-    """One run's result, and what it was computed from. Raises as `run_once`, but for files."""
+    """Returns a run's result and its records. Raises as `run_once`, except for files."""
     sessions = make_sessions(config.workload, config.arrivals, config.duration_s)
     num_requests = sum(len(session.turns) for session in sessions if session.group == "requests")
     runner = RunnerConfig(
@@ -151,7 +151,7 @@ def measure(config: BenchConfig, console: Console) -> tuple[dict[str, Any], RunR
 
 
 def _write(result: dict[str, Any], outputs: Outputs, records: Sequence[RequestRecord]) -> None:
-    """Whatever can be written is, because a run is not easily made again. Raises OSError."""
+    """Writes every file that can be written, because a run is costly to repeat. Raises OSError."""
     failures = []
     writes: list[tuple[Path | None, Callable[[Path], None]]] = [
         (outputs.result, lambda file: write_result(result, file)),

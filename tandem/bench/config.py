@@ -19,12 +19,12 @@ TRACES: tuple[WorkloadKind, ...] = ("mooncake", "azure")
 class WorkloadConfig:
     """
     Attributes:
-        num_requests: sessions, for "multi-turn"; of a trace, the first so many. None: 100, or the whole trace.
+        num_requests: sessions of "multi-turn"; first requests of a trace. None: 100, or the whole trace.
         num_turns, think_s: of "multi-turn": turns of a session, and seconds between an answer and the next turn.
-        num_streams, stream_input_tokens, stream_output_tokens: of "steady-streams": the long streams.
-        spread_streams: whether these begin as if they had run for a while, so that their contexts are of all lengths.
-        lead_s: how long the streams run before the first arrival, in seconds.
-        trace, time_scale: of a trace: its file, and what its times are multiplied with.
+        num_streams, stream_input_tokens, stream_output_tokens: of "steady-streams".
+        spread_streams: whether streams begin at spread context lengths, as if they had run for a while.
+        lead_s: seconds that streams run before the first arrival.
+        trace, time_scale: file of a trace, and factor of its times.
     """
 
     kind: WorkloadKind = "synthetic"
@@ -62,10 +62,10 @@ class WorkloadConfig:
 class BenchConfig:
     """
     Attributes:
-        arrivals: None: as the trace has them.
-        duration_s: after so many seconds no further session begins; None: all do.
-        warmup_requests, warmup_s: the first requests, or those of the first seconds, are left out.
-        label: what the run is called in tables and plots.
+        arrivals: None: those of the trace.
+        duration_s: seconds after which no session begins; None: no limit.
+        warmup_requests, warmup_s: first requests, or first seconds, to leave out.
+        label: name in tables and plots.
     """
 
     endpoint: EndpointConfig

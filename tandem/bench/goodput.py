@@ -1,4 +1,4 @@
-"""Which requests were served as well as was promised."""
+"""Counts requests that meet an SLO."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _NAMES = ("ttft", "ttft_from_sent", "tpot", "itl_max", "itl_mean", "e2e")
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of "25ms", "0.5s", "2m" or "100us". Raises ValueError."""
+    """Parses seconds from "25ms", "0.5s", "2m" or "100us". Raises ValueError."""
     found = _DURATION.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"a duration is a number with its unit, such as 500ms or 2s, not {text!r}")
@@ -24,13 +24,13 @@ def parse_duration(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Limits of a request, each in seconds by the name of its measure. All must hold."""
+    """Limits of a request, in seconds by measure. All must hold."""
 
     limits: tuple[tuple[str, float], ...]
 
     @classmethod
     def parse(cls, text: str) -> "Slo":
-        """Of "ttft=500ms,itl_p95=25ms". Raises ValueError."""
+        """Parses "ttft=500ms,itl_p95=25ms". Raises ValueError."""
         limits = {}
         for item in text.split(","):
             name, equals, value = item.strip().partition("=")
@@ -43,9 +43,9 @@ class Slo:
         return cls(tuple(limits.items()))
 
     def missed(self, record: RequestRecord) -> list[str]:
-        """The limits that this request has not kept to, by name; none: it is good.
+        """Returns the names of missed limits.
 
-        A request with an error is none of these: it is not good. One without gaps keeps to every limit on them.
+        Requests without gaps meet every limit on gaps. Requests with an error are not good, whatever this returns.
         """
         measures = RequestMeasures.of(record)
         return [name for name, limit in self.limits if _value(measures, name) > limit]
@@ -55,11 +55,7 @@ class Slo:
 
 
 def goodput(records: Sequence[RequestRecord], slo: Slo, duration_s: float) -> dict[str, Any]:
-    """Of the measured requests: those that were cut with the run are neither good nor bad.
-
-    Args:
-        duration_s: over which they were measured, in seconds.
-    """
+    """Returns the goodput of measured requests, without those cut by the run's end. Args: duration_s: of the run."""
     counted = [record for record in records if not record.is_warmup and record.error != "cut"]
     num_good = sum(slo.is_good(record) for record in counted)
     missed: dict[str, int] = {name: 0 for name, _ in slo.limits}
@@ -78,7 +74,7 @@ def goodput(records: Sequence[RequestRecord], slo: Slo, duration_s: float) -> di
 
 
 def _value(measures: RequestMeasures, name: str) -> float:
-    """In seconds; infinite where there should be a value and is none."""
+    """Returns seconds; infinity where a required value is missing."""
     if name == "itl_mean":
         return sum(measures.gaps) / len(measures.gaps) if measures.gaps else 0.0
     if name == "itl_max":
@@ -87,6 +83,6 @@ def _value(measures: RequestMeasures, name: str) -> float:
         return percentile(sorted(measures.gaps), float(found[1])) if measures.gaps else 0.0
     value = getattr(measures, name)
     if value is None:
-        # An answer of one token has no time for each further one; one without any never had its first.
+        # One token has no TPOT; no token at all has no TTFT.
         return 0.0 if name == "tpot" else float("inf")
     return float(value)

@@ -1,7 +1,4 @@
-"""What is computed from the moments of each request: latencies, throughputs, and their distributions.
-
-docs/bench.md has each formula.
-"""
+"""Latencies and throughputs of requests, from the times of their chunks. docs/bench.md has the formulas."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -9,27 +6,82 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TypedDict
 
 from tandem.bench.records import RequestRecord
 
 PERCENTS = (50, 90, 95, 99)
-# Of a distribution, for plots that compare runs: enough for a smooth curve, with its upper end in detail.
+# Percentiles of a distribution's curve, for plots: smooth, with detail at the upper end.
 CURVE = (*range(100), 99.5, 99.9, 100)
-# Names of the measures in seconds, in the order in which they are shown.
+# Measures in seconds, in the order of tables.
 LATENCIES = ("ttft", "ttft_from_sent", "tpot", "itl", "itl_p95", "itl_max", "e2e")
+
+
+class Distribution(TypedDict):
+    """Attributes: curve: percentiles of CURVE."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    min: float
+    max: float
+    curve: list[float]
+
+
+class Summary(TypedDict):
+    """Measures of a group of requests, as in a result's JSON. Requests that warm up count only in num_warmup.
+
+    Attributes:
+        num_requests: measured requests.
+        num_cut: requests cut by the run's end.
+        errors, error_examples: requests and one detail by kind of error, without cut ones.
+        requests_per_s, input_tokens_per_s: of whole requests.
+        num_cached_tokens: None if the server reports none for any request.
+        counted_by: requests by the source of their token counts.
+        ttft, itl, ...: seconds; None without values.
+    """
+
+    num_requests: int
+    num_whole: int
+    num_without_output: int
+    num_cut: int
+    num_warmup: int
+    errors: dict[str, int]
+    error_examples: dict[str, str]
+    begin_s: float
+    duration_s: float
+    requests_per_s: float
+    output_tokens_per_s: float
+    input_tokens_per_s: float
+    num_input_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int | None
+    wanted_input_tokens: int
+    tokens_per_chunk: float
+    counted_by: dict[str, int]
+    longest_gap: float | None
+    ttft: Distribution | None
+    ttft_from_sent: Distribution | None
+    tpot: Distribution | None
+    itl: Distribution | None
+    itl_p95: Distribution | None
+    itl_max: Distribution | None
+    e2e: Distribution | None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMeasures:
-    """Of one request, in seconds; None where it has none, as a request of one token has no gap.
+    """Measures of one request, in seconds; None without a value, such as the gap of a single token.
 
     Attributes:
-        ttft: from when it should have left to its first chunk.
-        ttft_from_sent: from when it left.
-        tpot: from the first chunk to the last, for each token but the first.
-        gaps: between each chunk and the next.
-        e2e: from when it should have left to the end of its answer.
+        ttft: from the due time to the first chunk.
+        ttft_from_sent: from sending to the first chunk.
+        tpot: from the first chunk to the last, per token after the first.
+        gaps: between consecutive chunks.
+        e2e: from the due time to the end of the answer.
     """
 
     ttft: float | None
@@ -57,76 +109,82 @@ class RequestMeasures:
 
 
 def percentile(in_order: Sequence[float], percent: float) -> float:
-    """With linear interpolation between the two nearest values, as numpy's default is. Args: in_order: not empty."""
+    """Interpolates linearly between the two nearest values, as numpy's default. Args: in_order: not empty."""
     place = (len(in_order) - 1) * percent / 100
     below = math.floor(place)
     above = min(below + 1, len(in_order) - 1)
     return in_order[below] + (in_order[above] - in_order[below]) * (place - below)
 
 
-def distribution(values: Iterable[float]) -> dict[str, Any] | None:
-    """Of some values: how many, mean, percentiles, extremes and a curve of percentiles; None of none."""
+def distribution(values: Iterable[float]) -> Distribution | None:
+    """Returns the distribution of the values; None without values."""
     in_order = sorted(values)
     if not in_order:
         return None
+    p50, p90, p95, p99 = (percentile(in_order, percent) for percent in PERCENTS)
     return {
         "count": len(in_order),
         "mean": math.fsum(in_order) / len(in_order),
-        **{f"p{percent}": percentile(in_order, percent) for percent in PERCENTS},
+        "p50": p50,
+        "p90": p90,
+        "p95": p95,
+        "p99": p99,
         "min": in_order[0],
         "max": in_order[-1],
         "curve": [percentile(in_order, percent) for percent in CURVE],
     }
 
 
-def _num_cached_tokens(records: Sequence[RequestRecord]) -> int | None:
-    """None if the server has said of no request how many there were, which is not none."""
-    told = [record.cached_tokens for record in records if record.cached_tokens is not None]
-    return sum(told) if told else None
-
-
-def summarize(records: Sequence[RequestRecord], window: tuple[float, float] | None = None) -> dict[str, Any]:
-    """All measures of some requests, of which those that warmed up are left out.
-
-    Args:
-        window: count only the chunks, and the gaps that end, between these moments; None: all. For streams that run
-            beside others: their own beginning and end are not what is measured, so they have no TTFT and no E2E.
-    """
+def summarize(records: Sequence[RequestRecord]) -> Summary:
+    """Summarizes requests over their whole lives."""
     measured = [record for record in records if not record.is_warmup]
     whole = [record for record in measured if not record.error]
-    kept = [_within(record, *window) for record in measured if record.error in ("", "cut")] if window else whole
-    measures = [RequestMeasures.of(record) for record in kept]
-    errors = Counter(record.error for record in measured if record.error not in ("", "cut"))
+    begin = min((record.due_s for record in measured), default=0.0)
+    end = max((record.ended_s for record in measured), default=0.0)
+    num_output = sum(record.num_output_tokens for record in whole)
+    summary = _summarize(records, whole, begin, end, num_output)
+    measures = [RequestMeasures.of(record) for record in whole]
+    summary["ttft"] = _spread(one.ttft for one in measures)
+    summary["ttft_from_sent"] = _spread(one.ttft_from_sent for one in measures)
+    summary["e2e"] = _spread(one.e2e for one in measures)
+    return summary
+
+
+def summarize_within(records: Sequence[RequestRecord], begin: float, end: float) -> Summary:
+    """Summarizes streams between two moments of the run, including streams cut by its end.
+
+    Counts chunks, and gaps that end, between the moments. There is no TTFT and no E2E: a stream's own beginning and end
+    are not measured.
+    """
+    measured = [record for record in records if not record.is_warmup]
+    running = [_within(record, begin, end) for record in measured if record.error in ("", "cut")]
+    num_output = sum(_tokens_within(record, begin, end) for record in running)
+    return _summarize(records, running, begin, end, num_output)
+
+
+def _summarize(
+    records: Sequence[RequestRecord], timed: Sequence[RequestRecord], begin: float, end: float, num_output: int
+) -> Summary:
+    """Without TTFT and E2E. Args: timed: records of the requests with measures; num_output: their output tokens."""
+    measured = [record for record in records if not record.is_warmup]
+    whole = [record for record in measured if not record.error]
+    failed = [record for record in measured if record.error not in ("", "cut")]
     examples: dict[str, str] = {}
-    for record in measured:
-        if record.error:
-            examples.setdefault(record.error, record.detail)
-    begin, end = window or (
-        min((record.due_s for record in measured), default=0.0),
-        max((record.ended_s for record in measured), default=0.0),
-    )
+    for record in failed:
+        examples.setdefault(record.error, record.detail)
+    measures = [RequestMeasures.of(record) for record in timed]
     gaps = [gap for one in measures for gap in one.gaps]
-    num_output = sum(_tokens_within(record, *window) if window else record.num_output_tokens for record in kept)
-    num_input = sum(_input_tokens(record) for record in whole)
+    num_input = sum(map(_input_tokens, whole))
+    num_chunks = sum(len(record.times) for record in timed)
     seconds = max(end - begin, 1e-9)
-    num_chunks = sum(len(record.times) for record in kept)
-    latencies: dict[str, Iterable[float | None]] = {
-        "ttft": (one.ttft for one in measures) if window is None else (),
-        "ttft_from_sent": (one.ttft_from_sent for one in measures) if window is None else (),
-        "tpot": (one.tpot for one in measures),
-        "itl": gaps,
-        "itl_p95": (one.itl_p95 for one in measures),
-        "itl_max": (one.itl_max for one in measures),
-        "e2e": (one.e2e for one in measures) if window is None else (),
-    }
     return {
         "num_requests": len(measured),
         "num_whole": len(whole),
         "num_without_output": sum(not record.times for record in whole),
         "num_cut": sum(record.error == "cut" for record in measured),
         "num_warmup": len(records) - len(measured),
-        "errors": dict(errors),
-        "error_examples": {kind: detail for kind, detail in examples.items() if kind != "cut"},
+        "errors": dict(Counter(record.error for record in failed)),
+        "error_examples": examples,
         "begin_s": begin,
         "duration_s": seconds,
         "requests_per_s": len(whole) / seconds,
@@ -136,15 +194,30 @@ def summarize(records: Sequence[RequestRecord], window: tuple[float, float] | No
         "num_output_tokens": num_output,
         "num_cached_tokens": _num_cached_tokens(whole),
         "wanted_input_tokens": sum(record.wanted_input_tokens for record in whole),
-        "tokens_per_chunk": sum(record.num_output_tokens for record in kept) / num_chunks if num_chunks else 0.0,
-        "counted_by": dict(Counter(record.counted_by for record in kept if record.counted_by)),
+        "tokens_per_chunk": sum(record.num_output_tokens for record in timed) / num_chunks if num_chunks else 0.0,
+        "counted_by": dict(Counter(record.counted_by for record in timed if record.counted_by)),
         "longest_gap": max(gaps, default=None),
-        **{name: distribution(value for value in latencies[name] if value is not None) for name in LATENCIES},
+        "ttft": None,
+        "ttft_from_sent": None,
+        "tpot": _spread(one.tpot for one in measures),
+        "itl": distribution(gaps),
+        "itl_p95": _spread(one.itl_p95 for one in measures),
+        "itl_max": _spread(one.itl_max for one in measures),
+        "e2e": None,
     }
 
 
+def _spread(values: Iterable[float | None]) -> Distribution | None:
+    return distribution(value for value in values if value is not None)
+
+
+def _num_cached_tokens(records: Sequence[RequestRecord]) -> int | None:
+    known = [record.cached_tokens for record in records if record.cached_tokens is not None]
+    return sum(known) if known else None
+
+
 def _within(record: RequestRecord, begin: float, end: float) -> RequestRecord:
-    """With the chunks between these moments, and the one before, with which the first gap that ends there begins."""
+    """Keeps the chunks between these moments, and the chunk before, where the first gap begins."""
     first = max(bisect_left(record.times, begin) - 1, 0)
     last = bisect_right(record.times, end)
     counts = record.counts[first:last]
@@ -152,7 +225,7 @@ def _within(record: RequestRecord, begin: float, end: float) -> RequestRecord:
 
 
 def _tokens_within(record: RequestRecord, begin: float, end: float) -> int:
-    """Without the chunk before, which `_within` keeps for the gap that begins with it."""
+    """Counts tokens between these moments, without the chunk before."""
     return sum(count for moment, count in zip(record.times, record.counts, strict=False) if begin <= moment <= end)
 
 

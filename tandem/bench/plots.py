@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 130
-# Measures that have a plot of their distribution, and how it calls them.
+# Measures with a distribution plot, and their titles.
 DISTRIBUTIONS = (
     ("ttft", "TTFT"),
     ("tpot", "TPOT"),
@@ -22,7 +22,7 @@ DISTRIBUTIONS = (
     ("itl_p95", "ITL p95 of a request"),
     ("e2e", "E2E"),
 )
-# These tell apart for those who see no colours too.
+# Distinguishable without color vision.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 
@@ -33,7 +33,7 @@ def require_matplotlib() -> None:
 
 
 def distribution_figure(results: Sequence[dict[str, Any]], measure: str, title: str) -> "Figure | None":
-    """The share of values up to each time, one line for each run; None where no run has the measure."""
+    """Plots the share of values up to each time, a line per run; None without values."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 3.4), layout="constrained")
@@ -60,8 +60,10 @@ def distribution_figure(results: Sequence[dict[str, Any]], measure: str, title: 
 
 
 def gaps_figure(results: Sequence[dict[str, Any]]) -> "Figure | None":
-    """The gaps of the steady streams over time, or of the requests where there are no streams: one panel for each run,
-    all of one scale, with a mark where each request left. None where no run has gaps."""
+    """Plots gaps over time, of steady streams or else of requests: a panel per run, one scale, marks at arrivals.
+
+    Returns None without gaps.
+    """
     from matplotlib.figure import Figure
 
     shown = [result for result in results if result["series"]["itl"] is not None]
@@ -83,7 +85,7 @@ def _draw_gaps(axes: "Axes", result: dict[str, Any], colour: str) -> None:
     gaps, at_s = series["itl"], series["itl"]["at_s"]
     has_streams = "streams" in result
     if has_streams:
-        # Requests that arrive by themselves are what disturbs; of others there would be a mark everywhere.
+        # Mark only arrivals beside streams; otherwise marks would be everywhere.
         for number, moment in enumerate(series["arrivals_s"]):
             label = "a prompt arrives" if number == 0 else None
             axes.axvline(moment, ymax=0.06, color="#444444", linewidth=0.8, label=label)
@@ -92,7 +94,7 @@ def _draw_gaps(axes: "Axes", result: dict[str, Any], colour: str) -> None:
     axes.plot(at_s, high, color=colour, linewidth=0.8, alpha=0.8, drawstyle="steps-mid", label="99 of 100 are shorter")
     axes.plot(at_s, median, color="#222222", linewidth=1.1, drawstyle="steps-mid", label="median gap")
     axes.set_ylabel("ITL, ms")
-    # The title has the figures of the whole run, because a reader of the picture may have nothing else.
+    # The title has the figures of the whole run, for readers of the picture alone.
     itl = (result.get("streams") or result["requests"])["itl"]
     in_all = f" - ITL p50 {itl['p50'] * 1e3:.1f} ms, p99 {itl['p99'] * 1e3:.1f} ms" if itl else ""
     axes.set_title(result["label"] + (": steady streams" if has_streams else "") + in_all, fontsize=10, loc="left")
@@ -100,7 +102,7 @@ def _draw_gaps(axes: "Axes", result: dict[str, Any], colour: str) -> None:
 
 
 def sweep_figure(sweep: dict[str, Any]) -> "Figure":
-    """The share of good requests, and the output tokens a second, of each run of a sweep."""
+    """Plots the share of good requests and the output tokens per second of a sweep's runs."""
     from matplotlib.figure import Figure
 
     trials = sorted(sweep["trials"], key=lambda one: one["value"])
@@ -123,7 +125,7 @@ def sweep_figure(sweep: dict[str, Any]) -> "Figure":
 
 
 def figures_of(results: Sequence[dict[str, Any]]) -> dict[str, "Figure"]:
-    """All plots that these runs have, by a name that can be a file's."""
+    """Returns all plots of these runs, by file name."""
     figures = {name: distribution_figure(results, name, title) for name, title in DISTRIBUTIONS} | {
         "itl_over_time": gaps_figure(results)
     }

@@ -1,5 +1,7 @@
-"""Client processes: each sends its share of the sessions, from one common moment on; their records are put together as
-they are, so that every measure is computed from all of them and none from means of means."""
+"""Client processes of a run. Each sends its share of the sessions; all start at one moment.
+
+Their records are merged, so that measures are computed from all requests, never from means of means.
+"""
 
 import asyncio
 import contextlib
@@ -22,23 +24,18 @@ from tandem.bench.workloads.base import Session
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
-# A client process says so often how far it is, and is given up when it has not for so long.
+# Interval of progress reports, and silence after which a client process is given up.
 PROGRESS_S = 0.25
 SILENCE_TIMEOUT_S = 60.0
-# Between the word to begin and the beginning, so that all processes have heard it.
+# Delay of the common start, so that every process learns of it.
 LEAD_S = 0.2
-# How often a process looks whether its own loop keeps up.
+# Interval of the loop's lateness samples.
 LAG_EVERY_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class ClientUsage:
-    """What one client process has used.
-
-    Attributes:
-        cpu_s, wall_s: its CPU time, and how long it ran.
-        lags_s: how late its loop came to a timer, many times.
-    """
+    """Attributes: wall_s: duration; lags_s: lateness of the loop to its timers."""
 
     cpu_s: float
     wall_s: float
@@ -47,7 +44,7 @@ class ClientUsage:
 
 @dataclass(slots=True)
 class RunResult:
-    """Attributes: started_at: by the monotonic clock; is_whole: false if the run was stopped before its end."""
+    """Attributes: started_at: on the monotonic clock; is_whole: False if the run was stopped early."""
 
     server: ServerDescription
     started_at: float = 0.0
@@ -63,14 +60,14 @@ def run_processes(
     num_processes: int,
     on_progress: Callable[[float, list[Progress]], None] = lambda seconds, progress: None,
 ) -> RunResult:
-    """Runs to the end, or to Ctrl-C, after which there is what was measured until then.
+    """Runs to the end, or to Ctrl-C, which keeps the records so far.
 
     Args:
-        on_progress: called a few times a second, with the seconds since the start and each process's progress.
+        on_progress: called a few times per second with the seconds since the start and each process's progress.
 
     Raises:
         EndpointError: the server cannot be measured.
-        RuntimeError: a client process has died or stands still.
+        RuntimeError: a client process died or hangs.
     """
     has_concurrency = any(session.due_s is None and session.group == "requests" for session in sessions)
     num_processes = min(num_processes, config.concurrency) if has_concurrency else num_processes
@@ -87,7 +84,7 @@ def run_processes(
 
 
 def _share(sessions: Sequence[Session], number: int, num_processes: int) -> list[Session]:
-    """Every so-manyth of each group: whoever arrives is dealt out in turn."""
+    """Deals sessions out in turn, each group separately."""
     streams = [session for session in sessions if session.group == "streams"]
     others = [session for session in sessions if session.group != "streams"]
     return streams[number::num_processes] + others[number::num_processes]
@@ -96,14 +93,12 @@ def _share(sessions: Sequence[Session], number: int, num_processes: int) -> list
 class _Child:
     def __init__(self, endpoint: EndpointConfig, config: RunnerConfig, sessions: list[Session]) -> None:
         context = multiprocessing.get_context("spawn")
-        # One for each direction: what it hears is watched by its loop, which has reading return at once, and what it
-        # says may be more than a pipe holds, so that writing has to wait.
+        # One pipe per direction: the loop makes reading non-blocking, but large writes must block.
         its_ears, self._words = context.Pipe(duplex=False)
         self.pipe, its_words = context.Pipe(duplex=False)
         arguments = (its_ears, its_words, endpoint, config, sessions)
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
-        # Ctrl-C reaches the whole group, and would end a process with a traceback before it can ignore it: what is
-        # blocked here is blocked there from its beginning.
+        # Children inherit the blocked signal, so that Ctrl-C cannot end them before they ignore it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process.start()
@@ -210,7 +205,7 @@ class _Conductor:
 def _serve(
     hears: Connection, says: Connection, endpoint: EndpointConfig, config: RunnerConfig, sessions: list[Session]
 ) -> None:
-    # Ctrl-C reaches the whole group; whoever started this process decides what becomes of it.
+    # Ctrl-C reaches the whole group; the parent decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _allow_many_files()
     with asyncio.Runner(loop_factory=_new_loop) as runner:
@@ -218,7 +213,7 @@ def _serve(
 
 
 def _allow_many_files() -> None:
-    """A connection for each request in hand: as many as the machine lets this process have without asking."""
+    """Raises the limit of open files: each request in hand needs a connection."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -228,7 +223,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     try:
         from tandem.rpc.grpc_loop import GrpcLoop
     except ImportError:
-        # Without uvloop, asyncio's own is slower and as right.
+        # Without uvloop, asyncio's loop is slower but equally correct.
         return asyncio.new_event_loop()
     return GrpcLoop()
 
@@ -263,10 +258,10 @@ class _Client:
             self._tell("error", str(error))
             return
         try:
-            # Encoding takes a while, and so may a full collection; both are over before the beginning is agreed on.
+            # Encode and collect garbage before the start is agreed on.
             runner = Runner(self._sessions, self._client, self._config, lambda: time.monotonic() - self._start)
             self._runner = runner
-            # A full collection stops the loop for as long as there are many objects, and a run makes few cycles.
+            # A full collection would stop the loop, and a run makes few cycles.
             gc.collect()
             gc.freeze()
             gc.set_threshold(50_000, 20, 1000)
@@ -293,7 +288,7 @@ class _Client:
         try:
             word, *values = self._hears.recv()
         except (EOFError, OSError):
-            # Whoever started this process is gone.
+            # The parent is gone.
             os._exit(1)
         match word:
             case "go":

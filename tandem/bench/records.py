@@ -1,47 +1,46 @@
-"""What a run keeps of each request: moments and counts, from which every measure is computed afterwards."""
+"""Times and counts of each request, from which all measures are computed."""
 
 from array import array
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-# Of the requests themselves, and of the long streams that run beside them (workloads/steady_streams.py).
+# Streams are the long ones beside requests (workloads/steady_streams.py).
 Group = Literal["requests", "streams"]
 GROUPS: tuple[Group, ...] = ("requests", "streams")
 
-# Where the number of a chunk's tokens comes from, the most exact first.
-#   token_ids         the chunk has them
-#   continuous_usage  the server counts with each chunk
-#   usage             the server counts at the end, and as many chunks came as tokens: one each
-#   characters        the server counts at the end, and its count is shared out by the length of the chunks' texts
-#   length            the server does not count, but says that the output has the wanted length: shared out likewise
-#   chunks            the server does not count: each chunk is taken for one token
+# Sources of a chunk's token count, the most exact first.
+#   token_ids         ids in the chunk
+#   continuous_usage  the server's count with each chunk
+#   usage             the server's count at the end equals the number of chunks: one each
+#   characters        the server's count at the end, divided by the lengths of the chunks' texts
+#   length            the wanted length, which the server says was reached, divided likewise
+#   chunks            no count: one token per chunk
 CountedBy = Literal["", "token_ids", "continuous_usage", "usage", "characters", "length", "chunks"]
 
-# Why a request has no whole answer; "" where it has.
-#   refused      the server said no: an invalid request, a wrong key, a full queue
+# Reasons for an answer that is not whole; "": it is whole.
+#   refused      invalid request, wrong key, full queue
 #   unreachable  no connection
-#   failed       the server's own failure, or a stream that broke
-#   timeout      no end within --timeout
-#   too_short    fewer tokens than asked for, though the end of the sequence was to be ignored
-#   cut          the run was ended first: it counts neither as good nor as failed
+#   failed       server failure, or a broken stream
+#   timeout      longer than --timeout
+#   too_short    fewer tokens than requested with ignore_eos
+#   cut          ended by the run's end; neither good nor failed
 ErrorKind = Literal["", "refused", "unreachable", "failed", "timeout", "too_short", "cut"]
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """All moments are in seconds from the run's start, on a monotonic clock that all client processes share.
+    """Times are seconds from the run's start, on a monotonic clock that all client processes share.
 
     Attributes:
-        index: of the request in the workload.
-        due_s: when it should have left; without an arrival time of its own, when it did.
-        sent_s: when it left.
-        ended_s: when its answer was over, whichever way.
-        times: when each chunk with something of the output came.
-        counts: how many tokens each of these chunks had.
-        num_output_tokens: as the server counted, or the sum of `counts` where it did not.
-        prompt_tokens, cached_tokens: as the server counted; None: it did not say.
-        phases_ms: what each phase took by the server's own timeline, where it tells one (gRPC).
-        output_digest: of a whole answer's tokens, or of its text where there are none: equal answers have equal ones.
+        index: position in the workload.
+        due_s: arrival time; without one, the time of sending.
+        ended_s: end of the answer, whole or not.
+        times: arrival of each chunk with output.
+        counts: tokens of each of these chunks.
+        num_output_tokens: the server's count, or the sum of `counts`.
+        prompt_tokens, cached_tokens: the server's counts; None: not reported.
+        phases_ms: the server's own phases (gRPC).
+        output_digest: of a whole answer's tokens, or of its text without token ids; equal for equal answers.
     """
 
     index: int
@@ -68,7 +67,7 @@ class RequestRecord:
         return self.sent_s - self.due_s
 
     def to_json(self) -> dict[str, Any]:
-        """As a line of --requests-out."""
+        """Returns a line of --requests-out."""
         return {
             "index": self.index,
             "group": self.group,

@@ -1,4 +1,4 @@
-"""A report that compares runs, as one HTML file that needs nothing else."""
+"""Renders a comparison of runs as one self-contained HTML file."""
 
 from base64 import b64encode
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ def write_report(results: Sequence[dict[str, Any]], file: Path) -> None:
 
 
 def render(results: Sequence[dict[str, Any]]) -> str:
-    """The file's text. Args: results: of runs, of which some may be sweeps'."""
+    """Returns the HTML. Args: results: of runs or sweeps."""
     parts = ["<h1>tandem bench</h1>", _warnings(results), "<h2>Runs</h2>", _counts(results)]
     for group, title in (("requests", "Latencies"), ("streams", "Steady streams")):
         shown = [result for result in results if group in result]
@@ -97,7 +97,7 @@ def _latencies(results: Sequence[dict[str, Any]], group: str) -> str:
 
 
 def _settings(results: Sequence[dict[str, Any]]) -> str:
-    """One row for each setting; those that differ between the runs first."""
+    """Returns a row per setting, differing ones first."""
     flat = [dict(_flatten(result["config"])) for result in results]
     names = list(dict.fromkeys(name for settings in flat for name in settings))
     names.sort(key=lambda name: len({settings.get(name) for settings in flat}) == 1)

@@ -1,4 +1,4 @@
-"""One run's results, as JSON: all that tables, plots and reports are made of."""
+"""The JSON result of one run, for tables, plots and reports."""
 
 import json
 import time
@@ -12,17 +12,16 @@ from tandem import __version__
 from tandem.bench.client_health import client_summary, warnings_about
 from tandem.bench.config import BenchConfig
 from tandem.bench.goodput import goodput
-from tandem.bench.measures import percentile, summarize
+from tandem.bench.measures import percentile, summarize, summarize_within
 from tandem.bench.processes import RunResult
 from tandem.bench.records import RequestRecord
 
 FORMAT = 1
-# Of the series over time.
 NUM_BUCKETS = 400
 
 
 def make_result(config: BenchConfig, run: RunResult) -> dict[str, Any]:
-    """Everything about a run but its single requests."""
+    """Returns the result without single requests."""
     requests = [record for record in run.records if record.group == "requests"]
     streams = [record for record in run.records if record.group == "streams"]
     summary = summarize(requests)
@@ -40,8 +39,8 @@ def make_result(config: BenchConfig, run: RunResult) -> dict[str, Any]:
     if config.slo is not None:
         result["goodput"] = goodput(requests, config.slo, summary["duration_s"])
     if streams:
-        window = (summary["begin_s"], summary["begin_s"] + summary["duration_s"])
-        result["streams"] = summarize(streams, window)
+        begin = summary["begin_s"]
+        result["streams"] = summarize_within(streams, begin, begin + summary["duration_s"])
     result["series"] = {
         "arrivals_s": sorted(round(record.sent_s, 4) for record in requests),
         "itl": _gaps_over_time(streams or requests),
@@ -56,7 +55,7 @@ def write_result(result: dict[str, Any], file: Path) -> None:
 
 
 def read_result(file: Path) -> dict[str, Any]:
-    """Raises ValueError if it is no result of a run."""
+    """Raises ValueError if the file is not a result."""
     try:
         result = json.loads(file.read_text())
     except OSError as error:
@@ -69,14 +68,14 @@ def read_result(file: Path) -> dict[str, Any]:
 
 
 def write_records(records: Sequence[RequestRecord], file: Path) -> None:
-    """One JSON line for each request, in order of their leaving. Raises OSError."""
+    """Writes a JSON line per request, by time of sending. Raises OSError."""
     with file.open("w") as lines:
         for record in sorted(records, key=lambda one: one.sent_s):
             lines.write(json.dumps(record.to_json(), separators=(",", ":")) + "\n")
 
 
 def _config_json(config: BenchConfig) -> dict[str, Any]:
-    """Without what is secret."""
+    """Returns the configuration without secrets."""
     described = asdict(config)
     endpoint = described["endpoint"]
     endpoint["api_key"] = "(set)" if endpoint["api_key"] else ""
@@ -88,8 +87,7 @@ def _config_json(config: BenchConfig) -> dict[str, Any]:
 
 
 def _gaps_over_time(records: Sequence[RequestRecord]) -> dict[str, Any] | None:
-    """Of the gaps that end within each stretch of the run: how many, their median, their 99th percentile, and
-    the longest."""
+    """Returns count, p50, p99 and maximum of the gaps that end in each stretch of the run."""
     gaps = sorted((after, after - before) for record in records for before, after in pairwise(record.times))
     if not gaps:
         return None

@@ -1,4 +1,4 @@
-"""Sends a process's share of the sessions and notes what comes of them."""
+"""Sends one process's share of the sessions and records the answers."""
 
 import asyncio
 from collections import deque
@@ -10,12 +10,12 @@ from tandem.bench.clients.base import Answer, BenchClient, Clock, RequestError
 from tandem.bench.records import RequestRecord
 from tandem.bench.workloads.base import PromptPart, Session, Turn
 
-# Timers of event loops are as coarse as this; the rest of a wait is spent looking at the clock, between other work.
+# Resolution of event loops' timers; the rest of a wait polls the clock between other work.
 SPIN_S = 0.0015
-# How long what has just left is given to be on its way.
+# Time for requests just sent to leave.
 MEANWHILE_S = 0.005
-# Prompts of so many tokens in all are encoded before they are due, for most runs all: encoding holds up the loop, and
-# so whatever is being measured then. They take some 6 bytes a token.
+# Prompt tokens encoded in advance, enough for most runs: encoding blocks the loop and thus the measurement. 6 bytes a
+# token.
 LOOK_AHEAD_TOKENS = 8_000_000
 
 
@@ -23,11 +23,11 @@ LOOK_AHEAD_TOKENS = 8_000_000
 class RunnerConfig:
     """
     Attributes:
-        concurrency: sessions without an arrival time that are in hand at any time.
-        duration_s: after so many seconds no further session and no further turn begins; None: all do.
-        warmup_requests: the first so many requests of the workload warm up.
-        warmup_s: requests that leave in the first so many seconds do.
-        ignore_eos: whether an output shorter than asked for is an error.
+        concurrency: sessions in hand, of those without an arrival time.
+        duration_s: seconds after which no session and no turn begins; None: no limit.
+        warmup_requests: first requests of the workload to leave out.
+        warmup_s: first seconds to leave out.
+        ignore_eos: whether an output shorter than requested is an error.
     """
 
     concurrency: int = 1
@@ -52,11 +52,7 @@ class Runner:
     """Attributes: records: of all requests sent so far."""
 
     def __init__(self, sessions: Sequence[Session], client: BenchClient, config: RunnerConfig, clock: Clock) -> None:
-        """Encodes what is sent first, which takes a while.
-
-        Args:
-            clock: seconds from the run's start; below 0 before it.
-        """
+        """Encodes the first prompts, which is slow. Args: clock: seconds from the run's start; negative before."""
         self._client = client
         self._config = config
         self._clock = clock
@@ -72,9 +68,9 @@ class Runner:
         self.records: list[RequestRecord] = []
 
     async def run(self) -> None:
-        """Returns when all requests have ended; the streams beside them go on until `cut_streams`."""
+        """Returns when all requests have ended; streams run until `cut_streams`."""
         await self._until(0.0)
-        # Whoever stops the run cancels it here, and with it all that it has begun.
+        # Stopping the run cancels it here, with all its tasks.
         async with asyncio.TaskGroup() as streams:
             self._stream_tasks = [streams.create_task(self._repeat(session)) for session in self._streams]
             async with asyncio.TaskGroup() as requests:
@@ -99,11 +95,11 @@ class Runner:
         return replace(self._progress, num_tokens=self._progress.num_tokens + under_way)
 
     async def _until(self, moment: float, meanwhile: Callable[[], bool] = lambda: False) -> None:
-        """Args: meanwhile: does a little work that holds up the loop; whether there was any."""
+        """Args: meanwhile: does a little blocking work; returns whether it did any."""
         is_more = True
         while (left := moment - self._clock()) > 0:
             if is_more and left > 3 * MEANWHILE_S:
-                # What has just left is on its way before.
+                # Let requests just sent leave first.
                 await asyncio.sleep(MEANWHILE_S)
                 is_more = meanwhile()
             else:
@@ -124,7 +120,7 @@ class Runner:
             await self._serve(replace(session, turns=(session.begins_with,)))
         while True:
             await self._serve(session)
-            # A server that refuses at once is not asked again without a pause.
+            # Pause before asking a server again that refuses at once.
             await asyncio.sleep(0.01)
 
     def _prepare_first(self, session: Session) -> Any:
@@ -138,7 +134,7 @@ class Runner:
             if number or prepared is None:
                 prepared = self._client.prepare(parts, turn.num_output_tokens)
             if number and due_s is not None:
-                # Encoding is the client's own time and not the server's.
+                # Encode first: this is the client's time, not the server's.
                 due_s = max(due_s, self._clock())
                 if self._is_over(due_s):
                     return
@@ -179,7 +175,7 @@ class Runner:
             record.error = "cut"
             raise
         except Exception as error:
-            # Whatever a server can have the client fail of, it is this request's failure and not the run's.
+            # Any failure that a server can cause is this request's, not the run's.
             record.error, record.detail = "failed", f"the client cannot read the answer: {error!r}"
         finally:
             record.ended_s = self._clock()
@@ -191,10 +187,10 @@ class Runner:
 
 
 class _Ahead:
-    """Sessions with their first requests, of which some are encoded in advance."""
+    """Sessions whose first requests are encoded in advance, in part."""
 
     def __init__(self, sessions: Sequence[Session], num_tokens: int, prepare: Callable[[Session], Any]) -> None:
-        """Args: num_tokens: those of the prompts that are encoded in advance."""
+        """Args: num_tokens: prompt tokens to encode in advance."""
         self._sessions = deque(sessions)
         self._prepare = prepare
         self._prepared: deque[tuple[Session, Any]] = deque()
@@ -207,7 +203,7 @@ class _Ahead:
         return len(self._sessions) + len(self._prepared)
 
     def fill(self) -> bool:
-        """Encodes one more if there is room; whether it has."""
+        """Encodes one more prompt if there is room; returns whether it did."""
         if self._tokens_left <= 0 or not self._sessions:
             return False
         session = self._sessions.popleft()

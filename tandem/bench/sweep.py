@@ -1,4 +1,4 @@
-"""The highest rate, or concurrency, at which enough of the requests are still served well."""
+"""Searches the highest rate or concurrency with enough good requests."""
 
 import math
 from collections.abc import Callable
@@ -7,14 +7,14 @@ from typing import Any, Literal
 
 Variable = Literal["rate", "concurrency"]
 VARIABLES: tuple[Variable, ...] = ("rate", "concurrency")
-# Between the highest that was good and the lowest that was not, there is at most this share of the latter.
+# Bisect until the interval is this share of its upper end.
 RESOLUTION = 0.05
 MAX_TRIALS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class SweepConfig:
-    """Attributes: low, high: where it begins, and what it does not go beyond."""
+    """Attributes: low, high: first value and upper bound."""
 
     variable: Variable
     low: float
@@ -37,7 +37,7 @@ class SweepConfig:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run of a sweep. Attributes: value: the rate or concurrency; result: as tandem.bench.results makes it."""
+    """One run of a sweep. Attributes: value: rate or concurrency."""
 
     value: float
     good_share: float
@@ -46,18 +46,18 @@ class Trial:
 
 @dataclass(slots=True)
 class SweepResult:
-    """Attributes: highest: with enough good requests; None: not even the lowest had."""
+    """Attributes: highest: value with enough good requests; None: not even the lowest."""
 
     highest: float | None = None
     trials: list[Trial] = field(default_factory=list)
 
 
 def sweep(config: SweepConfig, good_share: float, run: Callable[[float, int], Trial], into: SweepResult) -> None:
-    """Doubles from the lowest until too few are good, then halves what is between.
+    """Doubles from the lowest value until too few requests are good, then bisects.
 
     Args:
-        run: makes one run; called with the value and with the number of the run.
-        into: gets each run as it ends, so that something is there if the sweep is stopped.
+        run: makes one run; called with the value and the run's number.
+        into: gets each run as it ends, so that a stopped sweep keeps them.
     """
 
     def is_good(value: float) -> bool:

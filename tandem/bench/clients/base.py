@@ -1,4 +1,4 @@
-"""How a server is spoken with. One client belongs to one process and its asyncio loop."""
+"""The interface of clients. A client belongs to one process and its asyncio loop."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ Clock = Callable[[], float]
 
 
 class EndpointError(Exception):
-    """The server cannot be measured: nobody answers, or it does not let the client in."""
+    """The server cannot be measured: it is unreachable or refuses the client."""
 
 
 class RequestError(Exception):
@@ -31,7 +31,7 @@ class RequestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ServerDescription:
-    """Attributes: model: which requests name; detail: what the server says of itself."""
+    """Attributes: model: name for requests; detail: the server's own description."""
 
     model: str
     detail: str = ""
@@ -39,7 +39,7 @@ class ServerDescription:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What later turns of the session repeat. Attributes: token_ids: None: the server does not tell them."""
+    """The part of an answer that later turns repeat. Attributes: token_ids: None: unknown."""
 
     token_ids: "array[int] | None"
     text: str
@@ -55,13 +55,13 @@ class EndpointConfig:
     """
     Attributes:
         url: grpc://HOST:PORT, or http://HOST[:PORT]/v1, or https.
-        model: which requests name; empty: the first that the server has.
-        headers: sent with every call besides what the client sends itself.
-        tls: for grpc: over TLS. The files below imply it.
-        ignore_eos: outputs have the wanted length, whatever the model says.
-        continuous_usage: whether an OpenAI-compatible server is asked to count tokens with each chunk.
-        timeout_s: of a whole request, in seconds.
-        connect_timeout_s: of a connection, and of the question what the server is, in seconds.
+        model: name for requests; empty: the server's first model.
+        headers: additional headers of every call.
+        tls: for grpc. The files below imply it.
+        ignore_eos: whether outputs have the wanted length regardless of the model.
+        continuous_usage: whether to ask an OpenAI-compatible server for counts with each chunk.
+        timeout_s: of a whole request.
+        connect_timeout_s: of a connection, and of the first question to the server.
     """
 
     url: str
@@ -88,15 +88,14 @@ class BenchClient(ABC):
 
     @abstractmethod
     def prepare(self, parts: Sequence[PromptPart], num_output_tokens: int) -> Any:
-        """A request as `send` takes it, so that what takes time is done before it is due."""
+        """Returns a request for `send`, so that slow work is done before it is due."""
 
     @abstractmethod
     async def send(self, prepared: Any, record: RequestRecord, clock: Clock) -> Answer:
-        """Sends a request and reads its answer to the end. Notes in the record when it left, its chunks with their
-        times as they come, and what the server has counted.
+        """Sends a request and reads its answer to the end, recording times and counts.
 
         Raises:
-            RequestError: there is no whole answer. What came of it is in the record.
+            RequestError: the answer is not whole; the record has its part.
         """
 
     @abstractmethod
@@ -104,16 +103,17 @@ class BenchClient(ABC):
 
 
 def messages(parts: Sequence[PromptPart]) -> list[tuple[Role, str]]:
-    """Of a chat: roles and texts. Parts of one role that follow each other are one message, as chats have them: many
-    chat templates refuse two messages of a user in a row."""
+    """Returns a chat's roles and texts. Merges consecutive parts of one role: many chat templates refuse two user
+    messages in a row.
+    """
     return [(role, " ".join(part.text for part in group)) for role, group in groupby(parts, lambda part: part.role)]
 
 
 def count_chunks(record: RequestRecord, usage_tokens: int | None, lengths: Sequence[int]) -> None:
-    """Settles how many tokens each chunk has, for servers that do not say so with each.
+    """Settles the tokens of each chunk for servers that do not report them.
 
     Args:
-        usage_tokens: of the whole output, as the server counted; None: it did not.
+        usage_tokens: the server's count of the whole output; None: not reported.
         lengths: characters of each chunk.
     """
     if usage_tokens is None:

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 
 class EventParser:
-    """Knows what a stream of OpenAI's API needs of them: the data. Other fields and comments are passed over."""
+    """Parses the data of server-sent events; ignores other fields and comments."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """The data of each event that is whole now."""
+        """Returns the data of each event that is now complete."""
         rest = self._rest + piece if self._rest else piece
         lines = rest.split(b"\n")
         self._rest = lines.pop()

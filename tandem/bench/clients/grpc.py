@@ -1,4 +1,4 @@
-"""Tandem's own protocol: every chunk has its token ids."""
+"""Tandem's own protocol: every chunk has token ids."""
 
 import asyncio
 from array import array
@@ -25,8 +25,8 @@ from tandem.v1 import inference_pb2 as pb
 
 SCHEME = "grpc://"
 _METHODS = "/tandem.v1.Inference/"
-# They are there before the run. A connection has a limit of calls at once (2,048 at ours), beyond which they would wait
-# at the client and be measured as the server's.
+# Opened before the run. Calls beyond a connection's limit (2,048 at Tandem) would wait at the client and count as the
+# server's time.
 NUM_CONNECTIONS = 8
 _CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
@@ -54,7 +54,7 @@ class _Connection:
 
 
 class GrpcBenchClient(BenchClient):
-    """Calls go to the connection that has the fewest."""
+    """Sends each call over the least used connection."""
 
     def __init__(self, config: EndpointConfig) -> None:
         self._config = config

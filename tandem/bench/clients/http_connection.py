@@ -1,6 +1,8 @@
-"""One HTTP/1.1 connection, on which one request after the other is sent. httptools reads what comes, and each piece of
-an answer is handed on from the very call in which the loop has read it: no task has to be woken first, and so no other
-stream's work stands between a token's coming and the moment that is noted for it."""
+"""One HTTP/1.1 connection for sequential requests, parsed by httptools.
+
+Pieces of an answer are handled in the loop's own read callback. No task has to wake up first, so no other stream's work
+delays a token's timestamp.
+"""
 
 import asyncio
 import ssl
@@ -14,7 +16,7 @@ MAX_ERROR_BYTES = 65536
 
 
 class ConnectionLostError(Exception):
-    """Attributes: is_untouched: nothing of an answer has come, so that the request may be sent again."""
+    """Attributes: is_untouched: no part of an answer arrived, so the request may be repeated."""
 
     def __init__(self, detail: str, *, is_untouched: bool) -> None:
         super().__init__(detail)
@@ -24,9 +26,9 @@ class ConnectionLostError(Exception):
 class HttpConnection(asyncio.Protocol):
     """
     Attributes:
-        num_requests: sent on it so far.
-        is_open: another one can be sent.
-        headers: of the latest answer, by their names in small letters.
+        num_requests: sent so far.
+        is_open: whether another request can be sent.
+        headers: of the latest answer, by lower-case name.
         error_body: of the latest answer, if its status was not 200.
     """
 
@@ -38,7 +40,7 @@ class HttpConnection(asyncio.Protocol):
         self._on_body: Callable[[bytes], None] | None = None
         self._done: asyncio.Future[int] | None = None
         self._has_begun = False
-        # Whether the latest answer goes on until the server closes the connection, as in HTTP/1.0.
+        # True if the answer ends with the connection, as in HTTP/1.0.
         self._ends_with_connection = False
         self.headers: dict[str, str] = {}
         self.error_body = bytearray()
@@ -53,17 +55,17 @@ class HttpConnection(asyncio.Protocol):
         return connection
 
     async def request(self, data: bytes, on_body: Callable[[bytes], None]) -> int:
-        """Sends a request and waits until its answer is over.
+        """Sends a request and waits for the end of its answer.
 
         Args:
             data: head and body.
-            on_body: called with each piece of the answer's body if its status is 200; else `error_body` has it.
+            on_body: called with each piece of the body if the status is 200.
 
         Returns:
             The status.
 
         Raises:
-            ConnectionLostError: the connection has ended first, or what came is not HTTP.
+            ConnectionLostError: the connection ended early, or the answer is not HTTP.
         """
         if not self.is_open or self._transport is None:
             raise ConnectionLostError("the connection is closed", is_untouched=True)
@@ -90,13 +92,13 @@ class HttpConnection(asyncio.Protocol):
     # --- asyncio's callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's are no subclasses of asyncio's.
+        # uvloop's transports are not subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
         if self._parser is None or self._done is None:
-            # Nobody asked for it, as for an answer that a server sends before it closes an idle connection.
+            # Unsolicited, such as an answer before the server closes an idle connection.
             self.close()
             return
         self._has_begun = True

@@ -1,4 +1,4 @@
-"""Any server that speaks OpenAI's completions or chat completions."""
+"""A client for OpenAI-compatible completions and chat completions."""
 
 import asyncio
 import errno
@@ -27,15 +27,15 @@ from tandem.bench.workloads.base import PromptPart
 
 MAX_ERROR_CHARACTERS = 300
 _PATHS = {"completions": "/completions", "chat": "/chat/completions"}
-# Where a chat's chunk may have something of the output: as text, or in a form of its own.
+# Fields of a chat's chunk with output, as text or in another form.
 _DELTA_TEXTS = ("reasoning_content", "reasoning", "content", "refusal")
 _DELTA_CALLS = ("tool_calls", "function_call")
-# No output is longer: what is beyond is no count.
+# Upper bound of a plausible count.
 MAX_TOKENS = 2**31
 
 
 class OpenAIBenchClient(BenchClient):
-    """A connection for each request in hand; those that are free are used again, the last first."""
+    """Has a connection per request in hand, and reuses idle ones, the latest first."""
 
     def __init__(self, config: EndpointConfig) -> None:
         self._config = config
@@ -97,7 +97,7 @@ class OpenAIBenchClient(BenchClient):
                         status = await connection.request(prepared, reading.feed)
                         break
                     except ConnectionLostError as error:
-                        # The server may close a connection at the moment at which it is used again.
+                        # The server may close an idle connection just as it is reused.
                         if connection.num_requests == 1 or not error.is_untouched:
                             raise
         except TimeoutError as error:
@@ -131,7 +131,7 @@ class OpenAIBenchClient(BenchClient):
             self._idle.append(connection)
 
     def _take_idle(self) -> HttpConnection | None:
-        """Servers close connections that have been idle for a while."""
+        """Returns an idle connection that the server has not closed."""
         while self._idle:
             if (connection := self._idle.pop()).is_open:
                 return connection
@@ -174,16 +174,16 @@ class OpenAIBenchClient(BenchClient):
 
 
 class _Reading:
-    """One answer as it comes. Attributes: texts: of its chunks; error: the first; "" if there is none."""
+    """One answer in progress. Attributes: texts: of its chunks; error: the first; "": none."""
 
     def __init__(self, record: RequestRecord, clock: Clock) -> None:
         self._record = record
         self._clock = clock
         self._events = EventParser()
         self._usage_tokens: int | None = None
-        # Whether each chunk came with the server's count of the tokens so far.
+        # True if every chunk came with the server's running count.
         self._is_counted = True
-        # Characters of each chunk.
+        # Characters per chunk.
         self._lengths: list[int] = []
         self._finish_reason = ""
         self._is_done = False
@@ -192,11 +192,11 @@ class _Reading:
 
     @property
     def is_over(self) -> bool:
-        """Whether the server has said so. Not all say [DONE], and an output's end is told with its last chunk too."""
+        """True if the server has marked the end: some send no [DONE], but a finish reason."""
         return self._is_done or bool(self._finish_reason)
 
     def feed(self, piece: bytes) -> None:
-        # All events of a piece have come at the same moment.
+        # All events of a piece arrived together.
         moment = self._clock()
         for data in self._events.feed(piece):
             if data == b"[DONE]":
@@ -230,8 +230,8 @@ class _Reading:
         num_new = 0 if num_tokens is None else num_tokens - (self._usage_tokens or 0)
         if num_new < 0:
             raise ValueError("it counts fewer tokens than the one before")
-        # A chunk without text has tokens if the server counts with each chunk and counts more than before. Where it
-        # counts only once, with the last chunk, that one has nothing of the output.
+        # A chunk without text has tokens if the server's running count grew. A single count in the last chunk says
+        # nothing of that chunk.
         if not num_characters and not (num_new and self._is_counted):
             return
         self._record.times.append(moment)
@@ -261,12 +261,12 @@ class _Reading:
 
 
 def _output_of(choice: dict[str, Any]) -> tuple[str, int]:
-    """What a chunk has of the output: as text, and how many characters of any form. Raises TypeError."""
+    """Returns a chunk's text, and the characters of its output in any form. Raises TypeError."""
     if not (delta := choice.get("delta")):
         text = choice.get("text") or ""
         return text + "", len(text)
     texts = [delta[name] for name in _DELTA_TEXTS if delta.get(name)]
-    # Some servers' contents are lists of parts.
+    # Some servers send contents as lists of parts.
     text = "".join(text if isinstance(text, str) else json.dumps(text) for text in texts)
     calls = [delta[name] for name in _DELTA_CALLS if delta.get(name)]
     return text, len(text) + sum(len(json.dumps(call)) for call in calls)
@@ -279,7 +279,7 @@ def _count(value: Any) -> int:
 
 
 def _form(connection: HttpConnection) -> str:
-    """Why an answer may be no stream of events, in words."""
+    """Returns the reason, if the answer may not be an event stream."""
     if encoding := connection.headers.get("content-encoding"):
         return f": it is compressed ({encoding}), which was not asked for"
     kind = connection.headers.get("content-type", "")
@@ -294,7 +294,7 @@ def _tls_context(config: EndpointConfig) -> ssl.SSLContext:
 
 
 def _message(body: bytes) -> str:
-    """Of an error, as OpenAI's API has it, or the beginning of whatever it is."""
+    """Returns an error's message, or the beginning of any other body."""
     try:
         return str(json.loads(body)["error"]["message"])[:MAX_ERROR_CHARACTERS]
     except (ValueError, LookupError, TypeError):
@@ -311,7 +311,7 @@ def _why(error: Exception) -> str:
 
 
 def parse_url(url: str) -> SplitResult:
-    """Raises ValueError if it is no base URL of an OpenAI-compatible server, its port being no number among others."""
+    """Raises ValueError if the URL is not an OpenAI-compatible base URL."""
     parsed = urlsplit(url)
     if parsed.scheme not in ("http", "https") or not parsed.hostname or parsed.query or parsed.fragment:
         raise ValueError(f"an HTTP endpoint is http://HOST[:PORT]/v1, not {url!r}")

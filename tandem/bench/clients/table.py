@@ -8,7 +8,7 @@ INSTALL = "pip install 'tandem-llm[bench]'"
 
 
 def check_endpoint(config: EndpointConfig) -> None:
-    """Raises ValueError if there is no client for it, or what it needs is not installed."""
+    """Raises ValueError if no client fits the URL, or a package is missing."""
     if config.url.startswith("grpc://"):
         address = config.url.removeprefix("grpc://").rstrip("/")
         host, _, port = address.rpartition(":")

@@ -1,5 +1,4 @@
-"""Traces as Azure publishes them of its LLM inference: CSV with TIMESTAMP, ContextTokens and GeneratedTokens. Prompts
-have nothing in common."""
+"""Azure's LLM inference traces: CSV with TIMESTAMP, ContextTokens and GeneratedTokens. Prompts share nothing."""
 
 import csv
 import re
@@ -10,13 +9,13 @@ from tandem.bench.workloads.base import Session, Turn, Workload, timed, trace_le
 from tandem.bench.workloads.prompts import PromptMaker
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-# They have seven digits of a second, of which Python reads six.
+# Timestamps have seven fractional digits; Python parses six.
 _FRACTION = re.compile(r"(\.\d{6})\d+")
 
 
 class Azure(Workload):
     def __init__(self, make: PromptMaker, file: Path, time_scale: float = 1.0, limit: int | None = None) -> None:
-        """Args: time_scale: what its times are multiplied with; limit: only the first so many requests."""
+        """Args: time_scale: factor of the times; limit: number of first requests."""
         self._make = make
         self._file = file
         self._time_scale = time_scale

@@ -1,4 +1,4 @@
-"""What a run sends: sessions of turns, made before it begins."""
+"""The interface of workloads: sessions of turns, made before a run begins."""
 
 from abc import ABC, abstractmethod
 from array import array
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from tandem.bench.records import Group
 
-# No model's context is larger; a mistake in a trace would have all memory filled with one prompt.
+# Longer than any model's context: protects memory from a mistake in a trace.
 MAX_TRACE_LENGTH = 20_000_000
 
 Role = Literal["system", "user", "assistant"]
@@ -19,8 +19,8 @@ class PromptPart:
     """A piece of a prompt, as token ids or as text.
 
     Attributes:
-        num_tokens: exact for token ids; for text, the number of words, each of which is about a token.
-        token_ids: None: it is text.
+        num_tokens: exact for token ids; for text, the number of words, about a token each.
+        token_ids: None: text.
     """
 
     role: Role
@@ -31,12 +31,11 @@ class PromptPart:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request of a session, whose prompt is all that was said in the session before and `parts`.
+    """One request of a session. Its prompt is the session so far and `parts`.
 
     Attributes:
-        stand_in: what stands for the answer in the prompts of later turns where the prompts are token ids and the
-            server tells none of its answer; None: the session ends with this turn.
-        think_s: how long after the end of the last turn's answer it leaves, in seconds.
+        stand_in: replaces the answer in later prompts of token ids if the server reports no ids; None: last turn.
+        think_s: seconds between the last answer's end and this turn.
     """
 
     parts: tuple[PromptPart, ...]
@@ -47,12 +46,12 @@ class Turn:
 
 @dataclass(slots=True)
 class Session:
-    """Turns of which each leaves after the answer to the last.
+    """Sequential turns.
 
     Attributes:
-        index: of its first turn among all requests; its turns are numbered on from there.
-        due_s: when the first turn leaves, in seconds from the run's start; None: as soon as there is room.
-        begins_with: what a stream that is served again and again sends the first time; None: its turns.
+        index: of the first turn among all requests; the others follow.
+        due_s: seconds from the run's start to the first turn; None: as soon as there is room.
+        begins_with: first turns of a repeating stream; None: `turns`.
     """
 
     index: int
@@ -63,14 +62,14 @@ class Session:
 
 
 class Workload(ABC):
-    """Makes the sessions of a run. The same seed makes the same."""
+    """Makes the sessions of a run, the same for the same seed."""
 
     @abstractmethod
     def sessions(self) -> list[Session]:
-        """In the order in which they arrive.
+        """Returns sessions by arrival.
 
         Raises:
-            ValueError: they cannot be made, as of a trace that cannot be read.
+            ValueError: they cannot be made, such as from an unreadable trace.
         """
 
 
@@ -84,11 +83,11 @@ def numbered(turns_of_sessions: Sequence[Sequence[Turn]]) -> list[Session]:
 
 
 def timed(turns: Sequence[tuple[float, Turn]], time_scale: float) -> list[Session]:
-    """Sessions of a trace, the first at 0 and the others in order, however the trace has them.
+    """Sorts a trace's turns into sessions, the first at 0.
 
     Args:
-        turns: each with its moment, in seconds from any.
-        time_scale: what times are multiplied with.
+        turns: each with its time, in seconds from any origin.
+        time_scale: factor of the times.
     """
     in_order = sorted(turns, key=lambda pair: pair[0])
     return [
@@ -98,7 +97,7 @@ def timed(turns: Sequence[tuple[float, Turn]], time_scale: float) -> list[Sessio
 
 
 def trace_length(value: Any) -> int:
-    """A trace's number of tokens, at least 1: nothing else can be sent. Raises ValueError, TypeError, OverflowError."""
+    """Returns a trace's number of tokens, at least 1. Raises ValueError, TypeError, OverflowError."""
     num_tokens = int(value)
     if not 0 <= num_tokens <= MAX_TRACE_LENGTH:
         raise ValueError(f"{value} is no number of tokens from 0 to {MAX_TRACE_LENGTH:,}")

@@ -1,5 +1,7 @@
-"""Traces as Mooncake publishes them: JSON lines with timestamp (ms), input_length, output_length and hash_ids, one for
-each block of 512 tokens; where two requests name the same block, their prompts have the same tokens there."""
+"""Mooncake's traces: JSON lines with timestamp (ms), input_length, output_length and hash_ids.
+
+Each hash id stands for a block of 512 tokens; equal ids have equal tokens.
+"""
 
 import json
 import math
@@ -14,7 +16,7 @@ BLOCK_TOKENS = 512
 
 class Mooncake(Workload):
     def __init__(self, make: PromptMaker, file: Path, time_scale: float = 1.0, limit: int | None = None) -> None:
-        """Args: time_scale: what its times are multiplied with; limit: only the first so many requests."""
+        """Args: time_scale: factor of the times; limit: number of first requests."""
         self._make = make
         self._file = file
         self._time_scale = time_scale
@@ -58,7 +60,7 @@ class Mooncake(Workload):
             parts.append(block if left >= BLOCK_TOKENS else _beginning(block, left))
             left -= BLOCK_TOKENS
         if left > 0:
-            # What no block covers is this request's own.
+            # Tokens beyond the blocks are unique to this request.
             parts.append(self._make.part("user", left, f"own/{number}"))
         return at_s, Turn(tuple(parts), num_output)
 

@@ -1,4 +1,4 @@
-"""Prompts of wanted lengths, as token ids or as text, from a seed."""
+"""Prompts of given lengths, as token ids or as text."""
 
 import random
 from array import array
@@ -8,10 +8,10 @@ from tandem.bench.workloads.base import PromptPart, Role
 
 PromptAs = Literal["ids", "text"]
 PROMPT_AS: tuple[PromptAs, ...] = ("ids", "text")
-# Vocabularies of the field have their control tokens at the beginning or behind the ordinary ones.
+# Common vocabularies have control tokens first or last.
 FIRST_TOKEN_ID = 256
 DEFAULT_VOCAB_SIZE = 8000
-# With a space in front, each of these is one token for most of the field's tokenizers.
+# With a leading space, each is one token in most tokenizers.
 _WORDS = """
 the of and to in is that for it as was with be by on not he his but at are this have from or had an they which one
 you were all her she there would their we him been has when who will no more if out so up said what its about than
@@ -26,10 +26,10 @@ money road book table river summer street music letter paper garden window winte
 
 
 class PromptMaker:
-    """The same seed and key make the same part, whatever was made before it."""
+    """The same seed and key make the same part, in any order of calls."""
 
     def __init__(self, seed: int, prompt_as: PromptAs, vocab_size: int = DEFAULT_VOCAB_SIZE) -> None:
-        """Args: vocab_size: token ids are below it, and from FIRST_TOKEN_ID on."""
+        """Args: vocab_size: upper bound of token ids; FIRST_TOKEN_ID is the lower one."""
         self._seed = seed
         self._prompt_as = prompt_as
         self._words = _WORDS.split()

@@ -1,4 +1,4 @@
-"""Long streams, and prompts that arrive beside them: what prefills cost those who are being decoded."""
+"""Long streams, and prompts that arrive beside them."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,10 @@ from tandem.bench.workloads.prompts import PromptMaker
 
 
 class SteadyStreams(Workload):
-    """Each stream begins at once and again when it ends; the run cuts them when the last arrival has its answer.
+    """Streams begin at once and again when they end, until the last arrival has its answer.
 
-    Where all begin with their first token, their contexts grow until the first streams end, and steps with them. Where
-    they are spread, each begins as if it had run for a while, so contexts are of all lengths from the beginning on:
-    what then changes is what the arrivals do.
+    Streams that all begin with their first token lengthen their contexts, and steps, until the first ones end. Spread
+    streams begin at all context lengths, so that only arrivals change the steps.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class SteadyStreams(Workload):
         return streams + list(self._arriving)
 
     def _midway(self, number: int) -> Turn:
-        """A stream whose prompt is as long as if it had a part of its output, which is as large as its number."""
+        """Returns a stream whose prompt includes a share of its output, by its number."""
         num_had = number * self._num_output // self._num_streams
         prompt = self._make.part("user", self._num_input + num_had, f"stream/{number}/midway")
         return Turn((prompt,), self._num_output - num_had)

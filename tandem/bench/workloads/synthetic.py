@@ -1,4 +1,4 @@
-"""Prompts and outputs of fixed or random lengths, one request after the other or in conversations of several turns."""
+"""Prompts and outputs of fixed or random lengths, alone or in conversations."""
 
 import random
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from tandem.bench.workloads.prompts import PromptMaker
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A number of tokens between two, both included, each as likely."""
+    """Uniformly distributed numbers of tokens, bounds included."""
 
     low: int
     high: int
@@ -23,7 +23,7 @@ class Lengths:
 
 
 class Synthetic(Workload):
-    """Sessions of `num_turns` turns. With one turn each, every request is on its own."""
+    """Sessions of `num_turns` turns."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class Synthetic(Workload):
     ) -> None:
         """
         Args:
-            input_lengths: of what a turn adds to the prompt, the system prompt not counted.
-            num_system_tokens: of a system prompt that all sessions begin with.
-            think_s: between an answer's end and the next turn, in seconds.
+            input_lengths: tokens that a turn adds to the prompt, without the system prompt.
+            num_system_tokens: length of the system prompt of all sessions.
+            think_s: seconds between an answer's end and the next turn.
         """
         self._make = make
         self._seed = seed

@@ -1,4 +1,4 @@
-"""The sessions of a configuration, with the times at which they leave."""
+"""Makes a configuration's sessions and their arrival times."""
 
 from dataclasses import replace
 from itertools import islice, takewhile
@@ -13,7 +13,7 @@ from tandem.bench.workloads.steady_streams import SteadyStreams
 from tandem.bench.workloads.synthetic import Synthetic
 
 DEFAULT_NUM_REQUESTS = 100
-# All prompts are made before a run, so that a rate that is far too high would never have it begin.
+# All prompts are made before a run: too high a rate would delay its start forever.
 MAX_REQUESTS = 1_000_000
 
 
@@ -22,11 +22,11 @@ def make_sessions(
 ) -> list[Session]:
     """
     Args:
-        arrivals: None: as the trace has them.
-        duration_s: of the run, in seconds; None: until all have left. What arrives later need not be made.
+        arrivals: None: those of the trace.
+        duration_s: of the run; later arrivals need not be made. None: no limit.
 
     Raises:
-        ValueError: the trace cannot be used, or too many would arrive.
+        ValueError: the trace cannot be used, or too many sessions would arrive.
     """
     make = PromptMaker(config.seed, config.prompt_as, config.vocab_size)
     lead_s = config.lead_s if config.kind == "steady-streams" else 0.0

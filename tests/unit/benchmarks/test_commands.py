@@ -2,9 +2,7 @@
 
 import json
 
-import pytest
-
-from benchmarks import affinity, cpu, host_side, router, routing
+from benchmarks import cpu, host_side, router, routing
 from tandem.router.policies.table import ROUTING_POLICIES
 
 
@@ -29,16 +27,6 @@ def test_the_router_benchmark_measures_what_it_names() -> None:
         "first token, p50: added",
         "growth over 40 of them",
     }
-
-
-@pytest.mark.slow
-def test_what_workers_tell_is_worth_more_than_what_routers_guess() -> None:
-    rows = affinity.measure((1, 4), rate=6.0, seconds=5.0, num_pages=5_000, warm_up_s=20.0)
-    cached = {row.name.removesuffix(": cached at prefill"): row.value for row in rows if "at prefill" in row.name}
-    assert len(cached) == 7
-    # Where any router may be asked, none has sent all of a conversation itself.
-    assert cached["4 routers, spread"] > cached["4 routers, spread, guessed"] + 3.0 > 20.0
-    assert cached["1 router, cache_aware"] > cached["1 router, least_loaded"]
 
 
 def test_choosing_takes_time_in_proportion_to_the_workers_and_waiting_requests_take_none() -> None:

@@ -7,9 +7,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks import decode_kernels, engine, fp8, prefill_kernels, profile_step
+from benchmarks import engine, fp8
 from benchmarks.engine import EngineBenchmark, Result, Sizes, start_up_results
 from benchmarks.engine_loop import Loop
+from benchmarks.kernels import __main__ as kernels
 from tandem.decode_worker.config import DecodeConfig
 from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
@@ -128,9 +129,17 @@ def test_start_up_is_split_into_its_phases() -> None:
     assert results["start-up, ready"] == pytest.approx(sum(stages.seconds.values()))
 
 
-@pytest.mark.parametrize("main", [engine.main, profile_step.main, decode_kernels.main, prefill_kernels.main, fp8.main])
+@pytest.mark.parametrize(
+    ("main", "part"),
+    [
+        (engine.main, []),
+        (fp8.main, []),
+        *((kernels.main, [part]) for part in ("decode", "prefill", "products", "step")),
+    ],
+)
 def test_what_cannot_be_measured_is_said_in_one_line(
     main: Callable[[Sequence[str]], int],
+    part: list[str],
     model_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -144,7 +153,7 @@ def test_what_cannot_be_measured_is_said_in_one_line(
         (empty, f"{empty / 'config.json'}: "),
     ):
         with pytest.raises(SystemExit) as stop:
-            main(["--model", str(directory)])
+            main([*part, "--model", str(directory)])
         error = capsys.readouterr().err
         assert stop.value.code == 2
         assert message in error and error.count("\n") == 1

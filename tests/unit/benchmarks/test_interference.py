@@ -170,7 +170,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[RequestRecord]]:
         if cell.name not in gives:
             raise TimeoutError("not over within 1 s")
         records = gives[cell.name]
-        return [make_result(*a_run(label=cell.name, records=records))], records, []
+        return [make_result(*a_run(label=cell.name, records=records))], records
 
     monkeypatch.setattr(interference, "Served", FakeServed)
     monkeypatch.setattr(interference, "warm_up", lambda *_: None)

@@ -1,13 +1,14 @@
 """The benchmark of steady streams: its figures are the run's, it leaves nothing running, and all of its waits end."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
 from benchmarks import served, steady_streams
-from benchmarks.named_models import fit_to_serve
+from benchmarks.router_model import fit_to_serve
 from benchmarks.served import Served, StartError, within
 from tandem.bench.results import make_result
 from tests.unit.tandem.bench.records import record
@@ -28,6 +29,9 @@ def test_both_clusters_get_the_same_load() -> None:
     one, other = (steady_streams.bench_config(address, "label", sizes, 8000) for address in ("a:1", "b:2"))
     assert (one.workload, one.arrivals, one.duration_s) == (other.workload, other.arrivals, other.duration_s)
     assert one.workload.num_streams == 64 and one.workload.input_lengths.low == 4096
+    burst = steady_streams.bench_config("a:1", "label", replace(sizes, num_burst=50), 8000)
+    assert burst.arrivals is not None
+    assert (burst.arrivals.kind, burst.arrivals.burst_size, burst.workload.num_requests) == ("burst", 50, 50)
     assert steady_streams.warmup_config("a:1", sizes, 8000).workload.seed != one.workload.seed
 
 

@@ -23,7 +23,7 @@ def rate_of(found: list[Split], name: str) -> float:
 
 # Four H200s served so many requests a second with 90 % good (docs/estimate.md), by split and limit between tokens.
 MEASURED = {("2:2", 0.015): 15.5, ("3:1", 0.015): 14.7, ("2:2", 0.025): 15.5, ("3:1", 0.025): 22.0}
-# What benchmarks.placement_model says of four: tokens, limit between them, and 3:1, 2:2, 1:3, 4 both.
+# Goodput of four workers in a simulated cluster: tokens, limit on gaps, and 3:1, 2:2, 1:3, 4 both.
 MODELLED = {
     (4096, 256, 0.015): (17.4, 17.5, 7.5, 17.1),
     (4096, 256, 0.025): (21.8, 17.5, 7.5, 21.7),

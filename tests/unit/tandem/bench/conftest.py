@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from benchmarks.children import Child
-from benchmarks.scripted_server import Script, serve_scripted
+from tests.unit.tandem.bench.scripted_server import Script, serve_scripted
 
 
 @dataclass(frozen=True, slots=True)

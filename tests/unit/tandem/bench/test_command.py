@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.scripted_server import Script
 from tandem.bench.arrivals import ArrivalConfig
 from tandem.bench.clients.base import EndpointConfig
 from tandem.bench.command import Outputs, plot_gaps, run_once, run_sweep
@@ -18,6 +17,7 @@ from tandem.bench.sweep import SweepConfig
 from tandem.bench.workloads.synthetic import Lengths
 from tests.unit.tandem.bench.conftest import ScriptedServers
 from tests.unit.tandem.bench.records import record
+from tests.unit.tandem.bench.scripted_server import Script
 from tests.unit.tandem.bench.test_results import a_run
 
 FAST = Script(ttft_s=0.01, gaps_s=(0.002,), is_exact=False)

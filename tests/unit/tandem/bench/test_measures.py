@@ -2,13 +2,14 @@
 
 import statistics
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.bench.measures import RequestMeasures, distribution, percentile, summarize
+from tandem.bench.measures import RequestMeasures, distribution, percentile, summarize, summarize_within
 from tests.unit.tandem.bench.records import record
 
 moments = st.floats(0.001, 100, allow_nan=False)
@@ -43,7 +44,7 @@ def test_percentiles_are_numpys(values: list[float], percent: float) -> None:
 
 @given(st.lists(st.lists(moments, min_size=1, max_size=10).map(sorted), min_size=1, max_size=10))
 def test_all_requests_together_by_brute_force(all_times: list[list[float]]) -> None:
-    summary = summarize([record(times, index=n) for n, times in enumerate(all_times)])
+    summary: Any = summarize([record(times, index=n) for n, times in enumerate(all_times)])
     gaps = [b - a for times in all_times for a, b in pairwise(times)]
     assert summary["ttft"]["mean"] == pytest.approx(statistics.fmean(times[0] for times in all_times))
     assert summary["num_output_tokens"] == sum(map(len, all_times))
@@ -62,7 +63,7 @@ def test_what_warmed_up_or_failed_is_in_no_latency() -> None:
         record([7.0], error="failed", detail="the stream broke"),
         record([8.0], error="cut"),
     ]
-    summary = summarize(records)
+    summary: Any = summarize(records)
     assert (summary["num_requests"], summary["num_whole"], summary["num_cut"], summary["num_warmup"]) == (3, 1, 1, 1)
     assert summary["ttft"]["max"] == 1.0 and summary["num_output_tokens"] == 2
     assert summary["errors"] == {"failed": 1}
@@ -72,7 +73,7 @@ def test_what_warmed_up_or_failed_is_in_no_latency() -> None:
 def test_streams_are_measured_while_the_others_run() -> None:
     """The gap in which the first request arrived counts, and no gap before it."""
     stream = record([0.0, 5.0, 6.0, 8.0, 9.0], group="streams", error="cut")
-    summary = summarize([stream], window=(5.5, 8.5))
+    summary: Any = summarize_within([stream], 5.5, 8.5)
     assert summary["itl"]["max"] == 2.0 and summary["itl"]["count"] == 2
     assert summary["ttft"] is None and summary["e2e"] is None
     assert summary["duration_s"] == 3.0
@@ -80,13 +81,13 @@ def test_streams_are_measured_while_the_others_run() -> None:
 
 def test_the_server_counts_inputs_where_it_says() -> None:
     records = [record([1.0], prompt_tokens=7, cached_tokens=4), record([1.0])]
-    summary = summarize(records)
+    summary: Any = summarize(records)
     assert summary["num_input_tokens"] == 7 + 10 and summary["num_cached_tokens"] == 4
 
 
 def test_nothing_has_no_distribution() -> None:
     assert distribution([]) is None
-    summary = summarize([])
+    summary: Any = summarize([])
     assert summary["ttft"] is None and summary["requests_per_s"] == 0.0
 
 
@@ -94,7 +95,7 @@ def test_tokens_of_streams_are_those_that_came_in_the_window() -> None:
     """The chunk before it is where a gap begins, and no token of the window; nor is anything of a stream before it."""
     before = record([1.0, 2.0, 3.0], group="streams")
     stream = record([0.0, 5.0, 6.0, 8.0, 9.0], group="streams", error="cut")
-    summary = summarize([before, stream], window=(5.5, 8.5))
+    summary = summarize_within([before, stream], 5.5, 8.5)
     assert summary["num_output_tokens"] == 2
     assert summary["output_tokens_per_s"] == pytest.approx(2 / 3)
 

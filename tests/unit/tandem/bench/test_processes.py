@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scripted_server import Script
 from tandem.bench.clients.base import EndpointConfig, EndpointError
 from tandem.bench.goodput import Slo
 from tandem.bench.measures import RequestMeasures, percentile
@@ -24,6 +23,7 @@ from tandem.bench.workloads.base import Session
 from tandem.bench.workloads.prompts import PromptAs, PromptMaker
 from tandem.bench.workloads.synthetic import Lengths, Synthetic
 from tests.unit.tandem.bench.conftest import Scripted, ScriptedServers
+from tests.unit.tandem.bench.scripted_server import Script
 
 NUM_TOKENS = 12
 # On a machine that does something else many times are longer. A quarter of them are not, and what a tool itself adds is

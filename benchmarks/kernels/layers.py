@@ -1,4 +1,4 @@
-"""The operations of a model's layers, each timed by itself. Imported on CUDA machines alone."""
+"""Times each operation of a model's layers by itself. Importing it requires CUDA."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -33,8 +33,9 @@ WEIGHT_SCALE = 0.02
 class Measured(NamedTuple):
     """
     Attributes:
-        time, floor: microseconds for one layer; the floor is of its bytes or its operations, whichever is longer.
-        is_part: whether it has been timed with another operation too.
+        time: microseconds for one layer.
+        floor: the longer of the times for its bytes and its operations, in microseconds.
+        is_part: True if another row includes it.
     """
 
     name: str
@@ -44,8 +45,6 @@ class Measured(NamedTuple):
 
 
 class LayerKernels:
-    """The operations of a model's layers."""
-
     def __init__(self, model: ModelConfig, limits: Limits) -> None:
         self._model = model
         self._limits = limits
@@ -54,12 +53,12 @@ class LayerKernels:
         self._norm = Norm(self._random(model.hidden_size), model.rms_norm_eps)
 
     def decode_step(self, batch_size: int, kv_len: int) -> Iterator[Measured]:
-        """Args: kv_len: tokens of each sequence."""
+        """Args: kv_len: length of each sequence, in tokens."""
         yield from self._products(batch_size)
         yield self._decode_attention(batch_size, kv_len)
 
     def prefill(self, num_prompts: int, prompt_len: int) -> Iterator[Measured]:
-        """A forward of so many prompts, of which nothing is cached."""
+        """Measures a forward of uncached prompts."""
         num_tokens = num_prompts * prompt_len
         yield from self._products(num_tokens)
         yield from self._prefill_attention(num_prompts, prompt_len)
@@ -77,35 +76,27 @@ class LayerKernels:
         hidden = self._random(num_tokens, model.hidden_size)
         attended = self._random(num_tokens, q_size)
         gated = self._random(num_tokens, model.intermediate_size)
-        yield self._product(
-            "norm and QKV",
-            num_tokens,
-            (q_size + 2 * kv_size, model.hidden_size),
-            lambda w: ops.norm_linear(hidden, norm, w),
+        operations: tuple[tuple[str, tuple[int, int], Callable[[LinearBase], object]], ...] = (
+            ("norm and QKV", (q_size + 2 * kv_size, model.hidden_size), lambda w: ops.norm_linear(hidden, norm, w)),
+            ("output and residual", (model.hidden_size, q_size), lambda w: ops.linear_add(attended, w, hidden)),
+            (
+                "norm, gate, up and their product",
+                (2 * model.intermediate_size, model.hidden_size),
+                lambda w: ops.norm_gated(hidden, norm, w),
+            ),
+            (
+                "down and residual",
+                (model.hidden_size, model.intermediate_size),
+                lambda w: ops.linear_add(gated, w, hidden),
+            ),
         )
-        yield self._product(
-            "output and residual",
-            num_tokens,
-            (model.hidden_size, q_size),
-            lambda w: ops.linear_add(attended, w, hidden),
-        )
-        yield self._product(
-            "norm, gate, up and their product",
-            num_tokens,
-            (2 * model.intermediate_size, model.hidden_size),
-            lambda w: ops.norm_gated(hidden, norm, w),
-        )
-        yield self._product(
-            "down and residual",
-            num_tokens,
-            (model.hidden_size, model.intermediate_size),
-            lambda w: ops.linear_add(gated, w, hidden),
-        )
+        for name, shape, run in operations:
+            yield self._product(name, num_tokens, shape, run)
 
     def _product(
         self, name: str, num_tokens: int, shape: tuple[int, int], run: Callable[[LinearBase], object]
     ) -> Measured:
-        """Args: shape: of a matrix, (num_out, num_in)."""
+        """Args: shape: (num_out, num_in) of the matrix."""
         num_out, num_in = shape
         linears = [self.linear(num_out, num_in) for _ in range(self._model.num_layers)]
 
@@ -120,7 +111,7 @@ class LayerKernels:
         return Measured(name, self.time(run_all, len(linears)), self._floor(num_bytes, flops))
 
     def _pass(self, name: str, num_moved: int, run: Callable[[], object]) -> Measured:
-        """What goes through memory once. Args: num_moved: numbers read and written."""
+        """Times a memory-bound operation. Args: num_moved: numbers read and written."""
 
         def run_all() -> None:
             for _ in range(self._model.num_layers):
@@ -148,13 +139,7 @@ class LayerKernels:
         layout = KvHeadLayout.of(model, PAGE_SIZE, "bfloat16")
         num_pages = layout.num_pages_for(prompt_len)
         pool = CudaKvPool(layout, num_prompts * num_pages, self._device)
-        pages = random.Random(0).sample(range(pool.num_pages), pool.num_pages)
-        sequences = [
-            TokenSequence([0] * prompt_len, prompt_len, pages[i * num_pages : (i + 1) * num_pages])
-            for i in range(num_prompts)
-        ]
-        for sequence in sequences:
-            sequence.extend(prompt_len)
+        sequences = _sequences(num_prompts, prompt_len, num_pages, cached_len=0)
         batch = Batch("prefill", sequences)
         attention = FlashInferAttention(pool, model.num_q_heads)
         attention.plan(batch)
@@ -173,7 +158,7 @@ class LayerKernels:
         yield Measured("rotation, page write and attention", time, self._floor(0, flops))
         slots = to_device(prefill_slots(layout, sequences), self._device)
         view = layout.view(pool.memory_and_dummy)
-        # All heads are read and written, keys and values both in their pages and where they were projected.
+        # All heads are read and written; keys and values go to their pages too.
         num_moved = batch.num_tokens * model.head_dim * (2 * num_heads + 2 * model.num_kv_heads)
         yield self._pass(
             "of that rotation and page write",
@@ -189,13 +174,7 @@ class LayerKernels:
         num_pages = layout.num_pages_for(kv_len)
         pool = CudaKvPool(layout, batch_size * num_pages, self._device)
         layout.view(pool.memory).normal_()
-        pages = random.Random(0).sample(range(pool.num_pages), pool.num_pages)
-        sequences = [
-            TokenSequence([0] * kv_len, kv_len, pages[i * num_pages : (i + 1) * num_pages], cached_len=kv_len - 1)
-            for i in range(batch_size)
-        ]
-        for sequence in sequences:
-            sequence.extend(1)
+        sequences = _sequences(batch_size, kv_len, num_pages, cached_len=kv_len - 1)
         decode = PagedDecode(pool, model.num_q_heads, batch_size)
         (plan,) = decode.plan(sequences, batch_size).to(self._device)
         tables = RotaryEmbedding(model.head_dim, model.rope_theta, model.rope_scaling, kv_len, self._device)
@@ -210,7 +189,7 @@ class LayerKernels:
         return Measured("attention, all of it", time, self._floor(kv_numbers * BYTES_PER_NUMBER))
 
     def time(self, run: Callable[[], object], num_layers: int) -> float:
-        """Microseconds of one layer, in a CUDA graph. Args: run: launches that of so many."""
+        """Returns the median microseconds of one layer in a CUDA graph. Args: run: launches `num_layers` layers."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -235,3 +214,15 @@ class LayerKernels:
 
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, device=self._device).bfloat16()
+
+
+def _sequences(count: int, length: int, num_pages: int, cached_len: int) -> list[TokenSequence]:
+    """Sequences of `num_pages` scattered pages each, whose tokens after `cached_len` are next in a forward."""
+    pages = random.Random(0).sample(range(count * num_pages), count * num_pages)
+    sequences = [
+        TokenSequence([0] * length, length, pages[i * num_pages : (i + 1) * num_pages], cached_len=cached_len)
+        for i in range(count)
+    ]
+    for sequence in sequences:
+        sequence.extend(length - cached_len)
+    return sequences

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import device_trace, profile_step
+from benchmarks.kernels import device_trace, steps
 from tandem.engine.base import ForwardOutput
 
 
@@ -34,12 +34,12 @@ def test_steps_with_graphs(tmp_path: Path) -> None:
     between = [event("Memcpy HtoD", 11, 13, 50, "gpu_memcpy"), event("gather", 12.5, 13.5, 51)]
     host = [{"ph": "X", "cat": "cuda_runtime", "name": "cudaGraphLaunch", "ts": 0, "dur": 3, "args": {}}]
     events = read(tmp_path, [*graph(15, 2), *host, *between, *graph(0, 1), *graph(28, 3), {"ph": "M"}])
-    steps = device_trace.find_steps(events)
-    assert steps == [(0, 10), (15, 25), (28, 38)]
-    gaps = device_trace.gaps_between(steps)
+    found = device_trace.find_steps(events)
+    assert found == [(0, 10), (15, 25), (28, 38)]
+    gaps = device_trace.gaps_between(found)
     assert gaps == [(10, 15), (25, 28)]
     assert device_trace.idle_times(events, gaps) == [2.5, 3]
-    uses = {use.name: (use.num_calls, use.time) for use in device_trace.kernel_uses(events, steps)}
+    uses = {use.name: (use.num_calls, use.time) for use in device_trace.kernel_uses(events, found)}
     assert uses == {"gemm": (8, 8), "embed": (1, 1), "argmax": (1, 1), "Memcpy HtoD": (0.5, 1), "gather": (0.5, 0.5)}
 
 
@@ -52,12 +52,6 @@ def test_steps_without_graphs_end_with_the_most_likely_tokens(tmp_path: Path) ->
 def test_a_trace_without_steps_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="neither graphs nor a kernel called argmax"):
         device_trace.find_steps(read(tmp_path, [event("gemm", 0, 1, 1)]))
-
-
-def test_percentiles() -> None:
-    values = [float(i) for i in range(1, 201)]
-    assert [device_trace.percentile(values, p) for p in (50, 99, 100)] == [100, 198, 200]
-    assert device_trace.percentile([3.0], 99) == 3
 
 
 def test_implementations_run_within_named_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +81,7 @@ def test_implementations_run_within_named_ranges(monkeypatch: pytest.MonkeyPatch
             entered.append(f"end of {self.name}")
 
     # Classes of the product stay as they are.
-    monkeypatch.setattr(profile_step, "_subclasses", lambda cls: [Output] if cls is ForwardOutput else [])
-    profile_step.annotate(Range)
+    monkeypatch.setattr(steps, "_subclasses", lambda cls: [Output] if cls is ForwardOutput else [])
+    steps.annotate(Range)
     assert Output().token_ids() == [1]
     assert entered == ["collect", "end of collect"]

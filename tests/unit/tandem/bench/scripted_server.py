@@ -1,14 +1,11 @@
-"""A server that answers every request with made-up tokens at known times, over gRPC and as OpenAI's API: what clients
-and measuring tools are tried against. `python -m benchmarks.scripted_server` runs one until Ctrl-C."""
+"""A server that answers with made-up tokens at known times, over gRPC and OpenAI's HTTP API."""
 
-import argparse
 import asyncio
 import contextlib
 import json
 import os
-import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -20,7 +17,7 @@ from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
 
 MODEL = "scripted"
-# Timers are as coarse as this; the rest of a wait is spent looking at the clock.
+# Timers are this coarse; the rest of a wait is spent polling the clock.
 SPIN_S = 0.0015
 CACHED_TOKENS = 3
 
@@ -29,10 +26,9 @@ CACHED_TOKENS = 3
 class Script:
     """
     Attributes:
-        ttft_s: from a request's coming to its first chunk, in seconds.
-        gaps_s: between one chunk and the next, over and over.
-        tokens_per_chunk: of each chunk.
-        is_exact: whether it waits by looking at the clock, which costs a core for a few streams.
+        ttft_s: seconds from a request's arrival to its first chunk.
+        gaps_s: seconds between chunks, repeated in a cycle.
+        is_exact: whether to busy-wait for the last milliseconds, which costs a core for a few streams.
     """
 
     ttft_s: float = 0.05
@@ -43,14 +39,14 @@ class Script:
 
 @dataclass(slots=True)
 class Sent:
-    """What the server did for a request, by the monotonic clock. Attributes: times: of each chunk."""
+    """Times of one request's arrival and of its chunks, on the monotonic clock."""
 
     received: float
     times: list[float]
 
 
 class ScriptedServer(inference_pb2_grpc.InferenceServicer):
-    """Attributes: sent: of all requests so far, in order of their coming."""
+    """Attributes: sent: one record per request, in order of arrival."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -70,7 +66,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
         await self._grpc.stop(0)
 
     async def _chunks(self, num_tokens: int) -> AsyncIterator[list[int]]:
-        """Token ids of each chunk, at its time."""
+        """Yields each chunk's token ids when the chunk is due."""
         sent = Sent(time.monotonic(), [])
         self.sent.append(sent)
         script, due = self._script, sent.received + self._script.ttft_s
@@ -81,7 +77,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
             due += script.gaps_s[number % len(script.gaps_s)]
 
     async def _until(self, moment: float) -> None:
-        # Other streams have their turn, late as it may be: a stream's tokens never leave together.
+        # Yield to the other streams even when late, so that two chunks of a stream never leave together.
         await asyncio.sleep(0)
         while (left := moment - time.monotonic()) > 0:
             if self._script.is_exact:
@@ -171,7 +167,7 @@ def _respond(writer: asyncio.StreamWriter, content: dict[str, Any]) -> None:
 
 
 def serve_scripted(pipe: Connection, script: Script) -> None:
-    """For benchmarks.children.Child: sends both ports, then answers each question with what was sent since the last."""
+    """Target of a benchmarks.children.Child: sends both ports, then answers each question with the latest requests."""
     with asyncio.Runner(loop_factory=GrpcLoop) as runner:
         runner.run(_serve(pipe, script))
 
@@ -192,31 +188,8 @@ async def _serve(pipe: Connection, script: Script) -> None:
 
     loop = asyncio.get_running_loop()
     loop.add_reader(pipe.fileno(), hear)
-    # The loop has made it return at once, and what was sent for many requests is more than it holds.
+    # The event loop made the pipe non-blocking, and an answer for many requests exceeds its buffer.
     os.set_blocking(pipe.fileno(), True)
     await over.wait()
     loop.remove_reader(pipe.fileno())
     await server.stop()
-
-
-async def _serve_until_stopped(script: Script, grpc_port: int, http_port: int) -> None:
-    ports = await ScriptedServer(script).start(grpc_port, http_port)
-    print(f"grpc://127.0.0.1:{ports[0]} http://127.0.0.1:{ports[1]}/v1", flush=True)
-    await asyncio.Event().wait()
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--grpc-port", type=int, default=0)
-    parser.add_argument("--http-port", type=int, default=0)
-    parser.add_argument("--ttft", type=float, default=0.05, help="seconds (%(default)s)")
-    parser.add_argument("--gap", type=float, default=0.01, help="seconds (%(default)s)")
-    arguments = parser.parse_args(argv)
-    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=GrpcLoop) as runner:
-        script = Script(arguments.ttft, (arguments.gap,))
-        runner.run(_serve_until_stopped(script, arguments.grpc_port, arguments.http_port))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

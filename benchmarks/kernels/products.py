@@ -1,4 +1,7 @@
-"""Products of a layer's matrices by every kernel that there is for them. Imported on CUDA machines alone."""
+"""Times the products of a layer's matrices by every available kernel. Importing it requires CUDA.
+
+Tiles are named tokens/outputs/depth/stages/warps/splits.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -8,14 +11,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.layer_kernels import LayerKernels
+from benchmarks.kernels.layers import LayerKernels
 from tandem.engine.floors import BYTES_PER_NUMBER, FP8_BYTES_PER_NUMBER, FP8_SPEED, Limits
-from tandem.engine.layers.few_rows import FewRows, Tuning
+from tandem.engine.layers.few_rows import FewRows
 from tandem.engine.layers.fp8_linear import Fp8Linear
 from tandem.engine.layers.fp8_products import multiply_by_library
 from tandem.engine.layers.fp8_quantize import Quantized, quantize
 from tandem.engine.layers.linear import LinearBase
-from tandem.engine.layers.norm import Norm
 from tandem.engine.layers.product_tiles import (
     FEW_TOKENS,
     MANY_TOKENS,
@@ -30,27 +32,19 @@ from tandem.engine.layers.product_tiles import (
 from tandem.engine.layers.products import Products, product_of
 from tandem.engine.models.config import ModelConfig
 
-# So many bytes of matrices are multiplied one after the other, at least: together they are larger than the cache.
+# Minimum size of the matrices multiplied one after the other, so that no cache holds them.
 MIN_BYTES = 2**28
-# Tiles that are tried: outputs, bytes of a row that a step takes, blocks that a multiprocessor has room for, and blocks
-# that share a tile. Beyond so many tokens none is.
+# Candidate tiles: outputs, bytes of a row per step, blocks per multiprocessor, and blocks that share a tile.
 OUTPUTS, STEP_BYTES, BLOCKS_PER_SM, SPLITS = (64, 128), (128, 256), (1, 2), (1, 2, 4)
 BLOCK_OUTPUTS = (32, 64, 128)
 MAX_STAGES = 8
 MAX_OWN_TOKENS = 512
 
-# Of the kernel of few tokens: tiles of rows, warps, and stretches that are asked for ahead.
-VARIANTS = (
-    *((1, 16, 1), (1, 16, 2), (1, 8, 2), (1, 8, 4), (1, 4, 4)),
-    *((2, 16, 1), (2, 16, 2), (2, 8, 1), (2, 8, 2), (2, 4, 2)),
-    *((4, 16, 1), (4, 8, 1), (4, 4, 1)),
-)
-PREFETCHES = (0, 2048, 16384)
 NUM_SHOWN = 4
 
 
 class Row(NamedTuple):
-    """Attributes: times: microseconds by kernel; floor: of the bytes of weights or the operations."""
+    """Attributes: floor: microseconds for the weights' bytes or the operations; times: microseconds by kernel."""
 
     matrix: str
     num_tokens: int
@@ -59,7 +53,7 @@ class Row(NamedTuple):
 
 
 class ProductKernels:
-    """The four matrices of a layer, of bfloat16 or FP8 as the model says."""
+    """Times the four matrices of a layer, in bfloat16 or FP8 as configured by the model."""
 
     def __init__(self, model: ModelConfig, limits: Limits) -> None:
         self._layers = LayerKernels(model, limits)
@@ -69,7 +63,6 @@ class ProductKernels:
         self._few_rows = FewRows(self._device)
         self._products = Products(self._device)
         q_size, kv_size = model.num_q_heads * model.head_dim, model.num_kv_heads * model.head_dim
-        self._eps = model.rms_norm_eps
         self._shapes = {
             "qkv": (q_size + 2 * kv_size, model.hidden_size),
             "o": (model.hidden_size, q_size),
@@ -78,27 +71,23 @@ class ProductKernels:
         }
 
     def products(self, num_tokens: int) -> Iterator[Row]:
-        """The library, and our own kernel in the tile that is chosen and in the best ones. Both do what follows too: of
-        "gate_up" the gate's product (with scales of blocks not), of "o" and "down" the sum. Quantising is apart."""
-        for name in self._shapes:
-            yield self._row(name, num_tokens, self._products_of)
+        """Times the library, and our own kernel with the chosen tile and the fastest tiles.
 
-    def tuning(self, num_tokens: int) -> Iterator[Row]:
-        """The kernel of few tokens with FP8 weights, as each matrix uses it: the best variants and the chosen one."""
+        Times include the gate's product of "gate_up" (except with block scales) and the residual sum of "o" and "down".
+        Quantizing is a separate figure.
+        """
         for name in self._shapes:
-            yield self._row(name, num_tokens, self._tuning_of)
+            yield self._row(name, num_tokens)
 
-    def _row(
-        self, name: str, num_tokens: int, measure: Callable[[str, int, list[LinearBase]], dict[str, float]]
-    ) -> Row:
+    def _row(self, name: str, num_tokens: int) -> Row:
         num_out, num_in = self._shapes[name]
         rate = (FP8_SPEED if self._is_fp8 else 1) * self._limits.matmul_rate
         num_bytes = num_out * num_in * (FP8_BYTES_PER_NUMBER if self._is_fp8 else BYTES_PER_NUMBER)
         floor = max(num_bytes / self._limits.copy_bandwidth, 2 * num_out * num_in * num_tokens / rate) * 1e6
         linears = [self._layers.linear(num_out, num_in) for _ in range(max(2, -(-MIN_BYTES // num_bytes)))]
-        return Row(name, num_tokens, floor, measure(name, num_tokens, linears))
+        return Row(name, num_tokens, floor, self._times(name, num_tokens, linears))
 
-    def _products_of(self, name: str, num_tokens: int, linears: list[LinearBase]) -> dict[str, float]:
+    def _times(self, name: str, num_tokens: int, linears: list[LinearBase]) -> dict[str, float]:
         x = torch.randn(num_tokens, self._shapes[name][1], device=self._device).bfloat16()
         residual = self._residual(name, num_tokens)
         inputs: torch.Tensor | Quantized = x
@@ -107,7 +96,7 @@ class ProductKernels:
         if isinstance(first, Fp8Linear):
             inputs = quantize(x, first)
             times["quantize"] = self._time(linears, lambda w: quantize(x, first))
-        # With scales of blocks our own kernel does not gate.
+        # Our own kernel does not gate with block scales.
         is_gated = name == "gate_up" and not (isinstance(first, Fp8Linear) and first.is_block)
         times["library"] = self._time(linears, lambda w: _by_library(inputs, w, residual, is_gated=is_gated))
 
@@ -125,25 +114,6 @@ class ProductKernels:
             times["few rows"] = self._time(linears, lambda w: self._few_rows.linear_add(x, w, residual))
         return times
 
-    def _tuning_of(self, name: str, num_tokens: int, linears: list[LinearBase]) -> dict[str, float]:
-        chosen = self._time_few_rows(name, num_tokens, linears, self._few_rows)
-        times = {
-            "/".join(map(str, tuning)): self._time_few_rows(name, num_tokens, linears, _Fixed(self._device, tuning))
-            for tuning in _tunings(num_tokens)
-        }
-        return {"chosen": chosen, **dict(sorted(times.items(), key=lambda item: item[1])[:NUM_SHOWN])}
-
-    def _time_few_rows(self, name: str, num_tokens: int, linears: Sequence[LinearBase], kernel: FewRows) -> float:
-        num_in = self._shapes[name][1]
-        x = torch.randn(num_tokens, num_in, device=self._device).bfloat16()
-        residual = self._residual(name, num_tokens)
-        if residual is not None:
-            return self._time(linears, lambda w: kernel.linear_add(x, w, residual))
-        norm = Norm(torch.ones(num_in, device=self._device).bfloat16(), self._eps)
-        if name == "qkv":
-            return self._time(linears, lambda w: kernel.norm_linear(x, norm, w, None))
-        return self._time(linears, lambda w: kernel.norm_gated(x, norm, w))
-
     def _residual(self, name: str, num_tokens: int) -> torch.Tensor | None:
         if name not in ("o", "down"):
             return None
@@ -152,26 +122,15 @@ class ProductKernels:
     def _time(self, linears: Sequence[LinearBase], run: Callable[[LinearBase], object]) -> float:
         return self._layers.time(lambda: [run(linear) for linear in linears], len(linears))
 
-    @staticmethod
-    def show(rows: Sequence[Row], title: str, console: Console) -> None:
-        table = Table("matrix", title=title)
-        for column in ("tokens", "floor", "kernels"):
-            table.add_column(column, justify="left" if column == "kernels" else "right")
-        for row in rows:
-            times = ", ".join(f"{kernel} {time:.1f}" for kernel, time in row.times.items())
-            table.add_row(row.matrix, str(row.num_tokens), f"{row.floor:.1f}", times)
-        console.print(table)
 
-
-class _Fixed(FewRows):
-    """In one variant whatever the size."""
-
-    def __init__(self, device: torch.device, tuning: Tuning) -> None:
-        super().__init__(device)
-        self._fixed = tuning
-
-    def fp8_tuning(self, num_tiles: int, num_in: int, num_tokens: int, *, is_block: bool) -> Tuning:
-        return self._fixed
+def show(rows: Sequence[Row], title: str, console: Console) -> None:
+    table = Table("matrix", title=title)
+    for column in ("tokens", "floor", "kernels"):
+        table.add_column(column, justify="left" if column == "kernels" else "right")
+    for row in rows:
+        times = ", ".join(f"{kernel} {time:.1f}" for kernel, time in row.times.items())
+        table.add_row(row.matrix, str(row.num_tokens), f"{row.floor:.1f}", times)
+    console.print(table)
 
 
 def _by_library(
@@ -202,24 +161,15 @@ def _tiles(product: Product, device: Device) -> Iterator[Tile]:
         for depth in [size // bytes_per_number for size in (STEP_BYTES[:1] if is_block else STEP_BYTES)]:
             for num_blocks in BLOCKS_PER_SM:
                 share = device._replace(shared_memory=device.shared_memory // num_blocks)
-                # A thread has room for 128 sums; more warps are tried where they leave it 32 at least.
+                # A thread holds at most 128 sums; more warps are tried only if each thread keeps at least 32.
                 sums = tokens * columns // 32
                 for num_warps in [n for n in (4, 8) if sums <= 128 * n and (n == 4 or sums >= 32 * n)]:
                     for num_splits in (1,) if is_block or product.is_gated else SPLITS:
                         tile = Tile(tokens, outputs, depth, 0, num_warps, num_splits)
                         tile = tile._replace(num_stages=min(MAX_STAGES, max_stages(tile, product, share)))
-                        # What shares tiles is one wave, and of its sums there is memory for so many.
+                        # Blocks that share tiles run as one wave, and the memory for their sums is limited.
                         num_sums = num_tiles(tile, product) * num_splits * max(tokens * outputs, MAX_SPLIT_TILE)
                         has_room = num_splits == 1 or num_sums <= device.num_multiprocessors * MAX_SPLIT_TILE
                         if divides(tile, product) and tile.num_stages > 1 and has_room:
                             seen.add(tile)
     yield from sorted(seen)
-
-
-def _tunings(num_tokens: int) -> Iterator[Tuning]:
-    for row_tiles, warps, depth in VARIANTS:
-        # A block has 48 KiB of shared memory; and what does not fit a thread's registers is not tried.
-        if num_tokens > 8 and (row_tiles * warps > 32 or row_tiles * depth > 4):
-            continue
-        for prefetch in PREFETCHES:
-            yield Tuning(row_tiles, warps, depth, prefetch)

@@ -1,24 +1,23 @@
-"""What a profiler's trace says of the steps that a GPU ran: which kernels, and how long it stood idle in between."""
+"""Reads decode steps from a profiler's trace: their kernels, and the GPU's idle time between steps."""
 
 import bisect
 import gzip
 import itertools
 import json
-import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 _DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
-# All kernels of one launch of a CUDA graph have its correlation id, any other launch is of one kernel.
+# The kernels of one CUDA graph launch share a correlation id; any other launch is one kernel.
 _MIN_GRAPH_KERNELS = 8
-# Where there are no graphs, a step ends with a kernel whose name has this in it.
+# Without graphs, a step ends with a kernel whose name contains this.
 _LAST_KERNEL = "argmax"
 
 
 class DeviceEvent(NamedTuple):
-    """One kernel, copy or fill. Attributes: start, end: microseconds; launch: its correlation id."""
+    """A kernel, copy or fill. Attributes: start, end: microseconds; launch: correlation id."""
 
     name: str
     start: float
@@ -43,7 +42,7 @@ class KernelUse(NamedTuple):
 
 
 def read_trace(path: Path) -> list[DeviceEvent]:
-    """What ran on the device, in order of starts, from a trace in Chrome's JSON format."""
+    """Returns the device events of a trace in Chrome's JSON format, by start."""
     text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     events = [
         DeviceEvent(
@@ -62,11 +61,10 @@ def read_trace(path: Path) -> list[DeviceEvent]:
 def find_steps(events: Sequence[DeviceEvent]) -> list[Span]:
     """Each step from its first model kernel to its last.
 
-    With CUDA graphs a step is one launch of a graph. Without, it ends with the kernel that finds the most likely
-    tokens, and the next one begins with the first kernel after it.
+    With CUDA graphs a step is one graph launch. Without, a step ends with the argmax kernel.
 
     Raises:
-        ValueError: there is neither.
+        ValueError: the trace has neither graphs nor an argmax kernel.
     """
     kernels = [event for event in events if event.is_kernel]
     launches: dict[int, list[DeviceEvent]] = {}
@@ -87,7 +85,7 @@ def gaps_between(steps: Sequence[Span]) -> list[Span]:
 
 
 def idle_times(events: Sequence[DeviceEvent], gaps: Sequence[Span]) -> list[float]:
-    """Microseconds of each gap in which nothing ran, not even a copy."""
+    """Microseconds of each gap during which nothing ran, not even a copy."""
     starts = [event.start for event in events]
     idle = []
     for gap in gaps:
@@ -100,7 +98,7 @@ def idle_times(events: Sequence[DeviceEvent], gaps: Sequence[Span]) -> list[floa
 
 
 def kernel_uses(events: Sequence[DeviceEvent], steps: Sequence[Span]) -> list[KernelUse]:
-    """All that ran from the first step's start to the last one's, by name, the longest first."""
+    """Returns kernels, copies and fills from the first step's start to the last one's, by name, longest first."""
     num_steps = len(steps) - 1
     counts: Counter[str] = Counter()
     times: dict[str, float] = {}
@@ -110,9 +108,3 @@ def kernel_uses(events: Sequence[DeviceEvent], steps: Sequence[Span]) -> list[Ke
             times[event.name] = times.get(event.name, 0.0) + event.end - event.start
     uses = [KernelUse(name, count / num_steps, times[name] / num_steps) for name, count in counts.items()]
     return sorted(uses, key=lambda use: -use.time)
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least so many percent are not above."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]

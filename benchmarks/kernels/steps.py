@@ -1,19 +1,15 @@
-"""Where the time of a decode step goes on one GPU: kernels by name, and the GPU's idle time between two steps.
+"""Kernels of a decode step by name, and the GPU's idle time between two steps.
 
-Two traces for https://ui.perfetto.dev are written to --out, decode.json.gz and prefill.json.gz, with what the host does
-under the names plan (page tables), launch (a whole forward) and collect (waiting for tokens). The tables come from
-longer runs: what kernels take from one in which the host is not traced, for that slows it down, and the time between
-two CUDA graphs from one in which nothing is traced at all, by events around each launch.
-
-With --nsys nothing is traced here, and the same names are NVTX ranges:
-    nsys profile --capture-range=cudaProfilerApi --cuda-graph-trace=node python -m benchmarks.profile_step --nsys ...
+Three runs, because tracing slows the host down: one with nothing traced, for the time between two CUDA graphs; one that
+traces the device alone, for the table of kernels; and one that traces the host too, for Perfetto
+(https://ui.perfetto.dev). The host's ranges are plan (page tables), launch (a whole forward) and collect (waiting for
+tokens). With --nsys nothing is traced here, and the same names are NVTX ranges:
+    nsys profile --capture-range=cudaProfilerApi --cuda-graph-trace=node python -m benchmarks.kernels step --nsys ...
 """
 
 import argparse
 import functools
 import itertools
-import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,29 +23,30 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity
 
-from benchmarks.device_trace import (
+from benchmarks.engine_loop import PAGE_SIZE, Loop, build_loop
+from benchmarks.kernels.device_trace import (
     DeviceEvent,
     find_steps,
     gaps_between,
     idle_times,
     kernel_uses,
-    percentile,
     read_trace,
 )
-from benchmarks.engine_loop import PAGE_SIZE, Loop, add_engine_arguments, build_loop, open_model
+from tandem.bench.measures import percentile
 from tandem.engine.attention.base import AttentionBackend, GraphedAttention
 from tandem.engine.base import EngineBase, ForwardOutput
+from tandem.engine.models.config import ModelConfig
 
 PREFILL_LEN = 4096
 NUM_WARMUP_STEPS = 50
-# These are enough for Perfetto; each is hundreds of kernels.
+# Enough for Perfetto: each step is hundreds of kernels.
 NUM_TRACED_STEPS = 10
-# Requests outlast what is measured, so that no step is of fewer.
+# Requests outlast the measured steps, so that no step has a smaller batch.
 NUM_SPARE_TOKENS = 20
-# The table of kernels has no more rows than this, and no more letters of a kernel's name.
+# Of the table of kernels: rows, and letters of a kernel's name.
 MAX_ROWS = 30
 MAX_NAME = 90
-# These methods have a range of their own in a trace, under the name beside them.
+# Traced methods, and the name of their range.
 RANGES: tuple[tuple[type, str, str], ...] = (
     (AttentionBackend, "plan", "plan"),
     (GraphedAttention, "plan", "plan"),
@@ -59,7 +56,7 @@ RANGES: tuple[tuple[type, str, str], ...] = (
 
 
 def annotate(range_of: Callable[[str], AbstractContextManager[Any]]) -> None:
-    """Puts every implementation of RANGES' methods into a named range, from now on."""
+    """Wraps every implementation of RANGES' methods in a named range."""
     for base, method, name in RANGES:
         for cls in _subclasses(base):
             if method in vars(cls) and method not in getattr(cls, "__abstractmethods__", ()):
@@ -82,7 +79,6 @@ def _in_range(method: Callable[..., Any], enter: Callable[[], AbstractContextMan
 
 
 def profile(activities: Sequence[ProfilerActivity], path: Path, run: Callable[[], object]) -> None:
-    """Writes a trace of `run` to a file, all that it launches included."""
     with torch.profiler.profile(activities=activities) as profiler:
         run()
         torch.cuda.synchronize()
@@ -91,13 +87,7 @@ def profile(activities: Sequence[ProfilerActivity], path: Path, run: Callable[[]
 
 @dataclass(frozen=True)
 class GraphLaunch:
-    """One launch of a CUDA graph.
-
-    Attributes:
-        before: recorded just before the launch.
-        after: recorded just after it.
-        late: seconds the launch itself took the host, where by its end the device had run all before it; else 0.
-    """
+    """Attributes: late: host seconds of the launch, if the device had run out of work by its end; else 0."""
 
     before: torch.cuda.Event
     after: torch.cuda.Event
@@ -105,11 +95,7 @@ class GraphLaunch:
 
 
 class GraphGaps:
-    """Within it, every launch of a CUDA graph is put between two events.
-
-    Attributes:
-        launches: in order.
-    """
+    """Records an event before and after every CUDA graph launch in its context."""
 
     def __init__(self) -> None:
         self.launches: list[GraphLaunch] = []
@@ -133,7 +119,7 @@ class GraphGaps:
         torch.cuda.CUDAGraph.replay = self._replay  # type: ignore[method-assign]
 
     def microseconds(self) -> list[float]:
-        """From the end of each graph to the start of the next, copies included; of a late launch, all its time."""
+        """From the end of each graph to the start of the next, including copies and the whole of a late launch."""
         torch.cuda.synchronize()
         pairs = itertools.pairwise(self.launches)
         return [one.after.elapsed_time(other.before) * 1e3 + other.late * 1e6 for one, other in pairs]
@@ -148,7 +134,7 @@ class StepProfiler:
         self._prompt_len = prompt_len
 
     def run_steps(self, num_steps: int, within: Callable[[Callable[[], None]], None]) -> None:
-        """Fills the batch, warms up, and has `within` call what decodes `num_steps` steps."""
+        """Fills the batch, warms up, and passes `within` a function that decodes `num_steps` steps."""
         max_tokens = NUM_WARMUP_STEPS + num_steps + NUM_SPARE_TOKENS
         self._loop.start(self._batch_size, self._prompt_len, max_tokens)
         self._loop.decode(NUM_WARMUP_STEPS)
@@ -156,14 +142,14 @@ class StepProfiler:
         self._loop.finish()
 
     def device_events(self, num_steps: int) -> list[DeviceEvent]:
-        """What the device runs in so many steps, while the host is not traced."""
+        """Returns the device events of `num_steps` steps, traced without the host."""
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "steps.json"
             self.run_steps(num_steps, lambda run: profile([ProfilerActivity.CUDA], path, run))
             return read_trace(path)
 
     def graph_gaps(self, num_steps: int) -> list[float]:
-        """Microseconds between so many steps' graphs, with nothing traced; empty without graphs."""
+        """Returns microseconds between the graphs of `num_steps` steps, untraced; empty without graphs."""
         with GraphGaps() as gaps:
             self.run_steps(num_steps, lambda run: run())
         return gaps.microseconds()[NUM_WARMUP_STEPS:num_steps]
@@ -173,7 +159,7 @@ class StepProfiler:
 
 
 def show(events: Sequence[DeviceEvent], graph_gaps: Sequence[float], num_layers: int, console: Console) -> None:
-    # Of the first and the last step the profiler may have seen a part only.
+    # The profiler may have missed a part of the first and the last step.
     steps = find_steps(events)[1:-1]
     gaps = gaps_between(steps)
     uses = kernel_uses(events, steps)
@@ -205,20 +191,13 @@ def show(events: Sequence[DeviceEvent], graph_gaps: Sequence[float], num_layers:
     if graph_gaps:
         rows["between two graphs, with nothing traced"] = list(graph_gaps)
     for name, values in rows.items():
-        table.add_row(name, f"{statistics.median(values):.1f}", f"{percentile(values, 99):.1f}", f"{max(values):.1f}")
+        in_order = sorted(values)
+        table.add_row(name, *(f"{percentile(in_order, percent):.1f}" for percent in (50, 99, 100)))
     console.print(table)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_engine_arguments(parser)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--prompt-len", type=int, default=1024)
-    parser.add_argument("--num-steps", type=int, default=520, help="steps of which the tables are")
-    parser.add_argument("--out", type=Path, default=Path(), metavar="DIRECTORY", help="of the traces (default: here)")
-    parser.add_argument("--nsys", action="store_true", help="run under nsys instead of tracing")
-    arguments = parser.parse_args(argv)
-    model = open_model(parser, Path(arguments.model))
+def profile_steps(arguments: argparse.Namespace, model: ModelConfig) -> None:
+    """Args: arguments: of `python -m benchmarks.kernels step`."""
     max_tokens = NUM_WARMUP_STEPS + arguments.num_steps + NUM_SPARE_TOKENS
     num_tokens = arguments.batch_size * (arguments.prompt_len + max_tokens + PAGE_SIZE)
     prefill_len = min(PREFILL_LEN, model.max_position_embeddings)
@@ -227,11 +206,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     profiler.prefill(prefill_len)
     if arguments.nsys:
         annotate(torch.cuda.nvtx.range)
-        # There is one range only, because nsys ends the program with the first.
+        # One range only: nsys ends the program after the first.
         with torch.cuda.profiler.profile():
             profiler.prefill(prefill_len)
             profiler.run_steps(NUM_TRACED_STEPS, lambda run: run())
-        return 0
+        return
     console = Console(width=150)
     graph_gaps = profiler.graph_gaps(arguments.num_steps)
     show(profiler.device_events(arguments.num_steps), graph_gaps, model.num_layers, console)
@@ -242,8 +221,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     profiler.run_steps(NUM_TRACED_STEPS, lambda run: profile(both, decode, run))
     profile(both, prefill, lambda: profiler.prefill(prefill_len))
     console.print(f"traces: {decode} and {prefill}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,152 @@
+"""Times the kernels of one engine on one GPU, against the floor that the same run measures.
+
+decode    each operation of a decode step's layer
+prefill   each operation of a prefill's layer, and how the GPU's rate falls under sustained load
+products  each matrix of a layer by every available kernel, in bfloat16 and FP8
+step      kernels of a whole decode step by name, idle time between steps, and traces for Perfetto
+
+decode, prefill and products run an operation for every layer of the model in one CUDA graph, so that no matrix
+is cached when its turn comes, and print the median microseconds of one layer.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.engine_limits import measure_limits, sustained_matmul_rate
+from benchmarks.engine_loop import add_engine_arguments, open_model
+from tandem.engine.config import QUANTIZATIONS
+
+TOKENS = (1, 8, 16, 17, 32, 48, 64, 128, 256, 512, 2048, 8192)
+PREFILLS = ((2, 8192), (32, 512), (1, 512))
+
+
+def prefill_shape(text: str) -> tuple[int, int]:
+    """ "8x1024" to (8, 1024). Raises argparse.ArgumentTypeError."""
+    count, times, length = text.partition("x")
+    if not (times and count.isdecimal() and length.isdecimal() and int(count) and int(length)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not PROMPTSxTOKENS: write for example 8x1024")
+    return int(count), int(length)
+
+
+@torch.inference_mode()
+def decode(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    model = open_model(parser, arguments.model, arguments.quantization)
+    # Importing it requires CUDA.
+    from benchmarks.kernels.layers import LayerKernels
+
+    limits = measure_limits()
+    kernels = LayerKernels(model, limits)
+    console = Console(width=100)
+    for batch_size in arguments.batch_sizes:
+        table = _table("one layer", f"{arguments.model.name}, batch {batch_size}", "µs", "floor, µs", "times the floor")
+        for row in kernels.decode_step(batch_size, arguments.kv_len):
+            table.add_row(row.name, f"{row.time:.1f}", f"{row.floor:.1f}", f"{row.time / row.floor:.2f}")
+        console.print(table)
+    console.print(f"copy {limits.copy_bandwidth / 1e12:.2f} TB/s, matmul {limits.matmul_rate / 1e12:.0f} TFLOP/s")
+
+
+@torch.inference_mode()
+def prefill(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    model = open_model(parser, arguments.model, arguments.quantization)
+    from benchmarks.kernels.layers import LayerKernels
+
+    limits = measure_limits()
+    kernels = LayerKernels(model, limits)
+    console = Console(width=100)
+    for num_prompts, prompt_len in arguments.forwards:
+        title = f"{arguments.model.name}, {num_prompts} x {prompt_len} tokens"
+        table = _table("one layer", title, "µs", "floor, µs", "of the floor's rate", "share")
+        rows = list(kernels.prefill(num_prompts, prompt_len))
+        time, floor = (sum(values) for values in zip(*((r.time, r.floor) for r in rows if not r.is_part), strict=True))
+        for row in rows:
+            figures = (f"{row.time:.1f}", f"{row.floor:.1f}", f"{row.floor / row.time:.2f}", f"{row.time / time:.1%}")
+            table.add_row(row.name, *figures)
+        table.add_section()
+        table.add_row("sum", f"{time:.1f}", f"{floor:.1f}", f"{floor / time:.2f}", "")
+        console.print(table)
+    rates = f"{limits.matmul_rate / 1e12:.0f} TFLOP/s, {sustained_matmul_rate() / 1e12:.0f} after two seconds"
+    console.print(f"copy {limits.copy_bandwidth / 1e12:.2f} TB/s, matmul {rates}")
+
+
+@torch.inference_mode()
+def products(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    kinds = {"bfloat16": QUANTIZATIONS[0], "FP8": "fp8"}
+    models = {kind: open_model(parser, arguments.model, quantization) for kind, quantization in kinds.items()}
+    from benchmarks.kernels.products import ProductKernels, show
+
+    limits = measure_limits()
+    figures = {}
+    for kind, model in models.items():
+        kernels = ProductKernels(model, limits)
+        rows = [row for num_tokens in arguments.tokens for row in kernels.products(num_tokens)]
+        show(rows, f"{arguments.model.name}, {kind}, products, microseconds", Console(width=160))
+        figures[f"products, {kind}"] = [row._asdict() for row in rows]
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def step(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    model = open_model(parser, Path(arguments.model))
+    from benchmarks.kernels.steps import profile_steps
+
+    profile_steps(arguments, model)
+
+
+def _table(first: str, title: str, *columns: str) -> Table:
+    table = Table(first, title=title)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parts = parser.add_subparsers(dest="part", required=True)
+
+    def add_part(name: str, what: str) -> argparse.ArgumentParser:
+        part = parts.add_parser(name, help=what, description=what)
+        if name != "step":
+            part.add_argument("--model", type=Path, required=True, help="a directory with a model's config.json")
+        return part
+
+    decode_part = add_part("decode", "each operation of a decode step's layer")
+    decode_part.add_argument("--batch-sizes", type=int, nargs="+", default=(1, 8, 16, 32, 128))
+    decode_part.add_argument("--kv-len", type=int, default=1152, help="tokens of each sequence")
+    prefill_part = add_part("prefill", "each operation of a prefill's layer")
+    prefill_part.add_argument(
+        "--forwards",
+        type=prefill_shape,
+        nargs="+",
+        default=PREFILLS,
+        metavar="PROMPTSxTOKENS",
+        help="prompts of a forward and tokens of each (default: 2x8192 32x512 1x512)",
+    )
+    for part in (decode_part, prefill_part):
+        part.add_argument("--quantization", choices=QUANTIZATIONS, default=QUANTIZATIONS[0], help="fp8: FP8 weights")
+    products_part = add_part("products", "each matrix of a layer by every available kernel")
+    products_part.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="(default: %(default)s)")
+    products_part.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
+    step_part = add_part("step", "kernels of a decode step, idle time between steps, and traces for Perfetto")
+    add_engine_arguments(step_part)
+    step_part.add_argument("--batch-size", type=int, default=64)
+    step_part.add_argument("--prompt-len", type=int, default=1024)
+    step_part.add_argument("--num-steps", type=int, default=520, help="measured decode steps")
+    step_part.add_argument("--out", type=Path, default=Path(), metavar="DIRECTORY", help="for traces (default: here)")
+    step_part.add_argument("--nsys", action="store_true", help="run under nsys, with NVTX ranges and no traces")
+    arguments = parser.parse_args(argv)
+    run = {"decode": decode, "prefill": prefill, "products": products, "step": step}
+    run[arguments.part](parser, arguments)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
