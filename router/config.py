@@ -17,6 +17,7 @@ from tandem.config import (
     require_one_of,
     require_positive,
 )
+from tandem.options import option
 from tandem.router.policies.table import ROUTING_POLICIES
 from tandem.router.text.reasoning import REASONING_STYLES
 from tandem.router.text.tool_parsers.table import TOOL_PARSERS
@@ -64,8 +65,149 @@ def host_of(address: str) -> str:
     return address.rpartition(":")[0]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RouterOptions:
+    """Options of a cluster that every router takes as they are."""
+
+    generation_config: str = option(
+        AUTO,
+        "defaults of sampling over OpenAI's API; auto: those of the model's generation_config.json; none: OpenAI's own",
+        choices=GENERATION_CONFIGS,
+        detail=" ([api.md](api.md#defaults-of-sampling))",
+    )
+    chat_template: str = option(
+        "",
+        "file with a Jinja chat template",
+        metavar="FILE",
+        shown="the model's own",
+    )
+    tool_parser: str = option(
+        "auto",
+        "how calls of tools are read from outputs; auto: as fits the chat template",
+        choices=("auto", "none", *TOOL_PARSERS.names),
+        takes_path=True,
+        detail=" ([api.md](api.md#tools))",
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "how reasoning is told from answers; auto: as fits the chat template",
+        choices=("auto", "none", *REASONING_STYLES),
+        detail=" ([api.md](api.md#reasoning))",
+    )
+    placement: str = option(
+        AUTO,
+        "whether one worker may compute a prompt and decode it; auto: as --routing chooses; the others hold as long as "
+        "there are such workers",
+        choices=PLACEMENTS,
+        detail=" ([placement.md](placement.md))",
+    )
+    ttft_objective_ms: float = option(
+        500.0,
+        "time to the first token that least_cost aims at",
+        name="ttft-objective",
+        metavar="MS",
+    )
+    itl_objective_ms: float = option(
+        25.0,
+        "time between two tokens that least_cost aims at, and that prompts beside them leave in role both",
+        name="itl-objective",
+        metavar="MS",
+    )
+    host: str = option(
+        "127.0.0.1",
+        "address of these ports; 0.0.0.0: reachable from other hosts",
+        metavar="ADDRESS",
+    )
+    grpc_port: int = option(50051, "port of the gRPC API; 0 picks a free one", metavar="PORT")
+    http_port: int = option(8000, "port of the HTTP API; 0 picks a free one", metavar="PORT")
+    allowed_origins: tuple[str, ...] = option(
+        (),
+        "an origin such as https://example.org whose pages in browsers may use the HTTP API, repeatable; *: every one",
+        metavar="ORIGIN",
+        shown="none",
+    )
+    root_path: str = option(
+        "",
+        "path such as /tandem under which a proxy shows the HTTP port, and which it leaves out of what it passes on",
+        metavar="PATH",
+    )
+    max_body_bytes: int = option(8 * 2**20, "size of a request; a larger one is refused", metavar="N")
+    max_bytes_in_hand: int = option(
+        2**30,
+        "size of all requests together until they have ended, half of it for each of several keys; further ones are "
+        "refused",
+        metavar="N",
+    )
+    max_connections: int = option(
+        4096,
+        "connections to each port; further ones are closed",
+        metavar="N",
+    )
+    max_queued_requests: int = option(
+        1024,
+        "requests that wait for their first token; further ones are refused",
+        metavar="N",
+    )
+    request_timeout_s: float = option(
+        3600.0,
+        "a request that takes longer fails",
+        name="request-timeout",
+        metavar="SECONDS",
+    )
+    worker_wait_timeout_s: float = option(
+        60.0,
+        "how long a request waits while no workers can serve it, because they are being started again; 0: it fails at "
+        "once",
+        name="worker-wait-timeout",
+        metavar="SECONDS",
+    )
+    allow_cache_reset: bool = option(
+        False,
+        "clients may have workers forget the prefixes that they have cached (POST /reset_prefix_cache); for "
+        "measurements",
+    )
+    otlp_endpoint: str = option(
+        "",
+        "URL of a collector such as http://localhost:4318/v1/traces that gets spans of requests over OTLP (HTTP); it "
+        "needs tandem-llm[otlp]",
+        metavar="URL",
+        shown="as OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT say, else none",
+        detail=" ([tracing.md](tracing.md#spans-of-requests))",
+    )
+    allow_tracing: bool = option(
+        False,
+        "clients may record what the cluster does (tandem trace) although there are several API keys, each of which "
+        "then sees the sizes and times of the others' requests, on the live page too",
+    )
+    api_keys: tuple[str, ...] = option(
+        (),
+        "a key that lets a client in, repeatable; others on this host can see it in the process list, unlike those of "
+        "--api-key-file; 'KEY N': with N as the largest priority that it may ask for",
+        secret=True,
+        name="api-key",
+        metavar="KEY",
+        shown="none: everybody is let in",
+    )
+    max_requests_per_key: int = option(
+        0,
+        "requests in hand for each key, or for all clients together without keys; 0: any number",
+        metavar="N",
+    )
+    share_cache_between_keys: bool = option(
+        False,
+        "requests find in the caches what those of other keys computed; by the time taken, each key can then tell what "
+        "others asked",
+    )
+    max_priority: int = option(
+        2**31 - 1,
+        "largest priority that a client may ask for, unless its key has a number of its own behind it",
+        metavar="N",
+        detail=" ([api.md](api.md#priority)); the default is the largest number that a request can hold",
+    )
+
+
 @dataclass(frozen=True, slots=True)
-class RouterConfig:
+class RouterConfig(RouterOptions):
     """One router process.
 
     Attributes:
@@ -135,28 +277,12 @@ class RouterConfig:
     max_model_len: int
     other_model_names: tuple[str, ...] = ()
     router_id: str = "router-0"
-    generation_config: str = AUTO
-    host: str = "127.0.0.1"
-    grpc_port: int = 50051
-    http_port: int = 8000
     routers: Mapping[str, RouterAddresses] = field(default_factory=dict)
     workers: Mapping[str, Role] = field(default_factory=dict)
     num_restarts: int = 0
     shared_grpc_port: int = 0
     shared_http_port: int = 0
     reuse_ports: bool = False
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    max_requests_per_key: int = 0
-    share_cache_between_keys: bool = False
-    allow_cache_reset: bool = False
-    allow_tracing: bool = False
-    otlp_endpoint: str = ""
-    max_priority: int = 2**31 - 1
-    max_body_bytes: int = 8 * 2**20
-    max_bytes_in_hand: int = 2**30
-    max_connections: int = 4096
-    allowed_origins: tuple[str, ...] = ()
-    root_path: str = ""
     tls: TlsConfig | None = None
     cluster_token: str = field(default="", repr=False)
     cluster_tls: ClusterTls | ClusterTlsFiles | None = None
@@ -165,19 +291,10 @@ class RouterConfig:
     heartbeat_timeout_s: float = 3.0
     stall_timeout_s: float = 60.0
     routing: str = "least_loaded"
-    placement: str = AUTO
-    ttft_objective_ms: float = 500.0
-    itl_objective_ms: float = 25.0
-    max_queued_requests: int = 1024
-    request_timeout_s: float = 3600.0
     decode_word_timeout_s: float = 2.0
-    worker_wait_timeout_s: float = 60.0
     max_waiting_bytes: int = 256 * 2**20
     max_attempts: int = 8
     admit_duration_s: float = 600.0
-    chat_template: str = ""
-    tool_parser: str = "auto"
-    reasoning_parser: str = "auto"
     log: LogConfig = field(default_factory=LogConfig)
     request_lines_socket: str = ""
     keeps_request_lines: bool = False

@@ -4,20 +4,22 @@ Nothing here imports torch: the command line reads this too.
 """
 
 import re
+from collections import Counter
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tandem.config import DEVICES, LogConfig, Role, TlsConfig, WorkerKind, default_of, require, require_one_of
 from tandem.decode_worker.config import DecodeConfig
 from tandem.deploy.config.cluster_options import DEVICE_DEFAULTS, OFF, ON, SWITCH, ClusterOptions, DeviceDefaults
 from tandem.deploy.config.node_choice import HOST
-from tandem.engine.config import DTYPES, EngineConfig
+from tandem.engine.config import DTYPES, EngineConfig, EngineOptions
 from tandem.hosts import check_network
 from tandem.kvtransfer.config import LinkConfig
 from tandem.kvtransfer.transports import table as transports
-from tandem.prefill_worker.config import PrefillConfig
-from tandem.router.config import RouterConfig
+from tandem.prefill_worker.config import PrefillConfig, PrefillOptions
+from tandem.router.config import RouterConfig, RouterOptions
 from tandem.router.policies.table import LEAST_COST
 from tandem.router.workers.placement import AUTO
 from tandem.worker.config import WorkerConfig
@@ -26,6 +28,43 @@ from tandem.worker.config import WorkerConfig
 MAX_MODEL_NAME_LEN = 256
 # Without tensor parallelism a model runs on one device.
 DEVICES_PER_WORKER: int = default_of(EngineConfig, "num_devices")
+# Fields of process configurations that ClusterConfig leaves alone; `_configured` refuses a field that nobody sets.
+# The launcher sets these for each process (deploy/host/ports.py, deploy/plan.py, deploy/actors, deploy/supervise).
+SET_PER_PROCESS: Mapping[type, Set[str]] = {
+    RouterConfig: {
+        "router_id",
+        "routers",
+        "workers",
+        "num_restarts",
+        "cluster_tls",
+        "cluster_host",
+        "cluster_port",
+        "shared_grpc_port",
+        "shared_http_port",
+        "reuse_ports",
+        "request_lines_socket",
+        "keeps_request_lines",
+    },
+    WorkerConfig: {"host", "rack", "num_restarts", "cluster_tls"},
+    EngineConfig: {"prefill_cuda_graphs", "max_chunk_tokens"},
+}
+# These keep their defaults in every cluster.
+FIXED: Mapping[type, Set[str]] = {
+    RouterConfig: {
+        "heartbeat_timeout_s",
+        "stall_timeout_s",
+        "decode_word_timeout_s",
+        "max_waiting_bytes",
+        "max_attempts",
+        "admit_duration_s",
+    },
+    WorkerConfig: {"heartbeat_interval_s", "stall_timeout_s", "connect_timeout_s", "max_record_bytes"},
+    EngineConfig: {"num_devices"},
+    PrefillConfig: {"min_shared_tokens", "grant_timeout_s"},
+    DecodeConfig: {"lease_duration_s", "admit_grace_s", "max_overtaken", "max_waiting"},
+}
+
+_Config = TypeVar("_Config", EngineConfig, RouterConfig, WorkerConfig, PrefillConfig, DecodeConfig, LinkConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,38 +208,54 @@ class ClusterConfig(ClusterOptions):
         return DEVICE_DEFAULTS[self.device]
 
     def engine(self, model_dir: str, num_threads: int = 0) -> EngineConfig:
-        """What each worker's engine is told. Args: num_threads: where none are configured."""
-        return EngineConfig(
-            **_passed_on(self, EngineConfig)
+        """Returns the engine configuration that all workers start from; `worker` fits it to a role.
+
+        Args:
+            num_threads: CPU threads if the option is 0.
+        """
+        return _configured(
+            EngineConfig,
+            _values(self, EngineOptions)
             | {
                 "model_dir": model_dir,
                 "dtype": self._device_defaults.dtype if self.dtype == "auto" else self.dtype,
                 "num_pages": self.num_pages or self._device_defaults.num_pages,
+                "max_batch_size": self.max_batch_size,
                 "mixed_steps": self.mixed_steps == ON,
                 "num_threads": self.num_threads or num_threads,
-            }
+            },
         )
 
     def router(self, model_dir: str, model_name: str, max_model_len: int, cluster_token: str = "") -> RouterConfig:
-        """What every router is told. Args: model_name: where no other is configured."""
+        """Returns the configuration that all routers share.
+
+        Args:
+            model_name: name of the model if served_model_name gives none.
+        """
         first, *others = self.served_model_name or (model_name,)
-        return RouterConfig(
-            **_passed_on(self, RouterConfig)
+        return _configured(
+            RouterConfig,
+            _values(self, RouterOptions)
             | {
                 "model_dir": model_dir,
                 "routing": self._routing,
                 "model_name": first,
                 "other_model_names": tuple(others),
                 "max_model_len": max_model_len,
-                # A process's working directory may be another, so paths are whole.
-                "tls": TlsConfig(*map(_whole, (self.tls_cert, self.tls_key, self.tls_client_ca)))
-                if self.tls_cert
-                else None,
+                "tls": self._tls,
                 "cluster_token": cluster_token,
-                "chat_template": _whole(self.chat_template),
-                "log": LogConfig(self.log_level, _whole(self.log_dir)),
-            }
+                "chat_template": _absolute(self.chat_template),
+                "log": self._log,
+            },
         )
+
+    @property
+    def _tls(self) -> TlsConfig | None:
+        return TlsConfig(*map(_absolute, (self.tls_cert, self.tls_key, self.tls_client_ca))) if self.tls_cert else None
+
+    @property
+    def _log(self) -> LogConfig:
+        return LogConfig(self.log_level, _absolute(self.log_dir))
 
     def worker(
         self,
@@ -225,27 +280,27 @@ class ClusterConfig(ClusterOptions):
             max_batch_size=largest_step,
             max_model_len=max_model_len,
         )
-        worker = WorkerConfig(
-            **_passed_on(self, WorkerConfig)
-            | {
+        worker = _configured(
+            WorkerConfig,
+            {
                 "worker_id": worker_id,
                 "role": role,
                 "engine": engine,
                 "max_model_len": max_model_len,
-                # The clients' address is the router's alone.
-                "host": default_of(WorkerConfig, "host"),
                 "cluster_token": cluster_token,
-                "log": LogConfig(self.log_level, _whole(self.log_dir)),
-            }
+                "api_keys": self.api_keys,
+                "log": self._log,
+            },
         )
-        named = (
-            (self.transport,) if self.transport != transports.AUTO else transports.TRANSPORTS.for_device(self.device)
-        )
+        prefill = _values(self, PrefillOptions) | {"chunk_size": chunk_size, "overlap": overlap}
+        decode = {"max_batch_size": max_batch_size, "overlap": overlap}
+        is_auto = self.transport == transports.AUTO
+        candidates = transports.TRANSPORTS.for_device(self.device) if is_auto else (self.transport,)
         return WorkerPlan(
             worker,
-            PrefillConfig(**_passed_on(self, PrefillConfig) | {"chunk_size": chunk_size, "overlap": overlap}),
-            DecodeConfig(**_passed_on(self, DecodeConfig) | {"max_batch_size": max_batch_size, "overlap": overlap}),
-            LinkConfig(**_passed_on(self, LinkConfig) | {"transports": named}),
+            _configured(PrefillConfig, prefill),
+            _configured(DecodeConfig, decode),
+            _configured(LinkConfig, {"transports": candidates}),
             has_links=role != "both" or self.num_any > 0,
             itl_objective_s=self.itl_objective_ms / 1e3,
             spans_nodes=self.spans_nodes,
@@ -253,12 +308,24 @@ class ClusterConfig(ClusterOptions):
         )
 
 
-def _whole(path: str) -> str:
-    """A path from the root; "" stays."""
+def _absolute(path: str) -> str:
+    """Makes a path independent of a process's working directory; "" stays."""
     return str(Path(path).absolute()) if path else ""
 
 
-def _passed_on(config: ClusterOptions, to: type) -> dict[str, Any]:
-    """What a process's configuration has under the same name."""
-    names = {f.name for f in fields(config)} & {f.name for f in fields(to)}
-    return {name: getattr(config, name) for name in names}
+def _values(config: ClusterOptions, options: type) -> dict[str, Any]:
+    """Returns the values of the options that a package declares in its class of options."""
+    return {f.name: getattr(config, f.name) for f in fields(options)}
+
+
+def _configured(kind: type[_Config], values: Mapping[str, Any]) -> _Config:
+    """Builds a process's configuration.
+
+    Raises:
+        TypeError: a field is not in exactly one of `values`, SET_PER_PROCESS and FIXED.
+    """
+    set_by = Counter([*values, *SET_PER_PROCESS.get(kind, ()), *FIXED.get(kind, ())])
+    names = {f.name for f in fields(kind)}
+    if wrong := sorted(name for name in names | set_by.keys() if name not in names or set_by[name] != 1):
+        raise TypeError(f"set {', '.join(wrong)} of {kind.__name__} in one of values, SET_PER_PROCESS and FIXED")
+    return kind(**values)

@@ -2,11 +2,13 @@
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, get_args, get_origin
 
-_KEY = "option"
+from tandem.options import OPTION
+
 _KINDS = {
     str: "text",
     int: "a whole number",
@@ -84,35 +86,33 @@ class Option:
         return value
 
 
-def option(default: Any, group: str, help: str, *, secret: bool = False, **more: Any) -> Any:
-    """A dataclass field that is an option: its name is the field's with dashes unless `name` says another.
+def options_of(config: type, groups: Mapping[str, Sequence[str]]) -> tuple[Option, ...]:
+    """Returns the options of a dataclass.
 
     Args:
-        default: MISSING: the option must be given.
-        secret: keeps its value out of the configuration's repr.
-        more: attributes of Option.
+        groups: the fields of each group, in the order of help and documentation.
+
+    Raises:
+        ValueError: a field is in no group or in two, or a group names an unknown field.
     """
-    return field(default=default, repr=not secret, metadata={_KEY: {"group": group, "help": help, **more}})
+    declared = {f.name: f for f in fields(config)}
+    placed = Counter(name for names in groups.values() for name in names)
+    if wrong := sorted(n for n in declared.keys() | placed.keys() if n not in declared or placed[n] != 1):
+        raise ValueError(f"each field of {config.__name__} must be in exactly one group: see {', '.join(wrong)}")
+    return tuple(_option_of(declared[name], group) for group, names in groups.items() for name in names)
 
 
-def options_of(config: type) -> tuple[Option, ...]:
-    """The options of a dataclass, in the order of its fields."""
-    found = []
-    for f in fields(config):
-        is_list = get_origin(f.type) is tuple
-        found.append(
-            Option(
-                **{
-                    "name": f.name.replace("_", "-"),
-                    "field": f.name,
-                    "type": get_args(f.type)[0] if is_list else f.type,
-                    "default": None if f.default is MISSING else f.default,
-                    "is_list": is_list,
-                    **f.metadata[_KEY],
-                }
-            )
-        )
-    return tuple(found)
+def _option_of(f: Field[Any], group: str) -> Option:
+    is_list = get_origin(f.type) is tuple
+    declared = {
+        "name": f.name.replace("_", "-"),
+        "field": f.name,
+        "type": get_args(f.type)[0] if is_list else f.type,
+        "group": group,
+        "default": None if f.default is MISSING else f.default,
+        "is_list": is_list,
+    }
+    return Option(**declared | f.metadata[OPTION])
 
 
 def kind_of(value: Any) -> str:
