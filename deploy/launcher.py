@@ -86,6 +86,7 @@ class Cluster:
         self._on_request_line = on_request_line
         self._request_lines: RequestLineServer | None = None
         self._hosted = hosted
+        self._nodes: NodePlacement | None = None
         self._ray: RayBase = hosted or LocalRay(default_directory())
         self._processes = Processes(config, self._ray, on_progress, on_request_line, before_start=self._save)
         self._has_started = False
@@ -100,14 +101,10 @@ class Cluster:
         # The token is made anew for each life of the cluster: who has it may speak to the cluster's processes. So are
         # the certificates by which these know each other, where they speak TLS and no others are given.
         self.cluster_token = secrets.token_hex(16)
+        self.cluster_tls: ClusterTls | ClusterTlsFiles | None = None
         self.addresses = ClientAddresses("", "")
         self.routers: dict[str, RouterAddresses] = {}
         self.model_name = ""
-
-    @property
-    def cluster_tls(self) -> ClusterTls | ClusterTlsFiles | None:
-        """The certificates by which its processes know each other; None: they do not speak TLS."""
-        return self._processes.cluster_tls
 
     @property
     def router_ready_s(self) -> float:
@@ -133,60 +130,65 @@ class Cluster:
             ClusterError: something else went wrong, such as the death of a process.
         """
         config = self._config
-        # What takes no time is checked first, because a model may have to be fetched.
+        # Fast checks come first: fetching a model may take minutes.
         with refusals():
             check_own_classes(config)
             ports = ClusterPorts(self.addresses, {}) if config.spans_nodes else self._ports.reserve_all(config)
             check_tls_files(config.tls_cert, config.tls_key, config.tls_client_ca)
             if config.internal_tls_cert:
-                self._processes.cluster_tls = given_certificates(
+                self.cluster_tls = given_certificates(
                     config.internal_tls_ca, config.internal_tls_cert, config.internal_tls_key
                 )
-        ray_first = config.device == "cuda" or config.spans_nodes
-        if ray_first:
-            # Ray counts the GPUs: that there are too few is said before a model is fetched for them.
+        needs_ray_first = config.device == "cuda" or config.spans_nodes
+        if needs_ray_first:
+            # Ray counts the GPUs, so it can refuse too few of them before the model is fetched.
             self._init_ray()
         if config.device == "cuda":
             check_num_gpus(config, self._ray)
         with refusals():
             self._on_progress("model", "looking at it")
             model_dir = resolve_model(
-                config.model,
-                config.load_format,
-                on_progress=self._on_model_progress,
-                # A worker that is started again reads it once more.
-                held=self._held,
+                config.model, config.load_format, on_progress=self._on_model_progress, held=self._held
             )
             if config.spans_nodes:
-                assert self._hosted is not None
-                self._on_progress("model", "looking at it on each node")
-                self._processes.nodes = NodePlacement(
-                    config, self._hosted, [name for name, _ in worker_names(config)], router_names(config)
-                )
-                ports = self._processes.nodes.place(str(model_dir.absolute()))
-            router_configs, worker_plans = plan(
-                config, model_dir, self.cluster_token, ports, nodes=self._processes.nodes
-            )
+                ports = self._place(model_dir)
+            router_configs, worker_plans = plan(config, model_dir, self.cluster_token, ports, nodes=self._nodes)
         self._model_dir, self._cluster_ports = model_dir, ports
         self.model_name = router_configs[0].model_name
         self.addresses, self.routers = ports.shared, ports.routers
         self._on_progress("model", "ready")
-        if config.log_requests and config.spans_nodes:
-            # Neither they nor whoever supervises them need be on this host.
-            router_configs = [replace(c, keeps_request_lines=True) for c in router_configs]
-        elif config.log_requests:
-            self._request_lines = RequestLineServer(self._on_request_line)
-            router_configs = [replace(c, request_lines_socket=self._request_lines.name) for c in router_configs]
-        if not ray_first:
+        router_configs = self._with_request_lines(router_configs)
+        if not needs_ray_first:
             self._init_ray()
-        if self._processes.cluster_tls is None and self._is_tls_wanted():
-            self._processes.cluster_tls = make_certificates()
-        if self._processes.cluster_tls is not None:
+        if self.cluster_tls is None and self._is_tls_wanted():
+            self.cluster_tls = make_certificates()
+        if self.cluster_tls is not None:
             self._check_ray_is_private()
-        self._processes.router_configs = {c.router_id: c for c in router_configs}
-        self._processes.worker_plans = {p.worker.worker_id: p for p in worker_plans}
+        self._processes.configure(
+            {c.router_id: c for c in router_configs},
+            {p.worker.worker_id: p for p in worker_plans},
+            self._nodes,
+            self.cluster_tls,
+        )
         self._save()
         self._start_all()
+
+    def _place(self, model_dir: Path) -> ClusterPorts:
+        """Chooses the nodes of all processes; returns the ports reserved there."""
+        assert self._hosted is not None
+        self._on_progress("model", "looking at it on each node")
+        workers = [name for name, _ in worker_names(self._config)]
+        self._nodes = NodePlacement(self._config, self._hosted, workers, router_names(self._config))
+        return self._nodes.place(str(model_dir.absolute()))
+
+    def _with_request_lines(self, routers: list[RouterConfig]) -> list[RouterConfig]:
+        if not self._config.log_requests:
+            return routers
+        if self._config.spans_nodes:
+            # Routers and supervisor may be on other hosts, which a socket does not reach.
+            return [replace(c, keeps_request_lines=True) for c in routers]
+        self._request_lines = RequestLineServer(self._on_request_line)
+        return [replace(c, request_lines_socket=self._request_lines.name) for c in routers]
 
     def _start_all(self) -> None:
         self._processes.start_all()
@@ -202,21 +204,22 @@ class Cluster:
             ClusterError: as from `start`.
         """
         assert self._hosted is not None
-        self.cluster_token, self._processes.cluster_tls = saved.cluster_token, saved.cluster_tls
+        self.cluster_token, self.cluster_tls = saved.cluster_token, saved.cluster_tls
         self._model_dir = saved.model_dir
         self._cluster_ports = saved.ports
         self.addresses, self.routers = saved.ports.shared, saved.ports.routers
-        self._processes.worker_plans = saved.worker_plans
-        # A scaling that was under way is not gone on with: workers that were to leave stay.
-        planned = {name: plan.worker.role for name, plan in saved.worker_plans.items()}
-        self._processes.router_configs = {n: replace(c, workers=planned) for n, c in saved.router_configs.items()}
-        self._processes.num_starts = Counter(saved.num_starts)
-        first = next(iter(self._processes.router_configs.values()))
-        self.model_name = first.model_name
         if saved.nodes is not None:
-            self._processes.nodes = NodePlacement.restored(self._config, self._hosted, saved.nodes)
+            self._nodes = NodePlacement.restored(self._config, self._hosted, saved.nodes)
         else:
             self._ports.reserve_again(saved.ports)
+        # An unfinished scaling is dropped: workers that were to leave stay.
+        planned = {name: plan.worker.role for name, plan in saved.worker_plans.items()}
+        router_configs = {name: replace(c, workers=planned) for name, c in saved.router_configs.items()}
+        first = next(iter(router_configs.values()))
+        self.model_name = first.model_name
+        self._processes.configure(
+            router_configs, saved.worker_plans, self._nodes, self.cluster_tls, num_starts=saved.num_starts
+        )
         if first.request_lines_socket:
             self._request_lines = RequestLineServer(self._on_request_line, first.request_lines_socket)
         with contextlib.suppress(ValueError, OSError):
@@ -224,7 +227,7 @@ class Cluster:
         self._has_started = saved.has_started
         self._drains_until = saved.drains_until
         self._processes.take_over(self._hosted.find_actors() if saved.has_started else {})
-        holders = self._processes.nodes.holders() if self._processes.nodes is not None else []
+        holders = self._nodes.holders() if self._nodes is not None else []
         self._hosted.end_all(besides=[*self._processes.actors.values(), *holders])
         if not saved.has_started:
             self._start_all()
@@ -284,6 +287,8 @@ class Cluster:
         self._ports.close()
         if ray.is_initialized() and self._ray.is_up():
             self._processes.stop()
+            if self._nodes is not None:
+                self._nodes.close()
             if self._hosted is not None:
                 self._hosted.end_all()
                 self._hosted.forget()
@@ -299,9 +304,7 @@ class Cluster:
         check_kinds(running, counts)
         config = replace(self._config, **in_counts(counts), num_routers=len(self._processes.router_configs))
         num_running = len(self._processes.worker_plans)
-        _, plans = plan(
-            config, self._model_dir, self.cluster_token, self._cluster_ports, num_running, self._processes.nodes
-        )
+        _, plans = plan(config, self._model_dir, self.cluster_token, self._cluster_ports, num_running, self._nodes)
         wanted = {p.worker.worker_id: p for p in plans}
         joining = {name: p for name, p in wanted.items() if name not in self._processes.worker_plans}
         leaving = [name for name in self._processes.worker_plans if name not in wanted]
@@ -352,13 +355,13 @@ class Cluster:
                 STATE,
                 ClusterState(
                     self.cluster_token,
-                    self._processes.cluster_tls,
+                    self.cluster_tls,
                     self._model_dir,
                     self._cluster_ports,
                     self._processes.router_configs,
                     self._processes.worker_plans,
                     dict(self._processes.num_starts),
-                    self._processes.nodes.saved() if self._processes.nodes is not None else None,
+                    self._nodes.saved() if self._nodes is not None else None,
                     self._has_started,
                     self._drains_until,
                 ),
@@ -391,7 +394,7 @@ class Cluster:
         """Whether there is a place for a process that is to be started again; raises ClusterError if Ray has ended."""
         if not self._ray.is_up():
             raise ClusterError(f"Ray has ended, and the cluster with it; {self._ray.log_directory} says why")
-        return self._processes.nodes is None or self._processes.nodes.has_room(name)
+        return self._nodes is None or self._nodes.has_room(name)
 
     def _on_model_progress(self, stage: str, fraction: float) -> None:
         done = f" ({100 * fraction:.0f} of 100 %)" if 0 < fraction < 1 else ""

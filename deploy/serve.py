@@ -137,93 +137,115 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int], 
     console = Console()
     directory = default_directory()
     try:
-        left = end_leftovers(directory)
+        ended = end_leftovers(directory)
         name = ClusterName(directory, config.cluster_name) if is_named else None
     except PermissionError as error:
         print(f"tandem: {error}", file=sys.stderr)
         return exit_codes.FAILED
     except NameTakenError:
         return _refuse_name(directory, config.cluster_name)
-    if left:
-        console.print(f"Ended {len(left)} processes that a killed cluster had left behind.")
-    owner = RunOwner.of_launcher()
-    stop = threading.Event()
-    start_is_stopped = False
-    progress = StartProgress(console, started_s_ago=owner.guard.age_s())
+    if ended:
+        console.print(f"Ended {len(ended)} processes that a killed cluster had left behind.")
     about: RunAbout | None = None
     if is_named:
-        stop_limit_s = config.drain_timeout_s + STOP_GRACE_S
-        # Whoever reads it may be elsewhere.
+        # Commands that read the path may run in another directory.
         log_dir = str(Path(config.log_dir).absolute()) if config.log_dir else ""
-        about = RunAbout(config.cluster_name, "starting", "", "", log, log_dir, stop_limit_s)
-
-    def record(state: str = "") -> None:
-        nonlocal about
-        if about is not None:
-            about = replace(about, state=state or about.state, grpc=cluster.addresses.grpc, http=cluster.addresses.http)
-        write_record(directory, owner, descendants(), about)
-
-    def stop_starting(signum: int, frame: FrameType | None) -> NoReturn:
-        """It may be asked for more than once."""
-        nonlocal start_is_stopped
-        signal.signal(signum, signal.SIG_IGN)
-        start_is_stopped = True
-        raise SystemExit(0)
-
-    def on_progress(part: str, doing: str) -> None:
-        if start_is_stopped:
-            # Whoever was called at that moment has kept the stop to itself.
-            raise SystemExit(0)
-        if (part, doing) == ("ray", "ready"):
-            # A Ray of another version may have set a handler of its own, which aborts.
-            signal.signal(signal.SIGTERM, stop_starting)
-        progress(part, doing)
-        # The record is kept up to date while processes come into being, so that the next start knows of them whatever
-        # happens.
-        record()
-
-    def on_stop(signum: int, frame: FrameType | None) -> None:
-        # It may run only once: set() holds a lock, and the handler of a second signal would interrupt it and wait for
-        # that lock for good.
-        signal.signal(signum, signal.SIG_IGN)
-        stop.set()
-
-    def on_request_line(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    cluster = Cluster(config, on_progress, on_request_line)
-    control: ControlServer | None = None
+        about = RunAbout(
+            config.cluster_name, log=log, log_dir=log_dir, stop_limit_s=config.drain_timeout_s + STOP_GRACE_S
+        )
     try:
-        signal.signal(signal.SIGTERM, stop_starting)
-        with progress:
-            cluster.start()
-        if start_is_stopped:
-            return 0
-        console.print(f"Ready after {progress.seconds:.1f} s", highlight=False)
-        signal.signal(signal.SIGTERM, on_stop)
-        if is_named:
-            control = ControlServer(control_path(directory, owner), functools.partial(_answer, cluster))
-        record("serving")
-        status = use(cluster, stop)
-        if stop.is_set():
-            record("stopping")
-            _drain(cluster, config.drain_timeout_s, owner.guard, console)
-        return status
-    except SystemExit:
-        if not start_is_stopped:
-            raise
-        # A stop that is asked for is no failure, though Ray makes one of it where it comes in the midst of a call.
-        return 0
-    except ClusterError as error:
-        print(f"tandem: {in_flags(str(error), OPTIONS)}", file=sys.stderr)
-        return exit_codes.USAGE if isinstance(error, ConfigurationError) else exit_codes.FAILED
+        return _RecordedRun(config, console, directory, about).run(use)
     finally:
-        if control is not None:
-            control.close()
-        cluster.stop()
-        remove_record(directory, owner)
         if name is not None:
             name.close()
+
+
+class _RecordedRun:
+    """One cluster from start to stop, with SIGTERM handled and the run record kept up to date."""
+
+    def __init__(self, config: ClusterConfig, console: Console, directory: Path, about: RunAbout | None) -> None:
+        """
+        Args:
+            directory: where the run record is.
+            about: tells commands about the cluster; None: the cluster has no name, so no command can find it.
+        """
+        self._config = config
+        self._console = console
+        self._directory = directory
+        self._about = about
+        self._owner = RunOwner.of_launcher()
+        self._progress = StartProgress(console, started_s_ago=self._owner.guard.age_s())
+        self._stop = threading.Event()
+        self._start_is_stopped = False
+        self._cluster = Cluster(config, self._on_progress, self._on_request_line)
+
+    def run(self, use: Callable[[Cluster, threading.Event], int]) -> int:
+        """Returns the exit status. Args: use: as for run_cluster."""
+        control: ControlServer | None = None
+        try:
+            signal.signal(signal.SIGTERM, self._stop_starting)
+            with self._progress:
+                self._cluster.start()
+            if self._start_is_stopped:
+                return 0
+            self._console.print(f"Ready after {self._progress.seconds:.1f} s", highlight=False)
+            signal.signal(signal.SIGTERM, self._stop_serving)
+            if self._about is not None:
+                path = control_path(self._directory, self._owner)
+                control = ControlServer(path, functools.partial(_answer, self._cluster))
+            self._record("serving")
+            status = use(self._cluster, self._stop)
+            if self._stop.is_set():
+                self._record("stopping")
+                _drain(self._cluster, self._config.drain_timeout_s, self._owner.guard, self._console)
+            return status
+        except SystemExit:
+            if not self._start_is_stopped:
+                raise
+            # A requested stop is no failure. Ray exits with an error status if the signal comes during one of its
+            # calls.
+            return 0
+        except ClusterError as error:
+            print(f"tandem: {in_flags(str(error), OPTIONS)}", file=sys.stderr)
+            return exit_codes.USAGE if isinstance(error, ConfigurationError) else exit_codes.FAILED
+        finally:
+            if control is not None:
+                control.close()
+            self._cluster.stop()
+            remove_record(self._directory, self._owner)
+
+    def _record(self, state: str = "") -> None:
+        """Writes the run record with today's processes and addresses. Args: state: "" keeps the last one."""
+        if self._about is not None:
+            addresses = self._cluster.addresses
+            self._about = replace(
+                self._about, state=state or self._about.state, grpc=addresses.grpc, http=addresses.http
+            )
+        write_record(self._directory, self._owner, descendants(), self._about)
+
+    def _on_progress(self, part: str, doing: str) -> None:
+        if self._start_is_stopped:
+            # The library that was running when the signal came swallowed the SystemExit.
+            raise SystemExit(0)
+        if (part, doing) == ("ray", "ready"):
+            # Some versions of Ray install a SIGTERM handler that aborts.
+            signal.signal(signal.SIGTERM, self._stop_starting)
+        self._progress(part, doing)
+        # Processes start between these calls. The record must name them in case the launcher is killed.
+        self._record()
+
+    def _on_request_line(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _stop_starting(self, signum: int, frame: FrameType | None) -> NoReturn:
+        signal.signal(signum, signal.SIG_IGN)
+        self._start_is_stopped = True
+        raise SystemExit(0)
+
+    def _stop_serving(self, signum: int, frame: FrameType | None) -> None:
+        # Run once only: set() holds a lock, and a second handler that interrupts it would wait for that lock forever.
+        signal.signal(signum, signal.SIG_IGN)
+        self._stop.set()
 
 
 def _answer(cluster: Cluster, asked: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

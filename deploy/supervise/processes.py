@@ -42,8 +42,6 @@ class Processes:
         actors: by name; a process that is started again replaces its actor.
         router_configs, worker_plans: what each is told, by its name, when it is next started.
         num_starts: of each process so far.
-        nodes: over several nodes, which process is where; None: all are on this one.
-        cluster_tls: the certificates by which they know each other; None: they do not speak TLS.
         router_ready_s: seconds from the creation of the routers' processes until their ports were open.
     """
 
@@ -69,9 +67,29 @@ class Processes:
         self.router_configs: dict[str, RouterConfig] = {}
         self.worker_plans: dict[str, WorkerPlan] = {}
         self.num_starts: Counter[str] = Counter()
-        self.nodes: NodePlacement | None = None
-        self.cluster_tls: ClusterTls | ClusterTlsFiles | None = None
         self.router_ready_s = 0.0
+        self._nodes: NodePlacement | None = None
+        self._cluster_tls: ClusterTls | ClusterTlsFiles | None = None
+
+    def configure(
+        self,
+        router_configs: Mapping[str, RouterConfig],
+        worker_plans: Mapping[str, WorkerPlan],
+        nodes: NodePlacement | None,
+        cluster_tls: ClusterTls | ClusterTlsFiles | None,
+        *,
+        num_starts: Mapping[str, int] | None = None,
+    ) -> None:
+        """Sets the processes of the cluster; called before `start_all` or `take_over`.
+
+        Args:
+            nodes: the node of each process; None: all are on this host.
+            cluster_tls: certificates between the processes; None: no TLS.
+            num_starts: starts of each process so far.
+        """
+        self.router_configs, self.worker_plans = dict(router_configs), dict(worker_plans)
+        self.num_starts = Counter(num_starts or {})
+        self._nodes, self._cluster_tls = nodes, cluster_tls
 
     def start_all(self) -> None:
         """Starts everything, and returns when all of it takes part.
@@ -116,17 +134,17 @@ class Processes:
         from tandem.deploy.actors.router_actor import RouterActor
 
         self._on_progress(name, "starting")
-        config = replace(self.router_configs[name], num_restarts=self.num_starts[name], cluster_tls=self.cluster_tls)
+        config = replace(self.router_configs[name], num_restarts=self.num_starts[name], cluster_tls=self._cluster_tls)
         self.num_starts[name] += 1
         actor = self.actors[name] = self._ray.create(self._actor_class(name, RouterActor), config)
-        return actor.start.remote(*(self.nodes.ports_of(name) if self.nodes is not None else ()))
+        return actor.start.remote(*(self._nodes.ports_of(name) if self._nodes is not None else ()))
 
     def start_worker(self, name: str) -> Any:
         """Starts a worker's process and has it load; returns the reference that ends with the loading."""
         from tandem.deploy.actors.worker_actor import WorkerActor
 
         plan = self.worker_plans[name]
-        worker = replace(plan.worker, num_restarts=self.num_starts[name], cluster_tls=self.cluster_tls)
+        worker = replace(plan.worker, num_restarts=self.num_starts[name], cluster_tls=self._cluster_tls)
         plan = replace(plan, worker=worker)
         self.num_starts[name] += 1
         self._on_progress(name, "starting")
@@ -146,8 +164,8 @@ class Processes:
     def plan_workers(self, plans: Mapping[str, WorkerPlan]) -> None:
         """There are to be these workers too; nobody is told of it, and nothing started."""
         self.worker_plans |= plans
-        if self.nodes is not None:
-            self.nodes.add_workers(list(plans))
+        if self._nodes is not None:
+            self._nodes.add_workers(list(plans))
 
     def end_workers(self, names: Sequence[str]) -> None:
         """Ends what is left of these, which are not to be there any more."""
@@ -155,8 +173,8 @@ class Processes:
             del self.worker_plans[name]
             if (actor := self.actors.pop(name, None)) is not None:
                 ray.kill(actor)
-        if self.nodes is not None:
-            self.nodes.remove_workers(names)
+        if self._nodes is not None:
+            self._nodes.remove_workers(names)
 
     def tell_routers(self, names: Sequence[str]) -> list[Any]:
         """Has the routers know these workers alone as those that are to be there; returns a reference to each one's
@@ -188,7 +206,7 @@ class Processes:
         # One that cannot be reached may serve all the same; Ray gives up its node, if need be, and it sees to itself
         # whether its loop turns.
         far_router = replace(router, silence_limit_s=worker.silence_limit_s)
-        is_here = self.nodes.is_here if self.nodes is not None else lambda _: True
+        is_here = self._nodes.is_here if self._nodes is not None else lambda _: True
         routers = {name: router if is_here(name) else far_router for name in self.router_configs}
         return routers | dict.fromkeys(self.worker_plans, worker), worker
 
@@ -217,8 +235,6 @@ class Processes:
         for actor in self.actors.values():
             ray.kill(actor)
         self.actors = {}
-        if self.nodes is not None:
-            self.nodes.close()
 
     def _ask_request_lines(self) -> None:
         """Shows what routers have kept where nobody asks them whether they answer."""
@@ -293,7 +309,7 @@ class Processes:
         starts; and no restart but ours. Where it has a name, each life of it has another: Ray frees a dead actor's name
         too late for its successor."""
         self._before_start()
-        options = self._ray.actor_options() if self.nodes is None else self.nodes.actor_options(name)
+        options = self._ray.actor_options() if self._nodes is None else self._nodes.actor_options(name)
         options |= self._ray.naming(f"{name}.{self.num_starts[name]}")
         return ray.remote(cls).options(**options, num_gpus=num_gpus, max_concurrency=3, max_restarts=0)
 
