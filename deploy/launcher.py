@@ -1,4 +1,4 @@
-"""Starts, watches and stops a cluster: routers and workers, on its own Ray or on one that is there."""
+"""Starts, supervises and stops a cluster: routers and workers, on a Ray of its own or an existing one."""
 
 import contextlib
 import logging
@@ -42,10 +42,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClusterState:
-    """What the supervision of a running cluster is made of; Cluster says what each is.
+    """The saved state from which another process takes over the supervision of a running cluster.
 
     Attributes:
-        drains_until: as time.time has it; None: it is not to stop.
+        drains_until: end of the drain, as of time.time; None: no stop was requested.
     """
 
     cluster_token: str = field(repr=False)
@@ -61,11 +61,13 @@ class ClusterState:
 
 
 class Cluster:
-    """A running cluster. Used as a context manager; every method is called from one thread.
+    """A cluster, from start to stop. A context manager; all methods but `scale` are called from one thread.
 
     Attributes:
-        addresses: of the clients' ports.
-        routers: each router's own addresses, by its name.
+        cluster_token: secret that lets a process take part; new for each cluster.
+        cluster_tls: certificates between the processes; None: no TLS.
+        addresses: the clients' ports.
+        routers: each router's own addresses, by name.
     """
 
     def __init__(
@@ -77,9 +79,8 @@ class Cluster:
     ) -> None:
         """
         Args:
-            on_request_line: with log_requests, called with each line about a request, from a thread of its own or from
-                the one that supervises.
-            hosted: the Ray that this process is an actor of, where it is one; what is started outlives it then.
+            on_request_line: called with each line of log_requests, on any thread.
+            hosted: the Ray that this process is an actor of; the cluster then outlives this process.
         """
         self._config = config
         self._on_progress = on_progress
@@ -90,16 +91,14 @@ class Cluster:
         self._ray: RayBase = hosted or LocalRay(default_directory())
         self._processes = Processes(config, self._ray, on_progress, on_request_line, before_start=self._save)
         self._has_started = False
-        # Another life of this process may be on another host, so it is of the clock that hosts have in common.
+        # Wall-clock time: the process that takes over may run on another host.
         self._drains_until: float | None = None
         self._ports = ReservedPorts()
         self._cluster_ports = ClusterPorts(ClientAddresses("", ""), {})
         self._model_dir = Path()
         self._changes = ScaleQueue()
-        # What the cluster's processes read, which nobody may clear away meanwhile.
+        # Locks on converted models: restarted workers read the files again.
         self._held = contextlib.ExitStack()
-        # The token is made anew for each life of the cluster: who has it may speak to the cluster's processes. So are
-        # the certificates by which these know each other, where they speak TLS and no others are given.
         self.cluster_token = secrets.token_hex(16)
         self.cluster_tls: ClusterTls | ClusterTlsFiles | None = None
         self.addresses = ClientAddresses("", "")
@@ -108,7 +107,7 @@ class Cluster:
 
     @property
     def router_ready_s(self) -> float:
-        """Seconds from the creation of the routers' processes until their ports were open."""
+        """Seconds from the creation of the router processes until their ports were open."""
         return self._processes.router_ready_s
 
     def __enter__(self) -> "Cluster":
@@ -123,11 +122,11 @@ class Cluster:
         self.stop()
 
     def start(self) -> None:
-        """Starts everything and returns when a request would be served.
+        """Starts all processes; returns when the cluster can serve a request.
 
         Raises:
-            ConfigurationError: it cannot be started as configured.
-            ClusterError: something else went wrong, such as the death of a process.
+            ConfigurationError: the cluster cannot start as configured.
+            ClusterError: another failure.
         """
         config = self._config
         # Fast checks come first: fetching a model may take minutes.
@@ -141,7 +140,7 @@ class Cluster:
                 )
         needs_ray_first = config.device == "cuda" or config.spans_nodes
         if needs_ray_first:
-            # Ray counts the GPUs, so it can refuse too few of them before the model is fetched.
+            # Too few GPUs are refused before the model is fetched.
             self._init_ray()
         if config.device == "cuda":
             check_num_gpus(config, self._ray)
@@ -174,7 +173,7 @@ class Cluster:
         self._start_all()
 
     def _place(self, model_dir: Path) -> ClusterPorts:
-        """Chooses the nodes of all processes; returns the ports reserved there."""
+        """Places all processes on nodes; returns the ports reserved there."""
         assert self._hosted is not None
         self._on_progress("model", "looking at it on each node")
         workers = [name for name, _ in worker_names(self._config)]
@@ -185,7 +184,7 @@ class Cluster:
         if not self._config.log_requests:
             return routers
         if self._config.spans_nodes:
-            # Routers and supervisor may be on other hosts, which a socket does not reach.
+            # A socket does not reach routers on other hosts.
             return [replace(c, keeps_request_lines=True) for c in routers]
         self._request_lines = RequestLineServer(self._on_request_line)
         return [replace(c, request_lines_socket=self._request_lines.name) for c in routers]
@@ -196,12 +195,12 @@ class Cluster:
         self._save()
 
     def recover(self, saved: ClusterState) -> None:
-        """Takes over what an earlier process like this one has started, which ended without stopping it: processes that
-        take part go on, and no others do. Those that are missing are started when the cluster is supervised. Where the
-        cluster was still starting all of it is started again.
+        """Takes over the cluster of an earlier process that died without stopping it.
+
+        Ends processes that do not take part; `supervise` starts them again. Repeats a start that was cut short.
 
         Raises:
-            ClusterError: as from `start`.
+            ClusterError: as for `start`.
         """
         assert self._hosted is not None
         self.cluster_token, self.cluster_tls = saved.cluster_token, saved.cluster_tls
@@ -233,11 +232,10 @@ class Cluster:
             self._start_all()
 
     def supervise(self, stop: threading.Event) -> None:
-        """Keeps routers and workers alive until `stop` is set: one that dies is started again. What `scale` asks for is
-        done here.
+        """Restarts routers and workers that die, and carries out `scale` requests, until `stop` is set.
 
         Raises:
-            ClusterError: Ray has ended, with which all of them die.
+            ClusterError: Ray has ended, and all processes with it.
         """
         kinds, worker = self._processes.kinds()
         running = {name: kind for name, kind in kinds.items() if name in self._processes.actors}
@@ -257,20 +255,19 @@ class Cluster:
             self._changes.give_up()
 
     def scale(self, counts: Mapping[str, int]) -> ScaleJob:
-        """Asks for other numbers of workers, of each role that is named; may be called from any thread, and is done
-        while the cluster is supervised. New workers are started first. One that is too many, those of the highest
-        numbers, gets no new requests, and ends when those that it has are over or drain_timeout_s have passed: what it
-        had then is begun again elsewhere."""
+        """Requests new numbers of workers for the named kinds. May be called from any thread.
+
+        New workers start first if there is room. Workers with the highest numbers leave: they get no new requests and
+        end when idle, or after drain_timeout_s, when their requests restart elsewhere."""
         return self._changes.ask(counts)
 
     @property
     def is_draining(self) -> bool:
-        """Whether it is to stop, as this process or an earlier one like it was asked; then nothing is started again."""
+        """Whether a stop was requested, from this process or an earlier one."""
         return self._drains_until is not None
 
     def begin_drain(self) -> float:
-        """Returns for how many more seconds requests in hand may go on: drain_timeout_s from when this was first
-        called, by this process or by an earlier one that it has taken over from."""
+        """Returns the seconds left of drain_timeout_s, counted from the first call in this or an earlier process."""
         now = time.time()
         if self._drains_until is None:
             self._drains_until = now + self.drain_timeout_s
@@ -278,12 +275,10 @@ class Cluster:
         return min(self._drains_until - now, self.drain_timeout_s)
 
     def drain(self, timeout_s: float) -> int:
-        """Takes no new requests from now on and waits for those in hand; returns how many are left. What a router had
-        that has just died is not in hand any more."""
+        """Refuses new requests and waits for running ones; returns the number still running after timeout_s."""
         return self._processes.drain(timeout_s)
 
     def stop(self) -> None:
-        """Stops every process this cluster started."""
         self._ports.close()
         if ray.is_initialized() and self._ray.is_up():
             self._processes.stop()
@@ -312,14 +307,14 @@ class Cluster:
         return Scaling(job, self, supervisor, kind, joining, leaving, join_first=join_first)
 
     def _role_plans(self) -> RolePlans | None:
-        """None: what workers do is fixed, or chosen by somebody's own policy."""
+        """Returns None if roles are fixed or a policy of the user's own chooses them."""
         config = self._config
         if not config.plans_roles:
             return None
         planner = RolePlanner(Objectives.of_ms(config.ttft_objective_ms, config.itl_objective_ms), time.monotonic)
         return RolePlans(planner, self._processes.running_routers, time.monotonic)
 
-    # --- what a change of the number of workers is made of (deploy/supervise/scaling.py) ---
+    # --- protocol Scaled (deploy/supervise/scaling.py) ---
 
     @property
     def drain_timeout_s(self) -> float:
@@ -330,26 +325,23 @@ class Cluster:
         return list(self._processes.worker_plans)
 
     def add_workers(self, plans: Mapping[str, WorkerPlan]) -> None:
-        """These are part of the cluster from now on; who supervises it starts them."""
         self._processes.plan_workers(plans)
         self._save()
 
     def remove_workers(self, names: Sequence[str]) -> None:
-        """Ends what is left of these."""
         self._processes.end_workers(names)
         self._save()
 
     def tell_routers(self, names: Sequence[str]) -> list[Any]:
-        """Has the routers know these workers alone as those that are to be there; returns a reference to each one's
-        answer, as RouterActor.set_workers has it."""
+        """Tells the routers all planned workers; returns references to the answers of RouterActor.set_workers."""
         return self._processes.tell_routers(names)
 
     def actor(self, name: str) -> Any:
-        """The process of that name; None: it is not there yet."""
+        """Returns a process's actor, or None before its start."""
         return self._processes.actors.get(name)
 
     def _save(self) -> None:
-        """Whoever supervises after this process has died begins with this."""
+        """Saves the state for the process that takes over if this one dies."""
         if self._hosted is not None:
             self._hosted.save(
                 STATE,
@@ -377,7 +369,7 @@ class Cluster:
         self._on_progress("ray", "ready")
 
     def _is_tls_wanted(self) -> bool:
-        """Whether what the processes say to each other is to be encrypted, where certificates are not given."""
+        """Whether the processes speak TLS although no certificates are given."""
         if self._config.internal_tls == AUTO:
             return self._ray.num_nodes() > 1
         return self._config.internal_tls != OFF
@@ -385,13 +377,13 @@ class Cluster:
     def _check_ray_is_private(self) -> None:
         if self._ray.num_nodes() > 1 and os.environ.get("RAY_USE_TLS") != "1":
             logger.warning(
-                "Ray carries its own token to other hosts in the clear: who reads it there and reaches Ray's ports can "
-                "run code as its user, and learn all that the cluster knows; start Ray with RAY_USE_TLS=1, or let no "
-                "others reach its ports"
+                "Ray sends its token to other hosts unencrypted: anybody who reads it there and reaches Ray's ports "
+                "can run code as Ray's user and read the cluster's secrets. Start Ray with RAY_USE_TLS=1, or keep its "
+                "ports unreachable for others"
             )
 
     def _may_start(self, name: str) -> bool:
-        """Whether there is a place for a process that is to be started again; raises ClusterError if Ray has ended."""
+        """Returns whether a process can restart; raises ClusterError if Ray has ended."""
         if not self._ray.is_up():
             raise ClusterError(f"Ray has ended, and the cluster with it; {self._ray.log_directory} says why")
         return self._nodes is None or self._nodes.has_room(name)

@@ -1,4 +1,4 @@
-"""Runs a cluster until a signal stops it, and leaves nothing behind: in the foreground, or without a terminal."""
+"""`tandem serve`: runs a cluster until a signal stops it, in the foreground or detached."""
 
 import functools
 import ipaddress
@@ -44,21 +44,21 @@ from tandem.deploy.supervise.control import ControlServer
 from tandem.deploy.supervise.progress import StartProgress
 from tandem.processes import ProcessId
 
-# Stopping takes no longer than this once no request is waited for any more.
+# Limit for stopping after the drain.
 STOP_GRACE_S = 20.0
 DRAIN_REPORT_INTERVAL_S = 1.0
-# Whoever asks hears at least so often that an answer is to come.
+# An empty line goes out after this time, so that the asking command does not time out.
 SILENCE_S = 5.0
-# What a cluster without a terminal says of itself.
+# Output of a detached launcher.
 LAUNCHER_LOG = "tandem.log"
 
 
 def serve(config: ClusterConfig, *, detach: bool = False) -> int:
-    """`tandem serve`: returns the exit status."""
+    """Returns the exit status."""
     if not config.api_keys and not config.tls_client_ca and not _is_loopback(config.host):
         print(
             f"tandem: WARNING: {config.host} can be reached from other hosts, and without an API key everybody there "
-            "can use this cluster; set one with --api-key-file, or listen on 127.0.0.1",
+            "can use this cluster: set one with --api-key-file, or listen on 127.0.0.1",
             file=sys.stderr,
         )
     if config.ray_address:
@@ -73,7 +73,7 @@ def serve(config: ClusterConfig, *, detach: bool = False) -> int:
         )
     directory = default_directory()
     try:
-        # It is let go before it is taken for good: what is refused here says so before anything else is done.
+        # Refuse a name in use before anything else happens.
         ClusterName(directory, config.cluster_name).close()
         if not detach:
             return run_cluster(config, functools.partial(announce_and_wait, config), is_named=True)
@@ -117,15 +117,15 @@ def run_cluster(
     is_named: bool = False,
     log: str = "",
 ) -> int:
-    """Starts a cluster in a guarded child process, calls `use` with it there, and stops it; returns the exit status.
+    """Starts a cluster in a guarded child process, calls `use` there, and stops the cluster.
 
     Args:
-        use: given the running cluster and an event that is set when the cluster is asked to stop. Its result is the
-            exit status. If the cluster was asked to stop, the requests in hand get drain_timeout_s to finish.
-        is_named: whether commands may call it by its name.
-        log: the file that has what it says; "": a terminal has it.
+        use: called with the running cluster and an event that a stop request sets; returns the exit status.
+        is_named: let commands find the cluster by name.
+        log: file that receives the output; "": the terminal.
 
-    Returns 2 if the cluster cannot start as configured, 1 if it failed otherwise.
+    Returns:
+        The exit status of `use`; 2 if the cluster cannot start as configured; 1 for other failures.
     """
     return run_guarded(lambda: _run(config, use, is_named, log), stop_grace_s=config.drain_timeout_s + STOP_GRACE_S)
 
@@ -161,14 +161,10 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int], 
 
 
 class _RecordedRun:
-    """One cluster from start to stop, with SIGTERM handled and the run record kept up to date."""
+    """Runs one cluster, handles SIGTERM and keeps the run record up to date."""
 
     def __init__(self, config: ClusterConfig, console: Console, directory: Path, about: RunAbout | None) -> None:
-        """
-        Args:
-            directory: where the run record is.
-            about: tells commands about the cluster; None: the cluster has no name, so no command can find it.
-        """
+        """Args: about: the record for commands; None for a cluster without a name."""
         self._config = config
         self._console = console
         self._directory = directory
@@ -180,7 +176,6 @@ class _RecordedRun:
         self._cluster = Cluster(config, self._on_progress, self._on_request_line)
 
     def run(self, use: Callable[[Cluster, threading.Event], int]) -> int:
-        """Returns the exit status. Args: use: as for run_cluster."""
         control: ControlServer | None = None
         try:
             signal.signal(signal.SIGTERM, self._stop_starting)
@@ -202,8 +197,7 @@ class _RecordedRun:
         except SystemExit:
             if not self._start_is_stopped:
                 raise
-            # A requested stop is no failure. Ray exits with an error status if the signal comes during one of its
-            # calls.
+            # A requested stop is no failure, though Ray may turn it into another exit status.
             return 0
         except ClusterError as error:
             print(f"tandem: {in_flags(str(error), OPTIONS)}", file=sys.stderr)
@@ -215,7 +209,7 @@ class _RecordedRun:
             remove_record(self._directory, self._owner)
 
     def _record(self, state: str = "") -> None:
-        """Writes the run record with today's processes and addresses. Args: state: "" keeps the last one."""
+        """Args: state: "" keeps the last one."""
         if self._about is not None:
             addresses = self._cluster.addresses
             self._about = replace(
@@ -225,13 +219,13 @@ class _RecordedRun:
 
     def _on_progress(self, part: str, doing: str) -> None:
         if self._start_is_stopped:
-            # The library that was running when the signal came swallowed the SystemExit.
+            # A library swallowed the SystemExit.
             raise SystemExit(0)
         if (part, doing) == ("ray", "ready"):
             # Some versions of Ray install a SIGTERM handler that aborts.
             signal.signal(signal.SIGTERM, self._stop_starting)
         self._progress(part, doing)
-        # Processes start between these calls. The record must name them in case the launcher is killed.
+        # The next start finds leftover processes in the record if this launcher is killed.
         self._record()
 
     def _on_request_line(self, line: str) -> None:
@@ -243,34 +237,33 @@ class _RecordedRun:
         raise SystemExit(0)
 
     def _stop_serving(self, signum: int, frame: FrameType | None) -> None:
-        # Run once only: set() holds a lock, and a second handler that interrupts it would wait for that lock forever.
+        # A second handler that interrupts set() would wait for its lock forever.
         signal.signal(signum, signal.SIG_IGN)
         self._stop.set()
 
 
 def _answer(cluster: Cluster, asked: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """What a command asks of a cluster that runs."""
+    """Answers a command from the control socket."""
     counts = asked.get("counts")
     if (
         asked.get("do") != "scale"
         or not isinstance(counts, dict)
         or not all(kind in WORKER_KINDS and isinstance(count, int) for kind, count in counts.items())
     ):
-        yield {"error": "this cluster does not know what it is asked for: it is of another version"}
+        yield {"error": "the cluster does not know this command: it runs another version of tandem"}
         return
     job = cluster.scale(counts)
     while (line := job.next_line(SILENCE_S)) is not None:
-        # Nothing to show says that it goes on.
         yield {"line": line}
     yield {"error": job.error, "is_usage": job.is_usage}
 
 
 def _drain(cluster: Cluster, timeout_s: float, guard: ProcessId, console: Console) -> None:
-    """Lets the requests in hand finish, and says how many are left whenever that changes."""
+    """Waits for running requests and prints their number whenever it changes."""
     deadline = time.monotonic() + timeout_s
     shown = 0
     num_left = cluster.drain(0.0)
-    # Without a guard only a few seconds are left, and stopping needs them.
+    # Without a guard only a few seconds remain, and stopping needs them.
     while num_left and (remaining_s := deadline - time.monotonic()) > 0 and guard.is_alive():
         if num_left != shown:
             console.print(f"Requests left: {num_left}; waiting {remaining_s:.0f} s at most, Ctrl-C ends them now")
@@ -281,7 +274,7 @@ def _drain(cluster: Cluster, timeout_s: float, guard: ProcessId, console: Consol
 
 
 def _own_command() -> str:
-    """How the person who called this command can call it again."""
+    """Returns the name or path that the caller can use again."""
     called = Path(sys.argv[0])
     if called.name != "tandem":
         return "tandem"
@@ -304,7 +297,7 @@ def announce_and_wait(
     how_to_stop: str = "Ctrl-C",
     on_ready: Callable[[], None] = lambda: None,
 ) -> int:
-    """What `tandem serve` does with a cluster that runs: says where it is, and keeps it alive until it is to stop."""
+    """Prints the addresses of a running cluster and supervises it until `stop` is set."""
     announce(config, how_to_stop, cluster.model_name, cluster.addresses)
     on_ready()
     cluster.supervise(stop)
@@ -313,14 +306,13 @@ def announce_and_wait(
 
 
 def announce(config: ClusterConfig, how_to_stop: str, model_name: str, addresses: ClientAddresses) -> None:
-    """Says where a cluster is that runs."""
     console = Console(highlight=False)
     url = f"{'https' if config.tls_cert else 'http'}://{addresses.http}"
     console.print(
         f"\nServing [bold]{model_name}[/] over gRPC at [bold]{addresses.grpc}[/] and over HTTP at [bold]{url}[/]",
         soft_wrap=True,
     )
-    # A person on this host reaches an address that means all by loopback.
+    # 0.0.0.0 is no address to connect to.
     address = addresses.grpc.replace("0.0.0.0:", "127.0.0.1:")
     flags = [
         f"--address {address}",

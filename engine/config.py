@@ -19,65 +19,65 @@ MAX_PREFILL_BATCH_SIZE = 128
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Options of a cluster that every engine takes as they are."""
+    """Options of `tandem serve` that every engine takes as given."""
 
     load_format: str = option(
         "auto",
-        "auto: the model's weights; dummy: random ones, which need only its config and tokenizer",
+        "auto: load the model's weights; dummy: random weights, for which config and tokenizer suffice",
         choices=LOAD_FORMATS,
     )
     quantization: str = option(
         "auto",
-        "auto: weights as the checkpoint has them; fp8: those that are not quantised become FP8 when they are loaded",
+        "auto: weights as in the checkpoint; fp8: convert unquantized weights to FP8 when loading",
         choices=QUANTIZATIONS,
         detail=" ([quantization.md](quantization.md#weights))",
     )
     kv_cache_dtype: str = option(
         "auto",
-        "number format of KV pages; auto: --dtype's; fp8_e4m3: 8 bits, with the checkpoint's scales where it has any",
+        "dtype of KV pages; auto: that of --dtype; fp8_e4m3: 8 bits, with the checkpoint's scales if it has any",
         choices=tuple(KV_CACHE_DTYPES),
         detail=" ([quantization.md](quantization.md#kv-pages))",
     )
     max_model_len: int = option(
         0,
-        "prompt and output tokens of a request together; 0: as many as model and --num-pages allow",
+        "maximum prompt and output tokens of a request together; 0: as many as the model and --num-pages allow",
         metavar="N",
     )
     device: str = option(
         "cpu",
-        "where the workers compute; cuda: on a GPU each",
+        "device of the workers; cuda: one GPU each",
         choices=DEVICES,
         detail=" ([gpu.md](gpu.md))",
     )
     num_threads: int = option(
         0,
-        "CPU threads of each worker; 0: cores / workers",
+        "CPU threads per worker; 0: cores / workers",
         name="threads",
         metavar="N",
     )
     attention_backend: str = option(
         AUTO,
-        "attention kernels; auto: the first that has them for the device, the dtype and the model's heads",
+        "attention kernels; auto: the first backend that supports the device, the dtype and the model's heads",
         choices=(AUTO, *ATTENTION_BACKENDS.names),
         takes_path=True,
-        detail=". FlashInfer's are for bfloat16 and heads of 64, 128 or 256; on Hopper and later `flashinfer` runs a "
-        "kernel of our own for decode steps of up to 512 sequences "
+        detail=". FlashInfer supports bfloat16 and head sizes 64, 128 and 256. On Hopper and later, `flashinfer` runs "
+        "Tandem's own kernel in decode steps of up to 512 sequences "
         "([architecture.md](architecture.md#the-engine-on-a-gpu))",
     )
     cuda_graph_max_bs: int = option(
         256,
-        "largest decode batch that runs as a CUDA graph; 0: no forward does",
+        "largest decode batch that runs as a CUDA graph; 0: no CUDA graphs",
         metavar="N",
     )
-    page_size: int = option(16, "tokens in a page", metavar="N")
+    page_size: int = option(16, "tokens per page", metavar="N")
     mem_fraction_static: float = option(
         0.88,
-        "share of a GPU's memory that weights, CUDA graphs and, without --num-pages, the pool may take together",
+        "share of GPU memory for weights, CUDA graphs and, without --num-pages, the pool",
         metavar="SHARE",
     )
     eviction: str = option(
         "lru",
-        "which cached page goes first",
+        "which cached page is evicted first",
         choices=EVICTION_POLICIES.names,
         takes_path=True,
     )

@@ -9,11 +9,11 @@ from tandem.prefill_worker.policies.table import PREFILL_POLICIES
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillOptions:
-    """Options of a cluster that every prefill scheduler takes as they are."""
+    """Options of `tandem serve` that every prefill scheduler takes as given."""
 
     schedule: str = option(
         "fcfs",
-        "which prompt is computed next",
+        "which queued prompt is computed next",
         choices=PREFILL_POLICIES.names,
         takes_path=True,
     )

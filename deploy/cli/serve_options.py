@@ -15,7 +15,7 @@ API_KEY_FILE = Option(
     "api_key_file",
     str,
     SECURITY,
-    "a file with more keys, one a line, as KEY or KEY N; blank lines and lines that start with # are skipped",
+    "file with more keys, one per line, as KEY or KEY N; blank lines and lines that start with # are skipped",
     default="",
     metavar="FILE",
 )

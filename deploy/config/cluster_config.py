@@ -1,4 +1,4 @@
-"""A whole cluster, and what it means for each of its processes.
+"""The configuration of a cluster, and of each of its processes.
 
 Nothing here imports torch: the command line reads this too.
 """
@@ -24,12 +24,11 @@ from tandem.router.policies.table import LEAST_COST
 from tandem.router.workers.placement import AUTO
 from tandem.worker.config import WorkerConfig
 
-# A name comes back with every answer.
+# Every answer carries a name.
 MAX_MODEL_NAME_LEN = 256
 # Without tensor parallelism a model runs on one device.
 DEVICES_PER_WORKER: int = default_of(EngineConfig, "num_devices")
-# Fields of process configurations that ClusterConfig leaves alone; `_configured` refuses a field that nobody sets.
-# The launcher sets these for each process (deploy/host/ports.py, deploy/plan.py, deploy/actors, deploy/supervise).
+# Fields that the launcher sets for each process. `_configured` refuses a field that nobody sets.
 SET_PER_PROCESS: Mapping[type, Set[str]] = {
     RouterConfig: {
         "router_id",
@@ -48,7 +47,7 @@ SET_PER_PROCESS: Mapping[type, Set[str]] = {
     WorkerConfig: {"host", "rack", "num_restarts", "cluster_tls"},
     EngineConfig: {"prefill_cuda_graphs", "max_chunk_tokens"},
 }
-# These keep their defaults in every cluster.
+# Fields that keep their defaults in every cluster.
 FIXED: Mapping[type, Set[str]] = {
     RouterConfig: {
         "heartbeat_timeout_s",
@@ -69,13 +68,13 @@ _Config = TypeVar("_Config", EngineConfig, RouterConfig, WorkerConfig, PrefillCo
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """What one worker's process is told: what all are, and what those of its role are.
+    """Configuration of one worker process.
 
     Attributes:
-        has_links: in role `both`, whether it hands over to others and takes over from them.
-        itl_objective_s: in role `both`, the time between two tokens that prompts beside them leave.
-        spans_nodes: whether its ports are for other hosts too, on the address of whichever node it is on.
-        interface: which of a node's addresses that is (tandem.hosts.choose_address).
+        has_links: in role `both`: the worker is linked to others and exchanges handovers with them.
+        itl_objective_s: in role `both`: ITL to keep beside prompts.
+        spans_nodes: other hosts reach the worker's ports, on the address of its node.
+        interface: selects that address (tandem.hosts.choose_address).
     """
 
     worker: WorkerConfig
@@ -94,10 +93,10 @@ class WorkerPlan:
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig(ClusterOptions):
-    """A whole cluster, as `tandem serve` starts it; ClusterOptions says what the fields mean.
+    """A cluster as `tandem serve` starts it; ClusterOptions describes the fields.
 
     Raises:
-        ValueError: on construction, for values of which no cluster can be made; the message names the fields.
+        ValueError: on construction, for values that no cluster can have; the message names the fields.
     """
 
     def __post_init__(self) -> None:
@@ -168,7 +167,7 @@ class ClusterConfig(ClusterOptions):
                 f"`{name}` is for a cluster over several nodes: it needs placement_strategy pack or spread",
             )
         check_network(self.interface)
-        # What its processes would refuse is refused before any of them starts.
+        # The constructors check the values that the processes would refuse.
         self.router("unresolved", self.model, 1)
         self.worker("unresolved", "both", self.engine("unresolved"), 1)
 
@@ -178,22 +177,21 @@ class ClusterConfig(ClusterOptions):
 
     @property
     def num_routers_started(self) -> int:
-        """A GPU decodes about as many tokens in a second as one router passes on."""
+        """A GPU decodes about as many tokens per second as one router relays."""
         return self.num_routers or (1 if self.device == "cpu" else self.num_workers - self.num_prefill)
 
     @property
     def spans_nodes(self) -> bool:
-        """Whether its processes may be on several nodes of a Ray."""
+        """Whether the processes may be on several nodes of a Ray."""
         return self.placement_strategy != HOST
 
     @property
     def num_devices(self) -> int:
-        """Devices of all workers together."""
         return self.num_workers * DEVICES_PER_WORKER
 
     @property
     def plans_roles(self) -> bool:
-        """Whether workers are to lean to one kind of work or the other, as the load has it."""
+        """Whether the supervisor lets workers lean to prefill or decode by load."""
         return self.num_any > 1 and self.placement == AUTO and self._routing == LEAST_COST
 
     @property
@@ -265,7 +263,7 @@ class ClusterConfig(ClusterOptions):
         max_model_len: int,
         cluster_token: str = "",
     ) -> WorkerPlan:
-        """What one worker is told."""
+        """Returns the configuration of one worker."""
         chunk_size = self.chunk_size or self._device_defaults.chunk_size
         max_batch_size = self.max_batch_size or self._device_defaults.max_batch_size
         largest_step = 0 if role == "prefill" else max_batch_size
@@ -273,7 +271,6 @@ class ClusterConfig(ClusterOptions):
         engine = replace(
             engine,
             cuda_graph_max_bs=min(engine.cuda_graph_max_bs, largest_step),
-            # Who wants no graphs of decode steps wants none.
             prefill_cuda_graphs=engine.cuda_graph_max_bs > 0,
             mixed_steps=engine.mixed_steps and role == "both",
             max_chunk_tokens=0 if role == "decode" else chunk_size,

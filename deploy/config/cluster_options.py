@@ -104,11 +104,7 @@ GROUPS = {
 
 
 class DeviceDefaults(NamedTuple):
-    """How a worker on one kind of device is configured where the person who starts the cluster does not say.
-
-    Attributes:
-        num_pages: 0 means as many as fit.
-    """
+    """Defaults that depend on the device. Attributes: num_pages: size of the pool; 0: as many pages as fit."""
 
     dtype: str
     num_pages: int
@@ -123,10 +119,9 @@ DEVICE_DEFAULTS = {
         default_of(PrefillConfig, "chunk_size"),
         default_of(DecodeConfig, "max_batch_size"),
     ),
-    # A GPU computes thousands of prompt tokens in the time of a few hundred; prompts that long fill its matrix units.
+    # A GPU computes thousands of prompt tokens in the time of a few hundred.
     "cuda": DeviceDefaults("bfloat16", num_pages=0, chunk_size=8192, max_batch_size=256),
 }
-# The name of a cluster to which nobody gave one.
 DEFAULT_NAME = "tandem"
 CPU, GPU = DEVICE_DEFAULTS["cpu"], DEVICE_DEFAULTS["cuda"]
 SWITCH = AUTO, ON, OFF = ("auto", "on", "off")
@@ -138,28 +133,27 @@ def _transports_for(device: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions(PrefillOptions, EngineOptions, RouterOptions):
-    """All options of a cluster; ClusterConfig checks them.
+    """All options; ClusterConfig checks their values.
 
-    A process's package declares the options that the process takes as they are. Those here concern the whole cluster,
-    or have a value that depends on the device, the role or the number of workers.
+    Each package declares the options that its processes take as given, and inherits them itself. The options here
+    concern the whole cluster, or become other values for its processes.
     """
 
     model: str = option(
         MISSING,
         "directory, hub id such as org/name, .gguf file, or smollm2-135m-instruct",
         metavar="MODEL",
-        detail="; the one option that is needed",
+        detail="; the only required option",
     )
     served_model_name: tuple[str, ...] = option(
         (),
-        "a name that clients may call the model by, repeatable; the first stands in answers",
+        "name of the model for clients, repeatable; answers carry the first",
         metavar="NAME",
         shown="the model's own",
     )
     dtype: str = option(
         "auto",
-        "number format of weights, and of KV pages unless --kv-cache-dtype says otherwise; auto: bfloat16 on a GPU, "
-        "float32 on a CPU",
+        "dtype of weights, and of KV pages without --kv-cache-dtype; auto: bfloat16 on a GPU, float32 on a CPU",
         choices=("auto", *DTYPES),
     )
     num_prefill: int = option(
@@ -169,15 +163,15 @@ class ClusterOptions(PrefillOptions, EngineOptions, RouterOptions):
     num_both: int = option(0, "workers that prefill and decode", name="both", metavar="N")
     num_any: int = option(
         0,
-        "workers that prefill and decode, with links to each other: the routers decide for each request which of them "
-        "compute its prompt and which decode it; in place of the other three",
+        "linked workers that prefill and decode, in place of the other three: for each request, the routers choose the "
+        "worker that computes its prompt and the one that decodes it",
         name="workers",
         metavar="N",
         detail=" ([placement.md](placement.md))",
     )
     transport: str = option(
         transports.AUTO,
-        "how KV pages travel between workers; auto: the best that both have and can open",
+        "transport of KV pages between workers; auto: the best one that both ends can open",
         choices=(transports.AUTO, *transports.TRANSPORTS.names),
         takes_path=True,
         detail=f". For GPUs: {_transports_for('cuda')}; for CPUs: {_transports_for('cpu')}",
@@ -190,114 +184,116 @@ class ClusterOptions(PrefillOptions, EngineOptions, RouterOptions):
     )
     chunk_size: int = option(
         0,
-        f"prompt tokens in one prefill forward; 0: {CPU.chunk_size} on a CPU, {GPU.chunk_size} on a GPU",
+        f"maximum prompt tokens per forward pass; 0: {CPU.chunk_size} on a CPU, {GPU.chunk_size} on a GPU",
         metavar="N",
     )
     max_batch_size: int = option(
         0,
-        f"requests in one decode step; 0: {CPU.max_batch_size} on a CPU, {GPU.max_batch_size} on a GPU",
+        f"maximum requests per decode step; 0: {CPU.max_batch_size} on a CPU, {GPU.max_batch_size} on a GPU",
         metavar="N",
     )
     mixed_steps: str = option(
         ON,
-        "whether workers of both roles compute prompts in one forward with decode steps",
+        "whether workers of role both prefill and decode in the same forward pass",
         choices=(ON, OFF),
     )
     disable_overlap_schedule: bool = option(
         False,
-        "launch a forward on a GPU only when the results of the one before are known; for debugging",
+        "on a GPU, launch a forward pass only after the results of the previous one; for debugging",
     )
     routing: str = option(
         AUTO,
-        f"which workers serve a request; auto: least_cost with --workers, else {default_of(RouterConfig, 'routing')}",
+        f"policy that chooses workers; auto: least_cost with --workers, else {default_of(RouterConfig, 'routing')}",
         choices=(AUTO, *ROUTING_POLICIES.names),
         takes_path=True,
     )
     num_routers: int = option(
         0,
-        "router processes, any of which serves any client; 0: one on a CPU, on GPUs one for each worker that decodes",
+        "router processes, each of which serves any client; 0: one on a CPU, on GPUs one per worker that decodes",
         name="routers",
         metavar="N",
         detail=" ([architecture.md](architecture.md#routers))",
     )
-    tls_cert: str = option("", "PEM file with the server's certificate chain: TLS on both ports", metavar="FILE")
+    tls_cert: str = option(
+        "", "PEM file with the server's certificate chain; turns TLS on for both ports", metavar="FILE"
+    )
     tls_key: str = option("", "PEM file with the certificate's private key, without a passphrase", metavar="FILE")
     tls_client_ca: str = option(
         default_of(TlsConfig, "client_ca_file"),
-        "PEM file of authorities; only clients with a certificate of theirs are let in",
+        "PEM file of authorities; clients must show a certificate signed by one of them",
         metavar="FILE",
     )
     internal_tls: str = option(
         AUTO,
-        "whether the cluster's processes speak TLS with each other, each showing a certificate of the cluster's own; "
-        "auto: if --internal-tls-cert is given, or the Ray that the cluster joins has several nodes",
+        "mutual TLS between the cluster's processes; auto: on with --internal-tls-cert, or if the cluster joins a Ray "
+        "of several nodes",
         choices=SWITCH,
         detail=" ([operations.md](operations.md#tls-inside-the-cluster))",
     )
     internal_tls_ca: str = option(
         "",
-        "PEM file of the authority by whose certificates the cluster's processes know each other, on every host",
+        "PEM file of the authority that signed the processes' certificates, on every host",
         metavar="FILE",
-        shown="one that is made for the cluster's life",
+        shown="generated for each cluster",
     )
     internal_tls_cert: str = option(
         "",
-        f"PEM file with the certificate that they show, for the name {SERVER_NAME}, and its chain, on every host",
+        f"PEM file with the processes' certificate, for the name {SERVER_NAME}, and its chain, on every host",
         metavar="FILE",
-        shown="one that is made for the cluster's life",
+        shown="generated for each cluster",
     )
     internal_tls_key: str = option(
         "",
         "PEM file with that certificate's private key, without a passphrase, on every host",
         metavar="FILE",
-        shown="one that is made for the cluster's life",
+        shown="generated for each cluster",
     )
     cluster_name: str = option(
         DEFAULT_NAME,
-        "what commands call the cluster by; no other that runs here has it",
+        "name by which commands find the cluster; unique on this host",
         name="name",
         metavar="NAME",
         detail=" ([operations.md](operations.md#clusters-by-name))",
     )
     drain_timeout_s: float = option(
         30.0,
-        "how long running requests may take to finish once the cluster is asked to stop",
+        "how long running requests may take to finish after a stop request",
         name="drain-timeout",
         metavar="SECONDS",
     )
     ray_address: str = option(
         "",
-        "a Ray that runs on this host already, which the cluster joins, and leaves running",
+        "address of a Ray running on this host, which the cluster joins and leaves running",
         metavar="ADDRESS",
-        shown="none: the cluster starts a Ray of its own",
+        shown="none: the cluster starts its own Ray",
         detail=", such as `127.0.0.1:6379` ([below](#a-ray-that-is-there-already))",
     )
     placement_strategy: str = option(
         HOST,
-        "where the processes go on the Ray of --ray-address; host: all on this host; pack: on as few nodes as may be; "
-        "spread: over all",
+        "nodes for the processes on the Ray of --ray-address; host: this host; pack: as few nodes as possible; spread: "
+        "all nodes",
         choices=PLACEMENT_STRATEGIES,
         detail=" ([deploy.md](deploy.md#several-hosts))",
     )
     interface: str = option(
         "",
-        "over several nodes: the network interface, by its name or as a network such as 10.0.0.0/16, at which each "
-        "node is reached by the others",
+        "over several nodes: network interface on which the nodes reach each other, by name or as a network such as "
+        "10.0.0.0/16",
         metavar="INTERFACE",
-        shown="the address that Ray knows a node by",
+        shown="each node's address in Ray",
     )
     ship_code: bool = option(
         False,
-        "over several nodes: Ray brings them this installation's code; otherwise each has the same installed",
+        "over several nodes: let Ray copy this installation's code to them; otherwise each needs the same installation",
     )
     log_level: str = option(
         default_of(LogConfig, "level"),
-        "how much each process writes about itself; debug adds a line for every batch",
+        "log level of all processes; debug adds a line per batch",
         choices=LOG_LEVELS,
     )
     log_requests: bool = option(
         False,
-        "show a line in this terminal when a request begins and one when it ends, without prompts, outputs and keys",
+        "print a line here when a request begins and when it ends, without prompts, outputs and keys",
     )
     log_dir: str = option(
         default_of(LogConfig, "directory"),

@@ -1,4 +1,4 @@
-"""How the fields of a configuration are options: flags of a command, keys of a YAML file, rows of the documentation."""
+"""Options of a command: its flags, keys of its YAML file, rows of its documentation."""
 
 import math
 import re
@@ -18,7 +18,7 @@ _KINDS = {
     bool: "true or false",
     type(None): "nothing",
 }
-# YAML reads off and on as false and true; by which index they are here.
+# YAML reads off and on as false and true, the indices here.
 _SWITCHED = ("off", "on")
 
 
@@ -27,18 +27,18 @@ class Option:
     """One option.
 
     Attributes:
-        name: the flag without its dashes in front, and the key in the YAML file.
-        field: of the configuration.
-        type: of its value: str, int, float, or bool for a flag without a value.
-        group: under which help and documentation show it.
-        help: what it means, in a line of text.
-        default: of the field; None if it must be given.
-        metavar: what stands for its value in the help.
-        shown: what help and documentation say in place of the default.
-        choices: the names that it may have.
-        takes_path: whether it may also be the import path of a class (tandem.choices), which the field's owner checks.
-        is_list: may be given several times; a list in the file.
-        detail: what the documentation says besides `help`, in Markdown.
+        name: flag without leading dashes, and key in the YAML file.
+        field: name of the configuration's field.
+        type: str, int, float, or bool for a flag without a value.
+        group: heading in help and documentation.
+        help: one line of text.
+        default: default of the field; None if the option is required.
+        metavar: placeholder of the value in the help.
+        shown: text for help and documentation in place of the default.
+        choices: allowed values.
+        takes_path: the import path of a class is allowed too (tandem.choices).
+        is_list: the flag is repeatable, and the key takes a list.
+        detail: Markdown that the documentation adds to `help`.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Option:
 
     @property
     def default_text(self) -> str:
-        """The default as it is written in a file; "" for what needs no word: the option is off."""
+        """The default as written in a file; "" for a flag that is off."""
         if self.shown or self.default is None or self.is_list:
             return self.shown
         if isinstance(self.default, bool):
@@ -64,10 +64,10 @@ class Option:
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
     def check(self, value: Any) -> Any:
-        """A value of a YAML file as the option's type.
+        """Converts a value of a YAML file to the option's type.
 
         Raises:
-            ValueError: it is of another type or no choice. The message never repeats a list, which may hold secrets.
+            ValueError: wrong type or no choice. The message never shows a list, which may hold secrets.
         """
         if self.is_list:
             if not isinstance(value, list) or not all(type(item) is self.type for item in value):
@@ -90,7 +90,7 @@ def options_of(config: type, groups: Mapping[str, Sequence[str]]) -> tuple[Optio
     """Returns the options of a dataclass.
 
     Args:
-        groups: the fields of each group, in the order of help and documentation.
+        groups: fields of each group, in the order of the documentation.
 
     Raises:
         ValueError: a field is in no group or in two, or a group names an unknown field.
@@ -116,15 +116,16 @@ def _option_of(f: Field[Any], group: str) -> Option:
 
 
 def kind_of(value: Any) -> str:
-    """What a value of a YAML file is, in a person's words."""
+    """Returns the type of a YAML value in plain words."""
     return _KINDS.get(type(value), f"a {type(value).__name__}")
 
 
 def in_flags(message: str, options: Sequence[Option]) -> str:
-    """A message of a configuration, or of what it configures, with the fields' names replaced by the flags that set
-    them: for a person who gave flags and knows no fields. A field that is an everyday word counts in `backquotes`
-    alone, and what is part of an import path or of a file's is none."""
-    # The longer names come first, because some are parts of others.
+    """Replaces field names in an error message by their flags, which the user knows.
+
+    A field named like an everyday word is replaced only in `backquotes`. Parts of import and file paths stay.
+    """
+    # Longer names first: some contain others.
     for o in sorted(options, key=lambda o: -len(o.field)):
         message = message.replace(f"`{o.field}`", f"--{o.name}")
         if "_" in o.field:
