@@ -50,17 +50,14 @@ def has_otlp() -> bool:
 
 
 def is_endpoint(url: str) -> bool:
-    """Returns whether spans can be posted to a URL."""
     return _OTLP_ENDPOINT.fullmatch(url) is not None
 
 
 def port_of(address: str) -> int:
-    """Returns the port of "host:port"."""
     return int(address.rpartition(":")[2])
 
 
 def host_of(address: str) -> str:
-    """Returns the host of "host:port"."""
     return address.rpartition(":")[0]
 
 
@@ -207,32 +204,26 @@ class RouterConfig(RouterOptions):
     """One router process: the shared options, and values that the launcher sets.
 
     Attributes:
-        model_dir: directory of tokenizer, chat template and limits.
         model_name: name of the model for clients and in answers.
         other_model_names: further names for clients.
         max_model_len: maximum prompt and output tokens of a request together.
-        router_id: name in the cluster; a restarted router keeps it.
+        router_id: name in the cluster, kept by a restarted router.
         routers: addresses of all routers by name, this one included; empty: this router is alone.
         workers: roles of all planned workers by name; empty: unknown.
-        num_restarts: restarts of this router so far.
         shared_grpc_port, shared_http_port: ports on which all routers listen; 0: none.
         reuse_ports: the launcher holds all ports open with SO_REUSEPORT.
         tls: TLS of the client ports; None: plain.
         cluster_token: secret shared by the processes of the cluster.
         cluster_tls: certificates between the processes; None: plain.
-        cluster_port: port for workers; 0: any free port.
-        cluster_host: address of that port.
+        cluster_host, cluster_port: address for workers; port 0: any free port.
         heartbeat_timeout_s: silence after which a worker counts as lost.
-        stall_timeout_s: time without a scheduler step after which a worker counts as lost although it sends heartbeats.
+        stall_timeout_s: time without a scheduler step after which a worker counts as lost.
         routing: name in router/policies/table.py, or import path "package.module:Class" of a RoutingPolicy.
         decode_word_timeout_s: limit for the decode worker to report on a request whose prefill worker died after the
             first token.
         max_waiting_bytes: maximum size of all requests that wait for workers; further ones are refused.
-        max_attempts: failed attempts after which a request fails.
         admit_duration_s: time for which a decode worker remembers a request without a lease.
-        log: log level and directory.
-        request_lines_socket: receives a line when a request begins and when it ends
-            (router/observe/request_lines.py); "": none.
+        request_lines_socket: receives lines about requests (router/observe/request_lines.py); "": none.
         keeps_request_lines: the router keeps these lines until the supervisor asks for them.
     """
 

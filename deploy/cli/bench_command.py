@@ -14,7 +14,6 @@ from tandem.deploy.cli.bench_config import bench_config
 
 
 def run_bench(arguments: argparse.Namespace, default_address: str) -> int:
-    """Makes one run or one sweep; returns the exit status."""
     outputs = Outputs(arguments.out, arguments.requests_out, arguments.plots, arguments.report)
     console = Console()
     try:

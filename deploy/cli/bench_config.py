@@ -97,5 +97,4 @@ def _arrivals(arguments: argparse.Namespace) -> ArrivalConfig | None:
 
 
 def _parse_warmup(text: str) -> tuple[int, float]:
-    """Returns requests and seconds, one of them 0."""
     return (int(text), 0.0) if text.isdecimal() else (0, parse_duration(text))

@@ -39,7 +39,6 @@ COMPARISONS = {
 
 def add_bench_options(parser: argparse.ArgumentParser, api_key: str) -> None:
     """Args: api_key: the default of --api-key."""
-    # All flags would fill a screen after each typing error.
     parser.usage = (
         f"{parser.prog} [OPTION]... (--help shows them)\n       {parser.prog} {{report,plot}} RUN.json... --out FILE"
     )

@@ -11,12 +11,11 @@ from tandem import exit_codes
 from tandem.engine.weights.conversions import Conversion, ConversionCache, default_directory
 
 _GB = 1e9
-# An age is shown in the largest unit of which it has at least two.
+# An age has at least two of its unit.
 _UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))
 
 
 def run_cache(action: str) -> int:
-    """Runs "list", "clear" or "path"; returns the exit status."""
     cache = ConversionCache(default_directory())
     try:
         if action == "path":

@@ -94,7 +94,6 @@ def _count(text: str) -> int:
 
 
 def address_of(arguments: argparse.Namespace) -> str:
-    """Returns the gRPC address of the named cluster; "" after an error message."""
     if arguments.ray_address:
         from tandem.deploy.cli.remote_clusters import remote_address_of
 

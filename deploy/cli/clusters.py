@@ -21,12 +21,11 @@ from tandem.deploy.supervise.control import ask
 from tandem.logs import log_file
 
 _LOOK_INTERVAL_S = 0.1
-# Time for the guard to end the rest after the stop limit.
+# Time for the guard to end remaining processes.
 _SWEEP_S = 15.0
 
 
 def list_clusters() -> int:
-    """`tandem list`."""
     try:
         runs = find_runs(default_directory())
     except PermissionError as error:
@@ -44,7 +43,7 @@ def list_clusters() -> int:
 
 
 def local_address_of(name: str) -> str:
-    """Returns the gRPC address of a cluster for clients on this host; "" after an error message."""
+    """Returns the gRPC address for clients on this host; "" after an error message."""
     if (run := _find(name)) is None:
         return ""
     if run.about.state != "serving":
@@ -73,7 +72,6 @@ def stop_cluster(name: str) -> int:
 
 
 def scale_cluster(name: str, counts: Mapping[str, int]) -> int:
-    """`tandem scale`: returns when the cluster has these workers."""
     if (run := _find(name)) is None:
         return exit_codes.FAILED
     if run.about.state != "serving":
@@ -85,7 +83,6 @@ def scale_cluster(name: str, counts: Mapping[str, int]) -> int:
 
 
 def show_answer(name: str, answer: Iterable[Mapping[str, Any]]) -> int:
-    """Prints a cluster's answer as it arrives; returns the exit status."""
     for line in answer:
         if "error" in line:
             if line["error"]:
@@ -149,7 +146,6 @@ def _find(name: str) -> Run | None:
 
 
 def _open_end(open_files: contextlib.ExitStack, path: str) -> TextIO | None:
-    """Opens a log at its end."""
     log = None
     with contextlib.suppress(OSError):
         if path:
@@ -165,6 +161,5 @@ def _show_more(log: TextIO | None) -> None:
 
 
 def fail(message: str, status: int = exit_codes.FAILED) -> int:
-    """Prints an error; returns the exit status."""
     print(f"tandem: {message}", file=sys.stderr)
     return status

@@ -1,4 +1,4 @@
-"""`tandem estimate`: the time of a model's work on a kind of GPU, and the GPUs that a load needs."""
+"""Runs `tandem estimate`."""
 
 import argparse
 import json
@@ -138,7 +138,6 @@ def estimate(worker: Worker, load: Load) -> dict[str, Any]:
 
 
 def _why_not(found: dict[str, Any], rate: float) -> str:
-    """Args: found: result of `estimate`."""
     if not found["prefill_worker_rate"]:
         return (
             f"no number of GPUs keeps to the limit on ttft: a prompt alone takes {_ms(found['prefill']['estimate_s'])}"

@@ -25,13 +25,12 @@ _WORKLOAD = re.compile(r"([\d_,]+)/([\d_,]+)")
 _LIMITS = ("ttft", "itl")
 # Range of data-sheet figures. A value outside has a wrong unit and would overflow.
 _SMALLEST_FIGURE, _LARGEST_FIGURE = 0.1, 1_000_000
-# The search tries every size up to it, for each number of GPUs.
+# The search tries every size up to it.
 _MAX_BATCH_SIZE = 4096
 _MAX_SHOWN = 40
 
 
 def add_estimate_options(parser: argparse.ArgumentParser) -> None:
-    """Adds all flags, which tandem.deploy.cli.estimate_command reads."""
     add = parser.add_argument
     add(
         "--model",
@@ -112,7 +111,6 @@ def _workload(text: str) -> tuple[int, int]:
 
 
 def _limits(text: str) -> dict[str, float]:
-    """Returns limits in seconds by name."""
     limits: dict[str, float] = {}
     for item in text.split(","):
         name, equals, value = item.strip().partition("=")

@@ -81,7 +81,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit status: 0, 1 after a failure, 2 after a usage error."""
+    """Runs one command; returns its exit status."""
     parser = _parser()
     arguments = parser.parse_args(_joined(sys.argv[1:] if argv is None else argv))
     try:
@@ -211,7 +211,8 @@ def _trace_seconds(text: str) -> float:
 def _run_configured(arguments: argparse.Namespace) -> int:
     if missing := [name for name in SERVER_PACKAGES if importlib.util.find_spec(name) is None]:
         print(
-            f"{arguments.name}: this install is a client's, without {', '.join(missing)}: pip install 'tandem-llm[serve]'",
+            f"{arguments.name}: this install is a client's, without {', '.join(missing)}: "
+            "pip install 'tandem-llm[serve]'",
             file=sys.stderr,
         )
         return exit_codes.USAGE
@@ -227,7 +228,6 @@ def _run_configured(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace, config: "ClusterConfig") -> int:
-    # The next import takes half a second.
     print(f"tandem {__version__}: starting with the model {config.model}", flush=True)
     from tandem.deploy.serve import serve
 

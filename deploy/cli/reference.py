@@ -1,6 +1,6 @@
 """Documentation of the options of `tandem serve`; `make docs` writes it.
 
-docs/configuration.md has a table per group between two comments; examples/serve.yaml is generated as a whole.
+docs/configuration.md has a table per group between two comments; examples/serve.yaml is all generated.
 """
 
 import re
@@ -20,7 +20,6 @@ EXAMPLE_HEAD = """\
 # All options of `tandem serve --config serve.yaml`. Commented lines show the defaults. Command-line flags override this
 # file. docs/configuration.md has more about each option.
 """
-# The only option that the example sets.
 EXAMPLE_MODEL = "smollm2-135m-instruct"
 _TABLE = re.compile(r"(?<=<!-- options: )(?P<group>[^>]*)( -->\n\n).*?(?=\n<!-- end -->)", re.DOTALL)
 
@@ -43,12 +42,10 @@ def option_table(group: str) -> str:
 
 
 def configuration_page(page: str) -> str:
-    """Returns docs/configuration.md with updated tables."""
     return _TABLE.sub(lambda match: f"{match['group']}{match[2]}{option_table(match['group'])}", page)
 
 
 def example_file() -> str:
-    """Returns examples/serve.yaml."""
     parts = [EXAMPLE_HEAD]
     for group in GROUPS:
         parts.append(f"\n# --- {group} ---\n\n")
@@ -71,7 +68,6 @@ def _choices(option: Option, quote: str = "") -> str:
 
 
 def _as_markdown(text: str) -> str:
-    """Formats flags, addresses and # as code."""
     return re.sub(r"(--[a-z][a-z-]*|\b\d+\.\d+\.\d+\.\d+(?:/\d+)?\b|#)", r"`\1`", text)
 
 

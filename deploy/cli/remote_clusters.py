@@ -21,7 +21,6 @@ from tandem.deploy.on_ray.joined_ray import JoinedRay
 _LOOK_INTERVAL_S = 0.3
 # Each look asks Ray for all actors that it ever had.
 _LIVES_INTERVAL_S = 2.0
-# A drain may take as long as the cluster's drain timeout.
 _STOP_LIMIT_S = 24 * 3600.0
 
 
@@ -82,7 +81,7 @@ def show_remote_logs(name: str, address: str, process: str, *, follow: bool) -> 
 
 
 def _show_process_logs(name: str, process: str, cluster: RemoteCluster, *, follow: bool) -> int:
-    """Prints the logs of all starts of a process, on any node; with `follow`, continues with the latest."""
+    """Prints the logs of all starts of a process; with `follow`, continues with the latest."""
     try:
         directory = cluster.log_directory()
         logs = find_logs(name, process, directory)
@@ -95,7 +94,6 @@ def _show_process_logs(name: str, process: str, cluster: RemoteCluster, *, follo
             try:
                 text, position = reader.read(log, None)
             except LogError as error:
-                # Logs of earlier starts may be gone with their nodes.
                 if log is logs[-1]:
                     raise
                 print(error)
@@ -120,11 +118,7 @@ def _follow(
     reader: LogReader,
     positions: dict[ProcessLog, int],
 ) -> NoReturn:
-    """Prints new log lines of a process from these positions.
-
-    Raises:
-        GoneError, RayEndedError: the cluster has ended, or its Ray.
-    """
+    """Prints new log lines until GoneError or RayEndedError."""
     log = next(reversed(positions))
     look_at, said = time.monotonic() + _LIVES_INTERVAL_S, ""
     while True:
@@ -134,7 +128,7 @@ def _follow(
             text, positions[log] = reader.read(log, positions.get(log))
             print(text, end="", flush=True)
         except LogError as error:
-            # The node may come back, or the process may restart elsewhere and has no file yet.
+            # The node may come back, or the process restart elsewhere.
             if str(error) != said:
                 said = str(error)
                 print(said, flush=True)

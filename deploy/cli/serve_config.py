@@ -19,7 +19,7 @@ def cluster_config(arguments: argparse.Namespace, environment: Mapping[str, str]
     """Combines flags, file, environment and defaults.
 
     Raises:
-        ValueError: an invalid value; the message has one line.
+        ValueError: with a message of one line.
     """
     values: dict[str, Any] = {}
     if arguments.config is not None:
@@ -48,11 +48,7 @@ def cluster_config(arguments: argparse.Namespace, environment: Mapping[str, str]
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Returns the values of a YAML file by field.
-
-    Raises:
-        ValueError: the file cannot be read or has an invalid entry; the message names file and key.
-    """
+    """Returns the values of a YAML file by field. Raises ValueError; the message names file and key."""
     try:
         text = path.read_text(encoding="utf-8")
         # The nodes show duplicate keys; the content has only the last value.
@@ -86,11 +82,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def read_key_file(path: Path) -> list[str]:
-    """Returns the API keys of a file, one per line. Blank lines and lines that start with # are skipped.
-
-    Raises:
-        ValueError: the file cannot be read or holds no key.
-    """
+    """Returns the API keys of a file. Raises ValueError if it cannot be read or holds none."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except OSError as error:

@@ -41,7 +41,6 @@ examples:
 
 
 def add_serve_options(parser: argparse.ArgumentParser) -> None:
-    """Adds all flags, which tandem.deploy.cli.serve_config reads."""
     groups = {name: parser.add_argument_group(name) for name in GROUPS}
     groups["operation"].add_argument(
         "--config", dest=CONFIG_FILE, metavar="FILE.yaml", help="file with any of these options"

@@ -37,7 +37,7 @@ class Conversation:
 
 
 def open_client(arguments: argparse.Namespace) -> TandemClient:
-    """Connects as the arguments of tandem.deploy.cli.client_options say. Raises ValueError for invalid ones."""
+    """Raises ValueError for invalid arguments."""
     files = (arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
     if bool(arguments.tls_cert) != bool(arguments.tls_key):
         raise ValueError("--tls-cert and --tls-key belong together: give both, or neither")
@@ -54,12 +54,10 @@ def open_client(arguments: argparse.Namespace) -> TandemClient:
 
 
 def print_failure(arguments: argparse.Namespace, error: TandemError) -> int:
-    """Prints why a call failed; returns the exit status."""
     where = ""
     if error.code == "UNAUTHENTICATED":
         where = f" (here with --api-key KEY or ${API_KEY_VARIABLE})"
     elif arguments.address_from.startswith("$") and error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
-        # The user may have forgotten the variable.
         where = f" ({arguments.address} is what {arguments.address_from} says)"
     print(f"{arguments.name}: {error}{where}", file=sys.stderr)
     return exit_codes.FAILED
@@ -72,7 +70,7 @@ def sampling_params(arguments: argparse.Namespace, max_tokens: int | None) -> pb
 
 
 def stream_answer(client: TandemClient, request: pb.GenerateRequest) -> tuple[str, pb.GenerateResponse]:
-    """Streams an answer to the terminal; returns its text and the last response. Raises TandemError."""
+    """Prints an answer as it arrives; returns its text and the last response."""
     text = ""
     last = pb.GenerateResponse()
     for response in client.generate(request):
@@ -109,7 +107,7 @@ def print_answer(
 
 
 def chat(arguments: argparse.Namespace, client: TandemClient) -> int:
-    """`tandem chat`: returns the exit status, which is that of the last answer."""
+    """`tandem chat`: returns the exit status of the last answer."""
     conversation = Conversation(arguments.system)
     status = 0
     print("Type a message; an empty line or Ctrl-D ends the chat, Ctrl-C an answer.")
@@ -127,7 +125,6 @@ def chat(arguments: argparse.Namespace, client: TandemClient) -> int:
             text, last = stream_answer(client, request)
         except TandemError as error:
             status = print_failure(arguments, error)
-            # The conversation continues without this question.
             conversation.messages.pop()
             continue
         except KeyboardInterrupt:
@@ -141,7 +138,7 @@ def chat(arguments: argparse.Namespace, client: TandemClient) -> int:
 
 
 def print_timeline(console: Console, last: pb.GenerateResponse) -> None:
-    """Prints the phases of a request as bars, the critical path first, and the work of its workers."""
+    """Prints the phases of a request as bars, the critical path first."""
     total_ms = max((p.start_ms + p.duration_ms for p in last.phases), default=1.0)
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     table.add_column("phase")
@@ -190,7 +187,6 @@ def print_status(info: pb.ServerInfo) -> None:
             pid = str(router.pid) if router.pid else ""
             routers.add_row(router.router_id, pid, router.grpc_address, router.http_address, state)
         console.print(routers)
-    # One table would not fit 80 columns.
     workers, counts = (Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim") for _ in range(2))
     for column in ("worker", "role", "pid", "linked to"):
         workers.add_column(column)
@@ -246,7 +242,7 @@ def print_status(info: pb.ServerInfo) -> None:
 
 
 def _forward_times(workers: Iterable[pb.WorkerStatus]) -> Table:
-    """Returns the published timings of the workers, for the kinds of forward passes that each runs."""
+    """Returns the published timings of the workers."""
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     table.add_column("forwards")
     for column in ("prefill ms", "µs/token", "step ms", "µs/request", "ns/KV token", "ITL beside prefill ms"):

@@ -23,11 +23,10 @@ def run_trace(arguments: argparse.Namespace, client: "TandemClient") -> int:
     trace = Trace()
     out = Path(arguments.out)
     if out.exists() and not out.is_file():
-        # With enough rights, replace() would put a file in place of a directory or device.
         print(f"{arguments.name}: {out} is there and is no file", file=sys.stderr)
         return exit_codes.FAILED
-    # Written beside the target, so that an older file stays until the new one is complete and an unwritable directory
-    # shows before the recording. The process id keeps commands for the same target apart.
+    # An older file stays until the new one is complete, and an unwritable directory shows before the recording. The
+    # process id keeps commands for the same target apart.
     unfinished = Path(f"{out}.{os.getpid()}.unfinished")
     try:
         with unfinished.open("w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Converts a recording to trace events, the JSON of Perfetto and chrome://tracing (docs/tracing.md)."""
+"""Converts a recording to trace events, the JSON of Perfetto (docs/tracing.md)."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -30,11 +30,7 @@ class _Process:
 
 
 class Trace:
-    """
-    Attributes:
-        warnings: messages about missing parts.
-        num_slices: number of recorded slices.
-    """
+    """A recording. Attributes: warnings: messages about missing parts."""
 
     def __init__(self) -> None:
         self.num_slices = 0
@@ -84,7 +80,7 @@ class Trace:
 
 
 def _process_events(pid: int, process: _Process, origin_ns: int) -> Iterator[tuple[Event, Iterable[str]]]:
-    """Yields each event and the requests whose arrows touch it. Args: origin_ns: time 0 on the process's clock."""
+    """Yields each event and the requests whose arrows touch it. origin_ns is time 0 on the process's clock."""
     tracks: dict[str, list[pb.RecordedSlice]] = defaultdict(list)
     for kept in process.slices:
         tracks[kept.track].append(kept)
@@ -147,7 +143,6 @@ def _slice(pid: int, tid: int, kept: pb.RecordedSlice, origin_ns: int) -> Event:
 
 
 def _phases(pid: int, tid: int, kept: pb.RecordedSlice, origin_ns: int) -> Iterator[Event]:
-    """Yields the phases of a request on its critical path."""
     moments = {name: value for name, value in kept.numbers.items() if _is_moment(value)}
     for phase in phase_timings(moments):
         start_ns, end_ns = (round(ms * 1e6) for ms in (phase.start_ms, phase.start_ms + phase.duration_ms))
@@ -156,12 +151,12 @@ def _phases(pid: int, tid: int, kept: pb.RecordedSlice, origin_ns: int) -> Itera
 
 
 def _is_moment(value: int) -> bool:
-    """Returns whether a number is a time in nanoseconds since the epoch, not a count."""
+    """Returns whether a number is a time in nanoseconds, not a count."""
     return value > 10**15
 
 
 def _arrows(number: int, slices: list[Event]) -> Iterator[Event]:
-    """Connects each slice to the next. Perfetto binds an arrow's end to the slice running at that time."""
+    """Connects each slice to the next. An arrow's end belongs to the slice running then."""
     ends = sorted(((event["ts"] + event["dur"] / 2, event) for event in slices), key=lambda end: end[0])
     if len(ends) < 2:
         return
@@ -181,7 +176,6 @@ def _arrows(number: int, slices: list[Event]) -> Iterator[Event]:
 
 
 def _complete(pid: int, tid: int, name: str, start_ns: int, duration_ns: int, arguments: dict[str, Any]) -> Event:
-    # Trace events use microseconds.
     return {
         "ph": "X",
         "name": name,

@@ -24,7 +24,6 @@ from tandem.router.policies.table import LEAST_COST
 from tandem.router.workers.placement import AUTO
 from tandem.worker.config import WorkerConfig
 
-# Every answer carries a name.
 MAX_MODEL_NAME_LEN = 256
 # Without tensor parallelism a model runs on one device.
 DEVICES_PER_WORKER: int = default_of(EngineConfig, "num_devices")
@@ -93,11 +92,7 @@ class WorkerPlan:
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig(ClusterOptions):
-    """A cluster as `tandem serve` starts it; ClusterOptions describes the fields.
-
-    Raises:
-        ValueError: on construction, for values that no cluster can have; the message names the fields.
-    """
+    """A valid set of options. Raises ValueError on construction; the message names the fields."""
 
     def __post_init__(self) -> None:
         counts = (
@@ -167,7 +162,7 @@ class ClusterConfig(ClusterOptions):
                 f"`{name}` is for a cluster over several nodes: it needs placement_strategy pack or spread",
             )
         check_network(self.interface)
-        # The constructors check the values that the processes would refuse.
+        # Their constructors check more.
         self.router("unresolved", self.model, 1)
         self.worker("unresolved", "both", self.engine("unresolved"), 1)
 
@@ -182,7 +177,6 @@ class ClusterConfig(ClusterOptions):
 
     @property
     def spans_nodes(self) -> bool:
-        """Whether the processes may be on several nodes of a Ray."""
         return self.placement_strategy != HOST
 
     @property
@@ -206,11 +200,7 @@ class ClusterConfig(ClusterOptions):
         return DEVICE_DEFAULTS[self.device]
 
     def engine(self, model_dir: str, num_threads: int = 0) -> EngineConfig:
-        """Returns the engine configuration that all workers start from; `worker` fits it to a role.
-
-        Args:
-            num_threads: CPU threads if the option is 0.
-        """
+        """Returns the engine configuration without the values of a role. num_threads is the default of the option."""
         return _configured(
             EngineConfig,
             _values(self, EngineOptions)
@@ -225,11 +215,7 @@ class ClusterConfig(ClusterOptions):
         )
 
     def router(self, model_dir: str, model_name: str, max_model_len: int, cluster_token: str = "") -> RouterConfig:
-        """Returns the configuration that all routers share.
-
-        Args:
-            model_name: name of the model if served_model_name gives none.
-        """
+        """Returns the configuration that all routers share. model_name is the default of served_model_name."""
         first, *others = self.served_model_name or (model_name,)
         return _configured(
             RouterConfig,
@@ -263,7 +249,6 @@ class ClusterConfig(ClusterOptions):
         max_model_len: int,
         cluster_token: str = "",
     ) -> WorkerPlan:
-        """Returns the configuration of one worker."""
         chunk_size = self.chunk_size or self._device_defaults.chunk_size
         max_batch_size = self.max_batch_size or self._device_defaults.max_batch_size
         largest_step = 0 if role == "prefill" else max_batch_size
@@ -306,12 +291,12 @@ class ClusterConfig(ClusterOptions):
 
 
 def _absolute(path: str) -> str:
-    """Makes a path independent of a process's working directory; "" stays."""
+    """Processes may run in another working directory. "" stays."""
     return str(Path(path).absolute()) if path else ""
 
 
 def _values(config: ClusterOptions, options: type) -> dict[str, Any]:
-    """Returns the values of the options that a package declares in its class of options."""
+    """Args: options: a package's class of options."""
     return {f.name: getattr(config, f.name) for f in fields(options)}
 
 

@@ -28,14 +28,11 @@ class Option:
 
     Attributes:
         name: flag without leading dashes, and key in the YAML file.
-        field: name of the configuration's field.
         type: str, int, float, or bool for a flag without a value.
         group: heading in help and documentation.
-        help: one line of text.
-        default: default of the field; None if the option is required.
+        default: None if the option is required.
         metavar: placeholder of the value in the help.
         shown: text for help and documentation in place of the default.
-        choices: allowed values.
         takes_path: the import path of a class is allowed too (tandem.choices).
         is_list: the flag is repeatable, and the key takes a list.
         detail: Markdown that the documentation adds to `help`.
@@ -64,11 +61,7 @@ class Option:
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
     def check(self, value: Any) -> Any:
-        """Converts a value of a YAML file to the option's type.
-
-        Raises:
-            ValueError: wrong type or no choice. The message never shows a list, which may hold secrets.
-        """
+        """Converts a value of a YAML file. Raises ValueError; the message shows no list, which may hold secrets."""
         if self.is_list:
             if not isinstance(value, list) or not all(type(item) is self.type for item in value):
                 raise ValueError(f"{self.name} must be a list of quoted texts, such as ['FIRST', 'SECOND']")
@@ -89,11 +82,8 @@ class Option:
 def options_of(config: type, groups: Mapping[str, Sequence[str]]) -> tuple[Option, ...]:
     """Returns the options of a dataclass.
 
-    Args:
-        groups: fields of each group, in the order of the documentation.
-
     Raises:
-        ValueError: a field is in no group or in two, or a group names an unknown field.
+        ValueError: a field is not in exactly one group, or a group names an unknown field.
     """
     declared = {f.name: f for f in fields(config)}
     placed = Counter(name for names in groups.values() for name in names)
@@ -116,15 +106,11 @@ def _option_of(f: Field[Any], group: str) -> Option:
 
 
 def kind_of(value: Any) -> str:
-    """Returns the type of a YAML value in plain words."""
     return _KINDS.get(type(value), f"a {type(value).__name__}")
 
 
 def in_flags(message: str, options: Sequence[Option]) -> str:
-    """Replaces field names in an error message by their flags, which the user knows.
-
-    A field named like an everyday word is replaced only in `backquotes`. Parts of import and file paths stay.
-    """
+    """Replaces field names in an error message by flags: one-word fields only in `backquotes`, none in paths."""
     # Longer names first: some contain others.
     for o in sorted(options, key=lambda o: -len(o.field)):
         message = message.replace(f"`{o.field}`", f"--{o.name}")

@@ -1,4 +1,4 @@
-"""Control socket of a cluster on this host: commands of the same user ask over it in lines of JSON."""
+"""Control socket of a cluster, for commands of the same user: one line of JSON per message."""
 
 import contextlib
 import json
@@ -13,7 +13,6 @@ from typing import Any
 
 _CREDENTIALS = struct.Struct("3i")
 _MAX_LINE_BYTES = 65536
-# A client sends its question at once.
 _ASK_TIMEOUT_S = 10.0
 # Maximum time between two lines of an answer.
 ANSWER_TIMEOUT_S = 30.0
@@ -35,7 +34,6 @@ class ControlServer:
                 credentials = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
                 if _CREDENTIALS.unpack(credentials)[1] != os.getuid():
                     return
-                # The client may disconnect.
                 with contextlib.suppress(OSError):
                     try:
                         asked = json.loads(self.rfile.readline(_MAX_LINE_BYTES))
@@ -64,11 +62,7 @@ class ControlServer:
 
 
 def ask(path: Path, question: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the lines of the answer as they arrive.
-
-    Raises:
-        OSError: no answer, or a silence longer than ANSWER_TIMEOUT_S.
-    """
+    """Yields the lines of the answer. Raises OSError if none comes within ANSWER_TIMEOUT_S."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(ANSWER_TIMEOUT_S)
         connection.connect(str(path))

@@ -1,4 +1,4 @@
-"""The processes of a cluster: starts them, lets them join, and waits for both."""
+"""Starts the processes of a cluster and lets them join."""
 
 import contextlib
 import logging
@@ -20,17 +20,17 @@ from tandem.router.config import RouterConfig
 
 logger = logging.getLogger(__name__)
 
-# Called with the name of a part of the cluster and its current activity.
+# Called with a part of the cluster and its stage.
 OnProgress = Callable[[str, str], None]
 
 START_TIMEOUT_S = 1800.0
 ROUTER_START_TIMEOUT_S = 60.0
-# Limit for a worker's process to answer at all; loading may take longer.
+# Limit for a worker's first answer; loading may take longer.
 PROCESS_START_TIMEOUT_S = 120.0
 # Limit for a running process to answer a question.
 ANSWER_TIMEOUT_S = 6.0
 STOP_TIMEOUT_S = 3.0
-# Limit for a process found running to answer whether it takes part.
+# Limit for a process found by `take_over` to answer.
 RECOVER_TIMEOUT_S = 10.0
 POLL_INTERVAL_S = 0.2
 
@@ -41,7 +41,6 @@ class Processes:
     Attributes:
         actors: by name; a restart replaces the actor.
         router_configs, worker_plans: configurations for the next start, by name.
-        num_starts: starts of each process so far.
         router_ready_s: seconds from the creation of the router processes until their ports were open.
     """
 
@@ -55,8 +54,7 @@ class Processes:
     ) -> None:
         """
         Args:
-            on_request_line: called with each line about a request that a router has kept.
-            before_start: called before each start of a process.
+            on_request_line: called with each request line that a router has kept.
         """
         self._config = config
         self._ray = ray_in_use
@@ -80,12 +78,7 @@ class Processes:
         *,
         num_starts: Mapping[str, int] | None = None,
     ) -> None:
-        """Sets the processes of the cluster, before `start_all` or `take_over`.
-
-        Args:
-            nodes: the node of each process; None: all are on this host.
-            cluster_tls: certificates between the processes; None: no TLS.
-        """
+        """Sets the processes of the cluster, before `start_all` or `take_over`."""
         self.router_configs, self.worker_plans = dict(router_configs), dict(worker_plans)
         self.num_starts = Counter(num_starts or {})
         self._nodes, self._cluster_tls = nodes, cluster_tls
@@ -95,7 +88,7 @@ class Processes:
 
         Raises:
             ConfigurationError: a process refuses its configuration.
-            ClusterError: another failure, such as the death of a process.
+            ClusterError: another failure.
         """
         # All start concurrently, the slow ones first.
         starting = {self.start_worker(name): name for name in self.worker_plans}
@@ -129,7 +122,7 @@ class Processes:
                 ray.kill(self.actors.pop(name))
 
     def start_router(self, name: str) -> Any:
-        """Starts a router; returns a reference that is ready when its own ports are open."""
+        """Returns a reference that is ready when the router's own ports are open."""
         from tandem.deploy.actors.router_actor import RouterActor
 
         self._on_progress(name, "starting")
@@ -139,7 +132,7 @@ class Processes:
         return actor.start.remote(*(self._nodes.ports_of(name) if self._nodes is not None else ()))
 
     def start_worker(self, name: str) -> Any:
-        """Starts a worker; returns a reference that is ready when it has loaded."""
+        """Returns a reference that is ready when the worker has loaded."""
         from tandem.deploy.actors.worker_actor import WorkerActor
 
         plan = self.worker_plans[name]
@@ -161,13 +154,12 @@ class Processes:
         return actor.connect.remote([addresses.cluster for addresses in self._any_router_config.routers.values()])
 
     def plan_workers(self, plans: Mapping[str, WorkerPlan]) -> None:
-        """Adds workers to the plan, without telling routers or starting processes."""
+        """Adds workers without starting them or telling the routers."""
         self.worker_plans |= plans
         if self._nodes is not None:
             self._nodes.add_workers(list(plans))
 
     def end_workers(self, names: Sequence[str]) -> None:
-        """Ends workers and drops them from the plan."""
         for name in names:
             del self.worker_plans[name]
             if (actor := self.actors.pop(name, None)) is not None:
@@ -182,7 +174,7 @@ class Processes:
         return [actor.set_workers.remote(planned) for actor in self.running_routers().values()]
 
     def kinds(self) -> tuple[dict[str, ProcessKind], ProcessKind]:
-        """Returns how to supervise each planned process, by name, and how to supervise a new worker."""
+        """Returns how to supervise each process, by name, and any new worker."""
         router = ProcessKind(
             self.start_router,
             self.join_router,
@@ -201,7 +193,7 @@ class Processes:
             start_limit_s=START_TIMEOUT_S,
             mapped=lambda actor: actor.mapped_workers.remote(),
         )
-        # An unreachable router may still serve. Ray gives up dead nodes, and the router watches its own event loop.
+        # An unreachable router may still serve, and watches its own event loop.
         far_router = replace(router, silence_limit_s=worker.silence_limit_s)
         is_here = self._nodes.is_here if self._nodes is not None else lambda _: True
         routers = {name: router if is_here(name) else far_router for name in self.router_configs}
@@ -226,13 +218,13 @@ class Processes:
                 for ref in ended:
                     with contextlib.suppress(RayError):
                         self._show_request_lines(ray.get(ref))
-        # A Ray that keeps running would keep the actors for a while.
+        # A joined Ray would keep the actors for a while.
         for actor in self.actors.values():
             ray.kill(actor)
         self.actors = {}
 
     def _ask_request_lines(self) -> None:
-        """Shows kept request lines during a drain, when no probes fetch them."""
+        """Fetches kept request lines when no probes do."""
         keeping = [self.actors[n] for n, c in self.router_configs.items() if c.keeps_request_lines and n in self.actors]
         refs = [actor.probe.remote() for actor in keeping]
         answered, _ = ray.wait(refs, num_returns=len(refs), timeout=ANSWER_TIMEOUT_S) if refs else ([], [])
@@ -247,7 +239,7 @@ class Processes:
     def wait_for(self, refs: dict[Any, str]) -> None:
         """Waits for references by process name and reports the workers' progress.
 
-        A finished reference is noticed at once, even while an importing worker is slow to report progress.
+        Notices a finished reference at once, even while an importing worker does not answer.
         """
         began = ask_at = time.monotonic()
         address = self._config.ray_address
@@ -283,7 +275,7 @@ class Processes:
                     self._on_progress(name, "ready")
                     self.router_ready_s = time.monotonic() - began
                     logger.info("%s ready after %.2f s", name, self.router_ready_s)
-        # The last answers may be older than the last stage.
+        # Earlier answers may miss the last stage.
         for name, ref in [(name, self.actors[name].progress.remote()) for name in self.worker_plans]:
             self._show_progress(name, ref)
 
@@ -292,7 +284,7 @@ class Processes:
 
         Raises:
             ConfigurationError: the process refuses its configuration.
-            ClusterError: the process failed, died or did not answer.
+            ClusterError: the process failed or did not answer.
         """
         try:
             return ray.get(ref, timeout=timeout_s)
@@ -304,8 +296,8 @@ class Processes:
     def _actor_class(self, name: str, cls: type, num_gpus: int = 0) -> Any:
         """Returns a class as a Ray actor, without restarts by Ray.
 
-        Three concurrent calls let it report progress and stop during its start. Each start has its own actor name: Ray
-        frees a dead actor's name too late for its successor.
+        Concurrent calls let it report progress and stop during its start. Each start has its own actor name, because
+        Ray frees the name of a dead actor late.
         """
         self._before_start()
         options = self._ray.actor_options() if self._nodes is None else self._nodes.actor_options(name)
@@ -314,11 +306,10 @@ class Processes:
 
     @property
     def _any_router_config(self) -> RouterConfig:
-        """For values that all routers share."""
         return next(iter(self.router_configs.values()))
 
     def running_routers(self) -> dict[str, Any]:
-        """Returns the started routers. After a takeover others may wait for their nodes; they learn all at start."""
+        """Returns the started routers; after a takeover, others may wait for their nodes."""
         return {name: self.actors[name] for name in self.router_configs if name in self.actors}
 
     def _start_limit_s(self, name: str) -> float:

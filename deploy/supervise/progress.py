@@ -17,7 +17,7 @@ BAR_WIDTH = 24
 # Without a terminal, running stages are printed again after this silence.
 SILENCE_S = 2.0
 _LOOK_INTERVAL_S = 0.2
-# A stage may end with its progress: "(3 of 35)" or "(1.2 of 16.1 GB)".
+# Progress at the end of a stage: "(3 of 35)" or "(1.2 of 16.1 GB)".
 _AMOUNT = re.compile(r"(?P<stage>.+) \((?P<amount>(?P<done>[\d.]+) of (?P<total>[\d.]+)[^()]*)\)")
 
 
@@ -34,7 +34,7 @@ class StartProgress:
         self._console = console
         self._clock = clock
         self._started = clock() - started_s_ago
-        # Each part's stage, and the seconds from the part's beginning to the stage's.
+        # Stage of each part, and seconds from the part's beginning to the stage's.
         self._parts: dict[str, tuple[str, float]] = {}
         self._began: dict[str, float] = {}
         self._printed_at = clock()
@@ -103,12 +103,11 @@ class StartProgress:
 
 
 def _name(doing: str) -> str:
-    """Returns a stage without its progress."""
     return doing.partition(" (")[0]
 
 
 def _stage(doing: str) -> tuple[RenderableType, ...]:
-    """Returns a stage's name and, if it states its progress, a bar and the amounts."""
+    """Returns a stage's name, and a bar and amounts if it states its progress."""
     match = _AMOUNT.fullmatch(doing)
     if match is None:
         return (doing,)

@@ -1,8 +1,7 @@
 """Plans which workers lean to prefill, which lean to decode, and which do both.
 
 A worker that does both reads its weights for each chunk and, without mixed steps, again for each decode step. Between
-two steps it has only the time that the ITL objective leaves. A worker that leans reads its weights once. So high load
-and tight objectives favor leaning.
+two steps it has only the time that the ITL objective leaves. So high load and tight objectives favor leaning.
 
 Capacities are shares of one worker's time. `i` is FILLED times the ITL objective and `T` the TTFT objective. An
 empty decode step takes `s0`, an empty prefill forward pass `f0`, and the mean prompt adds `f`:
@@ -13,15 +12,13 @@ empty decode step takes `s0`, an empty prefill forward pass `f0`, and the mean p
 | leans to decode | `1 - s0 / i` for decoding requests |
 | does both | `1 - (s0 + f0) / i` for either; a prompt that takes `g` there counts `1 / (1 - g / 2T)` times |
 
-A prompt beside decode steps gets the share of the time that prompts have in all demand. So `g` exceeds `f`, and fewer
-prompts can queue: this favors leaning for long prompts. Workers that lean to prefill compute prompts that are cached on
-other workers. A layout with leans is therefore charged the uncached part of each prompt at the median worker. So no
-worker leans for conversations, which are cached where they were decoded.
+Beside decode steps, prompts get their share of all demand. So `g` exceeds `f`, and fewer prompts can queue: this favors
+leaning for long prompts. Workers that lean to prefill also compute prompts that other workers have cached. So a layout
+with leans is charged the uncached part of each prompt at the median worker, and no worker leans for conversations.
 
 Demand is the prompts of the last one or two seconds, and the decoding requests. Each of these takes a share of every
 step of length `i`, and a place within memory and `--max-batch-size`. The plan is the layout that serves the largest
-multiple of the demand. No worker leans while workers without leans serve a multiple well above 1: then the cost model
-alone decides. Nor does any worker lean if that serves no more: steps with more requests are no gain in themselves.
+multiple of the demand. No worker leans if workers that do both serve a multiple well above 1, or as much as others.
 """
 
 import math
@@ -59,7 +56,6 @@ class Layout(NamedTuple):
     both: int
 
     def distance(self, other: "Layout") -> int:
-        """Returns the number of workers that change."""
         return sum(abs(a - b) for a, b in zip(self, other, strict=True)) // 2
 
 
@@ -86,10 +82,8 @@ class Demand:
     filled: float
 
     def multiple(self, layout: Layout) -> float:
-        """Returns the multiple of this demand that a layout serves."""
         prefill, decode, both = layout.prefill * self.prefill, layout.decode * self.decode, layout.both * self.both
         prompts = self.leaning_prompts if prefill or decode else self.prompts
-        # Prompts on workers that only prefill.
         apart = min(prefill, prompts)
         limits = (
             (prefill + self.filled * both, prompts),
@@ -113,7 +107,7 @@ class RolePlanner:
         self._rates = [0.0] * 5
 
     def plan(self, demands: Mapping[str, RouterDemand]) -> Mapping[str, Lean]:
-        """Returns the new leans; call it about twice per second. Args: demands: reports of the routers, by name."""
+        """Returns the new leans. Args: demands: reports of the routers, by name."""
         now = self._clock()
         self._count_prompts(demands, now)
         decoding: Counter[str] = Counter()
@@ -180,14 +174,13 @@ class RolePlanner:
         )
 
     def _prefill_share(self, times: ForwardTimes, prompt_s: float) -> float:
-        """Args: prompt_s: time of the mean prompt."""
         whole_s = times.prefill_s + prompt_s
         if prompt_s <= 0:
             return 1.0
         return self._filled(whole_s) * prompt_s / whole_s
 
     def _filled(self, prompt_s: float) -> float:
-        """Returns the share of a worker's time that prompts of this length can fill, as they queue for one another."""
+        """Returns the share of a worker's time that prompts of this length can fill, as they queue."""
         return max(0.5, 1.0 - prompt_s / (2 * self._objectives.ttft_s))
 
     def _best(self, demand: Demand, have: Layout, *, is_held: bool) -> Layout:
@@ -207,7 +200,7 @@ class RolePlanner:
 
 
 def _counts(router: RouterDemand) -> tuple[int, ...]:
-    """Prompts, their tokens and attended tokens, and both for prompts computed elsewhere than cached."""
+    """Prompts, their tokens and attended tokens, and both if computed elsewhere."""
     return (
         router.prompts,
         router.prompt_tokens,
@@ -218,7 +211,7 @@ def _counts(router: RouterDemand) -> tuple[int, ...]:
 
 
 def _layouts(count: int, have: Layout) -> Iterator[Layout]:
-    """Yields candidate layouts, the current one first. Each has workers for prompts and workers for decoding."""
+    """Yields candidate layouts, the current one first."""
     yield have
     step = -(-count // NUM_STEPS)
     for prefill in range(0, count, step):

@@ -28,11 +28,7 @@ def check_num_gpus(config: ClusterConfig, ray: RayBase) -> None:
 
 
 def has_room(config: ClusterConfig, ray: RayBase, num_joining: int, num_leaving: int) -> bool:
-    """Returns whether the joining workers fit before the others leave.
-
-    Raises:
-        ConfigurationError: they do not fit even afterwards.
-    """
+    """Returns whether the joining workers fit before others leave; raises ConfigurationError if never."""
     needs = {"GPU": DEVICES_PER_WORKER} if config.device == "cuda" else {}
     if config.ray_address:
         needs["CPU"] = 1

@@ -15,7 +15,7 @@ from tandem.deploy.errors import ClusterError
 from tandem.deploy.on_ray.ray_module import RayError, ray
 from tandem.deploy.supervise.supervisor import ProcessKind, Supervisor
 
-# Limit for a new worker's process to answer at all; loading may take longer.
+# Limit for a new worker's first answer; loading may take longer.
 PROCESS_START_TIMEOUT_S = 120.0
 # A router that does not answer within this time is asked again.
 ANSWER_TIMEOUT_S = 6.0
@@ -23,19 +23,11 @@ STOP_TIMEOUT_S = 6.0
 
 
 def in_counts(counts: Mapping[str, int]) -> dict[str, Any]:
-    """Returns numbers of workers by kind as fields of a ClusterConfig."""
     return {f"num_{role}": count for role, count in counts.items()}
 
 
 def check_kinds(running: Mapping[str, int], counts: Mapping[str, int]) -> None:
-    """Checks that a cluster keeps either linked workers (kind `any`) or workers with roles.
-
-    Args:
-        running, counts: current and requested numbers of workers by kind.
-
-    Raises:
-        ValueError: both would exist together.
-    """
+    """Raises ValueError if linked workers (kind `any`) and workers with roles would exist together."""
     if not counts["any"] or counts["any"] == sum(counts.values()):
         return
     if running.get("any"):
@@ -52,8 +44,7 @@ class ScaleJob:
     Attributes:
         counts: requested numbers of workers by kind.
         lines: progress messages; None: the end.
-        error: reason of a failure, or "".
-        is_usage: the request was wrong, not the cluster.
+        is_usage: the error is in the request.
     """
 
     def __init__(self, counts: Mapping[str, int]) -> None:
@@ -63,14 +54,13 @@ class ScaleJob:
         self.is_usage = False
 
     def next_line(self, timeout_s: float) -> str | None:
-        """Returns the next progress message; "" after timeout_s without one; None at the end."""
+        """Returns the next message; "" after timeout_s; None at the end."""
         try:
             return self.lines.get(timeout=timeout_s)
         except queue.Empty:
             return ""
 
     def finish(self, error: str = "", *, is_usage: bool = False) -> None:
-        """Ends the job; called once."""
         self.error, self.is_usage = error, is_usage
         self.lines.put(None)
 
@@ -89,11 +79,7 @@ class ScaleQueue:
         return job
 
     def take_turn(self, plan: "Callable[[ScaleJob], Scaling]") -> None:
-        """Continues a change or begins the next one, without waiting.
-
-        Args:
-            plan: prepares a change; raises ValueError or ClusterError for an impossible one.
-        """
+        """Continues a change or begins the next one. `plan` raises ValueError or ClusterError for an impossible one."""
         if self._current is None:
             with contextlib.suppress(queue.Empty):
                 job = self._jobs.get_nowait()
@@ -105,7 +91,6 @@ class ScaleQueue:
             self._current = None
 
     def give_up(self) -> None:
-        """Ends all changes because the cluster stops."""
         if self._current is not None:
             self._current.give_up()
             self._current = None
@@ -115,7 +100,7 @@ class ScaleQueue:
 
 
 class Scaled(Protocol):
-    """The cluster, as far as a change needs it; Cluster documents the members."""
+    """The part of Cluster that a change needs."""
 
     @property
     def drain_timeout_s(self) -> float: ...
@@ -149,8 +134,6 @@ class Scaling:
         """
         Args:
             kind: how to supervise the new workers.
-            joining: new workers by name.
-            leaving: names of workers to end.
             join_first: there is room for the new workers before the others leave.
         """
         self._job = job
@@ -202,7 +185,6 @@ class Scaling:
         yield from self._answers()
 
     def _joined(self) -> Iterator[None]:
-        """Waits until all new workers have joined."""
         began = time.monotonic()
         doing = dict.fromkeys(self._joining, "starting")
         silent = set(self._joining)
@@ -224,7 +206,6 @@ class Scaling:
             for ref in answered:
                 name = asked.pop(ref)
                 with contextlib.suppress(RayError):
-                    # The progress within a stage is for live displays.
                     said = str(ray.get(ref)).partition(" (")[0]
                     silent.discard(name)
                     if said != doing[name]:
@@ -275,10 +256,9 @@ class Scaling:
         yield from self._answers()
 
     def _answers(self) -> Generator[None, None, list[dict[str, int]] | None]:
-        """Tells the routers the planned workers.
+        """Tells the routers the planned workers; returns their numbers of requests on other workers.
 
-        Returns:
-            Each live router's number of requests on other workers, by worker; None if a router did not answer.
+        None: a router did not answer. Dead routers have no requests.
         """
         refs = self._cluster.tell_routers(self.planned)
         waiting, deadline = list(refs), time.monotonic() + ANSWER_TIMEOUT_S

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.2
 RESTART_DELAY_S = 1.0
-# A longer gap between two polls means that this process was stopped or the machine slept.
+# After a longer gap between polls, this process was stopped or the machine slept.
 STANDSTILL_S = 1.0
 # Limit for answers still due when supervision ends.
 LAST_ANSWER_S = 1.0
@@ -23,18 +23,16 @@ LAST_ANSWER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ProcessKind:
-    """How to supervise one kind of process. Calls return references that are ready when the work is done.
+    """How to supervise one kind of process. Calls return references.
 
     Attributes:
-        start: creates the actor of a name again and loads it.
+        start: replaces the actor of a name and loads the new one.
         join: lets a loaded actor take part.
-        probe: asks an actor for a sign of life.
-        probe_interval_s: time between two probes.
-        silence_limit_s: time without an answer after which the process is killed and restarted. A stopped process
-            (SIGSTOP) shows on no stream.
-        start_limit_s: limit for loading and joining, after which the process is killed and restarted.
+        probe: asks an actor for a sign of life, every probe_interval_s.
+        silence_limit_s: a process that answers no probe for this time is restarted: it may be stopped (SIGSTOP).
+        start_limit_s: limit for loading and joining.
         mapped: asks an actor for the names of workers whose memory it maps; None: it maps none.
-        answered: receives each answer to a probe; None: nobody does.
+        answered: receives each answer to a probe.
     """
 
     start: Callable[[str], Any]
@@ -59,7 +57,7 @@ class _Awaited(NamedTuple):
 
 
 class Supervisor:
-    """Restarts processes that die or do not answer. Nothing blocks longer than a poll, so no event is missed."""
+    """Restarts processes that die or do not answer. Nothing blocks longer than a poll."""
 
     def __init__(
         self, actors: Mapping[str, Any], kinds: Mapping[str, ProcessKind], may_start: Callable[[str], bool]
@@ -67,9 +65,7 @@ class Supervisor:
         """
         Args:
             actors: by name; a kind's `start` replaces entries.
-            kinds: by the same names.
-            may_start: returns whether there is a node for a restart; asked at every poll until there is. Its errors
-                end the supervision.
+            may_start: returns whether a process can restart now. Its errors end the supervision.
         """
         self._actors = actors
         self._kinds = dict(kinds)
@@ -81,9 +77,9 @@ class Supervisor:
         self._answered_at: dict[str, float] = {}
         self._probe_at: dict[str, float] = {}
         self._looked_at = time.monotonic()
-        # Deadline of each starting process to join.
+        # Deadline to join.
         self._join_by: dict[str, float] = {}
-        # Reason of the last failed start of each process that has not joined.
+        # Reason of the last failed start.
         self._failures: dict[str, str] = {}
         self._added: set[str] = set()
         self._retired: set[str] = set()
@@ -101,7 +97,6 @@ class Supervisor:
         return name in self._answered_at
 
     def failure(self, name: str) -> str:
-        """Returns the reason of the last failed start; "" after joining."""
         return self._failures.get(name, "")
 
     def retire(self, name: str) -> None:
@@ -111,7 +106,6 @@ class Supervisor:
             self.forget(name)
 
     def forget(self, name: str) -> None:
-        """Stops watching a process, running or not."""
         self._awaited = {ref: awaited for ref, awaited in self._awaited.items() if awaited.name != name}
         for known in (self._kinds, self._restart_at, self._join_by, self._answered_at, self._probe_at, self._failures):
             known.pop(name, None)
@@ -199,7 +193,6 @@ class Supervisor:
 
     def _give_up_start(self, name: str, reason: object) -> None:
         """Ends a failed start; another one follows."""
-        # Ray's reasons have several lines.
         logger.error("%s could not be started again: %s", name, " ".join(str(reason).split()))
         self._failures[name] = str(reason) or type(reason).__name__
         self._awaited = {
@@ -217,7 +210,7 @@ class Supervisor:
         self._restart_at[name] = time.monotonic() + RESTART_DELAY_S
 
     def _ask_mappers(self) -> None:
-        """Asks the processes that block a restart by their mappings, which they close when copies end."""
+        """Asks processes whose mappings block a restart; they close them when copies end."""
         asked = {awaited.name for awaited in self._awaited.values() if awaited.stage == "mapped"}
         for name in self._mappers.to_ask() - asked:
             mapped = self._kinds[name].mapped
