@@ -1,8 +1,7 @@
-"""`tandem compile`: has every kernel that a configuration needs compiled, so that a worker starts without a compiler.
+"""`tandem compile`: compiles every kernel of a configuration, so that a worker starts without a compiler.
 
-Triton and FlashInfer compile a kernel when it is first launched, and keep it on disk. So the engine is built with made
-up weights, once without graphs, as long prefills run, and once with those of both kinds, and real schedulers run
-requests of every kind on it.
+Triton and FlashInfer compile a kernel at its first launch and keep it on disk. So real schedulers run requests of every
+kind on an engine with random weights, once without and once with CUDA graphs.
 """
 
 import gc
@@ -26,13 +25,13 @@ from tandem.engine.stage_timer import StageTimer
 from tandem.engine.weights.resolve import resolve_model
 from tandem.sampling_params import SamplingParams
 
-# A compiler may take minutes for one kernel; a step that waits for none takes milliseconds.
+# Compiling one kernel may take minutes.
 RUN_TIMEOUT_S = 1800.0
 NUM_OUTPUT_TOKENS = 3
 SHORT_PROMPT = 5
-# Attention splits a context of this length, where it splits any.
+# Long enough for backends that split contexts to split it.
 LONG_PROMPT = 4096
-# Triton compiles afresh for sizes of 1 and for multiples of 16.
+# Triton compiles separate variants for a size of 1 and for multiples of 16.
 BATCH_SIZES = (1, 2, 3, 16, 17)
 SAMPLINGS = (
     SamplingParams(NUM_OUTPUT_TOKENS, temperature=1.0, seed=1),
@@ -44,7 +43,7 @@ SAMPLINGS = (
 
 
 def compile_kernels(config: ClusterConfig) -> int:
-    """Returns the exit status: 0, or 2 if the kernels cannot be compiled here; standard error says why."""
+    """Returns the exit status."""
     console = Console(soft_wrap=True, highlight=False)
     stages = StageTimer()
     try:
@@ -58,7 +57,7 @@ def compile_kernels(config: ClusterConfig) -> int:
                     progress(part, doing)
 
                 run_configuration(config, model_dir, max_graph, begin)
-                # The next engine must find the memory of this one's pool free.
+                # Free this engine's pool before the next one is built.
                 gc.collect()
                 stages.end()
                 progress(part, "ready")
@@ -75,11 +74,11 @@ def run_configuration(
     """Builds an engine and launches every kernel that it has.
 
     Args:
-        max_graph: the largest decode batch that runs as a CUDA graph; 0: none.
-        on_progress: told, in a few words, what happens next.
+        max_graph: largest decode batch that runs as a CUDA graph; 0: none.
+        on_progress: called with the name of each stage.
 
     Raises:
-        ValueError: the model cannot be served as configured; the message says why.
+        ValueError: the model cannot be served as configured.
     """
     from tandem.engine.build import build_engine
 
@@ -106,7 +105,7 @@ def run_configuration(
 
 
 class Warmer:
-    """Requests of every kind, so that every kernel is launched."""
+    """Runs requests of every kind."""
 
     def __init__(self, model: ModelConfig, chunk_size: int, max_batch_size: int) -> None:
         self._vocab_size = model.vocab_size
@@ -114,17 +113,16 @@ class Warmer:
         self._max_batch_size = max(max_batch_size, *BATCH_SIZES)
         self._rng = random.Random(0)
         self._num_requests = 0
-        # A prompt of this length takes several chunks.
         self._longest = min(max(2 * chunk_size, LONG_PROMPT), model.max_position_embeddings - NUM_OUTPUT_TOKENS)
 
     def num_pages(self, page_size: int) -> int:
-        """Pages for the longest prompt, three more that begin like it, and the largest batch."""
+        """Returns the pages for the longest prompt, three prompts that share its prefix, and the largest batch."""
         longest = -(-(self._longest + SHORT_PROMPT + NUM_OUTPUT_TOKENS) // page_size)
         short = -(-(SHORT_PROMPT + self._num_tokens(self._max_batch_size)) // page_size)
         return 4 * longest + self._max_batch_size * short
 
     def run(self, worker: LocalWorker, counts: Counts) -> Iterator[str]:
-        """Yields what comes next, in a few words. Args: counts: of the worker."""
+        """Yields the name of each stage before it runs. Args: counts: the worker's."""
         yield "prefill"
         for num_tokens in (1, 2, 16, 17, self._longest // 2):
             self._serve(worker, counts, [self._prompt(num_tokens)])
@@ -145,7 +143,7 @@ class Warmer:
         self._serve(worker, counts, [self._prompt(SHORT_PROMPT) for _ in SAMPLINGS], SAMPLINGS)
 
     def _num_tokens(self, batch_size: int) -> int:
-        """Output tokens for short requests that are to run together: the first must outlast the prefill of the last."""
+        """Returns the output tokens that keep the first request decoding until the last one is prefilled."""
         return NUM_OUTPUT_TOKENS + batch_size * SHORT_PROMPT // self._chunk_size
 
     def _prompt(self, num_tokens: int) -> list[int]:
@@ -158,7 +156,7 @@ class Warmer:
         prompts: Sequence[Sequence[int]],
         samplings: Sequence[SamplingParams] = (),
     ) -> None:
-        """Serves these prompts at once. Args: samplings: one for each; greedy if not said."""
+        """Serves prompts concurrently. Args: samplings: one for each prompt; default: greedy."""
         greedy = [SamplingParams(NUM_OUTPUT_TOKENS)] * len(prompts)
         for prompt, sampling in zip(prompts, samplings or greedy, strict=True):
             worker.submit(f"r{self._num_requests}", prompt, sampling)
@@ -167,9 +165,9 @@ class Warmer:
 
 
 def _check_device(config: ClusterConfig) -> None:
-    """Raises ValueError if there is nothing to compile for, or nothing to compile on."""
+    """Raises ValueError if the device needs no compilation, or if no GPU is present."""
     if config.device != "cuda":
-        raise ValueError(f"no kernel is compiled for device {config.device}; set `device` to cuda")
+        raise ValueError(f"device {config.device} needs no compiled kernels: set `device` to cuda")
     import torch
 
     from tandem.engine.build import why_no_gpu
@@ -179,8 +177,8 @@ def _check_device(config: ClusterConfig) -> None:
 
 
 def _cache_directories() -> dict[str, Path]:
-    """Where compiled kernels are kept, by the environment variable that says where."""
-    # They are imported here because a machine without CUDA has neither.
+    """Returns the directories of compiled kernels, by the environment variable that sets each."""
+    # A machine without CUDA has neither package.
     from flashinfer.jit import env
     from triton import knobs
 

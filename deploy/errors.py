@@ -1,20 +1,20 @@
-"""Why a cluster cannot start or go on."""
+"""Errors of a cluster, with messages for the person who started it."""
 
 import contextlib
 from collections.abc import Iterator
 
 
 class ClusterError(Exception):
-    """The cluster cannot start or go on; the message is for the person who started it."""
+    """The cluster cannot start or go on."""
 
 
 class ConfigurationError(ClusterError):
-    """It cannot start as configured: the person who started it can put that right."""
+    """The cluster cannot start as configured."""
 
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """Errors within it are what the person who started the cluster can put right."""
+    """Turns ValueError and OSError into ConfigurationError."""
     try:
         yield
     except (ValueError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Starts, watches and stops a cluster: routers and workers, on its own Ray or on one that is there."""
+"""Starts, supervises and stops a cluster: routers and workers, on a Ray of its own or an existing one."""
 
 import contextlib
 import logging
@@ -42,10 +42,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClusterState:
-    """What the supervision of a running cluster is made of; Cluster says what each is.
+    """The saved state from which another process takes over the supervision of a running cluster.
 
     Attributes:
-        drains_until: as time.time has it; None: it is not to stop.
+        drains_until: end of the drain, as of time.time; None: no stop was requested.
     """
 
     cluster_token: str = field(repr=False)
@@ -61,11 +61,13 @@ class ClusterState:
 
 
 class Cluster:
-    """A running cluster. Used as a context manager; every method is called from one thread.
+    """A cluster, from start to stop. A context manager; all methods but `scale` are called from one thread.
 
     Attributes:
-        addresses: of the clients' ports.
-        routers: each router's own addresses, by its name.
+        cluster_token: secret that lets a process take part; new for each cluster.
+        cluster_tls: certificates between the processes; None: no TLS.
+        addresses: the clients' ports.
+        routers: each router's own addresses, by name.
     """
 
     def __init__(
@@ -77,41 +79,35 @@ class Cluster:
     ) -> None:
         """
         Args:
-            on_request_line: with log_requests, called with each line about a request, from a thread of its own or from
-                the one that supervises.
-            hosted: the Ray that this process is an actor of, where it is one; what is started outlives it then.
+            on_request_line: called with each line of log_requests, on any thread.
+            hosted: the Ray that this process is an actor of; the cluster then outlives this process.
         """
         self._config = config
         self._on_progress = on_progress
         self._on_request_line = on_request_line
         self._request_lines: RequestLineServer | None = None
         self._hosted = hosted
+        self._nodes: NodePlacement | None = None
         self._ray: RayBase = hosted or LocalRay(default_directory())
         self._processes = Processes(config, self._ray, on_progress, on_request_line, before_start=self._save)
         self._has_started = False
-        # Another life of this process may be on another host, so it is of the clock that hosts have in common.
+        # Wall-clock time: the process that takes over may run on another host.
         self._drains_until: float | None = None
         self._ports = ReservedPorts()
         self._cluster_ports = ClusterPorts(ClientAddresses("", ""), {})
         self._model_dir = Path()
         self._changes = ScaleQueue()
-        # What the cluster's processes read, which nobody may clear away meanwhile.
+        # Locks on converted models: restarted workers read the files again.
         self._held = contextlib.ExitStack()
-        # The token is made anew for each life of the cluster: who has it may speak to the cluster's processes. So are
-        # the certificates by which these know each other, where they speak TLS and no others are given.
         self.cluster_token = secrets.token_hex(16)
+        self.cluster_tls: ClusterTls | ClusterTlsFiles | None = None
         self.addresses = ClientAddresses("", "")
         self.routers: dict[str, RouterAddresses] = {}
         self.model_name = ""
 
     @property
-    def cluster_tls(self) -> ClusterTls | ClusterTlsFiles | None:
-        """The certificates by which its processes know each other; None: they do not speak TLS."""
-        return self._processes.cluster_tls
-
-    @property
     def router_ready_s(self) -> float:
-        """Seconds from the creation of the routers' processes until their ports were open."""
+        """Seconds from the creation of the router processes until their ports were open."""
         return self._processes.router_ready_s
 
     def __enter__(self) -> "Cluster":
@@ -126,67 +122,72 @@ class Cluster:
         self.stop()
 
     def start(self) -> None:
-        """Starts everything and returns when a request would be served.
+        """Starts all processes; returns when the cluster can serve a request.
 
         Raises:
-            ConfigurationError: it cannot be started as configured.
-            ClusterError: something else went wrong, such as the death of a process.
+            ConfigurationError: the cluster cannot start as configured.
+            ClusterError: another failure.
         """
         config = self._config
-        # What takes no time is checked first, because a model may have to be fetched.
+        # Fast checks come first: fetching a model may take minutes.
         with refusals():
             check_own_classes(config)
             ports = ClusterPorts(self.addresses, {}) if config.spans_nodes else self._ports.reserve_all(config)
             check_tls_files(config.tls_cert, config.tls_key, config.tls_client_ca)
             if config.internal_tls_cert:
-                self._processes.cluster_tls = given_certificates(
+                self.cluster_tls = given_certificates(
                     config.internal_tls_ca, config.internal_tls_cert, config.internal_tls_key
                 )
-        ray_first = config.device == "cuda" or config.spans_nodes
-        if ray_first:
-            # Ray counts the GPUs: that there are too few is said before a model is fetched for them.
+        needs_ray_first = config.device == "cuda" or config.spans_nodes
+        if needs_ray_first:
+            # Too few GPUs are refused before the model is fetched.
             self._init_ray()
         if config.device == "cuda":
             check_num_gpus(config, self._ray)
         with refusals():
             self._on_progress("model", "looking at it")
             model_dir = resolve_model(
-                config.model,
-                config.load_format,
-                on_progress=self._on_model_progress,
-                # A worker that is started again reads it once more.
-                held=self._held,
+                config.model, config.load_format, on_progress=self._on_model_progress, held=self._held
             )
             if config.spans_nodes:
-                assert self._hosted is not None
-                self._on_progress("model", "looking at it on each node")
-                self._processes.nodes = NodePlacement(
-                    config, self._hosted, [name for name, _ in worker_names(config)], router_names(config)
-                )
-                ports = self._processes.nodes.place(str(model_dir.absolute()))
-            router_configs, worker_plans = plan(
-                config, model_dir, self.cluster_token, ports, nodes=self._processes.nodes
-            )
+                ports = self._place(model_dir)
+            router_configs, worker_plans = plan(config, model_dir, self.cluster_token, ports, nodes=self._nodes)
         self._model_dir, self._cluster_ports = model_dir, ports
         self.model_name = router_configs[0].model_name
         self.addresses, self.routers = ports.shared, ports.routers
         self._on_progress("model", "ready")
-        if config.log_requests and config.spans_nodes:
-            # Neither they nor whoever supervises them need be on this host.
-            router_configs = [replace(c, keeps_request_lines=True) for c in router_configs]
-        elif config.log_requests:
-            self._request_lines = RequestLineServer(self._on_request_line)
-            router_configs = [replace(c, request_lines_socket=self._request_lines.name) for c in router_configs]
-        if not ray_first:
+        router_configs = self._with_request_lines(router_configs)
+        if not needs_ray_first:
             self._init_ray()
-        if self._processes.cluster_tls is None and self._is_tls_wanted():
-            self._processes.cluster_tls = make_certificates()
-        if self._processes.cluster_tls is not None:
+        if self.cluster_tls is None and self._is_tls_wanted():
+            self.cluster_tls = make_certificates()
+        if self.cluster_tls is not None:
             self._check_ray_is_private()
-        self._processes.router_configs = {c.router_id: c for c in router_configs}
-        self._processes.worker_plans = {p.worker.worker_id: p for p in worker_plans}
+        self._processes.configure(
+            {c.router_id: c for c in router_configs},
+            {p.worker.worker_id: p for p in worker_plans},
+            self._nodes,
+            self.cluster_tls,
+        )
         self._save()
         self._start_all()
+
+    def _place(self, model_dir: Path) -> ClusterPorts:
+        """Places all processes on nodes; returns the ports reserved there."""
+        assert self._hosted is not None
+        self._on_progress("model", "looking at it on each node")
+        workers = [name for name, _ in worker_names(self._config)]
+        self._nodes = NodePlacement(self._config, self._hosted, workers, router_names(self._config))
+        return self._nodes.place(str(model_dir.absolute()))
+
+    def _with_request_lines(self, routers: list[RouterConfig]) -> list[RouterConfig]:
+        if not self._config.log_requests:
+            return routers
+        if self._config.spans_nodes:
+            # A socket does not reach routers on other hosts.
+            return [replace(c, keeps_request_lines=True) for c in routers]
+        self._request_lines = RequestLineServer(self._on_request_line)
+        return [replace(c, request_lines_socket=self._request_lines.name) for c in routers]
 
     def _start_all(self) -> None:
         self._processes.start_all()
@@ -194,29 +195,30 @@ class Cluster:
         self._save()
 
     def recover(self, saved: ClusterState) -> None:
-        """Takes over what an earlier process like this one has started, which ended without stopping it: processes that
-        take part go on, and no others do. Those that are missing are started when the cluster is supervised. Where the
-        cluster was still starting all of it is started again.
+        """Takes over the cluster of an earlier process that died without stopping it.
+
+        Ends processes that do not take part; `supervise` starts them again. Repeats a start that was cut short.
 
         Raises:
-            ClusterError: as from `start`.
+            ClusterError: as for `start`.
         """
         assert self._hosted is not None
-        self.cluster_token, self._processes.cluster_tls = saved.cluster_token, saved.cluster_tls
+        self.cluster_token, self.cluster_tls = saved.cluster_token, saved.cluster_tls
         self._model_dir = saved.model_dir
         self._cluster_ports = saved.ports
         self.addresses, self.routers = saved.ports.shared, saved.ports.routers
-        self._processes.worker_plans = saved.worker_plans
-        # A scaling that was under way is not gone on with: workers that were to leave stay.
-        planned = {name: plan.worker.role for name, plan in saved.worker_plans.items()}
-        self._processes.router_configs = {n: replace(c, workers=planned) for n, c in saved.router_configs.items()}
-        self._processes.num_starts = Counter(saved.num_starts)
-        first = next(iter(self._processes.router_configs.values()))
-        self.model_name = first.model_name
         if saved.nodes is not None:
-            self._processes.nodes = NodePlacement.restored(self._config, self._hosted, saved.nodes)
+            self._nodes = NodePlacement.restored(self._config, self._hosted, saved.nodes)
         else:
             self._ports.reserve_again(saved.ports)
+        # An unfinished scaling is dropped: workers that were to leave stay.
+        planned = {name: plan.worker.role for name, plan in saved.worker_plans.items()}
+        router_configs = {name: replace(c, workers=planned) for name, c in saved.router_configs.items()}
+        first = next(iter(router_configs.values()))
+        self.model_name = first.model_name
+        self._processes.configure(
+            router_configs, saved.worker_plans, self._nodes, self.cluster_tls, num_starts=saved.num_starts
+        )
         if first.request_lines_socket:
             self._request_lines = RequestLineServer(self._on_request_line, first.request_lines_socket)
         with contextlib.suppress(ValueError, OSError):
@@ -224,17 +226,16 @@ class Cluster:
         self._has_started = saved.has_started
         self._drains_until = saved.drains_until
         self._processes.take_over(self._hosted.find_actors() if saved.has_started else {})
-        holders = self._processes.nodes.holders() if self._processes.nodes is not None else []
+        holders = self._nodes.holders() if self._nodes is not None else []
         self._hosted.end_all(besides=[*self._processes.actors.values(), *holders])
         if not saved.has_started:
             self._start_all()
 
     def supervise(self, stop: threading.Event) -> None:
-        """Keeps routers and workers alive until `stop` is set: one that dies is started again. What `scale` asks for is
-        done here.
+        """Restarts routers and workers that die, and carries out `scale` requests, until `stop` is set.
 
         Raises:
-            ClusterError: Ray has ended, with which all of them die.
+            ClusterError: Ray has ended, and all processes with it.
         """
         kinds, worker = self._processes.kinds()
         running = {name: kind for name, kind in kinds.items() if name in self._processes.actors}
@@ -254,20 +255,19 @@ class Cluster:
             self._changes.give_up()
 
     def scale(self, counts: Mapping[str, int]) -> ScaleJob:
-        """Asks for other numbers of workers, of each role that is named; may be called from any thread, and is done
-        while the cluster is supervised. New workers are started first. One that is too many, those of the highest
-        numbers, gets no new requests, and ends when those that it has are over or drain_timeout_s have passed: what it
-        had then is begun again elsewhere."""
+        """Requests new numbers of workers for the named kinds. May be called from any thread.
+
+        New workers start first if there is room. Workers with the highest numbers leave: they get no new requests and
+        end when idle, or after drain_timeout_s, when their requests restart elsewhere."""
         return self._changes.ask(counts)
 
     @property
     def is_draining(self) -> bool:
-        """Whether it is to stop, as this process or an earlier one like it was asked; then nothing is started again."""
+        """Whether a stop was requested, from this process or an earlier one."""
         return self._drains_until is not None
 
     def begin_drain(self) -> float:
-        """Returns for how many more seconds requests in hand may go on: drain_timeout_s from when this was first
-        called, by this process or by an earlier one that it has taken over from."""
+        """Returns the seconds left of drain_timeout_s, counted from the first call in this or an earlier process."""
         now = time.time()
         if self._drains_until is None:
             self._drains_until = now + self.drain_timeout_s
@@ -275,15 +275,15 @@ class Cluster:
         return min(self._drains_until - now, self.drain_timeout_s)
 
     def drain(self, timeout_s: float) -> int:
-        """Takes no new requests from now on and waits for those in hand; returns how many are left. What a router had
-        that has just died is not in hand any more."""
+        """Refuses new requests and waits for running ones; returns the number still running after timeout_s."""
         return self._processes.drain(timeout_s)
 
     def stop(self) -> None:
-        """Stops every process this cluster started."""
         self._ports.close()
         if ray.is_initialized() and self._ray.is_up():
             self._processes.stop()
+            if self._nodes is not None:
+                self._nodes.close()
             if self._hosted is not None:
                 self._hosted.end_all()
                 self._hosted.forget()
@@ -299,9 +299,7 @@ class Cluster:
         check_kinds(running, counts)
         config = replace(self._config, **in_counts(counts), num_routers=len(self._processes.router_configs))
         num_running = len(self._processes.worker_plans)
-        _, plans = plan(
-            config, self._model_dir, self.cluster_token, self._cluster_ports, num_running, self._processes.nodes
-        )
+        _, plans = plan(config, self._model_dir, self.cluster_token, self._cluster_ports, num_running, self._nodes)
         wanted = {p.worker.worker_id: p for p in plans}
         joining = {name: p for name, p in wanted.items() if name not in self._processes.worker_plans}
         leaving = [name for name in self._processes.worker_plans if name not in wanted]
@@ -309,14 +307,14 @@ class Cluster:
         return Scaling(job, self, supervisor, kind, joining, leaving, join_first=join_first)
 
     def _role_plans(self) -> RolePlans | None:
-        """None: what workers do is fixed, or chosen by somebody's own policy."""
+        """Returns None if roles are fixed or a policy of the user's own chooses them."""
         config = self._config
         if not config.plans_roles:
             return None
         planner = RolePlanner(Objectives.of_ms(config.ttft_objective_ms, config.itl_objective_ms), time.monotonic)
         return RolePlans(planner, self._processes.running_routers, time.monotonic)
 
-    # --- what a change of the number of workers is made of (deploy/supervise/scaling.py) ---
+    # --- protocol Scaled (deploy/supervise/scaling.py) ---
 
     @property
     def drain_timeout_s(self) -> float:
@@ -327,38 +325,35 @@ class Cluster:
         return list(self._processes.worker_plans)
 
     def add_workers(self, plans: Mapping[str, WorkerPlan]) -> None:
-        """These are part of the cluster from now on; who supervises it starts them."""
         self._processes.plan_workers(plans)
         self._save()
 
     def remove_workers(self, names: Sequence[str]) -> None:
-        """Ends what is left of these."""
         self._processes.end_workers(names)
         self._save()
 
     def tell_routers(self, names: Sequence[str]) -> list[Any]:
-        """Has the routers know these workers alone as those that are to be there; returns a reference to each one's
-        answer, as RouterActor.set_workers has it."""
+        """Tells the routers all planned workers; returns references to the answers of RouterActor.set_workers."""
         return self._processes.tell_routers(names)
 
     def actor(self, name: str) -> Any:
-        """The process of that name; None: it is not there yet."""
+        """Returns a process's actor, or None before its start."""
         return self._processes.actors.get(name)
 
     def _save(self) -> None:
-        """Whoever supervises after this process has died begins with this."""
+        """Saves the state for the process that takes over if this one dies."""
         if self._hosted is not None:
             self._hosted.save(
                 STATE,
                 ClusterState(
                     self.cluster_token,
-                    self._processes.cluster_tls,
+                    self.cluster_tls,
                     self._model_dir,
                     self._cluster_ports,
                     self._processes.router_configs,
                     self._processes.worker_plans,
                     dict(self._processes.num_starts),
-                    self._processes.nodes.saved() if self._processes.nodes is not None else None,
+                    self._nodes.saved() if self._nodes is not None else None,
                     self._has_started,
                     self._drains_until,
                 ),
@@ -374,7 +369,7 @@ class Cluster:
         self._on_progress("ray", "ready")
 
     def _is_tls_wanted(self) -> bool:
-        """Whether what the processes say to each other is to be encrypted, where certificates are not given."""
+        """Whether the processes speak TLS although no certificates are given."""
         if self._config.internal_tls == AUTO:
             return self._ray.num_nodes() > 1
         return self._config.internal_tls != OFF
@@ -382,16 +377,16 @@ class Cluster:
     def _check_ray_is_private(self) -> None:
         if self._ray.num_nodes() > 1 and os.environ.get("RAY_USE_TLS") != "1":
             logger.warning(
-                "Ray carries its own token to other hosts in the clear: who reads it there and reaches Ray's ports can "
-                "run code as its user, and learn all that the cluster knows; start Ray with RAY_USE_TLS=1, or let no "
-                "others reach its ports"
+                "Ray sends its token to other hosts unencrypted: anybody who reads it there and reaches Ray's ports "
+                "can run code as Ray's user and read the cluster's secrets. Start Ray with RAY_USE_TLS=1, or keep its "
+                "ports unreachable for others"
             )
 
     def _may_start(self, name: str) -> bool:
-        """Whether there is a place for a process that is to be started again; raises ClusterError if Ray has ended."""
+        """Returns whether a process can restart; raises ClusterError if Ray has ended."""
         if not self._ray.is_up():
             raise ClusterError(f"Ray has ended, and the cluster with it; {self._ray.log_directory} says why")
-        return self._processes.nodes is None or self._processes.nodes.has_room(name)
+        return self._nodes is None or self._nodes.has_room(name)
 
     def _on_model_progress(self, stage: str, fraction: float) -> None:
         done = f" ({100 * fraction:.0f} of 100 %)" if 0 < fraction < 1 else ""

@@ -1,5 +1,4 @@
-"""What a cluster's configuration means for its processes, and why it cannot be: all that can be said before any of them
-is started."""
+"""Turns a cluster's configuration into those of its processes, and checks it against the model and the memory."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -29,9 +28,9 @@ from tandem.router.text.tool_parsers.table import TOOL_PARSERS
 class PoolsOfNode(NamedTuple):
     """
     Attributes:
-        node: its address; "": this host.
-        num_pools: that are to be made there.
-        available_bytes: memory that they may take.
+        node: address of the node; "": this host.
+        num_pools: pools to be created there.
+        available_bytes: memory free for them.
     """
 
     node: str
@@ -40,20 +39,20 @@ class PoolsOfNode(NamedTuple):
 
 
 class WorkerNodes(Protocol):
-    """What a plan needs of the nodes that workers are on."""
+    """The nodes of the workers."""
 
     def num_threads(self, worker: str) -> int:
-        """CPU threads for a worker where none are configured."""
+        """Returns the default number of CPU threads of a worker."""
 
     def pools(self) -> list[PoolsOfNode]:
-        """Of the workers that the cluster starts with."""
+        """Returns the pools of the workers that the cluster starts with."""
 
 
 def check_own_classes(config: ClusterConfig) -> None:
-    """Finds out whether the classes that are named by their import paths can be used.
+    """Loads the classes that the configuration names by import path.
 
     Raises:
-        ValueError: one cannot; the message says why.
+        ValueError: one cannot be used.
     """
     tables: tuple[tuple[Choices[Any], str], ...] = (
         (TRANSPORTS, config.transport),
@@ -76,29 +75,28 @@ def plan(
     num_running: int = 0,
     nodes: WorkerNodes | None = None,
 ) -> tuple[list[RouterConfig], list[WorkerPlan]]:
-    """Turns a cluster's configuration into that of its processes.
+    """Returns the configurations of all routers and all workers.
 
     Args:
-        ports: reserved for its routers.
-        num_running: of the workers, how many there are already, with their pools.
-        nodes: where its workers are; None: on this host.
+        ports: ports reserved for the routers.
+        num_running: number of workers that are running already, with their pools.
+        nodes: the workers' nodes; None: this host.
 
     Raises:
-        ValueError: it does not fit the model or the memory, or the model is incomplete, or the
-            chat template cannot be used.
+        ValueError: the configuration does not fit model or memory, or model or chat template cannot be used.
     """
-    # A process's working directory may be another.
+    # Processes may run in another working directory.
     model_dir = model_dir.absolute()
     model_config = ModelConfig.from_dir(model_dir)
     tokenizer_file(model_dir)
     if config.chat_template:
         read_chat_template(Path(config.chat_template))
-    # Cores are shared out among the workers, because two that share cores wait for each other at every barrier.
+    # No two workers share a core: threads would wait for each other at every barrier.
     num_threads = max(1, len(os.sched_getaffinity(0)) // config.num_workers)
     engine = config.engine(str(model_dir), num_threads)
     longest = model_config.max_position_embeddings
     if engine.num_pages:
-        # Where workers have links to each other, prompts for others may take the other half.
+        # With --workers, prompts computed for other workers may take the other half.
         pages_of_one = engine.num_pages // 2 if config.num_any else engine.num_pages
         longest = min(longest, pages_of_one * engine.page_size)
     max_model_len = config.max_model_len or longest
@@ -112,8 +110,8 @@ def plan(
             f"{engine.num_pages} pages of {engine.page_size} tokens hold {longest} tokens, fewer than "
             f"max_model_len {max_model_len}; use a larger num_pages or a smaller max_model_len"
         )
-    # A worker on a GPU has that for itself, and looks there. So does one that is added over several nodes: on which it
-    # will be is not known yet.
+    # A GPU worker has its GPU alone and checks the memory itself. So does a worker added to a cluster over several
+    # nodes: its node is not chosen yet.
     if engine.device == "cpu" and not (nodes and num_running):
         here = PoolsOfNode("", max(0, config.num_devices - num_running), available_memory_bytes())
         _check_memory(nodes.pools() if nodes else [here], engine, model_config)
@@ -128,7 +126,7 @@ def plan(
 
 
 def _check_memory(nodes: Iterable[PoolsOfNode], engine: EngineConfig, model_config: ModelConfig) -> None:
-    """Refuses pools that together do not fit: each worker of a host alone would see the same free memory."""
+    """Refuses pools that do not fit together. Each worker alone would see all free memory of its host."""
     layout = page_layout_of(model_config, engine.page_size, engine.dtype, engine.kv_cache_dtype)
     for node, num_pools, available in nodes:
         needed = num_pools * engine.num_pages * layout.page_bytes
@@ -141,7 +139,6 @@ def _check_memory(nodes: Iterable[PoolsOfNode], engine: EngineConfig, model_conf
 
 
 def worker_names(config: ClusterConfig) -> Iterator[tuple[str, Role]]:
-    """The workers of a cluster, each with its role."""
     counts: tuple[tuple[Role, int], ...] = (
         ("prefill", config.num_prefill),
         ("decode", config.num_decode),

@@ -1,4 +1,4 @@
-"""Runs a cluster until a signal stops it, and leaves nothing behind: in the foreground, or without a terminal."""
+"""`tandem serve`: runs a cluster until a signal stops it, in the foreground or detached."""
 
 import functools
 import ipaddress
@@ -44,21 +44,21 @@ from tandem.deploy.supervise.control import ControlServer
 from tandem.deploy.supervise.progress import StartProgress
 from tandem.processes import ProcessId
 
-# Stopping takes no longer than this once no request is waited for any more.
+# Limit for stopping after the drain.
 STOP_GRACE_S = 20.0
 DRAIN_REPORT_INTERVAL_S = 1.0
-# Whoever asks hears at least so often that an answer is to come.
+# An empty line goes out after this time, so that the asking command does not time out.
 SILENCE_S = 5.0
-# What a cluster without a terminal says of itself.
+# Output of a detached launcher.
 LAUNCHER_LOG = "tandem.log"
 
 
 def serve(config: ClusterConfig, *, detach: bool = False) -> int:
-    """`tandem serve`: returns the exit status."""
+    """Returns the exit status."""
     if not config.api_keys and not config.tls_client_ca and not _is_loopback(config.host):
         print(
             f"tandem: WARNING: {config.host} can be reached from other hosts, and without an API key everybody there "
-            "can use this cluster; set one with --api-key-file, or listen on 127.0.0.1",
+            "can use this cluster: set one with --api-key-file, or listen on 127.0.0.1",
             file=sys.stderr,
         )
     if config.ray_address:
@@ -73,7 +73,7 @@ def serve(config: ClusterConfig, *, detach: bool = False) -> int:
         )
     directory = default_directory()
     try:
-        # It is let go before it is taken for good: what is refused here says so before anything else is done.
+        # Refuse a name in use before anything else happens.
         ClusterName(directory, config.cluster_name).close()
         if not detach:
             return run_cluster(config, functools.partial(announce_and_wait, config), is_named=True)
@@ -117,15 +117,15 @@ def run_cluster(
     is_named: bool = False,
     log: str = "",
 ) -> int:
-    """Starts a cluster in a guarded child process, calls `use` with it there, and stops it; returns the exit status.
+    """Starts a cluster in a guarded child process, calls `use` there, and stops the cluster.
 
     Args:
-        use: given the running cluster and an event that is set when the cluster is asked to stop. Its result is the
-            exit status. If the cluster was asked to stop, the requests in hand get drain_timeout_s to finish.
-        is_named: whether commands may call it by its name.
-        log: the file that has what it says; "": a terminal has it.
+        use: called with the running cluster and an event that a stop request sets; returns the exit status.
+        is_named: let commands find the cluster by name.
+        log: file that receives the output; "": the terminal.
 
-    Returns 2 if the cluster cannot start as configured, 1 if it failed otherwise.
+    Returns:
+        The exit status of `use`; 2 if the cluster cannot start as configured; 1 for other failures.
     """
     return run_guarded(lambda: _run(config, use, is_named, log), stop_grace_s=config.drain_timeout_s + STOP_GRACE_S)
 
@@ -137,118 +137,133 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int], 
     console = Console()
     directory = default_directory()
     try:
-        left = end_leftovers(directory)
+        ended = end_leftovers(directory)
         name = ClusterName(directory, config.cluster_name) if is_named else None
     except PermissionError as error:
         print(f"tandem: {error}", file=sys.stderr)
         return exit_codes.FAILED
     except NameTakenError:
         return _refuse_name(directory, config.cluster_name)
-    if left:
-        console.print(f"Ended {len(left)} processes that a killed cluster had left behind.")
-    owner = RunOwner.of_launcher()
-    stop = threading.Event()
-    start_is_stopped = False
-    progress = StartProgress(console, started_s_ago=owner.guard.age_s())
+    if ended:
+        console.print(f"Ended {len(ended)} processes that a killed cluster had left behind.")
     about: RunAbout | None = None
     if is_named:
-        stop_limit_s = config.drain_timeout_s + STOP_GRACE_S
-        # Whoever reads it may be elsewhere.
+        # Commands that read the path may run in another directory.
         log_dir = str(Path(config.log_dir).absolute()) if config.log_dir else ""
-        about = RunAbout(config.cluster_name, "starting", "", "", log, log_dir, stop_limit_s)
-
-    def record(state: str = "") -> None:
-        nonlocal about
-        if about is not None:
-            about = replace(about, state=state or about.state, grpc=cluster.addresses.grpc, http=cluster.addresses.http)
-        write_record(directory, owner, descendants(), about)
-
-    def stop_starting(signum: int, frame: FrameType | None) -> NoReturn:
-        """It may be asked for more than once."""
-        nonlocal start_is_stopped
-        signal.signal(signum, signal.SIG_IGN)
-        start_is_stopped = True
-        raise SystemExit(0)
-
-    def on_progress(part: str, doing: str) -> None:
-        if start_is_stopped:
-            # Whoever was called at that moment has kept the stop to itself.
-            raise SystemExit(0)
-        if (part, doing) == ("ray", "ready"):
-            # A Ray of another version may have set a handler of its own, which aborts.
-            signal.signal(signal.SIGTERM, stop_starting)
-        progress(part, doing)
-        # The record is kept up to date while processes come into being, so that the next start knows of them whatever
-        # happens.
-        record()
-
-    def on_stop(signum: int, frame: FrameType | None) -> None:
-        # It may run only once: set() holds a lock, and the handler of a second signal would interrupt it and wait for
-        # that lock for good.
-        signal.signal(signum, signal.SIG_IGN)
-        stop.set()
-
-    def on_request_line(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    cluster = Cluster(config, on_progress, on_request_line)
-    control: ControlServer | None = None
+        about = RunAbout(
+            config.cluster_name, log=log, log_dir=log_dir, stop_limit_s=config.drain_timeout_s + STOP_GRACE_S
+        )
     try:
-        signal.signal(signal.SIGTERM, stop_starting)
-        with progress:
-            cluster.start()
-        if start_is_stopped:
-            return 0
-        console.print(f"Ready after {progress.seconds:.1f} s", highlight=False)
-        signal.signal(signal.SIGTERM, on_stop)
-        if is_named:
-            control = ControlServer(control_path(directory, owner), functools.partial(_answer, cluster))
-        record("serving")
-        status = use(cluster, stop)
-        if stop.is_set():
-            record("stopping")
-            _drain(cluster, config.drain_timeout_s, owner.guard, console)
-        return status
-    except SystemExit:
-        if not start_is_stopped:
-            raise
-        # A stop that is asked for is no failure, though Ray makes one of it where it comes in the midst of a call.
-        return 0
-    except ClusterError as error:
-        print(f"tandem: {in_flags(str(error), OPTIONS)}", file=sys.stderr)
-        return exit_codes.USAGE if isinstance(error, ConfigurationError) else exit_codes.FAILED
+        return _RecordedRun(config, console, directory, about).run(use)
     finally:
-        if control is not None:
-            control.close()
-        cluster.stop()
-        remove_record(directory, owner)
         if name is not None:
             name.close()
 
 
+class _RecordedRun:
+    """Runs one cluster, handles SIGTERM and keeps the run record up to date."""
+
+    def __init__(self, config: ClusterConfig, console: Console, directory: Path, about: RunAbout | None) -> None:
+        """Args: about: the record for commands; None for a cluster without a name."""
+        self._config = config
+        self._console = console
+        self._directory = directory
+        self._about = about
+        self._owner = RunOwner.of_launcher()
+        self._progress = StartProgress(console, started_s_ago=self._owner.guard.age_s())
+        self._stop = threading.Event()
+        self._start_is_stopped = False
+        self._cluster = Cluster(config, self._on_progress, self._on_request_line)
+
+    def run(self, use: Callable[[Cluster, threading.Event], int]) -> int:
+        control: ControlServer | None = None
+        try:
+            signal.signal(signal.SIGTERM, self._stop_starting)
+            with self._progress:
+                self._cluster.start()
+            if self._start_is_stopped:
+                return 0
+            self._console.print(f"Ready after {self._progress.seconds:.1f} s", highlight=False)
+            signal.signal(signal.SIGTERM, self._stop_serving)
+            if self._about is not None:
+                path = control_path(self._directory, self._owner)
+                control = ControlServer(path, functools.partial(_answer, self._cluster))
+            self._record("serving")
+            status = use(self._cluster, self._stop)
+            if self._stop.is_set():
+                self._record("stopping")
+                _drain(self._cluster, self._config.drain_timeout_s, self._owner.guard, self._console)
+            return status
+        except SystemExit:
+            if not self._start_is_stopped:
+                raise
+            # A requested stop is no failure, though Ray may turn it into another exit status.
+            return 0
+        except ClusterError as error:
+            print(f"tandem: {in_flags(str(error), OPTIONS)}", file=sys.stderr)
+            return exit_codes.USAGE if isinstance(error, ConfigurationError) else exit_codes.FAILED
+        finally:
+            if control is not None:
+                control.close()
+            self._cluster.stop()
+            remove_record(self._directory, self._owner)
+
+    def _record(self, state: str = "") -> None:
+        """Args: state: "" keeps the last one."""
+        if self._about is not None:
+            addresses = self._cluster.addresses
+            self._about = replace(
+                self._about, state=state or self._about.state, grpc=addresses.grpc, http=addresses.http
+            )
+        write_record(self._directory, self._owner, descendants(), self._about)
+
+    def _on_progress(self, part: str, doing: str) -> None:
+        if self._start_is_stopped:
+            # A library swallowed the SystemExit.
+            raise SystemExit(0)
+        if (part, doing) == ("ray", "ready"):
+            # Some versions of Ray install a SIGTERM handler that aborts.
+            signal.signal(signal.SIGTERM, self._stop_starting)
+        self._progress(part, doing)
+        # The next start finds leftover processes in the record if this launcher is killed.
+        self._record()
+
+    def _on_request_line(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _stop_starting(self, signum: int, frame: FrameType | None) -> NoReturn:
+        signal.signal(signum, signal.SIG_IGN)
+        self._start_is_stopped = True
+        raise SystemExit(0)
+
+    def _stop_serving(self, signum: int, frame: FrameType | None) -> None:
+        # A second handler that interrupts set() would wait for its lock forever.
+        signal.signal(signum, signal.SIG_IGN)
+        self._stop.set()
+
+
 def _answer(cluster: Cluster, asked: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """What a command asks of a cluster that runs."""
+    """Answers a command from the control socket."""
     counts = asked.get("counts")
     if (
         asked.get("do") != "scale"
         or not isinstance(counts, dict)
         or not all(kind in WORKER_KINDS and isinstance(count, int) for kind, count in counts.items())
     ):
-        yield {"error": "this cluster does not know what it is asked for: it is of another version"}
+        yield {"error": "the cluster does not know this command: it runs another version of tandem"}
         return
     job = cluster.scale(counts)
     while (line := job.next_line(SILENCE_S)) is not None:
-        # Nothing to show says that it goes on.
         yield {"line": line}
     yield {"error": job.error, "is_usage": job.is_usage}
 
 
 def _drain(cluster: Cluster, timeout_s: float, guard: ProcessId, console: Console) -> None:
-    """Lets the requests in hand finish, and says how many are left whenever that changes."""
+    """Waits for running requests and prints their number whenever it changes."""
     deadline = time.monotonic() + timeout_s
     shown = 0
     num_left = cluster.drain(0.0)
-    # Without a guard only a few seconds are left, and stopping needs them.
+    # Without a guard only a few seconds remain, and stopping needs them.
     while num_left and (remaining_s := deadline - time.monotonic()) > 0 and guard.is_alive():
         if num_left != shown:
             console.print(f"Requests left: {num_left}; waiting {remaining_s:.0f} s at most, Ctrl-C ends them now")
@@ -259,7 +274,7 @@ def _drain(cluster: Cluster, timeout_s: float, guard: ProcessId, console: Consol
 
 
 def _own_command() -> str:
-    """How the person who called this command can call it again."""
+    """Returns the name or path that the caller can use again."""
     called = Path(sys.argv[0])
     if called.name != "tandem":
         return "tandem"
@@ -282,7 +297,7 @@ def announce_and_wait(
     how_to_stop: str = "Ctrl-C",
     on_ready: Callable[[], None] = lambda: None,
 ) -> int:
-    """What `tandem serve` does with a cluster that runs: says where it is, and keeps it alive until it is to stop."""
+    """Prints the addresses of a running cluster and supervises it until `stop` is set."""
     announce(config, how_to_stop, cluster.model_name, cluster.addresses)
     on_ready()
     cluster.supervise(stop)
@@ -291,14 +306,13 @@ def announce_and_wait(
 
 
 def announce(config: ClusterConfig, how_to_stop: str, model_name: str, addresses: ClientAddresses) -> None:
-    """Says where a cluster is that runs."""
     console = Console(highlight=False)
     url = f"{'https' if config.tls_cert else 'http'}://{addresses.http}"
     console.print(
         f"\nServing [bold]{model_name}[/] over gRPC at [bold]{addresses.grpc}[/] and over HTTP at [bold]{url}[/]",
         soft_wrap=True,
     )
-    # A person on this host reaches an address that means all by loopback.
+    # 0.0.0.0 is no address to connect to.
     address = addresses.grpc.replace("0.0.0.0:", "127.0.0.1:")
     flags = [
         f"--address {address}",

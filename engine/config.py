@@ -6,6 +6,7 @@ from tandem.config import DEVICES, require, require_one_of, require_positive
 from tandem.engine.attention.table import ATTENTION_BACKENDS, AUTO
 from tandem.engine.kvcache.eviction.table import EVICTION_POLICIES
 from tandem.engine.models.quantization import FP8
+from tandem.options import option
 
 DTYPES = ("float32", "bfloat16")
 # Values are torch's dtype names; "" keeps the dtype of the computation.
@@ -16,8 +17,74 @@ QUANTIZATIONS = ("auto", FP8)
 MAX_PREFILL_BATCH_SIZE = 128
 
 
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Options of `tandem serve` that every engine takes as given."""
+
+    load_format: str = option(
+        "auto",
+        "auto: load the model's weights; dummy: random weights, for which config and tokenizer suffice",
+        choices=LOAD_FORMATS,
+    )
+    quantization: str = option(
+        "auto",
+        "auto: weights as in the checkpoint; fp8: convert unquantized weights to FP8 when loading",
+        choices=QUANTIZATIONS,
+        detail=" ([quantization.md](quantization.md#weights))",
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        "dtype of KV pages; auto: that of --dtype; fp8_e4m3: 8 bits, with the checkpoint's scales if it has any",
+        choices=tuple(KV_CACHE_DTYPES),
+        detail=" ([quantization.md](quantization.md#kv-pages))",
+    )
+    max_model_len: int = option(
+        0,
+        "maximum prompt and output tokens of a request together; 0: as many as the model and --num-pages allow",
+        metavar="N",
+    )
+    device: str = option(
+        "cpu",
+        "device of the workers; cuda: one GPU each",
+        choices=DEVICES,
+        detail=" ([gpu.md](gpu.md))",
+    )
+    num_threads: int = option(
+        0,
+        "CPU threads per worker; 0: cores / workers",
+        name="threads",
+        metavar="N",
+    )
+    attention_backend: str = option(
+        AUTO,
+        "attention kernels; auto: the first backend that supports the device, the dtype and the model's heads",
+        choices=(AUTO, *ATTENTION_BACKENDS.names),
+        takes_path=True,
+        detail=". FlashInfer supports bfloat16 and head sizes 64, 128 and 256. On Hopper and later, `flashinfer` runs "
+        "Tandem's own kernel in decode steps of up to 512 sequences "
+        "([architecture.md](architecture.md#the-engine-on-a-gpu))",
+    )
+    cuda_graph_max_bs: int = option(
+        256,
+        "largest decode batch that runs as a CUDA graph; 0: no CUDA graphs",
+        metavar="N",
+    )
+    page_size: int = option(16, "tokens per page", metavar="N")
+    mem_fraction_static: float = option(
+        0.88,
+        "share of GPU memory for weights, CUDA graphs and, without --num-pages, the pool",
+        metavar="SHARE",
+    )
+    eviction: str = option(
+        "lru",
+        "which cached page is evicted first",
+        choices=EVICTION_POLICIES.names,
+        takes_path=True,
+    )
+
+
 @dataclass(frozen=True, slots=True)
-class EngineConfig:
+class EngineConfig(EngineOptions):
     """One model on one device.
 
     Attributes:
@@ -45,24 +112,13 @@ class EngineConfig:
     """
 
     model_dir: str
-    load_format: str = "auto"
-    device: str = "cpu"
     dtype: str = "float32"
-    quantization: str = "auto"
-    kv_cache_dtype: str = "auto"
-    page_size: int = 16
     num_pages: int = 1024
     num_devices: int = 1
-    num_threads: int = 0
-    attention_backend: str = "auto"
-    eviction: str = "lru"
-    cuda_graph_max_bs: int = 256
     prefill_cuda_graphs: bool = True
-    mem_fraction_static: float = 0.88
     max_chunk_tokens: int = 512
     max_batch_size: int = 64
     mixed_steps: bool = False
-    max_model_len: int = 0
 
     def __post_init__(self) -> None:
         require_one_of(self, "device", DEVICES)

@@ -3,11 +3,24 @@
 from dataclasses import dataclass
 
 from tandem.config import require_positive
+from tandem.options import option
 from tandem.prefill_worker.policies.table import PREFILL_POLICIES
 
 
+@dataclass(frozen=True, kw_only=True)
+class PrefillOptions:
+    """Options of `tandem serve` that every prefill scheduler takes as given."""
+
+    schedule: str = option(
+        "fcfs",
+        "which queued prompt is computed next",
+        choices=PREFILL_POLICIES.names,
+        takes_path=True,
+    )
+
+
 @dataclass(frozen=True, slots=True)
-class PrefillConfig:
+class PrefillConfig(PrefillOptions):
     """Options of the prefill scheduler.
 
     Attributes:
@@ -22,7 +35,6 @@ class PrefillConfig:
     """
 
     chunk_size: int = 512
-    schedule: str = "fcfs"
     min_shared_tokens: int = 32
     grant_timeout_s: float = 60.0
     overlap: bool = True

@@ -1,4 +1,4 @@
-"""What a router can be told."""
+"""Configuration of a router."""
 
 import importlib.util
 import re
@@ -17,13 +17,14 @@ from tandem.config import (
     require_one_of,
     require_positive,
 )
+from tandem.options import option
 from tandem.router.policies.table import ROUTING_POLICIES
 from tandem.router.text.reasoning import REASONING_STYLES
 from tandem.router.text.tool_parsers.table import TOOL_PARSERS
 from tandem.router.workers.placement import AUTO, PLACEMENTS
 
 GENERATION_CONFIGS = (AUTO, "none")
-# Pages of browsers' extensions and of programs made of pages have schemes of their own.
+# Browser extensions and desktop apps have schemes of their own.
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://([A-Za-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 
@@ -32,8 +33,7 @@ _OTLP_ENDPOINT = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
 
 
 class RouterAddresses(NamedTuple):
-    """Where a router listens, each "host:port": for clients over gRPC and over HTTP, and for the cluster's own
-    processes."""
+    """Addresses that a router listens on, each "host:port": two for clients, one for the cluster's processes."""
 
     grpc: str
     http: str
@@ -41,7 +41,7 @@ class RouterAddresses(NamedTuple):
 
 
 def has_otlp() -> bool:
-    """Whether the extra is installed. Finding out imports none of it."""
+    """Returns whether the extra `otlp` is installed, without importing it."""
     try:
         names = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
         return all(importlib.util.find_spec(name) is not None for name in names)
@@ -50,84 +50,181 @@ def has_otlp() -> bool:
 
 
 def is_endpoint(url: str) -> bool:
-    """Whether spans can be posted there."""
     return _OTLP_ENDPOINT.fullmatch(url) is not None
 
 
 def port_of(address: str) -> int:
-    """Args: address: "host:port"."""
     return int(address.rpartition(":")[2])
 
 
 def host_of(address: str) -> str:
-    """Args: address: "host:port"."""
     return address.rpartition(":")[0]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RouterOptions:
+    """Options of `tandem serve` that every router takes as given."""
+
+    generation_config: str = option(
+        AUTO,
+        "sampling defaults of the OpenAI API; auto: from the model's generation_config.json; none: OpenAI's own",
+        choices=GENERATION_CONFIGS,
+        detail=" ([api.md](api.md#defaults-of-sampling))",
+    )
+    chat_template: str = option(
+        "",
+        "file with a Jinja chat template",
+        metavar="FILE",
+        shown="the model's own",
+    )
+    tool_parser: str = option(
+        "auto",
+        "parser of tool calls in outputs; auto: the one for the chat template",
+        choices=("auto", "none", *TOOL_PARSERS.names),
+        takes_path=True,
+        detail=" ([api.md](api.md#tools))",
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "parser that separates reasoning from answers; auto: the one for the chat template",
+        choices=("auto", "none", *REASONING_STYLES),
+        detail=" ([api.md](api.md#reasoning))",
+    )
+    placement: str = option(
+        AUTO,
+        "whether one worker may compute a prompt and decode it; auto: --routing decides; other values apply while such "
+        "workers exist",
+        choices=PLACEMENTS,
+        detail=" ([placement.md](placement.md))",
+    )
+    ttft_objective_ms: float = option(
+        500.0,
+        "TTFT that least_cost aims at",
+        name="ttft-objective",
+        metavar="MS",
+    )
+    itl_objective_ms: float = option(
+        25.0,
+        "ITL that least_cost aims at, and that workers of role both keep to beside prompts",
+        name="itl-objective",
+        metavar="MS",
+    )
+    host: str = option(
+        "127.0.0.1",
+        "address of the client ports; 0.0.0.0: reachable from other hosts",
+        metavar="ADDRESS",
+    )
+    grpc_port: int = option(50051, "port of the gRPC API; 0: any free port", metavar="PORT")
+    http_port: int = option(8000, "port of the HTTP API; 0: any free port", metavar="PORT")
+    allowed_origins: tuple[str, ...] = option(
+        (),
+        "origin such as https://example.org whose web pages may use the HTTP API, repeatable; *: any origin",
+        metavar="ORIGIN",
+        shown="none",
+    )
+    root_path: str = option(
+        "",
+        "path prefix such as /tandem that a proxy in front of the HTTP port strips from requests",
+        metavar="PATH",
+    )
+    max_body_bytes: int = option(8 * 2**20, "maximum size of a request; larger ones are refused", metavar="N")
+    max_bytes_in_hand: int = option(
+        2**30,
+        "maximum size of all requests in flight together, and half of it per key if there are several keys; further "
+        "requests are refused",
+        metavar="N",
+    )
+    max_connections: int = option(
+        4096,
+        "maximum connections per port; further ones are closed",
+        metavar="N",
+    )
+    max_queued_requests: int = option(
+        1024,
+        "maximum requests waiting for their first token; further ones are refused",
+        metavar="N",
+    )
+    request_timeout_s: float = option(
+        3600.0,
+        "time after which a request fails",
+        name="request-timeout",
+        metavar="SECONDS",
+    )
+    worker_wait_timeout_s: float = option(
+        60.0,
+        "how long a request waits while no worker can serve it, as during a restart; 0: it fails at once",
+        name="worker-wait-timeout",
+        metavar="SECONDS",
+    )
+    allow_cache_reset: bool = option(
+        False,
+        "let clients clear the workers' cached prefixes (POST /reset_prefix_cache); for measurements",
+    )
+    otlp_endpoint: str = option(
+        "",
+        "URL of a collector, such as http://localhost:4318/v1/traces, for spans of requests over OTLP/HTTP; needs "
+        "tandem-llm[otlp]",
+        metavar="URL",
+        shown="from OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT, else none",
+        detail=" ([tracing.md](tracing.md#spans-of-requests))",
+    )
+    allow_tracing: bool = option(
+        False,
+        "let clients record traces (tandem trace) although there are several API keys; each key then sees sizes and "
+        "times of all requests, also on the live page",
+    )
+    api_keys: tuple[str, ...] = option(
+        (),
+        "key for clients, repeatable; other users of this host can see it in the process list, unlike the keys of "
+        "--api-key-file; 'KEY N' limits its priority to N",
+        secret=True,
+        name="api-key",
+        metavar="KEY",
+        shown="none: open to everybody",
+    )
+    max_requests_per_key: int = option(
+        0,
+        "maximum requests in flight per key, or of all clients together without keys; 0: no limit",
+        metavar="N",
+    )
+    share_cache_between_keys: bool = option(
+        False,
+        "let requests reuse prefixes cached for other keys; response times then reveal to each key what others asked",
+    )
+    max_priority: int = option(
+        2**31 - 1,
+        "highest priority that a client may request, unless its key has its own limit",
+        metavar="N",
+        detail=" ([api.md](api.md#priority)); the default is the largest value of the field",
+    )
+
+
 @dataclass(frozen=True, slots=True)
-class RouterConfig:
-    """One router process.
+class RouterConfig(RouterOptions):
+    """One router process: the shared options, and values that the launcher sets.
 
     Attributes:
-        router_id: its name in the cluster; a router that is started again keeps it.
-        model_dir: where tokenizer, chat template and limits are read from.
-        model_name: what clients call the model, and answers.
-        other_model_names: what clients may call it as well.
-        generation_config: AUTO: what OpenAI's API leaves to the server is as the model's generation_config.json says;
-            "none": as OpenAI does.
-        host: the address of the clients' ports.
-        grpc_port, http_port: its own two ports for clients; 0 picks a free one.
-        routers: all routers of the cluster by their names, this one among them; empty: it is alone.
-        workers: the workers that the cluster is to have, their roles by their names; empty: it is not known.
-        num_restarts: how often this router has been started again.
-        shared_grpc_port, shared_http_port: ports for clients at which all routers listen; 0: there are none.
-        reuse_ports: all its ports are held by whoever started it, who lets it in.
-        api_keys: what clients show, each as "KEY" or "KEY MAX_PRIORITY"; empty lets everybody in.
-        max_requests_per_key: requests in hand for each key at most, for all clients together without keys; 0: any
-            number.
-        share_cache_between_keys: whether a request may find in a cache what one of another key left there.
-        allow_cache_reset: whether clients may have workers forget what they have cached.
-        otlp_endpoint: URL that requests' spans are posted to, over OTLP; "": there are none.
-        allow_tracing: whether clients may record what the cluster does although there are several keys, and see all
-            requests on the live page.
-        max_priority: that a client may ask for, unless its key says otherwise.
-        max_body_bytes: of a request, over either port.
-        max_bytes_in_hand: of all requests together, from when they are read until they have ended; where there are
-            several keys, one may have half of it.
-        max_connections: of each of the clients' ports.
-        allowed_origins: of which pages in browsers may read answers over HTTP, each "https://host" or "*".
-        root_path: under which a proxy shows the HTTP port, and which it leaves out of what it passes on, or "".
-        tls: on the clients' ports; None: plain.
-        cluster_token: what the processes of this cluster know each other by.
-        cluster_tls: between them; None: plain.
-        cluster_port: the workers' port; 0 picks a free one.
-        cluster_host: the address of that port, for workers alone.
+        model_name: name of the model for clients and in answers.
+        other_model_names: further names for clients.
+        max_model_len: maximum prompt and output tokens of a request together.
+        router_id: name in the cluster, kept by a restarted router.
+        routers: addresses of all routers by name, this one included; empty: this router is alone.
+        workers: roles of all planned workers by name; empty: unknown.
+        shared_grpc_port, shared_http_port: ports on which all routers listen; 0: none.
+        reuse_ports: the launcher holds all ports open with SO_REUSEPORT.
+        tls: TLS of the client ports; None: plain.
+        cluster_token: secret shared by the processes of the cluster.
+        cluster_tls: certificates between the processes; None: plain.
+        cluster_host, cluster_port: address for workers; port 0: any free port.
         heartbeat_timeout_s: silence after which a worker counts as lost.
-        stall_timeout_s: time without a scheduler step after which a worker counts as lost though it talks.
-        routing: who serves a request: a name of router/policies/table.py, or the import path of a RoutingPolicy,
-            "package.module:Class".
-        placement: whether one worker may compute a request's prompt and decode it (router/workers/placement.py);
-        either way it
-            is served the other way where there are no such workers.
-        ttft_objective_ms, itl_objective_ms: how soon a first token is to come, and the next ones; by these a policy may
-            choose.
-        max_queued_requests: requests that wait for their first token at most; further ones are refused at once.
-        request_timeout_s: a request that takes longer fails.
-        decode_word_timeout_s: how long the router waits for the decode worker's word on a request whose prefill
-            worker died after the first token.
-        worker_wait_timeout_s: how long a request waits while no workers can serve it; 0: it fails at once.
-        max_waiting_bytes: what requests that wait for workers may hold; new ones beyond it are refused.
-        max_attempts: failed attempts after which a request fails for good.
-        admit_duration_s: how long a decode worker remembers a request that has no lease yet.
-        log: what it writes about
-        itself.
-        request_lines_socket: takes a line for each request's begin and end (router/observe/request_lines.py); "": none.
-        keeps_request_lines: whether these lines wait at the router for whoever supervises it to ask, instead.
-        chat_template: a file with a chat template to be used instead of the model's own; empty: there is none.
-        tool_parser: what finds calls of tools in outputs: a name of router/text/tool_parsers/table.py, or the import
-            path of a ToolParser; "auto": what fits the chat template; "none": nothing.
-        reasoning_parser: how the model reasons before it answers: a name of REASONING_STYLES; "auto": as the chat
-            template tells; "none": its outputs are answers.
+        stall_timeout_s: time without a scheduler step after which a worker counts as lost.
+        routing: name in router/policies/table.py, or import path "package.module:Class" of a RoutingPolicy.
+        decode_word_timeout_s: limit for the decode worker to report on a request whose prefill worker died after the
+            first token.
+        max_waiting_bytes: maximum size of all requests that wait for workers; further ones are refused.
+        admit_duration_s: time for which a decode worker remembers a request without a lease.
+        request_lines_socket: receives lines about requests (router/observe/request_lines.py); "": none.
+        keeps_request_lines: the router keeps these lines until the supervisor asks for them.
     """
 
     model_dir: str
@@ -135,28 +232,12 @@ class RouterConfig:
     max_model_len: int
     other_model_names: tuple[str, ...] = ()
     router_id: str = "router-0"
-    generation_config: str = AUTO
-    host: str = "127.0.0.1"
-    grpc_port: int = 50051
-    http_port: int = 8000
     routers: Mapping[str, RouterAddresses] = field(default_factory=dict)
     workers: Mapping[str, Role] = field(default_factory=dict)
     num_restarts: int = 0
     shared_grpc_port: int = 0
     shared_http_port: int = 0
     reuse_ports: bool = False
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    max_requests_per_key: int = 0
-    share_cache_between_keys: bool = False
-    allow_cache_reset: bool = False
-    allow_tracing: bool = False
-    otlp_endpoint: str = ""
-    max_priority: int = 2**31 - 1
-    max_body_bytes: int = 8 * 2**20
-    max_bytes_in_hand: int = 2**30
-    max_connections: int = 4096
-    allowed_origins: tuple[str, ...] = ()
-    root_path: str = ""
     tls: TlsConfig | None = None
     cluster_token: str = field(default="", repr=False)
     cluster_tls: ClusterTls | ClusterTlsFiles | None = None
@@ -165,19 +246,10 @@ class RouterConfig:
     heartbeat_timeout_s: float = 3.0
     stall_timeout_s: float = 60.0
     routing: str = "least_loaded"
-    placement: str = AUTO
-    ttft_objective_ms: float = 500.0
-    itl_objective_ms: float = 25.0
-    max_queued_requests: int = 1024
-    request_timeout_s: float = 3600.0
     decode_word_timeout_s: float = 2.0
-    worker_wait_timeout_s: float = 60.0
     max_waiting_bytes: int = 256 * 2**20
     max_attempts: int = 8
     admit_duration_s: float = 600.0
-    chat_template: str = ""
-    tool_parser: str = "auto"
-    reasoning_parser: str = "auto"
     log: LogConfig = field(default_factory=LogConfig)
     request_lines_socket: str = ""
     keeps_request_lines: bool = False
@@ -237,5 +309,5 @@ class RouterConfig:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """All that clients may call the model by, the first one first."""
+        """All names of the model for clients, the one in answers first."""
         return self.model_name, *self.other_model_names

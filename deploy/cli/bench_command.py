@@ -1,4 +1,4 @@
-"""`tandem bench`, and what it says when it cannot."""
+"""Runs `tandem bench`."""
 
 import argparse
 import os
@@ -14,7 +14,6 @@ from tandem.deploy.cli.bench_config import bench_config
 
 
 def run_bench(arguments: argparse.Namespace, default_address: str) -> int:
-    """One run or one sweep; returns the exit status."""
     outputs = Outputs(arguments.out, arguments.requests_out, arguments.plots, arguments.report)
     console = Console()
     try:
@@ -34,7 +33,7 @@ def run_bench(arguments: argparse.Namespace, default_address: str) -> int:
 
 
 def run_comparison(arguments: argparse.Namespace) -> int:
-    """`report` and `plot`: what is made of files that runs have written; returns the exit status."""
+    """Runs `report` or `plot` on files of earlier runs; returns the exit status."""
     make = {"report": compare, "plot": plot_gaps}[arguments.comparison]
     try:
         make(arguments.runs, arguments.out)

@@ -1,4 +1,4 @@
-"""What the flags of `tandem bench` mean together."""
+"""Builds the configuration of `tandem bench` from its flags."""
 
 import argparse
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ from tandem.rpc.tls import check_tls_files
 
 
 def bench_config(arguments: argparse.Namespace, environment: Mapping[str, str], default_address: str) -> BenchConfig:
-    """Raises ValueError if the arguments make no sense together."""
+    """Raises ValueError for arguments that contradict each other."""
     if arguments.sweep is not None and getattr(arguments, arguments.sweep.variable) is not None:
         raise ValueError(f"the sweep sets the {arguments.sweep.variable}: leave out --{arguments.sweep.variable}")
     if arguments.sweep is not None and arguments.slo is None:
-        raise ValueError("a sweep needs to know what a good request keeps to (--slo)")
+        raise ValueError("a sweep needs the limits of a good request: add --slo")
     if not 0 < arguments.good_share <= 1:
         raise ValueError(f"the share of good requests is above 0 and at most 1, not {arguments.good_share}")
     prompt_as: PromptAs = arguments.prompt_as or ("text" if arguments.api == "chat" else "ids")
@@ -97,5 +97,4 @@ def _arrivals(arguments: argparse.Namespace) -> ArrivalConfig | None:
 
 
 def _parse_warmup(text: str) -> tuple[int, float]:
-    """Requests and seconds, of which one is 0."""
     return (int(text), 0.0) if text.isdecimal() else (0, parse_duration(text))

@@ -1,4 +1,4 @@
-"""`tandem cache`: what the conversion of GGUF files has left on the disk."""
+"""`tandem cache`: the models converted from GGUF files."""
 
 import sys
 import time
@@ -11,12 +11,11 @@ from tandem import exit_codes
 from tandem.engine.weights.conversions import Conversion, ConversionCache, default_directory
 
 _GB = 1e9
-# How long ago something was is said in the largest of these that it is at least two of.
+# An age has at least two of its unit.
 _UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))
 
 
 def run_cache(action: str) -> int:
-    """Does one of "list", "clear" and "path"; returns the exit status."""
     cache = ConversionCache(default_directory())
     try:
         if action == "path":

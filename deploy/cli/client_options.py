@@ -1,4 +1,4 @@
-"""How commands that are a cluster's clients reach it, and what they may say of answers."""
+"""Arguments of the client commands: connection and sampling."""
 
 import argparse
 import os
@@ -21,7 +21,7 @@ ADDRESS_VARIABLE = "TANDEM_ADDRESS"
 
 
 def add_connection_arguments(parser: argparse.ArgumentParser, command: ClientCommand) -> None:
-    """How to reach the cluster; tandem.deploy.cli.terminal.open_client reads it."""
+    """Adds the arguments that tandem.deploy.cli.terminal.open_client reads."""
     group = parser.add_argument_group("connection")
     add = group.add_argument
     add(
@@ -33,35 +33,35 @@ def add_connection_arguments(parser: argparse.ArgumentParser, command: ClientCom
         "--api-key",
         default=os.environ.get(API_KEY_VARIABLE, ""),
         metavar="KEY",
-        help=f"where the cluster asks for one (default: ${API_KEY_VARIABLE})",
+        help=f"API key, if the cluster requires one (default: ${API_KEY_VARIABLE})",
     )
-    add("--tls", action="store_true", help="connect over TLS and trust the well-known authorities")
-    add("--tls-ca", default="", metavar="FILE", help="connect over TLS and trust this PEM file's authorities instead")
+    add("--tls", action="store_true", help="connect over TLS and trust the default authorities")
+    add("--tls-ca", default="", metavar="FILE", help="connect over TLS and trust the authorities of this PEM file")
     add(
-        "--tls-cert", default="", metavar="FILE", help="PEM file: a certificate to show, where the cluster asks for one"
+        "--tls-cert", default="", metavar="FILE", help="PEM file with a client certificate, if the cluster requires one"
     )
-    add("--tls-key", default="", metavar="FILE", help="PEM file: the private key of that certificate")
+    add("--tls-key", default="", metavar="FILE", help="PEM file with the private key of that certificate")
     parser.set_defaults(run=_run_client, name=parser.prog, command=command)
 
 
 def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("answer")
     group.add_argument(
-        "--max-tokens", type=_positive, metavar="N", help="output tokens at most (default: the server's choice)"
+        "--max-tokens", type=_positive, metavar="N", help="maximum output tokens (default: the server's choice)"
     )
     add_sampling_arguments(group)
     group.add_argument("--timings", action="store_true", help="print the request's timeline after the answer")
 
 
 def add_sampling_arguments(parser: argparse._ActionsContainer) -> None:
-    """How answers are sampled; tandem.deploy.cli.terminal.sampling_params reads it."""
+    """Adds the arguments that tandem.deploy.cli.terminal.sampling_params reads."""
     add = parser.add_argument
     add(
         "--temperature",
         type=float,
         default=0.0,
         metavar="T",
-        help="0 takes the most likely token (default: %(default)s)",
+        help="0: take the most likely token (default: %(default)s)",
     )
     add(
         "--top-p",
@@ -70,7 +70,7 @@ def add_sampling_arguments(parser: argparse._ActionsContainer) -> None:
         metavar="P",
         help="sample from the likeliest tokens that make up P (default: all)",
     )
-    add("--seed", type=_seed, metavar="N", help="the same seed gives the same answer (default: another each time)")
+    add("--seed", type=_seed, metavar="N", help="same seed, same answer (default: random)")
 
 
 def _positive(text: str) -> int:
@@ -99,7 +99,6 @@ def _run_client(arguments: argparse.Namespace) -> int:
         if not (found := address_of(arguments)):
             return exit_codes.FAILED
         arguments.address, arguments.address_from = found, f"the cluster {arguments.cluster}"
-    # A variable that is set to nothing is as good as none.
     if not arguments.address_from and (address := os.environ.get(ADDRESS_VARIABLE)):
         arguments.address, arguments.address_from = address, f"${ADDRESS_VARIABLE}"
     arguments.address = arguments.address if arguments.address_from else DEFAULT_ADDRESS

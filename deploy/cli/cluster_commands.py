@@ -1,4 +1,4 @@
-"""The commands about clusters that are called by their names: what they are told, and who does it."""
+"""Arguments of the commands that find clusters by name."""
 
 import argparse
 import sys
@@ -13,8 +13,7 @@ examples:
   tandem list
 """
 LOGS_EXAMPLES = """\
-Without PROCESS it is what the cluster says to whoever started it, which a cluster in the foreground says to its
-terminal.
+Without PROCESS: the launcher's output. A cluster in the foreground prints it to its terminal.
 
 examples:
   tandem logs
@@ -22,16 +21,16 @@ examples:
   tandem logs chat prefill-0
 """
 SCALE_EXAMPLES = """\
-Requests go on: a worker that is too many gets no new ones, and ends when it has none left. What it has after
---drain-timeout is begun again elsewhere, from what its client has.
+Requests continue: a leaving worker gets no new ones and ends when it has none left. After --drain-timeout,
+its requests restart elsewhere and continue behind the tokens already sent.
 
 examples:
   tandem scale --decode 3
   tandem scale chat --prefill 1 --decode 2
 """
 STOP_EXAMPLES = """\
-It is what Ctrl-C does in the cluster's terminal: the requests in hand finish, for as long as --drain-timeout allows. A
-second one ends them at once.
+Like Ctrl-C in the cluster's terminal: running requests may finish within --drain-timeout. A second stop ends them at
+once.
 
 examples:
   tandem stop
@@ -49,19 +48,17 @@ def add_cluster_commands(add: AddCommand) -> None:
     clusters = add("list", "list this host's clusters", "List the clusters of this user on this host.", LIST_EXAMPLES)
     _add_ray_address(clusters)
     clusters.set_defaults(run=_list, name=clusters.prog)
-    logs = add("logs", "show a cluster's logs", "Show what a cluster, or one of its processes, says.", LOGS_EXAMPLES)
+    logs = add("logs", "show a cluster's logs", "Show the log of a cluster or of one of its processes.", LOGS_EXAMPLES)
     add_cluster_name(logs)
     logs.add_argument("process", nargs="?", default="", metavar="PROCESS", help="such as router-0 or prefill-0")
-    logs.add_argument("--follow", action="store_true", help="show what is added too, until Ctrl-C")
+    logs.add_argument("--follow", action="store_true", help="keep printing new lines until Ctrl-C")
     logs.set_defaults(run=_logs, name=logs.prog)
     scale = add(
         "scale", "change the number of workers", "Start or end workers of a cluster while it serves.", SCALE_EXAMPLES
     )
     add_cluster_name(scale)
     for role in ROLES:
-        scale.add_argument(
-            f"--{role}", type=_count, metavar="N", help=f"{role} workers (default: as many as there are)"
-        )
+        scale.add_argument(f"--{role}", type=_count, metavar="N", help=f"{role} workers (default: unchanged)")
     scale.add_argument(
         "--workers", dest="any", type=_count, metavar="N", help="workers of a cluster that was started with --workers"
     )
@@ -73,7 +70,7 @@ def add_cluster_commands(add: AddCommand) -> None:
 
 def add_cluster_name(
     parser: argparse.ArgumentParser,
-    summary: str = f"of the cluster (default: {DEFAULT_NAME})",
+    summary: str = f"name of the cluster (default: {DEFAULT_NAME})",
     default: str = DEFAULT_NAME,
 ) -> None:
     parser.add_argument("cluster", nargs="?", default=default, metavar="NAME", help=summary)
@@ -85,7 +82,7 @@ def _add_ray_address(parser: argparse.ArgumentParser) -> None:
         "--ray-address",
         default="",
         metavar="ADDRESS",
-        help="of the Ray that the cluster is on, unless that is its own",
+        help="address of the Ray that the cluster has joined",
     )
 
 
@@ -97,7 +94,6 @@ def _count(text: str) -> int:
 
 
 def address_of(arguments: argparse.Namespace) -> str:
-    """The gRPC port of the cluster that is named; "" if that has been said to be unknown."""
     if arguments.ray_address:
         from tandem.deploy.cli.remote_clusters import remote_address_of
 

@@ -1,4 +1,4 @@
-"""Commands about clusters of this user's that run on this host, which are called by their names."""
+"""Commands for clusters of this user on this host, found by name."""
 
 import contextlib
 import os
@@ -21,12 +21,11 @@ from tandem.deploy.supervise.control import ask
 from tandem.logs import log_file
 
 _LOOK_INTERVAL_S = 0.1
-# What the guard itself takes once the time for stopping is over.
+# Time for the guard to end remaining processes.
 _SWEEP_S = 15.0
 
 
 def list_clusters() -> int:
-    """`tandem list`."""
     try:
         runs = find_runs(default_directory())
     except PermissionError as error:
@@ -44,7 +43,7 @@ def list_clusters() -> int:
 
 
 def local_address_of(name: str) -> str:
-    """The gRPC port of a cluster, for clients on this host; "" if that has been said to be unknown."""
+    """Returns the gRPC address for clients on this host; "" after an error message."""
     if (run := _find(name)) is None:
         return ""
     if run.about.state != "serving":
@@ -54,7 +53,7 @@ def local_address_of(name: str) -> str:
 
 
 def stop_cluster(name: str) -> int:
-    """`tandem stop`: returns when all of it has ended."""
+    """`tandem stop`: returns when the cluster has ended."""
     if (run := _find(name)) is None:
         return exit_codes.FAILED
     guard = run.owner.guard
@@ -73,7 +72,6 @@ def stop_cluster(name: str) -> int:
 
 
 def scale_cluster(name: str, counts: Mapping[str, int]) -> int:
-    """`tandem scale`: returns when the cluster has so many workers of each role that is named."""
     if (run := _find(name)) is None:
         return exit_codes.FAILED
     if run.about.state != "serving":
@@ -85,7 +83,6 @@ def scale_cluster(name: str, counts: Mapping[str, int]) -> int:
 
 
 def show_answer(name: str, answer: Iterable[Mapping[str, Any]]) -> int:
-    """Shows what a cluster says about what it was asked for, as it comes; returns the exit status."""
     for line in answer:
         if "error" in line:
             if line["error"]:
@@ -97,18 +94,18 @@ def show_answer(name: str, answer: Iterable[Mapping[str, Any]]) -> int:
 
 
 def show_logs(name: str, process: str, *, follow: bool) -> int:
-    """`tandem logs`: of the cluster itself, or of one of its processes."""
+    """`tandem logs`: of the launcher, or of one process."""
     if (run := _find(name)) is None:
         return exit_codes.FAILED
     about = run.about
     if process and not about.log_dir:
         return fail(
-            f"the processes of {name} write their logs where Ray has its own, in a session's directory under "
-            f"{default_directory() / 'ray'} unless RAY_TMPDIR was set; with --log-dir or --detach they are found here"
+            f"the processes of {name} write their logs to Ray's session directory, under "
+            f"{default_directory() / 'ray'} unless RAY_TMPDIR was set: start it with --log-dir or --detach to see them"
         )
     if not process and not about.log:
         return fail(
-            f"the cluster {name} speaks to the terminal that it was started in; its processes have logs "
+            f"the cluster {name} prints to the terminal that it was started in; its processes have logs "
             f"(tandem logs {name} PROCESS)"
         )
     if "/" in process:
@@ -131,7 +128,7 @@ def show_logs(name: str, process: str, *, follow: bool) -> int:
 
 
 def _find(name: str) -> Run | None:
-    """The cluster of that name; None if it has been said that there is none."""
+    """Returns the cluster of a name; None after an error message."""
     try:
         runs = find_runs(default_directory())
     except PermissionError as error:
@@ -149,7 +146,6 @@ def _find(name: str) -> Run | None:
 
 
 def _open_end(open_files: contextlib.ExitStack, path: str) -> TextIO | None:
-    """A log, of which nothing is shown that is there already."""
     log = None
     with contextlib.suppress(OSError):
         if path:
@@ -165,6 +161,5 @@ def _show_more(log: TextIO | None) -> None:
 
 
 def fail(message: str, status: int = exit_codes.FAILED) -> int:
-    """Says why a command has failed; returns the exit status."""
     print(f"tandem: {message}", file=sys.stderr)
     return status

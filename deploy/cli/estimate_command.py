@@ -1,4 +1,4 @@
-"""`tandem estimate`: what a model's work takes on a kind of GPU, and how many GPUs a load needs."""
+"""Runs `tandem estimate`."""
 
 import argparse
 import json
@@ -41,7 +41,7 @@ _BATCH_SIZES = (1, 8, 32, 128, 256)
 
 
 def run_estimate(arguments: argparse.Namespace) -> int:
-    """Prints the estimate; returns the exit status: 1 if as many GPUs as there may be do not give the rate."""
+    """Prints the estimate; returns the exit status: 1 if MAX_GPUS do not reach the rate."""
     try:
         worker = Worker(
             read_model(arguments.model, arguments.quantization),
@@ -71,7 +71,7 @@ def run_estimate(arguments: argparse.Namespace) -> int:
         print(f"{arguments.name}: {error}", file=sys.stderr)
         return exit_codes.USAGE
     except ModuleNotFoundError as error:
-        # A client's install finds no model by a hub's name and converts none.
+        # A client install cannot download or convert models.
         advice = "pip install 'tandem-llm[serve]', or give a directory with its config.json"
         print(f"{arguments.name}: {arguments.model} cannot be read without {error.name}: {advice}", file=sys.stderr)
         return exit_codes.USAGE
@@ -89,7 +89,7 @@ def run_estimate(arguments: argparse.Namespace) -> int:
 
 
 def estimate(worker: Worker, load: Load) -> dict[str, Any]:
-    """All figures of one worker, in seconds, bytes, FLOP and tokens. A rate without a bound is None.
+    """Returns the figures of one worker, in seconds, bytes, FLOP and tokens. An unbounded rate is None.
 
     Raises:
         ValueError: a request does not fit a worker's pool.
@@ -138,7 +138,6 @@ def estimate(worker: Worker, load: Load) -> dict[str, Any]:
 
 
 def _why_not(found: dict[str, Any], rate: float) -> str:
-    """Why no number of GPUs gives the rate. Args: found: by `estimate`."""
     if not found["prefill_worker_rate"]:
         return (
             f"no number of GPUs keeps to the limit on ttft: a prompt alone takes {_ms(found['prefill']['estimate_s'])}"

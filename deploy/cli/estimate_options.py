@@ -1,4 +1,4 @@
-"""The options of `tandem estimate`."""
+"""The flags of `tandem estimate`."""
 
 import argparse
 import re
@@ -12,8 +12,8 @@ from tandem.deploy.estimate.gpus import GPUS
 from tandem.engine.config import KV_CACHE_DTYPES, QUANTIZATIONS, EngineConfig
 
 EPILOG = """\
-Nothing is started and no GPU is needed: of the model no more than config.json is read. docs/estimate.md has the
-formulas, their sources, and how far they are from what was measured.
+Starts nothing and needs no GPU; reads only the model's config.json. docs/estimate.md has the formulas, their sources
+and their errors against measurements.
 
 examples:
   tandem estimate --model org/name --gpu h200 --workload 4096/256
@@ -23,59 +23,58 @@ examples:
 """
 _WORKLOAD = re.compile(r"([\d_,]+)/([\d_,]+)")
 _LIMITS = ("ttft", "itl")
-# Figures of data sheets, in their units: what is outside was meant otherwise, and would overflow.
+# Range of data-sheet figures. A value outside has a wrong unit and would overflow.
 _SMALLEST_FIGURE, _LARGEST_FIGURE = 0.1, 1_000_000
-# All sizes up to it are looked at, for each number of GPUs.
+# The search tries every size up to it.
 _MAX_BATCH_SIZE = 4096
 _MAX_SHOWN = 40
 
 
 def add_estimate_options(parser: argparse.ArgumentParser) -> None:
-    """Adds every flag; tandem.deploy.cli.estimate_command reads them."""
     add = parser.add_argument
     add(
         "--model",
         required=True,
         metavar="NAME",
-        help="a directory with config.json, a .gguf file, a hub id like org/name, or smollm2-135m-instruct",
+        help="directory with config.json, .gguf file, hub id such as org/name, or smollm2-135m-instruct",
     )
-    add("--gpu", choices=tuple(GPUS), help="a kind of GPU whose figures are known")
+    add("--gpu", choices=tuple(GPUS), help="a known kind of GPU")
     add(
         "--workload",
         type=_workload,
         required=True,
         metavar="IN/OUT",
-        help="tokens of each prompt and of each output, such as 4096/256",
+        help="tokens per prompt and per output, such as 4096/256",
     )
     add(
         "--slo",
         type=_limits,
         default={},
         metavar="NAME=TIME,...",
-        help="ttft: until the first token; itl: between tokens, such as ttft=500ms,itl=25ms (default: no limits)",
+        help="limits on TTFT and ITL, such as ttft=500ms,itl=25ms (default: none)",
     )
     add(
         "--good-share",
         type=_share,
         default=0.9,
         metavar="S",
-        help="of the requests that keep to all limits (default: %(default)s)",
+        help="share of requests that must meet all limits (default: %(default)s)",
     )
     asked = parser.add_mutually_exclusive_group()
-    asked.add_argument("--gpus", type=_count, metavar="N", help="how to share so many GPUs out, and for what rate")
-    asked.add_argument("--rate", type=_positive, metavar="R", help="requests a second: how many GPUs they need")
+    asked.add_argument("--gpus", type=_count, metavar="N", help="find the best roles of N GPUs and their rate")
+    asked.add_argument("--rate", type=_positive, metavar="R", help="find the number of GPUs for R requests per second")
     add("--json", action="store_true", help="print JSON: seconds, bytes, tokens")
-    figures = parser.add_argument_group("other GPUs", "figures as on a data sheet, instead of those of --gpu")
+    figures = parser.add_argument_group("other GPUs", "figures of a data sheet, in place of those of --gpu")
     figures.add_argument("--gpu-memory", type=_figure, metavar="GB", help="memory")
-    figures.add_argument("--bandwidth", type=_figure, metavar="GB/S", help="of the memory")
-    figures.add_argument("--flops", type=_figure, metavar="TFLOPS", help="of bfloat16 products, without sparsity")
-    figures.add_argument("--link", type=_figure, metavar="GB/S", help="to another GPU of the host, in one direction")
+    figures.add_argument("--bandwidth", type=_figure, metavar="GB/S", help="memory bandwidth")
+    figures.add_argument("--flops", type=_figure, metavar="TFLOPS", help="bfloat16 throughput without sparsity")
+    figures.add_argument("--link", type=_figure, metavar="GB/S", help="bandwidth to another GPU of the host, one way")
     served = parser.add_argument_group("served with", "as for `tandem serve --device cuda`")
     served.add_argument(
         "--quantization",
         choices=QUANTIZATIONS,
         default=default_of(EngineConfig, "quantization"),
-        help="fp8: FP8 weights in any case (default: as the checkpoint has them)",
+        help="fp8: FP8 weights for any checkpoint (default: as in the checkpoint)",
     )
     for flag, parse, default, metavar in (
         ("--mem-fraction-static", _share, default_of(EngineConfig, "mem_fraction_static"), "F"),
@@ -88,7 +87,7 @@ def add_estimate_options(parser: argparse.ArgumentParser) -> None:
         "--mixed-steps",
         choices=(ON, OFF),
         default=default_of(ClusterOptions, "mixed_steps"),
-        help="whether role both computes prompts in one forward with decode steps (default: %(default)s)",
+        help="whether workers of role both prefill and decode in the same forward pass (default: %(default)s)",
     )
     served.add_argument(
         "--kv-cache-dtype",
@@ -112,7 +111,6 @@ def _workload(text: str) -> tuple[int, int]:
 
 
 def _limits(text: str) -> dict[str, float]:
-    """Seconds by name."""
     limits: dict[str, float] = {}
     for item in text.split(","):
         name, equals, value = item.strip().partition("=")

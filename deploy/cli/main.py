@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ClusterCommand = Callable[[argparse.Namespace, "ClusterConfig"], int]
 
-# Where the server's packages are, all of these are: the extra `serve` has them, and a client's install has none.
+# A server's install has all of these (extra `serve`), a client's none.
 SERVER_PACKAGES = ("yaml", "ray", "torch")
 EXAMPLES = """\
 examples:
@@ -45,24 +45,24 @@ examples:
   tandem chat --temperature 0.7 --top-p 0.95
 """
 COMPILE_EXAMPLES = """\
-Takes the options of `tandem serve` and ignores those that no kernel depends on. Weights are made up: a model's
-directory needs no more than its config.json. docs/gpu.md has a recipe for container images.
+Takes the options of `tandem serve` and ignores those that no kernel depends on. Weights are random: the model's
+directory needs only its config.json. docs/gpu.md has a recipe for container images.
 
 examples:
   tandem compile --model org/name --device cuda
   tandem compile --config cluster.yaml
 """
 CACHE_EXAMPLES = """\
-They are made again when they are needed. $TANDEM_CACHE says where they are kept (default: $XDG_CACHE_HOME/tandem,
-else ~/.cache/tandem). What a running cluster uses is not removed.
+Removed models are converted again when needed. $TANDEM_CACHE sets the directory (default: $XDG_CACHE_HOME/tandem,
+else ~/.cache/tandem). Models in use by a running cluster stay.
 
 examples:
   tandem cache
   tandem cache clear
 """
-SERVE_DETACHED = "return when the cluster is ready, and have it serve on without this terminal"
+SERVE_DETACHED = "return when the cluster is ready and keep it running without this terminal"
 STATUS_EXAMPLES = """\
-The exit status is 0 if a request would be served now, else 1.
+The exit status is 0 if the cluster can serve a request now, else 1.
 
 examples:
   tandem status
@@ -72,7 +72,7 @@ examples:
 
 
 TRACE_EXAMPLES = """\
-A cluster that nobody records loses no time to it. docs/tracing.md says what the tracks and slices mean.
+Recording costs time only while it runs. docs/tracing.md explains tracks and slices.
 
 examples:
   tandem trace
@@ -81,13 +81,13 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit status: 0, 1 if it failed, 2 if it was called wrongly."""
+    """Runs one command; returns its exit status."""
     parser = _parser()
     arguments = parser.parse_args(_joined(sys.argv[1:] if argv is None else argv))
     try:
         return arguments.run(arguments)
     except KeyboardInterrupt:
-        # It came while the command was still importing.
+        # Ctrl-C during imports.
         return exit_codes.SIGNALLED + signal.SIGINT
     except UnicodeEncodeError:
         print("tandem: an argument is not valid UTF-8", file=sys.stderr)
@@ -95,8 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _joined(argv: Sequence[str]) -> list[str]:
-    """With a command of two words as one. A command that has flags of its own and others beneath it would take the
-    value of a mistyped flag for one of these."""
+    """Joins a command of two words into one argument.
+
+    With real subcommands, argparse would take the value of a mistyped flag for one of them.
+    """
     if len(argv) > 1 and argv[0] == "bench" and argv[1] in COMPARISONS:
         return [f"bench {argv[1]}", *argv[2:]]
     return list(argv)
@@ -105,7 +107,7 @@ def _joined(argv: Sequence[str]) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = SuggestingParser(
         prog="tandem",
-        description="Serve large language models with prefill and decode on separate workers, and talk with them.",
+        description="Serve large language models with prefill and decode on separate workers, and query them.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -120,52 +122,50 @@ def _parser() -> argparse.ArgumentParser:
             description=description,
             epilog=epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
-            # A flag that is cut short would start a cluster where the same key in a file is an error.
+            # An abbreviated key in a file is an error too.
             allow_abbrev=False,
         )
 
     serve = add(
-        "serve", "start a cluster on this host", "Start a cluster on this host and keep it until Ctrl-C.", EPILOG
+        "serve", "start a cluster on this host", "Start a cluster on this host and run it until Ctrl-C.", EPILOG
     )
     add_serve_options(serve)
     serve.add_argument("--detach", action="store_true", help=SERVE_DETACHED)
     serve.set_defaults(run=_run_configured, name=serve.prog, command=_serve)
     compile_ahead = add(
         "compile",
-        "compile a GPU's kernels ahead",
-        "Compile the kernels that a cluster needs, on a GPU like its own, so that its workers need not.",
+        "compile GPU kernels ahead of time",
+        "Compile all kernels of a cluster on a GPU of the same kind, so that its workers start without compiling.",
         COMPILE_EXAMPLES,
     )
     add_serve_options(compile_ahead)
     compile_ahead.set_defaults(run=_run_configured, name=compile_ahead.prog, command=_compile, detach=False)
-    generate = add(
-        "generate", "complete one prompt", "Send one prompt and print its answer as it comes.", GENERATE_EXAMPLES
-    )
+    generate = add("generate", "complete one prompt", "Send one prompt and stream its answer.", GENERATE_EXAMPLES)
     generate.add_argument("prompt", help="the prompt, or - to read it from standard input")
-    generate.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
+    generate.add_argument("--raw", action="store_true", help="continue the text without the chat template")
     add_answer_arguments(generate)
     add_connection_arguments(generate, _generate)
     chat = add(
         "chat",
         "talk with the model",
-        "Talk with the model, which is sent the whole conversation so far.",
+        "Talk with the model. Each request carries the whole conversation.",
         CHAT_EXAMPLES,
     )
-    chat.add_argument("--system", default="", metavar="TEXT", help="a system message to begin with")
+    chat.add_argument("--system", default="", metavar="TEXT", help="system message")
     add_answer_arguments(chat)
     add_connection_arguments(chat, _chat)
     cache = add(
         "cache",
         "list or clear converted models",
-        "List the models that were converted from GGUF files, print where they are, or remove those not in use.",
+        "List the models converted from GGUF files, print their directory, or remove those not in use.",
         CACHE_EXAMPLES,
     )
     cache.add_argument("action", nargs="?", choices=("list", "clear", "path"), default="list", help="(default: list)")
     cache.set_defaults(run=_cache, name=cache.prog)
     estimate = add(
         "estimate",
-        "say how many GPUs a load needs",
-        "Say what a model's work takes on a kind of GPU, and how many of them, shared out how, a load needs.",
+        "estimate the GPUs that a load needs",
+        "Estimate the time of a model's work on a kind of GPU, and the number and roles of GPUs that a load needs.",
         ESTIMATE_EPILOG,
     )
     add_estimate_options(estimate)
@@ -173,7 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     bench = add(
         "bench",
         "measure a server",
-        "Send requests to a cluster, or to any OpenAI-compatible server, and say how it has served them.",
+        "Send requests to a cluster or any OpenAI-compatible server, and report latencies and throughput.",
         BENCH_EPILOG,
     )
     add_bench_options(bench, os.environ.get(API_KEY_VARIABLE, ""))
@@ -183,14 +183,14 @@ def _parser() -> argparse.ArgumentParser:
         add_comparison_options(comparison, default, metavar)
         comparison.set_defaults(run=_compare, name=comparison.prog, comparison=name)
     status = add("status", "show workers and pages", "Show a cluster's workers, requests and pages.", STATUS_EXAMPLES)
-    add_cluster_name(status, "a cluster of this host (default: the one at --address)", default="")
+    add_cluster_name(status, "a cluster on this host (default: the one at --address)", default="")
     status.add_argument("--json", action="store_true", help="print JSON")
     add_connection_arguments(status, _status)
     add_cluster_commands(add)
     trace = add(
         "trace",
-        "record what a cluster does",
-        "Record for some seconds what all workers and routers do, as a trace for https://ui.perfetto.dev.",
+        "record a trace of a cluster",
+        "Record all workers and routers for some seconds, as a trace for https://ui.perfetto.dev.",
         TRACE_EXAMPLES,
     )
     trace.add_argument(
@@ -228,7 +228,6 @@ def _run_configured(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace, config: "ClusterConfig") -> int:
-    # What is imported next takes half a second.
     print(f"tandem {__version__}: starting with the model {config.model}", flush=True)
     from tandem.deploy.serve import serve
 

@@ -1,4 +1,4 @@
-"""argparse, with a suggestion for what was probably meant."""
+"""An ArgumentParser that suggests corrections."""
 
 import argparse
 import difflib
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-# What options of vLLM, SGLang and Dynamo are called here, or why there is none such.
+# Flags of vLLM, SGLang and Dynamo, and their names here.
 OTHERS_FLAGS = {
     "--port": "--http-port and --grpc-port",
     "--max-num-seqs": "--max-batch-size",
@@ -26,7 +26,7 @@ OTHERS_FLAGS = {
     "--num-prefill-workers": "--prefill",
     "--num-decode-workers": "--decode",
 }
-# What flags of `vllm bench serve` are called by `tandem bench`.
+# Flags of `vllm bench serve`, and their names in `tandem bench`.
 OTHERS_BENCH_FLAGS = {
     "--num-prompts": "--requests",
     "--request-rate": "--rate",
@@ -41,31 +41,31 @@ OTHERS_BENCH_FLAGS = {
     "--result-filename": "--out",
 }
 UNSERVED_FLAGS = {
-    "--tensor-parallel-size": "a model runs on one GPU; --prefill, --decode and --both say how many workers there are",
-    "--tp": "a model runs on one GPU; --prefill, --decode and --both say how many workers there are",
-    "--tp-size": "a model runs on one GPU; --prefill, --decode and --both say how many workers there are",
+    "--tensor-parallel-size": "a model runs on one GPU; --prefill, --decode and --both set the number of workers",
+    "--tp": "a model runs on one GPU; --prefill, --decode and --both set the number of workers",
+    "--tp-size": "a model runs on one GPU; --prefill, --decode and --both set the number of workers",
     "--pipeline-parallel-size": "a model runs on one GPU",
-    "--data-parallel-size": "--both says how many whole workers there are",
-    "--dp": "--both says how many whole workers there are",
-    "--enable-auto-tool-choice": "tools need no option; --tool-parser says how calls are read",
+    "--data-parallel-size": "--both sets the number of workers that prefill and decode",
+    "--dp": "--both sets the number of workers that prefill and decode",
+    "--enable-auto-tool-choice": "tools need no option; --tool-parser selects the parser",
     "--enable-prefix-caching": "prefixes are always cached",
-    "--enable-chunked-prefill": "long prompts are always computed in chunks; --chunk-size says of how many tokens",
-    "--trust-remote-code": "no code of a model is run",
+    "--enable-chunked-prefill": "long prompts are always computed in chunks; --chunk-size sets their size",
+    "--trust-remote-code": "code of a model is never run",
     "--enable-lora": "LoRA adapters are not supported",
 }
-# The nearest in letters to this is a CPU.
+# By letters alone, "cpu" would be the nearest.
 OTHERS_VALUES = {"gpu": "cuda"}
 _UNKNOWN_FLAGS = re.compile(r"unrecognized arguments: (.*)", re.DOTALL)
 _INVALID_CHOICE = re.compile(r"(?:argument [^:]+: )?invalid choice: '([^']*)' \(choose from (.*)\)", re.DOTALL)
 
 
 class SuggestingParser(argparse.ArgumentParser):
-    """Says which flag, command or value is nearest to one that does not exist. Parsers of its subcommands do too."""
+    """Suggests the nearest flag, command or value for an unknown one, in subcommands too."""
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown and not any(isinstance(action, argparse._SubParsersAction) for action in self._actions):
-            # A subcommand would leave this to the parser above it, which does not know the subcommand's flags.
+            # argparse would report it from the parent parser, which does not know the subcommand's flags.
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return namespace, unknown
 

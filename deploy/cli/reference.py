@@ -1,6 +1,6 @@
-"""The options of `tandem serve` as documentation: `make docs` writes it, and a test compares.
+"""Documentation of the options of `tandem serve`; `make docs` writes it.
 
-docs/configuration.md has a table for each group between two comments; examples/serve.yaml is written whole.
+docs/configuration.md has a table per group between two comments; examples/serve.yaml is all generated.
 """
 
 import re
@@ -17,16 +17,15 @@ CONFIGURATION = ROOT / "docs/configuration.md"
 EXAMPLE = ROOT / "examples/serve.yaml"
 WIDTH = 120
 EXAMPLE_HEAD = """\
-# All that `tandem serve --config serve.yaml` can be told. A line that is commented out shows its default; a flag on the
-# command line goes before the line here. docs/configuration.md says more about each.
+# All options of `tandem serve --config serve.yaml`. Commented lines show the defaults. Command-line flags override this
+# file. docs/configuration.md has more about each option.
 """
-# This is the one option that the example sets.
 EXAMPLE_MODEL = "smollm2-135m-instruct"
 _TABLE = re.compile(r"(?<=<!-- options: )(?P<group>[^>]*)( -->\n\n).*?(?=\n<!-- end -->)", re.DOTALL)
 
 
 def option_table(group: str) -> str:
-    """The options of a group as a Markdown table."""
+    """Returns the options of a group as a Markdown table."""
     rows = ["| flag | default | |", "|---|---|---|"]
     for option in _of(group):
         flag = f"`--{option.name}{' ' + option.metavar if option.metavar else ''}`"
@@ -43,12 +42,10 @@ def option_table(group: str) -> str:
 
 
 def configuration_page(page: str) -> str:
-    """docs/configuration.md with today's tables."""
     return _TABLE.sub(lambda match: f"{match['group']}{match[2]}{option_table(match['group'])}", page)
 
 
 def example_file() -> str:
-    """examples/serve.yaml."""
     parts = [EXAMPLE_HEAD]
     for group in GROUPS:
         parts.append(f"\n# --- {group} ---\n\n")
@@ -64,7 +61,6 @@ def _of(group: str) -> Iterator[Option]:
 
 
 def _choices(option: Option, quote: str = "") -> str:
-    """What an option may be, to stand behind what it means."""
     if not option.choices:
         return ""
     own = [f"{quote}package.module:Class{quote}"] if option.takes_path else []
@@ -72,7 +68,6 @@ def _choices(option: Option, quote: str = "") -> str:
 
 
 def _as_markdown(text: str) -> str:
-    """Flags and variables in code type."""
     return re.sub(r"(--[a-z][a-z-]*|\b\d+\.\d+\.\d+\.\d+(?:/\d+)?\b|#)", r"`\1`", text)
 
 

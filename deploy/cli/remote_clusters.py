@@ -1,4 +1,4 @@
-"""Commands about clusters on a Ray that is there (--ray-address), which are called by their names too."""
+"""Commands for clusters on an existing Ray (--ray-address), found by name."""
 
 import contextlib
 import logging
@@ -19,9 +19,8 @@ from tandem.deploy.on_ray.hosted_ray import find_clusters
 from tandem.deploy.on_ray.joined_ray import JoinedRay
 
 _LOOK_INTERVAL_S = 0.3
-# Ray is asked for all actors that it ever had.
+# Each look asks Ray for all actors that it ever had.
 _LIVES_INTERVAL_S = 2.0
-# A drain may take as long as its cluster lets it.
 _STOP_LIMIT_S = 24 * 3600.0
 
 
@@ -82,7 +81,7 @@ def show_remote_logs(name: str, address: str, process: str, *, follow: bool) -> 
 
 
 def _show_process_logs(name: str, process: str, cluster: RemoteCluster, *, follow: bool) -> int:
-    """Of all lives of a process, wherever they were; with `follow` what the latest one adds."""
+    """Prints the logs of all starts of a process; with `follow`, continues with the latest."""
     try:
         directory = cluster.log_directory()
         logs = find_logs(name, process, directory)
@@ -95,7 +94,6 @@ def _show_process_logs(name: str, process: str, cluster: RemoteCluster, *, follo
             try:
                 text, position = reader.read(log, None)
             except LogError as error:
-                # What earlier lives have left may be gone with their nodes.
                 if log is logs[-1]:
                     raise
                 print(error)
@@ -120,11 +118,7 @@ def _follow(
     reader: LogReader,
     positions: dict[ProcessLog, int],
 ) -> NoReturn:
-    """Shows what is added to a process's logs, from these positions on.
-
-    Raises:
-        GoneError, RayEndedError: the cluster has ended, or its Ray.
-    """
+    """Prints new log lines until GoneError or RayEndedError."""
     log = next(reversed(positions))
     look_at, said = time.monotonic() + _LIVES_INTERVAL_S, ""
     while True:
@@ -134,7 +128,7 @@ def _follow(
             text, positions[log] = reader.read(log, positions.get(log))
             print(text, end="", flush=True)
         except LogError as error:
-            # Its node may come back, or the process be started on another; a new one's file is not there at once.
+            # The node may come back, or the process restart elsewhere.
             if str(error) != said:
                 said = str(error)
                 print(said, flush=True)
@@ -144,7 +138,7 @@ def _follow(
 
 
 def remote_address_of(name: str, address: str) -> str:
-    """The gRPC port of a cluster; "" if that has been said to be unknown."""
+    """Returns the gRPC address of a cluster; "" after an error message."""
     found: list[str] = []
 
     def use(cluster: RemoteCluster) -> int:
@@ -182,7 +176,7 @@ def _joined(address: str, run: Callable[[], int]) -> int:
 
 @contextlib.contextmanager
 def _join(address: str) -> Iterator[str]:
-    """Why that Ray cannot be joined, or ""."""
+    """Joins a Ray; yields the reason of a failure, or ""."""
     ray = JoinedRay(address)
     error = ""
     try:

@@ -1,4 +1,4 @@
-"""What `tandem serve` is told: by its flags, its YAML file and its environment."""
+"""Reads the configuration of `tandem serve` from flags, YAML file and environment."""
 
 import argparse
 import difflib
@@ -16,10 +16,10 @@ from tandem.deploy.config.otlp_endpoint import otlp_endpoint
 
 
 def cluster_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> ClusterConfig:
-    """What flags, file, environment and defaults say together.
+    """Combines flags, file, environment and defaults.
 
     Raises:
-        ValueError: they make no sense; the message, of one line, says what and where.
+        ValueError: with a message of one line.
     """
     values: dict[str, Any] = {}
     if arguments.config is not None:
@@ -48,14 +48,10 @@ def cluster_config(arguments: argparse.Namespace, environment: Mapping[str, str]
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The values of a YAML file, by the fields they are for.
-
-    Raises:
-        ValueError: it cannot be read or holds something that it must not; the message names the file and the key.
-    """
+    """Returns the values of a YAML file by field. Raises ValueError; the message names file and key."""
     try:
         text = path.read_text(encoding="utf-8")
-        # The nodes are composed too: where a key is there twice, the content has only its last value.
+        # The nodes show duplicate keys; the content has only the last value.
         node, content = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
@@ -66,7 +62,7 @@ def read_file(path: Path) -> dict[str, Any]:
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         raise ValueError(f"{path} is not valid YAML: {error.problem or error.context}{where}") from error
     except (yaml.YAMLError, ValueError) as error:
-        # PyYAML raises a bare ValueError for what looks like a date and is none, such as 2024-13-45.
+        # PyYAML raises a bare ValueError for an invalid date such as 2024-13-45.
         raise ValueError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from error
     if node is None:
         return {}
@@ -86,11 +82,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def read_key_file(path: Path) -> list[str]:
-    """The keys of a file: one a line; blank lines and lines that start with # are skipped.
-
-    Raises:
-        ValueError: it cannot be read or holds no key.
-    """
+    """Returns the API keys of a file. Raises ValueError if it cannot be read or holds none."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except OSError as error:

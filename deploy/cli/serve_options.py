@@ -1,4 +1,4 @@
-"""The flags of `tandem serve`, from the table of options."""
+"""The flags of `tandem serve`."""
 
 import argparse
 import math
@@ -9,13 +9,13 @@ from tandem.deploy.config.options import Option
 API_KEY_VARIABLE = "TANDEM_API_KEY"
 CONFIG_FILE = "config"
 
-# It is a source of api_keys besides the option itself, and says not what a cluster is, but where to read it.
+# A second source of api_keys, so no field of ClusterConfig.
 API_KEY_FILE = Option(
     "api-key-file",
     "api_key_file",
     str,
     SECURITY,
-    "a file with more keys, one a line, as KEY or KEY N; blank lines and lines that start with # are skipped",
+    "file with more keys, one per line, as KEY or KEY N; blank lines and lines that start with # are skipped",
     default="",
     metavar="FILE",
 )
@@ -23,17 +23,16 @@ _AFTER = [option.field for option in OPTIONS].index("api_keys") + 1
 SERVE_OPTIONS = (*OPTIONS[:_AFTER], API_KEY_FILE, *OPTIONS[_AFTER:])
 
 EPILOG = f"""\
-Every flag but --config and --detach can stand in a YAML file, under its name without the
-dashes in front (prefill: 2, api-key: [FIRST, SECOND]). A flag goes before the
-file, the file before the defaults; paths in the file are relative to the
-current directory. ${API_KEY_VARIABLE}, if set, is one more API key. Where a
-policy or a kind of implementation is chosen by name, a class of your own can
-stand in its place (--routing package.module:Class; docs/extending.md).
+A YAML file may set every flag except --config and --detach, under its name
+without leading dashes (prefill: 2, api-key: [FIRST, SECOND]). Flags override
+the file. Paths in the file are relative to the current directory.
+${API_KEY_VARIABLE}, if set, is one more API key. A class of your own may replace a
+policy or implementation (--routing package.module:Class; docs/extending.md).
 
 examples:
   one prefill and two decode workers, for clients on this host:
     tandem serve --model smollm2-135m-instruct --prefill 1 --decode 2
-  what cluster.yaml says, but on other ports:
+  the cluster of cluster.yaml, on other ports:
     tandem serve --config cluster.yaml --grpc-port 50061 --http-port 8001
   for clients on other hosts, with API keys and TLS:
     tandem serve --model org/name --host 0.0.0.0 --api-key-file keys.txt \\
@@ -42,10 +41,9 @@ examples:
 
 
 def add_serve_options(parser: argparse.ArgumentParser) -> None:
-    """Adds every option's flag; tandem.deploy.cli.serve_config reads them."""
     groups = {name: parser.add_argument_group(name) for name in GROUPS}
     groups["operation"].add_argument(
-        "--config", dest=CONFIG_FILE, metavar="FILE.yaml", help="a file with any of these options"
+        "--config", dest=CONFIG_FILE, metavar="FILE.yaml", help="file with any of these options"
     )
     for option in SERVE_OPTIONS:
         if option.type is bool:
@@ -53,7 +51,7 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
                 f"--{option.name}", dest=option.field, action="store_true", default=None, help=_help(option)
             )
             continue
-        # What may be a class of the user's own is checked with the rest of the configuration.
+        # ClusterConfig checks values that may be import paths.
         metavar = "{" + ",".join(option.choices) + "}" if option.takes_path else option.metavar
         groups[option.group].add_argument(
             f"--{option.name}",

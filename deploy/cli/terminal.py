@@ -1,4 +1,4 @@
-"""What the client commands show in a terminal."""
+"""Terminal output of the client commands."""
 
 import argparse
 import re
@@ -37,8 +37,7 @@ class Conversation:
 
 
 def open_client(arguments: argparse.Namespace) -> TandemClient:
-    """A client for the connection arguments of tandem.deploy.cli.client_options. Raises ValueError if they make no
-    sense."""
+    """Raises ValueError for invalid arguments."""
     files = (arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
     if bool(arguments.tls_cert) != bool(arguments.tls_key):
         raise ValueError("--tls-cert and --tls-key belong together: give both, or neither")
@@ -55,26 +54,23 @@ def open_client(arguments: argparse.Namespace) -> TandemClient:
 
 
 def print_failure(arguments: argparse.Namespace, error: TandemError) -> int:
-    """Says why a call has failed; returns the exit status."""
     where = ""
     if error.code == "UNAUTHENTICATED":
         where = f" (here with --api-key KEY or ${API_KEY_VARIABLE})"
     elif arguments.address_from.startswith("$") and error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
-        # Who set it may have forgotten so.
         where = f" ({arguments.address} is what {arguments.address_from} says)"
     print(f"{arguments.name}: {error}{where}", file=sys.stderr)
     return exit_codes.FAILED
 
 
 def sampling_params(arguments: argparse.Namespace, max_tokens: int | None) -> pb.SamplingParams:
-    """From the arguments that tandem.deploy.cli.client_options.add_sampling_arguments adds."""
     return pb.SamplingParams(
         max_tokens=max_tokens, temperature=arguments.temperature, top_p=arguments.top_p, seed=arguments.seed
     )
 
 
 def stream_answer(client: TandemClient, request: pb.GenerateRequest) -> tuple[str, pb.GenerateResponse]:
-    """Prints an answer as it comes; returns its text and the last response. Raises TandemError."""
+    """Prints an answer as it arrives; returns its text and the last response."""
     text = ""
     last = pb.GenerateResponse()
     for response in client.generate(request):
@@ -84,7 +80,7 @@ def stream_answer(client: TandemClient, request: pb.GenerateRequest) -> tuple[st
         last = response
     print()
     if last.finish_reason == pb.FINISH_REASON_LENGTH and sys.stdout.isatty():
-        # A person would take it for an answer that broke off.
+        # Otherwise the answer seems to break off.
         print(f"(ended by its length, {last.usage.completion_tokens} tokens: --max-tokens)", file=sys.stderr)
     return text, last
 
@@ -111,7 +107,7 @@ def print_answer(
 
 
 def chat(arguments: argparse.Namespace, client: TandemClient) -> int:
-    """`tandem chat`: returns the exit status, which is that of the last answer."""
+    """`tandem chat`: returns the exit status of the last answer."""
     conversation = Conversation(arguments.system)
     status = 0
     print("Type a message; an empty line or Ctrl-D ends the chat, Ctrl-C an answer.")
@@ -129,11 +125,9 @@ def chat(arguments: argparse.Namespace, client: TandemClient) -> int:
             text, last = stream_answer(client, request)
         except TandemError as error:
             status = print_failure(arguments, error)
-            # The conversation goes on without this question, when the cluster can.
             conversation.messages.pop()
             continue
         except KeyboardInterrupt:
-            # The answer is given up, and its question with it.
             conversation.messages.pop()
             print()
             continue
@@ -144,7 +138,7 @@ def chat(arguments: argparse.Namespace, client: TandemClient) -> int:
 
 
 def print_timeline(console: Console, last: pb.GenerateResponse) -> None:
-    """Shows the phases of a request as bars, those that add up to it first, and what its prompt cost its workers."""
+    """Prints the phases of a request as bars, the critical path first."""
     total_ms = max((p.start_ms + p.duration_ms for p in last.phases), default=1.0)
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     table.add_column("phase")
@@ -193,7 +187,6 @@ def print_status(info: pb.ServerInfo) -> None:
             pid = str(router.pid) if router.pid else ""
             routers.add_row(router.router_id, pid, router.grpc_address, router.http_address, state)
         console.print(routers)
-    # Two tables, because one would not fit a terminal of 80 columns.
     workers, counts = (Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim") for _ in range(2))
     for column in ("worker", "role", "pid", "linked to"):
         workers.add_column(column)
@@ -236,7 +229,7 @@ def print_status(info: pb.ServerInfo) -> None:
         links.add_column(column, justify="left" if column in ("link", "to", "over") else "right")
     here = {worker.worker_id for worker in info.workers}
     for worker in info.workers:
-        # What was counted for workers that have left since stays counted.
+        # The counters keep workers that have left.
         for shipped in (s for s in worker.stats.shipped if s.receiver_id in here):
             rate = f"{shipped.num_bytes / shipped.copying_ns:.2f}" if shipped.copying_ns else ""
             size = f"{shipped.num_bytes / 1e9:.2f}"
@@ -249,7 +242,7 @@ def print_status(info: pb.ServerInfo) -> None:
 
 
 def _forward_times(workers: Iterable[pb.WorkerStatus]) -> Table:
-    """How long forwards take, of workers that have said so: of the kinds that each has."""
+    """Returns the published timings of the workers."""
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     table.add_column("forwards")
     for column in ("prefill ms", "µs/token", "step ms", "µs/request", "ns/KV token", "ITL beside prefill ms"):

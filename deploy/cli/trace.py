@@ -1,4 +1,4 @@
-"""`tandem trace`: records what a cluster does, into a file for Perfetto."""
+"""`tandem trace`: records a cluster into a file for Perfetto."""
 
 import argparse
 import json
@@ -23,11 +23,10 @@ def run_trace(arguments: argparse.Namespace, client: "TandemClient") -> int:
     trace = Trace()
     out = Path(arguments.out)
     if out.exists() and not out.is_file():
-        # Who may would put a file where a directory or a device is.
         print(f"{arguments.name}: {out} is there and is no file", file=sys.stderr)
         return exit_codes.FAILED
-    # An older file stays until there is a whole new one. What cannot be written is told of before anybody waits.
-    # Another command for the same file, which is refused, must not take this one's away.
+    # An older file stays until the new one is complete, and an unwritable directory shows before the recording. The
+    # process id keeps commands for the same target apart.
     unfinished = Path(f"{out}.{os.getpid()}.unfinished")
     try:
         with unfinished.open("w", encoding="utf-8") as file:

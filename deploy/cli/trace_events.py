@@ -1,4 +1,4 @@
-"""A recording of a cluster as trace events, the JSON that Perfetto and chrome://tracing open (docs/tracing.md)."""
+"""Converts a recording to trace events, the JSON of Perfetto (docs/tracing.md)."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -12,10 +12,10 @@ from tandem.v1 import recording_pb2 as pb
 
 Event = dict[str, Any]
 
-# From the top down; copies to other workers stand before what is not here.
+# From top to bottom; unknown tracks rank with the last one.
 _TRACKS = (REQUESTS, ENGINE, INBOX, DEVICE, HANDOVERS)
 _ROLES = ("router", "prefill", "decode", "both")
-# A request's arrows go from one of these to the next, in the order in which they were.
+# A request's arrows connect these slices in order of time.
 _LINKED_PHASE = "prefill_queue"
 _LINKED = {"prefill", "copy", "commit", "decode", "mixed"}
 
@@ -30,11 +30,7 @@ class _Process:
 
 
 class Trace:
-    """
-    Attributes:
-        warnings: what is missing, in words.
-        num_slices: that were recorded.
-    """
+    """A recording. Attributes: warnings: messages about missing parts."""
 
     def __init__(self) -> None:
         self.num_slices = 0
@@ -60,7 +56,7 @@ class Trace:
         return lost + dropped
 
     def as_json(self) -> dict[str, Any]:
-        """The object that a trace file holds. Times begin with the first slice."""
+        """Returns the content of a trace file. Time 0 is the first slice."""
         starts = [s.start_ns - p.clock_offset_ns for p in self._processes.values() for s in p.slices]
         origin_ns = min(starts, default=0)
         events: list[Event] = []
@@ -84,7 +80,7 @@ class Trace:
 
 
 def _process_events(pid: int, process: _Process, origin_ns: int) -> Iterator[tuple[Event, Iterable[str]]]:
-    """Each event, with the requests whose arrows touch it. Args: origin_ns: of the trace, on the process's clock."""
+    """Yields each event and the requests whose arrows touch it. origin_ns is time 0 on the process's clock."""
     tracks: dict[str, list[pb.RecordedSlice]] = defaultdict(list)
     for kept in process.slices:
         tracks[kept.track].append(kept)
@@ -94,7 +90,7 @@ def _process_events(pid: int, process: _Process, origin_ns: int) -> Iterator[tup
         first = tid + 1
         if track == DEVICE:
             _follow_each_other(slices)
-        # A thread's slices lie within each other. Of what overlaps otherwise each has a line of its own.
+        # Slices of a thread nest. Other overlapping slices need separate lines.
         lanes = [0] * len(slices) if track == ENGINE else _lanes(slices)
         for kept, lane in zip(slices, lanes, strict=True):
             if first + lane > tid:
@@ -109,7 +105,7 @@ def _process_events(pid: int, process: _Process, origin_ns: int) -> Iterator[tup
 
 
 def _follow_each_other(slices: list[pb.RecordedSlice]) -> None:
-    """A forward that is launched behind another one begins when that one ends."""
+    """Moves the start of each forward pass behind the end of the previous one."""
     end_ns = 0
     for kept in slices:
         own_end_ns = kept.start_ns + kept.duration_ns
@@ -119,7 +115,7 @@ def _follow_each_other(slices: list[pb.RecordedSlice]) -> None:
 
 
 def _lanes(slices: Iterable[pb.RecordedSlice]) -> list[int]:
-    """For each slice, by start, the first line on which none is under way."""
+    """Returns the first free line for each slice. Args: slices: ordered by start."""
     ends: list[int] = []
     lanes = []
     for kept in slices:
@@ -141,13 +137,12 @@ def _slice(pid: int, tid: int, kept: pb.RecordedSlice, origin_ns: int) -> Event:
         arguments["requests"] = list(kept.request_ids)
     if kept.detail:
         arguments["detail"] = kept.detail
-    # One that took no time at all could not be found, nor have an arrow.
+    # Perfetto shows no slice without duration.
     duration_ns = kept.duration_ns if kept.track == ENGINE else max(1, kept.duration_ns)
     return _complete(pid, tid, kept.name, kept.start_ns - origin_ns, duration_ns, arguments)
 
 
 def _phases(pid: int, tid: int, kept: pb.RecordedSlice, origin_ns: int) -> Iterator[Event]:
-    """The phases that a request consists of, one after the other."""
     moments = {name: value for name, value in kept.numbers.items() if _is_moment(value)}
     for phase in phase_timings(moments):
         start_ns, end_ns = (round(ms * 1e6) for ms in (phase.start_ms, phase.start_ms + phase.duration_ms))
@@ -156,12 +151,12 @@ def _phases(pid: int, tid: int, kept: pb.RecordedSlice, origin_ns: int) -> Itera
 
 
 def _is_moment(value: int) -> bool:
-    """Whether a number of a request's is a time, in nanoseconds since the epoch, and no count."""
+    """Returns whether a number is a time in nanoseconds, not a count."""
     return value > 10**15
 
 
 def _arrows(number: int, slices: list[Event]) -> Iterator[Event]:
-    """From each slice to the next one. An arrow's end belongs to the slice that is under way then."""
+    """Connects each slice to the next. An arrow's end belongs to the slice running then."""
     ends = sorted(((event["ts"] + event["dur"] / 2, event) for event in slices), key=lambda end: end[0])
     if len(ends) < 2:
         return
@@ -174,14 +169,13 @@ def _arrows(number: int, slices: list[Event]) -> Iterator[Event]:
             "id": number,
             "pid": event["pid"],
             "tid": event["tid"],
-            # In whole nanoseconds, rounded down: the end of a slice is no longer its own.
+            # Rounded down to nanoseconds: the end of a slice is outside it.
             "ts": floor(ts * 1000) / 1000,
             "bp": "e",
         }
 
 
 def _complete(pid: int, tid: int, name: str, start_ns: int, duration_ns: int, arguments: dict[str, Any]) -> Event:
-    # Times are in microseconds there.
     return {
         "ph": "X",
         "name": name,

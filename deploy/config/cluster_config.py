@@ -1,42 +1,79 @@
-"""A whole cluster, and what it means for each of its processes.
+"""The configuration of a cluster, and of each of its processes.
 
 Nothing here imports torch: the command line reads this too.
 """
 
 import re
+from collections import Counter
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tandem.config import DEVICES, LogConfig, Role, TlsConfig, WorkerKind, default_of, require, require_one_of
 from tandem.decode_worker.config import DecodeConfig
 from tandem.deploy.config.cluster_options import DEVICE_DEFAULTS, OFF, ON, SWITCH, ClusterOptions, DeviceDefaults
 from tandem.deploy.config.node_choice import HOST
-from tandem.engine.config import DTYPES, EngineConfig
+from tandem.engine.config import DTYPES, EngineConfig, EngineOptions
 from tandem.hosts import check_network
 from tandem.kvtransfer.config import LinkConfig
 from tandem.kvtransfer.transports import table as transports
-from tandem.prefill_worker.config import PrefillConfig
-from tandem.router.config import RouterConfig
+from tandem.prefill_worker.config import PrefillConfig, PrefillOptions
+from tandem.router.config import RouterConfig, RouterOptions
 from tandem.router.policies.table import LEAST_COST
 from tandem.router.workers.placement import AUTO
 from tandem.worker.config import WorkerConfig
 
-# A name comes back with every answer.
 MAX_MODEL_NAME_LEN = 256
 # Without tensor parallelism a model runs on one device.
 DEVICES_PER_WORKER: int = default_of(EngineConfig, "num_devices")
+# Fields that the launcher sets for each process. `_configured` refuses a field that nobody sets.
+SET_PER_PROCESS: Mapping[type, Set[str]] = {
+    RouterConfig: {
+        "router_id",
+        "routers",
+        "workers",
+        "num_restarts",
+        "cluster_tls",
+        "cluster_host",
+        "cluster_port",
+        "shared_grpc_port",
+        "shared_http_port",
+        "reuse_ports",
+        "request_lines_socket",
+        "keeps_request_lines",
+    },
+    WorkerConfig: {"host", "rack", "num_restarts", "cluster_tls"},
+    EngineConfig: {"prefill_cuda_graphs", "max_chunk_tokens"},
+}
+# Fields that keep their defaults in every cluster.
+FIXED: Mapping[type, Set[str]] = {
+    RouterConfig: {
+        "heartbeat_timeout_s",
+        "stall_timeout_s",
+        "decode_word_timeout_s",
+        "max_waiting_bytes",
+        "max_attempts",
+        "admit_duration_s",
+    },
+    WorkerConfig: {"heartbeat_interval_s", "stall_timeout_s", "connect_timeout_s", "max_record_bytes"},
+    EngineConfig: {"num_devices"},
+    PrefillConfig: {"min_shared_tokens", "grant_timeout_s"},
+    DecodeConfig: {"lease_duration_s", "admit_grace_s", "max_overtaken", "max_waiting"},
+}
+
+_Config = TypeVar("_Config", EngineConfig, RouterConfig, WorkerConfig, PrefillConfig, DecodeConfig, LinkConfig)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """What one worker's process is told: what all are, and what those of its role are.
+    """Configuration of one worker process.
 
     Attributes:
-        has_links: in role `both`, whether it hands over to others and takes over from them.
-        itl_objective_s: in role `both`, the time between two tokens that prompts beside them leave.
-        spans_nodes: whether its ports are for other hosts too, on the address of whichever node it is on.
-        interface: which of a node's addresses that is (tandem.hosts.choose_address).
+        has_links: in role `both`: the worker is linked to others and exchanges handovers with them.
+        itl_objective_s: in role `both`: ITL to keep beside prompts.
+        spans_nodes: other hosts reach the worker's ports, on the address of its node.
+        interface: selects that address (tandem.hosts.choose_address).
     """
 
     worker: WorkerConfig
@@ -55,11 +92,7 @@ class WorkerPlan:
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig(ClusterOptions):
-    """A whole cluster, as `tandem serve` starts it; ClusterOptions says what the fields mean.
-
-    Raises:
-        ValueError: on construction, for values of which no cluster can be made; the message names the fields.
-    """
+    """A valid set of options. Raises ValueError on construction; the message names the fields."""
 
     def __post_init__(self) -> None:
         counts = (
@@ -129,7 +162,7 @@ class ClusterConfig(ClusterOptions):
                 f"`{name}` is for a cluster over several nodes: it needs placement_strategy pack or spread",
             )
         check_network(self.interface)
-        # What its processes would refuse is refused before any of them starts.
+        # Their constructors check more.
         self.router("unresolved", self.model, 1)
         self.worker("unresolved", "both", self.engine("unresolved"), 1)
 
@@ -139,22 +172,20 @@ class ClusterConfig(ClusterOptions):
 
     @property
     def num_routers_started(self) -> int:
-        """A GPU decodes about as many tokens in a second as one router passes on."""
+        """A GPU decodes about as many tokens per second as one router relays."""
         return self.num_routers or (1 if self.device == "cpu" else self.num_workers - self.num_prefill)
 
     @property
     def spans_nodes(self) -> bool:
-        """Whether its processes may be on several nodes of a Ray."""
         return self.placement_strategy != HOST
 
     @property
     def num_devices(self) -> int:
-        """Devices of all workers together."""
         return self.num_workers * DEVICES_PER_WORKER
 
     @property
     def plans_roles(self) -> bool:
-        """Whether workers are to lean to one kind of work or the other, as the load has it."""
+        """Whether the supervisor lets workers lean to prefill or decode by load."""
         return self.num_any > 1 and self.placement == AUTO and self._routing == LEAST_COST
 
     @property
@@ -169,38 +200,46 @@ class ClusterConfig(ClusterOptions):
         return DEVICE_DEFAULTS[self.device]
 
     def engine(self, model_dir: str, num_threads: int = 0) -> EngineConfig:
-        """What each worker's engine is told. Args: num_threads: where none are configured."""
-        return EngineConfig(
-            **_passed_on(self, EngineConfig)
+        """Returns the engine configuration without the values of a role. num_threads is the default of the option."""
+        return _configured(
+            EngineConfig,
+            _values(self, EngineOptions)
             | {
                 "model_dir": model_dir,
                 "dtype": self._device_defaults.dtype if self.dtype == "auto" else self.dtype,
                 "num_pages": self.num_pages or self._device_defaults.num_pages,
+                "max_batch_size": self.max_batch_size,
                 "mixed_steps": self.mixed_steps == ON,
                 "num_threads": self.num_threads or num_threads,
-            }
+            },
         )
 
     def router(self, model_dir: str, model_name: str, max_model_len: int, cluster_token: str = "") -> RouterConfig:
-        """What every router is told. Args: model_name: where no other is configured."""
+        """Returns the configuration that all routers share. model_name is the default of served_model_name."""
         first, *others = self.served_model_name or (model_name,)
-        return RouterConfig(
-            **_passed_on(self, RouterConfig)
+        return _configured(
+            RouterConfig,
+            _values(self, RouterOptions)
             | {
                 "model_dir": model_dir,
                 "routing": self._routing,
                 "model_name": first,
                 "other_model_names": tuple(others),
                 "max_model_len": max_model_len,
-                # A process's working directory may be another, so paths are whole.
-                "tls": TlsConfig(*map(_whole, (self.tls_cert, self.tls_key, self.tls_client_ca)))
-                if self.tls_cert
-                else None,
+                "tls": self._tls,
                 "cluster_token": cluster_token,
-                "chat_template": _whole(self.chat_template),
-                "log": LogConfig(self.log_level, _whole(self.log_dir)),
-            }
+                "chat_template": _absolute(self.chat_template),
+                "log": self._log,
+            },
         )
+
+    @property
+    def _tls(self) -> TlsConfig | None:
+        return TlsConfig(*map(_absolute, (self.tls_cert, self.tls_key, self.tls_client_ca))) if self.tls_cert else None
+
+    @property
+    def _log(self) -> LogConfig:
+        return LogConfig(self.log_level, _absolute(self.log_dir))
 
     def worker(
         self,
@@ -210,7 +249,6 @@ class ClusterConfig(ClusterOptions):
         max_model_len: int,
         cluster_token: str = "",
     ) -> WorkerPlan:
-        """What one worker is told."""
         chunk_size = self.chunk_size or self._device_defaults.chunk_size
         max_batch_size = self.max_batch_size or self._device_defaults.max_batch_size
         largest_step = 0 if role == "prefill" else max_batch_size
@@ -218,34 +256,33 @@ class ClusterConfig(ClusterOptions):
         engine = replace(
             engine,
             cuda_graph_max_bs=min(engine.cuda_graph_max_bs, largest_step),
-            # Who wants no graphs of decode steps wants none.
             prefill_cuda_graphs=engine.cuda_graph_max_bs > 0,
             mixed_steps=engine.mixed_steps and role == "both",
             max_chunk_tokens=0 if role == "decode" else chunk_size,
             max_batch_size=largest_step,
             max_model_len=max_model_len,
         )
-        worker = WorkerConfig(
-            **_passed_on(self, WorkerConfig)
-            | {
+        worker = _configured(
+            WorkerConfig,
+            {
                 "worker_id": worker_id,
                 "role": role,
                 "engine": engine,
                 "max_model_len": max_model_len,
-                # The clients' address is the router's alone.
-                "host": default_of(WorkerConfig, "host"),
                 "cluster_token": cluster_token,
-                "log": LogConfig(self.log_level, _whole(self.log_dir)),
-            }
+                "api_keys": self.api_keys,
+                "log": self._log,
+            },
         )
-        named = (
-            (self.transport,) if self.transport != transports.AUTO else transports.TRANSPORTS.for_device(self.device)
-        )
+        prefill = _values(self, PrefillOptions) | {"chunk_size": chunk_size, "overlap": overlap}
+        decode = {"max_batch_size": max_batch_size, "overlap": overlap}
+        is_auto = self.transport == transports.AUTO
+        candidates = transports.TRANSPORTS.for_device(self.device) if is_auto else (self.transport,)
         return WorkerPlan(
             worker,
-            PrefillConfig(**_passed_on(self, PrefillConfig) | {"chunk_size": chunk_size, "overlap": overlap}),
-            DecodeConfig(**_passed_on(self, DecodeConfig) | {"max_batch_size": max_batch_size, "overlap": overlap}),
-            LinkConfig(**_passed_on(self, LinkConfig) | {"transports": named}),
+            _configured(PrefillConfig, prefill),
+            _configured(DecodeConfig, decode),
+            _configured(LinkConfig, {"transports": candidates}),
             has_links=role != "both" or self.num_any > 0,
             itl_objective_s=self.itl_objective_ms / 1e3,
             spans_nodes=self.spans_nodes,
@@ -253,12 +290,24 @@ class ClusterConfig(ClusterOptions):
         )
 
 
-def _whole(path: str) -> str:
-    """A path from the root; "" stays."""
+def _absolute(path: str) -> str:
+    """Processes may run in another working directory. "" stays."""
     return str(Path(path).absolute()) if path else ""
 
 
-def _passed_on(config: ClusterOptions, to: type) -> dict[str, Any]:
-    """What a process's configuration has under the same name."""
-    names = {f.name for f in fields(config)} & {f.name for f in fields(to)}
-    return {name: getattr(config, name) for name in names}
+def _values(config: ClusterOptions, options: type) -> dict[str, Any]:
+    """Args: options: a package's class of options."""
+    return {f.name: getattr(config, f.name) for f in fields(options)}
+
+
+def _configured(kind: type[_Config], values: Mapping[str, Any]) -> _Config:
+    """Builds a process's configuration.
+
+    Raises:
+        TypeError: a field is not in exactly one of `values`, SET_PER_PROCESS and FIXED.
+    """
+    set_by = Counter([*values, *SET_PER_PROCESS.get(kind, ()), *FIXED.get(kind, ())])
+    names = {f.name for f in fields(kind)}
+    if wrong := sorted(name for name in names | set_by.keys() if name not in names or set_by[name] != 1):
+        raise TypeError(f"set {', '.join(wrong)} of {kind.__name__} in one of values, SET_PER_PROCESS and FIXED")
+    return kind(**values)

@@ -1,4 +1,4 @@
-"""Which nodes of a Ray a cluster's processes go to. Nothing here knows Ray."""
+"""Chooses the Ray nodes for a cluster's processes. Nothing here imports Ray."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,7 @@ HOST, PACK, SPREAD = PLACEMENT_STRATEGIES = ("host", "pack", "spread")
 
 
 class FreeNode(NamedTuple):
-    """A node with what nobody has taken of it.
-
-    Attributes:
-        node_id: its name in Ray.
-        address: at which Ray knows it.
-        free: how much of "CPU", "GPU" and so on.
-    """
+    """A node. Attributes: free: unused amount of each resource ("CPU", "GPU", ...)."""
 
     node_id: str
     address: str
@@ -22,20 +16,18 @@ class FreeNode(NamedTuple):
 
 
 def choose_nodes(nodes: Sequence[FreeNode], needs: Sequence[Mapping[str, float]], strategy: str) -> list[str]:
-    """A node for each process, by its address.
+    """Returns the address of a node for each process.
 
     Args:
-        nodes: the launcher's first.
-        needs: what each process takes of one node.
-        strategy: PACK: on as few nodes as may be, those with most room first behind the launcher's; SPREAD: one after
-            the other over all nodes that have room.
+        nodes: all nodes, the launcher's first.
+        needs: resources that each process takes of its node.
+        strategy: PACK: few nodes, the launcher's first, then by free room; SPREAD: round robin over nodes with room.
 
     Raises:
-        ValueError: there is no room for one; the message says for what, and what is left where.
+        ValueError: no node has room for a process; the message lists the free resources.
     """
     free = {node.address: dict(node.free) for node in nodes}
     first, *others = free
-    # A packed worker goes where others are, and else where the most of them will find room.
     order = [first, *sorted(others, key=lambda address: -_room(free[address], needs))]
     num_placed: Counter[str] = Counter()
     chosen = []
@@ -62,7 +54,7 @@ def _fits(free: Mapping[str, float], need: Mapping[str, float]) -> bool:
 
 
 def _room(free: Mapping[str, float], needs: Sequence[Mapping[str, float]]) -> int:
-    """How many of these processes a node could take, each being like the first."""
+    """Returns the number of processes like the first that fit on a node."""
     return min(int(free.get(resource, 0.0) // amount) for resource, amount in needs[0].items())
 
 

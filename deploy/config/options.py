@@ -1,12 +1,14 @@
-"""How the fields of a configuration are options: flags of a command, keys of a YAML file, rows of the documentation."""
+"""Options of a command: its flags, keys of its YAML file, rows of its documentation."""
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, get_args, get_origin
 
-_KEY = "option"
+from tandem.options import OPTION
+
 _KINDS = {
     str: "text",
     int: "a whole number",
@@ -16,7 +18,7 @@ _KINDS = {
     bool: "true or false",
     type(None): "nothing",
 }
-# YAML reads off and on as false and true; by which index they are here.
+# YAML reads off and on as false and true, the indices here.
 _SWITCHED = ("off", "on")
 
 
@@ -25,18 +27,15 @@ class Option:
     """One option.
 
     Attributes:
-        name: the flag without its dashes in front, and the key in the YAML file.
-        field: of the configuration.
-        type: of its value: str, int, float, or bool for a flag without a value.
-        group: under which help and documentation show it.
-        help: what it means, in a line of text.
-        default: of the field; None if it must be given.
-        metavar: what stands for its value in the help.
-        shown: what help and documentation say in place of the default.
-        choices: the names that it may have.
-        takes_path: whether it may also be the import path of a class (tandem.choices), which the field's owner checks.
-        is_list: may be given several times; a list in the file.
-        detail: what the documentation says besides `help`, in Markdown.
+        name: flag without leading dashes, and key in the YAML file.
+        type: str, int, float, or bool for a flag without a value.
+        group: heading in help and documentation.
+        default: None if the option is required.
+        metavar: placeholder of the value in the help.
+        shown: text for help and documentation in place of the default.
+        takes_path: the import path of a class is allowed too (tandem.choices).
+        is_list: the flag is repeatable, and the key takes a list.
+        detail: Markdown that the documentation adds to `help`.
     """
 
     name: str
@@ -54,7 +53,7 @@ class Option:
 
     @property
     def default_text(self) -> str:
-        """The default as it is written in a file; "" for what needs no word: the option is off."""
+        """The default as written in a file; "" for a flag that is off."""
         if self.shown or self.default is None or self.is_list:
             return self.shown
         if isinstance(self.default, bool):
@@ -62,11 +61,7 @@ class Option:
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
     def check(self, value: Any) -> Any:
-        """A value of a YAML file as the option's type.
-
-        Raises:
-            ValueError: it is of another type or no choice. The message never repeats a list, which may hold secrets.
-        """
+        """Converts a value of a YAML file. Raises ValueError; the message shows no list, which may hold secrets."""
         if self.is_list:
             if not isinstance(value, list) or not all(type(item) is self.type for item in value):
                 raise ValueError(f"{self.name} must be a list of quoted texts, such as ['FIRST', 'SECOND']")
@@ -84,47 +79,39 @@ class Option:
         return value
 
 
-def option(default: Any, group: str, help: str, *, secret: bool = False, **more: Any) -> Any:
-    """A dataclass field that is an option: its name is the field's with dashes unless `name` says another.
+def options_of(config: type, groups: Mapping[str, Sequence[str]]) -> tuple[Option, ...]:
+    """Returns the options of a dataclass.
 
-    Args:
-        default: MISSING: the option must be given.
-        secret: keeps its value out of the configuration's repr.
-        more: attributes of Option.
+    Raises:
+        ValueError: a field is not in exactly one group, or a group names an unknown field.
     """
-    return field(default=default, repr=not secret, metadata={_KEY: {"group": group, "help": help, **more}})
+    declared = {f.name: f for f in fields(config)}
+    placed = Counter(name for names in groups.values() for name in names)
+    if wrong := sorted(n for n in declared.keys() | placed.keys() if n not in declared or placed[n] != 1):
+        raise ValueError(f"each field of {config.__name__} must be in exactly one group: see {', '.join(wrong)}")
+    return tuple(_option_of(declared[name], group) for group, names in groups.items() for name in names)
 
 
-def options_of(config: type) -> tuple[Option, ...]:
-    """The options of a dataclass, in the order of its fields."""
-    found = []
-    for f in fields(config):
-        is_list = get_origin(f.type) is tuple
-        found.append(
-            Option(
-                **{
-                    "name": f.name.replace("_", "-"),
-                    "field": f.name,
-                    "type": get_args(f.type)[0] if is_list else f.type,
-                    "default": None if f.default is MISSING else f.default,
-                    "is_list": is_list,
-                    **f.metadata[_KEY],
-                }
-            )
-        )
-    return tuple(found)
+def _option_of(f: Field[Any], group: str) -> Option:
+    is_list = get_origin(f.type) is tuple
+    declared = {
+        "name": f.name.replace("_", "-"),
+        "field": f.name,
+        "type": get_args(f.type)[0] if is_list else f.type,
+        "group": group,
+        "default": None if f.default is MISSING else f.default,
+        "is_list": is_list,
+    }
+    return Option(**declared | f.metadata[OPTION])
 
 
 def kind_of(value: Any) -> str:
-    """What a value of a YAML file is, in a person's words."""
     return _KINDS.get(type(value), f"a {type(value).__name__}")
 
 
 def in_flags(message: str, options: Sequence[Option]) -> str:
-    """A message of a configuration, or of what it configures, with the fields' names replaced by the flags that set
-    them: for a person who gave flags and knows no fields. A field that is an everyday word counts in `backquotes`
-    alone, and what is part of an import path or of a file's is none."""
-    # The longer names come first, because some are parts of others.
+    """Replaces field names in an error message by flags: one-word fields only in `backquotes`, none in paths."""
+    # Longer names first: some contain others.
     for o in sorted(options, key=lambda o: -len(o.field)):
         message = message.replace(f"`{o.field}`", f"--{o.name}")
         if "_" in o.field:

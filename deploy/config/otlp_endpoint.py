@@ -1,4 +1,4 @@
-"""Where spans of requests go: what `--otlp-endpoint` says, or OpenTelemetry's own variables."""
+"""The destination of request spans: `--otlp-endpoint` or OpenTelemetry's environment variables."""
 
 import sys
 from collections.abc import Mapping
@@ -10,19 +10,18 @@ PROTOCOL = "http/protobuf"
 
 
 def otlp_endpoint(configured: str, environment: Mapping[str, str]) -> str:
-    """The URL that spans are posted to; "": there are none.
+    """Returns the URL to post spans to, or "" for no spans.
 
-    The variables are often set for all programs of a host: what they ask for and is not to be had is told, and keeps
-    nothing from starting.
+    The variables are often set for all programs of a host. So unusable values cause a warning, not an error.
 
     Args:
-        configured: by the option. Without a path it says which host alone, as OTEL_EXPORTER_OTLP_ENDPOINT does.
+        configured: value of the option; without a path it is a base URL, like OTEL_EXPORTER_OTLP_ENDPOINT.
     """
     if _said(environment, "OTEL_SDK_DISABLED") == "true":
         return ""
     if configured:
         rest = configured.partition("://")[2]
-        # Without a scheme it is no URL, and is refused as it was given.
+        # A value without a scheme is no URL; RouterConfig refuses it unchanged.
         return configured if not rest or "/" in rest.rstrip("/") else f"{configured.rstrip('/')}/{TRACES_PATH}"
     base = environment.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
     endpoint = environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "") or (
@@ -36,7 +35,7 @@ def otlp_endpoint(configured: str, environment: Mapping[str, str]) -> str:
     if protocol not in ("", PROTOCOL):
         return _without(f"asks for {protocol}, and spans are sent by {PROTOCOL} alone")
     if not is_endpoint(endpoint):
-        # It is not shown: it may have a key in it.
+        # The URL may contain a key: do not print it.
         return _without("says no URL like http://localhost:4318")
     if not has_otlp():
         return _without("is set, and spans need packages that are not installed: pip install 'tandem-llm[otlp]'")

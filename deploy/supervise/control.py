@@ -1,5 +1,4 @@
-"""How commands speak to a cluster of this user's that runs on this host: over a socket in a directory that is this
-user's alone, in lines of JSON."""
+"""Control socket of a cluster, for commands of the same user: one line of JSON per message."""
 
 import contextlib
 import json
@@ -14,20 +13,19 @@ from typing import Any
 
 _CREDENTIALS = struct.Struct("3i")
 _MAX_LINE_BYTES = 65536
-# Whoever has connected asks at once.
 _ASK_TIMEOUT_S = 10.0
-# An answer's lines follow each other so fast, or one says that it goes on.
+# Maximum time between two lines of an answer.
 ANSWER_TIMEOUT_S = 30.0
 
-# Given what is asked, makes the lines of the answer.
+# Turns a question into the lines of its answer.
 Answer = Callable[[Mapping[str, Any]], Iterator[Mapping[str, Any]]]
 
 
 class ControlServer:
-    """Answers until it is closed, each question on a thread of its own."""
+    """Answers questions, each on its own thread, until closed."""
 
     def __init__(self, path: Path, answer: Answer) -> None:
-        """Args: path: of the socket, in a directory that nobody else can reach into."""
+        """Args: path: of the socket, in a directory private to the user."""
 
         class Handler(socketserver.StreamRequestHandler):
             timeout = _ASK_TIMEOUT_S
@@ -36,7 +34,6 @@ class ControlServer:
                 credentials = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
                 if _CREDENTIALS.unpack(credentials)[1] != os.getuid():
                     return
-                # Whoever asks may leave.
                 with contextlib.suppress(OSError):
                     try:
                         asked = json.loads(self.rfile.readline(_MAX_LINE_BYTES))
@@ -65,11 +62,7 @@ class ControlServer:
 
 
 def ask(path: Path, question: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The lines of the answer, as they come.
-
-    Raises:
-        OSError: nobody answers there, or not for too long.
-    """
+    """Yields the lines of the answer. Raises OSError if none comes within ANSWER_TIMEOUT_S."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(ANSWER_TIMEOUT_S)
         connection.connect(str(path))

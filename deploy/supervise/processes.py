@@ -1,4 +1,4 @@
-"""The processes of a cluster: starting them, having them take part, and waiting for both."""
+"""Starts the processes of a cluster and lets them join."""
 
 import contextlib
 import logging
@@ -20,31 +20,28 @@ from tandem.router.config import RouterConfig
 
 logger = logging.getLogger(__name__)
 
-# It is told the name of a part of the cluster and what that part is doing.
+# Called with a part of the cluster and its stage.
 OnProgress = Callable[[str, str], None]
 
 START_TIMEOUT_S = 1800.0
 ROUTER_START_TIMEOUT_S = 60.0
-# Until a worker's process is there and answers, whatever it has yet to load.
+# Limit for a worker's first answer; loading may take longer.
 PROCESS_START_TIMEOUT_S = 120.0
-# A process that is there answers a question within this time.
+# Limit for a running process to answer a question.
 ANSWER_TIMEOUT_S = 6.0
 STOP_TIMEOUT_S = 3.0
-# A process that was found running says within this time whether it takes part.
+# Limit for a process found by `take_over` to answer.
 RECOVER_TIMEOUT_S = 10.0
 POLL_INTERVAL_S = 0.2
 
 
 class Processes:
-    """What each process of a cluster is told, and the actor that it is. Every method is called from one thread.
+    """The configuration and the actor of each process. All methods are called from one thread.
 
     Attributes:
-        actors: by name; a process that is started again replaces its actor.
-        router_configs, worker_plans: what each is told, by its name, when it is next started.
-        num_starts: of each process so far.
-        nodes: over several nodes, which process is where; None: all are on this one.
-        cluster_tls: the certificates by which they know each other; None: they do not speak TLS.
-        router_ready_s: seconds from the creation of the routers' processes until their ports were open.
+        actors: by name; a restart replaces the actor.
+        router_configs, worker_plans: configurations for the next start, by name.
+        router_ready_s: seconds from the creation of the router processes until their ports were open.
     """
 
     def __init__(
@@ -57,8 +54,7 @@ class Processes:
     ) -> None:
         """
         Args:
-            on_request_line: called with each line about a request that a router keeps until it is asked.
-            before_start: called before a process is started.
+            on_request_line: called with each request line that a router has kept.
         """
         self._config = config
         self._ray = ray_in_use
@@ -69,18 +65,32 @@ class Processes:
         self.router_configs: dict[str, RouterConfig] = {}
         self.worker_plans: dict[str, WorkerPlan] = {}
         self.num_starts: Counter[str] = Counter()
-        self.nodes: NodePlacement | None = None
-        self.cluster_tls: ClusterTls | ClusterTlsFiles | None = None
         self.router_ready_s = 0.0
+        self._nodes: NodePlacement | None = None
+        self._cluster_tls: ClusterTls | ClusterTlsFiles | None = None
+
+    def configure(
+        self,
+        router_configs: Mapping[str, RouterConfig],
+        worker_plans: Mapping[str, WorkerPlan],
+        nodes: NodePlacement | None,
+        cluster_tls: ClusterTls | ClusterTlsFiles | None,
+        *,
+        num_starts: Mapping[str, int] | None = None,
+    ) -> None:
+        """Sets the processes of the cluster, before `start_all` or `take_over`."""
+        self.router_configs, self.worker_plans = dict(router_configs), dict(worker_plans)
+        self.num_starts = Counter(num_starts or {})
+        self._nodes, self._cluster_tls = nodes, cluster_tls
 
     def start_all(self) -> None:
-        """Starts everything, and returns when all of it takes part.
+        """Starts all processes; returns when all have joined.
 
         Raises:
-            ConfigurationError: a process refuses what it is told.
-            ClusterError: something else went wrong, such as the death of a process.
+            ConfigurationError: a process refuses its configuration.
+            ClusterError: another failure.
         """
-        # All processes start side by side; those that take longest are asked for first.
+        # All start concurrently, the slow ones first.
         starting = {self.start_worker(name): name for name in self.worker_plans}
         starting |= {self.start_router(name): name for name in self.router_configs}
         self.wait_for(starting)
@@ -89,10 +99,10 @@ class Processes:
             self.get(ref, ROUTER_START_TIMEOUT_S, name)
 
     def take_over(self, found: Mapping[str, Mapping[int, Any]]) -> None:
-        """Goes on with those of another process's that take part, and ends the others of the same names.
+        """Continues with the latest actors that have joined, and kills those that have not.
 
         Args:
-            found: actors by their names and by which life of them it is.
+            found: actors by name and number of the start.
         """
         asked = {}
         for name in (*self.router_configs, *self.worker_plans):
@@ -104,7 +114,7 @@ class Processes:
                 said = ray.get(ref, timeout=RECOVER_TIMEOUT_S)
                 takes_part = name in self.router_configs or said == "ready"
             except TimeoutError:
-                # One that is busy is for the supervision to judge.
+                # Busy: the supervisor will probe it.
                 takes_part = True
             except RayError:
                 takes_part = False
@@ -112,21 +122,21 @@ class Processes:
                 ray.kill(self.actors.pop(name))
 
     def start_router(self, name: str) -> Any:
-        """Starts a router's process; returns the reference that ends when its own ports are open."""
+        """Returns a reference that is ready when the router's own ports are open."""
         from tandem.deploy.actors.router_actor import RouterActor
 
         self._on_progress(name, "starting")
-        config = replace(self.router_configs[name], num_restarts=self.num_starts[name], cluster_tls=self.cluster_tls)
+        config = replace(self.router_configs[name], num_restarts=self.num_starts[name], cluster_tls=self._cluster_tls)
         self.num_starts[name] += 1
         actor = self.actors[name] = self._ray.create(self._actor_class(name, RouterActor), config)
-        return actor.start.remote(*(self.nodes.ports_of(name) if self.nodes is not None else ()))
+        return actor.start.remote(*(self._nodes.ports_of(name) if self._nodes is not None else ()))
 
     def start_worker(self, name: str) -> Any:
-        """Starts a worker's process and has it load; returns the reference that ends with the loading."""
+        """Returns a reference that is ready when the worker has loaded."""
         from tandem.deploy.actors.worker_actor import WorkerActor
 
         plan = self.worker_plans[name]
-        worker = replace(plan.worker, num_restarts=self.num_starts[name], cluster_tls=self.cluster_tls)
+        worker = replace(plan.worker, num_restarts=self.num_starts[name], cluster_tls=self._cluster_tls)
         plan = replace(plan, worker=worker)
         self.num_starts[name] += 1
         self._on_progress(name, "starting")
@@ -135,38 +145,36 @@ class Processes:
         return actor.start.remote()
 
     def join_router(self, actor: Any) -> Any:
-        """Has a router take part. Since it was told what workers there are, others may have been asked for."""
+        """Lets a router serve, with the workers planned since its start."""
         actor.set_workers.remote(self._any_router_config.workers)
         return actor.open_shared_ports.remote()
 
     def join_worker(self, actor: Any) -> Any:
-        """Has a worker that is loaded take part."""
+        """Lets a loaded worker connect to the routers."""
         return actor.connect.remote([addresses.cluster for addresses in self._any_router_config.routers.values()])
 
     def plan_workers(self, plans: Mapping[str, WorkerPlan]) -> None:
-        """There are to be these workers too; nobody is told of it, and nothing started."""
+        """Adds workers without starting them or telling the routers."""
         self.worker_plans |= plans
-        if self.nodes is not None:
-            self.nodes.add_workers(list(plans))
+        if self._nodes is not None:
+            self._nodes.add_workers(list(plans))
 
     def end_workers(self, names: Sequence[str]) -> None:
-        """Ends what is left of these, which are not to be there any more."""
         for name in names:
             del self.worker_plans[name]
             if (actor := self.actors.pop(name, None)) is not None:
                 ray.kill(actor)
-        if self.nodes is not None:
-            self.nodes.remove_workers(names)
+        if self._nodes is not None:
+            self._nodes.remove_workers(names)
 
     def tell_routers(self, names: Sequence[str]) -> list[Any]:
-        """Has the routers know these workers alone as those that are to be there; returns a reference to each one's
-        answer, as RouterActor.set_workers has it."""
+        """Tells the routers all planned workers; returns references to the answers of RouterActor.set_workers."""
         planned = {name: self.worker_plans[name].worker.role for name in names}
         self.router_configs = {name: replace(c, workers=planned) for name, c in self.router_configs.items()}
         return [actor.set_workers.remote(planned) for actor in self.running_routers().values()]
 
     def kinds(self) -> tuple[dict[str, ProcessKind], ProcessKind]:
-        """What their supervision does with each process that is to be there, by its name, and with any worker."""
+        """Returns how to supervise each process, by name, and any new worker."""
         router = ProcessKind(
             self.start_router,
             self.join_router,
@@ -185,15 +193,13 @@ class Processes:
             start_limit_s=START_TIMEOUT_S,
             mapped=lambda actor: actor.mapped_workers.remote(),
         )
-        # One that cannot be reached may serve all the same; Ray gives up its node, if need be, and it sees to itself
-        # whether its loop turns.
+        # An unreachable router may still serve, and watches its own event loop.
         far_router = replace(router, silence_limit_s=worker.silence_limit_s)
-        is_here = self.nodes.is_here if self.nodes is not None else lambda _: True
+        is_here = self._nodes.is_here if self._nodes is not None else lambda _: True
         routers = {name: router if is_here(name) else far_router for name in self.router_configs}
         return routers | dict.fromkeys(self.worker_plans, worker), worker
 
     def drain(self, timeout_s: float) -> int:
-        """As Cluster.drain."""
         refs = [actor.drain.remote(timeout_s) for actor in self.running_routers().values()]
         answered, _ = ray.wait(refs, num_returns=len(refs), timeout=timeout_s + ANSWER_TIMEOUT_S) if refs else ([], [])
         num_left = 0
@@ -204,8 +210,7 @@ class Processes:
         return num_left
 
     def stop(self) -> None:
-        """Ends everything, and gives back its room."""
-        # Routers stop first: what is cut short then is told so, and not that its worker is gone.
+        # Routers stop first, so that clients hear of a shutdown instead of a lost worker.
         for names in (self.router_configs, self.worker_plans):
             refs = [self.actors[name].stop.remote() for name in names if name in self.actors]
             ended, _ = ray.wait(refs, num_returns=len(refs), timeout=STOP_TIMEOUT_S) if refs else ([], [])
@@ -213,15 +218,13 @@ class Processes:
                 for ref in ended:
                     with contextlib.suppress(RayError):
                         self._show_request_lines(ray.get(ref))
-        # A Ray that goes on would keep them for a while.
+        # A joined Ray would keep the actors for a while.
         for actor in self.actors.values():
             ray.kill(actor)
         self.actors = {}
-        if self.nodes is not None:
-            self.nodes.close()
 
     def _ask_request_lines(self) -> None:
-        """Shows what routers have kept where nobody asks them whether they answer."""
+        """Fetches kept request lines when no probes do."""
         keeping = [self.actors[n] for n, c in self.router_configs.items() if c.keeps_request_lines and n in self.actors]
         refs = [actor.probe.remote() for actor in keeping]
         answered, _ = ray.wait(refs, num_returns=len(refs), timeout=ANSWER_TIMEOUT_S) if refs else ([], [])
@@ -234,8 +237,10 @@ class Processes:
             self._on_request_line(line)
 
     def wait_for(self, refs: dict[Any, str]) -> None:
-        """Waits for start-up steps of several parts, showing the workers' progress. Whatever ends is seen at once: a
-        worker that imports answers late what it does."""
+        """Waits for references by process name and reports the workers' progress.
+
+        Notices a finished reference at once, even while an importing worker does not answer.
+        """
         began = ask_at = time.monotonic()
         address = self._config.ray_address
         waiting, asked = dict(refs), dict[Any, str]()
@@ -244,8 +249,8 @@ class Processes:
             now = time.monotonic()
             if late := [name for name in waiting.values() if now - began > self._start_limit_s(name)]:
                 raise ClusterError(
-                    f"{', '.join(late)} did not start within {self._start_limit_s(late[0]):.0f} s: this host may have "
-                    "too much else to do; if not, logs of processes say more (--log-dir)"
+                    f"{', '.join(late)} did not start within {self._start_limit_s(late[0]):.0f} s: this host may be "
+                    "overloaded; if not, see the logs of the processes (--log-dir)"
                 )
             if silent and now - began > PROCESS_START_TIMEOUT_S:
                 raise ClusterError(
@@ -270,16 +275,16 @@ class Processes:
                     self._on_progress(name, "ready")
                     self.router_ready_s = time.monotonic() - began
                     logger.info("%s ready after %.2f s", name, self.router_ready_s)
-        # What they were asked before may have been answered before they ended.
+        # Earlier answers may miss the last stage.
         for name, ref in [(name, self.actors[name].progress.remote()) for name in self.worker_plans]:
             self._show_progress(name, ref)
 
     def get(self, ref: Any, timeout_s: float, name: str) -> Any:
-        """What the process of that name answers.
+        """Returns a process's answer.
 
         Raises:
-            ConfigurationError: it refuses.
-            ClusterError: it has failed, or died, or does not answer.
+            ConfigurationError: the process refuses its configuration.
+            ClusterError: the process failed or did not answer.
         """
         try:
             return ray.get(ref, timeout=timeout_s)
@@ -289,22 +294,22 @@ class Processes:
             raise kind(f"{name}: {self._reason(error, name)}") from error
 
     def _actor_class(self, name: str, cls: type, num_gpus: int = 0) -> Any:
-        """A class as a Ray actor: three concurrent calls, so that it can be asked for progress and to stop while it
-        starts; and no restart but ours. Where it has a name, each life of it has another: Ray frees a dead actor's name
-        too late for its successor."""
+        """Returns a class as a Ray actor, without restarts by Ray.
+
+        Concurrent calls let it report progress and stop during its start. Each start has its own actor name, because
+        Ray frees the name of a dead actor late.
+        """
         self._before_start()
-        options = self._ray.actor_options() if self.nodes is None else self.nodes.actor_options(name)
+        options = self._ray.actor_options() if self._nodes is None else self._nodes.actor_options(name)
         options |= self._ray.naming(f"{name}.{self.num_starts[name]}")
         return ray.remote(cls).options(**options, num_gpus=num_gpus, max_concurrency=3, max_restarts=0)
 
     @property
     def _any_router_config(self) -> RouterConfig:
-        """What all routers are told is the same in each."""
         return next(iter(self.router_configs.values()))
 
     def running_routers(self) -> dict[str, Any]:
-        """The actors of all routers, by their names, but of those that were missing when this process took over, and
-        wait for their nodes: they hear of everything when they start."""
+        """Returns the started routers; after a takeover, others may wait for their nodes."""
         return {name: self.actors[name] for name in self.router_configs if name in self.actors}
 
     def _start_limit_s(self, name: str) -> float:
@@ -314,7 +319,6 @@ class Processes:
         self._on_progress(worker_id, self.get(ref, ANSWER_TIMEOUT_S, worker_id))
 
     def _reason(self, error: Exception, name: str) -> str:
-        """What a person needs of an error that crossed the boundary of the process of that name."""
         if isinstance(error, RayTaskError):
             return str(error.cause)
         if isinstance(error, RayActorError):

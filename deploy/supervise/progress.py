@@ -1,4 +1,4 @@
-"""Shows a person what each part of a starting cluster is doing."""
+"""Shows the progress of each part of a starting cluster."""
 
 import re
 import threading
@@ -14,39 +14,38 @@ from rich.table import Table
 
 DONE = ("ready",)
 BAR_WIDTH = 24
-# Where there is no terminal, and nothing was new for so long, what goes on is said again: who waits sees that it does.
+# Without a terminal, running stages are printed again after this silence.
 SILENCE_S = 2.0
 _LOOK_INTERVAL_S = 0.2
-# A stage may say behind its name how much of it is done: "(3 of 35)" or "(1.2 of 16.1 GB)".
+# Progress at the end of a stage: "(3 of 35)" or "(1.2 of 16.1 GB)".
 _AMOUNT = re.compile(r"(?P<stage>.+) \((?P<amount>(?P<done>[\d.]+) of (?P<total>[\d.]+)[^()]*)\)")
 
 
 class StartProgress:
-    """A live table on a terminal, with a bar where a stage says how much of it is done; lines elsewhere, one for each
-    stage and one whenever SILENCE_S have passed. It is used as a context manager and called with the name of a part and
-    what that part is doing."""
+    """A context manager, called with the name of a part and its stage.
+
+    Shows a live table with progress bars on a terminal. Elsewhere it prints a line per stage, and one after SILENCE_S.
+    """
 
     def __init__(
         self, console: Console, started_s_ago: float = 0.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Args: started_s_ago: when what is shown began."""
+        """Args: started_s_ago: age of the start, in seconds."""
         self._console = console
         self._clock = clock
         self._started = clock() - started_s_ago
-        # Each part is here with what it is doing, and with the seconds from its beginning until it began that: for one
-        # that is ready, these are what it took.
+        # Stage of each part, and seconds from the part's beginning to the stage's.
         self._parts: dict[str, tuple[str, float]] = {}
         self._began: dict[str, float] = {}
         self._printed_at = clock()
         self._live = Live(console=console, refresh_per_second=8, transient=False)
-        # The thread that breaks the silence prints too.
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._break_silences, name="start-progress", daemon=True)
 
     @property
     def seconds(self) -> float:
-        """Since what is shown began."""
+        """Time since the start."""
         return self._clock() - self._started
 
     def __enter__(self) -> "StartProgress":
@@ -79,7 +78,7 @@ class StartProgress:
                 self._print(f"{part}: {doing}")
 
     def break_silence(self) -> None:
-        """Says what goes on, if nothing was said for too long."""
+        """Prints the running stages after a silence."""
         with self._lock:
             going_on = [f"{part}: {doing}" for part, (doing, _) in self._parts.items() if doing not in DONE]
             if going_on and self._clock() - self._printed_at >= SILENCE_S:
@@ -104,12 +103,11 @@ class StartProgress:
 
 
 def _name(doing: str) -> str:
-    """A stage without how much of it is done."""
     return doing.partition(" (")[0]
 
 
 def _stage(doing: str) -> tuple[RenderableType, ...]:
-    """A stage's name and, if it says how much of it is done, a bar and the amounts."""
+    """Returns a stage's name, and a bar and amounts if it states its progress."""
     match = _AMOUNT.fullmatch(doing)
     if match is None:
         return (doing,)

@@ -1,29 +1,24 @@
-"""Which workers are to compute prompts mostly and which are to decode mostly, by what there is to do.
+"""Plans which workers lean to prefill, which lean to decode, and which do both.
 
-A worker that does both reads its weights for each piece of a prompt, where steps are not mixed again for each decode
-step, and between two steps there is no more time than the objective leaves. One that does only the one or the other
-does that once. So the more there is to do and the tighter the objective, the more is served by workers that lean.
-What a layout can serve is reckoned in shares of one worker's time, `i` being FILLED of the objective for gaps, `T`
-that for first tokens, `s0` what a decode step takes with nothing in it, `f0` what a forward of prompts does, and `f`
-what the mean prompt takes besides:
+A worker that does both reads its weights for each chunk and, without mixed steps, again for each decode step. Between
+two steps it has only the time that the ITL objective leaves. So high load and tight objectives favor leaning.
 
-| a worker that | has |
+Capacities are shares of one worker's time. `i` is FILLED times the ITL objective and `T` the TTFT objective. An
+empty decode step takes `s0`, an empty prefill forward pass `f0`, and the mean prompt adds `f`:
+
+| worker | capacity |
 |---|---|
-| leans to prefill | `(1 - (f + f0) / 2T) f / (f + f0)` for prompts: long ones wait longer in line |
-| leans to decode | `1 - s0 / i` for requests that decode |
-| does both | `1 - (s0 + f0) / i` for either; a prompt that takes `g` there counts for `1 / (1 - g / 2T)` |
+| leans to prefill | `(1 - (f + f0) / 2T) f / (f + f0)` for prompts: long ones queue longer |
+| leans to decode | `1 - s0 / i` for decoding requests |
+| does both | `1 - (s0 + f0) / i` for either; a prompt that takes `g` there counts `1 / (1 - g / 2T)` times |
 
-A prompt that is computed beside decode steps has of that worker's time the share that prompts are of all that there is
-to do. So `g` is more than `f`, and fewer of those can wait in line: where prompts are long this is why workers lean.
-Where workers lean, prompts are computed by those that are there for it, whoever has them cached: a layout of such has
-to compute of each what half of the workers or more would have to. This is why nobody leans where there are
-conversations, which are cached where they were decoded.
+Beside decode steps, prompts get their share of all demand. So `g` exceeds `f`, and fewer prompts can queue: this favors
+leaning for long prompts. Workers that lean to prefill also compute prompts that other workers have cached. So a layout
+with leans is charged the uncached part of each prompt at the median worker, and no worker leans for conversations.
 
-What there is to do: the prompts of the last second or two, and the requests that are being decoded, each of which takes
-its share of every step of length `i` and one of the places that memory and `--max-batch-size` leave. A plan is the
-layout that would serve the largest multiple of that. As long as workers that all do both would serve much more than
-there is, none leans: then whatever costs a request least is best. Nor does any where that would serve no more: that who
-leans to decode has more requests in each step than the others is worth nothing by itself.
+Demand is the prompts of the last one or two seconds, and the decoding requests. Each of these takes a share of every
+step of length `i`, and a place within memory and `--max-batch-size`. The plan is the layout that serves the largest
+multiple of the demand. No worker leans if workers that do both serve a multiple well above 1, or as much as others.
 """
 
 import math
@@ -37,45 +32,44 @@ from tandem.messages import ForwardTimes
 from tandem.router.workers.leans import NO_LEAN, Lean, RouterDemand
 from tandem.router.workers.objectives import Objectives
 
-# Prompts of so long ago count for 1/e, in seconds.
+# Age at which prompts weigh 1/e, in seconds.
 MEMORY_S = 1.5
-# Below the first multiple of what there is to do workers lean, and above the second they stop.
+# Workers start to lean below the first multiple of the demand and stop above the second.
 TIGHT = 2.0
 LOOSE = 3.0
-# In a plan workers must serve more by this factor than if all did both, or none leans.
+# Minimum gain of leaning over workers that all do both.
 WORTHWHILE = 1.02
-# A layout must serve more than the one that there is by this share for each share of the workers that change.
+# Relative gain required to change all workers; in proportion for fewer.
 CHANGE_COST = 0.2
-# So long a plan holds, unless another one would serve CLEARLY times as much.
+# Minimum life of a plan, unless another one serves CLEARLY times as much.
 HOLD_S = 3.0
 CLEARLY = 1.25
-# Numbers of workers are tried in steps of this part of all.
+# Layouts differ by at least 1/NUM_STEPS of the workers.
 NUM_STEPS = 16
 
 
 class Layout(NamedTuple):
-    """Numbers of workers that lean to prefill, to decode, and to neither."""
+    """Numbers of workers that lean to prefill, lean to decode, and do both."""
 
     prefill: int
     decode: int
     both: int
 
     def distance(self, other: "Layout") -> int:
-        """Workers that change between the two."""
         return sum(abs(a - b) for a, b in zip(self, other, strict=True)) // 2
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What there is to do in a cluster, in one worker's time.
+    """Demand of a cluster and capacities of its workers, in shares of one worker's time.
 
     Attributes:
-        prompts: seconds of prompts for each second, without what a forward takes with nothing in it.
-        leaning_prompts: as much, where workers lean, so that prompts are not computed where they are cached.
-        requests: of each decode step's time, what the requests that are decoded take.
-        places: of one worker's places for these, how many times as many are taken.
-        prefill, decode, both: what a worker of each lean has for prompts, for requests, and for either.
-        filled: of what a worker that does both has, what prompts can fill.
+        prompts: prefill time per second, without the time of empty forward passes.
+        leaning_prompts: the same if workers lean and prompts are not computed where they are cached.
+        requests: share of each decode step that the decoding requests take.
+        places: decoding requests, in multiples of one worker's places.
+        prefill, decode, both: capacity of a worker of each lean.
+        filled: share of the capacity `both` that prompts can fill.
     """
 
     prompts: float
@@ -88,10 +82,8 @@ class Demand:
     filled: float
 
     def multiple(self, layout: Layout) -> float:
-        """Of this demand that a layout would serve."""
         prefill, decode, both = layout.prefill * self.prefill, layout.decode * self.decode, layout.both * self.both
         prompts = self.leaning_prompts if prefill or decode else self.prompts
-        # Of this demand's prompts, those that workers compute which do nothing else.
         apart = min(prefill, prompts)
         limits = (
             (prefill + self.filled * both, prompts),
@@ -103,11 +95,7 @@ class Demand:
 
 
 class RolePlanner:
-    """One for a cluster.
-
-    Attributes:
-        leans: of each worker, by its id.
-    """
+    """Plans the leans of a cluster's workers. Attributes: leans: the plan, by worker id."""
 
     def __init__(self, objectives: Objectives, clock: Callable[[], float]) -> None:
         self.leans: dict[str, Lean] = {}
@@ -115,15 +103,11 @@ class RolePlanner:
         self._clock = clock
         self._planned_at = self._changed_at = -math.inf
         self._seen: dict[str, RouterDemand] = {}
-        # In a second, what `_counts` says.
+        # `_counts` per second.
         self._rates = [0.0] * 5
 
     def plan(self, demands: Mapping[str, RouterDemand]) -> Mapping[str, Lean]:
-        """The leans from now on; to be called about twice a second.
-
-        Args:
-            demands: what each router says, by its name.
-        """
+        """Returns the new leans. Args: demands: reports of the routers, by name."""
         now = self._clock()
         self._count_prompts(demands, now)
         decoding: Counter[str] = Counter()
@@ -155,7 +139,7 @@ class RolePlanner:
             ]
 
     def _demand(self, demands: Mapping[str, RouterDemand]) -> Demand | None:
-        """None: nobody has said how fast workers are."""
+        """Returns None as long as no worker has published its timings."""
         times = next((router.times for router in demands.values() if router.times.step_s > 0), None)
         if times is None:
             return None
@@ -167,7 +151,7 @@ class RolePlanner:
         prompts, tokens, attended, elsewhere, elsewhere_attended = self._rates
         prompt_s = times.prompt_token_s * tokens + times.attended_token_s * attended
         leaning_s = times.prompt_token_s * elsewhere + times.attended_token_s * elsewhere_attended
-        # Half of an output is there on average, and all of it has to fit in the end.
+        # On average half of an output is cached; in the end all of it must fit.
         requests_s = times.request_s * num_decoding + times.kv_token_s * (
             num_kv_tokens + num_decoding * output_tokens / 2
         )
@@ -176,7 +160,7 @@ class RolePlanner:
         places = min(max_decoding, pool_tokens / held_tokens)
         both = max(0.0, 1.0 - (times.step_s + times.prefill_s) / step_s)
         requests = requests_s / step_s
-        # A prompt has its share of what is there for either.
+        # A prompt gets its share of the worker's time.
         beside_s = (prompt_s + requests) / (prompts * both) if prompts > 0 and both > 0 else 0.0
         return Demand(
             prompts=prompt_s,
@@ -190,14 +174,13 @@ class RolePlanner:
         )
 
     def _prefill_share(self, times: ForwardTimes, prompt_s: float) -> float:
-        """Args: prompt_s: of the mean prompt."""
         whole_s = times.prefill_s + prompt_s
         if prompt_s <= 0:
             return 1.0
         return self._filled(whole_s) * prompt_s / whole_s
 
     def _filled(self, prompt_s: float) -> float:
-        """Of a worker's time, what prompts can fill of which each takes so long: they wait for one another."""
+        """Returns the share of a worker's time that prompts of this length can fill, as they queue."""
         return max(0.5, 1.0 - prompt_s / (2 * self._objectives.ttft_s))
 
     def _best(self, demand: Demand, have: Layout, *, is_held: bool) -> Layout:
@@ -217,7 +200,7 @@ class RolePlanner:
 
 
 def _counts(router: RouterDemand) -> tuple[int, ...]:
-    """Prompts, tokens of them, how many these attend to, and both where they are not computed where they are cached."""
+    """Prompts, their tokens and attended tokens, and both if computed elsewhere."""
     return (
         router.prompts,
         router.prompt_tokens,
@@ -228,7 +211,7 @@ def _counts(router: RouterDemand) -> tuple[int, ...]:
 
 
 def _layouts(count: int, have: Layout) -> Iterator[Layout]:
-    """Those that are looked at, the one that there is first. In each some compute prompts and some decode."""
+    """Yields candidate layouts, the current one first."""
     yield have
     step = -(-count // NUM_STEPS)
     for prefill in range(0, count, step):
@@ -242,7 +225,7 @@ def _layout_of(leans: Mapping[str, Lean]) -> Layout:
 
 
 def _assign(want: Layout, leans: Mapping[str, Lean], decoding: Mapping[str, int]) -> dict[str, Lean]:
-    """As few change as possible; of those that may, the ones that decode most lean to that."""
+    """Changes as few workers as possible; the busiest decoders lean to decode."""
     order = {"decode": 0, "none": 1, "both": 1, "prefill": 2}
     names = sorted(leans, key=lambda name: (order[leans[name]], -decoding[name], name))
     rest: Lean = "both" if want.prefill or want.decode else NO_LEAN

@@ -1,4 +1,4 @@
-"""The plan of who leans to which work, kept up to date at all routers by the process that supervises."""
+"""Keeps the plan of the workers' leans up to date at all routers."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -9,21 +9,20 @@ from tandem.deploy.supervise.role_planner import RolePlanner
 from tandem.router.workers.leans import RouterDemand
 
 PLAN_INTERVAL_S = 0.5
-# What a router has said counts for so long: one that is started again meanwhile has nothing in hand.
+# Age limit of a router's report: a router restarted meanwhile has no requests.
 FRESH_S = 2.0
 
 
 class RolePlans:
-    """Tells routers the plan and asks them what there is to do, both in one call, again and again.
+    """Exchanges plan and demand with each router in one call, every PLAN_INTERVAL_S, without waiting.
 
-    Nothing waits: a router that does not answer keeps nobody else from the plan, and one that is started again is told
-    like any other. What a planner knows is told it anew after each start of this process too.
+    Each exchange carries the whole plan and the whole demand, so a restart on either side loses nothing.
     """
 
     def __init__(
         self, planner: RolePlanner, routers: Callable[[], Mapping[str, Any]], clock: Callable[[], float]
     ) -> None:
-        """Args: routers: the actors of those that run, by their names."""
+        """Args: routers: returns the running routers' actors by name."""
         self._planner = planner
         self._routers = routers
         self._clock = clock
@@ -32,7 +31,7 @@ class RolePlans:
         self._said: dict[str, tuple[float, RouterDemand]] = {}
 
     def take_turn(self) -> None:
-        """To be called several times a second."""
+        """Call this several times per second."""
         now = self._clock()
         self._take_answers(now)
         if now < self._plan_at:
@@ -48,7 +47,7 @@ class RolePlans:
         refs = list(self._asked.values())
         answered, _ = ray.wait(refs, num_returns=len(refs), timeout=0) if refs else ([], [])
         for name in [name for name, ref in self._asked.items() if ref in answered]:
-            # One that has died, or whose loop is busy, says nothing this time.
+            # A dead or busy router reports nothing this time.
             with contextlib.suppress(RayError, TimeoutError):
                 demand = ray.get(self._asked.pop(name))
                 if demand is not None:

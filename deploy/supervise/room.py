@@ -1,4 +1,4 @@
-"""Whether the Ray that a cluster runs on has room for its workers."""
+"""Checks that Ray has room for the workers."""
 
 from tandem.deploy.config.cluster_config import DEVICES_PER_WORKER, ClusterConfig
 from tandem.deploy.errors import ConfigurationError
@@ -6,7 +6,7 @@ from tandem.deploy.on_ray.ray_base import RayBase
 
 
 def check_num_gpus(config: ClusterConfig, ray: RayBase) -> None:
-    """Raises ConfigurationError if there are fewer GPUs than workers take."""
+    """Raises ConfigurationError if there are too few GPUs."""
     num_gpus = ray.num_free("GPU")
     if num_gpus >= config.num_devices:
         return
@@ -28,8 +28,7 @@ def check_num_gpus(config: ClusterConfig, ray: RayBase) -> None:
 
 
 def has_room(config: ClusterConfig, ray: RayBase, num_joining: int, num_leaving: int) -> bool:
-    """Whether there is room for so many more workers before others leave; raises ConfigurationError if there is not
-    even then."""
+    """Returns whether the joining workers fit before others leave; raises ConfigurationError if never."""
     needs = {"GPU": DEVICES_PER_WORKER} if config.device == "cuda" else {}
     if config.ray_address:
         needs["CPU"] = 1

@@ -1,7 +1,7 @@
-"""Another number of workers, while the cluster serves.
+"""Changes the number of workers while the cluster serves.
 
-A request is never lost by it: a worker that is too many gets no new requests, those that it has go on, and what it has
-left when its time is over is begun again elsewhere, like that of a worker that has died.
+No request is lost: a leaving worker gets no new ones and finishes its own. Requests left after the drain timeout
+restart elsewhere, as after the death of a worker.
 """
 
 import contextlib
@@ -15,24 +15,19 @@ from tandem.deploy.errors import ClusterError
 from tandem.deploy.on_ray.ray_module import RayError, ray
 from tandem.deploy.supervise.supervisor import ProcessKind, Supervisor
 
-# Until a new worker's process is there and answers, whatever it has yet to load.
+# Limit for a new worker's first answer; loading may take longer.
 PROCESS_START_TIMEOUT_S = 120.0
-# A router that does not say within this time what a worker has left is asked again.
+# A router that does not answer within this time is asked again.
 ANSWER_TIMEOUT_S = 6.0
 STOP_TIMEOUT_S = 6.0
 
 
 def in_counts(counts: Mapping[str, int]) -> dict[str, Any]:
-    """Numbers of workers by their roles, as fields of a ClusterConfig."""
     return {f"num_{role}": count for role, count in counts.items()}
 
 
 def check_kinds(running: Mapping[str, int], counts: Mapping[str, int]) -> None:
-    """Args: running, counts: numbers of workers by their kinds: of those that there are, and as they are to be.
-
-    Raises:
-        ValueError: there would be workers that are all alike beside others.
-    """
+    """Raises ValueError if linked workers (kind `any`) and workers with roles would exist together."""
     if not counts["any"] or counts["any"] == sum(counts.values()):
         return
     if running.get("any"):
@@ -44,13 +39,12 @@ def check_kinds(running: Mapping[str, int], counts: Mapping[str, int]) -> None:
 
 
 class ScaleJob:
-    """What somebody has asked for, and what becomes of it; its methods may be called from any thread.
+    """A requested change and its outcome. Methods may be called from any thread.
 
     Attributes:
-        counts: how many workers there are to be, of each role that is named.
-        lines: what is being done, for a person; None: it is over.
-        error: why it could not be done, or "".
-        is_usage: whether the one who asked can put that right.
+        counts: requested numbers of workers by kind.
+        lines: progress messages; None: the end.
+        is_usage: the error is in the request.
     """
 
     def __init__(self, counts: Mapping[str, int]) -> None:
@@ -60,37 +54,32 @@ class ScaleJob:
         self.is_usage = False
 
     def next_line(self, timeout_s: float) -> str | None:
-        """What is being done; "" if nothing was said for timeout_s; None: it is over."""
+        """Returns the next message; "" after timeout_s; None at the end."""
         try:
             return self.lines.get(timeout=timeout_s)
         except queue.Empty:
             return ""
 
     def finish(self, error: str = "", *, is_usage: bool = False) -> None:
-        """To be called once, by whoever did it."""
         self.error, self.is_usage = error, is_usage
         self.lines.put(None)
 
 
 class ScaleQueue:
-    """What was asked for and is still to be done: one change after the other, by the thread that supervises."""
+    """Queue of changes, which the supervising thread makes one after the other."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[ScaleJob] = queue.SimpleQueue()
         self._current: Scaling | None = None
 
     def ask(self, counts: Mapping[str, int]) -> ScaleJob:
-        """May be called from any thread."""
+        """Queues a change. May be called from any thread."""
         job = ScaleJob(counts)
         self._jobs.put(job)
         return job
 
     def take_turn(self, plan: "Callable[[ScaleJob], Scaling]") -> None:
-        """Goes on with a change, or begins the next, as far as that takes no waiting.
-
-        Args:
-            plan: what a change consists of; raises ValueError or ClusterError for one that cannot be made.
-        """
+        """Continues a change or begins the next one. `plan` raises ValueError or ClusterError for an impossible one."""
         if self._current is None:
             with contextlib.suppress(queue.Empty):
                 job = self._jobs.get_nowait()
@@ -102,7 +91,6 @@ class ScaleQueue:
             self._current = None
 
     def give_up(self) -> None:
-        """The cluster stops: nothing of it is done any more."""
         if self._current is not None:
             self._current.give_up()
             self._current = None
@@ -112,7 +100,7 @@ class ScaleQueue:
 
 
 class Scaled(Protocol):
-    """What a change needs of the cluster; Cluster says what each does."""
+    """The part of Cluster that a change needs."""
 
     @property
     def drain_timeout_s(self) -> float: ...
@@ -130,11 +118,7 @@ class Scaled(Protocol):
 
 
 class Scaling:
-    """One change, made in turns that never wait.
-
-    Attributes:
-        planned: the workers that new requests may go to.
-    """
+    """One change, made in turns that never wait. Attributes: planned: workers that may get new requests."""
 
     def __init__(
         self,
@@ -149,10 +133,8 @@ class Scaling:
     ) -> None:
         """
         Args:
-            kind: what the supervisor does with workers.
-            joining: the new workers, by their names.
-            leaving: the names of those that are too many.
-            join_first: False: there is no room for the new ones before the others are gone.
+            kind: how to supervise the new workers.
+            join_first: there is room for the new workers before the others leave.
         """
         self._job = job
         self._cluster = cluster
@@ -165,7 +147,7 @@ class Scaling:
         self._steps = self._run([step() for step in steps])
 
     def take_turn(self) -> bool:
-        """Goes on as far as that takes no waiting; returns whether it is over."""
+        """Continues without waiting; returns whether the change is done."""
         try:
             next(self._steps)
         except StopIteration:
@@ -177,7 +159,6 @@ class Scaling:
         return True
 
     def give_up(self) -> None:
-        """The cluster stops, and its workers with it."""
         self._job.finish("the cluster is stopping")
 
     def _run(self, steps: Sequence[Iterator[None]]) -> Iterator[None]:
@@ -189,7 +170,7 @@ class Scaling:
             return
         self._cluster.add_workers(self._joining)
         self.planned = [*self.planned, *self._joining]
-        # Routers know them before they join: whom they do not expect gets nothing to do.
+        # Routers give no work to workers that they do not expect.
         yield from self._answers()
         for name in self._joining:
             self._job.lines.put(f"{name}: starting")
@@ -200,11 +181,10 @@ class Scaling:
             self.planned = [name for name in self.planned if name not in self._joining]
             yield from self._end(list(self._joining))
             raise
-        # One that was away, or busy, when they were asked for.
+        # Reach routers that were away or busy the first time.
         yield from self._answers()
 
     def _joined(self) -> Iterator[None]:
-        """Returns when all new workers take part."""
         began = time.monotonic()
         doing = dict.fromkeys(self._joining, "starting")
         silent = set(self._joining)
@@ -226,7 +206,6 @@ class Scaling:
             for ref in answered:
                 name = asked.pop(ref)
                 with contextlib.suppress(RayError):
-                    # How much of a stage is done is for those who look at it live.
                     said = str(ray.get(ref)).partition(" (")[0]
                     silent.discard(name)
                     if said != doing[name]:
@@ -265,7 +244,6 @@ class Scaling:
             self._job.lines.put(f"{name}: has left")
 
     def _end(self, names: Sequence[str]) -> Iterator[None]:
-        """Ends these, which are not planned any more."""
         for name in names:
             self._supervisor.forget(name)
         actors = [actor for name in names if (actor := self._cluster.actor(name)) is not None]
@@ -278,8 +256,10 @@ class Scaling:
         yield from self._answers()
 
     def _answers(self) -> Generator[None, None, list[dict[str, int]] | None]:
-        """Tells the routers who is planned; returns what each says that the others have in hand, or None if one has
-        not answered. One that is dead has nothing."""
+        """Tells the routers the planned workers; returns their numbers of requests on other workers.
+
+        None: a router did not answer. Dead routers have no requests.
+        """
         refs = self._cluster.tell_routers(self.planned)
         waiting, deadline = list(refs), time.monotonic() + ANSWER_TIMEOUT_S
         while waiting:
@@ -296,4 +276,4 @@ class Scaling:
 
 
 class _JoinError(Exception):
-    """A new worker cannot be started; the message is for the person who asked for it."""
+    """A new worker cannot be started."""

@@ -15,26 +15,24 @@ logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.2
 RESTART_DELAY_S = 1.0
-# This process turns every POLL_INTERVAL_S, unless it was stopped, or the machine slept.
+# After a longer gap between polls, this process was stopped or the machine slept.
 STANDSTILL_S = 1.0
-# Until what was asked before the end is answered.
+# Limit for answers still due when supervision ends.
 LAST_ANSWER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessKind:
-    """What a supervisor does with processes of one kind. Each call returns the reference that ends with what it does.
+    """How to supervise one kind of process. Calls return references.
 
     Attributes:
-        start: makes the actor of a name anew, which replaces the one before, and has it load.
-        join: has an actor that is loaded take part.
-        probe: asks an actor whether it still answers.
-        probe_interval_s: between two of these questions.
-        silence_limit_s: a process that answers none for so long is ended and started again: it may be stopped, which
-            no stream shows.
-        start_limit_s: a process that has not loaded and joined within this time is ended and started again.
-        mapped: asks an actor for the names of those whose memory it maps; None: such processes map nothing.
-        answered: is told what an actor answers to a probe; None: nobody is.
+        start: replaces the actor of a name and loads the new one.
+        join: lets a loaded actor take part.
+        probe: asks an actor for a sign of life, every probe_interval_s.
+        silence_limit_s: a process that answers no probe for this time is restarted: it may be stopped (SIGSTOP).
+        start_limit_s: limit for loading and joining.
+        mapped: asks an actor for the names of workers whose memory it maps; None: it maps none.
+        answered: receives each answer to a probe.
     """
 
     start: Callable[[str], Any]
@@ -48,11 +46,10 @@ class ProcessKind:
 
 
 class _Awaited(NamedTuple):
-    """What a reference that Ray is waited on for means.
+    """Meaning of a reference that the supervisor waits for.
 
     Attributes:
-        stage: "end" of a process, "load" or "join" of one that is started again, "answer" to a probe, "mapped" to the
-            question whose memory it maps.
+        stage: "end" of a process, "load" or "join" of a starting one, "answer" to a probe, or "mapped" memory.
     """
 
     stage: str
@@ -60,8 +57,7 @@ class _Awaited(NamedTuple):
 
 
 class Supervisor:
-    """Watches routers and workers; one that dies, or does not answer, is started again. Nothing here blocks for longer
-    than a poll, so that a stop or another death is always seen."""
+    """Restarts processes that die or do not answer. Nothing blocks longer than a poll."""
 
     def __init__(
         self, actors: Mapping[str, Any], kinds: Mapping[str, ProcessKind], may_start: Callable[[str], bool]
@@ -69,9 +65,7 @@ class Supervisor:
         """
         Args:
             actors: by name; a kind's `start` replaces entries.
-            kinds: what each of them is, by the same names.
-            may_start: asked before a process is started again, and at every poll until it says yes: there may be no
-                place for it. What it raises ends the supervision.
+            may_start: returns whether a process can restart now. Its errors end the supervision.
         """
         self._actors = actors
         self._kinds = dict(kinds)
@@ -79,13 +73,13 @@ class Supervisor:
         self._awaited: dict[Any, _Awaited] = {}
         self._restart_at: dict[str, float] = {}
         self._mappers = Mappers()
-        # This is when each running process last answered, and when it is asked next.
+        # Last answer and next probe of each running process.
         self._answered_at: dict[str, float] = {}
         self._probe_at: dict[str, float] = {}
         self._looked_at = time.monotonic()
-        # Until when each process that is being started again must have joined.
+        # Deadline to join.
         self._join_by: dict[str, float] = {}
-        # Why each process that has not joined yet could not be started, when that was last tried.
+        # Reason of the last failed start.
         self._failures: dict[str, str] = {}
         self._added: set[str] = set()
         self._retired: set[str] = set()
@@ -93,28 +87,25 @@ class Supervisor:
             self._watch(name)
 
     def add(self, name: str, kind: ProcessKind) -> None:
-        """Starts one more process, like one that has died."""
+        """Starts one more process, as after a death."""
         assert name not in self._kinds
         self._kinds[name] = kind
         self._added.add(name)
         self._restart_at[name] = time.monotonic()
 
     def has_joined(self, name: str) -> bool:
-        """Whether a process runs and takes part."""
         return name in self._answered_at
 
     def failure(self, name: str) -> str:
-        """Why a process could not be started when that was last tried; "" once it has joined."""
         return self._failures.get(name, "")
 
     def retire(self, name: str) -> None:
-        """From now on a process is not started again: it may end."""
+        """Lets a process end without a restart."""
         self._retired.add(name)
         if name in self._restart_at:
             self.forget(name)
 
     def forget(self, name: str) -> None:
-        """Has nothing more to do with a process, whether or not it runs."""
         self._awaited = {ref: awaited for ref, awaited in self._awaited.items() if awaited.name != name}
         for known in (self._kinds, self._restart_at, self._join_by, self._answered_at, self._probe_at, self._failures):
             known.pop(name, None)
@@ -123,7 +114,7 @@ class Supervisor:
         self._mappers.forget(name)
 
     def run(self, stop: threading.Event, on_turn: Callable[[], None] = lambda: None) -> None:
-        """Returns when `stop` is set. Args: on_turn: called several times a second."""
+        """Returns when `stop` is set. Args: on_turn: called several times per second."""
         while not stop.is_set():
             on_turn()
             ended, _ = ray.wait(list(self._awaited), num_returns=1, timeout=POLL_INTERVAL_S, fetch_local=False)
@@ -149,7 +140,7 @@ class Supervisor:
                 self.forget(name)
             case "end":
                 if _is_out_of_reach(ref):
-                    # A call to it broke, which says nothing of its end.
+                    # The call broke, not the process.
                     self._awaited[self._actors[name].wait_stopped.remote()] = awaited
                     return
                 logger.warning("%s died; starting it again", name)
@@ -164,7 +155,7 @@ class Supervisor:
                     if name in self._kinds and (answered := self._kinds[name].answered) is not None:
                         answered(answer)
             case "mapped":
-                # One that has died in the meantime maps nothing; its end is noticed too.
+                # A process that has died maps nothing; its "end" follows.
                 with contextlib.suppress(RayError, TimeoutError):
                     self._mappers.have_answered(name, ray.get(ref))
             case stage:
@@ -184,7 +175,7 @@ class Supervisor:
                     self._watch(name)
 
     def _hear_last_answers(self) -> None:
-        """What a process has said in an answer it does not say again."""
+        """Takes answers still due: their content would be lost."""
         asked = [
             ref
             for ref, awaited in self._awaited.items()
@@ -201,8 +192,7 @@ class Supervisor:
         self._probe_at[name] = 0.0
 
     def _give_up_start(self, name: str, reason: object) -> None:
-        """A process that was to be started again has failed to; another attempt follows."""
-        # Ray's own reasons have paragraphs.
+        """Ends a failed start; another one follows."""
         logger.error("%s could not be started again: %s", name, " ".join(str(reason).split()))
         self._failures[name] = str(reason) or type(reason).__name__
         self._awaited = {
@@ -220,7 +210,7 @@ class Supervisor:
         self._restart_at[name] = time.monotonic() + RESTART_DELAY_S
 
     def _ask_mappers(self) -> None:
-        """Asks those on whom a restart waits, again and again, for mappings are closed once copies have ended."""
+        """Asks processes whose mappings block a restart; they close them when copies end."""
         asked = {awaited.name for awaited in self._awaited.values() if awaited.stage == "mapped"}
         for name in self._mappers.to_ask() - asked:
             mapped = self._kinds[name].mapped
@@ -230,7 +220,7 @@ class Supervisor:
     def _probe(self, now: float) -> None:
         stood_still_s, self._looked_at = now - self._looked_at, now
         if stood_still_s > STANDSTILL_S:
-            # Whoever could not listen has no right to call others silent.
+            # This process could not listen: the others were not silent.
             for name in self._answered_at:
                 self._answered_at[name] += stood_still_s
         due = {awaited.name for awaited in self._awaited.values() if awaited.stage == "answer"}
@@ -238,7 +228,7 @@ class Supervisor:
             kind = self._kinds[name]
             if now - answered_at > kind.silence_limit_s:
                 logger.warning("%s has not answered for %g s", name, kind.silence_limit_s)
-                # Its end is noticed like any other.
+                # Its "end" follows.
                 self._answered_at[name] = now
                 ray.kill(self._actors[name])
             elif name not in due and now >= self._probe_at[name]:

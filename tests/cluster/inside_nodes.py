@@ -242,7 +242,7 @@ def test_a_node_is_lost_and_comes_back(clusters: Clusters, config: ClusterConfig
             for pid in map(int, pids.stdout.split()):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            placement = served.cluster._processes.nodes
+            placement = served.cluster._nodes
             assert placement is not None
             gone = ("prefill-1", "decode-1", "router-1")
             wait_until(lambda: not any(map(placement.is_placed, gone)), NODE_GONE_S, "Ray has noticed it")

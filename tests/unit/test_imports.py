@@ -30,6 +30,7 @@ VOCABULARY = (
     "tandem.grammar_limits",
     "tandem.hosts",
     "tandem.messages",
+    "tandem.options",
     "tandem.prefix",
     "tandem.processes",
     "tandem.prompt_logprobs",

@@ -95,7 +95,7 @@ class SimWorker:
         outbox = SimOutbox(self)
         self.scheduler: Scheduler
         prefill = PrefillConfig(
-            3, simulation.prefill_policy, min_shared_tokens=simulation.min_shared_tokens, grant_timeout_s=30.0
+            3, schedule=simulation.prefill_policy, min_shared_tokens=simulation.min_shared_tokens, grant_timeout_s=30.0
         )
         decode = DecodeConfig(
             max_batch_size=3,

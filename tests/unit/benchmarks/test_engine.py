@@ -42,7 +42,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def loop(model_dir: Path) -> Iterator[Loop]:
-    engine_config = EngineConfig(str(model_dir), "dummy", num_pages=SIZES.num_tokens // 16)
+    engine_config = EngineConfig(str(model_dir), load_format="dummy", num_pages=SIZES.num_tokens // 16)
     engine = build_engine(engine_config, "engine-benchmark", lambda doing: None)
     yield Loop(engine, PrefillConfig(), DecodeConfig(), VOCAB_SIZE)
     engine.pool.close()

@@ -26,7 +26,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("flags", "message"),
     [
         (("--device", "cuda"), "torch sees no GPU here; run this on a machine with a GPU like those that will serve"),
-        ((), "no kernel is compiled for device cpu; set --device to cuda"),
+        ((), "device cpu needs no compiled kernels: set --device to cuda"),
         (("--device", "cuda", "--page-size", "0"), "--page-size must be above 0, not 0"),
     ],
 )

@@ -22,7 +22,7 @@ from tandem.engine.token_sequence import TokenSequence
 def build(
     model_dir: str, num_pages: int, told: list[str] | None = None, *, backend: str = "auto", dtype: str = "float32"
 ) -> Engine:
-    config = EngineConfig(model_dir, "dummy", num_pages=num_pages, attention_backend=backend, dtype=dtype)
+    config = EngineConfig(model_dir, load_format="dummy", num_pages=num_pages, attention_backend=backend, dtype=dtype)
     return build_engine(config, f"build-{num_pages}", list[str]().append if told is None else told.append)
 
 
@@ -60,14 +60,16 @@ class PlainAttention(ReferenceAttention):
 
 def test_quantized_pages_are_refused_by_a_backend_that_does_not_read_them(model_dir: str) -> None:
     path = f"{__name__}:{PlainAttention.__name__}"
-    config = EngineConfig(model_dir, "dummy", num_pages=4, attention_backend=path, kv_cache_dtype="fp8_e4m3")
+    config = EngineConfig(
+        model_dir, load_format="dummy", num_pages=4, attention_backend=path, kv_cache_dtype="fp8_e4m3"
+    )
     with pytest.raises(ValueError, match=r"^PlainAttention does not read quantized pages: use kv_cache_dtype auto$"):
         build_engine(config, "build-plain", list[str]().append)
     assert build(model_dir, 4, backend=path).pool.num_pages == 4
 
 
 def test_the_log_says_what_keys_and_values_are_kept_as(model_dir: str, caplog: pytest.LogCaptureFixture) -> None:
-    config = EngineConfig(model_dir, "dummy", num_pages=4, kv_cache_dtype="fp8_e4m3")
+    config = EngineConfig(model_dir, load_format="dummy", num_pages=4, kv_cache_dtype="fp8_e4m3")
     with caplog.at_level(logging.INFO, "tandem.engine.build"):
         build_engine(config, "build-quantized", list[str]().append)
     assert "keys and values are kept as fp8_e4m3; all scales are 1" in caplog.messages

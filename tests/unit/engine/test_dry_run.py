@@ -25,7 +25,9 @@ MIB = 2**20
 
 
 def build(model_dir: str, num_pages: int) -> Engine:
-    return build_engine(EngineConfig(model_dir, "dummy", num_pages=num_pages), "dry-run", list[str]().append)
+    return build_engine(
+        EngineConfig(model_dir, load_format="dummy", num_pages=num_pages), "dry-run", list[str]().append
+    )
 
 
 class FakeDevice:
@@ -66,7 +68,13 @@ def test_where_steps_are_mixed_the_largest_forward_is_of_both_kinds(
     model_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = EngineConfig(
-        model_dir, "dummy", num_pages=1, max_chunk_tokens=300, max_batch_size=9, cuda_graph_max_bs=0, mixed_steps=True
+        model_dir,
+        load_format="dummy",
+        num_pages=1,
+        max_chunk_tokens=300,
+        max_batch_size=9,
+        cuda_graph_max_bs=0,
+        mixed_steps=True,
     )
     engine = build_engine(config, "dry-run", list[str]().append)
     device = FakeDevice(monkeypatch, engine)

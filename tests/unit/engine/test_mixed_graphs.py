@@ -210,7 +210,9 @@ def engine(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
         memory[: self.num_bytes].copy_(self._on_host(pinned=False))
 
     monkeypatch.setattr(Packed, "copy_to", copy_to)
-    config = EngineConfig(model_dir, "dummy", page_size=PAGE_SIZE, num_pages=100, num_threads=1, mixed_steps=True)
+    config = EngineConfig(
+        model_dir, load_format="dummy", page_size=PAGE_SIZE, num_pages=100, num_threads=1, mixed_steps=True
+    )
     engine = build_engine(config, "mixed-graphs", lambda doing: None)
     yield engine
     engine.pool.close()

@@ -8,11 +8,12 @@ import pytest
 from tandem.config import Role
 from tandem.decode_worker.config import DecodeConfig
 from tandem.deploy.cli.main import main
+from tandem.deploy.config import cluster_config
 from tandem.deploy.config.cluster_config import ClusterConfig
-from tandem.engine.config import EngineConfig
+from tandem.engine.config import EngineConfig, EngineOptions
 from tandem.kvtransfer.config import LinkConfig
-from tandem.prefill_worker.config import PrefillConfig
-from tandem.router.config import RouterConfig
+from tandem.prefill_worker.config import PrefillConfig, PrefillOptions
+from tandem.router.config import RouterConfig, RouterOptions
 from tandem.worker.config import WorkerConfig
 
 
@@ -107,25 +108,35 @@ def test_a_wrong_call_exits_with_2_and_says_why(
     assert message in capsys.readouterr().err
 
 
-def test_every_option_is_followed_by_somebody() -> None:
-    """What no process has under the same name is turned into something else, or acted on, by who starts the cluster."""
-    decided_here = {
-        "model",
-        "served_model_name",
-        "num_prefill",
-        "num_decode",
-        "num_both",
-        "num_any",
-        "num_routers",
-        "transport",
-        "disable_overlap_schedule",
+def test_every_option_of_the_cluster_is_used() -> None:
+    """Each package's own options reach its processes; the launcher turns the others into something else."""
+    used_by_the_launcher = {
+        *("cluster_name", "drain_timeout_s", "interface", "log_requests", "placement_strategy", "ray_address"),
+        *("num_any", "num_both", "num_decode", "num_prefill", "num_routers", "ship_code"),
+        *("internal_tls", "internal_tls_ca", "internal_tls_cert", "internal_tls_key"),
     }
-    decided_here |= {"tls_cert", "tls_key", "tls_client_ca", "log_level", "log_dir", "log_requests", "drain_timeout_s"}
-    decided_here |= {"internal_tls", "internal_tls_ca", "internal_tls_cert", "internal_tls_key"}
-    decided_here |= {"ray_address", "cluster_name", "placement_strategy", "interface", "ship_code"}
-    processes = (EngineConfig, RouterConfig, WorkerConfig, PrefillConfig, DecodeConfig, LinkConfig)
-    followed = {f.name for process in processes for f in fields(process)}
-    assert {f.name for f in fields(ClusterConfig)} - followed == decided_here
+    used_by_cluster_config = {
+        *("model", "served_model_name", "dtype", "num_pages", "chunk_size", "max_batch_size", "mixed_steps"),
+        *("disable_overlap_schedule", "routing", "transport", "log_level", "log_dir"),
+        *("tls_cert", "tls_key", "tls_client_ca"),
+    }
+    own = {f.name for options in (EngineOptions, PrefillOptions, RouterOptions) for f in fields(options)}
+    assert {f.name for f in fields(ClusterConfig)} - own == used_by_the_launcher | used_by_cluster_config
+
+
+@pytest.mark.parametrize("name", ["stall_timeout_s", "host"])
+def test_a_field_that_nobody_sets_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for table in ("SET_PER_PROCESS", "FIXED"):
+        left = {kind: names - {name} for kind, names in getattr(cluster_config, table).items()}
+        monkeypatch.setattr(cluster_config, table, left)
+    with pytest.raises(TypeError, match=rf"set {name} of \w+Config in one of"):
+        ClusterConfig("m")
+
+
+def test_a_field_that_two_set_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_config, "FIXED", {**cluster_config.FIXED, LinkConfig: {"transports"}})
+    with pytest.raises(TypeError, match="set transports of LinkConfig in one of"):
+        ClusterConfig("m")
 
 
 def test_an_option_reaches_the_process_that_has_a_field_of_its_name() -> None:

@@ -6,22 +6,24 @@ from typing import Any
 
 import pytest
 
-from tandem.deploy.config.options import in_flags, option, options_of
+from tandem.deploy.config.options import in_flags, options_of
+from tandem.options import option
 
 
 @dataclass(frozen=True)
 class Oven:
-    recipe: str = option(MISSING, "food", "what to bake", metavar="NAME")
-    num_trays: int = option(2, "food", "trays", name="trays")
-    max_trays: int = option(9, "food", "trays at most")
-    heat: float = option(180.0, "oven", "degrees")
-    fan: bool = option(False, "oven", "with a fan")
-    keys: tuple[str, ...] = option((), "oven", "who may open it", name="key", secret=True, shown="nobody")
-    mode: str = option("low", "oven", "how", choices=("low", "high"))
-    door: str = option("steel", "oven", "of what", choices=("steel", "glass"), takes_path=True)
+    recipe: str = option(MISSING, "what to bake", metavar="NAME")
+    num_trays: int = option(2, "trays", name="trays")
+    max_trays: int = option(9, "trays at most")
+    heat: float = option(180.0, "degrees")
+    fan: bool = option(False, "with a fan")
+    keys: tuple[str, ...] = option((), "who may open it", name="key", secret=True, shown="nobody")
+    mode: str = option("low", "how", choices=("low", "high"))
+    door: str = option("steel", "of what", choices=("steel", "glass"), takes_path=True)
 
 
-OPTIONS = options_of(Oven)
+GROUPS = {"food": ("recipe", "num_trays", "max_trays"), "oven": ("heat", "fan", "keys", "mode", "door")}
+OPTIONS = options_of(Oven, GROUPS)
 BY_NAME = {o.name: o for o in OPTIONS}
 
 
@@ -33,6 +35,19 @@ def test_a_field_is_an_option() -> None:
     assert BY_NAME["recipe"].default is None
     assert Oven("bread") == Oven("bread", 2, 9, 180.0, False, (), "low", "steel")
     assert "secret" not in repr(Oven("bread", keys=("secret",)))
+
+
+@pytest.mark.parametrize(
+    ("food", "wrong"),
+    [
+        (("recipe", "num_trays"), "max_trays"),
+        ((*GROUPS["food"], "keys"), "keys"),
+        ((*GROUPS["food"], "salt"), "salt"),
+    ],
+)
+def test_every_field_is_in_one_group(food: tuple[str, ...], wrong: str) -> None:
+    with pytest.raises(ValueError, match=f"each field of Oven must be in exactly one group: see {wrong}$"):
+        options_of(Oven, GROUPS | {"food": food})
 
 
 def test_what_is_said_of_defaults() -> None:

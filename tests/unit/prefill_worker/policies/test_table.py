@@ -15,7 +15,7 @@ from tests.fakes.workers import WorkerPair
 
 
 def make_pair(schedule: str, chunk_size: int) -> WorkerPair:
-    config = PrefillConfig(chunk_size, schedule, min_shared_tokens=4)
+    config = PrefillConfig(chunk_size, schedule=schedule, min_shared_tokens=4)
     return WorkerPair(prefill={"config": config, "num_pages": 256}, num_pages=256)
 
 
