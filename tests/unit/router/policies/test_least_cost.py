@@ -1,5 +1,3 @@
-"""Where a request costs all requests the least."""
-
 import itertools
 import random
 from collections.abc import Sequence
@@ -8,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from tandem.messages import WorkerStats
+from tandem.messages import ForwardTimes, WorkerStats
 from tandem.prefix import prefix_identities
-from tandem.router.policies import cost_model
-from tandem.router.policies.cost_model import Load, Speed
 from tandem.router.policies.least_cost import TIE_COST, LeastCost
 from tandem.router.workers.candidates import Candidates
-from tandem.router.workers.leans import Lean
+from tandem.router.workers.leans import LEANS, Lean
 from tandem.router.workers.objectives import Objectives
 from tandem.router.workers.placement import DISAGGREGATED
+from tandem.router.workers.rates import START_HANDOVERS
 from tandem.router.workers.worker import Pair, Worker
 from tests.fakes.clock import FakeClock
 from tests.fakes.routing import link, make_candidates, routing_request
@@ -64,28 +61,38 @@ class Served:
         return self.policy.choose(self.candidates, routing_request(token_ids, **fields))
 
 
-def test_the_pair_is_that_with_the_least_cost_of_all() -> None:
-    """Against all pairs, each of which is reckoned by itself."""
+def test_chosen_pair_and_reason_match_brute_force() -> None:
     rng = random.Random(0)
     for _ in range(100):
-        workers, candidates = equals(5) if rng.randrange(2) else _mixed(rng)
+        workers, candidates = equals(5) if rng.randrange(2) else _fixed_roles(rng)
         prompt = rng.choices(range(1000), k=rng.randrange(1, 3000))
         num_hosts = rng.randrange(1, 4)
         for worker in workers:
+            worker.hello = replace(worker.hello, max_batch_size=rng.choice((0, 8, 16)))
             worker.host, worker.rack = f"h{rng.randrange(num_hosts)}", f"r{rng.randrange(2)}"
             worker.add_load(1, rng.randrange(2) * rng.randrange(5000), rng.randrange(20), rng.randrange(200_000))
-            worker.take_stats(WorkerStats(num_locked_pages=rng.randrange(worker.hello.num_pages)))
+            num_locked = worker.hello.num_pages - rng.choice((rng.randrange(100), rng.randrange(100_000)))
+            times = ForwardTimes(*(rng.random() * most for most in (0.02, 1e-4, 1e-8, 0.02, 1e-3, 1e-7, 0.05)))
+            worker.take_stats(WorkerStats(num_locked_pages=max(0, num_locked), forward_times=times))
+            worker.set_lean(rng.choice(LEANS))
             if rng.randrange(2):
                 caches(worker, prompt[: rng.randrange(len(prompt) + 1)])
         candidates.spans_hosts = num_hosts > 1
         pair = LeastCost(seed=0).choose(candidates, routing_request(prompt))
-        least = min(_cost(p, prompt) for p in candidates)
-        assert least <= _cost(pair, prompt) <= least + 2 * TIE_COST
+        cached = {worker: _num_cached(worker, prompt) for worker in workers}
+        parts = {p: _parts(p, len(prompt), cached) for p in candidates}
+        costs = {p: sum(parts[p].values()) for p in candidates}
+        assert costs[pair] <= min(costs.values()) + 2 * TIE_COST
         assert pair.estimate is not None
-        assert pair.estimate.num_to_compute == len(prompt) - _num_cached(pair.prefill, prompt)
+        assert pair.estimate.num_to_compute == len(prompt) - cached[pair.prefill]
+        others = [other for other in candidates if other.placement != pair.placement]
+        # Random tie costs decide between the cheapest pairs.
+        near = [other for other in others if costs[other] <= min(map(costs.__getitem__, others)) + 2 * TIE_COST]
+        gains = [{name: part - parts[pair][name] for name, part in parts[other].items()} for other in near]
+        assert pair.estimate.reason in [max(gain, key=gain.__getitem__) for gain in gains] or ["only"]
 
 
-def _mixed(rng: random.Random) -> tuple[list[Worker], Candidates]:
+def _fixed_roles(rng: random.Random) -> tuple[list[Worker], Candidates]:
     candidates = make_candidates(rng.randrange(1, 4), rng.randrange(1, 4))
     return list({w: None for pair in candidates for w in (pair.prefill, pair.decode)}), candidates
 
@@ -99,25 +106,56 @@ def _num_cached(worker: Worker, prompt: Sequence[int]) -> int:
     return known
 
 
-def _cost(pair: Pair, prompt: Sequence[int]) -> float:
-    def of(worker: Worker) -> tuple[Load, Speed, Objectives]:
-        load = Load(
-            worker.num_pending_tokens,
-            worker.num_decoding,
-            worker.num_kv_tokens,
-            worker.hello.num_pages * worker.page_size,
-            worker.stats.num_locked_pages * worker.page_size,
-        )
-        return load, Speed(worker.forward_times, worker.rates.mean_output_tokens), AIMS
+def _parts(pair: Pair, length: int, cached: dict[Worker, int]) -> dict[str, float]:
+    """The cost of a pair by the formulas of docs/placement.md, without the cost model."""
+    p, d = pair.prefill, pair.decode
+    big_t, i = AIMS.ttft_s, AIMS.itl_s
+    x, to_store, o = length - cached[p], length - cached[d], 128.0
 
-    num_tokens = len(prompt)
-    cost = cost_model.prompt_cost(*of(pair.prefill)).at(num_tokens - _num_cached(pair.prefill, prompt), num_tokens)
-    cost += cost_model.decode_line(*of(pair.decode)).at(num_tokens)
-    cost += cost_model.memory_cost(*of(pair.decode), num_tokens - _num_cached(pair.decode, prompt))
-    if pair.prefill is not pair.decode:
-        num_pages = (num_tokens - _num_cached(pair.decode, prompt)) / pair.decode.page_size
-        cost += cost_model.handover_cost(pair.decode.rates.handover_s(pair.distance or 0), num_pages, AIMS)
-    return cost
+    f, s = p.forward_times, d.forward_times
+    queue_s = f.prompt_token_s * p.num_pending_tokens
+    computing_s = f.prompt_token_s * x + f.attended_token_s * x * (length - x / 2)
+    queue = _late(queue_s / big_t)
+    first_token = _late((queue_s + f.prefill_s + computing_s) / big_t)
+    delayed = p.num_decoding * computing_s / (o * i) * (1 + _miss(f, i))
+
+    n, k = d.num_decoding, d.num_kv_tokens
+    empty_step_s = s.step_s + s.request_s * n + s.kv_token_s * k
+    step_s = empty_step_s + s.request_s
+    batch = _late((step_s + s.kv_token_s * length) / i)
+    batch += (5 if step_s > i else 1) * n * (s.request_s + s.kv_token_s * length) / i
+    max_batch = d.hello.max_batch_size
+    if max_batch and n + 1 > max_batch:
+        batch += _late((n + 1 - max_batch) / max_batch * o * step_s / big_t)
+    memory = 0.0
+    held = d.stats.num_locked_pages * d.page_size
+    lacking = to_store - (d.hello.num_pages * d.page_size - held)
+    if lacking > 0 and held:
+        memory = _late(min(1.0, lacking / held) * o * empty_step_s / big_t)
+
+    handover = 0.0
+    if p is not d:
+        distance = 0 if p.host == d.host else 1 if p.rack == d.rack else 2
+        fixed_s, page_s = START_HANDOVERS["cpu"][distance]
+        handover = (fixed_s + page_s * to_store / d.page_size) / big_t
+    return {
+        "queue": queue,
+        "compute": first_token - queue + computing_s / big_t,
+        "interference": delayed + s.prompt_token_s * d.num_pending_tokens / (o * i) * (1 + _miss(s, i)),
+        "role": {"both": 1.5, "decode": 5.0}.get(p.lean, 0.0) * computing_s / big_t
+        + {"both": 0.7, "prefill": 3.0}.get(d.lean, 0.0),
+        "batch": batch,
+        "memory": memory,
+        "handover": handover,
+    }
+
+
+def _late(share: float) -> float:
+    return share + 4 * max(0.0, share - 1)
+
+
+def _miss(times: ForwardTimes, itl_s: float) -> float:
+    return max(0.0, 1 - itl_s / times.gap_beside_prompts_s) / 0.05
 
 
 def test_an_idle_cluster_hands_nothing_over() -> None:
