@@ -1,41 +1,8 @@
-"""The cost of serving a request at a worker, in units of the objectives (docs/placement.md).
+"""The cost of serving a request at a worker. docs/placement.md has the formula and its symbols.
 
 A cost of 1 is one request that takes exactly as long as its objective allows, for its first token or between two
-tokens. Time beyond the objective counts LATE times. A choice costs all requests: its own request, and the requests
-that its workers already have. With
-
-| | |
-|---|---|
-| `T`, `I` | the objectives, `--ttft-objective` and `--itl-objective`, in seconds |
-| `q` | queued prompt tokens of the worker |
-| `n`, `k` | requests that the worker decodes, and their KV tokens |
-| `c(x)` | seconds to compute the last `x` of `l` prompt tokens: `f1 x + f2 x (l - x/2)` |
-| `f0` | fixed seconds of a forward pass of prompts |
-| `s0 + s1 n + s2 k` | seconds of a decode step |
-| `g` | mean seconds between decode steps while the worker also computes prompts |
-| `h0 + h1 p` | seconds of a handover of `p` pages to another worker |
-| `o` | mean output length in tokens |
-| `late(z)` | `z` up to 1, and `1 + LATE (z - 1)` above |
-
-a prompt of `l` tokens, `x` of them not cached, costs at its prefill worker
-
-    late((f1 q + f0 + c(x)) / T)                    its own first token
-    + c(x) / T                                      the worker's time, for which later prompts wait
-    + c(x) n / (o I) (1 + miss)                     longer gaps of the requests decoded there
-
-and a request of `l` tokens costs at its decode worker
-
-    late((s0 + s1 (n + 1) + s2 (k + l)) / I)        its own gaps
-    + f1 q / (o I) (1 + miss)                       the queued prompts that delay its steps
-    + n (s1 + s2 l) / I                             longer steps of the others, LATE times if steps are late already
-    + late(wait for a place / T)                    if the batch is full
-    + late(wait for pages / T)                      if the pool lacks memory
-
-where `miss = max(0, 1 - I / g) / 0.05`: one slow gap in twenty already misses the objective. A handover to another
-worker adds `(h0 + h1 p) / T`.
-
-A lean to one kind of work raises the cost of the other: LEAN_OF_PROMPT `c(x) / T` for a prompt, LEAN_OF_DECODING for a
-request to decode.
+tokens. Time beyond the objective counts LATE times. The cost of a choice is the cost to all requests: its own and the
+workers' other ones. All functions are pure.
 """
 
 from collections.abc import Iterable, Mapping
@@ -49,27 +16,27 @@ from tandem.router.workers.objectives import Objectives
 LATE = 5.0
 # Share of gaps that may exceed the objective.
 TAIL_SHARE = 0.05
-# The parts of a cost. The reason for a placement is the part in which it beats the other placement by most; "only"
-# means that no pair of the other placement exists.
+# Parts of a cost. The reason for a placement is the part in which it beats the other placement by most. "only": there
+# is no pair of the other placement.
 REASONS = ("queue", "compute", "interference", "handover", "batch", "memory", "role", "only")
-# Weights of a lean. Workers with a lean of 0 are used up first.
+# Cost of each kind of work against a worker's lean: for prefill times its share of the TTFT objective, for decode as it
+# is.
 LEAN_OF_PROMPT: Mapping[Lean, float] = {"none": 0.0, "prefill": 0.0, "both": 1.5, "decode": 5.0}
 LEAN_OF_DECODING: Mapping[Lean, float] = {"none": 0.0, "decode": 0.0, "both": 0.7, "prefill": 3.0}
-# Lower bound of the mean output length: shorter means predict nothing.
+# Lower bound of the mean output length.
 MIN_OUTPUT_TOKENS = 8.0
 
 
 class Load(NamedTuple):
-    """The work of a worker.
-
+    """
     Attributes:
         num_pending_tokens: queued prompt tokens.
-        num_decoding: requests that the worker decodes or is about to decode.
+        num_decoding: requests in decode or bound for it.
         num_kv_tokens: KV tokens of these requests.
         num_pool_tokens: size of the pool.
         num_held_tokens: tokens of the pool in use or promised.
         max_decoding: largest decode batch, in requests.
-        lean: the kind of work that the worker gets first.
+        lean: kind of work that the worker gets first.
     """
 
     num_pending_tokens: int = 0
@@ -82,8 +49,7 @@ class Load(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """The speed of a worker.
-
+    """
     Attributes:
         times: forward times that the worker reports.
         output_tokens: mean output length.
@@ -94,12 +60,7 @@ class Speed(NamedTuple):
 
 
 class CostLine(NamedTuple):
-    """A cost as a function of an amount of work: `late(due + due_slope * amount) + extra + extra_slope * amount`.
-
-    Attributes:
-        due, due_slope: share of an objective.
-        extra, extra_slope: cost beside it.
-    """
+    """A cost by an amount of work: `late(due + due_slope * amount) + extra + extra_slope * amount`."""
 
     due: float
     due_slope: float
@@ -111,7 +72,7 @@ class CostLine(NamedTuple):
 
 
 def line_costs(lines: Iterable[CostLine], amounts: Iterable[float]) -> list[float]:
-    """Evaluates each line at its amount. `late` is inlined: a router evaluates hundreds of lines for a request."""
+    """Evaluates each line at its amount. `late` is inlined because one choice evaluates hundreds of lines."""
     more = LATE - 1.0
     return [
         (share if (share := due + due_slope * amount) <= 1.0 else LATE * share - more) + extra + extra_slope * amount
@@ -127,11 +88,12 @@ def late(share: float) -> float:
 def compute_times(
     token_times: Iterable[tuple[float, float]], nums_to_compute: Iterable[int], num_tokens: int
 ) -> list[float]:
-    """Returns the seconds that workers take for the last tokens of a prompt, without the fixed part of a forward pass.
+    """Returns the seconds in which each worker computes the last tokens of a prompt, without a forward pass's fixed
+    time.
 
     Args:
-        token_times: each worker's seconds for a prompt token, and for a token that it attends to.
-        nums_to_compute: each worker's number of tokens to compute.
+        token_times: seconds per prompt token and per attended token, for each worker.
+        nums_to_compute: tokens to compute, for each worker.
         num_tokens: length of the prompt.
     """
     return [
@@ -141,13 +103,12 @@ def compute_times(
 
 
 def compute_s(speed: Speed, num_to_compute: int, num_tokens: int) -> float:
-    """Returns `compute_times` of one worker."""
     times = speed.times
     return compute_times([(times.prompt_token_s, times.attended_token_s)], [num_to_compute], num_tokens)[0]
 
 
 def prefill_line(load: Load, speed: Speed, objectives: Objectives) -> CostLine:
-    """Returns the cost of a prompt at its prefill worker by the seconds to compute it (`compute_times`)."""
+    """Returns the cost of a prompt at its prefill worker, by the seconds of `compute_times`."""
     ttft_s = objectives.ttft_s
     return CostLine(
         due=(_queue_s(load, speed) + speed.times.prefill_s) / ttft_s,
@@ -160,7 +121,7 @@ def prefill_line(load: Load, speed: Speed, objectives: Objectives) -> CostLine:
 
 
 def decode_line(load: Load, speed: Speed, objectives: Objectives) -> CostLine:
-    """Returns the cost of a request at its decode worker by the request's tokens, without `memory_cost`."""
+    """Returns the cost of a request at its decode worker, by its tokens, without `memory_cost`."""
     times, objective_s = speed.times, objectives.itl_s
     step_s = itl_s(load, speed, 0)
     others = (LATE if step_s > objective_s else 1.0) * load.num_decoding / objective_s
@@ -176,8 +137,8 @@ def decode_line(load: Load, speed: Speed, objectives: Objectives) -> CostLine:
 
 
 def place_cost(load: Load, speed: Speed, objectives: Objectives) -> float:
-    """Returns the cost of the wait for a place in the batch. Requests leave at even intervals over one output's
-    time."""
+    """Returns the cost of the wait for a place in the batch. Over the time of one output, requests leave at an even
+    rate."""
     lacking = load.num_decoding + 1 - load.max_decoding
     if lacking <= 0:
         return 0.0
@@ -185,10 +146,10 @@ def place_cost(load: Load, speed: Speed, objectives: Objectives) -> float:
 
 
 def memory_cost(load: Load, speed: Speed, objectives: Objectives, num_to_store: int) -> float:
-    """Returns the cost of the wait for pages. Held pages come free at an even rate over one output's time.
+    """Returns the cost of the wait for pages. Over the time of one output, held pages come free at an even rate.
 
     Args:
-        num_to_store: tokens of the request that the worker has not cached.
+        num_to_store: uncached tokens of the request.
     """
     held = load.num_held_tokens
     lacking = num_to_store - num_free_tokens(load)
@@ -199,7 +160,6 @@ def memory_cost(load: Load, speed: Speed, objectives: Objectives, num_to_store: 
 
 
 def num_free_tokens(load: Load) -> int:
-    """Returns the tokens for which the pool has room now."""
     return load.num_pool_tokens - load.num_held_tokens
 
 
@@ -214,18 +174,13 @@ def handover_line(handover: tuple[float, float], page_size: int, objectives: Obj
 
 
 def ttft_s(load: Load, speed: Speed, num_to_compute: int, num_tokens: int) -> float:
-    """Returns the expected seconds until a prompt's first token.
-
-    Args:
-        num_to_compute: tokens that are not cached.
-        num_tokens: length of the prompt.
-    """
+    """Returns the expected seconds to a prompt's first token."""
     return _queue_s(load, speed) + speed.times.prefill_s + compute_s(speed, num_to_compute, num_tokens)
 
 
 def itl_s(load: Load, speed: Speed, num_tokens: int) -> float:
-    """Returns the expected mean seconds between two tokens of one more request of `num_tokens` tokens, without the
-    delay by prompts."""
+    """Returns the expected seconds between tokens of one more request of `num_tokens` tokens, without delays by
+    prompts."""
     return _step_s(speed.times, load.num_decoding + 1, load.num_kv_tokens + num_tokens)
 
 
@@ -275,7 +230,8 @@ def _queue_s(load: Load, speed: Speed) -> float:
 
 
 def _delay(seconds: float, speed: Speed, objectives: Objectives) -> float:
-    """Returns the cost, to one decoded request, of `seconds` of prefill at its worker."""
+    """Returns the cost of `seconds` of prefill to one request decoded beside it. If mixed steps exceed the objective,
+    a TAIL_SHARE of slow gaps already misses it."""
     mean = seconds / (max(MIN_OUTPUT_TOKENS, speed.output_tokens) * objectives.itl_s)
     gap_s = speed.times.gap_beside_prompts_s
     if gap_s <= objectives.itl_s:

@@ -1,4 +1,4 @@
-"""The one place where a routing policy is called. It may be anybody's class, and must not take the router down."""
+"""The only caller of a routing policy. A policy may be a user's class and must not break the router."""
 
 import dataclasses
 import logging
@@ -13,19 +13,19 @@ from tandem.router.workers.worker import Estimate, Pair, Worker
 
 logger = logging.getLogger(__name__)
 
-# This is for the client. What exactly went wrong is for the log: it is no business of strangers.
+# Message for the client. Details stay in the log.
 FAILURE_MESSAGE = "the routing policy failed to choose workers; the router's log says why"
-# Of reasons there are so many, and of so many characters, at most: each is counted for ever. Further ones are OTHER.
+# Limits for reasons, each of which becomes a metric label for ever. Further reasons count as OTHER.
 MAX_REASONS = 64
 MAX_REASON_LEN = 64
 OTHER = "other"
-# Seconds that are estimated may be at most so many. What is less than the first is as good as nothing.
+# Range of estimated seconds. Values below LEAST_S count as 0.
 LEAST_S, MOST_S = 1e-6, 1e6
 _values_of = operator.attrgetter(*(field.name for field in dataclasses.fields(Estimate)))
 
 
 class GuardedPolicy(RoutingPolicy):
-    """Calls another policy, and turns whatever that raises into something the router can go on after."""
+    """Calls another policy and keeps its exceptions from the router."""
 
     def __init__(self, policy: RoutingPolicy) -> None:
         self._policy = policy
@@ -35,7 +35,7 @@ class GuardedPolicy(RoutingPolicy):
     def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
         """
         Raises:
-            InternalError: the policy raised something, or chose what is not among the candidates.
+            InternalError: the policy raised, or its pair is not a candidate.
         """
         try:
             pair = self._policy.choose(candidates, request)
@@ -51,11 +51,11 @@ class GuardedPolicy(RoutingPolicy):
             )
             raise InternalError(FAILURE_MESSAGE)
         checked = self._checked(pair, request)
-        # The policy is told of its own pair later, as far as that is one.
+        # The hooks get the policy's own pair object if it is a plain Pair.
         return pair if type(pair) is Pair and pair.estimate is checked else Pair(pair.prefill, pair.decode, checked)
 
     def _checked(self, pair: Pair, request: RoutingRequest) -> Estimate | None:
-        """The estimate of a choice, if it is one; a wrong one is no reason not to serve the request."""
+        """Returns the checked estimate, or None if it is invalid: the request is served all the same."""
         try:
             estimate = pair.estimate
             if estimate is None:

@@ -13,20 +13,20 @@ from tandem.router.workers.distance import DISTANCES
 from tandem.router.workers.objectives import DEFAULT_OBJECTIVES, Objectives
 from tandem.router.workers.worker import Estimate, Pair, Worker
 
-# Upper bound of a random cost of each worker, drawn again whenever its load changes: a thousandth of an objective.
-# Routers see each other's choices late and must not all pick the same of several equal workers.
+# Upper bound of a worker's random tie cost, drawn again when its load changes: a thousandth of an objective. Routers
+# see each other's choices late and must not all take the same worker.
 TIE_COST = 1e-3
 _NO_COST = CostLine(0.0, 0.0, 0.0, 0.0)
 
 
 class _WorkerCosts:
-    """The cost lines of a list of workers. An update computes only workers whose load has changed.
+    """Cost lines of a list of workers. `update` recomputes workers whose load has changed.
 
     Attributes:
-        workers: the workers, in the order of all other lists.
-        prefills, decodes: their cost lines, with a random tie cost.
-        token_times: their seconds for a prompt token, and for a token that it attends to.
-        rooms: free tokens of their pools.
+        workers: the order of the other lists.
+        prefills, decodes: cost lines with a random tie cost.
+        token_times: seconds per prompt token and per attended token.
+        rooms: free tokens of the pools.
     """
 
     def __init__(self, random: random.Random) -> None:
@@ -54,20 +54,19 @@ class _WorkerCosts:
             self._compute(i, workers[i])
 
     def prefill_costs(self, cached: Mapping[Worker, int], num_tokens: int) -> dict[Worker, float]:
-        """Returns the cost of a prompt at each worker.
-
+        """
         Args:
-            cached: cached tokens of the prompt by worker; 0 for a missing worker.
+            cached: cached tokens of the prompt, by worker; 0 if missing.
         """
         nums = [num_tokens - cached[worker] if worker in cached else num_tokens for worker in self.workers]
         seconds = cost_model.compute_times(self.token_times, nums, num_tokens)
         return dict(zip(self.workers, cost_model.line_costs(self.prefills, seconds), strict=True))
 
     def decode_costs(self, expected: Mapping[Worker, int], num_tokens: int) -> list[float]:
-        """Returns the cost to decode a request at each worker, without a handover.
+        """Returns the cost at each worker without a handover.
 
         Args:
-            expected: tokens of the request cached or arriving by worker; 0 for a missing worker.
+            expected: tokens cached or arriving, by worker; 0 if missing.
         """
         costs = cost_model.line_costs(self.decodes, [num_tokens] * len(self.decodes))
         if min(self.rooms, default=0) < num_tokens:
@@ -89,8 +88,7 @@ class _WorkerCosts:
 
 
 class LeastCost(PrefixPolicy):
-    """Chooses the pair with the least sum of prefill cost, decode cost and handover cost. A worker that does both needs
-    no handover."""
+    """Chooses the pair with the least sum of prefill, decode and handover cost. A single worker needs no handover."""
 
     def __init__(self, seed: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
@@ -142,7 +140,7 @@ class LeastCost(PrefixPolicy):
     ) -> Estimate:
         """
         Args:
-            other: the best pair of the other placement.
+            other: best pair of the other placement.
             prefills: workers that could compute the prompt.
         """
         num_to_compute = num_tokens - cached.get(pair.prefill, 0)
@@ -161,7 +159,7 @@ class LeastCost(PrefixPolicy):
 
 
 def _usually_cached(cached: Mapping[Worker, int], workers: Collection[Worker]) -> int:
-    """Returns the largest number of cached tokens that at least half of the workers do not exceed."""
+    """Returns the cached tokens that at least half of the workers do not exceed."""
     if 2 * len(cached) <= len(workers):
         return 0
     having = sorted(cached[worker] for worker in workers if worker in cached)
@@ -185,7 +183,7 @@ def _state_of(worker: Worker) -> tuple[Load, Speed]:
 def _cost_parts(
     pair: Pair, cached: Mapping[Worker, int], expected: Mapping[Worker, int], num_tokens: int, objectives: Objectives
 ) -> dict[str, float]:
-    """Splits a pair's cost by cause, without the random tie costs."""
+    """Splits a pair's cost by cause, without tie costs."""
     prefill, decode, distance = pair.prefill, pair.decode, pair.distance
     num_to_store = num_tokens - expected.get(decode, 0)
     parts = cost_model.prompt_parts(*_state_of(prefill), objectives, num_tokens - cached.get(prefill, 0), num_tokens)
@@ -211,7 +209,7 @@ def _receiver_costs(
     """Returns the cost to decode at each receiver after a handover over `distance`.
 
     Args:
-        decodes, decode_costs: workers with all receivers among them, and their costs without a handover.
+        decodes, decode_costs: workers, all receivers among them, and their costs without a handover.
     """
     if not receivers:
         return {}
@@ -230,7 +228,7 @@ def _handover_line(decode: Worker, objectives: Objectives, distance: int) -> tup
 
 
 def _union(workers: list[Worker], others: list[Worker]) -> list[Worker]:
-    """Returns all workers of both lists, each once. Returns the list itself if both are equal, the common case."""
+    """Returns all workers, each once; equal lists, the common case, unchanged."""
     if not workers or not others or workers == others:
         return workers or others
     return list(dict.fromkeys((*workers, *others)))
