@@ -28,7 +28,8 @@ MIN_OUTPUT_TOKENS = 8.0
 
 
 class Load(NamedTuple):
-    """
+    """The work of one worker.
+
     Attributes:
         num_pending_tokens: queued prompt tokens.
         num_decoding: requests in decode or bound for it.
@@ -49,7 +50,8 @@ class Load(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """
+    """The speed of one worker.
+
     Attributes:
         times: forward times that the worker reports.
         output_tokens: mean output length.
