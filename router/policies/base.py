@@ -1,33 +1,30 @@
 """Base class of routing policies.
 
-The router creates one policy at its start, without arguments, and calls it on its event loop. A policy therefore needs
-no lock, and must return at once: no token is passed on while it computes. Only `choose` is abstract. The hooks tell the
-policy about the outcome of its choices and do nothing by default. For each request with at least one attempt, the
-router calls, with attempts numbered from 0,
+The router creates one policy at its start, without arguments, and calls it on its event loop. A policy needs no lock,
+and must return at once: no token is passed on while it computes. Only `choose` is abstract; the hooks report the
+outcome of choices. For each request with at least one attempt, the router calls, with attempts numbered from 0,
 
     choose, attempt_started, (attempt_failed, choose, attempt_started)*, request_finished
 
-If no worker comes back or enough attempts have failed, `request_finished` follows the last `attempt_failed` directly. A
-request may wait for a worker between the two (router/waiting_room.py). The hooks are not called for a request without
-an attempt.
+If no worker comes back or enough attempts have failed, `request_finished` follows the last `attempt_failed`. A request
+may wait for a worker between the two (router/waiting_room.py).
 
-The candidates are all prefill × decode pairs that can serve now: 250,000 with 500 workers of each role. They are a lazy
-sequence (router/workers/candidates.py). Iterating, sorting or taking the minimum is correct, and fast enough for some
-dozens of workers. To be fast with many workers, use `prefill_workers`, `decode_workers_of` or `least`, which take time
-proportional to the number of workers. The sequence is valid during the call only; pairs and workers may be kept.
+The candidates are all prefill × decode pairs that can serve now, as a lazy sequence (router/workers/candidates.py):
+250,000 pairs with 500 workers of each role. Iterating, sorting or taking the minimum is fast enough for some dozens of
+workers. `prefill_workers`, `decode_workers_of` and `least` take time proportional to the number of workers. The
+sequence is valid during the call only; pairs and workers may be kept.
 
 Calls about other requests and about workers come in between. `worker_lost` precedes `attempt_failed` for that worker's
-attempts, so the policy has forgotten the worker when it chooses again.
+attempts.
 
 An exception in `choose` fails that request. An exception in a hook is logged and the request continues
 (router/policies/guard.py).
 
-A policy may read these attributes of a worker (router/workers/worker.py describes them). It changes nothing there and
-sends nothing to the worker: `worker_id`, `role`, `incarnation`, `num_assigned`, `num_pending_tokens`, `num_decoding`,
+A policy may read these attributes of a worker (router/workers/worker.py describes them). It changes nothing and sends
+nothing there: `worker_id`, `role`, `incarnation`, `num_assigned`, `num_pending_tokens`, `num_decoding`,
 `num_kv_tokens`, `num_arriving_tokens`, `num_held_tokens`, `forward_times`, `max_decoding`, `lean`, `load_number`,
-`rates`, `page_size`, `hello.num_pages`, `hello.device`, `prefixes.identities`, `stats`.
-
-The counts include an attempt from the call of `attempt_started` to the call of `attempt_failed` or `request_finished`.
+`rates`, `page_size`, `hello.num_pages`, `hello.device`, `prefixes.identities`, `stats`. The counts include an attempt
+from the call of `attempt_started` to the call of `attempt_failed` or `request_finished`.
 """
 
 from abc import ABC, abstractmethod
@@ -108,8 +105,8 @@ class RoutingPolicy(ABC):
         """
 
     def attempt_started(self, pair: Pair, request: RoutingRequest) -> None:
-        """Called when an attempt has been sent to its workers. One of the next two hooks later ends the attempt, with
-        the same pair, so that a policy can keep its own counts."""
+        """Called when an attempt has been sent to its workers. One of the next two hooks ends it, with the same
+        pair."""
         return
 
     def attempt_failed(self, pair: Pair, request: RoutingRequest, kind: AttemptFailure, reason: str) -> None:
@@ -138,8 +135,8 @@ class RoutingPolicy(ABC):
         return
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
-        """Called when a worker is gone, with its cache. No later pair has this object; a restarted worker is another
-        Worker with the same `worker_id`."""
+        """Called when a worker and its cache are gone. A restarted worker is another Worker with the same
+        `worker_id`."""
         return
 
     def worker_joined(self, worker: Worker) -> None:

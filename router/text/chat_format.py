@@ -29,12 +29,12 @@ class ChatFormat:
     """Features of a chat template.
 
     Attributes:
-        tool_parser, reasoning_parser: parsers that fit the template; "none": no parser does.
-        knows_system, knows_developer, knows_tools: whether the template shows them on purpose. Writing any role name
-            does not count.
-        knows_calls: whether it shows past calls and their results.
-        arguments_are_text: True if it takes the arguments of past calls as JSON text, False as objects.
-        wants_short_ids: whether call ids must be 9 letters and digits.
+        tool_parser, reasoning_parser: matching parsers; "none": no parser matches.
+        knows_system, knows_developer, knows_tools: shown on purpose; a template that writes any role name does not
+            count.
+        knows_calls: shows past calls and their results.
+        arguments_are_text: takes past calls' arguments as JSON text, not as objects.
+        wants_short_ids: call ids must be 9 letters and digits.
     """
 
     tool_parser: str = "hermes"
@@ -144,7 +144,6 @@ def _object(arguments: str) -> Any:
 
 
 def short_id(call_id: str) -> str:
-    """Returns a short id, the same for the same call id."""
     if len(call_id) == SHORT_ID_LENGTH and call_id.isascii() and call_id.isalnum():
         return call_id
     return hashlib.blake2b(call_id.encode(), digest_size=8).hexdigest()[:SHORT_ID_LENGTH]

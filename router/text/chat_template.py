@@ -22,11 +22,7 @@ RESERVED = frozenset(
 
 
 class ChatTemplate:
-    """A compiled template. It is the model's own code, so it runs in a sandbox.
-
-    Attributes:
-        source: text of the template.
-    """
+    """A compiled template, sandboxed because it is the model's own code."""
 
     def __init__(self, source: str, tools_source: str = "") -> None:
         """
@@ -93,8 +89,8 @@ def read_chat_template(path: Path) -> ChatTemplate:
 
 
 def find_chat_template(model_dir: Path, tokenizer_config: Mapping[str, Any]) -> ChatTemplate:
-    """Returns the template in chat_template.jinja, else in tokenizer_config.json: its only one, or "default", with
-    "tool_use" for chats with tools.
+    """Returns the template in chat_template.jinja or tokenizer_config.json. Of several, "default", with "tool_use" for
+    chats with tools.
 
     Raises:
         ValueError: there is none, or it is malformed.
@@ -122,7 +118,6 @@ class _GenerationTag(Extension):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Returns the environment that chat templates expect."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
     )

@@ -10,11 +10,8 @@ _REPLACEMENT = "\ufffd"
 
 
 class IncrementalDetokenizer:
-    """The text of one token sequence, piece by piece.
-
-    The concatenated pieces equal `tokenizer.decode` of all ids. A character waits until its bytes are complete. Work
-    per token is constant.
-    """
+    """The text of one token sequence, piece by piece. The concatenated pieces equal `tokenizer.decode` of all ids. Work
+    per token is constant."""
 
     def __init__(self, tokenizer: Tokenizer, marks: Mapping[int, str] | None = None) -> None:
         """
@@ -43,7 +40,7 @@ class IncrementalDetokenizer:
 
 
 class _ByteDetokenizer:
-    """For byte-level tokenizers: decodes the concatenated bytes of the tokens."""
+    """For byte-level tokenizers."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -23,7 +23,7 @@ AUTO, NONE = "auto", "none"
 
 
 class OutputFormat:
-    """The output format of one model. Owned by a Frontend."""
+    """The parsers of one model's outputs. Owned by a Frontend."""
 
     def __init__(self, tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str) -> None:
         """
@@ -51,7 +51,6 @@ class OutputFormat:
 
     @cached_property
     def tool_parser_name(self) -> str:
-        """Name of the parser for the model's calls, or "none"."""
         name = self._tool_parser
         return self._tokenizer.chat_format.tool_parser if name == AUTO else name
 
@@ -70,7 +69,6 @@ class OutputFormat:
         return self._tokenizer.special_ids(marks)
 
     def marks(self, tool_parser: str, beginning: Beginning) -> Mapping[int, str]:
-        """Returns the special tokens that `parser` has to see, by id."""
         marks = [] if beginning is Beginning.ANSWER else [OPENING, CLOSING]
         if tool_parser != NONE:
             marks += TOOL_PARSERS.load(tool_parser).marks

@@ -35,7 +35,6 @@ class OutputParser:
 
     @property
     def num_calls(self) -> int:
-        """Number of calls started."""
         return self._num_calls if self._max_calls is None else min(self._num_calls, self._max_calls)
 
     @property
@@ -44,12 +43,10 @@ class OutputParser:
 
     @property
     def has_reasoned(self) -> bool:
-        """True if the output started with reasoning."""
         return self._reasoning is not None and self._reasoning.has_reasoned
 
     @property
     def is_reasoning(self) -> bool:
-        """True while the output is still reasoning."""
         return self._reasoning is not None and self._reasoning.is_reasoning
 
     def feed(self, text: str, *, is_last: bool = False) -> list[Part]:

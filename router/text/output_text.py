@@ -39,15 +39,14 @@ class OutputText:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the output, if any."""
         return self._matcher.found if self._matcher is not None else None
 
     def replay(self, token_ids: Sequence[int], num_characters: int) -> str:
-        """Takes the tokens that the client already has, before any other. Returns their text that the client lacks.
+        """Takes the tokens that the client already has. Returns their text that the client lacks.
 
         Args:
-            num_characters: length of the client's text. If it exceeds these tokens' text, because tokens came in other
-                groups, the excess is left out later.
+            num_characters: length of the client's text. A surplus over these tokens' text, from other groups of tokens,
+                is left out later.
         """
         self._num_to_skip = num_characters
         num_free = min(self._num_free, len(token_ids))
@@ -86,7 +85,6 @@ class OutputText:
         return text, len(token_ids)
 
     def _search(self, matcher: StopStringMatcher, text: str) -> str:
-        """Returns the part of the next piece to pass on."""
         passed_on = matcher.scan_next(text)
         self.stopped = matcher.matched
         return passed_on

@@ -34,10 +34,10 @@ TIMEOUT_S = 60.0
 class PromptEncoder:
     """Tokenizes prompts that may fit the model's length. Owned by a Frontend.
 
-    Tokenizing releases the GIL. Chat templates are Python and hold it, so a single thread renders one chat at a time
-    and the event loop gets a turn every few milliseconds.
+    Chat templates are Python and hold the GIL, so a single thread renders one chat at a time and the event loop gets a
+    turn every few milliseconds.
 
-    The encode methods raise ValueError with a message for the client, and TimeoutError after TIMEOUT_S.
+    Encode methods raise ValueError with a message for the client, and TimeoutError after TIMEOUT_S.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_model_len: int) -> None:
@@ -77,7 +77,6 @@ class PromptEncoder:
         return token_ids, text[-MAX_ENDING_CHARACTERS:]
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Returns the text of a prompt sent as token ids."""
         if len(token_ids) <= MAX_INLINE_CHARACTERS:
             return self._tokenizer.decode(token_ids, skip_special_tokens)
         return await self._beside(self._encoding, self._tokenizer.decode_prompt, token_ids, skip_special_tokens)

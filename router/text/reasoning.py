@@ -29,10 +29,6 @@ class ReasoningStyle:
     is_always: bool
 
     def beginning(self, prompt_end: str) -> Beginning:
-        """
-        Args:
-            prompt_end: last part of the prompt's text.
-        """
         end = prompt_end.rstrip()
         if end.endswith(OPENING):
             return Beginning.REASONING
@@ -57,12 +53,8 @@ REASONING_STYLES = {"deepseek_r1": ReasoningStyle(is_always=True), "qwen3": Reas
 
 class ReasoningParser:
     """Splits an output's reasoning from its answer. The result depends on the text only, not on the cuts between
-    pieces. Each character is scanned once, except a possible start of a mark. Marks, whitespace around the reasoning
-    and whitespace before the answer are dropped.
-
-    Attributes:
-        is_reasoning: True while in the reasoning.
-    """
+    pieces. Marks and whitespace around the reasoning are dropped. Each character is scanned once, except a possible
+    start of a mark."""
 
     def __init__(self, beginning: Beginning) -> None:
         self._found = PartList()

@@ -20,12 +20,11 @@ def check_stop_strings(stop_strings: Sequence[str]) -> None:
 class StopStringMatcher:
     """Passes text on up to the first stop string, and holds back text that may become part of one.
 
-    The first stop string is the one complete at the earliest character, and the longest of several. The result does not
-    depend on the cuts between pieces. The matcher runs one Knuth-Morris-Pratt automaton per stop string, with constant
-    work per character.
+    The first stop string is the one complete at the earliest character, and the longest of several. The cuts between
+    pieces do not matter. One Knuth-Morris-Pratt automaton per stop string keeps work per character constant.
 
     Attributes:
-        found: the stop string found, or None. After a match no text is passed on.
+        found: the stop string, or None. After a match no text is passed on.
     """
 
     def __init__(self, stop_strings: Sequence[str]) -> None:
@@ -65,7 +64,6 @@ class StopStringMatcher:
         return max(0, end - max((length for _, length in found), default=0))
 
     def release_held(self) -> str:
-        """Returns the held text at the end of a text without a match."""
         held, self._held = self._held, ""
         return held
 

@@ -72,8 +72,7 @@ def _check_size(text: str) -> None:
 
 
 def choices(outputs: Sequence[str], param: str) -> StructuredOutput:
-    """Returns the constraint to one of these texts.
-
+    """
     Raises:
         InvalidRequestError: there is no choice, or one is empty.
     """
@@ -85,25 +84,23 @@ def choices(outputs: Sequence[str], param: str) -> StructuredOutput:
 def tool_calls(
     parser: str, functions: Sequence[tuple[str, str]], *, may_be_several: bool, param: str
 ) -> StructuredOutput:
-    """Returns the constraint to one or more calls.
+    """Constrains the output to one or more calls.
 
     Args:
         parser: a name in tandem.router.text.tool_grammar.CALL_STYLES.
-        functions: function names and argument schemas as JSON.
+        functions: names and argument schemas as JSON.
     """
     content = {"parser": parser, "functions": functions, "may_be_several": may_be_several}
     return StructuredOutput("tool_calls", json.dumps(content), param)
 
 
 def either(calls: StructuredOutput, answer: StructuredOutput) -> StructuredOutput:
-    """Returns the constraint to calls or a constrained answer."""
     content = [[wanted.kind, wanted.content] for wanted in (calls, answer)]
     return StructuredOutput("either", json.dumps(content), answer.param)
 
 
 def after_reasoning(wanted: StructuredOutput, *, is_open: bool) -> StructuredOutput:
-    """Returns the same constraint after the model's reasoning.
-
+    """
     Args:
         is_open: True if the reasoning has not begun and is optional.
     """

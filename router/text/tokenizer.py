@@ -19,17 +19,17 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Tokenizer:
-    """The tokenizer of a model directory, read from its JSON files.
+    """The tokenizer of a model directory.
 
     Args:
-        model_dir: directory with tokenizer.json and config.json, and optionally tokenizer_config.json,
+        model_dir: directory with tokenizer.json and config.json, optionally with tokenizer_config.json,
             generation_config.json and chat_template.jinja.
-        chat_template: file with a chat template that replaces the model's own.
+        chat_template: file that replaces the model's chat template.
 
     Attributes:
-        vocab_size: rows of the model's embedding; some ids below it may be unused.
-        eos_token_ids: ids that end an output, unless a client ignores them; empty if the model names none. They travel
-            with each request as stop tokens; no other process knows them.
+        vocab_size: rows of the model's embedding; some ids may be unused.
+        eos_token_ids: ids that end an output, unless a client ignores them; empty if the model names none. Other
+            processes see them only as a request's stop tokens.
 
     Raises:
         ValueError: a file is missing or malformed.
@@ -109,18 +109,15 @@ class Tokenizer:
 
     @property
     def knows_documents(self) -> bool:
-        """True if the chat template may show documents."""
         return "documents" in self._chat_template.source
 
     @property
     def special_token_names(self) -> frozenset[str]:
-        """Names of the special tokens in a chat template."""
         return frozenset(self._special_tokens())
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """Data for remote tokenization: special tokens by name, the chat template, and the transformers class for these
-        files."""
+        """Data for remote tokenization, including the transformers class for these files."""
         found: dict[str, Any] = {"tokenizer_class": self._settings.get("tokenizer_class"), **self._special_tokens()}
         if self.eos_token_ids:
             found.setdefault("eos_token", self.spelling(self.eos_token_ids[0]))
@@ -131,7 +128,6 @@ class Tokenizer:
         return found
 
     def special_ids(self, texts: Collection[str]) -> dict[int, str]:
-        """Returns the special tokens among `texts`, by id."""
         found = {self._tokenizer.token_to_id(text): text for text in texts}
         return {index: text for index, text in found.items() if index in self._special_ids}
 
@@ -141,7 +137,6 @@ class Tokenizer:
 
     @cached_property
     def max_token_bytes(self) -> int:
-        """Upper bound of the text bytes of one token."""
         return 4 * max(len(token) for token in self._tokenizer.get_vocab())
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -153,7 +148,7 @@ class Tokenizer:
         return self._tokenizer.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
 
     def spelling(self, token_id: int) -> str:
-        """Returns a token's spelling in the vocabulary, or "" for an unused id."""
+        """Returns "" for an unused id."""
         return self._tokenizer.id_to_token(token_id) or ""
 
     @cached_property
@@ -162,7 +157,7 @@ class Tokenizer:
         return isinstance(self._tokenizer.decoder, tokenizers.decoders.ByteLevel)
 
     def token_text(self, token_id: int) -> str | None:
-        """Returns a token's spelling, or None for a special or unused id."""
+        """Returns None for a special or unused id."""
         if token_id in self._special_ids:
             return None
         return self._tokenizer.id_to_token(token_id)
@@ -196,7 +191,6 @@ class Tokenizer:
         return self._own_template or find_chat_template(self._model_dir, self._settings)
 
     def _special_tokens(self) -> dict[str, str]:
-        """Returns bos_token, eos_token and others by name."""
         found = {}
         for name, value in self._settings.items():
             text = value.get("content") if isinstance(value, dict) else value

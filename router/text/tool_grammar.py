@@ -80,7 +80,7 @@ SPACE: /\\s{{0,8}}/
 
 
 def either(calls_grammar: str, answer_grammar: str) -> str:
-    """Returns the grammar of calls or an answer; each argument has one part."""
+    """Each argument has one part."""
     parts = [
         {**_parts(grammar)[0], "name": name} for grammar, name in ((calls_grammar, "calls"), (answer_grammar, "answer"))
     ]

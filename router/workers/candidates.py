@@ -16,10 +16,10 @@ WorkerCost = Callable[[Worker], float]
 
 
 class Candidates(Sequence[Pair]):
-    """A sequence of pairs, prefill workers in order of joining. It is a live view, valid while `choose` runs.
+    """A sequence of pairs, prefill workers in order of joining: a live view, valid while `choose` runs.
 
-    `in` takes constant time. Iteration takes time proportional to the number of pairs. Everything else takes time
-    proportional to the number of workers.
+    `in` takes constant time, iteration time proportional to the number of pairs, everything else time proportional to
+    the number of workers.
     """
 
     def __init__(
@@ -32,10 +32,9 @@ class Candidates(Sequence[Pair]):
     ) -> None:
         """
         Args:
-            workers: workers by id.
             may_serve: filter of open workers; None: all.
-            placement: AUTO: all pairs. Otherwise only pairs of that placement, if any exists, even if its workers are
-                not open: a request waits for busy workers, but is served the other way if the placement is impossible.
+            placement: restricts pairs to one placement if such pairs exist, open or not: a request waits for busy
+                workers, but an impossible placement does not stop it. AUTO: all pairs.
             spans_hosts: True if the workers are on several hosts, so that distance matters.
         """
         self._workers = workers
@@ -70,7 +69,6 @@ class Candidates(Sequence[Pair]):
         return [worker for worker in decode_workers if (worker is prefill) == (placement == AGGREGATED)]
 
     def alone(self) -> list[Worker]:
-        """Returns the workers that can serve a request alone."""
         if self._only == DISAGGREGATED:
             return []
         return self._open([w for w in self._workers.values() if w.role == "both" and w.decode_workers])

@@ -16,7 +16,6 @@ class Objectives:
 
     @classmethod
     def of_ms(cls, ttft_ms: float, itl_ms: float) -> "Objectives":
-        """Converts options in milliseconds."""
         return cls(ttft_ms / 1e3, itl_ms / 1e3)
 
 

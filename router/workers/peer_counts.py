@@ -47,8 +47,6 @@ class RouterCounts:
 
 
 class PeerCounts:
-    """Latest counts of each other router."""
-
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._counts: dict[str, tuple[float, RouterCounts]] = {}
@@ -76,7 +74,6 @@ class PeerCounts:
         return sum(counts.num_requests_by_key.get(key_digest, 0) for counts in self._fresh())
 
     def assigned_to(self, worker_id: str) -> AssignedLoad:
-        """Returns the load that other routers have assigned to a worker."""
         total = NOTHING
         for counts in self._fresh():
             if (load := counts.assigned.get(worker_id)) is not None:

@@ -22,11 +22,6 @@ class PromptCount:
     elsewhere_attended: int = 0
 
     def add(self, num_tokens: int, estimate: Estimate | None) -> None:
-        """
-        Args:
-            num_tokens: length of the prompt.
-            estimate: the policy's estimate, if any.
-        """
         num_to_compute = num_tokens if estimate is None else estimate.num_to_compute
         num_elsewhere = None if estimate is None else estimate.num_elsewhere
         if num_elsewhere is None:

@@ -66,10 +66,9 @@ class ClusterRates:
         return fixed, page
 
     def request_finished(self, request: FinishedRequest, distance: int | None) -> None:
-        """Learns from a finished request.
-
+        """
         Args:
-            distance: distance between its workers; None for a single worker.
+            distance: distance between the request's workers; None for a single worker.
         """
         self.mean_output_tokens += NEWS * (len(request.output_ids) - self.mean_output_tokens)
         if distance is None or not self._is_asked:

@@ -24,31 +24,27 @@ class Worker:
     Attributes:
         send: writes to the control stream.
         disconnect: ends the control stream, with a reason.
-        last_heard: time of the last message, on the router's clock.
-        last_progress: time of the last change of `num_steps`.
-        last_heartbeat: time of the last heartbeat.
+        last_heard, last_progress, last_heartbeat: time of the last message, change of `num_steps`, and heartbeat.
         num_steps: step number of the worker's scheduler; -1 before the first heartbeat.
-        stats: report of the last heartbeat, a fraction of a second old.
-        links_up: incarnation of each decode worker linked to this prefill worker, by id.
-        links_down: last report about each decode worker without a link.
-        decode_workers: connected decode workers linked to this prefill worker, by id; itself in role `both`. Kept by
-            the registry.
+        stats: last heartbeat's report, a fraction of a second old.
+        links_up: incarnation of each linked decode worker, by id.
+        links_down: last report on each decode worker without a link.
+        decode_workers: connected and linked decode workers by id; itself in role `both`. Kept by the registry.
         prefixes: reported cached prefixes; empty unless the policy wants them.
-        num_assigned: running requests, by the routers' own counts: fresher than a heartbeat; other routers' are 0.1 s
+        num_assigned: running requests by the routers' own counts, fresher than a heartbeat; other routers' are 0.1 s
             old.
-        num_pending_tokens: tokens of these to prefill, without the tokens that an `Estimate` took as cached.
+        num_pending_tokens: their tokens to prefill, without tokens that an `Estimate` took as cached.
         num_decoding: requests in decode or bound for it.
-        num_kv_tokens: tokens of their prompts and of the outputs that they came with.
-        num_arriving_tokens: part of `num_kv_tokens` not taken as cached here, of requests without a token from this
-            worker.
-        assigned_here, assigned_elsewhere: shares of this router and of the other routers in these five.
-        load_number: counter of changes of these, of `lean`, and of the reported pool and forward times.
+        num_kv_tokens: tokens of their prompts and earlier outputs.
+        num_arriving_tokens: part of these not taken as cached here, of requests without a token from this worker.
+        assigned_here, assigned_elsewhere: this router's and the other routers' shares in these five.
+        load_number: counter of changes of these, of `lean`, and of reported pool and forward times.
         forward_times: reported times of forward passes.
         rates: this router's measurements of the whole cluster.
         role: `prefill`, `decode` or `both`.
         sends, receives: whether it hands over to, and takes over from, other workers.
         page_size: tokens per KV page; equal in a cluster.
-        host, rack: its place (router/workers/distance.py).
+        host, rack: place in the cluster (router/workers/distance.py).
         num_starting: this router's requests without a token from the decode worker.
         num_suspects: this router's requests that may crash workers (router/attempts.py).
         lean: kind of work that it gets first.
@@ -104,13 +100,11 @@ class Worker:
         num_kv_tokens: int = 0,
         num_arriving_tokens: int = 0,
     ) -> None:
-        """Changes this router's share of the load."""
         change = AssignedLoad(num_requests, num_pending_tokens, num_decoding, num_kv_tokens, num_arriving_tokens)
         self.assigned_here = self.assigned_here.plus(change)
         self._count_load(change)
 
     def set_load_elsewhere(self, load: AssignedLoad) -> None:
-        """Sets the other routers' share of the load."""
         if load != self.assigned_elsewhere:
             change = load.minus(self.assigned_elsewhere)
             self.assigned_elsewhere = load
@@ -146,7 +140,6 @@ class Worker:
 
     @property
     def num_pool_tokens(self) -> int:
-        """Size of the pool, in tokens."""
         return self.hello.num_pages * self.page_size
 
     @property
@@ -163,12 +156,10 @@ class Worker:
 
     @property
     def max_request_tokens(self) -> int:
-        """Tokens of the largest request that fits."""
         return (self.hello.max_request_pages or self.hello.num_pages) * self.page_size
 
     @property
     def incarnation(self) -> str:
-        """Name of this life of the worker. A restarted worker has another, and an empty cache."""
         return self.hello.incarnation
 
 
@@ -195,11 +186,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The workers of one attempt. In role `both` they may be the same.
-
-    Attributes:
-        estimate: the policy's estimate for the attempt, if any.
-    """
+    """The workers of one attempt; the same one for both parts in role `both`."""
 
     prefill: Worker
     decode: Worker
@@ -211,5 +198,5 @@ class Pair:
 
     @property
     def distance(self) -> int | None:
-        """Distance between the workers (router/workers/distance.py), or None for a single worker."""
+        """None for a single worker."""
         return None if self.prefill is self.decode else distance(self.prefill, self.decode)

@@ -18,16 +18,16 @@ OUT_OF_REACH_AFTER = 0.3
 
 
 class WorkerRegistry:
-    """Connected workers by id. A worker is here while its control stream lives and its heartbeats show progress.
+    """Connected workers by id: control stream alive, and heartbeats with progress.
 
-    Workers and links change rarely and requests are frequent, so the registry keeps the answers for requests up to
-    date: usable pairs, readiness, and the largest request that fits.
+    Requests are frequent and changes of workers and links are rare. The registry therefore keeps usable pairs,
+    readiness and the largest request that fits up to date.
 
     Attributes:
-        planned: planned role of each worker by id. A worker not in it is leaving: it finishes its requests and gets no
-            new ones. Empty: no plan is known.
+        planned: planned role of each worker by id; empty: unknown. Other workers are leaving: they finish their
+            requests and get no new ones.
         max_request_tokens: tokens of the largest request that fits every worker's pool alone; 0 without workers.
-        num_lean_changes: number of changes of connected workers' leans.
+        num_lean_changes: changes of connected workers' leans.
     """
 
     def __init__(
@@ -66,7 +66,6 @@ class WorkerRegistry:
 
     @property
     def candidates(self) -> Candidates:
-        """The usable pairs, for one choice."""
         return Candidates(self._workers, placement=self._placement, spans_hosts=len(self._hosts) > 1)
 
     @property
@@ -100,11 +99,7 @@ class WorkerRegistry:
             self.num_lean_changes += worker.set_lean(self._leans.get(worker.worker_id, NO_LEAN))
 
     def demand(self, prompts: PromptCount) -> RouterDemand:
-        """Returns this router's demand on the workers that may lean.
-
-        Args:
-            prompts: prompts assigned by this router.
-        """
+        """Returns this router's demand on workers that may lean."""
         workers = [w for w in self._workers.values() if w.role == "both" and w.hello.has_links and self.stays(w)]
         if not workers:
             return RouterDemand()
@@ -228,7 +223,6 @@ class WorkerRegistry:
         return refusal
 
     def _link_failures(self) -> Iterator[str]:
-        """Yields reported failures of links between connected workers."""
         for worker in self._workers.values():
             for worker_id, state in worker.links_down.items():
                 decode = self._workers.get(worker_id)

@@ -15,16 +15,16 @@ State = Callable[[str, int], int]
 class ToolParser(ABC):
     """Finds calls in one output. The result depends on the text only, not on the cuts between pieces.
 
-    Only call marks, surplus braces and whitespace beside them are dropped; text that turns out not to be a call is
-    content. A call starts when its name is known; malformed text after that is content. Work per character is constant.
+    Call marks, surplus braces and whitespace beside them are dropped. All other text is content, including failed calls
+    and malformed text after a call's name. Work per character is constant.
 
     A subclass has states that follow each other through `_state`. A state scans each character once, except a possible
     start of a mark.
 
     Attributes:
         marks: texts, possibly special tokens, that this parser has to see.
-        tells_by_name: True if only the function's name distinguishes a call from text. With marks, calls of unknown
-            functions are also passed on: the client can tell the model.
+        tells_by_name: True if only a known function's name distinguishes a call from text. Parsers with marks also pass
+            on calls of unknown functions, so that the client can tell the model.
     """
 
     marks: ClassVar[tuple[str, ...]] = ()
@@ -144,7 +144,7 @@ class ToolParser(ABC):
         return position
 
     def _go_on_in_list(self, text: str, position: int, another: State, behind: State) -> int:
-        """Skips the comma or the closing bracket after a call in a list."""
+        """Skips the comma or closing bracket after a call."""
         start = skip_space(text, position)
         if start == len(text):
             return start

@@ -26,13 +26,12 @@ class CallReader:
     """Reads one call from its opening to its closing brace.
 
     The name is passed on when complete. Object arguments are streamed as written, valid JSON or not. Arguments before
-    the name wait for it; arguments in a string wait for its end. Other keys are skipped.
+    the name wait for it; string arguments wait for their end. Other keys are skipped.
 
     Attributes:
         has_started: the name has been passed on.
-        is_done: the call has ended.
         is_broken: the text is not a call.
-        broken_at: position at which the failure is known.
+        broken_at: position at which that is known.
     """
 
     def __init__(
@@ -82,7 +81,6 @@ class CallReader:
         return self._expects is _Expects.VALUE and self._key in ARGUMENTS and not self._has_arguments
 
     def _step(self, character: str, position: int) -> int:
-        """Handles a character outside keys and values."""
         expects = self._expects
         if expects is _Expects.OBJECT and character == "{":
             self._expects = _Expects.FIRST_KEY
@@ -163,7 +161,6 @@ def _decoded(literal: str) -> str:
 
 
 def _arguments(first: str, value: str) -> str:
-    """Returns a call's arguments from a complete value."""
     if first == '"':
         return _decoded(value) or NO_ARGUMENTS
     return NO_ARGUMENTS if value == "null" else value

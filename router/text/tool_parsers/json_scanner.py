@@ -11,7 +11,6 @@ _CLOSING = {"{": "}", "[": "]"}
 
 
 def skip_space(text: str, position: int) -> int:
-    """Returns the end of the whitespace at `position`."""
     match = _SPACE.match(text, position)
     assert match is not None
     return match.end()
@@ -21,8 +20,7 @@ class JsonScanner:
     """Finds the end of one value. It checks strings and brackets only.
 
     Attributes:
-        first: first character of the value, which shows its kind, or "".
-        is_done: the value has ended.
+        first: first character, which shows the kind of value, or "".
         is_broken: the value is invalid.
     """
 
