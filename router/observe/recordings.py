@@ -114,11 +114,11 @@ class _Process:
             async with asyncio.timeout(START_TIMEOUT_S):
                 return await self._call.read()
         except TimeoutError:
-            return self._failed(f"it did not begin within {START_TIMEOUT_S:g} s")
+            return self._failed(f"did not start within {START_TIMEOUT_S:g} s")
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise OverloadedError(REFUSAL) from error
-            return self._failed(f"it did not begin: {error.details()}")
+            return self._failed(f"did not start: {error.details()}")
 
     async def parts(self, due: float) -> AsyncIterator[pb.RecordedPart]:
         """Yields the recorded parts after `begin`.
@@ -137,9 +137,9 @@ class _Process:
                     return
                 yield part
         except TimeoutError:
-            yield self._failed("it has not told what it recorded")
+            yield self._failed("sent no data in time")
         except grpc.aio.AioRpcError as error:
-            yield self._failed(f"it broke off: {error.details()}")
+            yield self._failed(f"broke off: {error.details()}")
 
     def _failed(self, reason: str) -> pb.RecordedPart:
         self._call = None

@@ -45,7 +45,7 @@ class GuardedPolicy(RoutingPolicy):
             raise InternalError(FAILURE_MESSAGE) from error
         if not is_candidate:
             logger.error(
-                "the routing policy chose %r for request %s, which is none of the pairs that it was given",
+                "the routing policy chose %r for request %s, which is not one of the candidates",
                 pair,
                 request.request_id,
             )
@@ -78,7 +78,7 @@ class GuardedPolicy(RoutingPolicy):
 
     def _reason(self, reason: object) -> str:
         if not isinstance(reason, str) or len(reason) > MAX_REASON_LEN:
-            raise ValueError(f"{reason!r:.100} is no reason of at most {MAX_REASON_LEN} characters")
+            raise ValueError(f"reason {reason!r:.100} is not a string of at most {MAX_REASON_LEN} characters")
         if reason in self._reasons or not reason:
             return reason
         if len(self._reasons) == MAX_REASONS:
@@ -114,14 +114,14 @@ def _types_of(estimate: Estimate) -> list[type]:
 def _count(value: int, at_most: int) -> int:
     count = operator.index(value)
     if not 0 <= count <= at_most:
-        raise ValueError(f"{count} is no number of the request's {at_most} tokens")
+        raise ValueError(f"{count} tokens are estimated for a request of {at_most} tokens")
     return count
 
 
 def _seconds(value: float) -> float:
     seconds = float(value)
     if not 0.0 <= seconds <= MOST_S:
-        raise ValueError(f"{seconds} is no number of seconds")
+        raise ValueError(f"estimated time {seconds} is not between 0 and {MOST_S:g} seconds")
     return seconds if seconds >= LEAST_S else 0.0
 
 

@@ -70,7 +70,7 @@ class ChatTemplate:
         if mark:
             text, found, _ = text.partition(mark)
             if not found:
-                raise ValueError("the model's chat template does not show the last message: it cannot be gone on with")
+                raise ValueError("the model's chat template does not show the last message, so it cannot be continued")
         return text
 
 

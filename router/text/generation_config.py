@@ -42,7 +42,7 @@ def read_sampling_defaults(model_dir: Path) -> SamplingDefaults:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("not a JSON object")
         values = {name: content[name] for name in (*_SAMPLING, _MAX_TOKENS) if content.get(name) is not None}
         for name, value in values.items():
             kinds = (int,) if name in ("top_k", _MAX_TOKENS) else (int, float)
@@ -51,5 +51,5 @@ def read_sampling_defaults(model_dir: Path) -> SamplingDefaults:
         max_tokens = values.pop(_MAX_TOKENS, None)
         SamplingParams(max_tokens=1 if max_tokens is None else max_tokens, **values)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: {error}; generation_config none leaves it unread for sampling") from error
+        raise ValueError(f"{path}: {error}; set generation_config to none to ignore it") from error
     return SamplingDefaults(values, max_tokens)

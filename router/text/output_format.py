@@ -44,7 +44,7 @@ class OutputFormat:
         if name != NONE:
             TOOL_PARSERS.load(name)
         logger.info(
-            "calls of tools are read by %s; outputs %s",
+            "tool parser: %s; outputs %s",
             name,
             "may begin with reasoning" if style else "have no reasoning",
         )

@@ -219,7 +219,7 @@ class WorkerRegistry:
             f"{self.max_request_tokens} tokens of KV memory"
         )
         if self.max_request_tokens < min(w.hello.num_pages * w.page_size for w in self._workers.values()):
-            refusal += ", of which prompts for other workers may take half; a larger num_pages makes room"
+            refusal += "; half of it is for prompts that other workers decode: raise num_pages to make room"
         return refusal
 
     def _link_failures(self) -> Iterator[str]:

@@ -72,7 +72,7 @@ class Journal:
         self._note("worker", worker_id, f"lost, {kind}: {reason}", is_fault=True)
 
     def worker_left(self, worker_id: str) -> None:
-        self._note("worker", worker_id, "left: the cluster needs it no more")
+        self._note("worker", worker_id, "left: no longer planned")
 
     def link_changed(self, worker: Worker, state: LinkState) -> None:
         """Notes a change of a link. Call before the worker's record of its links changes: a link's first opening is not
@@ -84,7 +84,7 @@ class Journal:
             self._note("link", subject, "up again")
 
     def attempt_restarted(self, kind: str) -> None:
-        self._note("requests", "requests", f"begun again: {kind.replace('_', ' ')}")
+        self._note("requests", "requests", f"restarted: {kind.replace('_', ' ')}")
 
     def since(self, version: int) -> Iterator[Entry]:
         """Returns entries noted or changed after `version`, oldest first."""

@@ -25,11 +25,11 @@ AIMS = Objectives()
 def equals(
     count: int, placement: str = "auto", num_pages: int = 100_000, device: str = "cpu"
 ) -> tuple[list[Worker], Candidates]:
-    """Workers that all do both, with links between all of them."""
+    """Workers of role `both`, all linked to each other."""
     hellos = [hello(f"w{i}", "both", has_links=True, num_pages=num_pages) for i in range(count)]
     workers = [Worker(replace(h, device=device), lambda _: None, lambda _: None, 0.0, 0.0) for h in hellos]
     for worker in workers:
-        # As the router has them: itself among them.
+        # As in the router, each worker is linked to itself.
         link(worker, *workers)
     return workers, Candidates({worker.worker_id: worker for worker in workers}, placement=placement)
 
@@ -40,7 +40,7 @@ def caches(worker: Worker, token_ids: Sequence[int]) -> None:
 
 
 class Served:
-    """A policy that is asked as the router does; loads count."""
+    """Calls a policy as the router does, and counts load."""
 
     def __init__(self, candidates: Candidates) -> None:
         self.clock = FakeClock()
@@ -158,7 +158,7 @@ def _miss(times: ForwardTimes, itl_s: float) -> float:
     return max(0.0, 1 - itl_s / times.gap_beside_prompts_s) / 0.05
 
 
-def test_an_idle_cluster_hands_nothing_over() -> None:
+def test_idle_cluster_needs_no_handover() -> None:
     pair = Served(equals(3)[1]).would_choose(range(100))
     assert pair.prefill is pair.decode
     assert pair.estimate is not None and pair.estimate.reason == "handover"
@@ -167,7 +167,7 @@ def test_an_idle_cluster_hands_nothing_over() -> None:
     assert pair.estimate.ttft_s == pytest.approx(expected)
 
 
-def test_a_long_prompt_is_computed_where_nobody_is_disturbed() -> None:
+def test_long_prompt_avoids_decoding_workers() -> None:
     workers, candidates = equals(2)
     workers[0].add_load(num_decoding=8, num_kv_tokens=8_000)
     pair = Served(candidates).would_choose(range(400))
@@ -178,7 +178,7 @@ def test_a_long_prompt_is_computed_where_nobody_is_disturbed() -> None:
     assert (pair.prefill, pair.decode) != (busy, busy)
 
 
-def test_the_next_turn_is_computed_where_the_conversation_is_unless_others_wait_there() -> None:
+def test_next_turn_follows_its_cache_unless_queued() -> None:
     workers, candidates = equals(4)
     turn = range(2_000)
     caches(workers[2], turn[:1_900])
@@ -195,7 +195,7 @@ def test_the_next_turn_is_computed_where_the_conversation_is_unless_others_wait_
     ("cached", "num_elsewhere"),
     [((1_000, 1_900, 1_000), 1_000), ((0, 1_900, 1_900), 100), ((0, 1_000, 1_900, 0), 2_000), ((1_900, 0), 2_000)],
 )
-def test_what_half_of_the_workers_would_have_to_compute(cached: tuple[int, ...], num_elsewhere: int) -> None:
+def test_tokens_to_compute_at_half_of_the_workers(cached: tuple[int, ...], num_elsewhere: int) -> None:
     workers, candidates = equals(len(cached))
     prompt = range(2_000)
     for worker, num_cached in zip(workers, cached, strict=True):
@@ -206,17 +206,17 @@ def test_what_half_of_the_workers_would_have_to_compute(cached: tuple[int, ...],
 
 
 @pytest.mark.parametrize("placement", ["auto", "aggregated", DISAGGREGATED])
-def test_of_many_requests_with_one_new_prefix_few_workers_compute_it(placement: str) -> None:
+def test_few_workers_compute_a_new_shared_prefix(placement: str) -> None:
     workers, candidates = equals(8, placement, device="cuda")
     served = Served(candidates)
     for number in range(24):
         served.start([*range(2_000), *([number] * 20)])
-    # Those that have it on its way to them could not begin with it.
+    # No prompt can start from an arriving prefix.
     computed = sum(worker.num_pending_tokens for worker in workers)
     assert computed < 2 * 2_000 + 24 * (20 + 4)
 
 
-def test_requests_without_anything_in_common_are_spread() -> None:
+def test_unrelated_requests_are_spread() -> None:
     workers, candidates = equals(8)
     served = Served(candidates)
     for number in range(24):
@@ -224,7 +224,7 @@ def test_requests_without_anything_in_common_are_spread() -> None:
     assert {worker.num_pending_tokens for worker in workers} == {1_500}
 
 
-def test_a_placement_holds_as_long_as_there_are_such_workers() -> None:
+def test_placement_is_kept_while_possible() -> None:
     workers, candidates = equals(2, DISAGGREGATED)
     served = Served(candidates)
     pair = served.would_choose(range(100))
@@ -241,17 +241,17 @@ def test_a_placement_holds_as_long_as_there_are_such_workers() -> None:
         assert pair.prefill is pair.decode
 
 
-def test_a_full_pool_has_its_price() -> None:
+def test_full_pool_is_avoided() -> None:
     workers, candidates = equals(2, "aggregated", num_pages=1_000)
     workers[0].take_stats(WorkerStats(num_locked_pages=900))
     for worker in workers:
         worker.add_load(num_decoding=1)
     workers[1].add_load(num_pending_tokens=20)
     assert Served(candidates).would_choose(range(1_000)).decode is workers[1]
-    # What is cached and not in use makes room.
+    # Cached pages not in use make room.
     workers[0].take_stats(WorkerStats(num_cached_pages=900))
     assert Served(candidates).would_choose(range(1_000)).decode is workers[0]
-    # What is promised does not, nor what has not got there yet.
+    # Leased pages and arriving tokens do not.
     workers[0].take_stats(WorkerStats(num_leased_pages=900))
     assert Served(candidates).would_choose(range(1_000)).decode is workers[1]
     workers[0].take_stats(WorkerStats())
@@ -259,11 +259,11 @@ def test_a_full_pool_has_its_price() -> None:
     assert Served(candidates).would_choose(range(1_000)).decode is workers[1]
 
 
-def test_a_prefix_that_many_share_is_in_memory_once() -> None:
+def test_shared_prefix_takes_memory_once() -> None:
     workers, candidates = equals(2, "aggregated", num_pages=1_000, device="cuda")
     shared = list(range(2_000))
     caches(workers[0], shared)
-    # Its pool has room for this prompt's own part, though not for the prompts of all that it decodes.
+    # The pool fits this prompt's own part, but not all prompts in decode.
     workers[0].add_load(num_decoding=5, num_kv_tokens=10_500)
     workers[0].take_stats(WorkerStats(num_locked_pages=625))
     pair = Served(candidates).would_choose([*shared, *range(5_000, 5_100)])
@@ -271,8 +271,7 @@ def test_a_prefix_that_many_share_is_in_memory_once() -> None:
     assert pair.estimate is not None and pair.estimate.num_to_store == 100
 
 
-def test_objectives_say_what_counts_for_more() -> None:
-    """Steps that are too slow already, or a queue."""
+def test_objectives_weigh_steps_against_queue() -> None:
     workers, candidates = equals(2, "aggregated")
     workers[0].add_load(num_decoding=6)
     workers[1].add_load(num_pending_tokens=300)
@@ -281,7 +280,7 @@ def test_objectives_say_what_counts_for_more() -> None:
     assert Served(candidates).would_choose(range(8), objectives=tight_ttft).decode is workers[0]
 
 
-def test_who_says_that_it_is_slower_gets_less() -> None:
+def test_slower_worker_gets_less() -> None:
     workers, candidates = equals(2)
     served = Served(candidates)
     times = workers[0].forward_times
@@ -292,18 +291,18 @@ def test_who_says_that_it_is_slower_gets_less() -> None:
     assert 0 < slow < fast / 2
     workers[0].take_stats(WorkerStats(forward_times=times))
     assert served.would_choose([8] * 500).prefill is workers[0]
-    # One that does not say is taken to be as before.
+    # A worker that reports no times keeps the last ones.
     workers[0].take_stats(WorkerStats())
     assert workers[0].forward_times == times
 
 
-def test_routers_that_see_the_same_do_not_all_take_the_same_workers() -> None:
+def test_equal_workers_are_chosen_at_random() -> None:
     candidates = make_candidates(8, 8)
     pairs = [LeastCost(seed=seed).choose(candidates, routing_request(range(100))) for seed in range(32)]
     assert len({pair.prefill for pair in pairs}) > 4 and len({pair.decode for pair in pairs}) > 4
 
 
-def test_work_goes_first_to_those_that_lean_to_it_and_then_to_others() -> None:
+def test_leaning_workers_come_first() -> None:
     workers, candidates = equals(3, device="cuda")
     leans: tuple[Lean, ...] = ("prefill", "both", "decode")
     for worker, lean in zip(workers, leans, strict=True):
@@ -313,12 +312,12 @@ def test_work_goes_first_to_those_that_lean_to_it_and_then_to_others() -> None:
     assert [pair.prefill, pair.decode] == [workers[0], workers[2]]
     assert pair.estimate is not None
     assert pair.estimate.reason == "role"
-    # What is too much for it goes to the next, and in the end to whom it is meant for least.
+    # Overflow goes to the next lean, and last to the opposite one.
     prefills = [served.start(range(i, i + 4000)).prefill for i in range(1, 30)]
     assert prefills.index(workers[1]) < prefills.index(workers[2])
 
 
-def test_leans_make_no_difference_as_long_as_all_are_alike() -> None:
+def test_equal_leans_change_nothing() -> None:
     chosen = []
     for lean in ("none", "both"):
         workers, candidates = equals(3, device="cuda")
