@@ -1,8 +1,7 @@
 """Histograms for one thread.
 
-A gap is observed for every token, and a library's histogram, made to be used from many threads, would cost as much as
-passing the token on. All of them are written out at each scrape on the loop that passes tokens on, so that what does
-not change of a line is made once.
+Every token observes a gap. A library's thread-safe histogram would cost as much as passing the token on. Scrapes run on
+the same event loop, so the constant parts of the lines are built once.
 """
 
 from bisect import bisect_left
@@ -10,9 +9,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 _STEPS = (1e-4, 2.5e-4, 5e-4)
-# Phases suit a local CPU model and a fast GPU: from a tenth of a millisecond to minutes, in steps of 2 to 2.5.
+# From 0.1 ms to minutes in steps of 2 to 2.5, for local CPU models and fast GPUs.
 PHASE_SECONDS = tuple(round(step * 10**power, 7) for power in range(7) for step in _STEPS if step * 10**power <= 500)
-# Close together where objectives for the time between tokens are, so that a quantile near one can be told from it.
+# Dense around usual ITL objectives, so that quantiles near one are exact enough.
 ITL_SECONDS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008),
     *(0.01, 0.012, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08),
@@ -27,25 +26,23 @@ E2E_SECONDS = (
     *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 5.0, 7.5),
     *(10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 240.0, 480.0, 960.0, 1800.0, 3600.0),
 )
-# What something came to, divided by what was expected.
+# Actual value divided by expected value.
 RATIOS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)
-# Lengths of prompts and outputs, up to those of the longest models.
+# Lengths of prompts and outputs, up to the longest models'.
 TOKENS = tuple(float(step * 10**power) for power in range(7) for step in (1, 2, 5) if step * 10**power <= 1_000_000)
 
 
 class Histogram:
-    """Counts of values by size; belongs to one thread.
+    """Counts of values by size. Used by one thread.
 
     Attributes:
-        bounds: of its buckets, rising.
+        bounds: upper bounds of the buckets, rising.
     """
 
     def __init__(self, name: str, buckets: Sequence[float], labels: str = "") -> None:
         """
         Args:
-            name: of the metric.
-            buckets: their upper bounds, rising.
-            labels: as the text format has them, `phase="prefill"`, or "".
+            labels: labels in the text format, `phase="prefill"`, or "".
         """
         self.bounds = buckets
         self._counts = [0] * (len(buckets) + 1)
@@ -60,23 +57,27 @@ class Histogram:
         self._sum += num_times * value
 
     def counts(self) -> tuple[int, ...]:
-        """How many values each bucket has, without those of smaller ones; behind them, how many are above all."""
+        """Returns the values per bucket, not cumulative, then the values above all bounds."""
         return tuple(self._counts)
 
     def samples(self) -> str:
-        """Its lines in Prometheus' text format."""
+        """Returns the lines in Prometheus' text format."""
         totals = list(accumulate(self._counts))
         buckets = "".join([f"{head}{total}\n" for head, total in zip(self._line_heads, totals, strict=True)])
         return f"{buckets}{self._count_head}{totals[-1]}\n{self._sum_head}{self._sum!r}\n"
 
 
 class HistogramFamily:
-    """All histograms of one metric, each with a value of one label, or one without any."""
+    """The histograms of one metric: one for each value of a label, or one without a label."""
 
     def __init__(
         self, name: str, text: str, buckets: Sequence[float], label: str = "", values: Sequence[str] = ()
     ) -> None:
-        """Args: text: what it means. values: of the label, one histogram each."""
+        """
+        Args:
+            text: help text.
+            values: values of the label.
+        """
         self._head = f"# HELP {name} {text}\n# TYPE {name} histogram\n"
         of = [f'{label}="{value}"' for value in values] or [""]
         keys = values or [""]
@@ -84,9 +85,9 @@ class HistogramFamily:
 
     @property
     def only(self) -> Histogram:
-        """The one of a metric without a label."""
+        """The histogram of a metric without a label."""
         return self.by_value[""]
 
     def exposition(self) -> str:
-        """All of the metric in Prometheus' text format."""
+        """Returns the metric in Prometheus' text format."""
         return self._head + "".join([histogram.samples() for histogram in self.by_value.values()])

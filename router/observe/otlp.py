@@ -1,4 +1,4 @@
-"""Spans of requests, over OTLP. Nothing imports this but a router that is told of an endpoint."""
+"""Spans of requests over OTLP. Imported only by a router with an endpoint."""
 
 import logging
 import time
@@ -24,7 +24,7 @@ _SUCCESSES = ("stop", "length")
 
 
 class _Ended(SpanProcessor):
-    """Keeps the spans that have ended and are sampled, until they are taken."""
+    """Collects sampled spans that have ended."""
 
     def __init__(self) -> None:
         self._spans: list[ReadableSpan] = []
@@ -39,18 +39,17 @@ class _Ended(SpanProcessor):
 
 
 class OtlpExporter:
-    """Belongs to one thread. Which requests are sampled, and what else the SDK leaves open, is as OTEL_ variables of
-    the environment say."""
+    """Used by one thread. Sampling and other options of the SDK follow OTEL_ environment variables."""
 
     def __init__(self, endpoint: str, model: str, router_id: str) -> None:
         """
         Args:
-            endpoint: URL that spans are posted to.
-            model: that is served.
+            endpoint: URL for the spans.
+            model: name of the served model.
         """
         self._model = model
         self._ended = _Ended()
-        # The environment's own names go before these.
+        # Names from the environment take precedence.
         resource = Resource(
             {"service.name": "tandem", "service.version": __version__, "service.instance.id": router_id}
         ).merge(OTELResourceDetector().detect())
@@ -58,18 +57,17 @@ class OtlpExporter:
         provider.add_span_processor(self._ended)
         self._tracer = provider.get_tracer("tandem", __version__)
         self._propagator = TraceContextTextMapPropagator()
-        # The exporter would say the same of each batch; whoever calls says it once. What reads headers out of variables
-        # quotes those that it does not understand, and they are secrets; what reads clients' contexts does so too, and
-        # clients are not to write into the log.
+        # Silence loggers: the exporter repeats its error for each batch, and the caller logs it once. The parsers of
+        # headers and trace contexts quote invalid input, which may be secrets or clients' text.
         for name in ("opentelemetry.exporter", "opentelemetry.util.re", "opentelemetry.trace"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._exporter = OTLPSpanExporter(endpoint)
 
     def export(self, requests: Sequence[TracedRequest]) -> bool:
-        """Sends the spans of these requests; returns whether the collector took them."""
+        """Sends the requests' spans. Returns whether the collector took them."""
         for request in requests:
             self._make_spans(request)
-            # The router's loop has its turn.
+            # Yield the GIL to the router's event loop.
             time.sleep(0)
         spans = self._ended.take()
         return not spans or self._exporter.export(spans) is SpanExportResult.SUCCESS
@@ -92,7 +90,7 @@ class OtlpExporter:
             inside = trace.set_span_in_context(span, Context())
             for timing in request.timings:
                 if timing.name in TOTALS:
-                    # The request's own span says it already.
+                    # The request's span has it.
                     continue
                 start_ns = request.received_ns + round(timing.start_ms * 1e6)
                 child = self._tracer.start_span(
@@ -102,7 +100,7 @@ class OtlpExporter:
         span.end(request.ended_ns)
 
     def _parent(self, context: TraceContext | None) -> Context:
-        """What the client's span is, if its words are valid."""
+        """Returns the context of the client's span, if valid."""
         if context is None:
             return Context()
         carrier = {TRACEPARENT: context.traceparent, TRACESTATE: context.tracestate}
@@ -136,7 +134,7 @@ class OtlpExporter:
 
 
 def _workers(request: TracedRequest, phase: str) -> dict[str, AttributeValue]:
-    """Who worked on a request in a phase, by the moment that it begins with."""
+    """Returns the workers of a phase, by its first moment."""
     start = _STARTS[phase]
     if start in PREFILL_MOMENTS:
         return {"tandem.prefill_worker": request.prefill_worker_id, "tandem.decode_worker": request.decode_worker_id}

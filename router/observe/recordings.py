@@ -1,4 +1,4 @@
-"""Recordings of the whole cluster: each process records itself, and the router that a client asks collects them."""
+"""Recordings of the whole cluster. Each process records itself; the router that the client asks collects the parts."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
@@ -15,12 +15,12 @@ from tandem.rpc.recording_service import MAX_DURATION_S, STOP_TIMEOUT_S, duratio
 from tandem.v1 import recording_pb2 as pb
 from tandem.v1 import recording_pb2_grpc
 
-# A process that has not begun by then is left out.
+# Seconds after which a process that has not started is left out.
 START_TIMEOUT_S = 5.0
-# Its client has so long to take all parts, after the recording.
+# Seconds for the client to take all parts after the recording.
 COLLECT_TIMEOUT_S = 60.0
-# A process tells what it has recorded, or that it cannot, in STOP_TIMEOUT_S and a little; one that is silent for longer
-# has been stopped, and the others' parts wait behind its own.
+# A process reports its result or its failure within STOP_TIMEOUT_S and a little. A longer silence means a stopped
+# process, and the other parts wait behind its own.
 FIRST_PART_TIMEOUT_S = STOP_TIMEOUT_S + 5.0
 NEXT_PART_TIMEOUT_S = 5.0
 ROUTER = "router"
@@ -28,7 +28,7 @@ REFUSAL = "another recording is being made; try again when it has ended"
 
 
 class Recordings:
-    """On the router's loop."""
+    """Used on the router's event loop."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class Recordings:
     ) -> None:
         """
         Args:
-            routers: addresses of all routers' ports for the cluster's processes, this one's among them, by name.
-            workers: those that are connected now.
-            clocks: of these.
+            routers: internal addresses of all routers by name.
+            workers: returns the connected workers.
+            clocks: offsets of their clocks.
         """
         self._routers = routers
         self._workers = workers
@@ -50,17 +50,17 @@ class Recordings:
         self._is_recording = False
 
     async def record(self, duration_s: float) -> AsyncGenerator[pb.RecordedPart, None]:
-        """Has all processes record themselves for so long, and gives what each has recorded, one after the other. What
-        is missing of one is said by a part with its `failure`. Nothing is recorded any more once this is closed.
+        """Has all processes record themselves, and yields their parts in turn. A part with `failure` stands for a
+        missing one. Closing the generator ends the recording.
 
         Raises:
-            InvalidRequestError: it would last too long, or no time at all.
-            OverloadedError: another recording is being made.
+            InvalidRequestError: the duration is too long or not positive.
+            OverloadedError: another recording is running.
         """
         if not 0 < duration_s <= MAX_DURATION_S:
             raise InvalidRequestError(duration_refusal(duration_s), "duration_s")
         if self._is_recording:
-            # The processes would say so too, but each would be called for it.
+            # Saves calls to the processes, which would refuse too.
             raise OverloadedError(REFUSAL)
         self._is_recording = True
         try:
@@ -91,7 +91,7 @@ class Recordings:
 
 
 class _Process:
-    """One whose own recording is being made."""
+    """A process that records itself."""
 
     def __init__(self, name: str, role: str, address: str) -> None:
         self._name = name
@@ -105,19 +105,27 @@ class _Process:
         self._call = stub.RecordProcess(request, metadata=metadata, timeout=duration_s + COLLECT_TIMEOUT_S)
 
     async def begin(self) -> pb.RecordedPart:
-        """Returns once it records, or cannot. Raises OverloadedError."""
+        """Returns once the process records or fails.
+
+        Raises:
+            OverloadedError: it makes another recording.
+        """
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 return await self._call.read()
         except TimeoutError:
-            return self._failed(f"it did not begin within {START_TIMEOUT_S:g} s")
+            return self._failed(f"did not start within {START_TIMEOUT_S:g} s")
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise OverloadedError(REFUSAL) from error
-            return self._failed(f"it did not begin: {error.details()}")
+            return self._failed(f"did not start: {error.details()}")
 
     async def parts(self, due: float) -> AsyncIterator[pb.RecordedPart]:
-        """What it has recorded, after `begin`. Args: due: when it has begun to tell, on the loop's clock."""
+        """Yields the recorded parts after `begin`.
+
+        Args:
+            due: deadline of the first part, on the event loop's clock.
+        """
         if self._call is None:
             return
         loop = asyncio.get_running_loop()
@@ -129,9 +137,9 @@ class _Process:
                     return
                 yield part
         except TimeoutError:
-            yield self._failed("it has not told what it recorded")
+            yield self._failed("sent no data in time")
         except grpc.aio.AioRpcError as error:
-            yield self._failed(f"it broke off: {error.details()}")
+            yield self._failed(f"broke off: {error.details()}")
 
     def _failed(self, reason: str) -> pb.RecordedPart:
         self._call = None

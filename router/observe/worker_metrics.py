@@ -1,5 +1,5 @@
-"""Workers' metrics, asked for at a router: where workers speak TLS with nobody but the cluster's own, Prometheus cannot
-ask them itself."""
+"""Workers' metrics through a router. Prometheus cannot read them from workers that speak TLS within the cluster
+only."""
 
 from typing import Any
 
@@ -9,18 +9,18 @@ from tandem.router.errors import UnavailableError
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import worker_pb2, worker_pb2_grpc
 
-# Prometheus gives up after as long, by what deploy/monitoring/ has.
+# Prometheus' timeout in deploy/monitoring/.
 READ_TIMEOUT_S = 4.0
 
 
 async def read_metrics(address: str, credentials: ClusterCredentials) -> bytes:
-    """What a worker tells Prometheus, in its text format.
+    """Returns a worker's metrics in Prometheus' text format.
 
     Args:
-        address: the worker's, for the cluster's own.
+        address: the worker's address within the cluster.
 
     Raises:
-        UnavailableError: it does not answer.
+        UnavailableError: the worker does not answer.
     """
     try:
         async with credentials.open_channel(address) as channel:

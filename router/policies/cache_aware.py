@@ -1,4 +1,4 @@
-"""The pair that has least left to do for this very request."""
+"""The pair with the least work left for a request."""
 
 import random
 import time
@@ -9,23 +9,23 @@ from tandem.router.policies.prefix_policy import PrefixPolicy
 from tandem.router.workers.candidates import Candidates
 from tandem.router.workers.worker import Pair, Worker
 
-# Both costs are in units of one prompt token computed. Shipping a token's KV takes a fraction of computing it; every
-# further request at a decode worker makes each step of all others longer.
+# Costs in units of one computed prompt token. Shipping a token's KV takes a fraction of computing it. Each request at a
+# decode worker lengthens every step of the others.
 SHIP_COST = 0.05
 RUNNING_REQUEST_COST = 16.0
-# Of a handover to another host, and twice as much beyond the rack.
+# Cost of a handover to another host; twice that beyond the rack.
 FARTHER_COST = RUNNING_REQUEST_COST
-# Less than the smallest difference that means something.
+# Less than the smallest meaningful difference.
 TIE_COST = SHIP_COST / 4
 
 
 class CacheAware(PrefixPolicy):
-    """Adds up for each pair the prompt tokens queued at the prefill worker, those of this prompt that it has not
-    cached, those to ship that the decode worker has not cached, and how full the decode worker is; takes the least."""
+    """Chooses the pair with the least sum of queued prompt tokens, uncached tokens of this prompt at the prefill
+    worker, tokens to ship, and the decode worker's requests."""
 
     def __init__(self, seed: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
-        # Among equals chance decides, as in LeastLoaded.
+        # Breaks ties, as in LeastLoaded.
         self._random = random.Random(seed)
 
     def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
@@ -44,7 +44,7 @@ class CacheAware(PrefixPolicy):
             return SHIP_COST * num_to_ship + RUNNING_REQUEST_COST * worker.num_assigned + TIE_COST * some()
 
         return candidates.least_of(
-            # One worker has nothing to ship.
+            # A single worker ships nothing.
             {worker: prefill_cost(worker) + RUNNING_REQUEST_COST * worker.num_assigned for worker in alone},
             {worker: prefill_cost(worker) for worker in senders},
             {worker: decode_cost(worker) for worker in receivers},

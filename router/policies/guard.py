@@ -1,4 +1,4 @@
-"""The one place where a routing policy is called. It may be anybody's class, and must not take the router down."""
+"""The only caller of a routing policy. A policy may be a user's class and must not break the router."""
 
 import dataclasses
 import logging
@@ -13,19 +13,19 @@ from tandem.router.workers.worker import Estimate, Pair, Worker
 
 logger = logging.getLogger(__name__)
 
-# This is for the client. What exactly went wrong is for the log: it is no business of strangers.
+# Message for the client. Details stay in the log.
 FAILURE_MESSAGE = "the routing policy failed to choose workers; the router's log says why"
-# Of reasons there are so many, and of so many characters, at most: each is counted for ever. Further ones are OTHER.
+# Limits for reasons, each of which becomes a metric label for ever. Further reasons count as OTHER.
 MAX_REASONS = 64
 MAX_REASON_LEN = 64
 OTHER = "other"
-# Seconds that are estimated may be at most so many. What is less than the first is as good as nothing.
+# Range of estimated seconds. Values below LEAST_S count as 0.
 LEAST_S, MOST_S = 1e-6, 1e6
 _values_of = operator.attrgetter(*(field.name for field in dataclasses.fields(Estimate)))
 
 
 class GuardedPolicy(RoutingPolicy):
-    """Calls another policy, and turns whatever that raises into something the router can go on after."""
+    """Calls another policy and keeps its exceptions from the router."""
 
     def __init__(self, policy: RoutingPolicy) -> None:
         self._policy = policy
@@ -35,7 +35,7 @@ class GuardedPolicy(RoutingPolicy):
     def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
         """
         Raises:
-            InternalError: the policy raised something, or chose what is not among the candidates.
+            InternalError: the policy raised, or its pair is not a candidate.
         """
         try:
             pair = self._policy.choose(candidates, request)
@@ -45,17 +45,17 @@ class GuardedPolicy(RoutingPolicy):
             raise InternalError(FAILURE_MESSAGE) from error
         if not is_candidate:
             logger.error(
-                "the routing policy chose %r for request %s, which is none of the pairs that it was given",
+                "the routing policy chose %r for request %s, which is not one of the candidates",
                 pair,
                 request.request_id,
             )
             raise InternalError(FAILURE_MESSAGE)
         checked = self._checked(pair, request)
-        # The policy is told of its own pair later, as far as that is one.
+        # The hooks get the policy's own pair object if it is a plain Pair.
         return pair if type(pair) is Pair and pair.estimate is checked else Pair(pair.prefill, pair.decode, checked)
 
     def _checked(self, pair: Pair, request: RoutingRequest) -> Estimate | None:
-        """The estimate of a choice, if it is one; a wrong one is no reason not to serve the request."""
+        """Returns the checked estimate, or None if it is invalid: the request is served all the same."""
         try:
             estimate = pair.estimate
             if estimate is None:
@@ -78,7 +78,7 @@ class GuardedPolicy(RoutingPolicy):
 
     def _reason(self, reason: object) -> str:
         if not isinstance(reason, str) or len(reason) > MAX_REASON_LEN:
-            raise ValueError(f"{reason!r:.100} is no reason of at most {MAX_REASON_LEN} characters")
+            raise ValueError(f"reason {reason!r:.100} is not a string of at most {MAX_REASON_LEN} characters")
         if reason in self._reasons or not reason:
             return reason
         if len(self._reasons) == MAX_REASONS:
@@ -114,14 +114,14 @@ def _types_of(estimate: Estimate) -> list[type]:
 def _count(value: int, at_most: int) -> int:
     count = operator.index(value)
     if not 0 <= count <= at_most:
-        raise ValueError(f"{count} is no number of the request's {at_most} tokens")
+        raise ValueError(f"{count} tokens are estimated for a request of {at_most} tokens")
     return count
 
 
 def _seconds(value: float) -> float:
     seconds = float(value)
     if not 0.0 <= seconds <= MOST_S:
-        raise ValueError(f"{seconds} is no number of seconds")
+        raise ValueError(f"estimated time {seconds} is not between 0 and {MOST_S:g} seconds")
     return seconds if seconds >= LEAST_S else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The workers at which a request costs all requests the least (router/policies/cost_model.py)."""
+"""The policy that costs all requests the least (router/policies/cost_model.py)."""
 
 import random
 import time
@@ -6,113 +6,125 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tandem.router.policies import cost_model
 from tandem.router.policies.base import RoutingRequest
-from tandem.router.policies.cost_model import Line, Load, PromptCost, Speed
+from tandem.router.policies.cost_model import CostLine, Load, Speed
 from tandem.router.policies.prefix_policy import PrefixPolicy
 from tandem.router.workers.candidates import Candidates
 from tandem.router.workers.distance import DISTANCES
 from tandem.router.workers.objectives import DEFAULT_OBJECTIVES, Objectives
 from tandem.router.workers.worker import Estimate, Pair, Worker
 
-# Among those that cost nearly the same chance decides, anew whenever a worker's load has changed: routers that see each
-# other's choices late must not all make the same one. This is a thousandth of an objective.
+# Upper bound of a worker's random tie cost, drawn again when its load changes: a thousandth of an objective. Routers
+# see each other's choices late and must not all take the same worker.
 TIE_COST = 1e-3
+_NO_COST = CostLine(0.0, 0.0, 0.0, 0.0)
 
 
-class _Costs:
-    """What workers cost, one beside the other: few of them change between two choices.
+class _WorkerCosts:
+    """Cost lines of a list of workers. `update` recomputes workers whose load has changed.
 
     Attributes:
-        workers: in the order of the others.
-        prompts, decodes: of each.
-        rooms: tokens of a request for which each has memory.
+        workers: the order of the other lists.
+        prefills, decodes: cost lines with a random tie cost.
+        token_times: seconds per prompt token and per attended token.
+        rooms: free tokens of the pools.
     """
 
     def __init__(self, random: random.Random) -> None:
         self.workers: list[Worker] = []
-        self.prompts: list[PromptCost] = []
-        self.decodes: list[Line] = []
+        self.prefills: list[CostLine] = []
+        self.decodes: list[CostLine] = []
+        self.token_times: list[tuple[float, float]] = []
         self.rooms: list[int] = []
         self._load_numbers: list[int] = []
         self._objectives = DEFAULT_OBJECTIVES
         self._random = random
 
     def update(self, workers: list[Worker], objectives: Objectives) -> None:
-        """They are those of these workers, as they are now."""
         if workers != self.workers or objectives != self._objectives:
             self.workers, self._objectives = workers, objectives
-            self._load_numbers = [-1] * len(workers)
-            nothing = Line(0.0, 0.0, 0.0, 0.0)
-            self.prompts = [PromptCost(0.0, 0.0, 0.0, 0.0)] * len(workers)
-            self.decodes, self.rooms = [nothing] * len(workers), [0] * len(workers)
+            count = len(workers)
+            self._load_numbers = [-1] * count
+            self.prefills, self.decodes = [_NO_COST] * count, [_NO_COST] * count
+            self.token_times, self.rooms = [(0.0, 0.0)] * count, [0] * count
         known = self._load_numbers
         for i in [
             i for i, (worker, number) in enumerate(zip(workers, known, strict=True)) if worker.load_number != number
         ]:
             known[i] = workers[i].load_number
-            self._reckon(i, workers[i])
+            self._compute(i, workers[i])
 
-    def of_prompt(self, cached: Mapping[Worker, int], num_tokens: int) -> dict[Worker, float]:
-        """A prompt's. Args: cached: of its tokens, by workers; others have none."""
+    def prefill_costs(self, cached: Mapping[Worker, int], num_tokens: int) -> dict[Worker, float]:
+        """
+        Args:
+            cached: cached tokens of the prompt, by worker; 0 if missing.
+        """
         nums = [num_tokens - cached[worker] if worker in cached else num_tokens for worker in self.workers]
-        return dict(zip(self.workers, cost_model.prompt_costs(self.prompts, nums, num_tokens), strict=True))
+        seconds = cost_model.compute_times(self.token_times, nums, num_tokens)
+        return dict(zip(self.workers, cost_model.line_costs(self.prefills, seconds), strict=True))
 
-    def of_decoding(self, expected: Mapping[Worker, int], num_tokens: int) -> list[float]:
-        """A request's, without a handover. Args: expected: of its tokens, by workers; others have none."""
-        found = cost_model.line_costs(self.decodes, num_tokens)
+    def decode_costs(self, expected: Mapping[Worker, int], num_tokens: int) -> list[float]:
+        """Returns the cost at each worker without a handover.
+
+        Args:
+            expected: tokens cached or arriving, by worker; 0 if missing.
+        """
+        costs = cost_model.line_costs(self.decodes, [num_tokens] * len(self.decodes))
         if min(self.rooms, default=0) < num_tokens:
             for i, (worker, room) in enumerate(zip(self.workers, self.rooms, strict=True)):
                 num_to_store = num_tokens - expected.get(worker, 0)
                 if room < num_to_store:
-                    load, speed = load_of(worker), speed_of(worker)
-                    found[i] += cost_model.memory_cost(load, speed, self._objectives, num_to_store)
-        return found
+                    costs[i] += cost_model.memory_cost(*_state_of(worker), self._objectives, num_to_store)
+        return costs
 
-    def _reckon(self, i: int, worker: Worker) -> None:
-        load, speed = load_of(worker), speed_of(worker)
-        some = self._random.random
-        prompt = cost_model.prompt_cost(load, speed, self._objectives)
+    def _compute(self, i: int, worker: Worker) -> None:
+        load, speed = _state_of(worker)
+        chance = self._random.random
+        prefill = cost_model.prefill_line(load, speed, self._objectives)
         decode = cost_model.decode_line(load, speed, self._objectives)
-        self.prompts[i] = prompt._replace(extra=TIE_COST * some())
-        self.decodes[i] = decode._replace(extra=decode.extra + TIE_COST * some())
+        self.prefills[i] = prefill._replace(extra=TIE_COST * chance())
+        self.decodes[i] = decode._replace(extra=decode.extra + TIE_COST * chance())
+        self.token_times[i] = speed.times.prompt_token_s, speed.times.attended_token_s
         self.rooms[i] = cost_model.num_free_tokens(load)
 
 
 class LeastCost(PrefixPolicy):
-    """Reckons for each worker what it costs to compute the prompt there, and what to decode there, and takes the pair
-    with the least of both and of the handover, which a worker that does both is spared."""
+    """Chooses the pair with the least sum of prefill, decode and handover cost. A single worker needs no handover."""
 
     def __init__(self, seed: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
         chance = random.Random(seed)
-        self._prefills, self._decodes = _Costs(chance), _Costs(chance)
+        self._prefills, self._decodes = _WorkerCosts(chance), _WorkerCosts(chance)
 
     def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
         num_tokens, objectives = len(request.token_ids), request.objectives
         alone, senders, receivers = candidates.alone(), candidates.senders(), candidates.receivers()
         prefills, decodes = _union(alone, senders), _union(alone, receivers)
-        are_equals = prefills == decodes
-        cached, expected = self.num_cached(prefills if are_equals else [*prefills, *decodes], request)
-        of_prefills, of_decodes = self._prefills, self._prefills if are_equals else self._decodes
+        are_equal = prefills == decodes
+        cached, expected = self.num_cached(prefills if are_equal else [*prefills, *decodes], request)
+        of_prefills, of_decodes = self._prefills, self._prefills if are_equal else self._decodes
         of_prefills.update(prefills, objectives)
         of_decodes.update(decodes, objectives)
-        prompt = of_prefills.of_prompt(cached, num_tokens)
-        decodings = of_decodes.of_decoding(expected, num_tokens)
-        # To decode it at another worker costs so much more, and the more the further that is away.
+        prefill_costs = of_prefills.prefill_costs(cached, num_tokens)
+        decode_costs = of_decodes.decode_costs(expected, num_tokens)
+
         distances = DISTANCES if candidates.spans_hosts else DISTANCES[:1]
-        handed_over = [
-            _handed_over(receivers, decodes, decodings, expected, num_tokens, objectives, at) for at in distances
+        receiver_costs = [
+            _receiver_costs(receivers, decodes, decode_costs, expected, num_tokens, objectives, distance)
+            for distance in distances
         ]
-        decode = dict(zip(decodes, decodings, strict=True)) if alone else {}
-        of_senders = prompt if senders == prefills else {worker: prompt[worker] for worker in senders}
-        apart = candidates.least_apart(of_senders, *handed_over)
-        both = {worker: prompt[worker] + decode[worker] for worker in alone}
-        here = min(both, key=both.__getitem__, default=None)
+        sender_costs = prefill_costs if senders == prefills else {worker: prefill_costs[worker] for worker in senders}
+        apart = candidates.least_apart(sender_costs, *receiver_costs)
+
+        local_costs = dict(zip(decodes, decode_costs, strict=True)) if alone else {}
+        alone_costs = {worker: prefill_costs[worker] + local_costs[worker] for worker in alone}
+        here = min(alone_costs, key=alone_costs.__getitem__, default=None)
         together = None if here is None else Pair(here, here)
+
         chosen, other = apart or together, None
         assert chosen is not None, "there is no candidate"
         if here is not None and apart is not None and together is not None:
-            is_apart = prompt[apart.prefill] + handed_over[apart.distance or 0][apart.decode] < both[here]
-            chosen, other = (apart, together) if is_apart else (together, apart)
+            apart_cost = prefill_costs[apart.prefill] + receiver_costs[apart.distance or 0][apart.decode]
+            chosen, other = (apart, together) if apart_cost < alone_costs[here] else (together, apart)
         estimate = self._estimate(chosen, other, cached, expected, prefills, num_tokens, objectives)
         return Pair(chosen.prefill, chosen.decode, estimate)
 
@@ -126,24 +138,28 @@ class LeastCost(PrefixPolicy):
         num_tokens: int,
         objectives: Objectives,
     ) -> Estimate:
-        """Args: other: the best pair of the other placement; prefills: workers that could compute the prompt."""
+        """
+        Args:
+            other: best pair of the other placement.
+            prefills: workers that could compute the prompt.
+        """
         num_to_compute = num_tokens - cached.get(pair.prefill, 0)
         reason = "only"
         if other is not None:
-            own, others = (_terms(p, cached, expected, num_tokens, objectives) for p in (pair, other))
+            own, others = (_cost_parts(p, cached, expected, num_tokens, objectives) for p in (pair, other))
             reason = max(own, key=lambda name: others[name] - own[name])
         return Estimate(
             num_to_compute,
             reason,
-            cost_model.ttft_s(load_of(pair.prefill), speed_of(pair.prefill), num_to_compute, num_tokens),
-            cost_model.itl_s(load_of(pair.decode), speed_of(pair.decode), num_tokens),
+            cost_model.ttft_s(*_state_of(pair.prefill), num_to_compute, num_tokens),
+            cost_model.itl_s(*_state_of(pair.decode), num_tokens),
             num_tokens - expected.get(pair.decode, 0),
             num_tokens - _usually_cached(cached, prefills),
         )
 
 
 def _usually_cached(cached: Mapping[Worker, int], workers: Collection[Worker]) -> int:
-    """So many tokens have half of the workers cached at most."""
+    """Returns the cached tokens that at least half of the workers do not exceed."""
     if 2 * len(cached) <= len(workers):
         return 0
     having = sorted(cached[worker] for worker in workers if worker in cached)
@@ -151,8 +167,8 @@ def _usually_cached(cached: Mapping[Worker, int], workers: Collection[Worker]) -
     return having[index] if index >= 0 else 0
 
 
-def load_of(worker: Worker) -> Load:
-    return Load(
+def _state_of(worker: Worker) -> tuple[Load, Speed]:
+    load = Load(
         worker.num_pending_tokens,
         worker.num_decoding,
         worker.num_kv_tokens,
@@ -161,62 +177,58 @@ def load_of(worker: Worker) -> Load:
         worker.max_decoding,
         worker.lean,
     )
+    return load, Speed(worker.forward_times, worker.rates.mean_output_tokens)
 
 
-def speed_of(worker: Worker) -> Speed:
-    return Speed(worker.forward_times, worker.rates.mean_output_tokens)
-
-
-def _terms(
+def _cost_parts(
     pair: Pair, cached: Mapping[Worker, int], expected: Mapping[Worker, int], num_tokens: int, objectives: Objectives
 ) -> dict[str, float]:
-    """A pair's cost, in its parts."""
-    of_prefill = load_of(pair.prefill), speed_of(pair.prefill), objectives
-    of_decode = load_of(pair.decode), speed_of(pair.decode), objectives
-    num_to_store = num_tokens - expected.get(pair.decode, 0)
-    prompt = cost_model.prompt_terms(*of_prefill, num_tokens - cached.get(pair.prefill, 0), num_tokens)
-    rest = cost_model.decode_terms(*of_decode, num_tokens, num_to_store)
-    for both in ("interference", "role"):
-        rest[both] += prompt.pop(both)
-    distance = pair.distance
-    ship = _ship_cost(pair.decode, num_to_store, objectives, distance) if distance is not None else 0.0
-    return prompt | rest | {"handover": ship}
+    """Splits a pair's cost by cause, without tie costs."""
+    prefill, decode, distance = pair.prefill, pair.decode, pair.distance
+    num_to_store = num_tokens - expected.get(decode, 0)
+    parts = cost_model.prompt_parts(*_state_of(prefill), objectives, num_tokens - cached.get(prefill, 0), num_tokens)
+    decode_parts = cost_model.decode_parts(*_state_of(decode), objectives, num_tokens, num_to_store)
+    for name, part in decode_parts.items():
+        parts[name] = parts.get(name, 0.0) + part
+    parts["handover"] = 0.0
+    if distance is not None:
+        fixed, each = _handover_line(decode, objectives, distance)
+        parts["handover"] = fixed + each * num_to_store
+    return parts
 
 
-def _handed_over(
+def _receiver_costs(
     receivers: list[Worker],
     decodes: list[Worker],
-    costs: Sequence[float],
+    decode_costs: Sequence[float],
     expected: Mapping[Worker, int],
     num_tokens: int,
     objectives: Objectives,
     distance: int,
 ) -> dict[Worker, float]:
-    """What the receivers cost with a handover to them from so far away.
+    """Returns the cost to decode at each receiver after a handover over `distance`.
 
     Args:
-        costs: of `decodes`, which they are among, without one.
+        decodes, decode_costs: workers, all receivers among them, and their costs without a handover.
     """
     if not receivers:
         return {}
-    fixed = _ship_cost(receivers[0], 0, objectives, distance)
-    token = _ship_cost(receivers[0], 1, objectives, distance) - fixed
-    all_of_it = fixed + token * num_tokens
-    found = dict(zip(decodes, [cost + all_of_it for cost in costs], strict=True))
+    # All workers of a cluster share their rates and page size.
+    fixed, each = _handover_line(receivers[0], objectives, distance)
+    whole = fixed + each * num_tokens
+    costs = dict(zip(decodes, [cost + whole for cost in decode_costs], strict=True))
     for worker, num_expected in expected.items():
-        if worker in found:
-            found[worker] -= token * num_expected
-    return found if receivers == decodes else {worker: found[worker] for worker in receivers}
+        if worker in costs:
+            costs[worker] -= each * num_expected
+    return costs if receivers == decodes else {worker: costs[worker] for worker in receivers}
 
 
-def _ship_cost(decode: Worker, num_to_ship: int, objectives: Objectives, distance: int) -> float:
-    """Args: num_to_ship: tokens that the decode worker has not cached."""
-    num_pages = num_to_ship / decode.page_size
-    return cost_model.handover_cost(decode.rates.handover_s(distance), num_pages, objectives)
+def _handover_line(decode: Worker, objectives: Objectives, distance: int) -> tuple[float, float]:
+    return cost_model.handover_line(decode.rates.handover_s(distance), decode.page_size, objectives)
 
 
 def _union(workers: list[Worker], others: list[Worker]) -> list[Worker]:
-    """All of both, each once; in a cluster of equals both are the same."""
+    """Returns all workers, each once; equal lists, the common case, unchanged."""
     if not workers or not others or workers == others:
         return workers or others
     return list(dict.fromkeys((*workers, *others)))

@@ -1,4 +1,4 @@
-"""The pair with the least to do."""
+"""The pair with the fewest requests."""
 
 import random
 
@@ -6,14 +6,14 @@ from tandem.router.policies.base import RoutingPolicy, RoutingRequest
 from tandem.router.workers.candidates import Candidates
 from tandem.router.workers.worker import Pair, Worker
 
-# A handover to another host counts as much as a request in hand, and as two beyond the rack.
+# Cost of a handover to another host, in requests; twice that beyond the rack.
 FARTHER_COST = 1.0
 
 
 class LeastLoaded(RoutingPolicy):
-    """A pair's load is the requests in hand at both workers, by the routers' own counts: a burst between two heartbeats
-    is seen too. Among equals chance decides, for routers that do not see each other's newest choices must not all take
-    the same pair."""
+    """Chooses the pair with the fewest requests at both workers, by the routers' own counts, which also show a burst
+    between two heartbeats. Ties are random: routers see each other's choices late and must not all take the same
+    pair."""
 
     def __init__(self, seed: int | None = None) -> None:
         self._random = random.Random(seed)
@@ -22,5 +22,5 @@ class LeastLoaded(RoutingPolicy):
         return candidates.least(self._cost, self._cost, farther_cost=FARTHER_COST)
 
     def _cost(self, worker: Worker) -> float:
-        # Two of these are less than one request.
+        # The random parts of a pair sum to less than one request.
         return worker.num_assigned + 0.5 * self._random.random()

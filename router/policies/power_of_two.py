@@ -1,4 +1,4 @@
-"""The less loaded of two pairs drawn at random."""
+"""The less loaded of two random pairs."""
 
 import random
 
@@ -8,7 +8,7 @@ from tandem.router.workers.worker import Pair, Worker
 
 
 class PowerOfTwo(RoutingPolicy):
-    """Nearly as even as looking at all, and several routers that cannot see each other do not all choose the same."""
+    """Balances nearly as well as a full scan. Routers that cannot see each other rarely choose the same pair."""
 
     def __init__(self, seed: int | None = None) -> None:
         self._random = random.Random(seed)

@@ -1,4 +1,5 @@
-"""A policy that goes by what workers have cached: what they say, and what they are computing for this router."""
+"""Base of policies that use the workers' cached prefixes: reported ones, and those that this router has them
+compute."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
@@ -10,29 +11,29 @@ from tandem.router.workers.worker import Pair, Worker
 
 
 class PrefixPolicy(RoutingPolicy):
-    """Keeps account of the prefixes that are under way; what is chosen by them is up to its subclasses."""
+    """Tracks the prefixes under way. Subclasses choose."""
 
     wants_prefixes = True
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._under_way = PrefixesUnderWay(clock)
-        # What is shipped to a decode worker must be computed elsewhere first: it is nothing to begin a prompt with.
+        # A shipped prefix is computed elsewhere first, so no prompt can start from it yet.
         self._arriving = PrefixesUnderWay(clock)
-        # Of requests that are not finished.
+        # Prefixes of unfinished requests.
         self._prefixes: dict[str, RequestPrefixes] = {}
         self._latest: tuple[str, RequestPrefixes] | None = None
-        # Pages that the workers of the last choice had of its prompt: most have the same of the next one's.
+        # Cached pages found at the last choice: the first guess for the next prompt.
         self._usual = 0
 
     def num_cached(
         self, workers: Collection[Worker], request: RoutingRequest
     ) -> tuple[dict[Worker, int], dict[Worker, int]]:
-        """Leading tokens of a request, which is being chosen for, by workers; those with none are left out, and others
-        than `workers` may be among them.
+        """Returns the number of leading tokens of a request that workers have. Workers with none are missing; workers
+        outside `workers` may be included.
 
         Returns:
-            Those that a worker has cached or is computing, with which it would begin the prompt; and the same with
-            those that are on their way to it from other workers, which need not be shipped again.
+            Tokens that a worker has cached or is computing, from which it would start the prompt; and the same with the
+            tokens arriving from other workers, which need no second shipping.
         """
         prefixes = self._prefixes.get(request.request_id) or RequestPrefixes(request)
         self._latest = request.request_id, prefixes
@@ -44,7 +45,7 @@ class PrefixPolicy(RoutingPolicy):
             identities = prefixes.identities(token_ids, size)
             if not identities:
                 continue
-            # Nobody who lacks the first page has any other; and that is asked of every worker at every choice.
+            # A worker without the first page has no other page. This filter runs over every worker at every choice.
             first = identities[0]
             having = [w for w in workers if first in w.prefixes.identities and w.page_size == size]
             having += [w for w, pages in computing.items() if first in pages and w.page_size == size]
@@ -67,7 +68,7 @@ class PrefixPolicy(RoutingPolicy):
         if pair.decode is not pair.prefill:
             identities = prefixes.identities(request.token_ids, pair.decode.page_size)
             self._arriving.expect(pair.decode, request.request_id, identities)
-            # It computes nothing of it before the output.
+            # The decode worker computes nothing before the output.
             self._under_way.expect(pair.decode, request.request_id, ())
 
     def attempt_failed(self, pair: Pair, request: RoutingRequest, kind: AttemptFailure, reason: str) -> None:
@@ -84,7 +85,7 @@ class PrefixPolicy(RoutingPolicy):
         self._under_way.finish(pair.prefill, request.request_id, prompt_identities)
         self._arriving.give_up(pair.decode, request.request_id)
         if len(request.output_ids) > 1:
-            # It has cached the output too, but for the last token.
+            # The decode worker has also cached the output, except the last token.
             identities = prefixes.identities(request.token_ids[:-1], pair.decode.page_size)
             self._under_way.finish(pair.decode, request.request_id, identities)
 
@@ -99,18 +100,14 @@ class PrefixPolicy(RoutingPolicy):
 
 
 class RequestPrefixes:
-    """A request's prefixes: each page of it is looked at once, over all its attempts."""
+    """The prefix identities of one request, computed once per page over all attempts."""
 
     def __init__(self, request: RoutingRequest) -> None:
         self._namespace = request.cache_namespace
         self._by_size: dict[int, Sequence[int]] = dict(request.prompt_identities)
 
     def identities(self, token_ids: Sequence[int], page_size: int) -> Sequence[int]:
-        """Those of all full pages of that size.
-
-        Args:
-            token_ids: so many of its prompt and output.
-        """
+        """Returns the identities of all full pages of `token_ids`, a leading part of prompt and output."""
         num_pages = len(token_ids) // page_size
         known = self._by_size.get(page_size, ())
         if len(known) < num_pages:
@@ -119,25 +116,28 @@ class RequestPrefixes:
 
 
 class _Search:
-    """Looks for how much of a prompt each worker has.
+    """Finds the number of leading pages that each worker has.
 
-    No page is anywhere without those before it, so the border between known and unknown can be searched for. Of many
-    workers most know the same of a prompt, a beginning that all prompts share or nothing: so where the border was for
-    the last worker is looked at first.
+    A page is only cached with all pages before it, so binary search finds the border between known and unknown. Most
+    workers have the same pages of a prompt (a shared beginning, or none), so the search tries the last worker's border
+    first.
 
     Attributes:
-        last: pages that the last worker had.
+        last: pages of the last worker.
     """
 
     def __init__(self, identities: Sequence[int], guess: int) -> None:
-        """Args: guess: how many of them the first worker has, as like as not."""
+        """
+        Args:
+            guess: likely number of pages of the first worker.
+        """
         self._identities = identities
         self.last = min(guess, len(identities))
 
     def all_known(
         self, workers: Iterable[Worker], computing: Mapping[Worker, Set[int]]
     ) -> Iterator[tuple[Worker, int]]:
-        """Leading pages that each of these workers has or is computing."""
+        """Yields each worker and its leading pages, cached or being computed."""
         identities, last = self._identities, -1
         border: tuple[int, int | None] = 0, None
         for worker in workers:
@@ -146,14 +146,14 @@ class _Search:
                 border = identities[last - 1] if last else 0, identities[last] if last < len(identities) else None
             before, after = border
             known, pages = worker.prefixes.identities, computing.get(worker, NOTHING)
-            # Most have as much as the one before, and there may be hundreds of them.
+            # Fast path: most of hundreds of workers have as many pages as the one before.
             if last and (before in known or before in pages) and after not in known and after not in pages:
                 yield worker, last
             else:
                 yield worker, self.num_known(known, pages)
 
     def num_known(self, cached: Set[int], expected: Set[int]) -> int:
-        """Leading pages that are in either set."""
+        """Returns the number of leading pages in either set."""
         identities, last = self._identities, self.last
         if last and identities[last - 1] not in cached and identities[last - 1] not in expected:
             low, high = 0, last - 1

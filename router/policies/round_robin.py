@@ -1,4 +1,4 @@
-"""Every pair in turn."""
+"""Workers in turn."""
 
 from tandem.router.policies.base import RoutingPolicy, RoutingRequest
 from tandem.router.workers.candidates import Candidates
@@ -6,10 +6,11 @@ from tandem.router.workers.worker import Pair, Worker
 
 
 class RoundRobin(RoutingPolicy):
-    """Turns through prefill and decode workers at once, so that N requests over N x M pairs load all workers evenly."""
+    """Chooses the prefill and the decode worker that have waited longest, so that N requests over N x M pairs load all
+    workers evenly."""
 
     def __init__(self) -> None:
-        # When each worker was last chosen, by a count of choices.
+        # Number of the last choice, by worker id.
         self._last: dict[str, int] = {}
         self._num_choices = 0
 

@@ -1,4 +1,4 @@
-"""The routing policies by their names in a configuration (`routing`)."""
+"""Routing policies by their configuration name (`routing`)."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Prefixes that workers are going to have: those of requests that they have been sent and have not told of yet."""
+"""Prefixes of requests that workers have been sent but have not reported as cached."""
 
 import math
 from collections import Counter
@@ -7,35 +7,39 @@ from dataclasses import dataclass
 
 from tandem.router.workers.worker import Worker
 
-# A request's pages are told of a tenth of a second after they are cached; so long, and longer, its end may be ahead.
+# Seconds after a request's end during which its prefixes are still expected. Workers report pages 0.1 s after caching
+# them.
 LAST_WORD_S = 1.0
 NOTHING: Set[int] = frozenset()
 
 
 @dataclass(slots=True)
 class _Expected:
-    """Attributes: identities: of a request's prefixes, the shortest first; until: when they are given up, once their
-    request has ended."""
+    """
+    Attributes:
+        identities: the request's prefixes, shortest first.
+        until: time at which they are dropped, once the request has ended.
+    """
 
     identities: Sequence[int]
     until: float = math.inf
 
 
 class _AtWorker:
-    """What is expected of one life of a worker."""
+    """Expected prefixes of one life of a worker."""
 
     def __init__(self) -> None:
-        # Sets are put together and taken apart at once, a page at a time is slow: of a long prompt there are many.
+        # Whole-set operations: a loop over the pages of a long prompt is slow.
         self.pages: set[int] = set()
-        # Of those that several requests are to have: how many requests beside the first.
+        # Number of further requests that share a page.
         self._again: Counter[int] = Counter()
         self.by_request: dict[str, _Expected] = {}
-        # When the worker was last seen to have spoken, and when the first of them is to be given up.
+        # The worker's message number at the last check, and the time of the next check.
         self.num_messages = -1
         self.look_at = math.inf
 
     def add(self, request_id: str, identities: Sequence[int]) -> None:
-        """A request of which nothing is expected so far."""
+        """Adds a request that is not yet expected."""
         self.by_request[request_id] = _Expected(identities)
         own = set(identities)
         self._again.update(self.pages & own)
@@ -56,28 +60,28 @@ class _AtWorker:
 
 
 class PrefixesUnderWay:
-    """Without these, a worker that is computing a prefix would seem no nearer to having it than one that is not. What a
-    worker has said that it has cached is not expected of it any more: from then on its own word counts, and pages that
-    it evicts while their request still runs are gone."""
+    """Expected prefixes of all workers. Without them a worker that is computing a prefix would look no better than an
+    idle one. Once a worker reports a prefix, only its reports count: pages evicted while their request still runs are
+    gone."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # By workers and not by their names, which takes longer: this is asked for every worker at every choice.
+        # Keyed by Worker, which is faster than by id: every choice looks up every worker.
         self._workers: dict[Worker, _AtWorker] = {}
 
     def __len__(self) -> int:
-        """Requests of which something is expected, at each of their workers."""
+        """Returns the number of (worker, request) entries."""
         return sum(len(at.by_request) for at in self._workers.values())
 
     def expect(self, worker: Worker, request_id: str, identities: Sequence[int]) -> None:
-        """A worker is sent a request: it is going to have these prefixes, the shortest first."""
+        """Expects the prefixes, shortest first, of a request sent to a worker."""
         at = self._workers.setdefault(worker, _AtWorker())
         at.drop(request_id)
         if identities and identities[-1] not in worker.prefixes.identities:
             at.add(request_id, identities)
 
     def finish(self, worker: Worker, request_id: str, identities: Sequence[int]) -> None:
-        """It has computed them, and will say so soon."""
+        """Keeps the prefixes for LAST_WORD_S: the worker has computed them and is about to report them."""
         if (at := self._workers.get(worker)) is not None:
             self.expect(worker, request_id, identities)
             if (expected := at.by_request.get(request_id)) is not None:
@@ -85,20 +89,20 @@ class PrefixesUnderWay:
                 at.look_at = min(at.look_at, expected.until)
 
     def give_up(self, worker: Worker, request_id: str) -> None:
-        """It is not going to have them, or nobody knows."""
+        """Drops a request that the worker may not compute."""
         if (at := self._workers.get(worker)) is not None:
             at.drop(request_id)
 
     def forget(self, worker: Worker) -> None:
-        """It is gone."""
+        """Drops a lost worker."""
         self._workers.pop(worker, None)
 
     def expected(self, worker: Worker) -> Set[int]:
-        """The prefixes that a worker is going to have, beside those that it says it has."""
+        """Returns the expected but not yet reported prefixes of a worker."""
         return self.all_expected().get(worker, NOTHING)
 
     def all_expected(self) -> dict[Worker, Set[int]]:
-        """Those of each worker of which any are expected."""
+        """Returns the expected prefixes of each worker that has any."""
         now = self._clock()
         expected: dict[Worker, Set[int]] = {}
         for worker, at in self._workers.items():
@@ -113,7 +117,7 @@ class PrefixesUnderWay:
         return expected
 
     def _settle(self, at: _AtWorker, cached: Set[int], now: float) -> None:
-        """Drops what the worker has told of, and what it will not tell of."""
+        """Drops requests that the worker has reported or that are overdue."""
         settled = [
             request_id
             for request_id, expected in at.by_request.items()

@@ -1,4 +1,4 @@
-"""A conversation as a chat template takes it."""
+"""A conversation as input of a chat template."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,17 +9,17 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """What a prompt is rendered from.
+    """Input of a prompt.
 
     Attributes:
-        messages: each with ``role`` and ``content``; of the assistant's some with ``tool_calls``, whose arguments are
-            text, as OpenAI has it; those of role ``tool`` with ``tool_call_id``.
-        tools: each with ``type`` and ``function``.
-        documents: None: there are none.
-        variables: more that the template may name.
-        is_continued: the last message is to be gone on with; otherwise the prompt ends where an answer begins.
-        add_generation_prompt: whether that beginning is written.
-        num_extra_characters: of all that is no text of a message.
+        messages: messages with ``role`` and ``content``; assistant messages may have ``tool_calls`` with arguments as
+            text, as in OpenAI's API; messages of role ``tool`` have ``tool_call_id``.
+        tools: tools with ``type`` and ``function``.
+        documents: None if there are none.
+        variables: further template variables.
+        is_continued: True if the output continues the last message.
+        add_generation_prompt: True if the template writes the start of an answer.
+        num_extra_characters: characters outside the messages.
     """
 
     messages: Sequence[Message]
@@ -32,7 +32,7 @@ class Chat:
 
     @property
     def num_characters(self) -> int:
-        """About as many as a template writes."""
+        """Approximate length of the rendered text."""
         return self.num_extra_characters + sum(
             1 + len(text) for message in self.messages for text in message.values() if isinstance(text, str)
         )

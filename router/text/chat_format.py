@@ -1,4 +1,4 @@
-"""What a chat template knows, and a chat put in the way that it takes it."""
+"""Features of a chat template, and chats adapted to them."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 from tandem.router.text.chat import Chat, Message
 
-# A template that wants short ids of calls wants them like this.
+# Length of call ids for templates that want short ones.
 SHORT_ID_LENGTH = 9
 _NAME, _ARGUMENT, _TEXT = "probe_function", "probe_argument", "probe_text"
 _USER: Message = {"role": "user", "content": "probe"}
@@ -26,15 +26,15 @@ To call one, write only its name and its arguments, like this:
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """What a template knows.
+    """Features of a chat template.
 
     Attributes:
-        tool_parser, reasoning_parser: which fit the model, by what the template has in it; "none": none does.
-        knows_system, knows_developer, knows_tools: whether it shows them. Roles are what its authors meant; a template
-            that would write any role is none that knows it.
-        knows_calls: whether it shows past calls and their results.
-        arguments_are_text: whether it takes the arguments of past calls as JSON text; otherwise as objects.
-        wants_short_ids: whether ids of calls have to have 9 letters and digits.
+        tool_parser, reasoning_parser: matching parsers; "none": no parser matches.
+        knows_system, knows_developer, knows_tools: shown on purpose; a template that writes any role name does not
+            count.
+        knows_calls: shows past calls and their results.
+        arguments_are_text: takes past calls' arguments as JSON text, not as objects.
+        wants_short_ids: call ids must be 9 letters and digits.
     """
 
     tool_parser: str = "hermes"
@@ -48,7 +48,7 @@ class ChatFormat:
 
 
 def find_format(source: str, render: Callable[[Chat], str]) -> ChatFormat:
-    """Finds out what a template knows, mostly by rendering chats with it.
+    """Finds a template's features, mostly by rendering chats.
 
     Args:
         render: raises ValueError for a chat that the template rejects.
@@ -72,7 +72,7 @@ def find_format(source: str, render: Callable[[Chat], str]) -> ChatFormat:
             {"role": "tool", "content": _TEXT, "tool_call_id": call_id, "name": _NAME},
         ]
         text = rendered(Chat(talk))
-        # An object that is written as Python would, or a text that is quoted once more, is not what was meant.
+        # Python syntax, or text quoted twice, means that this form is not intended.
         is_meant = f"'{_ARGUMENT}'" not in text and f'\\"{_ARGUMENT}' not in text
         return _ARGUMENT in text and _TEXT in text and is_meant
 
@@ -95,7 +95,7 @@ def _tool_parser(source: str) -> str:
     if "[TOOL_CALLS]" in source:
         return "mistral"
     if "<tool_call>" in source:
-        # Some have calls between these tags that are no JSON.
+        # Some formats have non-JSON calls between these tags.
         return "none" if "<function=" in source or "<arg_key>" in source else "hermes"
     if "<|python_tag|>" in source or ("<|start_header_id|>" in source and '"parameters"' in source):
         return "llama3_json"
@@ -103,7 +103,7 @@ def _tool_parser(source: str) -> str:
 
 
 def fitted(chat: Chat, known: ChatFormat) -> Chat:
-    """A chat as a template takes it: what the template does not know is said in the words of what it knows."""
+    """Returns a chat in the form that the template takes. Unknown features become plain text."""
     messages = list(chat.messages)
     if not known.knows_developer:
         messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
@@ -135,7 +135,7 @@ def _call(call: dict[str, Any], known: ChatFormat) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> Any:
-    """The object that arguments say; what says none, because a model has made a mistake, is passed on as it is."""
+    """Returns the arguments as an object, or unchanged if the model wrote none."""
     try:
         value = json.loads(arguments) if arguments else {}
     except (ValueError, RecursionError):
@@ -144,7 +144,6 @@ def _object(arguments: str) -> Any:
 
 
 def short_id(call_id: str) -> str:
-    """An id of a call for a template that wants it short: the same for the same."""
     if len(call_id) == SHORT_ID_LENGTH and call_id.isascii() and call_id.isalnum():
         return call_id
     return hashlib.blake2b(call_id.encode(), digest_size=8).hexdigest()[:SHORT_ID_LENGTH]
@@ -158,7 +157,7 @@ def _calls_as_text(messages: Sequence[Message]) -> list[Message]:
         if is_result:
             text = f"<tool_response>\n{message['content']}\n</tool_response>"
             if was_result:
-                # Templates may want users and assistants to take turns.
+                # Templates may require alternating roles.
                 found[-1]["content"] += f"\n{text}"
             else:
                 found.append({"role": "user", "content": text})
@@ -177,7 +176,7 @@ def _call_text(function: dict[str, Any]) -> str:
 
 
 def _with_preface(messages: list[Message], text: str, known: ChatFormat) -> list[Message]:
-    """With a text in the system message, or else in the first."""
+    """Puts a text into the system message, or else into the first message."""
     first = messages[0]
     if first["role"] == "system" or not known.knows_system:
         return [

@@ -1,4 +1,4 @@
-"""A model's chat template: from the messages of a conversation to the text of a prompt."""
+"""Chat templates: from a conversation to a prompt's text."""
 
 import json
 import secrets
@@ -15,23 +15,19 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tandem.router.text.chat import Chat
 
-# What a client may not set by a name of its own.
+# Names that a client may not set.
 RESERVED = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "chat_template")
 )
 
 
 class ChatTemplate:
-    """A template, compiled. It is the model's own code, so it runs in a sandbox.
-
-    Attributes:
-        source: its text.
-    """
+    """A compiled template, sandboxed because it is the model's own code."""
 
     def __init__(self, source: str, tools_source: str = "") -> None:
         """
         Args:
-            tools_source: of the template for chats with tools, if that is another.
+            tools_source: separate template for chats with tools, if any.
 
         Raises:
             ValueError: a template is malformed.
@@ -44,10 +40,10 @@ class ChatTemplate:
             raise ValueError(f"the model's chat template is malformed: {error}") from error
 
     def render(self, chat: Chat, special_tokens: Mapping[str, str]) -> str:
-        """The text of a conversation up to where the output begins, with BOS where the model wants one.
+        """Returns a conversation's text up to the start of the output, with BOS if the model wants one.
 
         Args:
-            special_tokens: those that a template may name, such as ``bos_token``.
+            special_tokens: special tokens by their template names, for example ``bos_token``.
 
         Raises:
             ValueError: the template rejects this chat.
@@ -55,31 +51,35 @@ class ChatTemplate:
         messages = chat.messages
         mark = ""
         if chat.is_continued:
-            # What the template writes behind the last message is found by what nobody can have written.
+            # A random mark finds the template's text after the last message.
             mark = secrets.token_hex(16)
             messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + mark}]
         variables = {
             **chat.variables,
             **special_tokens,
             "messages": messages,
-            # Templates ask whether these are none, and what is undefined is not none: so they are given.
+            # Templates test these for none; undefined is not none.
             "tools": chat.tools or None,
             "documents": chat.documents,
             "add_generation_prompt": chat.add_generation_prompt and not chat.is_continued,
         }
         try:
             text = (self._tools_template if chat.tools else self._template).render(variables)
-        except Exception as error:  # Whatever the model's code raises, it refused this chat.
+        except Exception as error:  # Any exception of the template rejects the chat.
             raise ValueError(f"the model's chat template rejects the messages: {error}") from error
         if mark:
             text, found, _ = text.partition(mark)
             if not found:
-                raise ValueError("the model's chat template does not show the last message: it cannot be gone on with")
+                raise ValueError("the model's chat template does not show the last message, so it cannot be continued")
         return text
 
 
 def read_chat_template(path: Path) -> ChatTemplate:
-    """A template of the operator's own. Raises ValueError: it cannot be read, or is malformed."""
+    """Reads the operator's template.
+
+    Raises:
+        ValueError: it is unreadable or malformed.
+    """
     try:
         return ChatTemplate(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -89,8 +89,8 @@ def read_chat_template(path: Path) -> ChatTemplate:
 
 
 def find_chat_template(model_dir: Path, tokenizer_config: Mapping[str, Any]) -> ChatTemplate:
-    """The template in chat_template.jinja, or else the one in tokenizer_config.json: the only one, or that named
-    "default", and for chats with tools that named "tool_use".
+    """Returns the template in chat_template.jinja or tokenizer_config.json. Of several, "default", with "tool_use" for
+    chats with tools.
 
     Raises:
         ValueError: there is none, or it is malformed.
@@ -107,7 +107,7 @@ def find_chat_template(model_dir: Path, tokenizer_config: Mapping[str, Any]) -> 
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}`` marks the assistant's words for training; here its content is simply written."""
+    """``{% generation %}`` marks the assistant's text for training. Here it writes its content."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -118,7 +118,6 @@ class _GenerationTag(Extension):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """The environment chat templates are written for: what they may call, and no more."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
     )
@@ -135,7 +134,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes for HTML, which a prompt is not.
+    # Jinja's own filter escapes HTML.
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -1,29 +1,28 @@
-"""Token ids to text, as they come."""
+"""Incremental detokenization."""
 
 import codecs
 from collections.abc import Mapping, Sequence
 
 from tandem.router.text.tokenizer import Tokenizer, is_byte_token
 
-# Decoding gives this for bytes that are no character, or not yet one.
+# Decoded form of invalid or incomplete bytes.
 _REPLACEMENT = "\ufffd"
 
 
 class IncrementalDetokenizer:
-    """The text of one sequence of tokens, piece by piece.
-
-    All that it returns, put together, is exactly ``tokenizer.decode`` of all the ids. A character is never split: while
-    its bytes are incomplete it waits for the next token. The work per token does not grow with the text so far.
-    """
+    """The text of one token sequence, piece by piece. The concatenated pieces equal `tokenizer.decode` of all ids. Work
+    per token is constant."""
 
     def __init__(self, tokenizer: Tokenizer, marks: Mapping[int, str] | None = None) -> None:
-        """Args: marks: special tokens that are text all the same, by id. What comes behind one is decoded as a text of
-        its own."""
+        """
+        Args:
+            marks: special tokens to show as text, by id. The tokens after one decode as a new text.
+        """
         self._detokenizer = _ByteDetokenizer(tokenizer) if tokenizer.byte_level else _WindowDetokenizer(tokenizer)
         self._marks = marks
 
     def decode_next(self, token_ids: Sequence[int]) -> str:
-        """The text that these ids complete; possibly empty."""
+        """Returns the text completed by these ids; may be empty."""
         if not self._marks or self._marks.keys().isdisjoint(token_ids):
             return self._detokenizer.decode_next(token_ids)
         texts: list[str] = []
@@ -36,21 +35,21 @@ class IncrementalDetokenizer:
         return "".join((*texts, self._detokenizer.decode_next(token_ids[start:])))
 
     def decode_rest(self) -> str:
-        """The rest of the text, U+FFFD for an incomplete character; the ids that come after it begin a new text."""
+        """Returns the rest, with U+FFFD for an incomplete character. Later ids start a new text."""
         return self._detokenizer.decode_rest()
 
 
 class _ByteDetokenizer:
-    """For byte-level tokenizers: the text is the tokens' bytes put together and decoded."""
+    """For byte-level tokenizers."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # The beginning of a character.
+        # Bytes of an incomplete character.
         self._waiting = b""
 
     def decode_next(self, token_ids: Sequence[int]) -> str:
         waiting = self._waiting + b"".join(map(self._tokenizer.token_bytes, token_ids))
-        # This is what an incremental decoder of the library calls, less the two calls around it.
+        # As the library's incremental decoder, without two calls around it.
         text, num_decoded = codecs.utf_8_decode(waiting, "replace", False)
         self._waiting = waiting[num_decoded:]
         return text
@@ -61,25 +60,24 @@ class _ByteDetokenizer:
 
 
 class _WindowDetokenizer:
-    """For other tokenizers: decodes the last few tokens with and without the new ones; the rest is new text.
+    """For other tokenizers: decodes the last few tokens with and without the new ones.
 
-    The earlier tokens are there because decoders treat the first token of a sequence in a way of its own
-    (they drop its leading space). Byte tokens (``<0xE2>``) wait for the end of their run: one byte that does
-    not fit turns the whole run into replacement characters, the part before it too.
+    The window exists because decoders treat the first token differently (they drop its leading space). Byte tokens
+    (``<0xE2>``) wait for the end of their run: one invalid byte turns the whole run into replacement characters.
     """
 
-    # It is more than the bytes of one character (4), so that an incomplete one lies whole in the window.
+    # More than the 4 bytes of one character, so that an incomplete character lies in the window.
     _KEPT = 6
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._window: list[int] = []
         self._waiting: list[int] = []
-        # How many characters of the window's text have been returned.
+        # Characters of the window's text already returned.
         self._given = 0
 
     def decode_next(self, token_ids: Sequence[int]) -> str:
-        # Tokens without text must not push the others out of the window.
+        # Tokens without text stay out of the window.
         self._waiting += [index for index in token_ids if self._tokenizer.token_text(index)]
         if not self._waiting or is_byte_token(self._tokenizer.token_text(self._waiting[-1]) or ""):
             return ""
@@ -91,7 +89,7 @@ class _WindowDetokenizer:
         return rest
 
     def _advance(self, held: str) -> str:
-        """Takes the waiting tokens into the window and returns the new text, less one ``held`` at its end."""
+        """Moves waiting tokens into the window. Returns the new text without one `held` at its end."""
         self._window += self._waiting
         self._waiting = []
         text = self._tokenizer.decode(self._window)

@@ -1,4 +1,4 @@
-"""How a model's authors mean it to be sampled: what its generation_config.json says of that."""
+"""Sampling defaults from a model's generation_config.json."""
 
 import json
 from collections.abc import Mapping
@@ -9,14 +9,18 @@ from typing import Any
 from tandem.sampling_params import SamplingParams
 
 FILE = "generation_config.json"
-# These have the same names as in requests.
+# Same names as in requests.
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _MAX_TOKENS = "max_new_tokens"
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """Attributes: plain: fields of SamplingParams; max_tokens: None: the file names none."""
+    """
+    Attributes:
+        plain: fields of SamplingParams.
+        max_tokens: None if the file has none.
+    """
 
     plain: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
@@ -27,10 +31,10 @@ class SamplingDefaults:
 
 
 def read_sampling_defaults(model_dir: Path) -> SamplingDefaults:
-    """What requests that leave a field out get in its place; nothing where there is no such file.
+    """Returns the defaults for fields that requests omit; none if the file is missing.
 
     Raises:
-        ValueError: the file is unreadable, or says what no request could.
+        ValueError: the file is unreadable or has an invalid value.
     """
     path = model_dir / FILE
     if not path.is_file():
@@ -38,7 +42,7 @@ def read_sampling_defaults(model_dir: Path) -> SamplingDefaults:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("not a JSON object")
         values = {name: content[name] for name in (*_SAMPLING, _MAX_TOKENS) if content.get(name) is not None}
         for name, value in values.items():
             kinds = (int,) if name in ("top_k", _MAX_TOKENS) else (int, float)
@@ -47,5 +51,5 @@ def read_sampling_defaults(model_dir: Path) -> SamplingDefaults:
         max_tokens = values.pop(_MAX_TOKENS, None)
         SamplingParams(max_tokens=1 if max_tokens is None else max_tokens, **values)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: {error}; generation_config none leaves it unread for sampling") from error
+        raise ValueError(f"{path}: {error}; set generation_config to none to ignore it") from error
     return SamplingDefaults(values, max_tokens)

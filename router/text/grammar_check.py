@@ -1,7 +1,7 @@
-"""Looks at one grammar, in a process of its own: there are schemas of a few hundred bytes that take llguidance minutes
-and gigabytes to compile, and a thread that does it cannot be stopped.
+"""Checks one grammar in a separate process. A schema of a few hundred bytes can take llguidance minutes and gigabytes,
+and a thread cannot be stopped.
 
-Standard input has kind and content, standard output the grammar in the form that workers follow, or why it is none.
+Standard input has kind and content. Standard output has the grammar for the workers, or the error.
 """
 
 import json
@@ -16,21 +16,21 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, grammar_from
 from tandem.grammar_limits import LIMITS, one_line
 from tandem.router.text.tool_grammar import after_reasoning, calls, either
 
-# So much a grammar may take to compile: here, and then again at each worker that is given it.
+# Limits for compiling a grammar, here and again at each worker.
 CPU_SECONDS = 1
 NUM_BYTES = 128 * 2**20
-# For the process itself, on a busy machine.
+# For the whole process on a busy machine.
 TIMEOUT_S = 8.0
 TOO_MUCH = "it takes too much to compile: make it smaller, or have it repeat less"
-# Between two parts of JSON: on one line, or on lines of their own. A model that could go on with blanks for ever would.
+# Whitespace between JSON parts. It is bounded because a model could otherwise emit blanks for ever.
 WHITESPACE = r"[ ]|\n[ ]{0,24}"
 
 
 def check(kind: str, content: str) -> str:
-    """The grammar, in the form that workers follow. Returns when another process has found it good.
+    """Returns the grammar for the workers once another process has accepted it.
 
     Raises:
-        ValueError: it is none, or takes too much; the message says why.
+        ValueError: the grammar is invalid or takes too much to compile.
     """
     command = [sys.executable, "-m", "tandem.router.text.grammar_check"]
     try:
@@ -40,7 +40,7 @@ def check(kind: str, content: str) -> str:
     except subprocess.TimeoutExpired as error:
         raise ValueError(TOO_MUCH) from error
     if done.returncode:
-        # It has come to one of its limits, and cannot say so.
+        # The process hit a limit and cannot report it.
         raise ValueError(TOO_MUCH)
     answer = json.loads(done.stdout)
     if "error" in answer:
@@ -50,14 +50,13 @@ def check(kind: str, content: str) -> str:
 
 
 def translate(kind: str, content: str) -> str:
-    """Raises ValueError."""
     match kind:
         case "json_schema":
             return LLMatcher.grammar_from_json_schema(_schema(content), overrides={"whitespace_pattern": WHITESPACE})
         case "grammar":
             return grammar_from("ebnf", content)
         case "choice":
-            # One word of the grammar: as many rules as choices would be too many for its parser.
+            # One terminal: one rule for each choice is too much for the parser.
             words = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(content))
             return grammar_from("lark", f"start: CHOICE\nCHOICE: {words}")
         case "tool_calls":
@@ -75,7 +74,7 @@ def translate(kind: str, content: str) -> str:
 
 
 def culprit(kind: str, content: str) -> str:
-    """Which function's schema is wrong with a grammar that is, and why; "" if it is not that of a function."""
+    """Returns the function whose schema is wrong in an invalid grammar, with the error, or ""."""
     match kind:
         case "after_reasoning":
             return culprit(*json.loads(content)[1:])
@@ -99,13 +98,13 @@ def _schema(text: str) -> dict[str, Any]:
         return {}
     if not isinstance(schema, dict):
         raise ValueError("the schema is not a JSON object")
-    # This is a switch of llguidance's own, for which there is no use here.
+    # Option of llguidance.
     schema.pop("x-guidance", None)
     return schema
 
 
 class _Bytes:
-    """A tokenizer whose tokens are bytes. A grammar takes as long to compile for it as for any other."""
+    """A tokenizer with bytes as tokens. Compile time does not depend on the tokenizer."""
 
     eos_token_id = 256
     bos_token_id = None
@@ -127,11 +126,11 @@ def main() -> None:
     own = resource.getrusage(resource.RUSAGE_SELF)
     num_seconds = int(own.ru_utime + own.ru_stime) + 1 + CPU_SECONDS
     resource.setrlimit(resource.RLIMIT_CPU, (num_seconds, num_seconds))
-    # No memory of a process that has come to its limits is worth a file.
+    # No core file.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         grammar = translate(kind, content)
-        # Whether it is right is not all: what a worker does with it has to come to an end here too.
+        # The first mask shows whether the grammar's use at a worker also ends in time.
         matcher = _matcher(grammar)
         matcher.compute_bitmask()
         if matcher.is_error():

@@ -1,4 +1,4 @@
-"""How the outputs of the served model are read: which parsers fit it."""
+"""Parsers for the outputs of the served model."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -23,16 +23,19 @@ AUTO, NONE = "auto", "none"
 
 
 class OutputFormat:
-    """Of one model. A Frontend owns it."""
+    """The parsers of one model's outputs. Owned by a Frontend."""
 
     def __init__(self, tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str) -> None:
-        """Args: tool_parser, reasoning_parser: names; "auto": which fits the chat template; "none": none."""
+        """
+        Args:
+            tool_parser, reasoning_parser: parser names; "auto": the one that fits the chat template; "none": no parser.
+        """
         self._tokenizer = tokenizer
         self._tool_parser = tool_parser
         self._reasoning_parser = reasoning_parser
 
     def find(self) -> None:
-        """Finds out what fits before the first request asks.
+        """Loads the parsers before the first request.
 
         Raises:
             ValueError, ImportError: the tool parser cannot be loaded.
@@ -41,14 +44,13 @@ class OutputFormat:
         if name != NONE:
             TOOL_PARSERS.load(name)
         logger.info(
-            "calls of tools are read by %s; outputs %s",
+            "tool parser: %s; outputs %s",
             name,
             "may begin with reasoning" if style else "have no reasoning",
         )
 
     @cached_property
     def tool_parser_name(self) -> str:
-        """Of the parser for the model's own calls; "none": there is none."""
         name = self._tool_parser
         return self._tokenizer.chat_format.tool_parser if name == AUTO else name
 
@@ -59,15 +61,14 @@ class OutputFormat:
 
     @cached_property
     def closing_id(self) -> int | None:
-        """The token that ends reasoning, if it is one."""
+        """Id of the token that ends reasoning, if it is a single token."""
         return self._tokenizer.token_id(CLOSING)
 
     def special_ids(self, marks: Collection[str]) -> Mapping[int, str]:
-        """Those of these texts that are special tokens, which no grammar can write."""
+        """Returns the special tokens among `marks`, by id. Grammars cannot write them."""
         return self._tokenizer.special_ids(marks)
 
     def marks(self, tool_parser: str, beginning: Beginning) -> Mapping[int, str]:
-        """The special tokens that `parser` has to see, by id."""
         marks = [] if beginning is Beginning.ANSWER else [OPENING, CLOSING]
         if tool_parser != NONE:
             marks += TOOL_PARSERS.load(tool_parser).marks
@@ -83,7 +84,11 @@ class OutputFormat:
         calls_only: bool,
         num_seen: int,
     ) -> OutputParser:
-        """For one output. Args: tool_parser: a name; "none": it has no calls; the others as for OutputParser."""
+        """Returns a parser for one output. OutputParser describes the other arguments.
+
+        Args:
+            tool_parser: parser name; "none": the output has no calls.
+        """
         reasoning = None if beginning is Beginning.ANSWER else ReasoningParser(beginning)
         tools: ToolParser | None = None if tool_parser == NONE else TOOL_PARSERS.load(tool_parser)(names)
         return OutputParser(reasoning, tools, max_calls=max_calls, calls_only=calls_only, num_seen=num_seen)

@@ -1,4 +1,4 @@
-"""The parts of one output: its reasoning first, then content and calls."""
+"""Splits an output into reasoning, then content and calls."""
 
 from tandem.router.text.output_parts import Part, PartList
 from tandem.router.text.reasoning import ReasoningParser
@@ -6,7 +6,7 @@ from tandem.router.text.tool_parsers.base import ToolParser
 
 
 class OutputParser:
-    """Finds the parts of one output's text, as it comes. An Answer owns one for each output that may have parts."""
+    """Finds the parts of one output as it arrives. Owned by an Answer."""
 
     def __init__(
         self,
@@ -19,9 +19,9 @@ class OutputParser:
     ) -> None:
         """
         Args:
-            max_calls: further calls are left out; None: any number.
-            calls_only: the output is bound to calls. What is none is part of one that was cut off.
-            num_seen: characters of the text whose parts the client has.
+            max_calls: limit of calls, further ones are dropped; None: no limit.
+            calls_only: True if a grammar forces calls. Other text is then part of a call cut off.
+            num_seen: characters whose parts the client already has.
         """
         self._reasoning = reasoning
         self._tools = tools
@@ -29,13 +29,12 @@ class OutputParser:
         self._calls_only = calls_only
         self._num_calls = 0
         self._num_fed = 0
-        # What the tool parser calls its first character is this one.
+        # Position of the tool parser's first character in the output.
         self._tools_offset: int | None = None
         self._num_seen = num_seen
 
     @property
     def num_calls(self) -> int:
-        """That have begun."""
         return self._num_calls if self._max_calls is None else min(self._num_calls, self._max_calls)
 
     @property
@@ -44,20 +43,17 @@ class OutputParser:
 
     @property
     def has_reasoned(self) -> bool:
-        """Whether the output has begun with reasoning."""
         return self._reasoning is not None and self._reasoning.has_reasoned
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the output has not got beyond that yet."""
         return self._reasoning is not None and self._reasoning.is_reasoning
 
     def feed(self, text: str, *, is_last: bool = False) -> list[Part]:
-        """Takes the next piece of the text. Returns the parts that follow with it, but for those that the client
-        has."""
+        """Takes the next piece. Returns the new parts, without those that the client has."""
         num_seen, self._num_seen = self._num_seen, max(0, self._num_seen - len(text))
         if num_seen and text:
-            # Parts are cut where the client's end.
+            # Cut the parts at the end of the client's text.
             self._parts_of(text[:num_seen], is_last=False)
             text = text[num_seen:]
         return self._parts_of(text, is_last=is_last)

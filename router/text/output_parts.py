@@ -1,4 +1,4 @@
-"""What the text of an output is made of: reasoning, content, and calls of tools."""
+"""Parts of an output: reasoning, content and tool calls."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,11 +11,10 @@ class Part:
     """A piece of an output.
 
     Attributes:
-        kind: "call" begins a call of a function, "arguments" goes on with the last call.
-        text: the function's name if it is a call.
-        end: of the output's text, in characters: the parts that end here or before are what follows from so much of the
-            text, however it came.
-        call: which call of the output this is or goes on with.
+        kind: "call" starts a function call; "arguments" continues the last call.
+        text: text of the part; the function's name for a call.
+        end: number of characters of output after which the part is certain, however they were cut.
+        call: index of the call in the output.
     """
 
     kind: Kind
@@ -25,11 +24,11 @@ class Part:
 
 
 class PartList:
-    """Parts in the order of the text; neighbours of one kind become one."""
+    """Parts in order. Neighbors of one kind merge."""
 
     def __init__(self) -> None:
         self._parts: list[Part] = []
-        # Of the last one's text, which is put together once: there may be as many as characters.
+        # Pieces of the last part, joined once: there may be one for each character.
         self._pieces: list[str] = []
 
     def append(self, kind: Kind, text: str, end: int, call: int = 0) -> None:
@@ -45,7 +44,7 @@ class PartList:
 
     @property
     def _ends_with_another(self) -> bool:
-        """Whether the last part follows from the same text as the one before: then it is not made longer."""
+        """True if the last part has the same end as the one before; such a part is not extended."""
         return len(self._parts) > 1 and self._parts[-2].end == self._parts[-1].end
 
     def _finish_last(self) -> None:

@@ -1,4 +1,4 @@
-"""The text of one request's output, up to the first stop string."""
+"""The text of a request's output, up to the first stop string."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,10 +8,10 @@ from tandem.router.text.tokenizer import Tokenizer
 
 
 class OutputText:
-    """Turns the tokens of one output into its text, over all attempts of its request. A Generation owns it.
+    """Turns one output's tokens into text, over all attempts. Owned by a Generation.
 
     Attributes:
-        stopped: whether a stop string has ended the output. No token may follow then.
+        stopped: True once a stop string has ended the output. No token may follow.
     """
 
     def __init__(
@@ -24,42 +24,41 @@ class OutputText:
     ) -> None:
         """
         Args:
-            min_tokens: stop strings are looked for in the text that comes after so many.
-            marks: special tokens that are text all the same, by id.
+            min_tokens: tokens before the search for stop strings starts.
+            marks: special tokens to show as text, by id.
         """
         self._detokenizer = IncrementalDetokenizer(tokenizer, marks)
-        # Stop tokens are counted and listed, but are no text.
+        # Stop tokens are counted and listed, but have no text.
         self._stop_token_ids = frozenset(stop_token_ids)
         self._matcher = StopStringMatcher(stop_strings) if stop_strings else None
-        # Of so many tokens to come the text is not searched.
+        # Tokens left before the search starts.
         self._num_free = min_tokens if stop_strings else 0
-        # The client has so many characters of what is still to come.
+        # Characters of the coming text that the client already has.
         self._num_to_skip = 0
         self.stopped = False
 
     @property
     def stop_string(self) -> str | None:
-        """The one that has ended the output, if one has."""
         return self._matcher.found if self._matcher is not None else None
 
     def replay(self, token_ids: Sequence[int], num_characters: int) -> str:
-        """Takes the tokens that the client has already, before any other. Returns the text of theirs that it lacks.
+        """Takes the tokens that the client already has. Returns their text that the client lacks.
 
         Args:
-            num_characters: of the text that the client has. If it has more than these tokens give by themselves,
-                because its tokens came in other groups, the rest is left out of what follows.
+            num_characters: length of the client's text. A surplus over these tokens' text, from other groups of tokens,
+                is left out later.
         """
         self._num_to_skip = num_characters
         num_free = min(self._num_free, len(token_ids))
         self._num_free -= num_free
         text = self._detokenizer.decode_next([i for i in token_ids[:num_free] if i not in self._stop_token_ids])
         rest = self._detokenizer.decode_next([i for i in token_ids[num_free:] if i not in self._stop_token_ids])
-        # There may be as many as the model's length allows, so they are searched for stop strings all at once.
+        # Searched as a whole: the text may be as long as the model allows.
         return self._skip(text + (rest if self._matcher is None else self._search(self._matcher, rest)))
 
     def append_tokens(self, token_ids: Sequence[int]) -> tuple[str, int]:
-        """Takes the output's next tokens. Returns the text to pass on, and how many of these tokens belong to the
-        output: all of them, or those up to and including the one that completed a stop string."""
+        """Takes the next tokens. Returns the text to pass on and the number of tokens that belong to the output, up to
+        the one that completed a stop string."""
         text, num_tokens = self._append(token_ids)
         return self._skip(text) if self._num_to_skip else text, num_tokens
 
@@ -86,13 +85,12 @@ class OutputText:
         return text, len(token_ids)
 
     def _search(self, matcher: StopStringMatcher, text: str) -> str:
-        """What of the next piece of the text is passed on."""
         passed_on = matcher.scan_next(text)
         self.stopped = matcher.matched
         return passed_on
 
     def finish_text(self) -> str:
-        """The output has ended: returns the rest of its text, which may end in a stop string all the same."""
+        """Returns the rest of the text at the end of the output. It may still complete a stop string."""
         rest = self._detokenizer.decode_rest()
         if self._matcher is not None:
             rest = self._search(self._matcher, rest) + self._matcher.release_held()

@@ -1,4 +1,4 @@
-"""Prompts to token ids without keeping the router's loop: short ones at once, others beside it."""
+"""Tokenizes prompts without blocking the event loop: short ones inline, long ones in threads."""
 
 import asyncio
 import os
@@ -11,66 +11,62 @@ from tandem.router.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
-# A longer prompt is tokenized beside the event loop: this many characters take about a millisecond, and a thread's
-# answer is a tenth of that away.
+# Longest prompt to tokenize inline: about 1 ms. A thread's round trip takes 0.1 ms.
 MAX_INLINE_CHARACTERS = 4096
-# The same of a chat's messages: templates take 2 to 20 us for each.
+# Largest chat to render inline. Templates take 2 to 20 us per message.
 MAX_INLINE_MESSAGES = 64
-# OpenAI's own limit. Each message is an object here, and a turn of the template's loops, some of which are nested.
+# OpenAI's limit. Each message is an object and a turn of the template's loops, some of them nested.
 MAX_MESSAGES = 2048
-# Texts have 3 to 5 characters for each token. Where one would have to have more than this many to fit the model's
-# length, its tokens are counted piece by piece first, and no further than the length.
+# Texts have 3 to 5 characters per token. If a text needs more than this to fit the model's length, its tokens are
+# counted in pieces first, up to the length.
 PLAUSIBLE_CHARACTERS_PER_TOKEN = 8
 PIECE_CHARACTERS = 2**16
-# A piece may begin and end within what is one token of the whole: it has no more tokens too many than this.
+# Upper bound of the extra tokens of a piece, whose ends may cut tokens.
 MAX_TOKENS_OF_CUTS = 64
-# Tokenizing releases the interpreter's lock, so each of these takes a core from whoever else wants it.
+# Each thread takes a core, because tokenizing releases the GIL.
 MAX_ENCODING_THREADS = 4
-# Of a chat's text, what tells whether a model begins with its reasoning.
+# End of a chat's text that shows whether the model starts with reasoning.
 MAX_ENDING_CHARACTERS = 64
-# So long a prompt waits for its turn and for its tokens.
+# Seconds for a prompt's wait and encoding.
 TIMEOUT_S = 60.0
 
 
 class PromptEncoder:
-    """Tokenizes prompts that may fit the model's length. A Frontend owns it.
+    """Tokenizes prompts that may fit the model's length. Owned by a Frontend.
 
-    Tokenizing itself holds up nobody, for it releases the interpreter's lock. A chat's template is Python and does not:
-    so it is rendered in a thread of its own, one chat at a time, and the loop has its turn every few milliseconds.
+    Chat templates are Python and hold the GIL, so a single thread renders one chat at a time and the event loop gets a
+    turn every few milliseconds.
 
-    All methods that encode raise ValueError with a message for the client, and TimeoutError if so many prompts are in
-    hand that it takes longer than TIMEOUT_S.
+    Encode methods raise ValueError with a message for the client, and TimeoutError after TIMEOUT_S.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_model_len: int) -> None:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
-        # This is known before the first request asks: looking through the vocabulary takes a while.
+        # Computed before the first request: it scans the vocabulary.
         self._max_characters = max_model_len * tokenizer.max_token_bytes
         num_threads = min(MAX_ENCODING_THREADS, os.cpu_count() or 1)
         self._encoding = ThreadPoolExecutor(num_threads, "encode")
         self._rendering = ThreadPoolExecutor(1, "render")
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text. Args: add_special_tokens: with BOS where the model wants one."""
         return await self._encode(text, add_special_tokens=add_special_tokens)
 
     async def encode_chat(self, chat: Chat | Sequence[Message], *, add_special_tokens: bool = False) -> list[int]:
-        """The token ids of a conversation up to where the output begins.
+        """Returns a conversation's token ids up to the start of the output.
 
         Args:
-            chat: or its messages alone, each with ``role`` and ``content``.
-            add_special_tokens: besides those that the template writes, BOS among them.
+            chat: a chat, or its messages with ``role`` and ``content``.
+            add_special_tokens: adds special tokens to those of the template, BOS included.
         """
         return (await self.render_and_encode(chat, add_special_tokens=add_special_tokens))[0]
 
     async def render_and_encode(
         self, chat: Chat | Sequence[Message], *, add_special_tokens: bool = False
     ) -> tuple[list[int], str]:
-        """As `encode_chat`, with the last few characters of the text."""
+        """As `encode_chat`, with the last MAX_ENDING_CHARACTERS of the text."""
         messages = chat.messages if isinstance(chat, Chat) else chat
         self.check_num_messages(len(messages))
-        # The template writes something for an empty one too.
         num_characters = chat.num_characters if isinstance(chat, Chat) else Chat(chat).num_characters
         self._check_characters(num_characters)
         if num_characters <= MAX_INLINE_CHARACTERS and len(messages) <= MAX_INLINE_MESSAGES:
@@ -81,18 +77,17 @@ class PromptEncoder:
         return token_ids, text[-MAX_ENDING_CHARACTERS:]
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of a prompt that was sent as token ids."""
         if len(token_ids) <= MAX_INLINE_CHARACTERS:
             return self._tokenizer.decode(token_ids, skip_special_tokens)
         return await self._beside(self._encoding, self._tokenizer.decode_prompt, token_ids, skip_special_tokens)
 
     def check_num_messages(self, num_messages: int) -> None:
-        """Of a chat, before anything is done for each of them."""
+        """Checks the size of a chat before any work per message."""
         if not num_messages:
             raise ValueError("the chat has no messages")
         if num_messages > MAX_MESSAGES:
             raise ValueError(f"the chat has {num_messages} messages; at most {MAX_MESSAGES} are taken")
-        # An empty one takes at least a token too.
+        # Even an empty message takes a token.
         if num_messages >= self._max_model_len:
             raise ValueError(
                 f"the chat has {num_messages} messages, more than can fit the model's length of "
@@ -100,7 +95,6 @@ class PromptEncoder:
             )
 
     def check_num_tokens(self, num_tokens: int) -> None:
-        """Of a prompt."""
         if num_tokens >= self._max_model_len:
             raise ValueError(
                 f"the prompt has {num_tokens} tokens; the model's length is {self._max_model_len}, the output's first "
@@ -108,7 +102,7 @@ class PromptEncoder:
             )
 
     def close(self) -> None:
-        """What waits is not begun any more; what has begun ends by itself."""
+        """Cancels waiting work. Running work ends by itself."""
         for threads in (self._encoding, self._rendering):
             threads.shutdown(wait=False, cancel_futures=True)
 
@@ -122,12 +116,12 @@ class PromptEncoder:
         if len(text) > self._max_model_len * PLAUSIBLE_CHARACTERS_PER_TOKEN:
             self._check_pieces(text)
         encoding = self._tokenizer.tokenize(text, add_special_tokens)
-        # The list of the ids is made with the lock held; nobody needs that of a prompt which is too long.
+        # Skips the list of ids, built under the GIL, for a prompt that is too long.
         self.check_num_tokens(len(encoding))
         return encoding.ids
 
     def _check_pieces(self, text: str) -> None:
-        """Of a text that seems too long: counts its tokens until it is."""
+        """Counts the tokens of a text until they exceed the model's length."""
         num_tokens = 0
         for start in range(0, len(text), PIECE_CHARACTERS):
             encoding = self._tokenizer.tokenize(text[start : start + PIECE_CHARACTERS], False)

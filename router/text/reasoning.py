@@ -1,4 +1,4 @@
-"""Where a model's reasoning ends and its answer begins, in text that comes in pieces."""
+"""Splits streamed text into reasoning and answer."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -10,7 +10,7 @@ OPENING, CLOSING = "<think>", "</think>"
 
 
 class Beginning(Enum):
-    """Where an output begins, which the prompt's end and the kind of model say."""
+    """Start of an output, by the prompt's end and the model family."""
 
     REASONING = auto()
     # The model may open its reasoning.
@@ -20,12 +20,15 @@ class Beginning(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReasoningStyle:
-    """How a family of models reasons. Attributes: is_always: also where neither prompt nor output says so."""
+    """Reasoning of a model family.
+
+    Attributes:
+        is_always: True if outputs start with reasoning even without a mark in prompt or output.
+    """
 
     is_always: bool
 
     def beginning(self, prompt_end: str) -> Beginning:
-        """Args: prompt_end: some of the prompt's text, up to where the output begins."""
         end = prompt_end.rstrip()
         if end.endswith(OPENING):
             return Beginning.REASONING
@@ -34,36 +37,34 @@ class ReasoningStyle:
         return Beginning.REASONING if self.is_always else Beginning.OPEN
 
     def beginning_within(self, message: str) -> Beginning:
-        """Args: message: what the output goes on with."""
+        """
+        Args:
+            message: text that the output continues.
+        """
         opened, closed = message.rfind(OPENING), message.rfind(CLOSING)
         if opened > closed:
             return Beginning.REASONING
         return Beginning.ANSWER if message else self.beginning("")
 
 
-# By their names in a configuration (`reasoning_parser`).
+# By configuration name (`reasoning_parser`).
 REASONING_STYLES = {"deepseek_r1": ReasoningStyle(is_always=True), "qwen3": ReasoningStyle(is_always=False)}
 
 
 class ReasoningParser:
-    """Parts an output's reasoning from what follows. What it gives follows from the text so far alone, however that was
-    cut into pieces, and it looks at each character once, but for what may be the beginning of a mark.
-
-    The marks are left out, and so is whitespace around the reasoning and before the answer.
-
-    Attributes:
-        is_reasoning: whether it has begun and is not over.
-    """
+    """Splits an output's reasoning from its answer. The result depends on the text only, not on the cuts between
+    pieces. Marks and whitespace around the reasoning are dropped. Each character is scanned once, except a possible
+    start of a mark."""
 
     def __init__(self, beginning: Beginning) -> None:
         self._found = PartList()
         self.is_reasoning = beginning is Beginning.REASONING
-        # At the very beginning, where the mark that opens it may stand.
+        # True at the start, where the opening mark may stand.
         self._is_first = beginning is not Beginning.ANSWER
         self._is_behind = False
         self._is_over = beginning is Beginning.ANSWER
         self._tail = ""
-        # Whitespace before anything else.
+        # Leading whitespace.
         self._leading: list[str] = []
         self._num_characters = 0
         self._space: list[str] = []
@@ -71,12 +72,12 @@ class ReasoningParser:
 
     @property
     def has_reasoned(self) -> bool:
-        """Whether there is reasoning, if only its mark."""
+        """True if there was reasoning, or its mark alone."""
         return self.is_reasoning or self._is_behind
 
     def feed(self, text: str) -> tuple[list[Part], str]:
-        """Takes the next piece of the text. Returns what is certain to be reasoning with it, and what follows the
-        reasoning: the end of the text so far."""
+        """Takes the next piece. Returns the certain parts of reasoning, and the end of the text so far if it follows
+        the reasoning."""
         if self._is_over:
             self._num_characters += len(text)
             return [], text
@@ -93,7 +94,7 @@ class ReasoningParser:
         return self._found.take(), text
 
     def finish(self) -> tuple[list[Part], str]:
-        """The text has ended: as `feed`, with the rest."""
+        """As `feed`, with the rest at the end of the text."""
         tail, self._tail = self._tail, ""
         if not self.is_reasoning:
             return [], "".join((*self._leading, tail)) if self._is_first else tail
@@ -101,7 +102,7 @@ class ReasoningParser:
         return self._found.take(), ""
 
     def _begin(self, text: str) -> str:
-        """Passes over the mark that opens the reasoning. Returns what follows."""
+        """Skips the opening mark. Returns the text after it."""
         bare = text.lstrip()
         self._leading.append(text[: len(text) - len(bare)])
         if bare.startswith(OPENING):
@@ -117,7 +118,7 @@ class ReasoningParser:
         return "".join((*self._leading, bare))
 
     def _reason(self, text: str) -> str:
-        """Gives reasoning up to its end. Returns what follows."""
+        """Adds reasoning up to its end. Returns the text after it."""
         base = self._num_characters - len(text)
         start = text.find(CLOSING)
         if start >= 0:

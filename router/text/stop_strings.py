@@ -1,16 +1,15 @@
-"""Strings that end an output, found in text that comes in pieces."""
+"""Search for stop strings in streamed text."""
 
 from collections.abc import Sequence
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 1024
-# Longer pieces, such as all that a resumed request has, are searched as a whole: one character after the other takes a
-# microsecond or two for each.
+# Longer pieces, for example a resumed request's text, are searched as a whole: a step takes 1 to 2 us per character.
 MAX_STEPPED_CHARACTERS = 1024
 
 
 def check_stop_strings(stop_strings: Sequence[str]) -> None:
-    """Raises ValueError, with a message for the client, if they are too many, too long, or empty."""
+    """Raises ValueError, with a message for the client, if stop strings are too many, too long or empty."""
     if len(stop_strings) > MAX_STOP_STRINGS:
         raise ValueError(f"stop must be at most {MAX_STOP_STRINGS} strings, not {len(stop_strings)}")
     for stop in stop_strings:
@@ -19,20 +18,16 @@ def check_stop_strings(stop_strings: Sequence[str]) -> None:
 
 
 class StopStringMatcher:
-    """Passes text on up to the first stop string, and none that may still become part of one.
+    """Passes text on up to the first stop string, and holds back text that may become part of one.
 
-    The first is the one that is complete first, character by character, so what is found does not depend on how the
-    text was cut into pieces; of those complete at the same character it is the longest.
-
-    It holds back what Knuth, Morris and Pratt's automata of the stop strings have matched so far; the work for each
-    character does not grow with the text.
+    The first stop string is the one complete at the earliest character, and the longest of several. The cuts between
+    pieces do not matter. One Knuth-Morris-Pratt automaton per stop string keeps work per character constant.
 
     Attributes:
-        found: the stop string that was found, after which nothing is passed on any more; None: none was.
+        found: the stop string, or None. After a match no text is passed on.
     """
 
     def __init__(self, stop_strings: Sequence[str]) -> None:
-        """Args: stop_strings: none of them empty."""
         self._automata = [_Automaton(stop) for stop in stop_strings]
         self._held = ""
         self.found: str | None = None
@@ -42,8 +37,7 @@ class StopStringMatcher:
         return self.found is not None
 
     def scan_next(self, text: str) -> str:
-        """Takes the next piece of the text. Returns what is now certain to be no part of a stop string; once matched,
-        nothing."""
+        """Takes the next piece. Returns the text that is certainly not part of a stop string; nothing after a match."""
         if self.matched:
             return ""
         start, text = len(self._held), self._held + text
@@ -61,8 +55,8 @@ class StopStringMatcher:
         return text[:certain]
 
     def _skip_ahead(self, text: str) -> int:
-        """Begins anew shortly before the first stop string is complete, or else shortly before the text's end: what is
-        further back than the longest one has no part in what is found there. Returns where."""
+        """Restarts shortly before the end of the first stop string, or of the text. Earlier text than the longest stop
+        string cannot matter. Returns the new position."""
         found = [(text.find(a.pattern), len(a.pattern)) for a in self._automata]
         end = min((start + length for start, length in found if start >= 0), default=len(text))
         for automaton in self._automata:
@@ -70,18 +64,17 @@ class StopStringMatcher:
         return max(0, end - max((length for _, length in found), default=0))
 
     def release_held(self) -> str:
-        """The text has ended without a match: returns what was held back."""
         held, self._held = self._held, ""
         return held
 
 
 class _Automaton:
-    """One stop string, and how much of it the text so far ends with."""
+    """One stop string and the length of its prefix at the end of the text."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
         self.num_matched = 0
-        # For each prefix of the pattern: the length of the longest shorter prefix that it ends with.
+        # Length of the longest proper border of each prefix.
         self._fallback = [0] * len(pattern)
         matched = 0
         for i in range(1, len(pattern)):
@@ -89,7 +82,7 @@ class _Automaton:
             self._fallback[i] = matched
 
     def advance(self, character: str) -> bool:
-        """Takes the text's next character; returns whether the whole string is there. Nothing may follow then."""
+        """Takes the next character. Returns whether the whole string is matched; no character may follow then."""
         self.num_matched = self._next(self.num_matched, character)
         return self.num_matched == len(self.pattern)
 

@@ -1,4 +1,4 @@
-"""What an output is to keep to, as clients say it, made into the form that workers follow (engine/grammars.py)."""
+"""Clients' constraints on outputs, turned into grammars for the workers (engine/grammars.py)."""
 
 import asyncio
 import json
@@ -14,21 +14,20 @@ from tandem.sampling_params import MAX_GRAMMAR_BYTES
 Kind = Literal["json_schema", "regex", "choice", "grammar", "tool_calls", "either", "after_reasoning"]
 
 JSON_OBJECT = json.dumps({"type": "object"})
-# So long a grammar waits for its turn and for the answer.
+# Seconds for a grammar's wait and check.
 TIMEOUT_S = 20.0
-# So many are looked at side by side.
+# Concurrent checks.
 NUM_THREADS = 4
-# Those that have been found good.
+# Size of the cache of valid grammars.
 MAX_NUM_KEPT = 256
 
 
 class StructuredOutput(NamedTuple):
     """
     Attributes:
-        content: a JSON schema; a regular expression, in the syntax of Rust's regex; the outputs to choose from, as a
-            JSON list of strings; a context-free grammar, in Lark's syntax or GBNF; or what `tool_calls`,
-            `either` and `after_reasoning` make.
-        param: the client's own field, for errors.
+        content: a JSON schema; a regular expression in Rust's regex syntax; choices as a JSON list of strings; a
+            context-free grammar in Lark or GBNF; or the result of `tool_calls`, `either` or `after_reasoning`.
+        param: the client's field, for errors.
     """
 
     kind: Kind
@@ -37,19 +36,18 @@ class StructuredOutput(NamedTuple):
 
 
 class GrammarChecker:
-    """Tells good grammars from others, in processes of their own (router/text/grammar_check.py)."""
+    """Checks grammars in separate processes (router/text/grammar_check.py)."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(NUM_THREADS, "grammar")
-        # By kind and content.
         self._good: OrderedDict[tuple[Kind, str], str] = OrderedDict()
 
     async def grammar(self, wanted: StructuredOutput) -> str:
-        """For SamplingParams.grammar.
+        """Returns the value of SamplingParams.grammar.
 
         Raises:
-            ValueError: it is none, or cannot be kept to; the message says why.
-            TimeoutError: too many wait.
+            ValueError: the grammar is invalid or too costly.
+            TimeoutError: too many grammars wait.
         """
         key = wanted.kind, wanted.content
         grammar = self._good.get(key)
@@ -69,13 +67,15 @@ class GrammarChecker:
 
 
 def _check_size(text: str) -> None:
-    """Raises ValueError."""
     if len(text.encode()) > MAX_GRAMMAR_BYTES:
         raise ValueError(f"at most {MAX_GRAMMAR_BYTES} bytes are taken")
 
 
 def choices(outputs: Sequence[str], param: str) -> StructuredOutput:
-    """One of these texts. Raises InvalidRequestError."""
+    """
+    Raises:
+        InvalidRequestError: there is no choice, or one is empty.
+    """
     if not outputs or not all(outputs):
         raise InvalidRequestError(f"{param} needs at least one choice, and none may be empty", param)
     return StructuredOutput("choice", json.dumps(list(outputs), ensure_ascii=False), param)
@@ -84,19 +84,24 @@ def choices(outputs: Sequence[str], param: str) -> StructuredOutput:
 def tool_calls(
     parser: str, functions: Sequence[tuple[str, str]], *, may_be_several: bool, param: str
 ) -> StructuredOutput:
-    """Calls of functions, one at least. Args: parser: one of tandem.router.text.tool_grammar.CALL_STYLES; functions:
-    names, and the
-    schemas of their arguments as JSON."""
+    """Constrains the output to one or more calls.
+
+    Args:
+        parser: a name in tandem.router.text.tool_grammar.CALL_STYLES.
+        functions: names and argument schemas as JSON.
+    """
     content = {"parser": parser, "functions": functions, "may_be_several": may_be_several}
     return StructuredOutput("tool_calls", json.dumps(content), param)
 
 
 def either(calls: StructuredOutput, answer: StructuredOutput) -> StructuredOutput:
-    """Calls, or else an answer that keeps to something."""
     content = [[wanted.kind, wanted.content] for wanted in (calls, answer)]
     return StructuredOutput("either", json.dumps(content), answer.param)
 
 
 def after_reasoning(wanted: StructuredOutput, *, is_open: bool) -> StructuredOutput:
-    """The same behind a model's reasoning. Args: is_open: the reasoning has not begun, and need not."""
+    """
+    Args:
+        is_open: True if the reasoning has not begun and is optional.
+    """
     return StructuredOutput("after_reasoning", json.dumps([is_open, wanted.kind, wanted.content]), wanted.param)

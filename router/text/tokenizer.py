@@ -1,4 +1,4 @@
-"""Text to token ids, and what each id stands for. Imports neither torch nor transformers."""
+"""Text to token ids and back. Imports neither torch nor transformers."""
 
 import json
 import re
@@ -13,26 +13,26 @@ from tandem.router.text.chat import Chat, Message
 from tandem.router.text.chat_format import ChatFormat, find_format, fitted
 from tandem.router.text.chat_template import ChatTemplate, find_chat_template, read_chat_template
 
-# SentencePiece's vocabularies spell a space so.
+# Spelling of a space in SentencePiece vocabularies.
 _WORD_START = "\u2581"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Tokenizer:
-    """The tokenizer of a model directory, read from its JSON files alone.
+    """The tokenizer of a model directory.
 
     Args:
-        model_dir: holds tokenizer.json and config.json; tokenizer_config.json, generation_config.json and
-            chat_template.jinja are used where present.
-        chat_template: a file with a chat template to be used instead of the model's own.
+        model_dir: directory with tokenizer.json and config.json, optionally with tokenizer_config.json,
+            generation_config.json and chat_template.jinja.
+        chat_template: file that replaces the model's chat template.
 
     Attributes:
-        vocab_size: rows of the model's embedding; not every id below it need be a token.
-        eos_token_ids: the ids that end an output, unless a client asks to ignore them; empty if the model names none.
-            Nothing else in the cluster knows them: they travel with each request, among its stop tokens.
+        vocab_size: rows of the model's embedding; some ids may be unused.
+        eos_token_ids: ids that end an output, unless a client ignores them; empty if the model names none. Other
+            processes see them only as a request's stop tokens.
 
     Raises:
-        ValueError: a file is missing or malformed, or lacks something needed.
+        ValueError: a file is missing or malformed.
     """
 
     def __init__(self, model_dir: Path, chat_template: Path | None = None) -> None:
@@ -43,7 +43,7 @@ class Tokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # The library raises bare Exception.
             raise ValueError(f"cannot read {path}: {error}") from error
-        # The file may carry the limits of its authors' training; a prompt is never cut or padded here.
+        # The file may carry training-time limits.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder()
@@ -56,72 +56,68 @@ class Tokenizer:
         self.eos_token_ids = self._find_eos(config)
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of a prompt, with BOS where the model wants one. Special tokens are recognised.
+        """Returns a prompt's token ids, with BOS if the model wants one. Recognizes special tokens.
 
         Raises:
-            ValueError: the text holds half a character.
+            ValueError: the text holds a lone surrogate.
         """
         return self.tokenize(text, add_special_tokens=True).ids
 
     def tokenize(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
-        """The tokens of a text: their number is its length, and `ids` makes a list of them. The interpreter's lock is
-        not held meanwhile.
+        """Tokenizes without the GIL. Building the list `ids` of the result needs it.
 
         Raises:
-            ValueError: the text holds half a character.
+            ValueError: the text holds a lone surrogate.
         """
         try:
-            # The library's `encode` holds the lock, a second for some million characters; this gives the same ids.
+            # `encode` gives the same ids but holds the GIL, for a second per some million characters.
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-        except TypeError as error:  # JSON may carry what UTF-8 cannot, and the tokenizer takes UTF-8.
+        except TypeError as error:  # JSON may carry lone surrogates.
             raise ValueError("the text holds a lone surrogate, which is half a character") from error
 
     def encode_chat(self, chat: Chat | Sequence[Message]) -> list[int]:
-        """The token ids of a conversation up to where the output begins.
+        """Returns a conversation's token ids up to the start of the output.
 
         Raises:
             ValueError: as `render_chat` and `tokenize`.
         """
-        # The template has written BOS itself.
+        # The template writes BOS.
         return self.tokenize(self.render_chat(chat), add_special_tokens=False).ids
 
     def render_chat(self, chat: Chat | Sequence[Message]) -> str:
-        """The text of a conversation up to where the output begins. This is Python, lock and all.
+        """Returns a conversation's text up to the start of the output. Holds the GIL.
 
         Args:
-            chat: or its messages alone, each with ``role`` and ``content``.
+            chat: a chat, or its messages with ``role`` and ``content``.
 
         Raises:
-            ValueError: the model has no chat template, or its template rejects this chat.
+            ValueError: the model has no chat template, or it rejects this chat.
         """
         chat = chat if isinstance(chat, Chat) else Chat(chat)
         return self._chat_template.render(fitted(chat, self.chat_format), self._special_tokens())
 
     @cached_property
     def chat_format(self) -> ChatFormat:
-        """What the chat template knows. Looking takes some milliseconds, once."""
+        """Features of the chat template. Takes some milliseconds once."""
         try:
             template = self._chat_template
         except ValueError:
-            # Chats are refused when they come, with words.
+            # Each chat is refused with a message.
             return ChatFormat()
         special_tokens = self._special_tokens()
         return find_format(template.source, lambda chat: template.render(chat, special_tokens))
 
     @property
     def knows_documents(self) -> bool:
-        """Whether the chat template may show documents."""
         return "documents" in self._chat_template.source
 
     @property
     def special_token_names(self) -> frozenset[str]:
-        """What a chat template calls the special tokens."""
         return frozenset(self._special_tokens())
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """What a program needs that tokenizes at a distance: the special tokens by their names, the chat template, and
-        which class of transformers reads these files."""
+        """Data for remote tokenization, including the transformers class for these files."""
         found: dict[str, Any] = {"tokenizer_class": self._settings.get("tokenizer_class"), **self._special_tokens()}
         if self.eos_token_ids:
             found.setdefault("eos_token", self.spelling(self.eos_token_ids[0]))
@@ -132,57 +128,55 @@ class Tokenizer:
         return found
 
     def special_ids(self, texts: Collection[str]) -> dict[int, str]:
-        """Those of these texts that are special tokens, by id."""
         found = {self._tokenizer.token_to_id(text): text for text in texts}
         return {index: text for index, text in found.items() if index in self._special_ids}
 
     def token_id(self, text: str) -> int | None:
-        """Of a text that is one token of the vocabulary as it is spelled, special or not."""
+        """Returns the id of a token, special or not, by its spelling."""
         return self._tokenizer.token_to_id(text)
 
     @cached_property
     def max_token_bytes(self) -> int:
-        """More bytes of text than any one token stands for."""
         return 4 * max(len(token) for token in self._tokenizer.get_vocab())
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of ``token_ids``, by default without special tokens; U+FFFD for bytes that form no character."""
+        """Returns the text of `token_ids`, with U+FFFD for invalid bytes."""
         return self._tokenizer.decode(token_ids, skip_special_tokens)
 
     def decode_prompt(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """As `decode`, of many tokens: the interpreter's lock is not held meanwhile."""
+        """As `decode`, without the GIL."""
         return self._tokenizer.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
 
     def spelling(self, token_id: int) -> str:
-        """A token as the vocabulary spells it, special ones too; "" for an id that is no token."""
+        """Returns "" for an unused id."""
         return self._tokenizer.id_to_token(token_id) or ""
 
     @cached_property
     def byte_level(self) -> bool:
-        """Whether the text of a sequence is the concatenation of its tokens' bytes."""
+        """True if a text is the concatenation of its tokens' bytes."""
         return isinstance(self._tokenizer.decoder, tokenizers.decoders.ByteLevel)
 
     def token_text(self, token_id: int) -> str | None:
-        """The token as the vocabulary spells it; None for a special token or an id that is no token."""
+        """Returns None for a special or unused id."""
         if token_id in self._special_ids:
             return None
         return self._tokenizer.id_to_token(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token adds to the text of a byte-level tokenizer; empty for special and unused ids."""
+        """Returns a token's bytes in a byte-level vocabulary; empty for special and unused ids."""
         found = self._token_bytes.get(token_id)
         if found is None:
             token = self.token_text(token_id) or ""
             try:
                 found = bytes(_BYTE_OF[character] for character in token)
-            except KeyError:  # An added token is spelled in plain text.
+            except KeyError:  # Added tokens are plain text.
                 found = token.encode()
             self._token_bytes[token_id] = found
         return found
 
     def token_piece(self, token_id: int) -> bytes:
-        """A token by itself, as log probabilities list it: what it stands for in the text, or a special token's name.
-        Empty for an id that is no token."""
+        """Returns a token's bytes for a list of log probabilities: its text, or a special token's name; empty for an
+        unused id."""
         if token_id in self._special_ids:
             return (self._tokenizer.id_to_token(token_id) or "").encode()
         if self.byte_level:
@@ -197,7 +191,6 @@ class Tokenizer:
         return self._own_template or find_chat_template(self._model_dir, self._settings)
 
     def _special_tokens(self) -> dict[str, str]:
-        """The special tokens a template may name: bos_token, eos_token and so on."""
         found = {}
         for name, value in self._settings.items():
             text = value.get("content") if isinstance(value, dict) else value
@@ -206,9 +199,8 @@ class Tokenizer:
         return found
 
     def _find_eos(self, config: dict[str, Any]) -> tuple[int, ...]:
-        """The rule for what ends an output: generation_config.json's eos_token_id, which its authors meant for this;
-        where it names none, config.json's; where that names none either, the token that tokenizer_config.json calls
-        eos_token. The first of them counts alone: one that leaves an id out means it."""
+        """Returns the eos_token_id of generation_config.json, else of config.json, else the eos_token of
+        tokenizer_config.json. The first source with a value counts alone: its authors left out other ids on purpose."""
         generation = _read_json(self._model_dir / "generation_config.json", optional=True)
         for name, source in (("generation_config.json", generation), ("config.json", config)):
             ids = source.get("eos_token_id")
@@ -223,7 +215,11 @@ class Tokenizer:
 
 
 def tokenizer_file(model_dir: Path) -> Path:
-    """The file that a model's tokenizer is read from. Raises ValueError if it is not there."""
+    """Returns the path of tokenizer.json.
+
+    Raises:
+        ValueError: the file is missing.
+    """
     path = model_dir / "tokenizer.json"
     if not path.is_file():
         raise ValueError(f"{model_dir} has no tokenizer.json; other tokenizer formats are not supported")
@@ -231,7 +227,7 @@ def tokenizer_file(model_dir: Path) -> Path:
 
 
 def is_byte_token(token: str) -> bool:
-    """Whether a vocabulary that is not byte-level spells a single byte so: ``<0xE2>``."""
+    """Returns whether a token of a non-byte-level vocabulary spells a single byte: ``<0xE2>``."""
     return _BYTE_TOKEN.fullmatch(token) is not None
 
 
@@ -255,7 +251,7 @@ def _positive(config: dict[str, Any], name: str, model_dir: Path) -> int:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The characters in which byte-level vocabularies spell bytes: printable ones stand for themselves."""
+    """Returns the byte of each character of a byte-level vocabulary. Printable characters stand for themselves."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}

@@ -1,21 +1,21 @@
-"""Grammars of outputs that call functions, or that begin with reasoning, in llguidance's Lark."""
+"""Grammars for outputs with function calls or reasoning, in llguidance's Lark."""
 
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-# Of one answer, so that a weak model too comes to an end.
+# Largest number of calls in an answer, so that a weak model also ends.
 MAX_CALLS = 128
 
 
 class CallStyle(NamedTuple):
-    """How calls are written.
+    """Syntax of calls.
 
     Attributes:
-        arguments: the key of a call's arguments.
-        opening, closing: around each call.
-        between: two calls.
-        first, last: around all calls, if there may be several.
+        arguments: key of the arguments.
+        opening, closing: text around each call.
+        between: text between two calls.
+        first, last: text around all calls, if there may be several.
     """
 
     arguments: str
@@ -26,7 +26,7 @@ class CallStyle(NamedTuple):
     last: str = ""
 
 
-# By the names of the tool parsers that read them.
+# By name of the matching tool parser.
 CALL_STYLES = {
     "hermes": CallStyle("arguments", "<tool_call>\n", "\n</tool_call>", "\n"),
     "llama3_json": CallStyle("parameters", between="; "),
@@ -37,12 +37,12 @@ CALL_STYLES = {
 def calls(
     parser: str, functions: Sequence[tuple[str, dict[str, Any]]], *, may_be_several: bool, whitespace: str
 ) -> str:
-    """The grammar of an output that is calls, one at least.
+    """Returns the grammar of one or more calls.
 
     Args:
-        parser: a name of CALL_STYLES.
-        functions: names, and the schemas of their arguments.
-        whitespace: what may stand between two parts of JSON, as a regular expression.
+        parser: a name in CALL_STYLES.
+        functions: function names and argument schemas.
+        whitespace: regular expression for whitespace between JSON parts.
     """
     style = CALL_STYLES[parser]
     lines = []
@@ -56,18 +56,18 @@ def calls(
     for i, (name, schema) in enumerate(functions):
         beginning = f'{{"name": {json.dumps(name)}, "{style.arguments}": '
         lines.append(f'object_{i}: {json.dumps(beginning)} arguments_{i} "}}"')
-        # Each is a document of its own, within which its references lead.
+        # A separate document, so that its references resolve within it.
         own = {**schema, "x-guidance": {"whitespace_pattern": whitespace}}
         lines.append(f"arguments_{i}: %json {json.dumps(own)}")
     return "\n".join(lines)
 
 
 def after_reasoning(grammar: str, *, is_open: bool) -> str:
-    """The grammar of an output that reasons first.
+    """Returns the grammar of reasoning followed by `grammar`.
 
     Args:
-        grammar: of what follows, as llguidance has it.
-        is_open: the reasoning has not begun, and need not.
+        grammar: grammar in llguidance's form.
+        is_open: True if the reasoning has not begun and is optional.
     """
     reasoning = "(OPENING reasoning)?" if is_open else "reasoning"
     outer = f"""start: {reasoning} SPACE @after
@@ -80,7 +80,7 @@ SPACE: /\\s{{0,8}}/
 
 
 def either(calls_grammar: str, answer_grammar: str) -> str:
-    """The grammar of an output that is calls, or else an answer. Args: each of one part."""
+    """Each argument has one part."""
     parts = [
         {**_parts(grammar)[0], "name": name} for grammar, name in ((calls_grammar, "calls"), (answer_grammar, "answer"))
     ]
@@ -88,7 +88,8 @@ def either(calls_grammar: str, answer_grammar: str) -> str:
 
 
 def _parts(grammar: str) -> list[dict[str, Any]]:
-    """Of a grammar as llguidance has it: Lark, or JSON with a list of grammars, the first of which is the whole."""
+    """Returns the parts of a grammar in llguidance's form: Lark, or JSON with a list of grammars that starts with the
+    whole."""
     if not grammar.startswith("{"):
         return [{"lark_grammar": grammar}]
     parts: list[dict[str, Any]] = json.loads(grammar)["grammars"]

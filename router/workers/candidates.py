@@ -1,8 +1,7 @@
-"""The pairs of workers that can serve a request now, without making each of them.
+"""The pairs of workers that can serve a request now, as a lazy sequence.
 
-There are prefill times decode workers of them. Choosing among 500 times 500 by looking at each pair would take the
-router's one loop a quarter of a second for every request, so what is kept is which decode workers each prefill worker
-is linked to (`Worker.decode_workers`), and pairs are made where somebody asks for them.
+A scan of 500 x 500 pairs would take the router's event loop 0.25 s per request. The registry therefore keeps the decode
+workers linked to each prefill worker (`Worker.decode_workers`), and pairs are created on demand.
 """
 
 import math
@@ -17,12 +16,10 @@ WorkerCost = Callable[[Worker], float]
 
 
 class Candidates(Sequence[Pair]):
-    """A sequence of pairs, prefill workers in the order in which they joined. It is a view: it is true while `choose`
-    runs, and what it shows changes as workers come and go.
+    """A sequence of pairs, prefill workers in order of joining: a live view, valid while `choose` runs.
 
-    What takes time in proportion to the workers: `prefill_workers`, `decode_workers_of`, `alone`, `senders`,
-    `receivers`, `least`, `least_of`, `least_apart`, `len`, an index. What takes none: `in`. Going through all pairs
-    takes time in proportion to their number.
+    `in` takes constant time, iteration time proportional to the number of pairs, everything else time proportional to
+    the number of workers.
     """
 
     def __init__(
@@ -35,12 +32,10 @@ class Candidates(Sequence[Pair]):
     ) -> None:
         """
         Args:
-            workers: among which they are, by their ids.
-            may_serve: which workers may have a part; None: all of them.
-            placement: AUTO: any pair; otherwise the pairs of that placement alone, if there are such now, whether or
-                not they may have a part: a request is served rather the other way than not at all, but where those that
-                are wanted are only busy it waits.
-            spans_hosts: whether they are on several hosts, so that it matters how far apart two are.
+            may_serve: filter of open workers; None: all.
+            placement: restricts pairs to one placement if such pairs exist, open or not: a request waits for busy
+                workers, but an impossible placement does not stop it. AUTO: all pairs.
+            spans_hosts: True if the workers are on several hosts, so that distance matters.
         """
         self._workers = workers
         self._may_serve = may_serve
@@ -48,17 +43,17 @@ class Candidates(Sequence[Pair]):
         self.spans_hosts = spans_hosts
 
     def among(self, may_serve: Callable[[Worker], bool]) -> "Candidates":
-        """Those of the pairs both of whose workers may have a part."""
+        """Returns the pairs with both workers accepted by `may_serve`."""
         return Candidates(self._workers, may_serve, self._only or AUTO, spans_hosts=self.spans_hosts)
 
     @property
     def prefill_workers(self) -> list[Worker]:
-        """Those that can take a prompt now, in the order in which they joined; role `both` among them."""
+        """Open prefill workers with an open decode worker, in order of joining, including role `both`."""
         if (placement := self._only) is not None:
             return [w for w in self._workers.values() if self._is_open(w) and self._has_partner(w, placement)]
         if self._may_serve is None:
             return [worker for worker in self._workers.values() if worker.decode_workers]
-        # Looking through each one's own decode workers would be looking at every pair.
+        # A loop over each worker's decode workers would visit every pair.
         open_ids = {
             worker.worker_id for worker in self._workers.values() if worker.role != "prefill" and self._is_open(worker)
         }
@@ -67,26 +62,25 @@ class Candidates(Sequence[Pair]):
         ]
 
     def decode_workers_of(self, prefill: Worker) -> list[Worker]:
-        """Those that can go on with what this one has computed; a worker of role `both` can itself."""
+        """Returns the open decode workers linked to `prefill`; in role `both` also itself."""
         decode_workers = self._open(list(prefill.decode_workers.values()))
         if (placement := self._only) is None:
             return decode_workers
         return [worker for worker in decode_workers if (worker is prefill) == (placement == AGGREGATED)]
 
     def alone(self) -> list[Worker]:
-        """The workers that can serve a request by themselves."""
         if self._only == DISAGGREGATED:
             return []
         return self._open([w for w in self._workers.values() if w.role == "both" and w.decode_workers])
 
     def senders(self) -> list[Worker]:
-        """The prefill workers of pairs of two workers; some may have no decode worker that is open."""
+        """Returns the prefill workers of two-worker pairs. Some may have no open decode worker."""
         if self._only == AGGREGATED:
             return []
         return self._open([w for w in self._workers.values() if w.sends and w.decode_workers])
 
     def receivers(self) -> list[Worker]:
-        """The decode workers of pairs of two workers; some may have no prefill worker that is open."""
+        """Returns the decode workers of two-worker pairs. Some may have no open prefill worker."""
         return self._open([w for w in self._workers.values() if w.receives])
 
     def least(
@@ -96,12 +90,11 @@ class Candidates(Sequence[Pair]):
         both_cost: WorkerCost | None = None,
         farther_cost: float = 0.0,
     ) -> Pair:
-        """The pair with the least cost, where that is one cost for each of its workers added up; of equals that of the
-        prefill worker that joined first.
+        """Returns the pair with the least sum of costs. A tie goes to the prefill worker that joined first.
 
         Args:
-            both_cost: of a pair that is one worker of role `both`; None: its two costs added up.
-            farther_cost: of a pair of two workers, for each step by which they are apart (router/workers/distance.py).
+            both_cost: cost of a single worker of role `both`; None: the sum of its two costs.
+            farther_cost: extra cost of a two-worker pair for each step of distance (router/workers/distance.py).
         """
         one = both_cost or (lambda worker: prefill_cost(worker) + decode_cost(worker))
         senders = self.senders()
@@ -119,7 +112,7 @@ class Candidates(Sequence[Pair]):
         receivers: Mapping[Worker, float],
         farther_cost: float = 0.0,
     ) -> Pair:
-        """As `least`, with the costs of each: of those of `alone`, `senders` and `receivers`."""
+        """As `least`, with the costs of `alone`, `senders` and `receivers` given."""
         best = min(alone, key=alone.__getitem__, default=None)
         at_distances = [receivers]
         if farther_cost and self.spans_hosts:
@@ -134,23 +127,23 @@ class Candidates(Sequence[Pair]):
         return Pair(best, best)
 
     def least_apart(self, senders: Mapping[Worker, float], *receivers: Mapping[Worker, float]) -> Pair | None:
-        """Of the pairs of two workers that have a link that with the least cost; None if there is none.
+        """Returns the cheapest linked two-worker pair, or None.
 
         Args:
-            senders: what it costs if a worker computes the prompt.
-            receivers: what it costs if it decodes what another has computed: one for all, or one for each of DISTANCES,
-                which is not cheaper than those before it.
+            senders: prefill costs.
+            receivers: decode costs after a handover: one mapping for all distances, or one for each of DISTANCES with
+                costs that do not decrease.
         """
         if not senders or not receivers[0]:
             return None
-        # One for all is one for what is furthest.
+        # A single mapping is a tier for the farthest distance.
         at = DISTANCES if len(receivers) > 1 else DISTANCES[-1:]
         tiers = [_Tier(distance, costs) for distance, costs in zip(at, receivers, strict=True)]
         lowest = min(tier.lowest for tier in tiers)
         best: Pair | None = None
         least = math.inf
         for prefill, cost in senders.items():
-            # So most are passed over at little cost.
+            # Skips most senders cheaply.
             if cost + lowest >= least:
                 continue
             for tier in tiers:
@@ -215,7 +208,7 @@ class Candidates(Sequence[Pair]):
 
 
 def _only(workers: Mapping[str, Worker], placement: str) -> Placement | None:
-    """The one placement that there is a choice of; None: there are pairs of any."""
+    """Returns the placement to restrict pairs to, or None."""
     if placement == AGGREGATED and any(w.worker_id in w.decode_workers for w in workers.values()):
         return AGGREGATED
     if placement == DISAGGREGATED and any(
@@ -226,17 +219,17 @@ def _only(workers: Mapping[str, Worker], placement: str) -> Placement | None:
 
 
 class _Tier:
-    """The workers that decode within a distance of others, for those others.
+    """The decode workers within a distance of each sender.
 
     Attributes:
-        costs: of decoding there.
-        lowest: of these.
+        costs: decode cost of each worker.
+        lowest: minimum of `costs`.
     """
 
     def __init__(self, distance: int, costs: Mapping[Worker, float]) -> None:
         self._distance = distance
         self.costs = costs
-        # Those of one place, the cheapest first; sorted only where the first of them does not serve.
+        # Workers by place. A place is sorted by cost only if its cheapest worker does not fit.
         self._places: dict[str, list[Worker]] = {}
         self._is_sorted: set[str] = set()
         if distance == DISTANCES[-1]:
@@ -248,7 +241,7 @@ class _Tier:
         self._firsts = {place: min(workers, key=costs.__getitem__) for place, workers in self._places.items()}
 
     def cheapest(self, prefill: Worker, below: float) -> Worker | None:
-        """The cheapest that has a link from this one; None: none costs less than that."""
+        """Returns the cheapest worker linked to `prefill` that costs less than `below`, or None."""
         place = place_at(prefill, self._distance)
         first = self._firsts.get(place)
         if first is None or self.costs[first] >= below:
@@ -265,7 +258,7 @@ class _Tier:
     def _cheapest_linked(self, prefill: Worker, place: str) -> Worker | None:
         linked, costs, by_cost = prefill.decode_workers, self.costs, self._places[place]
         if len(linked) ** 2 < len(by_cost):
-            # The cheapest are mostly not among so few.
+            # Few links: scan them. The cheapest workers are mostly not among them.
             others = [w for w in linked.values() if w in costs and w is not prefill]
             near = [w for w in others if place_at(w, self._distance) == place]
             return min(near, key=costs.__getitem__, default=None)

@@ -1,18 +1,17 @@
-"""How far apart two workers are, as handovers between them go: over NVLink or shared memory, through one switch, or
-further."""
+"""Distance of a handover: within a host (NVLink or shared memory), within a rack (one switch), or beyond."""
 
 from typing import Protocol
 
-# A handover within a host is the first, and further ones take longer.
+# In order of handover time.
 SAME_HOST, SAME_RACK, ELSEWHERE = DISTANCES = (0, 1, 2)
 
 
 class Place(Protocol):
-    """Where a worker is; tandem.router.workers.worker.Worker is one.
+    """Place of a worker, for example a Worker.
 
     Attributes:
-        host: the same for workers of one host.
-        rack: the same for hosts of one rack; "" for all of which nobody has said.
+        host: equal for workers of one host.
+        rack: equal for hosts of one rack; "" if unknown.
     """
 
     host: str
@@ -26,7 +25,7 @@ def distance(one: Place, other: Place) -> int:
 
 
 def place_at(worker: Place, distance: int) -> str:
-    """The same for two workers exactly if they are at most so far apart."""
+    """Returns a key that two workers share exactly if they are at most `distance` apart."""
     if distance == SAME_HOST:
         return worker.host
     return worker.rack if distance == SAME_RACK else ""

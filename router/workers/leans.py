@@ -1,8 +1,8 @@
-"""Which work a worker that can do both is to be given first, and what a planner has to know for that.
+"""Leans: the kind of work that a worker of role `both` gets first.
 
-A lean is told to routers by whoever plans for all of them (deploy/supervise/role_planner.py). It is a cost on the
-other kind of
-work (router/policies/cost_model.py): what the worker has goes on, and it still gets what would wait too long elsewhere.
+The role planner (deploy/supervise/role_planner.py) tells leans to all routers. A lean is a cost of the other kind of
+work (router/policies/cost_model.py): running work continues, and the worker still gets work that would wait too long
+elsewhere.
 """
 
 from collections.abc import Mapping
@@ -11,28 +11,28 @@ from typing import Literal, get_args
 
 from tandem.messages import ForwardTimes
 
-# "none": nobody has planned anything. "both": others lean, and this one takes what those cannot.
+# "none": there is no plan. "both": other workers lean, and this one takes their overflow.
 Lean = Literal["none", "prefill", "decode", "both"]
 LEANS: tuple[Lean, ...] = get_args(Lean)
 NO_LEAN: Lean = "none"
-# A plan that is not said again for so long is over, in seconds: whoever made it is gone.
+# Seconds after which a plan expires unless repeated: its planner is gone.
 GOOD_FOR_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class RouterDemand:
-    """What one router has its workers do.
+    """One router's demand on its workers.
 
     Attributes:
-        prompts, prompt_tokens, attended_tokens, elsewhere_tokens, elsewhere_attended: as of PromptCount
-            (router/workers/prompt_count.py).
-        num_decoding: requests of this router that each worker decodes or is going to, by its id; of all workers that do
-            both and hand over.
-        num_kv_tokens: of all these requests.
-        times: of the forwards of one of these workers, which are taken to be alike.
-        output_tokens: of a mean output.
-        pool_tokens: that the smallest of their pools holds.
-        max_decoding: requests that each decodes side by side at most.
+        prompts, prompt_tokens, attended_tokens, elsewhere_tokens, elsewhere_attended: as in PromptCount
+        (router/workers/prompt_count.py).
+        num_decoding: this router's requests in decode or bound for it, by id of each worker that does both and hands
+            over.
+        num_kv_tokens: KV tokens of all these requests.
+        times: forward times of one of these workers, taken as equal.
+        output_tokens: mean output length.
+        pool_tokens: size of their smallest pool, in tokens.
+        max_decoding: their smallest decode batch limit, in requests.
     """
 
     prompts: int = 0

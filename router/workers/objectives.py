@@ -1,4 +1,4 @@
-"""How soon clients are to have their tokens."""
+"""Latency objectives of requests."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class Objectives:
     """
     Attributes:
-        ttft_s: from a request to its first token.
-        itl_s: between two of its tokens, but for one gap in twenty.
+        ttft_s: seconds from request to first token.
+        itl_s: seconds between two tokens, for 95 % of gaps.
     """
 
     ttft_s: float = 0.5
@@ -16,7 +16,6 @@ class Objectives:
 
     @classmethod
     def of_ms(cls, ttft_ms: float, itl_ms: float) -> "Objectives":
-        """As options have them, in milliseconds."""
         return cls(ttft_ms / 1e3, itl_ms / 1e3)
 
 

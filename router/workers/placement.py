@@ -1,4 +1,4 @@
-"""Where a request's prompt is computed and where it is decoded: at one worker or at two."""
+"""Placement of a request: prefill and decode at one worker or at two."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
@@ -33,12 +33,11 @@ class ChosenPair(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """How an attempt was placed, for whoever asks later.
+    """The placement of an attempt, for reports.
 
     Attributes:
-        reason: why, in the policy's word; "": it does not say.
-        ttft_ms, itl_ms: what was expected of the attempt: from the choice to the first token, and between two; 0: the
-            policy does not say.
+        reason: the policy's reason; "": none given.
+        ttft_ms, itl_ms: the policy's estimates, from the choice to the first token and between tokens; 0: none given.
     """
 
     placement: Placement

@@ -1,4 +1,4 @@
-"""How much there is to compute of the prompts that a router assigns: what a planner of roles asks for."""
+"""Prompt work assigned by a router, for the role planner."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from tandem.router.workers.worker import Estimate
 
 @dataclass(slots=True)
 class PromptCount:
-    """Prompts that a router has assigned to workers since it began, those of further attempts included.
+    """Totals over all attempts since the router's start.
 
     Attributes:
-        tokens: of them, those that were not expected to be cached.
-        attended: how many tokens these attend to, added up.
-        elsewhere, elsewhere_attended: the same of those that half of the workers or more would have had to compute.
+        tokens: prompt tokens not expected to be cached.
+        attended: sum of the tokens that each of these attends to.
+        elsewhere, elsewhere_attended: the same for tokens that at least half of the workers would have to compute.
     """
 
     prompts: int = 0
@@ -22,7 +22,6 @@ class PromptCount:
     elsewhere_attended: int = 0
 
     def add(self, num_tokens: int, estimate: Estimate | None) -> None:
-        """Args: num_tokens: of the prompt; estimate: of what becomes of it; None: nobody has made one."""
         num_to_compute = num_tokens if estimate is None else estimate.num_to_compute
         num_elsewhere = None if estimate is None else estimate.num_elsewhere
         if num_elsewhere is None:
@@ -35,5 +34,5 @@ class PromptCount:
 
 
 def _attended(num_last: int, num_tokens: int) -> int:
-    """How many tokens the last ones of a prompt attend to, added up."""
+    """Returns the sum of tokens that each of the last `num_last` tokens attends to."""
     return num_last * num_tokens - num_last * num_last // 2

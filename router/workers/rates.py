@@ -1,5 +1,5 @@
-"""What a router alone sees of how its cluster serves: how long handovers take, and how long outputs are. How long
-forwards take the workers say themselves (`WorkerStats.forward_times`)."""
+"""Handover times and output lengths, which only the router can measure. Workers report forward times themselves
+(`WorkerStats.forward_times`)."""
 
 import time
 from collections.abc import Callable
@@ -8,19 +8,19 @@ from typing import Protocol
 from tandem.lifecycle import COMMITTED, FIRST_TOKEN, LEASE_GRANTED
 from tandem.linear_fit import LinearFit
 
-# Seconds of a handover and of each page that is shipped, before any has been seen: within a host, a rack, and further.
+# Initial (seconds per handover, seconds per page), within a host, within a rack, and beyond.
 START_HANDOVERS = {
     "cuda": ((3e-3, 6e-6), (4e-3, 1e-4), (5e-3, 2e-4)),
     "cpu": ((10e-3, 1e-4), (11e-3, 2e-4), (12e-3, 3e-4)),
 }
-# Share of each new output in the mean of their lengths.
+# Weight of each new output in the mean length.
 NEWS = 1 / 16
-# What was seen is aged so often at most.
+# Minimum seconds between decays of the averages.
 AGEING_S = 1.0
 
 
 class FinishedRequest(Protocol):
-    """What is known of a request that has ended; a RequestTracker is one."""
+    """An ended request, for example a RequestTracker."""
 
     @property
     def moments(self) -> dict[str, int]: ...
@@ -33,30 +33,27 @@ class FinishedRequest(Protocol):
 
 
 class ClusterRates:
-    """These count as the same for all workers of a cluster.
+    """Rates common to all workers of a cluster.
 
     Attributes:
-        mean_output_tokens: of requests that were finished.
+        mean_output_tokens: mean output length of finished requests.
     """
 
     def __init__(self, device: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Args: device: of its workers."""
         self._clock = clock
         self._aged_at = clock()
         starts = START_HANDOVERS["cuda" if device.startswith("cuda") else "cpu"]
         self._handovers = [LinearFit(start) for start in starts]
-        # Learning costs each request something, and most policies never ask.
+        # Learning costs time for each request, and most policies never ask.
         self._is_asked = False
         self.mean_output_tokens = 128.0
 
     def handover_s(self, distance: int) -> tuple[float, float]:
-        """Seconds of a handover to another worker: of each, and of each page that is shipped. They are learned from
-        what was seen since this was first asked.
+        """Returns (seconds per handover, seconds per shipped page). Learning starts with the first call.
 
         Args:
-            distance: to that (router/workers/distance.py). What is further never takes less here, so that among the
-            cheapest at
-                each distance the cheapest of all is found.
+            distance: distance between the workers (router/workers/distance.py). A farther handover never takes less
+                than a nearer one, so a search by distance finds the cheapest worker of all.
         """
         self._is_asked = True
         now = self._clock()
@@ -69,15 +66,17 @@ class ClusterRates:
         return fixed, page
 
     def request_finished(self, request: FinishedRequest, distance: int | None) -> None:
-        """Args: distance: between the worker that has computed the prompt and the one that has decoded; None: it is
-        one."""
+        """
+        Args:
+            distance: distance between the request's workers; None for a single worker.
+        """
         self.mean_output_tokens += NEWS * (len(request.output_ids) - self.mean_output_tokens)
         if distance is None or not self._is_asked:
             return
         moments = request.moments
         if moments.keys() >= {FIRST_TOKEN, LEASE_GRANTED, COMMITTED}:
-            # That the decode worker had no pages for it, or no room in its steps, is no part of handing over: those
-            # waits are in the costs of its memory and of its batch.
+            # Waits for pages or for a place in the batch are not part of a handover: the costs of memory and batch have
+            # them.
             began = max(moments[FIRST_TOKEN], moments[LEASE_GRANTED])
             self._handovers[distance].observe(
                 (1.0, request.num_pages_shipped), max(0, moments[COMMITTED] - began) / 1e9

@@ -1,4 +1,4 @@
-"""A worker as the router knows it, and the two that serve an attempt together."""
+"""The router's view of a worker, and the pair of workers of an attempt."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,44 +12,42 @@ from tandem.router.workers.placement import AGGREGATED, DISAGGREGATED, Placement
 from tandem.router.workers.rates import ClusterRates
 from tandem.router.workers.worker_prefixes import WorkerPrefixes
 
-# As long as a worker has not said how many.
+# Value for a worker that reports no limit.
 ANY_NUMBER = 2**31
 NOT_SAID = ForwardTimes()
 
 
 @dataclass(eq=False, slots=True)
 class Worker:
-    """One life of a worker as the router sees it: its control stream, from Hello to the end of it.
+    """One life of a worker: its control stream, from Hello to the end of the stream.
 
     Attributes:
-        send: writes to its control stream.
-        disconnect: ends its control stream, with a reason for it.
-        last_heard: on the router's clock, when a message last came.
-        last_progress: on the router's clock, when its scheduler's step number last changed.
-        last_heartbeat: on the router's clock, when `stats` came.
-        num_steps: that number; -1 before the first heartbeat.
-        stats: what it said of itself in its last heartbeat.
-        links_up: decode workers this prefill worker has a link to, with the life of them that it is to.
-        links_down: what it last said of decode workers that it has no link to.
-        decode_workers: those that can go on with what it has computed, by their ids: the lives of workers that decode,
-            are here, and that it has a link to; itself in role `both`. The registry keeps this.
-        prefixes: what it says that it has cached; nothing where no policy wants to know.
-        num_assigned: requests that it serves now, by the routers' own counts, which are fresher than a heartbeat.
-        num_pending_tokens: tokens of those that it has yet to prefill, without what it was thought to have cached.
-        num_decoding: of those, the ones that it decodes, or is going to.
-        num_kv_tokens: tokens of their prompts, and of the outputs that they came with.
-        num_arriving_tokens: of these, the ones that are not thought to be cached there, of requests of which it has
-            sent no token yet.
-        assigned_here, assigned_elsewhere: what this router's and other routers' requests make of these five.
-        load_number: goes up when one of them changes, or what it says of its pool.
-        forward_times: how long its forwards take, by its own word; `load_number` goes up when they change.
-        rates: what this router has seen of the whole cluster.
-        role, sends, receives: its role, and whether it hands over to other workers and takes over from them.
-        page_size: tokens of one KV page; the same for all workers of a cluster.
-        host, rack: where it is (router/workers/distance.py).
-        num_starting: of this router's, those of which the decode worker has sent no token yet.
-        num_suspects: of this router's, those that may have ended workers (router/attempts.py).
-        lean: which work it is to be given first.
+        send: writes to the control stream.
+        disconnect: ends the control stream, with a reason.
+        last_heard, last_progress, last_heartbeat: time of the last message, change of `num_steps`, and heartbeat.
+        num_steps: step number of the worker's scheduler; -1 before the first heartbeat.
+        stats: last heartbeat's report, a fraction of a second old.
+        links_up: incarnation of each linked decode worker, by id.
+        links_down: last report on each decode worker without a link.
+        decode_workers: connected and linked decode workers by id; itself in role `both`. Kept by the registry.
+        prefixes: reported cached prefixes; empty unless the policy wants them.
+        num_assigned: running requests by the routers' own counts, fresher than a heartbeat; other routers' are 0.1 s
+            old.
+        num_pending_tokens: their tokens to prefill, without tokens that an `Estimate` took as cached.
+        num_decoding: requests in decode or bound for it.
+        num_kv_tokens: tokens of their prompts and earlier outputs.
+        num_arriving_tokens: part of these not taken as cached here, of requests without a token from this worker.
+        assigned_here, assigned_elsewhere: this router's and the other routers' shares in these five.
+        load_number: counter of changes of these, of `lean`, and of reported pool and forward times.
+        forward_times: reported times of forward passes.
+        rates: this router's measurements of the whole cluster.
+        role: `prefill`, `decode` or `both`.
+        sends, receives: whether it hands over to, and takes over from, other workers.
+        page_size: tokens per KV page; equal in a cluster.
+        host, rack: place in the cluster (router/workers/distance.py).
+        num_starting: this router's requests without a token from the decode worker.
+        num_suspects: this router's requests that may crash workers (router/attempts.py).
+        lean: kind of work that it gets first.
     """
 
     hello: Hello
@@ -87,7 +85,7 @@ class Worker:
     def __post_init__(self) -> None:
         self.forward_times = start_times(self.hello.device)
         self.rates = ClusterRates(self.hello.device)
-        # They are asked for of every worker at every choice.
+        # Copies, because every choice reads them of every worker.
         self.role = self.hello.role
         self.host, self.rack = self.hello.host, self.hello.rack
         self.sends = self.role == "prefill" or self.hello.has_links
@@ -102,20 +100,17 @@ class Worker:
         num_kv_tokens: int = 0,
         num_arriving_tokens: int = 0,
     ) -> None:
-        """This router's part of its load has changed by so much."""
         change = AssignedLoad(num_requests, num_pending_tokens, num_decoding, num_kv_tokens, num_arriving_tokens)
         self.assigned_here = self.assigned_here.plus(change)
         self._count_load(change)
 
     def set_load_elsewhere(self, load: AssignedLoad) -> None:
-        """The other routers have said what theirs is."""
         if load != self.assigned_elsewhere:
             change = load.minus(self.assigned_elsewhere)
             self.assigned_elsewhere = load
             self._count_load(change)
 
     def take_stats(self, stats: WorkerStats) -> None:
-        """It has said how it is."""
         old, self.stats = self.stats, stats
         if stats.forward_times not in (NOT_SAID, self.forward_times):
             self.forward_times = stats.forward_times
@@ -124,7 +119,7 @@ class Worker:
             self.load_number += 1
 
     def set_lean(self, lean: Lean) -> bool:
-        """Which work it is to be given first; returns whether that is another than before."""
+        """Returns True if the lean has changed."""
         if lean == self.lean:
             return False
         self.lean = lean
@@ -145,43 +140,40 @@ class Worker:
 
     @property
     def num_pool_tokens(self) -> int:
-        """Tokens that its pool holds."""
         return self.hello.num_pages * self.page_size
 
     @property
     def max_decoding(self) -> int:
-        """Requests that it decodes side by side at most."""
+        """Largest decode batch, in requests."""
         return self.hello.max_batch_size or ANY_NUMBER
 
     @property
     def num_held_tokens(self) -> int:
-        """Tokens of its pool that nobody else can have: what it said in its last heartbeat, however many requests share
-        it, and what is on its way there without a lease. What is cached and not in use makes room."""
+        """Tokens of the pool that no other request can have: locked, leased, or arriving without a lease. A page shared
+        by several requests counts once; cached pages not in use do not count."""
         leased = self.stats.num_leased_pages * self.page_size
         return self.stats.num_locked_pages * self.page_size + max(leased, self.num_arriving_tokens)
 
     @property
     def max_request_tokens(self) -> int:
-        """Tokens of the largest request that it takes."""
         return (self.hello.max_request_pages or self.hello.num_pages) * self.page_size
 
     @property
     def incarnation(self) -> str:
-        """Names this life of the worker: one that is started again has another, and an empty cache."""
         return self.hello.incarnation
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a policy expects of the pair that it has chosen, beside what the other pairs would have given.
+    """A policy's expectations of its chosen pair.
 
     Attributes:
-        num_to_compute: prompt tokens that the prefill worker has not cached.
-        num_to_store: those that the decode worker has not cached; None: nobody knows, so all may be.
-        num_elsewhere: those that half of the workers or more would have to compute at least; None: nobody knows.
-        reason: why this pair, in one of the policy's words for a ledger; "": it does not say.
-        ttft_s: from the choice to the first token; 0: it does not say.
-        itl_s: between two tokens, at the decode worker; 0: it does not say.
+        num_to_compute: prompt tokens not cached at the prefill worker.
+        num_to_store: tokens not cached at the decode worker; None: unknown, so all may be.
+        num_elsewhere: tokens that at least half of the workers would have to compute; None: unknown.
+        reason: reason for this pair, in one of the policy's words; "": none given.
+        ttft_s: seconds from the choice to the first token; 0: unknown.
+        itl_s: seconds between tokens at the decode worker; 0: unknown.
     """
 
     num_to_compute: int
@@ -194,11 +186,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The workers of one attempt: `prefill` and `decode` may be one and the same in role `both`.
-
-    Attributes:
-        estimate: of what becomes of the attempt; None: the policy makes none.
-    """
+    """The workers of one attempt; the same one for both parts in role `both`."""
 
     prefill: Worker
     decode: Worker
@@ -210,5 +198,5 @@ class Pair:
 
     @property
     def distance(self) -> int | None:
-        """Between its workers (router/workers/distance.py); None: it is one worker."""
+        """None for a single worker."""
         return None if self.prefill is self.decode else distance(self.prefill, self.decode)

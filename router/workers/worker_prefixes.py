@@ -1,18 +1,18 @@
-"""What a worker says that it has cached."""
+"""Prefixes that a worker reports as cached."""
 
 from tandem.messages import CachedPrefixes
 from tandem.prefix import unpack_identities
 
 
 class WorkerPrefixes:
-    """All prefixes that one life of a worker has cached, as it says itself: a tenth of a second old, as a rule.
+    """Cached prefixes of one life of a worker, usually 0.1 s old.
 
-    A page is never cached without those before it, so where an identity is here, those of its prefixes are too; but for
-    the moment in which a worker says anew all that it has.
+    A page is never cached without the pages before it, so the identities of all prefixes of an identity are also here,
+    except while the worker repeats its whole report.
 
     Attributes:
-        identities: of prefixes that end with a page (tandem.prefix), at the worker's page size.
-        num_messages: how often they may have changed.
+        identities: identities of prefixes that end with a page (tandem.prefix), at the worker's page size.
+        num_messages: number of possible changes.
     """
 
     __slots__ = ("_is_in_order", "_next_number", "identities", "num_messages")
@@ -24,13 +24,19 @@ class WorkerPrefixes:
         self._is_in_order = True
 
     def receive(self, message: CachedPrefixes) -> bool:
-        """Takes the worker's word. Returns False if something before it did not come: then what is here stays until the
-        worker has been asked to begin anew, and has. Raises ValueError: these are no identities."""
+        """Applies a message.
+
+        Returns:
+            False if an earlier message is missing: ask the worker to start anew. Until then the state stays.
+
+        Raises:
+            ValueError: malformed identities.
+        """
         if message.is_whole:
             self.identities = set()
             self._is_in_order = True
         elif not self._is_in_order:
-            # It has been asked already.
+            # The worker has been asked to start anew.
             return True
         elif message.number != self._next_number:
             self._is_in_order = False

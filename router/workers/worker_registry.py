@@ -1,4 +1,4 @@
-"""The live workers, as the router knows them."""
+"""The connected workers."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,22 +12,22 @@ from tandem.router.workers.prompt_count import PromptCount
 from tandem.router.workers.rates import ClusterRates
 from tandem.router.workers.worker import Worker
 
-# A host tells at once that a process of it has died. A worker on another host that has said nothing for this share of
-# the time after which silence counts as loss has not just died.
+# Share of the heartbeat timeout. A host reports the death of a process at once, so a lost worker on another host that
+# was silent for longer was unreachable before.
 OUT_OF_REACH_AFTER = 0.3
 
 
 class WorkerRegistry:
-    """Workers by id. One is here exactly as long as its control stream lives and its heartbeats say that it moves.
+    """Connected workers by id: control stream alive, and heartbeats with progress.
 
-    Workers and links change rarely and requests come often, so what a request asks for is kept up to date here: who can
-    serve with whom, whether anybody can, and what fits every pool.
+    Requests are frequent and changes of workers and links are rare. The registry therefore keeps usable pairs,
+    readiness and the largest request that fits up to date.
 
     Attributes:
-        planned: the workers that the cluster is to have, their roles by their names. One that is not among them is
-            about to leave: it finishes what it has and takes nothing new. Empty: nobody has said who they are.
+        planned: planned role of each worker by id; empty: unknown. Other workers are leaving: they finish their
+            requests and get no new ones.
         max_request_tokens: tokens of the largest request that fits every worker's pool alone; 0 without workers.
-        num_lean_changes: how often a worker that was here has been told to lean differently.
+        num_lean_changes: changes of connected workers' leans.
     """
 
     def __init__(
@@ -38,18 +38,20 @@ class WorkerRegistry:
         planned: Mapping[str, str] | None = None,
         placement: str = AUTO,
     ) -> None:
-        """Args: placement: of which pairs `candidates` has any, as far as there are such
-        (router/workers/placement.py)."""
+        """
+        Args:
+            placement: restricts `candidates`, if such pairs exist (router/workers/placement.py).
+        """
         self._clock = clock
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._stall_timeout_s = stall_timeout_s
         self._workers: dict[str, Worker] = {}
-        # That of the first worker: all that follow are of the same cluster, also when no other is left.
+        # Format of the first worker. All later workers must match it, even if no other worker is left.
         self._page_format: PageFormat | None = None
         self._num_pairs = 0
-        # How many workers are on each.
+        # Number of workers by host.
         self._hosts: Counter[str] = Counter()
-        # They outlive every worker.
+        # Rates outlive the workers.
         self._rates: ClusterRates | None = None
         self._placement = placement
         self.planned = dict(planned or {})
@@ -59,17 +61,15 @@ class WorkerRegistry:
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is a pair of workers that can serve a request now."""
+        """True if a pair of workers can serve a request now."""
         return self._num_pairs > 0
 
     @property
     def candidates(self) -> Candidates:
-        """Every pair of workers that can serve a request now, for one choice."""
         return Candidates(self._workers, placement=self._placement, spans_hosts=len(self._hosts) > 1)
 
     @property
     def num_pairs(self) -> int:
-        """Pairs of workers that can serve a request now."""
         return self._num_pairs
 
     def __iter__(self) -> Iterator[Worker]:
@@ -79,11 +79,11 @@ class WorkerRegistry:
         return self._workers.get(worker_id)
 
     def stays(self, worker: Worker) -> bool:
-        """Whether a worker is to be part of the cluster further on."""
+        """Returns whether a worker is not leaving."""
         return not self.planned or worker.worker_id in self.planned
 
     def set_planned(self, planned: Mapping[str, str]) -> None:
-        """From now on these are to be the cluster's workers. What is served by others is left to them."""
+        """Sets the cluster's planned workers. Other workers finish their requests."""
         self.planned.clear()
         self.planned.update(planned)
         for worker in self._workers.values():
@@ -93,13 +93,13 @@ class WorkerRegistry:
             self._link_all(worker)
 
     def set_leans(self, leans: Mapping[str, Lean]) -> None:
-        """From now on workers lean like this, those that join later too; others do not."""
+        """Sets the leans of present and future workers; NO_LEAN for missing ids."""
         self._leans = dict(leans)
         for worker in self._workers.values():
             self.num_lean_changes += worker.set_lean(self._leans.get(worker.worker_id, NO_LEAN))
 
     def demand(self, prompts: PromptCount) -> RouterDemand:
-        """What this router has those workers do that may lean. Args: prompts: that it has assigned."""
+        """Returns this router's demand on workers that may lean."""
         workers = [w for w in self._workers.values() if w.role == "both" and w.hello.has_links and self.stays(w)]
         if not workers:
             return RouterDemand()
@@ -118,11 +118,11 @@ class WorkerRegistry:
         )
 
     def refusal(self, hello: Hello) -> str:
-        """Why this worker cannot join, or "": all workers must mean the same by a page, for as long as the router
-        lives, and compute with the model that the router tokenizes for."""
+        """Returns the reason why a worker cannot join, or "". All workers of a cluster must share the page format and
+        the model, for as long as the router lives."""
         current = self._workers.get(hello.worker_id)
         if current is not None and hello.num_restarts < current.hello.num_restarts:
-            # Its node was given up while it could not be reached.
+            # The worker's node was given up as unreachable.
             return "another worker has been started in its place"
         if self._page_format is None:
             return ""
@@ -131,7 +131,7 @@ class WorkerRegistry:
     def register(
         self, hello: Hello, send: Callable[[Sequence[RouterMessage]], None], disconnect: Callable[[str], None]
     ) -> Worker:
-        """Takes a worker in; an earlier life of it must have been unregistered before."""
+        """Adds a worker. An earlier life of it must have been unregistered."""
         assert hello.worker_id not in self._workers
         now = self._clock()
         worker = Worker(hello, send, disconnect, last_heard=now, last_progress=now)
@@ -152,17 +152,16 @@ class WorkerRegistry:
             self._update_limit()
 
     def is_out_of_reach(self, worker: Worker) -> bool:
-        """Whether a worker that is lost was silent before, as one is that cannot be reached. It may be alive."""
+        """Returns whether a lost worker was silent before, as if unreachable. It may be alive."""
         is_elsewhere = worker.hello.host not in ("", host_id())
         return is_elsewhere and self._clock() - worker.last_heard > self._heartbeat_timeout_s * OUT_OF_REACH_AFTER
 
     def record_heard(self, worker: Worker) -> None:
-        """Notes that a message has come. Any will do: where tokens come faster than the router takes them, a heartbeat
-        is late."""
+        """Notes a message of any kind. A heartbeat can be late behind many tokens."""
         worker.last_heard = self._clock()
 
     def excuse_silence(self, seconds: float) -> None:
-        """Does not count a time in which nobody could be heard."""
+        """Excludes `seconds` in which the router could not listen."""
         for worker in self._workers.values():
             worker.last_heard += seconds
             worker.last_progress += seconds
@@ -190,7 +189,7 @@ class WorkerRegistry:
                 self._unlink(worker, decode)
 
     def find_lost(self) -> list[tuple[Worker, str, str]]:
-        """Workers that have fallen silent or stand still, with the kind of loss and the reason."""
+        """Returns silent or stalled workers, with the kind of loss and the reason."""
         now = self._clock()
         lost = []
         for worker in self._workers.values():
@@ -201,7 +200,7 @@ class WorkerRegistry:
         return lost
 
     def not_ready_reason(self) -> str:
-        """Why no request can be served now, or ""."""
+        """Returns the reason why no request can be served now, or ""."""
         if self.is_ready:
             return ""
         roles = {w.role for w in self._workers.values()}
@@ -212,7 +211,7 @@ class WorkerRegistry:
         return f"no prefill worker has a link to a decode worker{': ' + failures if failures else ' yet'}"
 
     def size_refusal(self, num_prompt_tokens: int, max_tokens: int) -> str:
-        """Why a request does not fit the workers' pools even alone, or ""."""
+        """Returns the reason why a request does not fit the pools even alone, or ""."""
         if not self._workers or num_prompt_tokens + max_tokens <= self.max_request_tokens:
             return ""
         refusal = (
@@ -220,11 +219,10 @@ class WorkerRegistry:
             f"{self.max_request_tokens} tokens of KV memory"
         )
         if self.max_request_tokens < min(w.hello.num_pages * w.page_size for w in self._workers.values()):
-            refusal += ", of which prompts for other workers may take half; a larger num_pages makes room"
+            refusal += "; half of it is for prompts that other workers decode: raise num_pages to make room"
         return refusal
 
     def _link_failures(self) -> Iterator[str]:
-        """Why links between workers that are here now are down, as far as the prefill workers have said."""
         for worker in self._workers.values():
             for worker_id, state in worker.links_down.items():
                 decode = self._workers.get(worker_id)
@@ -232,30 +230,28 @@ class WorkerRegistry:
                     yield f"{worker.worker_id} to {worker_id}: {state.reason}"
 
     def peers(self) -> tuple[Peer, ...]:
-        """The workers that all that hand over should have a link to, each to all but itself."""
+        """Returns the workers to which every sender should link, except to itself."""
         return tuple(Peer(w.worker_id, w.incarnation, w.hello.address) for w in self._workers.values() if w.receives)
 
     def _link_all(self, worker: Worker) -> None:
-        """It can serve with those that can go on with what it computes, and that have a link to it."""
         if worker.role == "both":
             self._link(worker, worker)
         if worker.receives:
-            # Word of a link to it may have come before it did.
+            # The report of a link may arrive before the worker itself.
             for prefill in self._workers.values():
                 if prefill.links_up.get(worker.worker_id) == worker.incarnation:
                     self._link(prefill, worker)
 
     def _unlink_all(self, worker: Worker) -> None:
-        """It serves with nobody from now on."""
         for decode in list(worker.decode_workers.values()):
             self._unlink(worker, decode)
         for other in self._workers.values():
-            # What another has said of its links stays true: it keeps one to a worker that only this router has lost,
-            # and says no more of it when that worker is back.
+            # Keeps `links_up`: another worker may keep its link to a worker that only this router has lost, and does
+            # not report it again.
             self._unlink(other, worker)
 
     def _link(self, prefill: Worker, decode: Worker) -> None:
-        """These two can serve a request together from now on, unless one of them is about to leave."""
+        """Makes a usable pair unless one of the two is leaving."""
         if not (self.stays(prefill) and self.stays(decode)):
             return
         if self._workers.get(prefill.worker_id) is prefill and decode.worker_id not in prefill.decode_workers:

@@ -1,4 +1,4 @@
-"""Frames for those who watch a cluster: one a second, made once for all of them, and none while nobody watches."""
+"""Frames for viewers of the live page: one a second, shared by all viewers, none without viewers."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ class Frame(Protocol):
 
 
 class Frames(Protocol):
-    """Where frames come from: router/observe/live/snapshot.py."""
+    """Source of frames, for example a SnapshotBuilder (router/observe/live/snapshot.py)."""
 
     def sample(self) -> None: ...
 
@@ -30,31 +30,34 @@ class Frames(Protocol):
 
 
 class TooManyViewersError(Exception):
-    """As many watch already as may, of all or of one key; the message says so."""
+    """The limit of viewers, of all keys or of one, is reached."""
 
 
 class LiveFeed:
-    """Belongs to the router's loop.
+    """Used on the router's event loop.
 
     Attributes:
-        num_viewers: that watch now.
+        num_viewers: current viewers.
     """
 
     def __init__(self, frames: Frames, num_keys: int = 0) -> None:
-        """Args: num_keys: where there are several, one may have half of the places."""
+        """
+        Args:
+            num_keys: with several keys, one may have half of the places.
+        """
         self._frames = frames
         self.num_viewers = 0
         self._max_per_key = MAX_VIEWERS // 2 if num_keys > 1 else MAX_VIEWERS
         self._num_of_key: Counter[str] = Counter()
         self._number = 0
         self._changes: Frame | None = None
-        # Everything up to the turn of this number, for all who begin within it.
+        # Number and frame of the full state, for viewers that start in this second.
         self._everything: tuple[int, Frame] | None = None
         self._turn = asyncio.Event()
         self._is_closed = False
 
     async def run(self) -> None:
-        """Makes a frame each second, until cancelled. Whatever is wrong with one, requests are served without it."""
+        """Makes a frame each second until cancelled. Errors are logged and do not affect requests."""
         is_well = True
         while True:
             await asyncio.sleep(INTERVAL_S)
@@ -68,26 +71,25 @@ class LiveFeed:
                 is_well = True
 
     def tick(self) -> None:
-        """A second has passed."""
+        """Called once a second."""
         self._frames.sample()
         self._number += 1
         if self.num_viewers:
             self._changes = self._frames.changes()
-        # What comes from now on is told by the next frame; who begins meanwhile is told some of it twice.
+        # Later events go into the next frame. A viewer that starts before it gets some of them twice.
         self._frames.mark_told()
         self._wake()
 
     def close(self) -> None:
-        """Ends all streams: the router stops."""
+        """Ends all streams at the router's stop."""
         self._is_closed = True
         self._wake()
 
     async def watch(self, key: str = "") -> AsyncGenerator[str]:
-        """A viewer's frames. One who is slow to take them misses some, and then gets everything again: nothing waits
-        for it.
+        """Yields frames for a viewer. A slow viewer misses frames and then gets the full state; nothing waits for it.
 
         Args:
-            key: the viewer's, "" where there are no keys.
+            key: the viewer's key, or "" without keys.
 
         Raises:
             TooManyViewersError: at the first frame.

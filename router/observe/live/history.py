@@ -1,4 +1,4 @@
-"""The last minutes, second by second: what a page that is opened now can still show of them."""
+"""One point per second for the last minutes, for a page opened now."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -8,17 +8,17 @@ from typing import NamedTuple
 from tandem.router.observe.histograms import Histogram
 
 NUM_POINTS = 300
-# A point's quantiles are of so many seconds up to it: within one there may be few requests.
+# Window of a point's quantiles, in seconds: one second has few requests.
 WINDOW_S = 10
 
 
 class Point(NamedTuple):
-    """One second. Quantiles are in milliseconds, and None where nothing was observed.
+    """One second. Quantiles are in milliseconds, None without values.
 
     Attributes:
-        number: later points have larger ones, without gaps.
+        number: consecutive number.
         at_s: seconds since the epoch.
-        num_requests, num_queued: in hand, and waiting for their first token, at all routers.
+        num_requests, num_queued: running requests, and those without a first token, at all routers.
     """
 
     number: int
@@ -34,14 +34,14 @@ class Point(NamedTuple):
 
 
 class Quantiles:
-    """Of what a histogram has counted in the last WINDOW_S seconds."""
+    """Quantiles of a histogram over the last WINDOW_S seconds."""
 
     def __init__(self, histogram: Histogram) -> None:
         self._histogram = histogram
         self._before: deque[tuple[int, ...]] = deque([histogram.counts()], maxlen=WINDOW_S)
 
     def next(self) -> tuple[float | None, float | None]:
-        """The median and the 99th percentile, in milliseconds; to be asked once a second."""
+        """Returns median and 99th percentile in milliseconds. Call once a second."""
         counts = self._histogram.counts()
         lately = [new - old for new, old in zip(counts, self._before[0], strict=True)]
         self._before.append(counts)
@@ -49,7 +49,7 @@ class Quantiles:
 
 
 class History:
-    """The latest points. Belongs to one loop."""
+    """The latest points. Used by one event loop."""
 
     def __init__(self, ttft: Histogram, itl: Histogram) -> None:
         self._ttft, self._itl = Quantiles(ttft), Quantiles(itl)
@@ -65,7 +65,7 @@ class History:
         num_requests: int,
         num_queued: int,
     ) -> None:
-        """To be called once a second."""
+        """Call once a second."""
         self.num_points += 1
         self._points.append(
             Point(
@@ -81,16 +81,16 @@ class History:
         )
 
     def since(self, number: int) -> Iterator[Point]:
-        """Those that have a larger number, the oldest first."""
+        """Returns the points after `number`, oldest first."""
         return (point for point in self._points if point.number > number)
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], q: float) -> float | None:
-    """In milliseconds, as Prometheus estimates it: values lie evenly within each bucket. None: there are no values.
+    """Returns a quantile in milliseconds, or None without values. As in Prometheus, values lie evenly within a bucket.
 
     Args:
-        bounds: the buckets' upper bounds, in seconds, rising.
-        counts: values in each bucket, and behind them those above all.
+        bounds: upper bounds of the buckets in seconds, rising.
+        counts: values per bucket, then values above all bounds.
     """
     totals = list(accumulate(counts))
     if not totals[-1]:

@@ -1,4 +1,4 @@
-"""What has befallen a cluster lately, as one router saw it: for whoever asks why numbers look as they do."""
+"""Recent events of a cluster, as one router saw them."""
 
 import time
 from collections import deque
@@ -10,9 +10,8 @@ from typing import Literal
 from tandem.messages import Hello, LinkState
 from tandem.router.workers.worker import Worker
 
-# The oldest are forgotten first.
 MAX_ENTRIES = 200
-# A worker's end befalls many requests: what is alike within so short a time is one entry.
+# Seconds within which equal events merge: a worker's end affects many requests.
 MERGE_S = 2.0
 MERGE_AMONG = 4
 
@@ -23,12 +22,12 @@ EntryKind = Literal["router", "worker", "link", "requests"]
 class Entry:
     """
     Attributes:
-        number: later entries have larger ones.
-        version: of the journal, when the entry last changed.
+        number: consecutive number.
+        version: version of the journal at the entry's last change.
         at_s: seconds since the epoch.
-        subject: whom it befell.
-        is_fault: whether it is bad news.
-        count: how often it has happened.
+        subject: name of the affected part.
+        is_fault: True for a fault.
+        count: number of merged events.
     """
 
     number: int
@@ -42,25 +41,28 @@ class Entry:
 
 
 class Journal:
-    """The latest entries. Belongs to one loop.
+    """The latest entries. Used by one event loop.
 
     Attributes:
-        version: grows with each change.
+        version: counter of changes.
     """
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
-        """Args: now: seconds since the epoch."""
+        """
+        Args:
+            now: returns seconds since the epoch.
+        """
         self._now = now
         self._entries: deque[Entry] = deque(maxlen=MAX_ENTRIES)
         self._num_entries = 0
         self.version = 0
 
     def started(self, router_id: str, num_restarts: int) -> None:
-        """The router itself."""
+        """Notes the start of this router."""
         self._note("router", router_id, _times("started", num_restarts), is_fault=num_restarts > 0)
 
     def router_seen(self, router_id: str, *, alive: bool) -> None:
-        """Another router answers, or does so no more."""
+        """Notes whether another router answers."""
         self._note("router", router_id, "answers" if alive else "does not answer", is_fault=not alive)
 
     def worker_joined(self, hello: Hello) -> None:
@@ -70,10 +72,11 @@ class Journal:
         self._note("worker", worker_id, f"lost, {kind}: {reason}", is_fault=True)
 
     def worker_left(self, worker_id: str) -> None:
-        self._note("worker", worker_id, "left: the cluster needs it no more")
+        self._note("worker", worker_id, "left: no longer planned")
 
     def link_changed(self, worker: Worker, state: LinkState) -> None:
-        """To be called before the worker's own notes of its links change: those that open first are no news."""
+        """Notes a change of a link. Call before the worker's record of its links changes: a link's first opening is not
+        noted."""
         subject = f"{worker.worker_id} to {state.decode_worker_id}"
         if not state.up:
             self._note("link", subject, f"down: {state.reason}" if state.reason else "down", is_fault=True)
@@ -81,17 +84,16 @@ class Journal:
             self._note("link", subject, "up again")
 
     def attempt_restarted(self, kind: str) -> None:
-        """A request begins another attempt."""
-        self._note("requests", "requests", f"begun again: {kind.replace('_', ' ')}")
+        self._note("requests", "requests", f"restarted: {kind.replace('_', ' ')}")
 
     def since(self, version: int) -> Iterator[Entry]:
-        """What was noted or has changed since the journal had this version, the oldest first."""
+        """Returns entries noted or changed after `version`, oldest first."""
         return (entry for entry in self._entries if entry.version > version)
 
     def _note(self, kind: EntryKind, subject: str, text: str, *, is_fault: bool = False) -> None:
         self.version += 1
         now = self._now()
-        # The end of a worker befalls its links and its requests in turn; what befalls one worker has an order.
+        # A worker's end affects links and requests in turn; events of one worker stay in order.
         num_looked_at = MERGE_AMONG if kind == "requests" else 1
         for last in islice(reversed(self._entries), num_looked_at):
             if (last.kind, last.subject, last.text) == (kind, subject, text) and now - last.at_s < MERGE_S:

@@ -1,4 +1,4 @@
-"""How fast workers' counters grow."""
+"""Growth rates of the workers' counters."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -8,18 +8,18 @@ from typing import NamedTuple
 from tandem.messages import WorkerStats
 from tandem.router.workers.worker import Worker
 
-# Rates are over so many samples, which are taken once a second.
+# Samples per rate, taken once a second.
 NUM_SAMPLES = 4
 
 _tokens_of = attrgetter("prompt_tokens_computed", "output_tokens_computed", "prefix_cached_tokens")
 
 
 class Rates(NamedTuple):
-    """Of one worker, each a second.
+    """Rates of one worker per second.
 
     Attributes:
-        cached_tokens: prompt tokens that were found cached.
-        sent_bytes: by the receiving worker and the transport.
+        cached_tokens: prompt tokens found in the cache.
+        sent_bytes: by receiving worker and transport.
     """
 
     prompt_tokens: float = 0.0
@@ -37,13 +37,16 @@ class _Sample(NamedTuple):
 
 
 class WorkerRates:
-    """Remembers the last heartbeats of each life of a worker."""
+    """Keeps the last heartbeats of each life of a worker."""
 
     def __init__(self) -> None:
         self._samples: dict[str, tuple[Worker, deque[_Sample]]] = {}
 
     def sample(self, workers: Iterable[Worker]) -> None:
-        """Args: workers: all that are connected."""
+        """
+        Args:
+            workers: all connected workers.
+        """
         known, self._samples = self._samples, {}
         for worker in workers:
             before = known.get(worker.worker_id)
@@ -69,5 +72,5 @@ class WorkerRates:
         return Rates(prompt, output, cached, sent)
 
     def total(self, rate: Callable[[Rates], float]) -> float:
-        """The sum of one of them over all workers."""
+        """Returns the sum of one rate over all workers."""
         return sum(rate(self.of(worker_id)) for worker_id in self._samples)

@@ -1,4 +1,4 @@
-"""What one look at a cluster shows: as JSON, made once for everybody who looks."""
+"""Snapshots of a cluster as JSON, shared by all viewers."""
 
 import json
 import time
@@ -17,21 +17,21 @@ from tandem.router.observe.live.rates import WorkerRates
 from tandem.router.router import Router
 from tandem.router.workers.worker import Worker
 
-# Where more end within a second nobody reads them all, and each costs as much as two links.
+# Limit per second: nobody reads more, and each costs as much as two links.
 MAX_NEW_REQUESTS = 20
-# The names of its parts are the page's business alone, so they may change with any version.
+# Only the page reads these names, so they may change with any version.
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Frame:
-    """What one look shows to each key."""
+    """One snapshot, as each key sees it."""
 
     def __init__(self, shared: dict[str, Any], requests: Sequence[EndedRequest], *, own_only: bool = False) -> None:
         """
         Args:
-            shared: what everybody sees.
-            requests: that are shown with it.
-            own_only: each key sees its own of these alone.
+            shared: data for everybody.
+            requests: ended requests to show.
+            own_only: True if each key sees only its own requests.
         """
         self._shared = _to_json({**shared, "own_only": own_only})
         self._requests = requests
@@ -39,7 +39,11 @@ class Frame:
         self._texts: dict[str, str] = {}
 
     def seen_by(self, key: str) -> str:
-        """The frame as JSON. Args: key: the viewer's, "" where there are no keys."""
+        """Returns the frame as JSON.
+
+        Args:
+            key: the viewer's key, or "" without keys.
+        """
         whose = key if self._own_only else ""
         if whose not in self._texts:
             seen = [_request(request) for request in self._requests if not self._own_only or request.key == key]
@@ -48,25 +52,28 @@ class Frame:
 
 
 class SnapshotBuilder:
-    """Makes frames: the first for a page has everything, and those that follow have what is now, and what is new of
-    points, requests and entries. Belongs to the router's loop."""
+    """Makes frames. A page's first frame has everything; later ones have the current state and new points, requests and
+    entries. Used on the router's event loop."""
 
     def __init__(self, router: Router, config: RouterConfig, now: Callable[[], float] = time.time) -> None:
-        """Args: now: seconds since the epoch."""
+        """
+        Args:
+            now: returns seconds since the epoch.
+        """
         self._router = router
         self._config = config
         self._now = now
         self._started_s = now()
-        # Lengths and times of single requests tell what a key is used for.
+        # Lengths and times of requests reveal a key's use.
         self._own_only = len(config.api_keys) > 1 and not config.allow_tracing
         self._rates = WorkerRates()
         self._history = History(router.live.ttft, router.metrics.itl)
-        # What the frames so far have told.
+        # End of the data in earlier frames.
         self._num_points = self._num_ended = self._journal_version = 0
         self._alive: dict[str, bool] = {}
 
     def sample(self) -> None:
-        """Notes what a page that is opened later shows of this second; to be called once a second."""
+        """Records this second. Call once a second."""
         router = self._router
         self._rates.sample(router.workers)
         self._history.add(
@@ -84,15 +91,15 @@ class SnapshotBuilder:
                 self._alive[router_id] = alive
 
     def changes(self) -> Frame:
-        """The frame for those that have every frame up to the last `mark_told`."""
+        """Returns the frame for viewers with all frames up to the last `mark_told`."""
         return self._frame(self._num_points, self._num_ended, self._journal_version, is_whole=False)
 
     def everything(self) -> Frame:
-        """The frame for those that have none, or have missed one."""
+        """Returns the frame for new viewers and those that missed a frame."""
         return self._frame(0, 0, 0, is_whole=True)
 
     def mark_told(self) -> None:
-        """The next `changes` leave out all that there is now."""
+        """Excludes the current data from the next `changes`."""
         live = self._router.live
         self._num_points, self._num_ended = self._history.num_points, live.ended.num_requests
         self._journal_version = live.journal.version
@@ -184,7 +191,7 @@ class SnapshotBuilder:
         }
 
     def _links(self, worker: Worker) -> Iterable[dict[str, Any]]:
-        """Those from this worker to the decode workers that are there, and what is known of others."""
+        """Yields the links from this worker to the connected decode workers."""
         if not worker.sends:
             return
         sent = self._rates.of(worker.worker_id).sent_bytes or {}
@@ -199,7 +206,7 @@ class SnapshotBuilder:
             down = worker.links_down.get(receiver_id)
             shipped = shipped_to.get(receiver_id, [])
             rates = [sent.get((receiver_id, s.transport), 0.0) for s in shipped]
-            # A link that has changed its transport uses the one that was opened last.
+            # After a change of transport, the link uses the transport opened last.
             transport = shipped[-1].transport if shipped else ""
             yield {
                 "from": worker.worker_id,

@@ -1,5 +1,4 @@
-"""Calls that are the whole output: JSON objects, which nothing but their place and the functions' names tells from
-other JSON."""
+"""Outputs that are calls only: JSON objects without marks, recognized by position and function name."""
 
 from tandem.router.text.tool_parsers.base import ToolParser
 from tandem.router.text.tool_parsers.json_scanner import skip_space
@@ -8,7 +7,7 @@ PYTHON_TAG = "<|python_tag|>"
 
 
 class JsonParser(ToolParser):
-    """One call, or a list of calls. Text that begins otherwise, or with another name, is content."""
+    """One call or a list of calls. Other text, or an unknown name, is content."""
 
     tells_by_name = True
 
@@ -39,7 +38,6 @@ class JsonParser(ToolParser):
         return len(text)
 
     def _in_list(self, text: str, position: int) -> int:
-        """Before a call."""
         start = skip_space(text, position)
         self._held.append(text[position:start])
         return start if start == len(text) else self._begin_or_end(text, start)
@@ -49,13 +47,13 @@ class JsonParser(ToolParser):
 
 
 class Llama3Parser(ToolParser):
-    """Calls with semicolons between them, possibly behind the tag that opens what is to be run."""
+    """Calls separated by semicolons, optionally after the Python tag."""
 
     marks = (PYTHON_TAG,)
     tells_by_name = True
 
     def _content(self, text: str, position: int) -> int:
-        """The output's beginning, where a call needs no tag."""
+        """The start of the output, where a call needs no tag."""
         start = skip_space(text, position)
         self._held.append(text[position:start])
         if start < len(text):
@@ -91,7 +89,7 @@ class Llama3Parser(ToolParser):
         return start
 
     def _next(self, text: str, position: int) -> int:
-        """Behind what stands between two calls."""
+        """After a separator."""
         start = skip_space(text, position)
         self._held.append(text[position:start])
         if start == len(text):

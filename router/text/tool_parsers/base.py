@@ -1,4 +1,4 @@
-"""What every tool parser does: it finds the calls of tools in the text of an output, as the text comes."""
+"""Base of tool parsers, which find tool calls in streamed output."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
@@ -8,53 +8,55 @@ from tandem.router.text.output_parts import Part, PartList
 from tandem.router.text.tool_parsers.call_reader import CallReader
 from tandem.router.text.tool_parsers.json_scanner import skip_space
 
-# A state of a parser: it takes the text from a position on, and returns up to where it is done with it.
+# State of a parser: takes text and a position, returns the position up to which it is done.
 State = Callable[[str, int], int]
 
 
 class ToolParser(ABC):
-    """Finds calls in one output. What it gives follows from the text so far alone, however that was cut into pieces.
+    """Finds calls in one output. The result depends on the text only, not on the cuts between pieces.
 
-    Nothing of the text is lost but the marks around calls, with braces too many, and the whitespace beside them: what
-    turns out to be no call is content. A call has begun when its name is known; what breaks after that is content from
-    there on. The work for each character does not grow with the text.
+    Call marks, surplus braces and whitespace beside them are dropped. All other text is content, including failed calls
+    and malformed text after a call's name. Work per character is constant.
 
-    A subclass has states, which hand over to each other through `_state`. A state looks at each character once, but for
-    what may be the beginning of a mark and waits to be looked at again.
+    A subclass has states that follow each other through `_state`. A state scans each character once, except a possible
+    start of a mark.
 
     Attributes:
-        marks: texts that a vocabulary may have special tokens for, which this parser has to see.
-        tells_by_name: whether only the name of a function tells a call from other text. Where marks do, a function that
-            there is not is called all the same: the client can say so to the model.
+        marks: texts, possibly special tokens, that this parser has to see.
+        tells_by_name: True if only a known function's name distinguishes a call from text. Parsers with marks also pass
+            on calls of unknown functions, so that the client can tell the model.
     """
 
     marks: ClassVar[tuple[str, ...]] = ()
     tells_by_name: ClassVar[bool] = False
 
     def __init__(self, names: Collection[str] | None = None) -> None:
-        """Args: names: of the functions that there are; None: any."""
+        """
+        Args:
+            names: known functions; None: any.
+        """
         self._names = names if self.tells_by_name else None
         self._found = PartList()
         self._state: State = self._content
-        # The end of the text that no state is done with, and where it begins in the whole.
+        # Unprocessed end of the text, and its position in the whole.
         self._tail = ""
         self._offset = 0
-        # Whitespace at the content's end: it is none of it if a call follows.
+        # Whitespace after content, dropped if a call follows.
         self._space: list[str] = []
-        # What is content unless it becomes a call.
+        # Content unless it becomes a call.
         self._held: list[str] = []
         self._reader = CallReader(self._on_name, self._on_arguments, self._names)
 
     @abstractmethod
     def _content(self, text: str, position: int) -> int:
-        """The state that the text begins in."""
+        """The initial state."""
 
     @abstractmethod
     def _after_call(self, text: str, position: int) -> int:
-        """The state behind a call's last brace."""
+        """The state after a call's last brace."""
 
     def feed(self, text: str) -> list[Part]:
-        """Takes the next piece of the text. Returns what is certain with it."""
+        """Takes the next piece. Returns the parts that are certain."""
         text, position = self._tail + text, 0
         while position < len(text):
             state = self._state
@@ -66,7 +68,7 @@ class ToolParser(ABC):
         return self._found.take()
 
     def finish(self) -> list[Part]:
-        """The text has ended: returns the rest, none of which is a call that had not begun."""
+        """Returns the rest at the end of the text. A call without a known name is content."""
         end = self._offset + len(self._tail)
         if self._state == self._call and self._reader.has_started:
             self._found.append("arguments", self._reader.rest(), end)
@@ -78,7 +80,10 @@ class ToolParser(ABC):
         return self._found.take()
 
     def _give_content(self, text: str, end: int) -> None:
-        """Args: end: of the text in hand, where this is known to be content."""
+        """
+        Args:
+            end: position in the current text at which this is known to be content.
+        """
         solid = text.rstrip()
         if solid:
             self._space.append(solid)
@@ -88,7 +93,7 @@ class ToolParser(ABC):
             self._space.append(text[len(solid) :])
 
     def _begin_call(self) -> None:
-        """A call may stand here, and `_held` has what came before its brace and is no content if it does."""
+        """Starts a possible call. `_held` has the text before its brace."""
         self._reader = CallReader(self._on_name, self._on_arguments, self._names)
         self._state = self._call
 
@@ -104,7 +109,11 @@ class ToolParser(ABC):
         return end
 
     def _break_off(self, end: int) -> None:
-        """This is no call, or not any more. Args: end: of the text in hand, where that is known."""
+        """Ends a failed call.
+
+        Args:
+            end: position in the current text at which the failure is known.
+        """
         self._release(end)
         self._state = self._content
 
@@ -123,8 +132,7 @@ class ToolParser(ABC):
         self._found.append("arguments", text, self._offset + end)
 
     def _skip_mark(self, mark: str, text: str, position: int, then: State, otherwise: State) -> int:
-        """Passes over whitespace and the mark, if it is there, and goes on in `then`, or else in `otherwise` behind the
-        whitespace."""
+        """Skips whitespace and the mark, then continues in `then`; without the mark in `otherwise`."""
         position = skip_space(text, position)
         if position == len(text):
             return position
@@ -136,7 +144,7 @@ class ToolParser(ABC):
         return position
 
     def _go_on_in_list(self, text: str, position: int, another: State, behind: State) -> int:
-        """Behind a call of a list: passes over what separates it from another, or the bracket that closes the list."""
+        """Skips the comma or closing bracket after a call."""
         start = skip_space(text, position)
         if start == len(text):
             return start
@@ -148,7 +156,7 @@ class ToolParser(ABC):
         return start + 1 if text[start] == "]" else start
 
     def _find_mark(self, mark: str, text: str, position: int, then: State) -> int:
-        """Gives content up to the mark, which is held, and goes on in `then` behind it."""
+        """Adds content up to the mark, holds the mark and continues in `then`."""
         start = text.find(mark, position)
         if start >= 0:
             end = start + len(mark)
@@ -157,13 +165,13 @@ class ToolParser(ABC):
             self._state = then
             return end
         start = len(text) - overlap(text, position, mark)
-        # Its end may have waited as what may be a mark.
+        # The end of this text may have waited as a possible mark.
         self._give_content(text[position:start], len(text))
         return start
 
 
 def overlap(text: str, position: int, mark: str) -> int:
-    """How much of the text's end, from a position on, may be the mark's beginning."""
+    """Returns the length of the mark's beginning at the text's end."""
     for length in range(min(len(mark) - 1, len(text) - position), 0, -1):
         if text.endswith(mark[:length]):
             return length

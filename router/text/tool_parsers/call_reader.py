@@ -1,4 +1,4 @@
-"""One call as JSON: an object with the function's name and its arguments, in text that comes in pieces."""
+"""Reads one call in streamed text: a JSON object with a function's name and arguments."""
 
 import json
 from collections.abc import Callable, Collection
@@ -7,7 +7,7 @@ from enum import Enum, auto
 from tandem.router.text.tool_parsers.json_scanner import WHITESPACE, JsonScanner, skip_space
 
 NAME = "name"
-# The one or the other, by the model's family.
+# Depends on the model family.
 ARGUMENTS = frozenset(("arguments", "parameters"))
 NO_ARGUMENTS = "{}"
 NESTED = "{["
@@ -23,17 +23,15 @@ class _Expects(Enum):
 
 
 class CallReader:
-    """Reads one call, from the brace that opens it to the one that closes it.
+    """Reads one call from its opening to its closing brace.
 
-    The name is given as soon as it has ended, and of arguments that are an object each character as it comes: they are
-    what the model has written, whether or not that is JSON. Arguments that stand before the name wait for it, and those
-    that are a string, which has the JSON within, wait for its end. Other keys are passed over.
+    The name is passed on when complete. Object arguments are streamed as written, valid JSON or not. Arguments before
+    the name wait for it; string arguments wait for their end. Other keys are skipped.
 
     Attributes:
-        has_started: the name has been given.
-        is_done: the call has ended.
-        is_broken: this is no call, or not any more.
-        broken_at: the position in the text up to which that follows.
+        has_started: the name has been passed on.
+        is_broken: the text is not a call.
+        broken_at: position at which that is known.
     """
 
     def __init__(
@@ -44,8 +42,8 @@ class CallReader:
     ) -> None:
         """
         Args:
-            on_name, on_arguments: take what there is, and the position in the text up to which that follows.
-            names: of the functions that may be called; None: any.
+            on_name, on_arguments: callbacks with a text and the position at which it is known.
+            names: callable functions; None: any.
         """
         self.has_started = False
         self.is_done = False
@@ -58,12 +56,12 @@ class CallReader:
         self._scanner: JsonScanner | None = None
         self._key = ""
         self._value: list[str] = []
-        # Arguments that have come before the name.
+        # Arguments before the name.
         self._early: str | None = None
         self._has_arguments = False
 
     def read(self, text: str, position: int) -> int:
-        """Goes on at `position`. Returns where the call ends, or breaks, or else the text's end."""
+        """Continues at `position`. Returns the end of the call, of its valid part, or of the text."""
         while position < len(text) and not (self.is_done or self.is_broken):
             if self._scanner is not None:
                 position = self._scan(self._scanner, text, position)
@@ -74,7 +72,7 @@ class CallReader:
         return position
 
     def rest(self) -> str:
-        """The text has ended: arguments that have begun and wait for their end."""
+        """Returns incomplete waiting arguments at the end of the text."""
         is_waiting = self.has_started and self._scanner is not None and self._is_arguments
         return "".join(self._value) if is_waiting else ""
 
@@ -83,7 +81,6 @@ class CallReader:
         return self._expects is _Expects.VALUE and self._key in ARGUMENTS and not self._has_arguments
 
     def _step(self, character: str, position: int) -> int:
-        """A character outside keys and values."""
         expects = self._expects
         if expects is _Expects.OBJECT and character == "{":
             self._expects = _Expects.FIRST_KEY
@@ -117,7 +114,7 @@ class CallReader:
                 self._key = _decoded("".join(self._value))
                 self._expects = _Expects.COLON
             else:
-                # A number or a word is known to have ended by what follows.
+                # The next character ends a number or a word.
                 self._end_value(scanner.first, end if scanner.first in '{["' else end + 1, is_streamed)
         return end
 
@@ -156,7 +153,7 @@ class CallReader:
 
 
 def _decoded(literal: str) -> str:
-    """What a JSON string says; "" if it is none."""
+    """Decodes a JSON string; "" if invalid."""
     try:
         return str(json.loads(literal, strict=False))
     except ValueError:
@@ -164,7 +161,6 @@ def _decoded(literal: str) -> str:
 
 
 def _arguments(first: str, value: str) -> str:
-    """Of a call, from a value that has come whole."""
     if first == '"':
         return _decoded(value) or NO_ARGUMENTS
     return NO_ARGUMENTS if value == "null" else value

@@ -1,4 +1,4 @@
-"""Calls between tags, each a JSON object with `name` and `arguments`: Hermes, Qwen and others."""
+"""Calls of Hermes, Qwen and others: JSON objects with `name` and `arguments` between tags."""
 
 from tandem.router.text.tool_parsers.base import ToolParser
 from tandem.router.text.tool_parsers.json_scanner import skip_space
@@ -19,16 +19,16 @@ class HermesParser(ToolParser):
     def _break_off(self, end: int) -> None:
         super()._break_off(end)
         if self._reader.has_started:
-            # A brace too few: what follows is as behind a whole call.
+            # A missing brace: continue as after a whole call.
             self._state = self._after_call
 
     def _after_call(self, text: str, position: int) -> int:
         start = skip_space(text, position)
         if start < len(text) and text[start] in "{}":
-            # Models write several calls between two tags, or a brace too many.
+            # Models write several calls between tags, or a surplus brace.
             if text[start] == "}":
                 return start + 1
             self._begin_call()
             return start
-        # A model that leaves the closing tag out has made a call all the same.
+        # The closing tag is optional.
         return self._skip_mark(CLOSING, text, start, self._content, self._content)

@@ -1,4 +1,4 @@
-"""Where a JSON value ends, in text that comes in pieces."""
+"""Finds the end of a JSON value in streamed text."""
 
 import re
 
@@ -11,19 +11,17 @@ _CLOSING = {"{": "}", "[": "]"}
 
 
 def skip_space(text: str, position: int) -> int:
-    """Where the whitespace that begins there ends."""
     match = _SPACE.match(text, position)
     assert match is not None
     return match.end()
 
 
 class JsonScanner:
-    """Finds the end of one value. It looks at strings and brackets alone: what stands between them may be no JSON.
+    """Finds the end of one value. It checks strings and brackets only.
 
     Attributes:
-        first: the value's first character, which says its kind; "" before it came.
-        is_done: the value has ended.
-        is_broken: no value can be like this.
+        first: first character, which shows the kind of value, or "".
+        is_broken: the value is invalid.
     """
 
     def __init__(self) -> None:
@@ -35,8 +33,8 @@ class JsonScanner:
         self._is_escaped = False
 
     def scan(self, text: str, position: int) -> int:
-        """Goes on with the value at `position`; nothing may stand before it. Returns where the value ends, or breaks,
-        or else the text's end. Each character is looked at once."""
+        """Continues the value at `position`, scanning each character once. Returns the end of the value, of its valid
+        part, or of the text."""
         length = len(text)
         while position < length and not (self.is_done or self.is_broken):
             position = self._step(text, position)
@@ -47,7 +45,7 @@ class JsonScanner:
         if self._in_string:
             return self._scan_string(text, position)
         if self.first and not self._open:
-            # It is a number or a word, which ends before what cannot be part of it.
+            # A number or a word ends before the first character outside it.
             position = _end(_IN_LITERAL, text, position)
             self.is_done = position < len(text)
             return position

@@ -1,4 +1,4 @@
-"""Calls behind a tag: a JSON list of them, or one with its name before the tag of its arguments."""
+"""Calls of Mistral: after a tag, a JSON list, or one call with its name before the arguments' tag."""
 
 import re
 from collections.abc import Sequence
@@ -33,10 +33,9 @@ class MistralParser(ToolParser):
             self._state = self._in_name
         return start
 
-    # --- a list of calls ---
+    # --- list of calls ---
 
     def _in_list(self, text: str, position: int) -> int:
-        """Before a call."""
         start = skip_space(text, position)
         self._held.append(text[position:start])
         if start == len(text):
@@ -47,7 +46,7 @@ class MistralParser(ToolParser):
     def _after_call(self, text: str, position: int) -> int:
         return self._go_on_in_list(text, position, self._in_list, self._content)
 
-    # --- one call, as `name[ARGS]{...}` ---
+    # --- one call: `name[ARGS]{...}` ---
 
     def _in_name(self, text: str, position: int) -> int:
         match = _NAME.match(text, position)
@@ -91,7 +90,7 @@ class MistralParser(ToolParser):
         if start == len(text):
             return start
         if text[start] == "{":
-            # Name and brace follow from the same character where no tag stands between them.
+            # Without a tag between them, name and brace become known at the same character.
             self._on_name("".join(self._name), start + 1)
             self._on_arguments("{", start + 1)
             self._scanner = JsonScanner()
@@ -111,7 +110,7 @@ class MistralParser(ToolParser):
 
 
 def _differing(text: str, start: int, marks: Sequence[str]) -> int:
-    """How much of the text says that none of the marks begins at `start`, where none does."""
+    """Returns the position at which no mark can begin at `start`."""
     end = start + 1
     while any(mark.startswith(text[start:end]) for mark in marks):
         end += 1

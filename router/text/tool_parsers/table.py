@@ -1,4 +1,4 @@
-"""The tool parsers by their names in a configuration (`tool_parser`)."""
+"""Tool parsers by configuration name (`tool_parser`)."""
 
 from typing import TYPE_CHECKING
 

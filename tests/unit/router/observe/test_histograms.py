@@ -1,5 +1,3 @@
-"""Histograms in Prometheus' text format."""
-
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -13,7 +11,7 @@ from tandem.router.observe.histograms import (
 )
 
 
-def test_a_value_is_in_the_first_bucket_that_holds_it() -> None:
+def test_value_is_in_first_fitting_bucket() -> None:
     family = HistogramFamily("gaps_seconds", "Gaps.", (0.5, 1.0))
     for value in (0.0, 0.5, 0.75, 1e6):
         family.only.observe(value)
@@ -28,7 +26,7 @@ def test_a_value_is_in_the_first_bucket_that_holds_it() -> None:
     )
 
 
-def test_each_value_of_a_label_has_its_own_counts() -> None:
+def test_label_values_count_separately() -> None:
     family = HistogramFamily("phase_seconds", "Phases.", (1.0,), "phase", ("prefill", "decode"))
     family.by_value["decode"].observe(2.0)
     (parsed,) = text_string_to_metric_families(family.exposition())
@@ -45,5 +43,5 @@ def test_buckets_rise(buckets: tuple[float, ...]) -> None:
 
 
 @pytest.mark.parametrize("objective_ms", [2, 5, 10, 12, 15, 20, 25, 30, 40, 50])
-def test_objectives_for_the_time_between_tokens_are_bounds(objective_ms: int) -> None:
+def test_itl_objectives_are_bounds(objective_ms: int) -> None:
     assert objective_ms / 1e3 in ITL_SECONDS

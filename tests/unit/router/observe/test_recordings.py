@@ -1,4 +1,4 @@
-"""A router that collects what several processes record, over real gRPC."""
+"""A router that collects recordings over real gRPC."""
 
 import asyncio
 from collections.abc import Callable
@@ -28,7 +28,10 @@ TOKEN = "the-token"
 
 
 class Process:
-    """Attributes: answers: whether it tells what it has recorded."""
+    """
+    Attributes:
+        answers: False if it never sends its recording.
+    """
 
     def __init__(self, name: str, role: str) -> None:
         self.name, self.role = name, role
@@ -96,7 +99,7 @@ def collected(parts: list[pb.RecordedPart]) -> dict[str, list[str]]:
     return slices
 
 
-def test_all_processes_record_at_the_same_time() -> None:
+def test_processes_record_concurrently() -> None:
     async def scenario(cluster: Cluster) -> None:
         parts: list[pb.RecordedPart] = []
         async for part in cluster.recordings().record(0.2):
@@ -112,9 +115,9 @@ def test_all_processes_record_at_the_same_time() -> None:
     run(scenario)
 
 
-def test_it_is_said_how_far_a_workers_clock_is_ahead() -> None:
+def test_clock_offset_is_reported() -> None:
     async def scenario(cluster: Cluster) -> None:
-        # Its clock shows 7000 when the router's shows 1000.
+        # Its clock shows 7000 at the router's 1000.
         cluster.clocks.receive("decode-0", ClockReply(sent_ns=1000, received_ns=7000, replied_ns=7000))
         parts = [part async for part in cluster.recordings().record(0.05)]
         offsets = {part.process: part.clock_offset_ns for part in parts if part.HasField("clock_offset_ns")}
@@ -123,7 +126,7 @@ def test_it_is_said_how_far_a_workers_clock_is_ahead() -> None:
     run(scenario)
 
 
-def test_a_worker_that_dies_is_told_of_and_the_others_are_there() -> None:
+def test_dead_worker_is_reported() -> None:
     async def scenario(cluster: Cluster) -> None:
         parts: list[pb.RecordedPart] = []
         async for part in cluster.recordings().record(0.3):
@@ -137,29 +140,29 @@ def test_a_worker_that_dies_is_told_of_and_the_others_are_there() -> None:
     run(scenario)
 
 
-def test_a_worker_that_does_not_begin_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_does_not_start_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordings_module, "START_TIMEOUT_S", 0.3)
 
     async def scenario(cluster: Cluster) -> None:
         await cluster.workers[1].stop()
-        # It takes connections and says nothing.
+        # Accepts connections and stays silent.
         server = await asyncio.start_server(lambda reader, writer: asyncio.sleep(10), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         cluster.workers[1].address = f"127.0.0.1:{port}"
         async with server:
             parts = [part async for part in cluster.recordings().record(0.1)]
         assert {part.process: part.failure for part in parts if part.failure} == {
-            "decode-0": "it did not begin within 0.3 s"
+            "decode-0": "did not start within 0.3 s"
         }
         assert collected(parts).keys() == {"prefill-0", "decode-0", "router-0"}
 
     run(scenario)
 
 
-def test_a_worker_that_is_stopped_meanwhile_keeps_nobody_waiting_for_the_others(
+def test_stopped_worker_does_not_delay_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # The stopped one would be waited for as long as the others' calls may last.
+    # Without a deadline the others would wait as long as a call may last.
     monkeypatch.setattr(recordings_module, "COLLECT_TIMEOUT_S", 3.0)
     monkeypatch.setattr(recordings_module, "FIRST_PART_TIMEOUT_S", 0.3)
     monkeypatch.setattr(recordings_module, "NEXT_PART_TIMEOUT_S", 0.3)
@@ -170,19 +173,17 @@ def test_a_worker_that_is_stopped_meanwhile_keeps_nobody_waiting_for_the_others(
         parts: list[pb.RecordedPart] = []
         async for part in cluster.recordings().record(0.05):
             if not parts:
-                # It is more than a connection takes before anybody reads.
+                # More than a connection's buffers hold.
                 for _ in range(5000):
                     other.recorder.add("track", "x" * 100, 1)
             parts.append(part)
-        assert {part.process: part.failure for part in parts if part.failure} == {
-            "prefill-0": "it has not told what it recorded"
-        }
+        assert {part.process: part.failure for part in parts if part.failure} == {"prefill-0": "sent no data in time"}
         assert len(collected(parts)["decode-0"]) == 5000
 
     run(scenario)
 
 
-def test_a_router_that_records_refuses_before_it_calls_anybody() -> None:
+def test_recording_router_refuses_at_once() -> None:
     async def scenario(cluster: Cluster) -> None:
         recordings = cluster.recordings()
         async with aclosing(recordings.record(10.0)) as first:
@@ -191,13 +192,13 @@ def test_a_router_that_records_refuses_before_it_calls_anybody() -> None:
                 await process.stop()
             with pytest.raises(OverloadedError, match="another recording is being made; try again"):
                 await anext(recordings.record(1.0))
-        # Those that are gone do not record, and nobody else does.
+        # No process records any more.
         assert [part.failure != "" async for part in recordings.record(0.05)] == [True] * 3
 
     run(scenario)
 
 
-def test_a_second_recording_is_refused_and_does_not_end_the_first() -> None:
+def test_second_recording_is_refused() -> None:
     async def scenario(cluster: Cluster) -> None:
         async with aclosing(cluster.recordings().record(10.0)) as first:
             await anext(first)
@@ -205,14 +206,14 @@ def test_a_second_recording_is_refused_and_does_not_end_the_first() -> None:
                 async for _ in cluster.recordings().record(1.0):
                     pytest.fail("it was not refused")
             assert cluster.is_recording == [True] * 3
-        # Whoever wanted the first is gone.
+        # The first client is gone.
         await wait_until(lambda: cluster.is_recording == [False] * 3)
         assert [part async for part in cluster.recordings().record(0.05)]
 
     run(scenario)
 
 
-def test_a_duration_that_is_not_offered() -> None:
+def test_invalid_duration() -> None:
     async def scenario(cluster: Cluster) -> None:
         for duration_s in (0.0, 61.0, float("inf"), float("nan")):
             with pytest.raises(InvalidRequestError, match="more than 0 and at most 60 seconds"):

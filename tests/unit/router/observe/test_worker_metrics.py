@@ -1,5 +1,3 @@
-"""A router asks a worker for its metrics as one process of the cluster asks another."""
-
 import asyncio
 import socket
 
@@ -17,7 +15,7 @@ from tandem.worker.admin import WorkerAdmin
 TLS = make_certificates()
 
 
-def test_a_worker_tells_who_belongs_to_the_cluster() -> None:
+def test_worker_answers_within_cluster() -> None:
     registry = CollectorRegistry()
     Gauge("answer", "What it is.", registry=registry).set(42)
     ours = ClusterCredentials("the-token", TLS)
@@ -38,7 +36,7 @@ def test_a_worker_tells_who_belongs_to_the_cluster() -> None:
     asyncio.run(scenario())
 
 
-def test_a_worker_that_is_gone_is_said_to_be() -> None:
+def test_missing_worker() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{nobody.getsockname()[1]}"

@@ -1,5 +1,3 @@
-"""What a routing policy is shown of a request."""
-
 import dataclasses
 
 import pytest
@@ -7,12 +5,12 @@ import pytest
 from tests.fakes.routing import routing_request
 
 
-def test_prompt_and_output_make_all_that_an_attempt_needs() -> None:
+def test_token_ids_are_prompt_and_output() -> None:
     request = routing_request([1, 2, 3], output_ids=(4, 5))
     assert (request.token_ids, request.num_prompt_tokens) == ((1, 2, 3, 4, 5), 3)
 
 
-def test_a_policy_cannot_change_it() -> None:
+def test_request_is_immutable() -> None:
     request = routing_request()
     with pytest.raises(dataclasses.FrozenInstanceError):
         request.priority = 9

@@ -1,5 +1,3 @@
-"""The pair that has least left to do for this very request."""
-
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -18,7 +16,7 @@ from tests.fakes.routing import assign_load, make_candidates, routing_request
 
 
 def caches(worker: Worker, token_ids: Sequence[int], namespace: str = "") -> None:
-    """The worker says that it has these now."""
+    """Makes the worker report these tokens as cached."""
     worker.prefixes.identities.update(prefix_identities(token_ids, worker.page_size, namespace))
     worker.prefixes.num_messages += 1
 
@@ -29,7 +27,7 @@ def evicts_all(worker: Worker) -> None:
 
 
 class Served:
-    """A policy that is called as the router does; nothing counts as load."""
+    """Calls a policy as the router does, without load."""
 
     def __init__(self, num_prefill: int, num_decode: int) -> None:
         self.clock = FakeClock()
@@ -47,12 +45,12 @@ class Served:
         return self.policy.choose(self.candidates, routing_request(token_ids, **fields))
 
     def prefers(self, worker: Worker, token_ids: Sequence[int], **fields: Any) -> bool:
-        """Whether it is chosen always, and not by chance."""
+        """Returns whether the choice is certain, not random."""
         chosen = {self.would_choose(token_ids, **fields) for _ in range(20)}
         return all(worker in (pair.prefill, pair.decode) for pair in chosen)
 
 
-def test_a_prefix_goes_where_a_worker_says_that_it_is() -> None:
+def test_prefix_goes_to_worker_that_reports_it() -> None:
     served = Served(3, 3)
     prefill, decode = served.candidates[4].prefill, served.candidates[4].decode
     caches(prefill, range(400))
@@ -63,7 +61,7 @@ def test_a_prefix_goes_where_a_worker_says_that_it_is() -> None:
     assert not served.prefers(prefill, range(410))
 
 
-def test_of_workers_with_equal_load_the_one_that_computes_a_prefix_already_is_chosen() -> None:
+def test_equal_load_prefers_worker_computing_the_prefix() -> None:
     served = Served(3, 3)
     homes = {name: assign_load(served.start([ord(name)] * 400)[0], 400) for name in "abc"}
     assert len({home.prefill.worker_id for home in homes.values()}) == 3
@@ -73,7 +71,7 @@ def test_of_workers_with_equal_load_the_one_that_computes_a_prefix_already_is_ch
         assert served.start([*[ord(name)] * 400, 7, 7, 7, 7])[0] == home
 
 
-def test_a_cached_prefix_is_not_worth_a_long_queue() -> None:
+def test_long_queue_outweighs_cached_prefix() -> None:
     served = Served(2, 1)
     home = served.candidates[0]
     caches(home.prefill, range(400))
@@ -83,8 +81,8 @@ def test_a_cached_prefix_is_not_worth_a_long_queue() -> None:
     assert served.prefers(served.candidates[1].prefill, range(400))
 
 
-def test_a_worker_s_own_word_counts_once_it_has_spoken() -> None:
-    """What it has told of and then evicts is gone, though the request that it was computed for is still decoded."""
+def test_report_replaces_expectation() -> None:
+    """A reported and then evicted prefix is gone, even while its request is still decoded."""
     served = Served(2, 1)
     home = served.start(range(400))[0].prefill
     caches(home, range(200))
@@ -96,7 +94,7 @@ def test_a_worker_s_own_word_counts_once_it_has_spoken() -> None:
 
 
 @pytest.mark.parametrize("end", ["stopped", "failed", "aborted"])
-def test_what_did_not_come_to_its_end_is_not_expected(end: RequestEnd) -> None:
+def test_unfinished_request_leaves_no_expectation(end: RequestEnd) -> None:
     served = Served(2, 2)
     pair, request = served.start(range(4000))
     served.policy.request_finished(pair, dataclasses.replace(request, output_ids=(1, 2)), end)
@@ -104,7 +102,7 @@ def test_what_did_not_come_to_its_end_is_not_expected(end: RequestEnd) -> None:
     assert not served.prefers(pair.decode, range(4000))
 
 
-def test_a_failed_attempt_is_not_expected_to_leave_anything() -> None:
+def test_failed_attempt_leaves_no_expectation() -> None:
     served = Served(2, 2)
     pair, request = served.start(range(400), request_id="same")
     served.policy.attempt_failed(pair, request, "prefill_failed", "no luck")
@@ -116,7 +114,7 @@ def test_a_failed_attempt_is_not_expected_to_leave_anything() -> None:
     assert not served.prefers(again.prefill, range(400))
 
 
-def test_the_output_is_expected_where_it_was_decoded_until_the_worker_has_had_its_say() -> None:
+def test_output_is_expected_at_decode_worker_until_it_reports() -> None:
     served = Served(1, 2)
     pair, request = served.start(range(2000))
     ended = dataclasses.replace(request, output_ids=tuple(range(2000, 4000)))
@@ -129,21 +127,21 @@ def test_the_output_is_expected_where_it_was_decoded_until_the_worker_has_had_it
     assert served.prefers(other, range(4000))
 
 
-def test_a_single_token_leaves_nothing_at_the_decode_worker() -> None:
+def test_single_token_output_leaves_nothing_at_decode_worker() -> None:
     served = Served(1, 2)
     pair, request = served.start(range(4000))
     served.policy.request_finished(pair, dataclasses.replace(request, output_ids=(7,)), "finished")
     assert not served.prefers(pair.decode, range(4000))
 
 
-def test_a_lost_worker_s_next_life_is_expected_to_have_nothing() -> None:
+def test_restarted_worker_has_no_expectation() -> None:
     served = Served(2, 1)
     home = served.start(range(400))[0].prefill
     served.policy.worker_lost(home, "gone")
     assert not served.prefers(home, range(400))
 
 
-def test_namespaces_do_not_attract_each_other() -> None:
+def test_namespaces_are_separate() -> None:
     served = Served(2, 1)
     home = served.start(range(400), cache_namespace="one")[0].prefill
     home.num_pending_tokens = 10
@@ -151,7 +149,7 @@ def test_namespaces_do_not_attract_each_other() -> None:
     assert not served.prefers(home, range(400), cache_namespace="two")
 
 
-def test_output_so_far_is_part_of_what_an_attempt_needs() -> None:
+def test_output_counts_for_next_attempt() -> None:
     served = Served(2, 1)
     home = served.candidates[1].prefill
     caches(home, range(400))
@@ -159,7 +157,7 @@ def test_output_so_far_is_part_of_what_an_attempt_needs() -> None:
     assert served.prefers(home, range(200), attempt=1, output_ids=tuple(range(200, 400)))
 
 
-def test_workers_may_have_pages_of_different_sizes() -> None:
+def test_different_page_sizes() -> None:
     served = Served(2, 1)
     large = served.candidates[1].prefill
     large.hello = dataclasses.replace(large.hello, page_size=16)

@@ -1,5 +1,3 @@
-"""A policy that fails costs one request, or nothing."""
-
 import pytest
 
 from tandem.router.errors import InternalError
@@ -10,7 +8,7 @@ from tandem.router.workers.worker import Estimate, Pair
 from tests.fakes.routing import RecordingPolicy, make_candidates, routing_request
 
 
-def test_a_failed_choice_is_an_error_for_the_client_and_a_traceback_for_the_log(
+def test_failed_choice_raises_and_logs_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     policy = RecordingPolicy()
@@ -21,20 +19,20 @@ def test_a_failed_choice_is_an_error_for_the_client_and_a_traceback_for_the_log(
 
 
 @pytest.mark.parametrize("other", [None, "p0", make_candidates(1, 1)[0]])
-def test_what_is_no_candidate_is_no_choice(other: object, caplog: pytest.LogCaptureFixture) -> None:
+def test_choice_outside_candidates_is_refused(other: object, caplog: pytest.LogCaptureFixture) -> None:
     class Confused(RoutingPolicy):
         def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
             return other  # type: ignore[return-value]
 
     with pytest.raises(InternalError):
         GuardedPolicy(Confused()).choose(make_candidates(1, 1), routing_request())
-    assert "which is none of the pairs that it was given" in caplog.text
+    assert "which is not one of the candidates" in caplog.text
 
 
 @pytest.mark.parametrize(
     "hook", ["attempt_started", "attempt_failed", "request_finished", "worker_lost", "worker_joined"]
 )
-def test_a_hook_that_raises_is_logged(hook: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_raising_hook_is_logged(hook: str, caplog: pytest.LogCaptureFixture) -> None:
     policy = RecordingPolicy()
     policy.fail_in.add(hook)
     guarded, (pair,), request = GuardedPolicy(policy), make_candidates(1, 1), routing_request()
@@ -54,7 +52,7 @@ def test_a_hook_that_raises_is_logged(hook: str, caplog: pytest.LogCaptureFixtur
     assert record.getMessage() == f"the routing policy failed in {hook}" and record.exc_info
 
 
-def test_a_policy_need_not_define_any_hook() -> None:
+def test_hooks_are_optional() -> None:
     class First(RoutingPolicy):
         def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
             return candidates[0]
@@ -70,7 +68,7 @@ def test_a_policy_need_not_define_any_hook() -> None:
 
 
 class Estimating(RoutingPolicy):
-    """Takes the first pair, with an estimate that it is given."""
+    """Takes the first pair with a given estimate."""
 
     def __init__(self, estimate: object) -> None:
         self.estimate = estimate
@@ -108,32 +106,30 @@ class Raising:
         Estimate(1, itl_s=None),  # type: ignore[arg-type]
     ],
 )
-def test_a_wrong_estimate_is_left_out_and_the_request_served(
-    estimate: object, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_wrong_estimate_is_dropped(estimate: object, caplog: pytest.LogCaptureFixture) -> None:
     candidates = make_candidates(1, 1)
     pair = GuardedPolicy(Estimating(estimate)).choose(candidates, routing_request((1, 2, 3), request_id="r7"))
     assert pair == candidates[0] and pair.estimate is None
     assert "wrong estimate for request r7" in caplog.text
 
 
-def test_a_right_estimate_is_told() -> None:
+def test_right_estimate_is_kept() -> None:
     estimate = Estimate(2, "compute", 0.5, 0.02, 0, 3)
     assert GuardedPolicy(Estimating(estimate)).choose(make_candidates(1, 1), routing_request()).estimate == estimate
 
     class Float(float):
-        """As a library's own numbers are, which not everybody takes who is told them."""
+        """A library's number type."""
 
     plain = GuardedPolicy(Estimating(Estimate(2, itl_s=Float(0.5), num_elsewhere=3))).choose(
         make_candidates(1, 1), routing_request()
     )
     assert plain.estimate is not None and type(plain.estimate.itl_s) is float and plain.estimate.num_elsewhere == 3
-    # What rounds to nothing would have a ratio without bounds.
+    # A time close to 0 would give an unbounded ratio.
     tiny = GuardedPolicy(Estimating(Estimate(3, ttft_s=1e-300))).choose(make_candidates(1, 1), routing_request())
     assert tiny.estimate == Estimate(3)
 
 
-def test_reasons_are_counted_for_ever_so_there_are_not_too_many() -> None:
+def test_number_of_reasons_is_limited() -> None:
     policy, candidates = Estimating(None), make_candidates(1, 1)
     guarded, reasons = GuardedPolicy(policy), set()
     for number in range(3 * MAX_REASONS):

@@ -1,5 +1,3 @@
-"""Where a request costs all requests the least."""
-
 import itertools
 import random
 from collections.abc import Sequence
@@ -8,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from tandem.messages import WorkerStats
+from tandem.messages import ForwardTimes, WorkerStats
 from tandem.prefix import prefix_identities
-from tandem.router.policies import cost_model
-from tandem.router.policies.cost_model import Load, Speed
 from tandem.router.policies.least_cost import TIE_COST, LeastCost
 from tandem.router.workers.candidates import Candidates
-from tandem.router.workers.leans import Lean
+from tandem.router.workers.leans import LEANS, Lean
 from tandem.router.workers.objectives import Objectives
 from tandem.router.workers.placement import DISAGGREGATED
+from tandem.router.workers.rates import START_HANDOVERS
 from tandem.router.workers.worker import Pair, Worker
 from tests.fakes.clock import FakeClock
 from tests.fakes.routing import link, make_candidates, routing_request
@@ -28,11 +25,11 @@ AIMS = Objectives()
 def equals(
     count: int, placement: str = "auto", num_pages: int = 100_000, device: str = "cpu"
 ) -> tuple[list[Worker], Candidates]:
-    """Workers that all do both, with links between all of them."""
+    """Workers of role `both`, all linked to each other."""
     hellos = [hello(f"w{i}", "both", has_links=True, num_pages=num_pages) for i in range(count)]
     workers = [Worker(replace(h, device=device), lambda _: None, lambda _: None, 0.0, 0.0) for h in hellos]
     for worker in workers:
-        # As the router has them: itself among them.
+        # As in the router, each worker is linked to itself.
         link(worker, *workers)
     return workers, Candidates({worker.worker_id: worker for worker in workers}, placement=placement)
 
@@ -43,7 +40,7 @@ def caches(worker: Worker, token_ids: Sequence[int]) -> None:
 
 
 class Served:
-    """A policy that is asked as the router does; loads count."""
+    """Calls a policy as the router does, and counts load."""
 
     def __init__(self, candidates: Candidates) -> None:
         self.clock = FakeClock()
@@ -64,28 +61,38 @@ class Served:
         return self.policy.choose(self.candidates, routing_request(token_ids, **fields))
 
 
-def test_the_pair_is_that_with_the_least_cost_of_all() -> None:
-    """Against all pairs, each of which is reckoned by itself."""
+def test_chosen_pair_and_reason_match_brute_force() -> None:
     rng = random.Random(0)
     for _ in range(100):
-        workers, candidates = equals(5) if rng.randrange(2) else _mixed(rng)
+        workers, candidates = equals(5) if rng.randrange(2) else _fixed_roles(rng)
         prompt = rng.choices(range(1000), k=rng.randrange(1, 3000))
         num_hosts = rng.randrange(1, 4)
         for worker in workers:
+            worker.hello = replace(worker.hello, max_batch_size=rng.choice((0, 8, 16)))
             worker.host, worker.rack = f"h{rng.randrange(num_hosts)}", f"r{rng.randrange(2)}"
             worker.add_load(1, rng.randrange(2) * rng.randrange(5000), rng.randrange(20), rng.randrange(200_000))
-            worker.take_stats(WorkerStats(num_locked_pages=rng.randrange(worker.hello.num_pages)))
+            num_locked = worker.hello.num_pages - rng.choice((rng.randrange(100), rng.randrange(100_000)))
+            times = ForwardTimes(*(rng.random() * most for most in (0.02, 1e-4, 1e-8, 0.02, 1e-3, 1e-7, 0.05)))
+            worker.take_stats(WorkerStats(num_locked_pages=max(0, num_locked), forward_times=times))
+            worker.set_lean(rng.choice(LEANS))
             if rng.randrange(2):
                 caches(worker, prompt[: rng.randrange(len(prompt) + 1)])
         candidates.spans_hosts = num_hosts > 1
         pair = LeastCost(seed=0).choose(candidates, routing_request(prompt))
-        least = min(_cost(p, prompt) for p in candidates)
-        assert least <= _cost(pair, prompt) <= least + 2 * TIE_COST
+        cached = {worker: _num_cached(worker, prompt) for worker in workers}
+        parts = {p: _parts(p, len(prompt), cached) for p in candidates}
+        costs = {p: sum(parts[p].values()) for p in candidates}
+        assert costs[pair] <= min(costs.values()) + 2 * TIE_COST
         assert pair.estimate is not None
-        assert pair.estimate.num_to_compute == len(prompt) - _num_cached(pair.prefill, prompt)
+        assert pair.estimate.num_to_compute == len(prompt) - cached[pair.prefill]
+        others = [other for other in candidates if other.placement != pair.placement]
+        # Random tie costs decide between the cheapest pairs.
+        near = [other for other in others if costs[other] <= min(map(costs.__getitem__, others)) + 2 * TIE_COST]
+        gains = [{name: part - parts[pair][name] for name, part in parts[other].items()} for other in near]
+        assert pair.estimate.reason in [max(gain, key=gain.__getitem__) for gain in gains] or ["only"]
 
 
-def _mixed(rng: random.Random) -> tuple[list[Worker], Candidates]:
+def _fixed_roles(rng: random.Random) -> tuple[list[Worker], Candidates]:
     candidates = make_candidates(rng.randrange(1, 4), rng.randrange(1, 4))
     return list({w: None for pair in candidates for w in (pair.prefill, pair.decode)}), candidates
 
@@ -99,28 +106,59 @@ def _num_cached(worker: Worker, prompt: Sequence[int]) -> int:
     return known
 
 
-def _cost(pair: Pair, prompt: Sequence[int]) -> float:
-    def of(worker: Worker) -> tuple[Load, Speed, Objectives]:
-        load = Load(
-            worker.num_pending_tokens,
-            worker.num_decoding,
-            worker.num_kv_tokens,
-            worker.hello.num_pages * worker.page_size,
-            worker.stats.num_locked_pages * worker.page_size,
-        )
-        return load, Speed(worker.forward_times, worker.rates.mean_output_tokens), AIMS
+def _parts(pair: Pair, length: int, cached: dict[Worker, int]) -> dict[str, float]:
+    """The cost of a pair by the formulas of docs/placement.md, without the cost model."""
+    p, d = pair.prefill, pair.decode
+    big_t, i = AIMS.ttft_s, AIMS.itl_s
+    x, to_store, o = length - cached[p], length - cached[d], 128.0
 
-    num_tokens = len(prompt)
-    cost = cost_model.prompt_cost(*of(pair.prefill)).at(num_tokens - _num_cached(pair.prefill, prompt), num_tokens)
-    cost += cost_model.decode_line(*of(pair.decode)).at(num_tokens)
-    cost += cost_model.memory_cost(*of(pair.decode), num_tokens - _num_cached(pair.decode, prompt))
-    if pair.prefill is not pair.decode:
-        num_pages = (num_tokens - _num_cached(pair.decode, prompt)) / pair.decode.page_size
-        cost += cost_model.handover_cost(pair.decode.rates.handover_s(pair.distance or 0), num_pages, AIMS)
-    return cost
+    f, s = p.forward_times, d.forward_times
+    queue_s = f.prompt_token_s * p.num_pending_tokens
+    computing_s = f.prompt_token_s * x + f.attended_token_s * x * (length - x / 2)
+    queue = _late(queue_s / big_t)
+    first_token = _late((queue_s + f.prefill_s + computing_s) / big_t)
+    delayed = p.num_decoding * computing_s / (o * i) * (1 + _miss(f, i))
+
+    n, k = d.num_decoding, d.num_kv_tokens
+    empty_step_s = s.step_s + s.request_s * n + s.kv_token_s * k
+    step_s = empty_step_s + s.request_s
+    batch = _late((step_s + s.kv_token_s * length) / i)
+    batch += (5 if step_s > i else 1) * n * (s.request_s + s.kv_token_s * length) / i
+    max_batch = d.hello.max_batch_size
+    if max_batch and n + 1 > max_batch:
+        batch += _late((n + 1 - max_batch) / max_batch * o * step_s / big_t)
+    memory = 0.0
+    held = d.stats.num_locked_pages * d.page_size
+    lacking = to_store - (d.hello.num_pages * d.page_size - held)
+    if lacking > 0 and held:
+        memory = _late(min(1.0, lacking / held) * o * empty_step_s / big_t)
+
+    handover = 0.0
+    if p is not d:
+        distance = 0 if p.host == d.host else 1 if p.rack == d.rack else 2
+        fixed_s, page_s = START_HANDOVERS["cpu"][distance]
+        handover = (fixed_s + page_s * to_store / d.page_size) / big_t
+    return {
+        "queue": queue,
+        "compute": first_token - queue + computing_s / big_t,
+        "interference": delayed + s.prompt_token_s * d.num_pending_tokens / (o * i) * (1 + _miss(s, i)),
+        "role": {"both": 1.5, "decode": 5.0}.get(p.lean, 0.0) * computing_s / big_t
+        + {"both": 0.7, "prefill": 3.0}.get(d.lean, 0.0),
+        "batch": batch,
+        "memory": memory,
+        "handover": handover,
+    }
 
 
-def test_an_idle_cluster_hands_nothing_over() -> None:
+def _late(share: float) -> float:
+    return share + 4 * max(0.0, share - 1)
+
+
+def _miss(times: ForwardTimes, itl_s: float) -> float:
+    return max(0.0, 1 - itl_s / times.gap_beside_prompts_s) / 0.05
+
+
+def test_idle_cluster_needs_no_handover() -> None:
     pair = Served(equals(3)[1]).would_choose(range(100))
     assert pair.prefill is pair.decode
     assert pair.estimate is not None and pair.estimate.reason == "handover"
@@ -129,7 +167,7 @@ def test_an_idle_cluster_hands_nothing_over() -> None:
     assert pair.estimate.ttft_s == pytest.approx(expected)
 
 
-def test_a_long_prompt_is_computed_where_nobody_is_disturbed() -> None:
+def test_long_prompt_avoids_decoding_workers() -> None:
     workers, candidates = equals(2)
     workers[0].add_load(num_decoding=8, num_kv_tokens=8_000)
     pair = Served(candidates).would_choose(range(400))
@@ -140,7 +178,7 @@ def test_a_long_prompt_is_computed_where_nobody_is_disturbed() -> None:
     assert (pair.prefill, pair.decode) != (busy, busy)
 
 
-def test_the_next_turn_is_computed_where_the_conversation_is_unless_others_wait_there() -> None:
+def test_next_turn_follows_its_cache_unless_queued() -> None:
     workers, candidates = equals(4)
     turn = range(2_000)
     caches(workers[2], turn[:1_900])
@@ -157,7 +195,7 @@ def test_the_next_turn_is_computed_where_the_conversation_is_unless_others_wait_
     ("cached", "num_elsewhere"),
     [((1_000, 1_900, 1_000), 1_000), ((0, 1_900, 1_900), 100), ((0, 1_000, 1_900, 0), 2_000), ((1_900, 0), 2_000)],
 )
-def test_what_half_of_the_workers_would_have_to_compute(cached: tuple[int, ...], num_elsewhere: int) -> None:
+def test_tokens_to_compute_at_half_of_the_workers(cached: tuple[int, ...], num_elsewhere: int) -> None:
     workers, candidates = equals(len(cached))
     prompt = range(2_000)
     for worker, num_cached in zip(workers, cached, strict=True):
@@ -168,17 +206,17 @@ def test_what_half_of_the_workers_would_have_to_compute(cached: tuple[int, ...],
 
 
 @pytest.mark.parametrize("placement", ["auto", "aggregated", DISAGGREGATED])
-def test_of_many_requests_with_one_new_prefix_few_workers_compute_it(placement: str) -> None:
+def test_few_workers_compute_a_new_shared_prefix(placement: str) -> None:
     workers, candidates = equals(8, placement, device="cuda")
     served = Served(candidates)
     for number in range(24):
         served.start([*range(2_000), *([number] * 20)])
-    # Those that have it on its way to them could not begin with it.
+    # No prompt can start from an arriving prefix.
     computed = sum(worker.num_pending_tokens for worker in workers)
     assert computed < 2 * 2_000 + 24 * (20 + 4)
 
 
-def test_requests_without_anything_in_common_are_spread() -> None:
+def test_unrelated_requests_are_spread() -> None:
     workers, candidates = equals(8)
     served = Served(candidates)
     for number in range(24):
@@ -186,7 +224,7 @@ def test_requests_without_anything_in_common_are_spread() -> None:
     assert {worker.num_pending_tokens for worker in workers} == {1_500}
 
 
-def test_a_placement_holds_as_long_as_there_are_such_workers() -> None:
+def test_placement_is_kept_while_possible() -> None:
     workers, candidates = equals(2, DISAGGREGATED)
     served = Served(candidates)
     pair = served.would_choose(range(100))
@@ -203,17 +241,17 @@ def test_a_placement_holds_as_long_as_there_are_such_workers() -> None:
         assert pair.prefill is pair.decode
 
 
-def test_a_full_pool_has_its_price() -> None:
+def test_full_pool_is_avoided() -> None:
     workers, candidates = equals(2, "aggregated", num_pages=1_000)
     workers[0].take_stats(WorkerStats(num_locked_pages=900))
     for worker in workers:
         worker.add_load(num_decoding=1)
     workers[1].add_load(num_pending_tokens=20)
     assert Served(candidates).would_choose(range(1_000)).decode is workers[1]
-    # What is cached and not in use makes room.
+    # Cached pages not in use make room.
     workers[0].take_stats(WorkerStats(num_cached_pages=900))
     assert Served(candidates).would_choose(range(1_000)).decode is workers[0]
-    # What is promised does not, nor what has not got there yet.
+    # Leased pages and arriving tokens do not.
     workers[0].take_stats(WorkerStats(num_leased_pages=900))
     assert Served(candidates).would_choose(range(1_000)).decode is workers[1]
     workers[0].take_stats(WorkerStats())
@@ -221,11 +259,11 @@ def test_a_full_pool_has_its_price() -> None:
     assert Served(candidates).would_choose(range(1_000)).decode is workers[1]
 
 
-def test_a_prefix_that_many_share_is_in_memory_once() -> None:
+def test_shared_prefix_takes_memory_once() -> None:
     workers, candidates = equals(2, "aggregated", num_pages=1_000, device="cuda")
     shared = list(range(2_000))
     caches(workers[0], shared)
-    # Its pool has room for this prompt's own part, though not for the prompts of all that it decodes.
+    # The pool fits this prompt's own part, but not all prompts in decode.
     workers[0].add_load(num_decoding=5, num_kv_tokens=10_500)
     workers[0].take_stats(WorkerStats(num_locked_pages=625))
     pair = Served(candidates).would_choose([*shared, *range(5_000, 5_100)])
@@ -233,8 +271,7 @@ def test_a_prefix_that_many_share_is_in_memory_once() -> None:
     assert pair.estimate is not None and pair.estimate.num_to_store == 100
 
 
-def test_objectives_say_what_counts_for_more() -> None:
-    """Steps that are too slow already, or a queue."""
+def test_objectives_weigh_steps_against_queue() -> None:
     workers, candidates = equals(2, "aggregated")
     workers[0].add_load(num_decoding=6)
     workers[1].add_load(num_pending_tokens=300)
@@ -243,7 +280,7 @@ def test_objectives_say_what_counts_for_more() -> None:
     assert Served(candidates).would_choose(range(8), objectives=tight_ttft).decode is workers[0]
 
 
-def test_who_says_that_it_is_slower_gets_less() -> None:
+def test_slower_worker_gets_less() -> None:
     workers, candidates = equals(2)
     served = Served(candidates)
     times = workers[0].forward_times
@@ -254,18 +291,18 @@ def test_who_says_that_it_is_slower_gets_less() -> None:
     assert 0 < slow < fast / 2
     workers[0].take_stats(WorkerStats(forward_times=times))
     assert served.would_choose([8] * 500).prefill is workers[0]
-    # One that does not say is taken to be as before.
+    # A worker that reports no times keeps the last ones.
     workers[0].take_stats(WorkerStats())
     assert workers[0].forward_times == times
 
 
-def test_routers_that_see_the_same_do_not_all_take_the_same_workers() -> None:
+def test_equal_workers_are_chosen_at_random() -> None:
     candidates = make_candidates(8, 8)
     pairs = [LeastCost(seed=seed).choose(candidates, routing_request(range(100))) for seed in range(32)]
     assert len({pair.prefill for pair in pairs}) > 4 and len({pair.decode for pair in pairs}) > 4
 
 
-def test_work_goes_first_to_those_that_lean_to_it_and_then_to_others() -> None:
+def test_leaning_workers_come_first() -> None:
     workers, candidates = equals(3, device="cuda")
     leans: tuple[Lean, ...] = ("prefill", "both", "decode")
     for worker, lean in zip(workers, leans, strict=True):
@@ -275,12 +312,12 @@ def test_work_goes_first_to_those_that_lean_to_it_and_then_to_others() -> None:
     assert [pair.prefill, pair.decode] == [workers[0], workers[2]]
     assert pair.estimate is not None
     assert pair.estimate.reason == "role"
-    # What is too much for it goes to the next, and in the end to whom it is meant for least.
+    # Overflow goes to the next lean, and last to the opposite one.
     prefills = [served.start(range(i, i + 4000)).prefill for i in range(1, 30)]
     assert prefills.index(workers[1]) < prefills.index(workers[2])
 
 
-def test_leans_make_no_difference_as_long_as_all_are_alike() -> None:
+def test_equal_leans_change_nothing() -> None:
     chosen = []
     for lean in ("none", "both"):
         workers, candidates = equals(3, device="cuda")

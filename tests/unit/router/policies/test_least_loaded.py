@@ -1,5 +1,3 @@
-"""The pair with the least to do."""
-
 from collections import Counter
 
 import pytest
@@ -16,18 +14,18 @@ def test_load_is_spread_evenly(num_prefill: int, num_decode: int) -> None:
     )
 
 
-def test_both_workers_count_and_chance_decides_among_equals() -> None:
+def test_both_workers_count_and_ties_are_random() -> None:
     candidates = make_candidates(2, 2)
     candidates[0].prefill.num_assigned = 2
     candidates[0].decode.num_assigned = 1
-    # The pairs have 3, 2, 1 and 0 requests, by prefill worker and then by decode worker.
+    # Load of the pairs, by prefill worker, then decode worker: 3, 2, 1, 0.
     assert LeastLoaded().choose(candidates, routing_request()) == candidates[3]
     candidates[3].decode.num_assigned = 1
     chosen = [LeastLoaded().choose(candidates, routing_request()) for _ in range(100)]
     assert {candidates.index(pair) for pair in chosen} == {2, 3}
 
 
-def test_a_handover_to_another_host_counts_as_a_request() -> None:
+def test_handover_to_another_host_counts_as_a_request() -> None:
     candidates = make_candidates(1, 2)
     here, elsewhere = candidates[0].decode, candidates[1].decode
     elsewhere.host, candidates.spans_hosts = "another", True

@@ -1,5 +1,3 @@
-"""The less loaded of two pairs drawn at random."""
-
 from tandem.router.policies.power_of_two import PowerOfTwo
 from tests.fakes.routing import choose_in_turn, make_candidates, routing_request
 

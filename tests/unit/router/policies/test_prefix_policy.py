@@ -1,5 +1,3 @@
-"""What counts as cached at a worker while requests are under way."""
-
 from dataclasses import replace
 
 from tandem.router.policies.base import RoutingRequest
@@ -26,14 +24,14 @@ def started() -> tuple[Told, Pair, RoutingRequest]:
     return policy, pair, request
 
 
-def test_what_is_shipped_to_a_worker_is_nothing_to_begin_a_prompt_with() -> None:
+def test_arriving_prefix_is_not_cached() -> None:
     policy, pair, _ = started()
     both = [pair.prefill, pair.decode]
     again = routing_request(range(50), request_id="another")
     assert policy.num_cached(both, again) == ({pair.prefill: 40}, {pair.prefill: 40, pair.decode: 40})
 
 
-def test_when_it_has_finished_prompt_and_output_are_where_it_was_decoded() -> None:
+def test_finished_request_is_cached_at_decode_worker() -> None:
     policy, pair, request = started()
     policy.request_finished(pair, replace(request, output_ids=tuple(range(40, 49))), "finished")
     again = routing_request(range(60), request_id="another")
@@ -41,7 +39,7 @@ def test_when_it_has_finished_prompt_and_output_are_where_it_was_decoded() -> No
     assert cached == expected == {pair.prefill: 40, pair.decode: 48}
 
 
-def test_after_a_loss_nothing_is_expected_of_it() -> None:
+def test_lost_worker_has_no_expectation() -> None:
     policy, pair, request = started()
     policy.worker_lost(pair.decode, "gone")
     policy.request_finished(pair, replace(request, output_ids=(1, 2)), "finished")

@@ -1,5 +1,3 @@
-"""Every pair in turn."""
-
 from collections import Counter
 
 import pytest

@@ -1,5 +1,3 @@
-"""The routing policies by their names, and a class of somebody else's by where it is."""
-
 import pytest
 
 from tandem.router.config import RouterConfig
@@ -9,13 +7,13 @@ from tests.fakes.routing import RecordingPolicy, make_candidates, routing_reques
 
 
 @pytest.mark.parametrize("name", ROUTING_POLICIES.names)
-def test_every_name_is_a_policy_that_chooses(name: str) -> None:
+def test_every_name_loads_a_policy(name: str) -> None:
     candidates = make_candidates(2, 2)
     assert ROUTING_POLICIES.load(name)().choose(candidates, routing_request()) in candidates
     assert RouterConfig("nowhere", "fake", 400, routing=name).routing == name
 
 
-def test_a_policy_of_somebody_else_s_is_named_by_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_policy_by_path(monkeypatch: pytest.MonkeyPatch) -> None:
     choices: list[str] = []
     monkeypatch.setattr(
         RecordingPolicy, "choose", lambda self, pairs, request: choices.append(request.session_id) or pairs[-1]
@@ -33,6 +31,6 @@ def test_a_policy_of_somebody_else_s_is_named_by_where_it_is(monkeypatch: pytest
     assert choices == ["s"]
 
 
-def test_a_name_that_nothing_has_is_refused_with_what_there_is() -> None:
+def test_unknown_name_lists_choices() -> None:
     with pytest.raises(ValueError, match=r"routing must be one of round_robin, .*did you mean 'least_loaded'"):
         RouterConfig("nowhere", "fake", 400, routing="least_load")

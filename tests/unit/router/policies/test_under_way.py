@@ -1,5 +1,3 @@
-"""Prefixes that workers are going to have."""
-
 import random
 import time
 from collections import Counter
@@ -14,7 +12,7 @@ def new_worker(name: str = "p") -> Worker:
     return Worker(hello(name, "prefill"), lambda _: None, lambda _: None, 0.0, 0.0)
 
 
-def test_a_page_is_expected_as_long_as_any_request_is_to_have_it() -> None:
+def test_page_is_expected_while_any_request_needs_it() -> None:
     under_way, worker = PrefixesUnderWay(FakeClock()), new_worker()
     under_way.expect(worker, "a", [1, 2, 3])
     under_way.expect(worker, "b", [1, 2, 4])
@@ -27,14 +25,14 @@ def test_a_page_is_expected_as_long_as_any_request_is_to_have_it() -> None:
     assert len(under_way) == 0
 
 
-def test_a_page_of_several_requests_is_expected_until_the_last_of_them_is_given_up() -> None:
+def test_shared_page_is_expected_until_last_request_is_dropped() -> None:
     under_way, worker = PrefixesUnderWay(FakeClock()), new_worker()
     rng = random.Random(0)
     expected: dict[str, list[int]] = {}
     for _ in range(500):
         request_id = rng.choice("abcdefg")
         if rng.randrange(3):
-            # Two pages of one request may have the same identity by accident.
+            # Two pages of a request may have the same identity by accident.
             expected[request_id] = rng.choices(range(12), k=rng.randrange(1, 6))
             under_way.expect(worker, request_id, expected[request_id])
         else:
@@ -43,8 +41,8 @@ def test_a_page_of_several_requests_is_expected_until_the_last_of_them_is_given_
         assert set(under_way.expected(worker)) == {page for pages in expected.values() for page in pages}
 
 
-def test_a_long_prompt_is_given_up_in_less_than_its_pages_one_by_one() -> None:
-    """The router's loop does it, several times for each request."""
+def test_long_prompt_is_dropped_faster_than_page_by_page() -> None:
+    """This runs on the router's event loop, several times per request."""
     under_way, worker = PrefixesUnderWay(FakeClock()), new_worker()
     identities = [random.getrandbits(64) for _ in range(100_000)]
 
@@ -67,7 +65,7 @@ def test_a_long_prompt_is_given_up_in_less_than_its_pages_one_by_one() -> None:
     assert min(give_up() for _ in range(5)) < min(one_by_one() for _ in range(5))
 
 
-def test_nothing_is_expected_that_is_cached_or_of_anybody_else() -> None:
+def test_cached_and_other_workers_pages_are_not_expected() -> None:
     under_way, worker, other = PrefixesUnderWay(FakeClock()), new_worker(), new_worker("q")
     worker.prefixes.identities = {1, 2}
     under_way.expect(worker, "a", [1, 2])
@@ -80,7 +78,7 @@ def test_nothing_is_expected_that_is_cached_or_of_anybody_else() -> None:
     assert not under_way.expected(worker)
 
 
-def test_the_end_of_a_request_is_that_of_what_is_expected_a_moment_later() -> None:
+def test_expectation_ends_shortly_after_request() -> None:
     clock = FakeClock()
     under_way, worker = PrefixesUnderWay(clock), new_worker()
     under_way.expect(worker, "a", [1])
@@ -93,7 +91,7 @@ def test_the_end_of_a_request_is_that_of_what_is_expected_a_moment_later() -> No
     assert len(under_way) == 1
 
 
-def test_what_a_worker_has_told_of_is_not_expected_again() -> None:
+def test_reported_page_is_not_expected_again() -> None:
     under_way, worker = PrefixesUnderWay(FakeClock()), new_worker()
     under_way.expect(worker, "a", [1, 2])
     under_way.expect(worker, "b", [1, 5])

@@ -1,5 +1,3 @@
-"""What templates know is found out, and chats are put so that they say it."""
-
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +18,11 @@ FORMATS = {
     chat_templates.SMOLLM2: ChatFormat(),
     "{{ tools | tojson }}{{ messages | tojson }}": replace(KNOWN, tool_parser="json"),
     "{{ tools | tojson }}{{ messages | tojson }}<tool_call><function=f>": replace(KNOWN, tool_parser="none"),
-    # Calls are written in a way of their own.
+    # A format of its own for calls.
     """{{ tools | tojson }}<tool_call><function=x>{% for m in messages %}{{ m.content }}
     {%- for call in m.tool_calls %}{% for k, v in call.function.arguments.items() %}<parameter={{ k }}>{{ v }}
     {%- endfor %}{% endfor %}{% endfor %}""": replace(KNOWN, tool_parser="none"),
-    # Python's way to write an object is nobody's.
+    # Python syntax is unintended.
     "{{ tools | tojson }}{{ messages }}": replace(KNOWN, tool_parser="json", arguments_are_text=True),
     "{# developer #}{% for m in messages %}{{ m.content }}{% endfor %}": ChatFormat(knows_developer=True),
 }
@@ -39,7 +37,7 @@ TALK: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("template", FORMATS, ids=lambda template: template[:20])
-def test_what_a_template_knows(template: str) -> None:
+def test_template_features(template: str) -> None:
     assert tokenizer(template).chat_format == FORMATS[template]
 
 
@@ -49,12 +47,12 @@ def test_what_a_template_knows(template: str) -> None:
 def test_calls_and_results_are_in_every_prompt(template: str) -> None:
     text = tokenizer(template).render_chat(Chat(TALK, [TOOL]))
     assert '{"city": "Zürich"}' in text and "sunny" in text and '"description": "d"' in text
-    # Arguments that a model has made wrong are shown to it as they are.
+    # Malformed arguments are passed through.
     wrong = [TALK[0], {**TALK[1], "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{wrong"}}]}, TALK[2]]
     assert "{wrong" in tokenizer(template).render_chat(Chat(wrong, [TOOL]))
 
 
-def test_a_template_without_tools_is_told_in_words() -> None:
+def test_tools_as_text() -> None:
     text = tokenizer(chat_templates.SMOLLM2).render_chat(
         Chat([{"role": "system", "content": "Be brief."}, *TALK], [TOOL])
     )
@@ -67,20 +65,20 @@ def test_a_template_without_tools_is_told_in_words() -> None:
     assert result == "user\n<tool_response>\nsunny\n</tool_response><|im_end|>\n"
 
 
-def test_results_are_one_users_turn() -> None:
+def test_results_merge_into_one_user_turn() -> None:
     messages = fitted(Chat([*TALK, TALK[2]]), ChatFormat()).messages
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
     assert messages[2]["content"].count("sunny") == 2
     assert TALK[2]["content"] == "sunny"
 
 
-def test_a_template_without_system_messages_has_tools_in_the_first() -> None:
+def test_tools_in_first_message_without_system_role() -> None:
     known = ChatFormat(knows_system=False)
     (message,) = fitted(Chat(TALK[:1], [TOOL]), known).messages
     assert message["role"] == "user" and message["content"].endswith("\n\nhi") and '"f"' in message["content"]
 
 
-def test_developers_are_the_system_where_a_template_does_not_know_them() -> None:
+def test_developer_becomes_system() -> None:
     chat = Chat([{"role": "developer", "content": "x"}])
     assert fitted(chat, ChatFormat()).messages == [{"role": "system", "content": "x"}]
     assert fitted(chat, ChatFormat(knows_developer=True)).messages == chat.messages

@@ -1,5 +1,3 @@
-"""Chat templates: where they are found, what they may do, and that they render as they were written to."""
-
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -35,13 +33,13 @@ def test_templates_render_as_in_transformers(tmp_path: Path, template: str) -> N
     assert Tokenizer(tmp_path).encode_chat(messages) == expected
 
 
-def test_a_template_that_writes_bos_gets_no_second_one(tmp_path: Path) -> None:
+def test_bos_is_written_once(tmp_path: Path) -> None:
     tokenizer = Tokenizer(save(tmp_path, byte_level(bos=True), chat_template="{{ bos_token }}hi"))
     assert tokenizer.encode("hi")[0] == 256
     assert tokenizer.encode_chat(TALK) == tokenizer.encode("hi")
 
 
-def test_where_a_template_is_found(tmp_path: Path) -> None:
+def test_template_sources(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     tokenizer = Tokenizer(save(tmp_path, byte_level(), chat_template=named))
     assert tokenizer.decode(tokenizer.encode_chat(TALK)) == "plain"
@@ -69,12 +67,12 @@ def test_template_refusals(tmp_path: Path, template: Any, message: str) -> None:
         tokenizer.encode_chat(TALK)
 
 
-def test_the_clock_of_templates_is_this_machines(tmp_path: Path) -> None:
+def test_strftime_now_uses_local_clock(tmp_path: Path) -> None:
     tokenizer = Tokenizer(save(tmp_path, byte_level(), chat_template="{{ strftime_now('%Y') }}"))
     assert tokenizer.decode(tokenizer.encode_chat(TALK)) == str(datetime.now().year)
 
 
-def test_a_template_of_the_operators_own(tmp_path: Path) -> None:
+def test_operators_template(tmp_path: Path) -> None:
     save(tmp_path, byte_level(), chat_template="the model's")
     (tmp_path / "own.jinja").write_text("own")
     assert Tokenizer(tmp_path, tmp_path / "own.jinja").render_chat(TALK) == "own"
@@ -88,7 +86,7 @@ def test_a_template_of_the_operators_own(tmp_path: Path) -> None:
         Tokenizer(tmp_path, tmp_path / "bytes.jinja")
 
 
-def test_chats_with_tools_have_a_template_of_their_own(tmp_path: Path) -> None:
+def test_separate_template_for_tools(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "{{ tools | tojson }}"}, {"name": "default", "template": "plain"}]
     tokenizer = Tokenizer(save(tmp_path, byte_level(), chat_template=named))
     tool = {"type": "function", "function": {"name": "f"}}
@@ -96,7 +94,7 @@ def test_chats_with_tools_have_a_template_of_their_own(tmp_path: Path) -> None:
     assert tokenizer.render_chat(Chat(TALK)) == "plain"
 
 
-def test_a_last_message_that_is_gone_on_with(tmp_path: Path) -> None:
+def test_continued_last_message(tmp_path: Path) -> None:
     tokenizer = Tokenizer(save(tmp_path, byte_level(), chat_template=CHATML))
     talk = [*TALK, {"role": "assistant", "content": "well \n"}]
     whole = tokenizer.render_chat(Chat(talk, add_generation_prompt=False))
@@ -108,7 +106,7 @@ def test_a_last_message_that_is_gone_on_with(tmp_path: Path) -> None:
         tokenizer.render_chat(Chat(talk, is_continued=True))
 
 
-def test_variables_do_not_get_in_the_way_of_the_chat(tmp_path: Path) -> None:
+def test_variables_cannot_replace_the_chat(tmp_path: Path) -> None:
     source = "{{ messages[0].role }}{{ bos_token }}{{ own }}{{ documents | tojson }}"
     tokenizer = Tokenizer(save(tmp_path, byte_level(), chat_template=source))
     variables = {"messages": [{"role": "x"}], "bos_token": "x", "own": "!", "documents": "x"}

@@ -1,5 +1,3 @@
-"""Text that appears as its tokens do, whatever the tokenizer."""
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from tests.fakes.tokenizer_files import byte_level, save
 
 
 def pieces_of(tokenizer: Tokenizer, ids: Sequence[int], cuts: Sequence[int]) -> list[str]:
-    """The pieces of text for ``ids`` decoded in chunks of the sizes ``cuts``, over and over."""
+    """Returns the pieces for `ids` decoded in chunks of sizes `cuts`, repeated."""
     detokenizer, pieces, at, turn = IncrementalDetokenizer(tokenizer), [], 0, 0
     while at < len(ids):
         size = cuts[turn % len(cuts)]
@@ -24,7 +22,7 @@ def pieces_of(tokenizer: Tokenizer, ids: Sequence[int], cuts: Sequence[int]) -> 
 
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_the_pieces_make_the_whole(any_tokenizer: Tokenizer, data: st.DataObject) -> None:
+def test_pieces_join_to_whole_text(any_tokenizer: Tokenizer, data: st.DataObject) -> None:
     whole_range = st.integers(0, any_tokenizer.vocab_size - 1)
     few = data.draw(st.lists(whole_range, min_size=1, max_size=6), label="few")  # runs and repeats
     ids = data.draw(st.lists(whole_range | st.sampled_from(few), max_size=60), label="ids")
@@ -34,13 +32,13 @@ def test_the_pieces_make_the_whole(any_tokenizer: Tokenizer, data: st.DataObject
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd")))
 @settings(max_examples=50, deadline=None)
-def test_a_character_is_whole_or_not_there_yet(any_tokenizer: Tokenizer, text: str) -> None:
+def test_characters_are_never_split(any_tokenizer: Tokenizer, text: str) -> None:
     pieces = pieces_of(any_tokenizer, ids := any_tokenizer.encode(text), [1])
     if "\ufffd" not in any_tokenizer.decode(ids):
         assert not any("\ufffd" in piece for piece in pieces)
 
 
-def test_characters_come_with_their_last_byte(tmp_path: Path) -> None:
+def test_character_comes_with_last_byte(tmp_path: Path) -> None:
     tokenizer = Tokenizer(save(tmp_path, byte_level()))
     ids = tokenizer.encode("a€😀")
     assert pieces_of(tokenizer, ids, [1]) == ["a", "", "", "€", "", "", "", "😀", ""]
@@ -54,7 +52,7 @@ def test_characters_come_with_their_last_byte(tmp_path: Path) -> None:
     ]
 
 
-def test_after_the_rest_a_new_text_begins(any_tokenizer: Tokenizer) -> None:
+def test_new_text_after_rest(any_tokenizer: Tokenizer) -> None:
     detokenizer = IncrementalDetokenizer(any_tokenizer)
     for ids in ([300, 5, 40, 200], [200, 300], []):
         assert detokenizer.decode_next(ids) + detokenizer.decode_rest() == any_tokenizer.decode(ids)

@@ -1,5 +1,3 @@
-"""Defaults of sampling, as the model's authors wrote them down."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ def written(directory: Path, content: Any) -> Path:
     return directory
 
 
-def test_what_a_request_can_say_is_read(tmp_path: Path) -> None:
+def test_request_fields_are_read(tmp_path: Path) -> None:
     content = {
         "eos_token_id": [1, 2],
         "do_sample": True,
@@ -32,7 +30,7 @@ def test_what_a_request_can_say_is_read(tmp_path: Path) -> None:
     assert str(defaults) == "temperature 0.6, top_p 0.9, top_k 20, repetition_penalty 1.05, max_tokens 2048"
 
 
-def test_a_model_may_have_no_such_file_and_the_file_may_name_nothing(tmp_path: Path) -> None:
+def test_missing_or_empty_file(tmp_path: Path) -> None:
     assert read_sampling_defaults(tmp_path) == SamplingDefaults()
     assert read_sampling_defaults(written(tmp_path, {"eos_token_id": 2})) == SamplingDefaults()
 
@@ -41,7 +39,7 @@ def test_a_model_may_have_no_such_file_and_the_file_may_name_nothing(tmp_path: P
     ("content", "message"),
     [
         ("{", "Expecting property name"),
-        ([], "it is no JSON object"),
+        ([], "not a JSON object"),
         ({"temperature": "hot"}, "temperature must be a number, not 'hot'"),
         ({"temperature": -1}, "temperature must be a number of at least 0, not -1"),
         ({"top_k": 0.5}, "top_k must be a number, not 0.5"),
@@ -49,7 +47,7 @@ def test_a_model_may_have_no_such_file_and_the_file_may_name_nothing(tmp_path: P
         ({"max_new_tokens": 0}, "max_tokens must be between 1 and"),
     ],
 )
-def test_what_no_request_could_say_is_refused_with_a_way_out(tmp_path: Path, content: Any, message: str) -> None:
-    with pytest.raises(ValueError, match="generation_config none leaves it unread") as refused:
+def test_invalid_values_are_refused(tmp_path: Path, content: Any, message: str) -> None:
+    with pytest.raises(ValueError, match="set generation_config to none to ignore it") as refused:
         read_sampling_defaults(written(tmp_path, content))
     assert str(refused.value).startswith(f"{tmp_path / FILE}: {message}")

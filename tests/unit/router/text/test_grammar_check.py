@@ -1,5 +1,3 @@
-"""Which grammars are good, and what workers are told of them."""
-
 import json
 import time
 from typing import get_args
@@ -49,17 +47,17 @@ BAD: dict[Kind, list[tuple[str, str]]] = {
 }
 
 
-def test_every_kind_is_tried() -> None:
+def test_every_kind() -> None:
     assert set(GOOD) == set(get_args(Kind))
 
 
 @pytest.mark.parametrize(("kind", "content"), [(kind, content) for kind, texts in GOOD.items() for content in texts])
-def test_what_is_good_is_told_in_a_form_that_workers_follow(kind: Kind, content: str) -> None:
+def test_valid_grammars_compile(kind: Kind, content: str) -> None:
     assert LLMatcher.validate_grammar(check(kind, content)) == ""
 
 
 @pytest.mark.parametrize(("kind", "content", "why"), [(kind, *pair) for kind, pairs in BAD.items() for pair in pairs])
-def test_what_is_not_is_refused_with_the_reason(kind: Kind, content: str, why: str) -> None:
+def test_invalid_grammars_are_refused(kind: Kind, content: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         check(kind, content)
 
@@ -71,17 +69,17 @@ def test_what_is_not_is_refused_with_the_reason(kind: Kind, content: str, why: s
         {"type": "integer", "multipleOf": 9999991},
     ],
 )
-def test_a_schema_that_takes_minutes_to_compile_is_refused_in_seconds(schema: dict[str, object]) -> None:
+def test_slow_schema_is_refused_in_seconds(schema: dict[str, object]) -> None:
     began = time.monotonic()
     with pytest.raises(ValueError, match=TOO_MUCH):
         check("json_schema", json.dumps(schema))
     assert time.monotonic() - began < TIMEOUT_S + 4.0
 
 
-def test_many_choices_are_followed_as_few_are() -> None:
+def test_many_choices() -> None:
     check("choice", json.dumps([f"choice {number}" for number in range(2500)]))
 
 
-def test_a_schema_cannot_switch_anything_of_ours() -> None:
+def test_schema_cannot_set_options() -> None:
     grammar = check("json_schema", json.dumps({"type": "object", "x-guidance": {"whitespace_pattern": ".*"}}))
     assert ".*" not in grammar

@@ -1,5 +1,3 @@
-"""Which parsers read the outputs of which model."""
-
 import pytest
 
 from tandem.router.text.output_format import OutputFormat
@@ -18,25 +16,25 @@ AUTO = {
 
 
 @pytest.mark.parametrize("template", AUTO, ids=lambda template: template[:20])
-def test_by_the_template(template: str) -> None:
+def test_parsers_by_template(template: str) -> None:
     found = OutputFormat(tokenizer(template), "auto", "auto")
     assert (found.tool_parser_name, found.reasoning_style is not None) == AUTO[template]
 
 
-def test_by_name() -> None:
+def test_parsers_by_name() -> None:
     found = OutputFormat(tokenizer(chat_templates.QWEN3), "mistral", "none")
     assert (found.tool_parser_name, found.reasoning_style) == ("mistral", None)
     found = OutputFormat(tokenizer(chat_templates.QWEN25), "none", "deepseek_r1")
     assert found.tool_parser_name == "none" and found.reasoning_style is not None
 
 
-def test_a_parser_of_ones_own_is_loaded_at_the_start() -> None:
+def test_custom_parser_is_loaded_at_start() -> None:
     OutputFormat(tokenizer(chat_templates.QWEN25), "tandem.router.text.tool_parsers.hermes:HermesParser", "none").find()
     with pytest.raises(ValueError, match="must be a class that derives from"):
         OutputFormat(tokenizer(chat_templates.QWEN25), "json:JSONDecoder", "none").find()
 
 
-def test_special_tokens_that_a_parser_sees() -> None:
+def test_special_tokens_shown_to_parser() -> None:
     found = OutputFormat(tokenizer(chat_templates.MISTRAL), "auto", "auto")
     assert set(found.marks("mistral", Beginning.ANSWER).values()) == {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}
     assert found.marks("none", Beginning.ANSWER) == {}

@@ -1,5 +1,3 @@
-"""Reasoning, content and calls of one output together."""
-
 from itertools import pairwise
 
 from hypothesis import given, settings
@@ -41,7 +39,7 @@ def joined(parts: list[Part]) -> list[tuple[str, str, int]]:
 
 @settings(deadline=None)
 @given(TEXTS, st.lists(st.integers(0, 200), max_size=6), st.integers(0, 200))
-def test_a_client_that_has_some_gets_the_rest_however_it_comes(text: str, places: list[int], num_seen: int) -> None:
+def test_resumed_client_gets_the_rest(text: str, places: list[int], num_seen: int) -> None:
     expected = make().feed(text, is_last=True)
     ends = sorted({min(place, len(text)) for place in places} | {0, len(text)})
     pieces = [text[start:end] for start, end in pairwise(ends)]
@@ -68,7 +66,7 @@ def test_reasoning_comes_first_and_hides_calls() -> None:
     assert (parser.num_calls, parser.has_reasoned) == (2, True)
 
 
-def test_no_more_calls_than_are_wanted() -> None:
+def test_max_calls() -> None:
     call = '<tool_call>{"name": "f"}</tool_call>'
     parser = make(max_calls=1)
     assert joined(parser.feed(f"{call}\n{call}", is_last=True)) == [("call", "f", 0), ("arguments", "{}", 0)]

@@ -1,5 +1,3 @@
-"""From tokens to text, up to a stop string."""
-
 from collections.abc import Sequence
 
 from hypothesis import given, settings
@@ -14,14 +12,14 @@ def output(*stop_strings: str, stop_token_ids: tuple[int, ...] = (0,), min_token
     return OutputText(ByteTokenizer(), stop_token_ids, stop_strings, min_tokens)  # type: ignore[arg-type]
 
 
-def test_without_stop_strings_text_passes_at_once() -> None:
+def test_text_passes_without_stop_strings() -> None:
     text = output()
     assert text.append_tokens(b"hello") == ("hello", 5)
     assert text.append_tokens([ord("!"), 0]) == ("!", 2), "the stop token is counted, and no text"
     assert (text.finish_text(), text.stopped) == ("", False)
 
 
-def test_tokens_count_up_to_the_one_that_completed_the_match() -> None:
+def test_tokens_count_up_to_match() -> None:
     text = output("STOP")
     assert text.append_tokens(b"go ST") == ("go ", 5)
     assert text.append_tokens(b"UP ST") == ("STUP ", 5)
@@ -29,22 +27,22 @@ def test_tokens_count_up_to_the_one_that_completed_the_match() -> None:
     assert text.stopped and text.finish_text() == ""
 
 
-def test_text_held_back_comes_at_the_end() -> None:
+def test_held_text_comes_at_end() -> None:
     text = output("STOP")
     assert text.append_tokens(b"go STO") == ("go ", 6)
     assert text.append_tokens([0]) == ("", 1)
     assert (text.finish_text(), text.stopped) == ("STO", False)
 
 
-def test_stop_strings_are_looked_for_after_the_tokens_that_there_must_be() -> None:
+def test_stop_strings_apply_after_min_tokens() -> None:
     text = output("ab", min_tokens=5)
     assert text.append_tokens(b"ab") == ("ab", 2)
-    # One that begins among these tokens is none.
+    # A stop string that starts in these tokens does not count.
     assert text.append_tokens(b"a-abab.") == ("a-ab", 6)
     assert text.stopped
 
 
-def test_a_text_that_goes_on_has_its_tokens_counted() -> None:
+def test_replayed_tokens_count() -> None:
     for num_known in range(8):
         text = output("ab", min_tokens=5)
         known, rest = b"abababab"[:num_known], b"abababab"[num_known:]
@@ -52,20 +50,20 @@ def test_a_text_that_goes_on_has_its_tokens_counted() -> None:
         assert fresh + text.append_tokens(rest)[0] + text.finish_text() == "ababab", num_known
 
 
-def test_half_a_character_may_complete_a_stop_string_at_the_end() -> None:
+def test_incomplete_character_may_complete_stop_string() -> None:
     text = output("\ufffd")
     assert text.append_tokens([*b"a", 0xE2]) == ("a", 2)
     assert (text.finish_text(), text.stopped) == ("", True)
 
 
-def test_a_stop_string_may_end_within_a_character_s_bytes() -> None:
+def test_stop_string_may_end_within_a_characters_bytes() -> None:
     text = output("é")
     assert text.append_tokens(b"caf\xc3") == ("caf", 4)
     assert text.append_tokens(b"\xa9s") == ("", 1)
     assert text.stopped
 
 
-# --- An output that goes on elsewhere. ---
+# --- Resumed outputs ---
 
 
 def groups_of(ids: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
@@ -79,7 +77,7 @@ def groups_of(ids: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
 
 
 def all_text(text: OutputText, groups: Sequence[Sequence[int]]) -> str:
-    """What is sent until the output ends, be it by a stop string."""
+    """Returns the text sent until the output ends."""
     sent = ""
     for group in groups:
         if not text.stopped:
@@ -89,7 +87,7 @@ def all_text(text: OutputText, groups: Sequence[Sequence[int]]) -> str:
 
 @given(data=st.data())
 @settings(max_examples=200, deadline=None)
-def test_every_cut_goes_on_to_the_same_text(any_tokenizer: Tokenizer, data: st.DataObject) -> None:
+def test_resume_at_every_cut(any_tokenizer: Tokenizer, data: st.DataObject) -> None:
     whole_range = st.integers(0, any_tokenizer.vocab_size - 1)
     few = data.draw(st.lists(whole_range, min_size=1, max_size=6), label="few")
     ids = data.draw(st.lists(whole_range | st.sampled_from(few), min_size=1, max_size=40), label="ids")
@@ -100,7 +98,7 @@ def test_every_cut_goes_on_to_the_same_text(any_tokenizer: Tokenizer, data: st.D
     stop_strings, stop_ids = data.draw(stops, label="stops"), (few[0],) if data.draw(st.booleans()) else ()
     expected = all_text(OutputText(any_tokenizer, stop_ids, stop_strings), groups)
 
-    # The client has some groups when its router dies. Then it may happen again.
+    # The client has some groups when its router dies, perhaps twice.
     first = OutputText(any_tokenizer, stop_ids, stop_strings)
     has_ids: list[int] = []
     has_text = ""

@@ -1,5 +1,3 @@
-"""Prompts are tokenized without keeping the loop, and no further than they could be served."""
-
 import asyncio
 import threading
 from collections.abc import Sequence
@@ -21,12 +19,16 @@ from tandem.router.text.prompt_encoder import (
 from tandem.router.text.tokenizer import Tokenizer
 from tests.fakes.tokenizer_files import CHATML, byte_level, save, sentencepiece
 
-# In this tokenizer it is one token, of nine characters.
+# One token of nine characters.
 LONG_TOKEN = "two words"
 
 
 class SpyTokenizer(Tokenizer):
-    """Attributes: threads: who has tokenized and rendered; num_characters: tokenized in all."""
+    """
+    Attributes:
+        threads: threads that tokenized or rendered.
+        num_characters: tokenized characters.
+    """
 
     def __init__(self, model_dir: Path) -> None:
         super().__init__(model_dir)
@@ -60,7 +62,7 @@ def tokenizer(tmp_path: Path) -> SpyTokenizer:
     return SpyTokenizer(save(tmp_path, byte_level(bos=True), chat_template=CHATML))
 
 
-def test_a_long_text_is_tokenized_beside_the_loop_with_the_same_result(any_tokenizer: SpyTokenizer) -> None:
+def test_long_text_is_tokenized_in_a_thread(any_tokenizer: SpyTokenizer) -> None:
     text = "the 日本 é two words\n" * MAX_INLINE_CHARACTERS
     expected = any_tokenizer._tokenizer.encode(text).ids
     ids = asyncio.run(PromptEncoder(any_tokenizer, len(expected) + 1).encode(text))
@@ -68,7 +70,7 @@ def test_a_long_text_is_tokenized_beside_the_loop_with_the_same_result(any_token
     assert [name.split("_")[0] for name in any_tokenizer.threads] == ["encode"]
 
 
-def test_a_short_prompt_does_not_change_threads(tokenizer: SpyTokenizer) -> None:
+def test_short_prompt_is_tokenized_inline(tokenizer: SpyTokenizer) -> None:
     async def scenario() -> None:
         encoder = PromptEncoder(tokenizer, 10_000)
         assert await encoder.encode("x" * MAX_INLINE_CHARACTERS) == tokenizer.encode("x" * MAX_INLINE_CHARACTERS)
@@ -81,7 +83,7 @@ def test_a_short_prompt_does_not_change_threads(tokenizer: SpyTokenizer) -> None
 
 
 @pytest.mark.parametrize(("num_messages", "content"), [(MAX_INLINE_MESSAGES + 1, ""), (1, "x" * MAX_INLINE_CHARACTERS)])
-def test_a_long_chat_is_rendered_beside_the_loop(tokenizer: SpyTokenizer, num_messages: int, content: str) -> None:
+def test_long_chat_is_rendered_in_a_thread(tokenizer: SpyTokenizer, num_messages: int, content: str) -> None:
     messages = [{"role": "user", "content": content}] * num_messages
     expected = tokenizer.encode_chat(messages)
     tokenizer.threads.clear()
@@ -89,14 +91,14 @@ def test_a_long_chat_is_rendered_beside_the_loop(tokenizer: SpyTokenizer, num_me
     assert tokenizer.threads[0].startswith("render")
 
 
-def test_a_long_prompt_is_told_back_beside_the_loop(tokenizer: SpyTokenizer) -> None:
+def test_long_prompt_is_decoded_in_a_thread(tokenizer: SpyTokenizer) -> None:
     ids = tokenizer.encode("é" * MAX_INLINE_CHARACTERS)
     text = asyncio.run(PromptEncoder(tokenizer, 10_000).decode(ids))
     assert text == "é" * MAX_INLINE_CHARACTERS
     assert tokenizer.threads[-1].startswith("encode")
 
 
-def test_the_loop_runs_on_while_a_text_is_tokenized(tokenizer: SpyTokenizer) -> None:
+def test_event_loop_runs_during_tokenization(tokenizer: SpyTokenizer) -> None:
     async def scenario() -> int:
         encoder = PromptEncoder(tokenizer, 10**6)
         task = asyncio.create_task(encoder.encode("words " * 100_000))
@@ -106,25 +108,25 @@ def test_the_loop_runs_on_while_a_text_is_tokenized(tokenizer: SpyTokenizer) -> 
             num_turns += 1
         return num_turns
 
-    # It takes a few hundred milliseconds. With the lock held there would be two turns.
+    # Takes some 100 ms. Under the GIL there would be two turns.
     assert asyncio.run(scenario()) > 20
 
 
-def test_a_text_of_long_tokens_that_fits_is_served(tokenizer: SpyTokenizer) -> None:
+def test_fitting_text_of_long_tokens_is_served(tokenizer: SpyTokenizer) -> None:
     num_tokens = 2 * PIECE_CHARACTERS // len(LONG_TOKEN)
-    # One more is BOS.
+    # Plus BOS.
     encoder = PromptEncoder(tokenizer, num_tokens + 2)
     ids = asyncio.run(encoder.encode(LONG_TOKEN * num_tokens))
     assert len(ids) == num_tokens + 1
 
 
-def test_a_text_of_long_tokens_that_does_not_fit_is_refused(tokenizer: SpyTokenizer) -> None:
+def test_oversized_text_of_long_tokens_is_refused(tokenizer: SpyTokenizer) -> None:
     num_tokens = 2 * PIECE_CHARACTERS // len(LONG_TOKEN)
     with pytest.raises(ValueError, match=f"the prompt has {num_tokens + 1} tokens; the model's length is"):
         asyncio.run(PromptEncoder(tokenizer, num_tokens + 1).encode(LONG_TOKEN * num_tokens))
 
 
-def test_no_more_of_a_text_is_tokenized_than_it_takes_to_refuse_it(tokenizer: SpyTokenizer) -> None:
+def test_oversized_text_is_tokenized_partly(tokenizer: SpyTokenizer) -> None:
     max_model_len = 20_000
     text = "x" * (max_model_len * tokenizer.max_token_bytes)
     with pytest.raises(ValueError, match=r"the prompt has more than \d+ tokens; the model's length is 20000"):
@@ -143,9 +145,7 @@ def test_no_more_of_a_text_is_tokenized_than_it_takes_to_refuse_it(tokenizer: Sp
         (MAX_MESSAGES + 1, 10**6, f"the chat has {MAX_MESSAGES + 1} messages; at most {MAX_MESSAGES} are taken"),
     ],
 )
-def test_a_chat_has_messages_that_can_be_served(
-    tokenizer: SpyTokenizer, num_messages: int, max_model_len: int, message: str
-) -> None:
+def test_number_of_messages(tokenizer: SpyTokenizer, num_messages: int, max_model_len: int, message: str) -> None:
     encoder = PromptEncoder(tokenizer, max_model_len)
     encoder.check_num_messages(min(max_model_len - 1, MAX_MESSAGES))
     with pytest.raises(ValueError, match=message):
@@ -153,7 +153,7 @@ def test_a_chat_has_messages_that_can_be_served(
     assert tokenizer.threads == []
 
 
-def test_nobody_waits_forever_for_tokens(tokenizer: SpyTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoding_times_out(tokenizer: SpyTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_encoder, "TIMEOUT_S", 0.05)
     tokenizer.may_tokenize.clear()
     encoder = PromptEncoder(tokenizer, 10_000)
@@ -164,7 +164,7 @@ def test_nobody_waits_forever_for_tokens(tokenizer: SpyTokenizer, monkeypatch: p
         tokenizer.may_tokenize.set()
 
 
-def test_nothing_is_begun_after_the_end(tokenizer: SpyTokenizer) -> None:
+def test_close_cancels_waiting_work(tokenizer: SpyTokenizer) -> None:
     encoder = PromptEncoder(tokenizer, 10_000)
     encoder.close()
     with pytest.raises(RuntimeError):

@@ -1,5 +1,3 @@
-"""Reasoning, and what follows it."""
-
 import time
 
 import pytest
@@ -33,7 +31,7 @@ def parse(beginning: Beginning, pieces: list[str]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(("beginning", "text", "reasoning", "rest"), PARSED)
-def test_where_it_ends(beginning: Beginning, text: str, reasoning: str, rest: str) -> None:
+def test_end_of_reasoning(beginning: Beginning, text: str, reasoning: str, rest: str) -> None:
     assert parse(beginning, [text]) == (reasoning, rest)
     assert parse(beginning, list(text)) == (reasoning, rest)
 
@@ -42,7 +40,7 @@ TEXTS = st.lists(st.sampled_from(["<think>", "</think>", "<th", "</", " ", "\n",
 
 
 @given(st.sampled_from(Beginning), TEXTS)
-def test_parts_follow_from_the_text_so_far(beginning: Beginning, text: str) -> None:
+def test_parts_depend_on_text_only(beginning: Beginning, text: str) -> None:
     by_character, reasoning, rest = ReasoningParser(beginning), "", ""
     whole = ReasoningParser(beginning).feed(text)[0]
     for end, character in enumerate(text, 1):
@@ -54,7 +52,7 @@ def test_parts_follow_from_the_text_so_far(beginning: Beginning, text: str) -> N
             assert reasoning == "".join(part.text for part in whole if part.end <= end)
 
 
-def test_the_work_for_a_token_does_not_grow_with_the_text() -> None:
+def test_work_per_token_is_constant() -> None:
     def seconds(beginning: Beginning, filler: str, num_pieces: int) -> float:
         parser = ReasoningParser(beginning)
         started = time.process_time()
@@ -65,18 +63,18 @@ def test_the_work_for_a_token_does_not_grow_with_the_text() -> None:
 
     for beginning in Beginning:
         for filler in (" " * 100, "</thin", "word ", "<think>"):
-            # Ten times as much takes ten times as long; text that is looked at again and again takes a hundred times.
+            # Rescanning would take 100 times as long for 10 times the text.
             short = max(0.0003, min(seconds(beginning, filler, 500) for _ in range(3)))
             assert seconds(beginning, filler, 5_000) < 40 * short, (beginning, filler)
 
 
-def test_where_an_output_begins() -> None:
+def test_beginning_of_output() -> None:
     always, sometimes = REASONING_STYLES["deepseek_r1"], REASONING_STYLES["qwen3"]
     assert [style.beginning("<user>hi<assistant>") for style in (always, sometimes)] == [REASONING, OPEN]
     for style in (always, sometimes):
         assert style.beginning("<assistant><think>\n") is REASONING
         assert style.beginning("<think>\n\n</think>\n\n") is ANSWER
-        # What a user says opens nothing.
+        # A user's text does not open reasoning.
         assert style.beginning("<think></user>") is not ANSWER
         assert style.beginning_within("<think>I go on") is REASONING
         assert style.beginning_within("<think>hm</think>I go on") is ANSWER

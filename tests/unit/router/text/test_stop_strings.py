@@ -1,5 +1,3 @@
-"""Stop strings in text that comes in pieces."""
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,13 +5,13 @@ from hypothesis import strategies as st
 from tandem.router.text import stop_strings as module
 from tandem.router.text.stop_strings import StopStringMatcher, check_stop_strings
 
-# Few letters, so that strings overlap with themselves and each other.
+# Few letters, so that strings overlap.
 letters = st.text("ab", max_size=12)
 stops = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
 
 
 def cut(text: str, stop_strings: list[str]) -> str | None:
-    """The text before the first stop string to be complete, None if there is none."""
+    """Returns the text before the first complete stop string, or None."""
     for end in range(1, len(text) + 1):
         complete = [len(stop) for stop in stop_strings if text[:end].endswith(stop)]
         if complete:
@@ -22,13 +20,13 @@ def cut(text: str, stop_strings: list[str]) -> str | None:
 
 
 def may_be_stop(text: str, stop_strings: list[str]) -> int:
-    """How much of the text's end may still become part of a stop string."""
+    """Returns the length of the text's end that may become part of a stop string."""
     return max((n for stop in stop_strings for n in range(len(stop)) if text.endswith(stop[:n])), default=0)
 
 
 @settings(deadline=None, max_examples=500)
 @given(st.lists(letters, max_size=8), stops.filter(bool))
-def test_long_pieces_give_what_short_ones_give(pieces: list[str], stop_strings: list[str]) -> None:
+def test_long_and_short_pieces_agree(pieces: list[str], stop_strings: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         by_steps, at_once = StopStringMatcher(stop_strings), StopStringMatcher(stop_strings)
         for piece in pieces:
@@ -39,7 +37,7 @@ def test_long_pieces_give_what_short_ones_give(pieces: list[str], stop_strings: 
         assert at_once.release_held() == by_steps.release_held()
 
 
-def test_long_text_takes_no_step_for_each_character(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_text_is_searched_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     num_steps = 0
     advance = module._Automaton.advance
 
@@ -56,7 +54,7 @@ def test_long_text_takes_no_step_for_each_character(monkeypatch: pytest.MonkeyPa
 
 @settings(deadline=None, max_examples=500)
 @given(st.lists(letters, max_size=8), stops)
-def test_any_pieces_give_what_the_whole_text_gives(pieces: list[str], stop_strings: list[str]) -> None:
+def test_pieces_agree_with_whole_text(pieces: list[str], stop_strings: list[str]) -> None:
     matcher = StopStringMatcher(stop_strings)
     passed_on = seen = ""
     for piece in pieces:
@@ -64,7 +62,7 @@ def test_any_pieces_give_what_the_whole_text_gives(pieces: list[str], stop_strin
         passed_on += matcher.scan_next(piece)
         expected = cut(seen, stop_strings)
         if expected is None:
-            # All that can be passed on is, and no more.
+            # Exactly the certain text is passed on.
             assert not matcher.matched
             assert passed_on == seen[: len(seen) - may_be_stop(seen, stop_strings)]
         else:
@@ -76,7 +74,7 @@ def test_any_pieces_give_what_the_whole_text_gives(pieces: list[str], stop_strin
 
 @settings(deadline=None)
 @given(st.text(max_size=30), st.integers(0, 30), st.integers(1, 10))
-def test_a_stop_string_of_any_characters_is_found(text: str, start: int, length: int) -> None:
+def test_stop_string_of_any_characters(text: str, start: int, length: int) -> None:
     stop = text[start : start + length]
     if stop:
         matcher = StopStringMatcher([stop])
@@ -84,7 +82,7 @@ def test_a_stop_string_of_any_characters_is_found(text: str, start: int, length:
         assert matcher.matched
 
 
-def test_the_first_to_be_complete_wins_and_the_longest_of_those() -> None:
+def test_first_complete_then_longest_wins() -> None:
     for stop_strings, expected in ((["bcd", "c"], "ab"), (["c", "bc"], "a"), (["d", "bcd"], "a"), (["x"], "abcd")):
         matcher = StopStringMatcher(stop_strings)
         assert matcher.scan_next("abcd") == expected
@@ -103,14 +101,14 @@ def test_limits(stop_strings: list[str], message: str) -> None:
         check_stop_strings(stop_strings)
 
 
-def test_no_more_than_the_limits_is_fine() -> None:
+def test_values_at_limits() -> None:
     check_stop_strings([])
     check_stop_strings(["a" * 1024] * 16)
 
 
-def test_the_one_that_was_found_is_known() -> None:
+def test_found_stop_string() -> None:
     matcher = StopStringMatcher(["b", "ab", "abc"])
     assert matcher.scan_next("a") == "" and matcher.found is None
     assert matcher.scan_next("bc") == ""
-    # Of those that are complete at the same character it is the longest.
+    # The longest of those complete at the same character.
     assert matcher.found == "ab"

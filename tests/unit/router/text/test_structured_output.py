@@ -1,5 +1,3 @@
-"""What clients want of an output, and what workers are told."""
-
 import asyncio
 import json
 import threading
@@ -20,19 +18,19 @@ def checked(kind: Kind, content: str) -> str:
         checker.close()
 
 
-def test_there_is_something_to_choose_from() -> None:
+def test_choices_must_not_be_empty() -> None:
     assert json.loads(choices(["a", "b"], "field").content) == ["a", "b"]
     for outputs in ([], ["a", ""]):
         with pytest.raises(ValueError, match="at least one choice"):
             choices(outputs, "field")
 
 
-def test_a_schema_of_too_many_bytes_is_refused() -> None:
+def test_large_schema_is_refused() -> None:
     with pytest.raises(ValueError, match=f"at most {MAX_GRAMMAR_BYTES} bytes"):
         checked("json_schema", json.dumps({"enum": ["é" * MAX_GRAMMAR_BYTES]}))
 
 
-def test_what_was_good_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valid_grammar_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[str] = []
     monkeypatch.setattr(grammar_check, "check", lambda kind, content: (looked_at.append(content), content)[1])
     monkeypatch.setattr(structured_output, "MAX_NUM_KEPT", 2)
@@ -47,7 +45,7 @@ def test_what_was_good_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -
     assert looked_at == ["a", "b", "c", "b"]
 
 
-def test_looking_at_a_large_one_holds_up_nobody() -> None:
+def test_check_does_not_block() -> None:
     schema = {"anyOf": [{"type": "object", "properties": {f"p{i}-{j}": {}}} for i in range(40) for j in range(30)]}
     checker = GrammarChecker()
     gaps: list[float] = []
@@ -65,7 +63,7 @@ def test_looking_at_a_large_one_holds_up_nobody() -> None:
     assert len(gaps) > 2 and max(gaps) < 0.2
 
 
-def test_who_waits_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(structured_output, "TIMEOUT_S", 0.05)
     may_go_on = threading.Event()
     monkeypatch.setattr(grammar_check, "check", lambda kind, content: str(may_go_on.wait(10.0)))

@@ -1,5 +1,3 @@
-"""The tokenizer: ids, limits, special tokens and what is refused."""
-
 import json
 import subprocess
 import sys
@@ -36,7 +34,7 @@ WORD = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|
 
 
 def naive_bpe(tokenizer: RawTokenizer, text: str) -> list[int]:
-    """SmolLM2's rule in the plainest words: split, then join the earliest-learnt pair until none is left."""
+    """SmolLM2's rule: split, then join the earliest-learnt pair until none is left."""
     content = json.loads(tokenizer.to_str())["model"]
     ranks = {tuple(pair): rank for rank, pair in enumerate(content["merges"])}
     byte_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -94,7 +92,7 @@ def test_where_eos_comes_from(tmp_path: Path) -> None:
     assert Tokenizer(tmp_path).eos_token_ids == (257,)
     save(tmp_path, byte_level(), {"eos_token_id": 7}, eos_token="</s>")
     assert Tokenizer(tmp_path).eos_token_ids == (7,)
-    # The first file that names any counts alone: 7 is not added.
+    # The first file with ids counts alone: 7 is not added.
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
     assert Tokenizer(tmp_path).eos_token_ids == (3, 4)
     save(tmp_path, byte_level(), {"eos_token_id": None})
@@ -104,21 +102,21 @@ def test_where_eos_comes_from(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
 @pytest.mark.parametrize("wrong", [-1, "</s>", 1.5])
-def test_what_is_no_token_id_cannot_end_an_output(tmp_path: Path, file: str, wrong: object) -> None:
+def test_invalid_eos_is_refused(tmp_path: Path, file: str, wrong: object) -> None:
     save(tmp_path, byte_level())
     (tmp_path / file).write_text(json.dumps({"vocab_size": 1000, "eos_token_id": [7, wrong]}))
     with pytest.raises(ValueError, match=f"{file}: eos_token_id {wrong!r} is not a token id"):
         Tokenizer(tmp_path)
 
 
-def test_limits_stored_with_the_tokenizer_do_not_cut_prompts(tmp_path: Path) -> None:
+def test_stored_truncation_is_ignored(tmp_path: Path) -> None:
     raw = byte_level()
     raw.enable_truncation(2)
     raw.enable_padding(length=9, pad_id=0, pad_token="!")
     assert len(Tokenizer(save(tmp_path, raw)).encode("hello")) == 5
 
 
-def test_half_a_character_is_no_text(tmp_path: Path) -> None:
+def test_lone_surrogate_is_refused(tmp_path: Path) -> None:
     tokenizer = Tokenizer(save(tmp_path, byte_level(), chat_template=CHATML))
     with pytest.raises(ValueError, match="lone surrogate"):
         tokenizer.encode("a\ud83d")
@@ -144,7 +142,7 @@ def test_incomplete_directories_are_refused(tmp_path: Path) -> None:
         Tokenizer(tmp_path)
 
 
-def test_importing_it_brings_neither_torch_nor_transformers() -> None:
+def test_import_loads_neither_torch_nor_transformers() -> None:
     script = "import sys, tandem.router.text.tokenizer; print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

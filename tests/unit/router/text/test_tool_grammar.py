@@ -1,5 +1,3 @@
-"""Grammars of calls, and of outputs that begin with reasoning."""
-
 import json
 from typing import Any
 
@@ -44,7 +42,7 @@ def written(parser: str, calls: list[tuple[str, Any]], several: bool) -> str:
 
 
 @pytest.mark.parametrize("parser", CALL_STYLES)
-def test_calls_are_valid_and_read_by_their_parser(parser: str) -> None:
+def test_calls_match_grammar_and_parser(parser: str) -> None:
     several = tool_calls(parser, FUNCTIONS, may_be_several=True, param="tools")
     calls: list[tuple[str, Any]] = [("weather", {"city": "Zürich"}), ("now", {}), ("weather", {"city": "Bern"})]
     text = written(parser, calls, True)
@@ -61,7 +59,7 @@ def test_calls_are_valid_and_read_by_their_parser(parser: str) -> None:
     assert not follows(several, "") and not follows(several, f"{text} done")
 
 
-def test_behind_reasoning() -> None:
+def test_after_reasoning() -> None:
     for inner, good, bad in (
         (StructuredOutput("json_schema", '{"type": "integer"}', "x"), "12", "a"),
         (StructuredOutput("regex", "a/b+", "x"), "a/bb", "ab"),
@@ -72,11 +70,11 @@ def test_behind_reasoning() -> None:
         assert follows(begun, f"hm </thin\n</think>\n\n{good}") and follows(begun, f"</think>{good}")
         assert follows(open_, f"<think>hm</think>\n{good}") and follows(open_, good)
         assert not follows(begun, good) and not follows(begun, f"hm</think>{bad}") and not follows(open_, bad)
-        # What ends the reasoning ends it the first time.
+        # The first closing mark ends the reasoning.
         assert not follows(begun, f"a</think>b</think>{good}")
 
 
-def test_calls_or_an_answer_behind_reasoning() -> None:
+def test_calls_or_answer_after_reasoning() -> None:
     calls = tool_calls("hermes", FUNCTIONS, may_be_several=True, param="tools")
     wanted = either(calls, StructuredOutput("choice", '["yes", "no"]', "x"))
     call = written("hermes", [("now", {})], True)

@@ -1,5 +1,3 @@
-"""The pairs that can serve: as a sequence of all of them, and without making them."""
-
 import itertools
 import random
 
@@ -32,7 +30,7 @@ def names(candidates: Candidates) -> list[str]:
     return [f"{pair.prefill.worker_id}-{pair.decode.worker_id}" for pair in candidates]
 
 
-def test_they_are_a_sequence_of_all_pairs() -> None:
+def test_sequence_of_all_pairs() -> None:
     p0, p1, unlinked = (new_worker(f"p{i}", "prefill") for i in range(3))
     d0, d1 = (new_worker(f"d{i}", "decode") for i in range(2))
     both = new_worker("b", "both")
@@ -47,25 +45,25 @@ def test_they_are_a_sequence_of_all_pairs() -> None:
         with pytest.raises(IndexError):
             candidates[index]
     assert candidates.index(Pair(both, both)) == 2
-    # As policies did that go through all of them, and still may.
+    # Reference: iterate over all pairs.
     assert min(candidates, key=lambda pair: -pair.prefill.num_assigned) == Pair(p0, d0)
     assert random.Random(0).sample(candidates, 2) and sorted(candidates, key=lambda pair: pair.decode.worker_id)
 
 
-def test_what_is_no_pair_of_now_is_not_among_them() -> None:
+def test_stale_pairs_are_not_candidates() -> None:
     p, d, other = new_worker("p", "prefill"), new_worker("d", "decode"), new_worker("d2", "decode")
     link(p, d)
     candidates = candidates_of(p, d, other)
     assert Pair(p, d) in candidates
     assert Pair(p, other) not in candidates and Pair(d, p) not in candidates and "p" not in candidates
-    # An earlier life of either, of the same name.
+    # An earlier life of either worker.
     assert Pair(p, new_worker("d", "decode")) not in candidates
     gone = new_worker("p", "prefill")
     link(gone, d)
     assert Pair(gone, d) not in candidates
 
 
-def test_they_change_with_the_workers() -> None:
+def test_view_follows_workers() -> None:
     p, d = new_worker("p", "prefill"), new_worker("d", "decode")
     candidates = candidates_of(p, d)
     assert not candidates and len(candidates) == 0
@@ -73,7 +71,7 @@ def test_they_change_with_the_workers() -> None:
     assert candidates and names(candidates) == ["p-d"]
 
 
-def test_those_among_some_workers() -> None:
+def test_among_filters_workers() -> None:
     p0, p1 = (new_worker(f"p{i}", "prefill") for i in range(2))
     d0, d1 = (new_worker(f"d{i}", "decode") for i in range(2))
     link(p0, d0)
@@ -86,13 +84,13 @@ def test_those_among_some_workers() -> None:
     assert not nobody and not nobody.prefill_workers
 
 
-def test_of_equals_the_first_is_least() -> None:
+def test_tie_goes_to_first_pair() -> None:
     assert (pairs := make_candidates(3, 3)).least(lambda _: 0, lambda _: 0) == pairs[0]
 
 
 @pytest.mark.parametrize("num_hosts", [1, 2, 7])
 @pytest.mark.parametrize("share_of_links", [0.02, 0.2, 1.0])
-def test_the_least_costly_is_that_of_all_pairs(share_of_links: float, num_hosts: int) -> None:
+def test_least_matches_scan_of_all_pairs(share_of_links: float, num_hosts: int) -> None:
     rng = random.Random(share_of_links)
 
     def one(worker_id: str, role: str, *, has_links: bool = False) -> Worker:
@@ -103,7 +101,7 @@ def test_the_least_costly_is_that_of_all_pairs(share_of_links: float, num_hosts:
     for _ in range(60):
         prefills = [one(f"p{i}", "prefill") for i in range(rng.randint(1, 12))]
         decodes = [one(f"d{i}", "decode") for i in range(rng.randint(1, 30))]
-        # Those with links hand over to each other too, and to themselves.
+        # Workers with links hand over to each other and to themselves.
         boths = [one(f"b{i}", "both", has_links=i > 0) for i in range(rng.randrange(4))]
         for prefill, decode in itertools.product([*prefills, *boths[1:]], [*decodes, *boths[1:]]):
             if rng.random() < share_of_links:
@@ -129,7 +127,7 @@ def test_the_least_costly_is_that_of_all_pairs(share_of_links: float, num_hosts:
         assert least in candidates and cost(least) == min(map(cost, candidates))
 
 
-def test_a_host_is_nearer_than_a_rack_and_a_rack_than_all_else() -> None:
+def test_distance_of_host_and_rack() -> None:
     p = new_worker("p", "prefill", host="a", rack="x")
     far, near, here = (
         new_worker("d0", "decode", host="c", rack="y"),
@@ -149,12 +147,12 @@ def test_a_host_is_nearer_than_a_rack_and_a_rack_than_all_else() -> None:
     near.num_assigned = 2
     here.num_assigned = 3
     assert chosen() is far
-    # Where nobody has said what racks there are, all hosts are in one.
+    # Without racks, all hosts are in one.
     assert Pair(new_worker("p", "prefill", host="a"), new_worker("d", "decode", host="b")).distance == SAME_RACK
     assert Pair(p, p).distance is None
 
 
-def test_a_placement_gives_way_where_there_is_no_such_pair_and_not_where_all_are_busy() -> None:
+def test_placement_yields_if_impossible_but_not_if_busy() -> None:
     b0, b1, p = (
         new_worker("b0", "both", has_links=True),
         new_worker("b1", "both", has_links=True),

@@ -1,5 +1,3 @@
-"""Who leans is told to a router, which says what there is to do."""
-
 from tandem.forward_times import START_TIMES
 from tandem.router.router import WATCH_INTERVAL_S
 from tandem.router.workers.leans import GOOD_FOR_S, RouterDemand
@@ -23,7 +21,7 @@ def two_alike() -> RouterHarness:
 
 
 @run
-async def test_workers_lean_as_they_are_told_and_so_do_those_that_come_later() -> None:
+async def test_leans_apply_to_present_and_later_workers() -> None:
     h = two_alike()
     assert leans(h) == {"a": "none", "b": "none"}
     h.router.exchange_leans({"a": "prefill", "b": "decode", "c": "both"})
@@ -37,7 +35,7 @@ async def test_workers_lean_as_they_are_told_and_so_do_those_that_come_later() -
 
 
 @run
-async def test_a_plan_that_nobody_says_again_is_over() -> None:
+async def test_plan_expires_unless_repeated() -> None:
     h = two_alike()
     h.router.exchange_leans({"a": "prefill", "b": "decode"})
     h.clock.advance(GOOD_FOR_S - WATCH_INTERVAL_S)
@@ -49,7 +47,7 @@ async def test_a_plan_that_nobody_says_again_is_over() -> None:
 
 
 @run
-async def test_a_router_says_what_its_workers_have_to_do() -> None:
+async def test_router_reports_demand() -> None:
     h = two_alike()
     ScriptedWorker(h.router, "alone", "both")
     assert h.router.exchange_leans({}).prompts == 0
@@ -57,7 +55,7 @@ async def test_a_router_says_what_its_workers_have_to_do() -> None:
     await settle()
     demand = h.router.exchange_leans({})
     assert (demand.prompts, demand.prompt_tokens, demand.attended_tokens) == (1, 10, 50)
-    # Those that hand over to nobody have no part in a plan.
+    # Workers without links are not planned.
     assert set(demand.num_decoding) == {"a", "b"}
     assert sum(demand.num_decoding.values()) <= 1
     assert demand.num_kv_tokens == 10 * sum(demand.num_decoding.values())
@@ -69,19 +67,19 @@ async def test_a_router_says_what_its_workers_have_to_do() -> None:
 
 
 @run
-async def test_fixed_roles_have_nothing_to_plan() -> None:
+async def test_fixed_roles_have_no_demand() -> None:
     h = RouterHarness(1, 1)
     assert h.router.exchange_leans({}) == RouterDemand()
 
 
-def test_what_the_last_tokens_of_a_prompt_attend_to() -> None:
+def test_attended_tokens() -> None:
     count = PromptCount()
     count.add(4, None)
     assert (count.prompts, count.tokens, count.attended, count.elsewhere) == (1, 4, 8, 4)
-    # Each of two attends to the eight before, and the second to half of the two more.
+    # 2 tokens attend to 8 before them, and to half of 2.
     count.add(10, Estimate(2))
     assert (count.prompts, count.tokens, count.attended, count.elsewhere) == (2, 6, 8 + 18, 4 + 2)
     count.add(10, Estimate(2, num_elsewhere=4))
     assert (count.prompts, count.tokens, count.attended) == (3, 8, 8 + 18 + 18)
-    # Each of four to the six before, and to half of the four.
+    # 4 tokens attend to 6 before them, and to half of 4.
     assert (count.elsewhere, count.elsewhere_attended) == (4 + 2 + 4, 8 + 18 + 4 * 6 + 8)

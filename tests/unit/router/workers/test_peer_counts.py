@@ -1,5 +1,3 @@
-"""What other routers have in hand."""
-
 import pytest
 
 from tandem.router.config import RouterConfig
@@ -11,7 +9,7 @@ from tandem.router.workers.peer_counts import FRESH_S, NOTHING, AssignedLoad, Pe
 from tests.fakes.clock import FakeClock
 
 
-def test_counts_of_all_others_are_added_up() -> None:
+def test_counts_are_summed() -> None:
     counts = PeerCounts(FakeClock())
     assert (counts.num_requests, counts.num_queued, counts.assigned_to("p")) == (0, 0, NOTHING)
     counts.record("r1", RouterCounts(5, 2, {"a": 3}, {"p": AssignedLoad(4, 100)}))
@@ -23,7 +21,7 @@ def test_counts_of_all_others_are_added_up() -> None:
     assert (counts.num_requests, counts.num_requests_of("a")) == (7, 1)
 
 
-def test_who_says_nothing_any_more_has_nothing() -> None:
+def test_silent_router_counts_as_empty() -> None:
     clock = FakeClock()
     counts = PeerCounts(clock)
     counts.record("r1", RouterCounts(5, 2))
@@ -33,7 +31,7 @@ def test_who_says_nothing_any_more_has_nothing() -> None:
     assert counts.num_queued == 0 and counts.counts_of("r1") is None
 
 
-def test_who_is_gone_has_nothing() -> None:
+def test_forgotten_router_counts_as_empty() -> None:
     counts = PeerCounts(FakeClock())
     counts.record("r1", RouterCounts(5, 2))
     counts.forget("r1")
@@ -41,7 +39,7 @@ def test_who_is_gone_has_nothing() -> None:
     assert counts.num_requests == 0
 
 
-def test_the_queue_is_the_cluster_s() -> None:
+def test_queue_limit_is_cluster_wide() -> None:
     router = Router(RouterConfig("nowhere", "fake", 100, max_queued_requests=4), LeastLoaded(), FakeClock())
     router.elsewhere.record("r1", RouterCounts(9, 3))
     router.check_capacity(1)
@@ -49,7 +47,7 @@ def test_the_queue_is_the_cluster_s() -> None:
         router.check_capacity(2)
 
 
-def test_the_limit_of_a_key_is_the_cluster_s() -> None:
+def test_key_limit_is_cluster_wide() -> None:
     counts = PeerCounts(FakeClock())
     access = Access(["key", "other"], 3, counts)
     counts.record("r1", RouterCounts(9, 0, {key_digest("key"): 2}))
@@ -57,7 +55,7 @@ def test_the_limit_of_a_key_is_the_cluster_s() -> None:
         assert access.num_requests_by_key() == {key_digest("other"): 3}
     with access.hold("key"), pytest.raises(OverloadedError, match="3 requests of this key are in hand"):
         access.hold("key").__enter__()
-    # What has ended elsewhere a moment ago is still counted, and must not keep out who sends one after the other.
+    # A request that just ended elsewhere still counts, and must not refuse the client's next one.
     counts.record("r1", RouterCounts(9, 0, {key_digest("key"): 3}))
     with access.hold("key"), pytest.raises(OverloadedError, match="4 requests of this key are in hand"):
         access.hold("key").__enter__()

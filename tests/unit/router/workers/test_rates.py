@@ -1,5 +1,3 @@
-"""What a router sees of handovers and outputs."""
-
 from dataclasses import dataclass, field
 
 import pytest
@@ -22,7 +20,7 @@ def ns(seconds: float) -> int:
 
 
 def asked_rates() -> ClusterRates:
-    """Rates that a policy has asked for, as it does when it chooses the first workers."""
+    """Rates that a policy has asked for once."""
     rates = ClusterRates("cpu", FakeClock())
     rates.handover_s(SAME_HOST)
     return rates
@@ -31,15 +29,18 @@ def asked_rates() -> ClusterRates:
 def finish(
     rates: ClusterRates, num_pages: int, took_s: float, waited_s: float = 0.0, distance: int = SAME_HOST
 ) -> None:
-    """A request of 50 tokens. Args: waited_s: after its first token, for the decode worker's pages; and once more for
-    its step."""
+    """Finishes a request of 50 tokens.
+
+    Args:
+        waited_s: wait for the decode worker's pages, and again for its step.
+    """
     granted = -0.1 + (waited_s + 0.1 if waited_s else 0.0)
     moments = {FIRST_TOKEN: 0, LEASE_GRANTED: ns(granted), COMMITTED: ns(max(0.0, granted) + took_s)}
     moments[DECODE_STARTED] = moments[COMMITTED] + ns(waited_s)
     rates.request_finished(Finished(moments, num_pages, [0] * 50), distance)
 
 
-def test_what_is_further_takes_what_was_seen_of_it_and_never_less_than_what_is_nearer() -> None:
+def test_farther_handover_never_takes_less() -> None:
     rates = asked_rates()
     for number in range(500):
         num_pages = 100 * (number % 3)
@@ -50,7 +51,7 @@ def test_what_is_further_takes_what_was_seen_of_it_and_never_less_than_what_is_n
     assert rates.handover_s(SAME_RACK) == rates.handover_s(ELSEWHERE) == pytest.approx((0.03, 5e-4), rel=0.1)
 
 
-def test_handovers_are_timed_where_there_are_two_workers() -> None:
+def test_only_two_worker_handovers_are_timed() -> None:
     rates = asked_rates()
     for number in range(500):
         num_pages = 100 * (number % 3)
@@ -61,7 +62,7 @@ def test_handovers_are_timed_where_there_are_two_workers() -> None:
     assert rates.mean_output_tokens == pytest.approx(50.0)
 
 
-def test_waits_for_pages_and_steps_are_no_part_of_a_handover() -> None:
+def test_handover_excludes_waits_for_pages_and_steps() -> None:
     rates = asked_rates()
     for number in range(500):
         num_pages = 100 * (number % 3)
@@ -69,7 +70,7 @@ def test_waits_for_pages_and_steps_are_no_part_of_a_handover() -> None:
     assert rates.handover_s(SAME_HOST) == pytest.approx((0.004, 1e-5), rel=0.1)
 
 
-def test_slow_handovers_are_forgotten_where_none_are_tried_any_more() -> None:
+def test_slow_handovers_decay() -> None:
     clock = FakeClock()
     rates = ClusterRates("cuda", clock)
     start = rates.handover_s(SAME_HOST)

@@ -1,5 +1,3 @@
-"""The live workers: who counts as lost, who can serve with whom, and why nobody can."""
-
 import pytest
 
 from tandem.hosts import host_id
@@ -18,7 +16,7 @@ def pairs(h: RouterHarness) -> list[str]:
 
 
 @run
-async def test_why_there_is_no_link_is_said() -> None:
+async def test_missing_link_reason() -> None:
     h = RouterHarness(0, 1, worker_wait_timeout_s=0)
     p = ScriptedWorker(h.router, "p0", "prefill")
     no_link = "no prefill worker has a link to a decode worker"
@@ -29,10 +27,10 @@ async def test_why_there_is_no_link_is_said() -> None:
         await h.request().task
     p.link_to("d0")
     assert h.router.not_ready_reason() == ""
-    # The last reason counts, not one from before the link was up.
+    # The reason is newer than the link's last up report.
     p.say(LinkState("d0", "d0-life", up=False, reason="the stream ended"))
     assert h.router.not_ready_reason() == f"{no_link}: p0 to d0: the stream ended"
-    # What was said of an earlier life of the decode worker says nothing about this one.
+    # Reports about an earlier life do not apply.
     h.router.lose_worker(h.d[0].worker, "silent", "gone")
     ScriptedWorker(h.router, "d0", "decode", life="next-life")
     p.say(LinkState("d0", "d0-life", up=False, reason="late word of the earlier life"))
@@ -40,7 +38,7 @@ async def test_why_there_is_no_link_is_said() -> None:
 
 
 @run
-async def test_what_fits_every_pool_follows_who_is_there() -> None:
+async def test_largest_request_follows_workers() -> None:
     h = RouterHarness()
     assert h.router.workers.max_request_tokens == 400
     small = ScriptedWorker(h.router, "d1", "decode", num_pages=10)
@@ -51,7 +49,7 @@ async def test_what_fits_every_pool_follows_who_is_there() -> None:
     assert h.router.workers.max_request_tokens == 400
     for worker in (*h.p, *h.d):
         h.router.lose_worker(worker.worker, "disconnected", "killed")
-    # How large the pools will be is not known now.
+    # Future pool sizes are unknown.
     assert h.router.workers.max_request_tokens == 0 and h.router.workers.size_refusal(10**6, 1) == ""
 
 
@@ -62,7 +60,7 @@ async def test_pairs_follow_workers_and_links() -> None:
     assert len(registry.candidates) == 4
     h.p[0].say(LinkState("d0", "d0-life", up=False, reason="cut"))
     assert len(registry.candidates) == 3
-    # The link is to a life of the worker that has not connected yet: to the old one there is none any more.
+    # The link is to a life that has not connected yet; the old link is gone.
     h.p[1].say(LinkState("d0", "d0-next", up=True))
     assert len(registry.candidates) == 2
     ScriptedWorker(h.router, "d0", "decode", life="next")
@@ -77,7 +75,7 @@ async def test_pairs_follow_workers_and_links() -> None:
 
 
 @run
-async def test_silence_and_standstill_lose_a_worker() -> None:
+async def test_silent_and_stalled_workers_are_lost() -> None:
     h = RouterHarness(1, 2)
     h.clock.advance(0.9)
     for worker in (*h.p, *h.d):
@@ -87,14 +85,14 @@ async def test_silence_and_standstill_lose_a_worker() -> None:
         worker.say(Heartbeat(2))
     h.clock.advance(0.2)
     assert lost(h) == [("d1", "silent", "no heartbeat for 1 s")]
-    # Whatever a worker says, it is not silent.
+    # Any message counts.
     h.clock.advance(0.9)
     h.d[1].say(Tokens(()))
     for worker in (h.p[0], h.d[0]):
         worker.say(Heartbeat(2))
     h.clock.advance(0.2)
     assert not lost(h)
-    # A worker that talks but does not move.
+    # Heartbeats without progress.
     for _ in range(6):
         h.clock.advance(0.9)
         h.p[0].say(Heartbeat(3))
@@ -104,7 +102,7 @@ async def test_silence_and_standstill_lose_a_worker() -> None:
 
 
 @run
-async def test_workers_with_links_both_ways_are_linked_to_all_others_and_to_themselves() -> None:
+async def test_linked_both_workers_pair_with_all() -> None:
     h = RouterHarness(0, 0)
     p, a, b, alone = (
         ScriptedWorker(h.router, "p", "prefill"),
@@ -120,7 +118,7 @@ async def test_workers_with_links_both_ways_are_linked_to_all_others_and_to_them
     p.link_to("a")
     a.link_to("b")
     assert pairs(h) == ["p-a", "a-a", "a-b", "b-b", "alone-alone"]
-    # Word of a link may come before its other end does.
+    # A report of a link may precede the decode worker.
     h.router.lose_worker(b.worker, "silent", "gone")
     a.say(LinkState("b", "b-next", up=True))
     assert pairs(h) == ["p-a", "a-a", "alone-alone"]
@@ -129,18 +127,18 @@ async def test_workers_with_links_both_ways_are_linked_to_all_others_and_to_them
 
 
 @run
-async def test_a_request_that_leaves_no_room_for_prompts_of_others_is_refused() -> None:
+async def test_request_over_half_of_the_pool_is_refused() -> None:
     h = RouterHarness(0, 0)
     ScriptedWorker(h.router, "a", "both", num_pages=20, has_links=True, max_request_pages=10)
     assert h.router.workers.size_refusal(20, 20) == ""
     assert h.router.workers.size_refusal(20, 21) == (
-        "20 prompt tokens and 21 output tokens do not fit the workers' 40 tokens of KV memory, of which prompts for "
-        "other workers may take half; a larger num_pages makes room"
+        "20 prompt tokens and 21 output tokens do not fit the workers' 40 tokens of KV memory; half of it is for "
+        "prompts that other workers decode: raise num_pages to make room"
     )
 
 
 @run
-async def test_who_is_planned_no_more_finishes_what_it_has_and_gets_nothing_new() -> None:
+async def test_unplanned_worker_gets_no_new_requests() -> None:
     everybody = {"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode", "b": "both"}
     h = RouterHarness(2, 2, workers=everybody)
     ScriptedWorker(h.router, "b", "both")
@@ -152,17 +150,17 @@ async def test_who_is_planned_no_more_finishes_what_it_has_and_gets_nothing_new(
     other = h.request()
     await settle()
     assert other.tracker.decode_worker_id == "d1"
-    # Links that open now change nothing, nor does its coming back.
+    # Neither new links nor a return changes this.
     h.p[0].link_to("d1")
     h.router.lose_worker(h.d[0].worker, "disconnected", "it has ended")
     d0 = ScriptedWorker(h.router, "d0", "decode", life="next")
     h.p[1].link_to_life("d0", "d0-next")
     assert pairs(h) == ["p1-d1"]
     await settle()
-    # What it had has begun again elsewhere.
+    # Its requests restart elsewhere.
     assert client.tracker.attempt == 1 and client.tracker.decode_worker_id == "d1"
     assert h.router.set_workers({"p1": "prefill", "d1": "decode"}) == {"p0": 0, "d0": 0, "b": 0}
-    # Whoever is planned again serves with those that it has links to.
+    # A worker planned again serves with its linked workers.
     h.router.set_workers(everybody)
     assert sorted(pairs(h)) == ["b-b", "p0-d1", "p1-d0", "p1-d1"]
     h.router.lose_worker(d0.worker, "disconnected", "killed")
@@ -171,7 +169,7 @@ async def test_who_is_planned_no_more_finishes_what_it_has_and_gets_nothing_new(
 
 
 @run
-async def test_a_worker_that_leaves_is_no_fault() -> None:
+async def test_leaving_worker_is_no_fault() -> None:
     h = RouterHarness(1, 2, workers={"p0": "prefill", "d0": "decode", "d1": "decode"})
     h.router.set_workers({"p0": "prefill", "d0": "decode"})
     h.router.lose_worker(h.d[1].worker, "disconnected", "its stream has ended")
@@ -181,24 +179,24 @@ async def test_a_worker_that_leaves_is_no_fault() -> None:
 
 
 @run
-async def test_who_was_given_up_does_not_take_its_successor_s_place() -> None:
+async def test_given_up_worker_cannot_replace_its_successor() -> None:
     h = RouterHarness(1, 0)
     moved = ScriptedWorker(h.router, "d0", "decode", life="second", num_restarts=1)
     with pytest.raises(ValueError, match="another worker has been started in its place"):
         ScriptedWorker(h.router, "d0", "decode", life="first", num_restarts=0)
     assert h.router.workers.get("d0") is moved.worker
-    # Where there is no successor, it is as good as any.
+    # Without a successor it may join.
     h.router.lose_worker(moved.worker, "disconnected", "killed")
     ScriptedWorker(h.router, "d0", "decode", life="first", num_restarts=0)
 
 
 @run
-async def test_silence_of_another_host_says_nothing_of_its_workers() -> None:
+async def test_unreachable_host() -> None:
     for host, silent_s, out_of_reach in (
         ("another", 2.0, True),
-        # Its host has said that it died.
+        # Its host reported the death.
         ("another", 0.2, False),
-        # Nothing is between it and the router.
+        # It is on the router's host.
         (host_id(), 2.0, False),
     ):
         h = RouterHarness(0, 0)

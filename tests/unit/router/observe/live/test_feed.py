@@ -1,5 +1,3 @@
-"""Frames are made once for all viewers, and for nobody when there is none."""
-
 import asyncio
 from collections.abc import AsyncGenerator
 
@@ -16,7 +14,10 @@ class ScriptedFrame(str):
 
 
 class ScriptedFrames:
-    """Attributes: made: all frames, in order."""
+    """
+    Attributes:
+        made: all frames, in order.
+    """
 
     def __init__(self) -> None:
         self.made: list[str] = []
@@ -46,7 +47,7 @@ async def soon(viewer: AsyncGenerator[str]) -> str:
 
 
 @run
-async def test_nothing_is_made_while_nobody_watches() -> None:
+async def test_no_frames_without_viewers() -> None:
     frames = ScriptedFrames()
     feed = LiveFeed(frames)
     for _ in range(3):
@@ -55,14 +56,14 @@ async def test_nothing_is_made_while_nobody_watches() -> None:
 
 
 @run
-async def test_a_frame_is_made_once_for_all_viewers() -> None:
+async def test_frame_is_shared_by_viewers() -> None:
     frames = ScriptedFrames()
     feed = LiveFeed(frames)
     viewers = [feed.watch() for _ in range(MAX_VIEWERS)]
     assert {await soon(viewer) for viewer in viewers} == {"everything 0"}
     feed.tick()
     assert {await soon(viewer) for viewer in viewers} == {"changes 1"}
-    # So it is for one that comes within a turn, however often.
+    # The same for any viewer that starts within the second.
     for _ in range(3):
         await viewers.pop().aclose()
         viewers.append(feed.watch())
@@ -73,8 +74,8 @@ async def test_a_frame_is_made_once_for_all_viewers() -> None:
 
 
 @run
-async def test_what_comes_between_two_turns_is_missed_by_nobody() -> None:
-    """Everything is made after the last telling, so what follows it begins where it ends, or before."""
+async def test_events_between_frames_are_not_lost() -> None:
+    """A full state made after `mark_told` overlaps with the next frame."""
     frames = ScriptedFrames()
     feed = LiveFeed(frames)
     feed.tick()
@@ -88,7 +89,7 @@ async def test_what_comes_between_two_turns_is_missed_by_nobody() -> None:
 
 
 @run
-async def test_a_slow_viewer_skips_frames_and_then_gets_everything() -> None:
+async def test_slow_viewer_gets_full_state() -> None:
     frames = ScriptedFrames()
     feed = LiveFeed(frames)
     slow, quick = feed.watch(), feed.watch()
@@ -105,7 +106,7 @@ async def test_a_slow_viewer_skips_frames_and_then_gets_everything() -> None:
 
 
 @run
-async def test_places_are_bounded_and_come_free() -> None:
+async def test_places_are_limited_and_freed() -> None:
     feed = LiveFeed(ScriptedFrames())
     viewers = [feed.watch() for _ in range(MAX_VIEWERS)]
     for viewer in viewers:
@@ -122,7 +123,7 @@ async def test_places_are_bounded_and_come_free() -> None:
 
 
 @run
-async def test_of_several_keys_none_has_all_places() -> None:
+async def test_one_key_cannot_take_all_places() -> None:
     feed = LiveFeed(ScriptedFrames(), num_keys=2)
     viewers = [feed.watch("one") for _ in range(MAX_VIEWERS // 2)]
     for viewer in viewers:
@@ -141,7 +142,7 @@ async def test_of_several_keys_none_has_all_places() -> None:
 
 
 @run
-async def test_streams_end_when_the_router_stops() -> None:
+async def test_streams_end_at_close() -> None:
     feed = LiveFeed(ScriptedFrames())
     viewer = feed.watch()
     await soon(viewer)
@@ -154,9 +155,7 @@ async def test_streams_end_when_the_router_stops() -> None:
     assert feed.num_viewers == 0
 
 
-def test_it_goes_on_after_a_frame_that_cannot_be_made(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_feed_survives_failed_frame(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     class Broken(ScriptedFrames):
         def sample(self) -> None:
             super().sample()
@@ -174,5 +173,5 @@ def test_it_goes_on_after_a_frame_that_cannot_be_made(
 
     monkeypatch.setattr(feed_module, "INTERVAL_S", 0.01)
     scenario()
-    # It is said once.
+    # Logged once.
     assert [record.message for record in caplog.records] == ["the live page could not be fed"]

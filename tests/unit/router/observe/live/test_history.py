@@ -1,5 +1,3 @@
-"""The last minutes, second by second."""
-
 import pytest
 
 from tandem.router.observe.histograms import Histogram
@@ -13,11 +11,11 @@ def test_quantiles_lie_within_their_bucket() -> None:
     assert quantile(BOUNDS, (0, 10, 0, 0), 0.5) == pytest.approx(10 + 90 / 2)
     assert quantile(BOUNDS, (99, 0, 1, 0), 0.5) == pytest.approx(10 * 50 / 99)
     assert quantile(BOUNDS, (99, 0, 1, 0), 0.995) == pytest.approx(100 + 900 / 2)
-    # Above the last bound nothing is known but that.
+    # Values above the last bound count as the bound.
     assert quantile(BOUNDS, (0, 0, 0, 5), 0.5) == 1000
 
 
-def test_a_value_counts_for_as_long_as_the_window() -> None:
+def test_value_counts_within_window() -> None:
     histogram = Histogram("", BOUNDS)
     quantiles = Quantiles(histogram)
     assert quantiles.next() == (None, None)

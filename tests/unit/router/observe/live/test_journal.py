@@ -1,5 +1,3 @@
-"""What has befallen a cluster, in the order of its happening, and no more than a page needs."""
-
 from tandem.messages import LinkState
 from tandem.router.observe.live.journal import MAX_ENTRIES, MERGE_S, Journal
 from tests.fakes.clock import FakeClock
@@ -11,7 +9,7 @@ def told(journal: Journal, version: int = 0) -> list[tuple[str, str, int, bool]]
     return [(entry.subject, entry.text, entry.count, entry.is_fault) for entry in journal.since(version)]
 
 
-def test_a_worker_that_is_lost_and_comes_back() -> None:
+def test_lost_and_returned_worker() -> None:
     h = RouterHarness()
     version = h.router.live.journal.version
     h.router.lose_worker(h.d[0].worker, "silent", "no heartbeat for 1 s")
@@ -22,7 +20,7 @@ def test_a_worker_that_is_lost_and_comes_back() -> None:
     ]
 
 
-def test_a_link_is_news_when_it_goes_down_and_when_it_is_up_again() -> None:
+def test_link_down_and_up_again() -> None:
     h = RouterHarness()
     journal = h.router.live.journal
     assert not any("to" in subject for subject, *_ in told(journal))
@@ -32,16 +30,16 @@ def test_a_link_is_news_when_it_goes_down_and_when_it_is_up_again() -> None:
     assert told(journal, version) == [("p0 to d0", "down: it broke", 1, True), ("p0 to d0", "up again", 1, False)]
 
 
-def test_what_befalls_many_at_once_is_one_entry() -> None:
+def test_equal_events_merge() -> None:
     clock = FakeClock()
     journal = Journal(clock)
     journal.attempt_restarted("worker_lost")
     version = journal.version
     journal.worker_lost("d0", "disconnected", "gone")
     journal.attempt_restarted("worker_lost")
-    # One that has changed is told again.
+    # A changed entry is repeated.
     assert told(journal, version) == [
-        ("requests", "begun again: worker lost", 2, False),
+        ("requests", "restarted: worker lost", 2, False),
         ("d0", "lost, disconnected: gone", 1, True),
     ]
     clock.advance(MERGE_S)
@@ -57,7 +55,7 @@ def test_the_oldest_entries_are_forgotten() -> None:
     assert (len(subjects), subjects[0]) == (MAX_ENTRIES, "d5")
 
 
-def test_routers_begin_with_their_own_start_and_hear_of_others() -> None:
+def test_router_start_and_other_routers() -> None:
     journal = Journal(FakeClock())
     journal.started("router-0", 2)
     journal.router_seen("router-1", alive=False)

@@ -1,5 +1,3 @@
-"""How fast workers' counters grow, from what they say a few times a second."""
-
 from tandem.messages import Heartbeat, Shipped, WorkerStats
 from tandem.router.observe.live.rates import NO_RATES, NUM_SAMPLES, WorkerRates
 from tests.fakes.router_harness import RouterHarness
@@ -10,9 +8,9 @@ def say(worker: ScriptedWorker, step: int, **stats: object) -> None:
     worker.say(Heartbeat(step, WorkerStats(**stats)))  # type: ignore[arg-type]
 
 
-def test_rates_are_those_of_the_last_seconds() -> None:
+def test_rates_of_last_seconds() -> None:
     h, rates = RouterHarness(), WorkerRates()
-    # It stands still at first: what is long ago does not count.
+    # Old samples do not count.
     for second in range(6 + NUM_SAMPLES):
         num_tokens = max(0, second - 5) * 30
         shipped = (Shipped("tcp", 1, 1000 * second, "d0"), Shipped("tcp", 1, 0, "d1"))
@@ -25,7 +23,7 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     assert rates.total(lambda its: its.prompt_tokens) == 30
 
 
-def test_samples_between_two_heartbeats_change_nothing() -> None:
+def test_samples_between_heartbeats_change_nothing() -> None:
     h, rates = RouterHarness(), WorkerRates()
     for second in range(3):
         say(h.d[0], second, output_tokens_computed=10 * second)
@@ -35,7 +33,7 @@ def test_samples_between_two_heartbeats_change_nothing() -> None:
     assert rates.of("d0").output_tokens == 10
 
 
-def test_a_worker_that_was_started_again_counts_anew() -> None:
+def test_restarted_worker_counts_anew() -> None:
     h, rates = RouterHarness(), WorkerRates()
     for second in range(3):
         say(h.d[0], second, output_tokens_computed=1000 * second)
@@ -51,7 +49,7 @@ def test_a_worker_that_was_started_again_counts_anew() -> None:
     assert rates.of("d0").output_tokens == 5
 
 
-def test_one_that_is_away_has_none() -> None:
+def test_missing_worker_has_no_rates() -> None:
     h, rates = RouterHarness(), WorkerRates()
     for second in range(2):
         say(h.d[0], second, output_tokens_computed=1000 * second)

@@ -1,5 +1,3 @@
-"""Calls that are the whole output."""
-
 import pytest
 
 from tandem.router.text.tool_parsers.bare_json import JsonParser, Llama3Parser
@@ -23,11 +21,11 @@ LLAMA = {
         ("arguments", "{}"),
     ],
     'Well. <|python_tag|>{"name": "f"}': [("content", "Well."), ("call", "f"), ("arguments", "{}")],
-    # It is some other JSON, or code.
+    # Other JSON, or code.
     '{"name": "h", "parameters": {}}': [("content", '{"name": "h", "parameters": {}}')],
     '{"city": "Bern"}': [("content", '{"city": "Bern"}')],
     "<|python_tag|>print(1)": [("content", "<|python_tag|>print(1)")],
-    # Within text a brace begins no call.
+    # A brace within text does not start a call.
     'So: {"name": "f"}': [("content", 'So: {"name": "f"}')],
     '{"name": "f", "parameters": {}}; x': [("call", "f"), ("arguments", "{}"), ("content", "; x")],
 }

@@ -1,4 +1,4 @@
-"""What holds for every tool parser, however its text is cut."""
+"""Properties of every tool parser."""
 
 import json
 import time
@@ -67,7 +67,7 @@ def cut(text: str, places: Iterable[int]) -> list[str]:
 @pytest.mark.parametrize("name", TOOL_PARSERS.names)
 @settings(max_examples=150, deadline=None)
 @given(text=TEXTS, places=st.lists(st.integers(0, 300), max_size=12))
-def test_it_does_not_matter_how_the_text_is_cut(name: str, text: str, places: list[int]) -> None:
+def test_cuts_do_not_matter(name: str, text: str, places: list[int]) -> None:
     whole = parse(name, [text])
     assert parse(name, cut(text, places)) == whole
     assert parse(name, list(text)) == whole
@@ -78,7 +78,7 @@ def test_it_does_not_matter_how_the_text_is_cut(name: str, text: str, places: li
 @given(text=TEXTS)
 @example(text="[TOOL_CALLS]get_weather[TOOL_CALLS]")
 @example(text="[TOOL_CALLS]get_weather[CALL_ID]a[ARG]")
-def test_what_has_come_follows_from_the_text_so_far_and_parts_say_from_how_much(name: str, text: str) -> None:
+def test_parts_depend_on_text_up_to_their_end(name: str, text: str) -> None:
     by_character, parts = make(name), []
     whole = make(name).feed(text)
     for end, character in enumerate(text, 1):
@@ -86,7 +86,7 @@ def test_what_has_come_follows_from_the_text_so_far_and_parts_say_from_how_much(
         assert all(part.end <= end for part in new)
         parts += new
         assert joined(parts) == joined(make(name).feed(text[:end]))
-        # This is what lets a stream go on: its events name places in the text.
+        # Resumed streams rely on this: their events name positions in the text.
         if end in {part.end for part in whole}:
             assert joined(parts) == joined(part for part in whole if part.end <= end)
 
@@ -94,7 +94,7 @@ def test_what_has_come_follows_from_the_text_so_far_and_parts_say_from_how_much(
 @pytest.mark.parametrize("name", TOOL_PARSERS.names)
 @settings(max_examples=100, deadline=None)
 @given(text=TEXTS)
-def test_text_without_calls_is_content_to_the_letter(name: str, text: str) -> None:
+def test_text_without_calls_is_content(name: str, text: str) -> None:
     parts = parse(name, [text])
     if all(kind == "content" for kind, _ in parts):
         assert "".join(content for _, content in parts) == text
@@ -116,7 +116,7 @@ FILLERS = ("a", " ", "\\", "{", "word ")
 
 
 @pytest.mark.parametrize("name", TOOL_PARSERS.names)
-def test_the_work_for_a_token_does_not_grow_with_the_text(name: str) -> None:
+def test_work_per_token_is_constant(name: str) -> None:
     def seconds(pieces: list[str]) -> float:
         parser = make(name)
         started = time.process_time()
@@ -127,12 +127,12 @@ def test_the_work_for_a_token_does_not_grow_with_the_text(name: str) -> None:
 
     for beginning in LONG[name]:
         for filler in (*FILLERS, beginning):
-            # Ten times as much takes ten times as long; text that is looked at again and again takes a hundred times.
+            # Rescanning would take 100 times as long for 10 times the text.
             short, long = [beginning, *[filler] * 500], [beginning, *[filler] * 5_000]
             assert seconds(long) < 40 * max(0.0003, min(seconds(short) for _ in range(3))), (beginning, filler)
 
 
-def test_the_work_for_a_text_that_comes_at_once_grows_with_its_length() -> None:
+def test_work_for_whole_text_is_linear() -> None:
     def seconds(num_marks: int) -> float:
         text, best = "<tool_call>" * num_marks, float("inf")
         for _ in range(3):
@@ -141,5 +141,5 @@ def test_the_work_for_a_text_that_comes_at_once_grows_with_its_length() -> None:
             best = min(best, time.process_time() - started)
         return best
 
-    # Twenty times as long: it would take 400 times as long if each mark were put behind a copy of those before.
+    # A copy at each mark would take 400 times as long for 20 times the text.
     assert seconds(40_000) < 60 * seconds(2_000)

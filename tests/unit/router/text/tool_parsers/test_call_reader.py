@@ -1,5 +1,3 @@
-"""One call as JSON."""
-
 import pytest
 
 from tandem.router.text.tool_parsers.call_reader import CallReader
@@ -36,16 +34,16 @@ def test_name_and_arguments(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", BROKEN)
-def test_what_is_no_call(text: str) -> None:
+def test_not_a_call(text: str) -> None:
     reader, names, arguments = read(text)
     assert reader.is_broken and not (reader.has_started or names or arguments)
 
 
-def test_any_name_where_none_are_known() -> None:
+def test_any_name_is_accepted_without_names() -> None:
     assert read('{"name": "h"}', None)[1] == ["h"]
 
 
-def test_what_was_waited_for_when_the_text_ends() -> None:
+def test_rest_at_end_of_text() -> None:
     reader, _, arguments = read('{"name": "f", "arguments": "{\\"a')
     assert (arguments, reader.rest()) == ([], '"{\\"a')
     assert read('{"name": "f", "arguments": {"a')[0].rest() == ""

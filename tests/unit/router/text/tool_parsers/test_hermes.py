@@ -1,5 +1,3 @@
-"""Calls between tags."""
-
 import pytest
 
 from tandem.router.text.tool_parsers.hermes import HermesParser
@@ -12,10 +10,10 @@ TEXTS = {
     CALL: F,
     f"{CALL}\n{CALL}": [*F, *F],
     f"I look.\n\n{CALL}\n\nDone.": [("content", "I look."), *F, ("content", "\n\nDone.")],
-    # The closing tag is missing, or nothing else has come.
+    # Without the closing tag, or unfinished.
     CALL.removesuffix("</tool_call>") + CALL: [*F, *F],
     CALL.removesuffix("}\n</tool_call>"): F,
-    # Several between two tags, a brace too few, and one too many.
+    # Several between two tags, a missing brace, a surplus brace.
     '<tool_call>{"name": "f"}\n{"name": "g"}</tool_call>': [
         ("call", "f"),
         ("arguments", "{}"),
@@ -28,32 +26,32 @@ TEXTS = {
         ("content", "."),
     ],
     '<tool_call>{"name": "f", "arguments": {"a": 1}}}\n</tool_call>': [("call", "f"), ("arguments", '{"a": 1}')],
-    # A model may call what there is not: its client says so.
+    # Unknown functions: the client tells the model.
     '<tool_call>{"name": "h"}</tool_call>': [("call", "h"), ("arguments", "{}")],
-    # None of these is a call.
+    # Not calls.
     "<tool_call>f()</tool_call>": [("content", "<tool_call>f()</tool_call>")],
     '<tool_call>{"arguments": {"a": 1}}</tool_call>': [("content", '<tool_call>{"arguments": {"a": 1}}</tool_call>')],
     '<tool_call>{"name": "': [("content", '<tool_call>{"name": "')],
     "a <tool_cal": [("content", "a <tool_cal")],
     " \n ": [("content", " \n ")],
-    # It breaks after it has begun: what its arguments are not is content.
+    # Malformed text after a call's start is content.
     '<tool_call>{"name": "f", "arguments": {"a": ]}}</tool_call>': [
         ("call", "f"),
         ("arguments", '{"a": '),
         ("content", "]}}</tool_call>"),
     ],
-    # Arguments are what the model has written.
+    # Arguments are passed on as written.
     '<tool_call>{"name": "f", "arguments": {a: 1}}</tool_call>': [("call", "f"), ("arguments", "{a: 1}")],
 }
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_what_is_a_call(text: str) -> None:
+def test_calls(text: str) -> None:
     parser = HermesParser(("f",))
     assert joined(parser.feed(text) + parser.finish()) == TEXTS[text]
 
 
-def test_arguments_come_as_they_are_made() -> None:
+def test_arguments_are_streamed() -> None:
     parser = HermesParser(("f",))
     assert parser.feed('Hm. <tool_call>{"name": "f"')[-1].kind == "call"
     assert [part.text for part in parser.feed(', "arguments": {"a')] == ['{"a']

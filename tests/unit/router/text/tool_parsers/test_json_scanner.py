@@ -1,5 +1,3 @@
-"""Where a JSON value ends."""
-
 import json
 
 import pytest
@@ -15,7 +13,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.booleans(), st.integers(1, 5))
-def test_a_value_ends_where_it_does(value: object, ensure_ascii: bool, length: int) -> None:
+def test_end_of_value(value: object, ensure_ascii: bool, length: int) -> None:
     text = json.dumps(value, ensure_ascii=ensure_ascii)
     whole = f"{text}, 1]"
     scanner, position = JsonScanner(), 0
@@ -27,12 +25,12 @@ def test_a_value_ends_where_it_does(value: object, ensure_ascii: bool, length: i
 
 
 @pytest.mark.parametrize(("text", "end"), [("]", 0), (",", 0), ("{]", 1), ("[1, {2]", 6), ("é", 0)])
-def test_what_is_no_value(text: str, end: int) -> None:
+def test_invalid_value(text: str, end: int) -> None:
     scanner = JsonScanner()
     assert scanner.scan(text, 0) == end and scanner.is_broken
 
 
 @pytest.mark.parametrize("text", ["", "{", '"\\', '"\\"', '{"}', "12", "nul", "[[]"])
-def test_what_has_not_ended(text: str) -> None:
+def test_unfinished_value(text: str) -> None:
     scanner = JsonScanner()
     assert scanner.scan(text, 0) == len(text) and not scanner.is_done and not scanner.is_broken

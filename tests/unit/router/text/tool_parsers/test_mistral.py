@@ -1,5 +1,3 @@
-"""Calls behind a tag, in both ways."""
-
 import pytest
 
 from tandem.router.text.tool_parsers.mistral import MistralParser
@@ -23,6 +21,6 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_what_is_a_call(text: str) -> None:
+def test_calls(text: str) -> None:
     parser = MistralParser(("f", "g"))
     assert joined(parser.feed(text) + parser.finish()) == TEXTS[text]
