@@ -193,7 +193,7 @@ class ClusterOptions:
         takes_path=True,
         detail=". FlashInfer's are for bfloat16 and heads of 64, 128 or 256; on Hopper and later `flashinfer` runs a "
         "kernel of our own for decode steps of up to 512 sequences "
-        "([architecture.md](architecture.md#the-engine-on-a-gpu))",
+        "([architecture.md](engine.md))",
     )
     cuda_graph_max_bs: int = option(
         default_of(EngineConfig, "cuda_graph_max_bs"),
