@@ -158,6 +158,6 @@ def test_a_wall_clock_that_is_set_changes_nothing(monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_phase_is_documented() -> None:
-    text = (Path(__file__).parents[3] / "docs/architecture.md").read_text()
+    text = (Path(__file__).parents[3] / "docs/requests.md").read_text()
     for phase in PHASES:
         assert f"`{phase.name}`" in text
