@@ -62,7 +62,7 @@ class EngineOptions:
         takes_path=True,
         detail=". FlashInfer supports bfloat16 and head sizes 64, 128 and 256. On Hopper and later, `flashinfer` runs "
         "Tandem's own kernel in decode steps of up to 512 sequences "
-        "([architecture.md](architecture.md#the-engine-on-a-gpu))",
+        "([engine.md](engine.md))",
     )
     cuda_graph_max_bs: int = option(
         256,

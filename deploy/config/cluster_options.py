@@ -212,7 +212,7 @@ class ClusterOptions(PrefillOptions, EngineOptions, RouterOptions):
         "router processes, each of which serves any client; 0: one on a CPU, on GPUs one per worker that decodes",
         name="routers",
         metavar="N",
-        detail=" ([architecture.md](architecture.md#routers))",
+        detail=" ([requests.md](requests.md#routers))",
     )
     tls_cert: str = option(
         "", "PEM file with the server's certificate chain; turns TLS on for both ports", metavar="FILE"
