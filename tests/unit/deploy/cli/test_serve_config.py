@@ -175,7 +175,7 @@ def test_a_key_s_largest_priority_stands_behind_it(tmp_path: Path) -> None:
     assert [parse_api_key(text) for text in router.api_keys] == [("urgent", 5), ("plain", None)]
     assert router.max_priority == -1
     (tmp_path / "keys.txt").write_text("urgent five\n")
-    with pytest.raises(ValueError, match="the largest priority that it may ask for, a whole number"):
+    with pytest.raises(ValueError, match="the highest priority that it may ask for"):
         read("--model", "m", "--api-key-file", str(tmp_path / "keys.txt"))
 
 
