@@ -139,9 +139,8 @@ class Attempts:
             self.fail_request(request, str(error), InternalError)
             return
         admit, prefill = tracker.begin_attempt(
-            pair.prefill.worker_id, pair.decode.worker_id, self._config.admit_duration_s
+            pair.prefill.worker_id, pair.decode.worker_id, self._config.admit_duration_s, Placed.of(pair)
         )
-        tracker.placed = Placed.of(pair)
         num_tokens = len(view.token_ids)
         self.prompts.add(num_tokens, pair.estimate)
         request.assign_pair(pair)
@@ -356,15 +355,16 @@ class Attempts:
 
     def _routing_request(self, tracker: RequestTracker, attempt: int) -> RoutingRequest:
         """How a request stands now, for the policy."""
+        spec = tracker.spec
         return RoutingRequest(
             request_id=tracker.request_id,
             attempt=attempt,
             prompt_ids=tracker.prompt_ids,
             output_ids=tuple(tracker.output_ids),
             max_new_tokens=tracker.sampling.max_tokens - len(tracker.output_ids),
-            priority=tracker.priority,
-            session_id=tracker.session_id,
-            cache_namespace=tracker.cache_namespace,
-            prompt_identities=tracker.prompt_identities,
+            priority=spec.priority,
+            session_id=spec.session_id,
+            cache_namespace=spec.cache_namespace,
+            prompt_identities=spec.prompt.identities,
             objectives=self._objectives,
         )

@@ -49,6 +49,7 @@ from tandem.router.policies.guard import GuardedPolicy
 from tandem.router.recalls import Recalls
 from tandem.router.requests.active_request import ActiveRequest
 from tandem.router.requests.clock_offsets import PROBE_INTERVAL_S, ClockOffsets
+from tandem.router.requests.request_spec import RequestSpec
 from tandem.router.requests.requests_in_hand import RequestsInHand
 from tandem.router.requests.tracker import RequestTracker
 from tandem.router.waiting_room import WaitingRoom
@@ -56,7 +57,6 @@ from tandem.router.workers.leans import GOOD_FOR_S, Lean, RouterDemand
 from tandem.router.workers.peer_counts import NOTHING, PeerCounts, RouterCounts
 from tandem.router.workers.worker import Worker
 from tandem.router.workers.worker_registry import WorkerRegistry
-from tandem.sampling_params import SamplingParams, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -180,36 +180,9 @@ class Router:
 
     # --- clients ---
 
-    def make_tracker(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        priority: int = 0,
-        cache_namespace: str = "",
-        session_id: str = "",
-        client_request_id: str = "",
-        output_ids: Sequence[int] = (),
-        arrival_ns: int = 0,
-        moments: Mapping[str, int],
-    ) -> RequestTracker:
-        """Makes a tracker with an id that no other request ever had, on this router or on an earlier one. Arguments are
-        as in RequestTracker."""
-        request_id = make_request_id(self.incarnation, next(self._numbers))
-        return RequestTracker(
-            request_id,
-            tuple(prompt_ids),
-            sampling,
-            priority,
-            cache_namespace,
-            session_id,
-            client_request_id,
-            arrival_ns,
-            output_ids=list(output_ids),
-            # Nobody is sent those of tokens that the client has.
-            output_logprobs=[TokenLogprobs(0.0)] * len(output_ids) if sampling.num_logprobs is not None else [],
-            moments=dict(moments),
-        )
+    def make_tracker(self, spec: RequestSpec) -> RequestTracker:
+        """Returns a tracker whose id no other request ever had, on this router or on an earlier one."""
+        return RequestTracker(make_request_id(self.incarnation, next(self._numbers)), spec)
 
     def submit_request(self, tracker: RequestTracker) -> ActiveRequest:
         """Begins to serve a request; it is to be closed whatever happens. Its tokens and its tracker's state say how it

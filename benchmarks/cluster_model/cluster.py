@@ -26,6 +26,7 @@ from tandem.router.policies.base import RoutingPolicy, RoutingRequest
 from tandem.router.policies.least_cost import LeastCost
 from tandem.router.policies.least_loaded import LeastLoaded
 from tandem.router.requests.active_request import ActiveRequest
+from tandem.router.requests.request_spec import RequestSpec, TokenizedPrompt
 from tandem.router.requests.tracker import RequestTracker
 from tandem.router.workers.objectives import Objectives
 from tandem.router.workers.placement import AUTO
@@ -191,7 +192,8 @@ class ModelCluster:
         turn = conversation.turns.pop(0)
         self._num_to_come -= 1
         number, self.num_submitted = self.num_submitted, self.num_submitted + 1
-        tracker = RequestTracker(f"r-{number}", (0,) * turn.prompt, SamplingParams(turn.output))
+        spec = RequestSpec(TokenizedPrompt((0,) * turn.prompt, {}), SamplingParams(turn.output))
+        tracker = RequestTracker(f"r-{number}", spec)
         view = self._view(tracker, turn)
         pair = self._policy.choose(self.registry.candidates, view)
         self._prompts.add(turn.prompt, pair.estimate)

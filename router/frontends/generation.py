@@ -59,30 +59,22 @@ class Generation:
         self,
         router: Router,
         access: Access,
-        key: str,
         tracker: RequestTracker,
         output: OutputText,
-        *,
-        num_characters: int = 0,
-        num_tokens: int | None = None,
     ) -> None:
-        """
-        Args:
-            tracker: has the beginning of the output already, if the request is resumed.
-            num_characters: of the output's text that the client of a resumed request has.
-            num_tokens: of that beginning, that its client has been told of; None: all.
-        """
         self.tracker = tracker
         self.timings: list[PhaseTiming] = []
         self._finish_reason = ""
         self._router = router
         self._access = access
-        self._key = key
         self._output = output
-        self._num_resumed = len(tracker.output_ids)
-        self._index = self._num_resumed if num_tokens is None else num_tokens
-        # Text of a resumed request's beginning that its client lacks goes with its next piece.
-        self._owed_text = output.replay(tracker.output_ids[: self._index], num_characters) if self._num_resumed else ""
+        self._num_resumed = self._index = len(tracker.output_ids)
+        # Text of a resumed output that its client lacks goes with its next piece.
+        self._owed_text = ""
+        if (resumption := tracker.spec.resumption) is not None:
+            if resumption.num_tokens is not None:
+                self._index = resumption.num_tokens
+            self._owed_text = output.replay(tracker.output_ids[: self._index], resumption.num_characters)
         # So do tokens, before any that workers send.
         self._owed_ids = tracker.output_ids[self._index :]
         self._request: ActiveRequest | None = None
@@ -105,8 +97,8 @@ class Generation:
         Raises:
             RequestTooLargeError, OverloadedError, UnavailableError: as Router.submit_request.
         """
-        with refusals_counted(self._router, self.tracker.client_request_id):
-            self._held.enter_context(self._access.hold(self._key))
+        with refusals_counted(self._router, self.tracker.spec.client_request_id):
+            self._held.enter_context(self._access.hold(self.tracker.spec.key))
             try:
                 self._request = self._router.submit_request(self.tracker)
             except BaseException:
@@ -232,7 +224,7 @@ class Generation:
         self._router.live.ended.add(
             tracker,
             outcome,
-            key=self._key,
+            key=tracker.spec.key,
             num_cached_tokens=num_cached_tokens,
             num_output_tokens=self._index,
             timings=self.timings,
@@ -253,7 +245,7 @@ class Generation:
         if request_logger.isEnabledFor(logging.INFO):
             line = {
                 "request_id": tracker.request_id,
-                "client_request_id": tracker.client_request_id,
+                "client_request_id": tracker.spec.client_request_id,
                 "outcome": outcome,
                 "error": tracker.failure,
                 "prompt_tokens": len(tracker.prompt_ids),

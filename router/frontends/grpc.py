@@ -22,6 +22,7 @@ from tandem.router.frontends.piece_writer import PieceWriter
 from tandem.router.frontends.request_id import REQUEST_ID_HEADER, is_request_id, request_id_of
 from tandem.router.frontends.sampling import PLAIN_FIELDS, SamplingOptions
 from tandem.router.requests.prompt_logprobs import PromptLogprobs
+from tandem.router.requests.request_spec import RequestSpec
 from tandem.router.requests.trace_context import TRACEPARENT, TRACESTATE, current_trace_context, trace_context_of
 from tandem.router.resumption import Resumption
 from tandem.router.text.structured_output import StructuredOutput, choices
@@ -64,10 +65,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         context.set_trailing_metadata(trailer)
         try:
             with ExitStack() as held:
-                generation, key = await self._begin(request, request_id, context, held)
+                generation = await self._begin(request, request_id, context, held)
                 held.enter_context(generation)
                 # It goes with the first tokens: what is broken off before them can be sent again.
-                resume_token = self._frontend.resume_token(generation, key)
+                resume_token = self._frontend.resume_token(generation.tracker.spec)
                 responses = _Responses(request.request_id, generation, resume_token)
                 await PieceWriter(generation, lambda piece: context.write(responses.next(piece))).run()
             return
@@ -117,9 +118,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     async def _begin(
         self, request: pb.GenerateRequest, request_id: str, context: grpc.aio.ServicerContext, held: ExitStack
-    ) -> tuple[Generation, str]:
-        """The generation, and the key that it belongs to.
-
+    ) -> Generation:
+        """
         Args:
             request_id: what the client knows the request by.
             held: the request's bytes count as in hand until it is closed.
@@ -142,18 +142,18 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 grammar = await frontend.grammar(_structured_output(request))
             options = _options(request.sampling, grammar)
             frontend.check_prompt_logprobs(len(prompt.token_ids), options.num_prompt_logprobs, hold)
-            [generation] = frontend.begin(
+            spec = RequestSpec(
                 prompt,
-                options,
+                frontend.sampling_params(options, prompt, DEFAULT_MAX_TOKENS),
                 key=key,
-                default_max_tokens=DEFAULT_MAX_TOKENS,
-                priority=request.priority,
-                cache_namespace=request.cache_namespace,
-                session_id=request.session_id,
                 client_request_id=request_id,
+                session_id=request.session_id,
+                priority=request.priority,
+                stop=options.stop,
                 resumption=_resumption(request.resume) if request.HasField("resume") else None,
             )
-            return generation, key
+            [generation] = frontend.begin(spec)
+            return generation
 
 
 def _router_statuses(frontend: Frontend) -> list[pb.RouterStatus]:

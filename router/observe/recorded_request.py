@@ -27,7 +27,7 @@ def record_request(recorder: Recorder, tracker: RequestTracker, outcome: str, nu
     ended_ns = moments.setdefault(ENDED, now_ns())
     placed = tracker.placed
     why = f"{placed.placement}:{placed.reason}" if placed is not None and placed.reason else ""
-    names = (outcome, tracker.prefill_worker_id, tracker.decode_worker_id, why, tracker.client_request_id)
+    names = (outcome, tracker.prefill_worker_id, tracker.decode_worker_id, why, tracker.spec.client_request_id)
     recorder.add(
         REQUESTS,
         "request",

@@ -145,4 +145,8 @@ def shown(line: bytes) -> str:
 
 def _name(tracker: RequestTracker) -> str:
     """Its own id, behind the one that its client knows."""
-    return f"{tracker.client_request_id} {tracker.request_id}" if tracker.client_request_id else tracker.request_id
+    return (
+        f"{tracker.spec.client_request_id} {tracker.request_id}"
+        if tracker.spec.client_request_id
+        else tracker.request_id
+    )

@@ -66,8 +66,8 @@ class TracedRequest(NamedTuple):
         sampling = tracker.sampling
         return cls(
             tracker.request_id,
-            tracker.client_request_id,
-            tracker.trace_context,
+            tracker.spec.client_request_id,
+            tracker.spec.trace_context,
             outcome,
             tracker.failure[:MAX_ERROR_LEN],
             sampling.max_tokens,

@@ -3,7 +3,7 @@
 This is bookkeeping alone: no sockets, no clock, no workers. `Attempts` feeds it messages and acts on what it says.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -20,7 +20,7 @@ from tandem.lifecycle import (
 from tandem.messages import Admit, Finished, FirstToken, Prefill, PromptScored, TokenEvent
 from tandem.router.errors import RequestError, UnavailableError
 from tandem.router.requests.prompt_logprobs import PromptLogprobs
-from tandem.router.requests.trace_context import TraceContext
+from tandem.router.requests.request_spec import RequestSpec
 from tandem.router.workers.placement import Placed
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 
@@ -52,13 +52,8 @@ class RequestTracker:
 
     Attributes:
         request_id: minted by the router.
-        session_id: what the client says of the conversation that it belongs to; for the routing policy alone.
-        client_request_id: what the client calls it.
-        arrival_ns: when its client first asked, for a request that was resumed; 0: when it was received.
-        record_id: under this name its workers keep a record of it; empty: they need not.
-        trace_context: of its client, if that has said so.
-        resume_token: what they keep with it (router/resumption.py).
-        prompt_identities: of its prompt's prefixes, by page size, where they have been computed already.
+        spec: what the client asks for.
+        prompt_ids, sampling: the spec's.
         attempt: number of the current attempt; messages of any other have no effect.
         placed: how the last attempt was placed; None before the first.
         output_ids: tokens passed on so far; each index exactly once, in order.
@@ -77,23 +72,16 @@ class RequestTracker:
     """
 
     request_id: str
-    prompt_ids: tuple[int, ...]
-    sampling: SamplingParams
-    priority: int = 0
-    cache_namespace: str = ""
-    session_id: str = ""
-    client_request_id: str = ""
-    arrival_ns: int = 0
-    record_id: str = ""
-    resume_token: bytes = b""
-    trace_context: TraceContext | None = None
-    prompt_identities: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    spec: RequestSpec
+    # Read for every token, so they are attributes of the tracker's own.
+    prompt_ids: tuple[int, ...] = field(init=False)
+    sampling: SamplingParams = field(init=False)
     state: RequestState = RequestState.WAITING
     attempt: int = -1
     placed: Placed | None = None
     prefill_worker_id: str = ""
     decode_worker_id: str = ""
-    output_ids: list[int] = field(default_factory=list)
+    output_ids: list[int] = field(init=False)
     output_logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: PromptLogprobs | None = None
     finish_reason: str = ""
@@ -106,7 +94,7 @@ class RequestTracker:
     decode_cached_len: int = 0
     num_pages_computed: int = 0
     num_pages_shipped: int = 0
-    moments: dict[str, int] = field(default_factory=dict)
+    moments: dict[str, int] = field(init=False)
     clock_uncertainty_ns: int = 0
     # Tokens that have overtaken an earlier one wait here: by index, each with its log probabilities if asked for.
     _early: dict[int, tuple[int, Sequence[TokenLogprobs]]] = field(default_factory=dict)
@@ -114,7 +102,14 @@ class RequestTracker:
     _announced_end: tuple[int, str] | None = None
 
     def __post_init__(self) -> None:
-        # Who goes on with a request has them already.
+        spec = self.spec
+        self.prompt_ids, self.sampling = tuple(spec.prompt.token_ids), spec.sampling
+        self.moments = dict(spec.prompt.moments)
+        self.output_ids = list(spec.resumption.token_ids) if spec.resumption is not None else []
+        if self.sampling.num_logprobs is not None:
+            # The client has these tokens already and is not sent their log probabilities.
+            self.output_logprobs = [TokenLogprobs(0.0)] * len(self.output_ids)
+        # A client that resumes a request has the prompt's log probabilities already.
         if self.sampling.num_prompt_logprobs is not None and not self.output_ids:
             self.prompt_logprobs = PromptLogprobs(len(self.prompt_ids))
 
@@ -129,12 +124,13 @@ class RequestTracker:
         return self.state in FINAL_STATES
 
     def begin_attempt(
-        self, prefill_worker_id: str, decode_worker_id: str, admit_duration_s: float
+        self, prefill_worker_id: str, decode_worker_id: str, admit_duration_s: float, placed: Placed | None = None
     ) -> tuple[Admit, Prefill]:
         """Begins the next attempt, carrying on from the tokens passed on so far; returns what to send."""
         assert self.state is RequestState.WAITING
         self.state = RequestState.RUNNING
         self.attempt += 1
+        self.placed = placed
         self.prefill_worker_id = prefill_worker_id
         self.decode_worker_id = decode_worker_id
         self.prefill_cached_len = self.decode_cached_len = 0
@@ -145,7 +141,8 @@ class RequestTracker:
         if self.lacks_prompt_logprobs:
             # Those of a chunk come once, so all come anew.
             self.prompt_logprobs = PromptLogprobs(len(self.prompt_ids))
-        arrival_ns = self.arrival_ns or self.moments.get(RECEIVED, 0)
+        spec = self.spec
+        arrival_ns = spec.arrival_ns or self.moments.get(RECEIVED, 0)
         return (
             Admit(
                 self.request_id,
@@ -155,10 +152,10 @@ class RequestTracker:
                 without,
                 admit_duration_s,
                 arrival_ns,
-                self.priority,
-                self.cache_namespace,
-                self.record_id,
-                self.resume_token,
+                spec.priority,
+                spec.cache_namespace,
+                spec.record_id,
+                spec.resume_token,
             ),
             Prefill(
                 self.request_id,
@@ -168,10 +165,10 @@ class RequestTracker:
                 self.sampling if self.lacks_prompt_logprobs else without,
                 decode_worker_id,
                 arrival_ns,
-                self.priority,
-                self.cache_namespace,
-                self.record_id,
-                self.resume_token,
+                spec.priority,
+                spec.cache_namespace,
+                spec.record_id,
+                spec.resume_token,
             ),
         )
 

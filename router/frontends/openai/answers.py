@@ -12,7 +12,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive
 
-from tandem.router.frontends.base import Frontend, TokenizedPrompt
+from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.generation import Generation, Piece
 from tandem.router.frontends.openai.errors import json_text_response
 from tandem.router.frontends.openai.prompt_logprobs import PromptTexts, WantedLogprobs, object_text
@@ -21,6 +21,7 @@ from tandem.router.frontends.openai.resumable import ResumableStream
 from tandem.router.frontends.openai.schema import StreamOptions
 from tandem.router.frontends.openai.streaming import Event, begin_stream, pieces_of, to_json, unless_client_leaves
 from tandem.router.requests.prompt_logprobs import PromptLogprobs
+from tandem.router.requests.request_spec import TokenizedPrompt
 from tandem.router.text.detokenizer import IncrementalDetokenizer
 from tandem.sampling_params import TokenLogprobs
 

@@ -8,18 +8,15 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tandem.router.errors import InvalidRequestError
-from tandem.router.frontends.base import Frontend, TokenizedPrompt
+from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.generation import Generation, Piece
 from tandem.router.frontends.openai.answers import Answer, ChoiceBuffer, token_text
-from tandem.router.frontends.openai.chat_plan import Reading, bound_output, check_arguments, plan_chat, read_from
+from tandem.router.frontends.openai.chat_plan import Reading, plan_chat, read_from, whole_structure
 from tandem.router.frontends.openai.prompt_logprobs import WantedLogprobs
 from tandem.router.frontends.openai.request import (
-    begin_all,
     cache_namespace,
-    check_num_choices,
+    check_num_prompt_tokens,
     count_unknown_fields,
-    sampling_options,
 )
 from tandem.router.frontends.openai.resumable import (
     ResumableStream,
@@ -30,6 +27,7 @@ from tandem.router.frontends.openai.resumable import (
 )
 from tandem.router.frontends.openai.streaming import to_json
 from tandem.router.frontends.openai.tools_schema import ChatRequest
+from tandem.router.requests.request_spec import RequestSpec, TokenizedPrompt
 from tandem.router.text.chat_format import SHORT_ID_LENGTH
 from tandem.router.text.output_parts import Part
 from tandem.sampling_params import TokenLogprobs
@@ -37,26 +35,35 @@ from tandem.sampling_params import TokenLogprobs
 CALL_ID_CHARACTERS = 24
 
 
+@dataclass(frozen=True, slots=True)
+class BegunChat:
+    """A chat whose outputs can be served.
+
+    Attributes:
+        stream: the stream of one output whose events have ids.
+        reading: the way in which its outputs are read; None: they are content alone.
+        wanted_logprobs: log probabilities of the prompt that the client wants.
+    """
+
+    prompt: TokenizedPrompt
+    generations: list[Generation]
+    stream: ResumableStream | None
+    reading: Reading | None
+    wanted_logprobs: WantedLogprobs
+
+
 class ChatAnswer(Answer):
     id_prefix = "chatcmpl"
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
 
-    def __init__(
-        self,
-        frontend: Frontend,
-        prompts: Sequence[TokenizedPrompt],
-        generations: Sequence[Generation],
-        request_id: str,
-        stream: ResumableStream | None,
-        reading: Reading | None,
-        wanted: WantedLogprobs,
-    ) -> None:
-        """Args: reading: of outputs that have more than content; the others as for Answer."""
-        super().__init__(frontend, prompts, generations, request_id, stream=stream, wanted=wanted)
+    def __init__(self, frontend: Frontend, chat: BegunChat, request_id: str) -> None:
+        """Args: as for Answer."""
+        prompts, stream, reading = [chat.prompt], chat.stream, chat.reading
+        super().__init__(frontend, prompts, chat.generations, request_id, stream=stream, wanted=chat.wanted_logprobs)
         self._reading = reading
         num_seen = stream.last.num_characters if stream and stream.last else 0
-        self._parsers = [reading.parser(num_seen) for _ in generations] if reading else []
+        self._parsers = [reading.parser(num_seen) for _ in chat.generations] if reading else []
         self._starts_over = reading is not None
         # Of outputs that are answered whole.
         self._parts: list[list[Part]] = [[] for _ in self._parsers]
@@ -164,7 +171,7 @@ class ChatAnswer(Answer):
     def _finish_reason(self, index: int, buffer: ChoiceBuffer) -> str | None:
         if buffer.finish_reason == "stop" and self._reading and self._parsers[index].num_calls:
             # It is OpenAI's way to say so only where the model had a choice.
-            return "stop" if self._reading.plan.is_named else "tool_calls"
+            return "stop" if self._reading.calls.is_named else "tool_calls"
         return buffer.finish_reason or None
 
     def _usage(self) -> dict[str, Any]:
@@ -214,91 +221,54 @@ class ChatAnswer(Answer):
         return {"token": token_text(piece), "logprob": logprob, "bytes": list(piece)}
 
 
-@dataclass(frozen=True, slots=True)
-class BegunChat:
-    """A chat whose outputs can be served.
-
-    Attributes:
-        stream: of one output whose events have ids.
-        reading: how its outputs are read; None: they are content alone.
-        wanted_logprobs: of the prompt.
-    """
-
-    prompt: TokenizedPrompt
-    generations: list[Generation]
-    stream: ResumableStream | None
-    reading: Reading | None
-    wanted_logprobs: WantedLogprobs
-
-
 async def serve_chat(frontend: Frontend, body: ChatRequest, request: Request, last_event_id: str | None) -> Response:
     """Raises RequestError, ClientGoneError."""
     count_unknown_fields(frontend, body)
     chat = await begin_chat(frontend, body, request, last_event_id)
-    answer = ChatAnswer(
-        frontend,
-        [chat.prompt],
-        chat.generations,
-        request.state.request_id,
-        chat.stream,
-        chat.reading,
-        chat.wanted_logprobs,
-    )
-    return await answer.respond(body, request.receive)
+    return await ChatAnswer(frontend, chat, request.state.request_id).respond(body, request.receive)
 
 
 async def begin_chat(
     frontend: Frontend, body: ChatRequest, request: Request, last_event_id: str | None = None
 ) -> BegunChat:
-    """Checks and tokenizes a chat. Raises RequestError."""
-    key, request_id = request.state.key, request.state.request_id
-    with frontend.refusals_counted(request_id):
-        frontend.check_model(body.model or "")
-        check_num_choices(1, body.n)
-        if body.top_logprobs and not body.logprobs:
-            raise InvalidRequestError("top_logprobs needs logprobs: true", "top_logprobs")
-        if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
-            raise InvalidRequestError("max_tokens and max_completion_tokens differ: send one of them", "max_tokens")
-        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        wanted_logprobs = WantedLogprobs.of(body)
-        options = sampling_options(frontend, body, max_tokens, num_logprobs, wanted_logprobs.num_top)
-        await check_arguments(body.messages, request.app.state.parsing)
-        plan = plan_chat(frontend, body)
-        frontend.check_num_messages(len(body.messages))
-        resumable = is_resumable(body, options, 1)
+    """Plans and tokenizes a chat, and makes its generations. Raises RequestError."""
+    state = request.state
+    with frontend.refusals_counted(state.request_id):
+        plan = await plan_chat(frontend, body, request.app.state.parsing)
+        resumable = is_resumable(body, plan.options, 1)
         last = last_event(last_event_id, is_resumable=resumable)
-        with frontend.admission(key, body.n or 1, is_resumed=last is not None):
-            recalled = await recall_stream(frontend, key, last, request.state.hold) if last else None
-            prompt = await frontend.tokenize(plan.prompt, frontend.cache_namespace(key, cache_namespace(body)))
-            reading = read_from(frontend, plan, prompt)
-            options = replace(options, grammar=await frontend.grammar(bound_output(frontend, plan, reading)))
-        frontend.check_prompt_logprobs(len(prompt.token_ids), wanted_logprobs.num_top, request.state.hold)
-        stream = make_stream(body, prompt, key, ChatAnswer.answer_id(request_id), recalled) if resumable else None
-        generations = begin_all(
-            frontend,
-            [prompt],
-            options,
-            body,
-            key,
+        with frontend.admission(state.key, body.n or 1, is_resumed=last is not None):
+            recalled = await recall_stream(frontend, state.key, last, state.hold) if last else None
+            prompt = await frontend.tokenize(plan.prompt, frontend.cache_namespace(state.key, cache_namespace(body)))
+            reading = read_from(frontend.output_format, plan, prompt)
+            grammar = await frontend.grammar(whole_structure(plan.calls.structure, reading))
+        frontend.check_prompt_logprobs(len(prompt.token_ids), plan.wanted_logprobs.num_top, state.hold)
+        answer_id = ChatAnswer.answer_id(state.request_id)
+        stream = make_stream(body, prompt, state.key, answer_id, recalled) if resumable else None
+        check_num_prompt_tokens(frontend, [prompt], body.n)
+        spec = RequestSpec(
+            prompt,
             # Where neither client nor model names a limit, an answer may fill the model's length.
-            frontend.sampling_defaults.max_tokens,
-            stream,
-            request_id,
-            # What tells the output's parts apart has to see its text from the beginning.
-            has_parts=reading is not None,
+            frontend.sampling_params(
+                replace(plan.options, grammar=grammar), prompt, frontend.sampling_defaults.max_tokens
+            ),
+            key=state.key,
+            client_request_id=state.request_id,
+            session_id=body.session_id or "",
+            priority=body.priority or 0,
+            stop=plan.options.stop,
             marks=reading.marks if reading else None,
+            # A parser of the output's parts needs its text from the beginning.
+            resumption=stream.resumption(from_beginning=reading is not None) if stream else None,
+            kept=stream.kept if stream else None,
         )
-    return BegunChat(prompt, generations, stream, reading, wanted_logprobs)
+        return BegunChat(prompt, frontend.begin(spec, body.n or 1), stream, reading, plan.wanted_logprobs)
 
 
 async def count_prompt_tokens(frontend: Frontend, body: ChatRequest, request: Request) -> int:
-    """Of a chat, as `begin_chat` makes its prompt. Raises RequestError."""
+    """Returns the number of tokens in the prompt that `begin_chat` makes of a chat. Raises RequestError."""
     with frontend.refusals_counted(request.state.request_id):
-        frontend.check_model(body.model or "")
-        await check_arguments(body.messages, request.app.state.parsing)
-        plan = plan_chat(frontend, body)
-        frontend.check_num_messages(len(body.messages))
+        plan = await plan_chat(frontend, body, request.app.state.parsing)
         with frontend.admission(request.state.key):
             prompt = await frontend.tokenize(plan.prompt)
     return len(prompt.token_ids)

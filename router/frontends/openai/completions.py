@@ -11,15 +11,16 @@ from tandem.router.frontends.generation import Piece
 from tandem.router.frontends.openai.answers import Answer, ChoiceBuffer
 from tandem.router.frontends.openai.prompt_logprobs import WantedLogprobs, object_text
 from tandem.router.frontends.openai.request import (
-    begin_all,
     cache_namespace,
     check_num_choices,
+    check_num_prompt_tokens,
     count_unknown_fields,
     sampling_options,
     structured_output,
 )
 from tandem.router.frontends.openai.resumable import is_resumable, last_event, make_stream, recall_stream
 from tandem.router.frontends.openai.schema import CompletionRequest
+from tandem.router.requests.request_spec import RequestSpec
 from tandem.sampling_params import TokenLogprobs
 
 DEFAULT_MAX_TOKENS = 16
@@ -119,10 +120,24 @@ async def serve_completion(
         # Each output shows its prompt's.
         num_shown = num_tokens * (body.n or 1) * wanted_logprobs.num_forms
         frontend.check_prompt_logprobs(num_shown, wanted_logprobs.num_top, request.state.hold)
-        stream = (
-            make_stream(body, prompts[0], key, CompletionAnswer.answer_id(request_id), recalled) if resumable else None
-        )
-        generations = begin_all(frontend, prompts, options, body, key, DEFAULT_MAX_TOKENS, stream, request_id)
+        answer_id = CompletionAnswer.answer_id(request_id)
+        stream = make_stream(body, prompts[0], key, answer_id, recalled) if resumable else None
+        check_num_prompt_tokens(frontend, prompts, body.n)
+        specs = [
+            RequestSpec(
+                prompt,
+                frontend.sampling_params(options, prompt, DEFAULT_MAX_TOKENS),
+                key=key,
+                client_request_id=request_id,
+                session_id=body.session_id or "",
+                priority=body.priority or 0,
+                stop=options.stop,
+                resumption=stream.resumption(from_beginning=False) if stream else None,
+                kept=stream.kept if stream else None,
+            )
+            for prompt in prompts
+        ]
+        generations = [output for spec in specs for output in frontend.begin(spec, body.n or 1)]
     echoes = [text for text in texts for _ in range(body.n or 1)]
     answer = CompletionAnswer(frontend, prompts, generations, request_id, echoes, stream, wanted_logprobs)
     answer.has_output = has_output

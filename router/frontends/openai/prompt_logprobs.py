@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.router.errors import InvalidRequestError
-from tandem.router.frontends.base import TokenizedPrompt
 from tandem.router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
 from tandem.router.frontends.openai.streaming import to_json
 from tandem.router.requests.prompt_logprobs import PromptLogprobs
+from tandem.router.requests.request_spec import TokenizedPrompt
 from tandem.router.text.detokenizer import IncrementalDetokenizer
 from tandem.router.text.tokenizer import Tokenizer
 

@@ -2,17 +2,15 @@
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 from tandem.router.errors import InvalidRequestError
-from tandem.router.frontends.base import Frontend, TokenizedPrompt
-from tandem.router.frontends.generation import Generation
+from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.openai.lenient import LenientRequest
-from tandem.router.frontends.openai.resumable import ResumableStream
 from tandem.router.frontends.openai.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
 from tandem.router.frontends.sampling import PLAIN_FIELDS, SEED_BITS, SamplingOptions
+from tandem.router.requests.request_spec import TokenizedPrompt
 from tandem.router.text.structured_output import JSON_OBJECT, StructuredOutput, choices
 
 logger = logging.getLogger(__name__)
@@ -116,51 +114,9 @@ def cache_namespace(body: Body) -> str:
     return body.cache_namespace or body.cache_salt or ""
 
 
-def begin_all(
-    frontend: Frontend,
-    prompts: Sequence[TokenizedPrompt],
-    options: SamplingOptions,
-    body: Body,
-    key: str,
-    default_max_tokens: int | None,
-    stream: ResumableStream | None = None,
-    request_id: str = "",
-    *,
-    has_parts: bool = False,
-    marks: Mapping[int, str] | None = None,
-) -> list[Generation]:
-    """`n` generations of each prompt.
-
-    Args:
-        has_parts: of an output that is gone on with, all the text is wanted and not only what the client lacks.
-        marks: as for Frontend.begin.
-
-    Raises:
-        InvalidRequestError: with a message for the client.
-    """
-    resumption = stream.recalled.resumption if stream and stream.recalled else None
-    if resumption is not None and has_parts:
-        resumption = replace(resumption, num_characters=0)
-    num_tokens = sum(len(prompt.token_ids) for prompt in prompts) * (body.n or 1)
+def check_num_prompt_tokens(frontend: Frontend, prompts: Sequence[TokenizedPrompt], n: int | None) -> None:
+    """Raises InvalidRequestError. Each output's workers are sent its whole prompt."""
+    num_tokens = sum(len(prompt.token_ids) for prompt in prompts) * (n or 1)
     limit = max_prompt_tokens(frontend)
     if num_tokens > limit:
-        # Each output's workers are sent its whole prompt.
         raise InvalidRequestError(f"{num_tokens} prompt tokens over all outputs; one request may have {limit}", "n")
-    return [
-        generation
-        for prompt in prompts
-        for generation in frontend.begin(
-            prompt,
-            options,
-            key=key,
-            default_max_tokens=default_max_tokens,
-            num_choices=body.n or 1,
-            priority=body.priority or 0,
-            cache_namespace=cache_namespace(body),
-            session_id=body.session_id or "",
-            client_request_id=request_id,
-            resumption=resumption,
-            kept=stream.kept if stream else None,
-            marks=marks,
-        )
-    ]

@@ -14,13 +14,14 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.router.errors import InvalidRequestError, LostStreamError, UnavailableError, UnknownStreamError
 from tandem.router.frontends.access import key_digest
-from tandem.router.frontends.base import Frontend, TokenizedPrompt
+from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
 from tandem.router.frontends.sampling import SamplingOptions
+from tandem.router.requests.request_spec import TokenizedPrompt
 from tandem.router.resumption import KeptStream, ResumeState, Resumption, prompt_digest
 
 HEADER = "Last-Event-ID"
@@ -84,6 +85,15 @@ class ResumableStream:
     def last(self) -> EventId | None:
         """The last event that the client has."""
         return self.recalled.last if self.recalled else None
+
+    def resumption(self, *, from_beginning: bool) -> Resumption | None:
+        """Returns where the new request goes on; None: it is new.
+
+        Args:
+            from_beginning: whether the text of the whole output is needed, including the part that the client has.
+        """
+        resumption = self.recalled.resumption if self.recalled else None
+        return replace(resumption, num_characters=0) if resumption and from_beginning else resumption
 
     def event_id(self, num_tokens: int, num_characters: int, num_closing: int) -> str:
         """As in EventId."""

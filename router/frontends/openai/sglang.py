@@ -19,6 +19,7 @@ from tandem.router.frontends.openai.streaming import Event, begin_stream, pieces
 from tandem.router.frontends.openai.unserved import REQUEST
 from tandem.router.frontends.request_id import is_request_id
 from tandem.router.frontends.sampling import PLAIN_FIELDS, SamplingOptions
+from tandem.router.requests.request_spec import RequestSpec
 from tandem.router.text.generation_config import SamplingDefaults
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -149,13 +150,14 @@ async def _begin(frontend: Frontend, body: GenerateRequest, key: str, request_id
         options = (body.sampling_params or GenerateSampling.model_validate({})).options(frontend.sampling_defaults)
         with frontend.admission(key):
             tokenized = await frontend.tokenize(prompt, frontend.cache_namespace(key, ""))
-        [generation] = frontend.begin(
+        spec = RequestSpec(
             tokenized,
-            options,
+            frontend.sampling_params(options, tokenized, DEFAULT_MAX_NEW_TOKENS),
             key=key,
-            default_max_tokens=DEFAULT_MAX_NEW_TOKENS,
             client_request_id=request_id,
+            stop=options.stop,
         )
+        [generation] = frontend.begin(spec)
         return generation
 
 

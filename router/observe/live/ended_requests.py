@@ -66,7 +66,7 @@ class EndedRequests:
                 tracker.moments[ENDED] / 1e9,
                 key,
                 tracker.request_id,
-                tracker.client_request_id,
+                tracker.spec.client_request_id,
                 outcome,
                 # What is wrong with a request may be told in words of its own.
                 "" if outcome == "invalid" else shortened(tracker.failure),

@@ -26,6 +26,7 @@ from tandem.router.requests.trace_context import TraceContext
 from tandem.router.requests.tracker import RequestState, RequestTracker
 from tandem.sampling_params import SamplingParams
 from tests.fakes.otlp_collector import OtlpCollector, attributes_of
+from tests.fakes.request_spec import request_spec
 
 START_NS = 1_800_000_000 * 10**9
 MS = 10**6
@@ -54,17 +55,19 @@ def collector() -> Iterator[OtlpCollector]:
 def request(traceparent: str = "", tracestate: str = "", outcome: str = "length", failure: str = "") -> TracedRequest:
     tracker = RequestTracker(
         "life-1",
-        tuple(range(12)),
-        SamplingParams(9, temperature=0.5, top_k=7),
-        client_request_id="mine",
-        trace_context=TraceContext(traceparent, tracestate) if traceparent else None,
+        request_spec(
+            range(12),
+            SamplingParams(9, temperature=0.5, top_k=7),
+            client_request_id="mine",
+            trace_context=TraceContext(traceparent, tracestate) if traceparent else None,
+            moments={name: START_NS + ms * MS for name, ms in MOMENTS_MS.items()},
+        ),
         state=RequestState.FAILED if failure else RequestState.FINISHED,
         attempt=0,
         prefill_worker_id="prefill-0",
         decode_worker_id="decode-1",
         prompt_cached_len=8,
         failure=failure,
-        moments={name: START_NS + ms * MS for name, ms in MOMENTS_MS.items()},
     )
     return TracedRequest.of(tracker, outcome, num_output_tokens=9, timings=phase_timings(tracker.moments))
 

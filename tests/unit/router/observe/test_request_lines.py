@@ -12,6 +12,7 @@ from tandem.router.observe import request_lines
 from tandem.router.observe.request_lines import MAX_KEPT_LINES, MAX_LINE_BYTES, KeptLines, RequestLines, SocketLines
 from tandem.router.requests.tracker import RequestTracker
 from tandem.sampling_params import SamplingParams
+from tests.fakes.request_spec import request_spec
 
 
 class Taker:
@@ -45,7 +46,9 @@ def taker() -> Iterator[Taker]:
 def test_a_request_s_beginning_end_and_refusal(taker: Taker) -> None:
     lines = RequestLines("router-0", SocketLines(taker.name))
     tracker = RequestTracker(
-        "ab-1", (1, 2, 3), SamplingParams(7, temperature=0.5), client_request_id="mine", failure="no worker"
+        "ab-1",
+        request_spec(sampling=SamplingParams(7, temperature=0.5), client_request_id="mine"),
+        failure="no worker",
     )
     lines.begun(tracker)
     assert taker.take() == "router-0 > mine ab-1 prompt_tokens=3 max_tokens=7 temperature=0.5"

@@ -20,6 +20,7 @@ from tandem.v1 import inference_pb2 as pb
 from tests.fakes.http_cluster import HttpCluster
 from tests.fakes.http_doors import call
 from tests.fakes.otlp_collector import OtlpCollector, attributes_of
+from tests.fakes.request_spec import request_spec
 from tests.unit.router.frontends.test_grpc import Context, GrpcHarness, first
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -32,7 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ended(name: str) -> TracedRequest:
-    tracker = RequestTracker(name, (1,), SamplingParams(1), moments={RECEIVED: 1, ENDED: 2})
+    tracker = RequestTracker(name, request_spec((1,), SamplingParams(1), moments={RECEIVED: 1, ENDED: 2}))
     return traced(tracker, "stop")
 
 
@@ -111,7 +112,7 @@ def test_what_waits_for_a_collector_keeps_nothing_that_a_client_can_make_large()
     sampling = SamplingParams(
         1, logit_bias=tuple((token_id, 1.0) for token_id in range(50_000)), grammar="x" * 60_000, stop_token_ids=(1,)
     )
-    tracker = RequestTracker("life-1", tuple(range(100_000)), sampling, moments={RECEIVED: 1, ENDED: 2})
+    tracker = RequestTracker("life-1", request_spec(range(100_000), sampling, moments={RECEIVED: 1, ENDED: 2}))
     tracker.failure = "y" * 60_000
     assert len(pickle.dumps(traced(tracker, "unavailable"))) < 4000
 
