@@ -26,7 +26,6 @@ from tandem.router.frontends.openai.app import make_app
 from tandem.router.frontends.response_exchange import ResponseExchange
 from tandem.router.observe.live.feed import LiveFeed
 from tandem.router.observe.live.snapshot import SnapshotBuilder
-from tandem.router.observe.metrics import RouterMetrics
 from tandem.router.observe.recordings import ROUTER, Recordings
 from tandem.router.observe.request_spans import RequestSpans
 from tandem.router.peer_exchange import PeerExchange
@@ -66,6 +65,7 @@ class RouterProcess:
         self._workers_server: grpc.aio.Server | None = None
         self._frontend: Frontend | None = None
         self._feed: LiveFeed | None = None
+        self._spans: RequestSpans | None = None
         self._open_ports: Callable[[int, int], ClientServers] | None = None
         self._client_servers: list[ClientServers] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -123,7 +123,7 @@ class RouterProcess:
         tokenizer = Tokenizer(Path(config.model_dir), Path(config.chat_template) if config.chat_template else None)
         router = self._router = Router(config, make_policy(config.routing))
         if config.otlp_endpoint:
-            router.spans = _open_spans(config, router.metrics)
+            self._spans = _open_spans(config, router)
         defaults = SamplingDefaults()
         if config.generation_config == AUTO:
             defaults = read_sampling_defaults(Path(config.model_dir))
@@ -217,8 +217,8 @@ class RouterProcess:
             self._frontend.close()
         if self._router is not None and self._router.request_lines is not None:
             self._router.request_lines.close()
-        if self._router is not None and self._router.spans is not None:
-            await asyncio.to_thread(self._router.spans.close)
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
 
 
 def _allow_files(num_files: int) -> None:
@@ -249,7 +249,7 @@ def make_policy(name: str) -> RoutingPolicy:
         raise ValueError(f"the routing policy {name} cannot be made: {error}") from error
 
 
-def _open_spans(config: RouterConfig, metrics: RouterMetrics) -> RequestSpans | None:
+def _open_spans(config: RouterConfig, router: Router) -> RequestSpans | None:
     try:
         # It takes a third of a second to import, and is an extra.
         from tandem.router.observe.otlp import OtlpExporter
@@ -259,7 +259,9 @@ def _open_spans(config: RouterConfig, metrics: RouterMetrics) -> RequestSpans | 
         # Variables that are set for all programs of a host keep no router from starting.
         logger.error("no spans of requests are sent: %s", error)
         return None
-    return RequestSpans(exporter.export, metrics.spans_dropped)
+    spans = RequestSpans(exporter.export, router.metrics.spans_dropped)
+    router.observers.subscribe(spans.put)
+    return spans
 
 
 def _serving(router: Router) -> dict[str, bool]:

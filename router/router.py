@@ -43,7 +43,8 @@ from tandem.router.observe.live.record import LiveRecord
 from tandem.router.observe.metrics import RouterMetrics
 from tandem.router.observe.recorded_request import record_request
 from tandem.router.observe.request_lines import KeptLines, LineSink, RequestLines, SocketLines
-from tandem.router.observe.request_spans import RequestSpans
+from tandem.router.observe.request_observers import RequestObservers
+from tandem.router.observe.request_report import RequestReport
 from tandem.router.policies.base import RoutingPolicy
 from tandem.router.policies.guard import GuardedPolicy
 from tandem.router.recalls import Recalls
@@ -77,8 +78,8 @@ class Router:
         idle: set while no request is in hand.
         request_lines: is told of each request's beginning and end; None: nobody is.
         kept_lines: has the lines of that until somebody asks; None: they go elsewhere.
-        recorder: is told of each request's end.
-        spans: likewise; None: nobody collects traces.
+        recorder: records requests for `tandem trace`.
+        observers: told of each request's beginning, refusal and end.
         live: what is remembered of the last minutes.
     """
 
@@ -98,7 +99,6 @@ class Router:
             sink = SocketLines(config.request_lines_socket)
         self.request_lines = RequestLines(config.router_id, sink) if sink is not None else None
         self.recorder = Recorder()
-        self.spans: RequestSpans | None = None
         self.idle = asyncio.Event()
         self.idle.set()
         self.elsewhere = PeerCounts(clock)
@@ -120,6 +120,7 @@ class Router:
             num_restarts=config.num_restarts,
         )
         self.live = LiveRecord()
+        self.observers = RequestObservers(self.metrics, self.live, self.recorder, self.request_lines)
         self.live.journal.started(config.router_id, config.num_restarts)
         self._policy = GuardedPolicy(policy)
         self._room = WaitingRoom(
@@ -256,7 +257,8 @@ class Router:
         """Ends the recording that `recorder` makes; those in hand are in it too, as far as they have come."""
         for request in self._requests:
             if ENDED not in request.tracker.moments:
-                record_request(self.recorder, request.tracker, "in hand", len(request.tracker.output_ids))
+                num_tokens = len(request.tracker.output_ids)
+                record_request(self.recorder, RequestReport(request.tracker, "in hand", num_tokens, num_tokens, ()))
         return self.recorder.stop()
 
     def counts(self) -> RouterCounts:

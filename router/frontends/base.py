@@ -17,7 +17,7 @@ from tandem.router.config import RouterConfig
 from tandem.router.errors import InvalidRequestError, OverloadedError, UnknownModelError, mistakes_in
 from tandem.router.frontends.access import Access, key_digest
 from tandem.router.frontends.cache_namespaces import CacheNamespaces
-from tandem.router.frontends.generation import Generation, refusals_counted
+from tandem.router.frontends.generation import Generation
 from tandem.router.frontends.long_prompts import prefix_identities_in_turns
 from tandem.router.frontends.sampling import SEED_BITS, SamplingOptions, check_vocabulary, sampling_params
 from tandem.router.requests.request_spec import RequestSpec, TokenizedPrompt
@@ -84,7 +84,7 @@ class Frontend:
         Args:
             request_id: what the client knows the request by, as far as that is known.
         """
-        with refusals_counted(self.router, request_id):
+        with self.router.observers.refusals_counted(request_id):
             yield
 
     def identify(self, authorization: str | None, request_id: str = "") -> str:

@@ -1,26 +1,19 @@
 """One output on its way to a client: its pieces, how it ends, and what is counted and logged of it."""
 
 import asyncio
-import json
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 
 from tandem.lifecycle import ENDED, FIRST_TOKEN_SENT, RECEIVED, PhaseTiming, now_ns, phase_timings
-from tandem.router.errors import RequestError, UnauthenticatedError
 from tandem.router.frontends.access import Access
-from tandem.router.observe.recorded_request import placed_fields, record_request
-from tandem.router.observe.request_spans import TracedRequest
+from tandem.router.observe.request_report import RequestReport
 from tandem.router.requests.active_request import ActiveRequest
 from tandem.router.requests.tracker import RequestState, RequestTracker
 from tandem.router.router import Router
 from tandem.router.text.output_text import OutputText
 from tandem.sampling_params import TokenLogprobs
-
-# It writes one line for each request, as JSON.
-request_logger = logging.getLogger("tandem.router.requests")
 
 # So many tokens of a resumed request's beginning are made text at once: a millisecond.
 MAX_OWED_TOKENS = 256
@@ -97,15 +90,14 @@ class Generation:
         Raises:
             RequestTooLargeError, OverloadedError, UnavailableError: as Router.submit_request.
         """
-        with refusals_counted(self._router, self.tracker.spec.client_request_id):
+        with self._router.observers.refusals_counted(self.tracker.spec.client_request_id):
             self._held.enter_context(self._access.hold(self.tracker.spec.key))
             try:
                 self._request = self._router.submit_request(self.tracker)
             except BaseException:
                 self._held.close()
                 raise
-        if self._router.request_lines is not None:
-            self._router.request_lines.begun(self.tracker)
+        self._router.observers.begun(self.tracker)
         self._tokens = self._request.tokens
         # A client that does not read what is ready for it keeps nothing but its connection.
         self._request.on_overdue = self._end
@@ -131,7 +123,7 @@ class Generation:
             self.tracker.moments.setdefault(ENDED, now_ns())
             self._held.close()
             self.timings = phase_timings(self.tracker.moments)
-            self._report()
+            self._router.observers.ended(self._report())
 
     async def next_piece(self) -> Piece | None:
         """The next piece, or None once the last one has been given. Raises as take_piece."""
@@ -203,8 +195,7 @@ class Generation:
         self._account()
         return Piece(self._index, [], text, [], self._finish_reason)
 
-    def _report(self) -> None:
-        """The one place where an ended request is counted and logged."""
+    def _report(self) -> RequestReport:
         tracker = self.tracker
         if self._finish_reason:
             outcome = self._finish_reason
@@ -213,72 +204,5 @@ class Generation:
         else:
             # Whatever there was, the client did not take it to its end.
             outcome = "abort"
-        num_cached_tokens = tracker.prompt_cached_len or 0
-        self._router.metrics.request_ended(
-            outcome,
-            num_prompt_tokens=len(tracker.prompt_ids),
-            num_cached_tokens=num_cached_tokens,
-            num_output_tokens=max(0, self._index - self._num_resumed),
-            timings=self.timings,
-        )
-        self._router.live.ended.add(
-            tracker,
-            outcome,
-            key=tracker.spec.key,
-            num_cached_tokens=num_cached_tokens,
-            num_output_tokens=self._index,
-            timings=self.timings,
-        )
-        if self._router.request_lines is not None:
-            self._router.request_lines.ended(
-                tracker,
-                outcome,
-                num_cached_tokens=num_cached_tokens,
-                num_output_tokens=self._index,
-                timings=self.timings,
-            )
-        if self._router.spans is not None:
-            self._router.spans.put(
-                TracedRequest.of(tracker, outcome, num_output_tokens=self._index, timings=self.timings)
-            )
-        record_request(self._router.recorder, tracker, outcome, self._index)
-        if request_logger.isEnabledFor(logging.INFO):
-            line = {
-                "request_id": tracker.request_id,
-                "client_request_id": tracker.spec.client_request_id,
-                "outcome": outcome,
-                "error": tracker.failure,
-                "prompt_tokens": len(tracker.prompt_ids),
-                "cached_tokens": num_cached_tokens,
-                "output_tokens": self._index,
-                "attempts": tracker.attempt + 1,
-                "prefill_worker": tracker.prefill_worker_id,
-                "decode_worker": tracker.decode_worker_id,
-                **placed_fields(tracker),
-                "phases_ms": {t.name: round(t.duration_ms, 3) for t in self.timings if t.on_critical_path},
-                "overlapping_ms": {t.name: round(t.duration_ms, 3) for t in self.timings if not t.on_critical_path},
-                "clock_uncertainty_ms": round(tracker.clock_uncertainty_ns / 1e6, 3),
-            }
-            request_logger.info(json.dumps({k: v for k, v in line.items() if v != ""}))
-
-
-@contextmanager
-def refusals_counted(router: Router, request_id: str = "") -> Iterator[None]:
-    """Counts and logs a RequestError that is raised within. Args: request_id: the client's."""
-    try:
-        yield
-    except RequestError as error:
-        count_refusal(router, error, request_id)
-        raise
-
-
-def count_refusal(router: Router, error: RequestError, request_id: str) -> None:
-    """Counts and logs one. Args: request_id: the client's."""
-    router.metrics.request_refused(error.outcome)
-    # Strangers must not be able to fill the log, or a terminal.
-    is_stranger = isinstance(error, UnauthenticatedError)
-    if router.request_lines is not None and not is_stranger:
-        router.request_lines.refused(request_id, error.outcome, str(error))
-    level = logging.DEBUG if is_stranger else logging.INFO
-    line = {"client_request_id": request_id, "outcome": error.outcome, "error": str(error)}
-    request_logger.log(level, json.dumps({k: v for k, v in line.items() if v != ""}))
+        num_generated = max(0, self._index - self._num_resumed)
+        return RequestReport(tracker, outcome, self._index, num_generated, self.timings)

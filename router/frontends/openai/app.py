@@ -19,7 +19,6 @@ from tandem.router.errors import RequestError, UnknownModelError
 from tandem.router.frontends.anthropic.door import AnthropicDoor
 from tandem.router.frontends.anthropic.routes import add_messages
 from tandem.router.frontends.base import Frontend
-from tandem.router.frontends.generation import count_refusal
 from tandem.router.frontends.kept_responses import KeptResponses
 from tandem.router.frontends.openai.body import MAX_OTHER_ITEMS, FieldRefusal, JsonRoute
 from tandem.router.frontends.openai.chat import serve_chat
@@ -219,7 +218,7 @@ def _add_error_handlers(app: FastAPI, frontend: Frontend) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         refusal = invalid_body(error)
-        count_refusal(frontend.router, refusal, request.state.request_id)
+        frontend.router.observers.refused(refusal, request.state.request_id)
         return error_response(refusal)
 
     @app.exception_handler(HTTPException)

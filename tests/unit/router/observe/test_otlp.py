@@ -21,6 +21,7 @@ from tandem.lifecycle import (
     phase_timings,
 )
 from tandem.router.observe.otlp import OtlpExporter
+from tandem.router.observe.request_report import RequestReport
 from tandem.router.observe.request_spans import RequestSpans, TracedRequest
 from tandem.router.requests.trace_context import TraceContext
 from tandem.router.requests.tracker import RequestState, RequestTracker
@@ -53,6 +54,10 @@ def collector() -> Iterator[OtlpCollector]:
 
 
 def request(traceparent: str = "", tracestate: str = "", outcome: str = "length", failure: str = "") -> TracedRequest:
+    return TracedRequest.of(report(traceparent, tracestate, outcome, failure))
+
+
+def report(traceparent: str = "", tracestate: str = "", outcome: str = "length", failure: str = "") -> RequestReport:
     tracker = RequestTracker(
         "life-1",
         request_spec(
@@ -69,7 +74,7 @@ def request(traceparent: str = "", tracestate: str = "", outcome: str = "length"
         prompt_cached_len=8,
         failure=failure,
     )
-    return TracedRequest.of(tracker, outcome, num_output_tokens=9, timings=phase_timings(tracker.moments))
+    return RequestReport(tracker, outcome, 9, 9, phase_timings(tracker.moments))
 
 
 def test_a_request_is_a_server_span_with_its_phases_inside(collector: OtlpCollector) -> None:
@@ -171,7 +176,7 @@ def test_headers_that_cannot_be_read_are_not_told(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=the%0Asecret")
     exporter = OtlpExporter(collector.endpoint, "m", "r")
     spans = RequestSpans(exporter.export, lambda reason, num_requests: None)
-    spans.put(request())
+    spans.put(report())
     spans.close()
     assert "secret" not in caplog.text and len(collector.requests) == 1
 

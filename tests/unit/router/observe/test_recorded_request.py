@@ -13,6 +13,7 @@ from tandem.lifecycle import (
 )
 from tandem.recording import Recorder
 from tandem.router.observe.recorded_request import record_request
+from tandem.router.observe.request_report import RequestReport
 from tandem.router.requests.tracker import RequestTracker
 from tests.fakes.request_spec import request_spec
 
@@ -26,7 +27,7 @@ def test_one_that_is_in_hand_is_in_its_last_phase_until_the_recording_ends() -> 
     tracker = RequestTracker("life-1", request_spec((1, 2), moments=moments))
     recorder = Recorder()
     recorder.start()
-    record_request(recorder, tracker, "in hand", 3)
+    record_request(recorder, RequestReport(tracker, "in hand", 3, 3, ()))
     (kept,) = recorder.stop().take(2)
     assert (kept.name, kept.start_ns, kept.detail) == ("request", received_ns, "in hand")
     phases = critical_path(kept.numbers)

@@ -7,6 +7,7 @@ import pytest
 from tandem.lifecycle import ENDED, RECEIVED, phase_timings
 from tandem.router.errors import InvalidRequestError, UnavailableError
 from tandem.router.observe.live.ended_requests import MAX_REQUESTS, EndedRequests
+from tandem.router.observe.request_report import RequestReport
 from tandem.router.requests.tracker import RequestTracker
 from tests.fakes.request_spec import request_spec
 
@@ -20,7 +21,7 @@ def tracker(request_id: str = "id", **fields: object) -> RequestTracker:
 
 def add(ended: EndedRequests, which: RequestTracker, outcome: str = "stop") -> None:
     timings = phase_timings(which.moments)
-    ended.add(which, outcome, key="", num_cached_tokens=2, num_output_tokens=1, timings=timings)
+    ended.add(RequestReport(which, outcome, 1, 1, timings))
 
 
 def test_the_latest_are_kept() -> None:
