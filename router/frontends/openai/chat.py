@@ -18,13 +18,7 @@ from tandem.router.frontends.openai.request import (
     check_num_prompt_tokens,
     count_unknown_fields,
 )
-from tandem.router.frontends.openai.resumable import (
-    ResumableStream,
-    is_resumable,
-    last_event,
-    make_stream,
-    recall_stream,
-)
+from tandem.router.frontends.openai.resumable import ResumableStream, make_stream, recall_stream
 from tandem.router.frontends.openai.streaming import to_json
 from tandem.router.frontends.openai.tools_schema import ChatRequest
 from tandem.router.requests.request_spec import RequestSpec, TokenizedPrompt
@@ -231,32 +225,31 @@ async def serve_chat(frontend: Frontend, body: ChatRequest, request: Request, la
 async def begin_chat(
     frontend: Frontend, body: ChatRequest, request: Request, last_event_id: str | None = None
 ) -> BegunChat:
-    """Plans and tokenizes a chat, and makes its generations. Raises RequestError."""
+    """Plans a chat, tokenizes it, and makes its generations. Raises RequestError."""
     state = request.state
     with frontend.refusals_counted(state.request_id):
-        plan = await plan_chat(frontend, body, request.app.state.parsing)
-        resumable = is_resumable(body, plan.options, 1)
-        last = last_event(last_event_id, is_resumable=resumable)
-        with frontend.admission(state.key, body.n or 1, is_resumed=last is not None):
-            recalled = await recall_stream(frontend, state.key, last, state.hold) if last else None
+        plan = await plan_chat(frontend, body, request.app.state.parsing, last_event_id)
+        with frontend.admission(state.key, body.n or 1, is_resumed=plan.last_event is not None):
+            recalled = await recall_stream(frontend, state.key, plan.last_event, state.hold)
             prompt = await frontend.tokenize(plan.prompt, frontend.cache_namespace(state.key, cache_namespace(body)))
             reading = read_from(frontend.output_format, plan, prompt)
             grammar = await frontend.grammar(whole_structure(plan.calls.structure, reading))
         frontend.check_prompt_logprobs(len(prompt.token_ids), plan.wanted_logprobs.num_top, state.hold)
-        answer_id = ChatAnswer.answer_id(state.request_id)
-        stream = make_stream(body, prompt, state.key, answer_id, recalled) if resumable else None
+        stream = None
+        if plan.is_resumable:
+            stream = make_stream(body, prompt, state.key, ChatAnswer.answer_id(state.request_id), recalled)
         check_num_prompt_tokens(frontend, [prompt], body.n)
+        options = replace(plan.options, grammar=grammar)
+        # Where neither client nor model names a limit, an answer may fill the model's length.
+        sampling = frontend.sampling_params(options, prompt, frontend.sampling_defaults.max_tokens)
         spec = RequestSpec(
             prompt,
-            # Where neither client nor model names a limit, an answer may fill the model's length.
-            frontend.sampling_params(
-                replace(plan.options, grammar=grammar), prompt, frontend.sampling_defaults.max_tokens
-            ),
+            sampling,
             key=state.key,
             client_request_id=state.request_id,
             session_id=body.session_id or "",
             priority=body.priority or 0,
-            stop=plan.options.stop,
+            stop=options.stop,
             marks=reading.marks if reading else None,
             # A parser of the output's parts needs its text from the beginning.
             resumption=stream.resumption(from_beginning=reading is not None) if stream else None,

@@ -14,6 +14,7 @@ from tandem.router.frontends.base import Frontend, PromptInput
 from tandem.router.frontends.openai.body import MAX_INLINE_BYTES, MAX_OTHER_ITEMS, PARSE_TIMEOUT_S, check_structure
 from tandem.router.frontends.openai.prompt_logprobs import WantedLogprobs
 from tandem.router.frontends.openai.request import check_num_choices, sampling_options, structured_output
+from tandem.router.frontends.openai.resumable import EventId, is_resumable, last_event
 from tandem.router.frontends.openai.tools_schema import ChatRequest, Message, NamedTool, TemplateFields, Tool
 from tandem.router.frontends.sampling import SamplingOptions
 from tandem.router.requests.request_spec import TokenizedPrompt
@@ -57,6 +58,8 @@ class ChatPlan:
         prompt: input of `Frontend.tokenize`.
         continued: text of the message that the output continues; "": a new message.
         options: sampling options without the grammar.
+        is_resumable: whether the answer's events have ids.
+        last_event: the event after which the client resumes a stream; None: a new answer.
     """
 
     prompt: PromptInput
@@ -64,6 +67,8 @@ class ChatPlan:
     calls: CallPlan
     options: SamplingOptions
     wanted_logprobs: WantedLogprobs
+    is_resumable: bool
+    last_event: EventId | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +93,13 @@ class Reading:
         )
 
 
-async def plan_chat(frontend: Frontend, body: ChatRequest, threads: Executor) -> ChatPlan:
+async def plan_chat(
+    frontend: Frontend, body: ChatRequest, threads: Executor, last_event_id: str | None = None
+) -> ChatPlan:
     """
     Args:
         threads: read long arguments of past calls.
+        last_event_id: header of a client that resumes a stream.
 
     Raises:
         RequestError: the body asks for something that is not served.
@@ -107,7 +115,9 @@ async def plan_chat(frontend: Frontend, body: ChatRequest, threads: Executor) ->
     prompt = chat_prompt(frontend, body.messages, body, [] if body.tool_choice == "none" else body.tools or [])
     frontend.check_num_messages(len(body.messages))
     continued = body.messages[-1].text if body.continue_final_message else ""
-    return ChatPlan(prompt, continued, calls, options, wanted_logprobs)
+    resumable = is_resumable(body, options, 1)
+    last = last_event(last_event_id, is_resumable=resumable)
+    return ChatPlan(prompt, continued, calls, options, wanted_logprobs, resumable, last)
 
 
 def _num_logprobs(body: ChatRequest) -> int | None:

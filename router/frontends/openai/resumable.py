@@ -127,10 +127,13 @@ def last_event(header: str | None, *, is_resumable: bool) -> EventId | None:
     return EventId.parse(header)
 
 
-async def recall_stream(frontend: Frontend, key: str, last: EventId, hold: Callable[[int], None]) -> RecalledStream:
-    """What workers have kept of a stream.
+async def recall_stream(
+    frontend: Frontend, key: str, last: EventId | None, hold: Callable[[int], None]
+) -> RecalledStream | None:
+    """Asks the workers for a stream.
 
     Args:
+        last: the last event that the client has; None: it begins.
         hold: counts bytes as in hand.
 
     Raises:
@@ -139,6 +142,8 @@ async def recall_stream(frontend: Frontend, key: str, last: EventId, hold: Calla
         UnavailableError: not all workers have answered, and the others do not know enough.
         OverloadedError: too many streams are being looked up, or there is no room for what is known of this one.
     """
+    if last is None:
+        return None
     found = await frontend.router.recalls.recall(record_id(last.name, key))
     record = found.record
     if record is None or len(record.token_ids) < last.num_tokens:
