@@ -41,10 +41,8 @@ from tandem.router.config import RouterConfig
 from tandem.router.errors import OverloadedError, RequestTimeoutError, RequestTooLargeError, UnavailableError
 from tandem.router.observe.live.record import LiveRecord
 from tandem.router.observe.metrics import RouterMetrics
-from tandem.router.observe.recorded_request import record_request
 from tandem.router.observe.request_lines import KeptLines, LineSink, RequestLines, SocketLines
-from tandem.router.observe.request_observers import RequestObservers
-from tandem.router.observe.request_report import RequestReport
+from tandem.router.observe.request_observers import RequestObservers, record_request
 from tandem.router.policies.base import RoutingPolicy
 from tandem.router.policies.guard import GuardedPolicy
 from tandem.router.recalls import Recalls
@@ -52,7 +50,7 @@ from tandem.router.requests.active_request import ActiveRequest
 from tandem.router.requests.clock_offsets import PROBE_INTERVAL_S, ClockOffsets
 from tandem.router.requests.request_spec import RequestSpec
 from tandem.router.requests.requests_in_hand import RequestsInHand
-from tandem.router.requests.tracker import RequestTracker
+from tandem.router.requests.tracker import RequestReport, RequestTracker
 from tandem.router.waiting_room import WaitingRoom
 from tandem.router.workers.leans import GOOD_FOR_S, Lean, RouterDemand
 from tandem.router.workers.peer_counts import NOTHING, PeerCounts, RouterCounts

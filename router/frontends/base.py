@@ -15,8 +15,7 @@ from typing import Any
 from tandem.lifecycle import RECEIVED, TOKENIZED, now_ns
 from tandem.router.config import RouterConfig
 from tandem.router.errors import InvalidRequestError, OverloadedError, UnknownModelError, mistakes_in
-from tandem.router.frontends.access import Access, key_digest
-from tandem.router.frontends.cache_namespaces import CacheNamespaces
+from tandem.router.frontends.access import Access, CacheNamespaces, key_digest
 from tandem.router.frontends.generation import Generation
 from tandem.router.frontends.long_prompts import prefix_identities_in_turns
 from tandem.router.frontends.sampling import SEED_BITS, SamplingOptions, check_vocabulary, sampling_params

@@ -8,9 +8,8 @@ from types import TracebackType
 
 from tandem.lifecycle import ENDED, FIRST_TOKEN_SENT, RECEIVED, PhaseTiming, now_ns, phase_timings
 from tandem.router.frontends.access import Access
-from tandem.router.observe.request_report import RequestReport
 from tandem.router.requests.active_request import ActiveRequest
-from tandem.router.requests.tracker import RequestState, RequestTracker
+from tandem.router.requests.tracker import RequestReport, RequestState, RequestTracker
 from tandem.router.router import Router
 from tandem.router.text.output_text import OutputText
 from tandem.sampling_params import TokenLogprobs

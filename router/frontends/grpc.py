@@ -19,11 +19,18 @@ from tandem.router.frontends.base import Frontend, PromptInput
 from tandem.router.frontends.generation import Generation, Piece
 from tandem.router.frontends.malformed import Malformed
 from tandem.router.frontends.piece_writer import PieceWriter
-from tandem.router.frontends.request_id import REQUEST_ID_HEADER, is_request_id, request_id_of
 from tandem.router.frontends.sampling import PLAIN_FIELDS, SamplingOptions
+from tandem.router.requests.client_ids import (
+    REQUEST_ID_HEADER,
+    TRACEPARENT,
+    TRACESTATE,
+    current_trace_context,
+    is_request_id,
+    request_id_of,
+    trace_context_of,
+)
 from tandem.router.requests.prompt_logprobs import PromptLogprobs
 from tandem.router.requests.request_spec import RequestSpec
-from tandem.router.requests.trace_context import TRACEPARENT, TRACESTATE, current_trace_context, trace_context_of
 from tandem.router.resumption import Resumption
 from tandem.router.text.structured_output import StructuredOutput, choices
 from tandem.rpc.auth import AuthInterceptor

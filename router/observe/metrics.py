@@ -25,11 +25,11 @@ from tandem.router.observe.histograms import (
     TTFT_SECONDS,
     HistogramFamily,
 )
-from tandem.router.observe.request_report import RequestReport
 from tandem.router.observe.request_spans import DROP_REASONS
 from tandem.router.policies.base import AttemptFailure
 from tandem.router.policies.cost_model import REASONS
 from tandem.router.requests.clock_offsets import ClockOffsets
+from tandem.router.requests.tracker import RequestReport
 from tandem.router.workers.leans import LEANS
 from tandem.router.workers.placement import Placement
 from tandem.router.workers.worker import Pair

@@ -13,8 +13,7 @@ from collections import deque
 from typing import Protocol
 
 from tandem.lifecycle import TOTALS
-from tandem.router.observe.request_report import RequestReport
-from tandem.router.requests.tracker import RequestTracker
+from tandem.router.requests.tracker import RequestReport, RequestTracker
 
 # Of one line, in bytes.
 MAX_LINE_BYTES = 2048

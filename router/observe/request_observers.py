@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from tandem.recording import Recorder
+from tandem.lifecycle import ENDED, RECEIVED, now_ns
+from tandem.recording import REQUESTS, Recorder
 from tandem.router.errors import RequestError, UnauthenticatedError
 from tandem.router.observe.live.record import LiveRecord
 from tandem.router.observe.metrics import RouterMetrics
-from tandem.router.observe.recorded_request import record_request
 from tandem.router.observe.request_lines import RequestLines
-from tandem.router.observe.request_report import RequestReport
-from tandem.router.requests.tracker import RequestTracker
+from tandem.router.requests.tracker import RequestReport, RequestTracker
 
 # One line of JSON for each request.
 request_logger = logging.getLogger("tandem.router.requests")
@@ -90,6 +89,34 @@ def log_request(report: RequestReport) -> None:
         "clock_uncertainty_ms": round(tracker.clock_uncertainty_ns / 1e6, 3),
     }
     _log(logging.INFO, line)
+
+
+def record_request(recorder: Recorder, report: RequestReport) -> None:
+    """Adds a request to the recording, if there is one. A request in hand is in its last phase until now."""
+    if not recorder.is_on:
+        return
+    tracker = report.tracker
+    moments = {**tracker.moments}
+    ended_ns = moments.setdefault(ENDED, now_ns())
+    placed = tracker.placed
+    why = f"{placed.placement}:{placed.reason}" if placed is not None and placed.reason else ""
+    workers = tracker.prefill_worker_id, tracker.decode_worker_id
+    recorder.add(
+        REQUESTS,
+        "request",
+        moments[RECEIVED],
+        (tracker.request_id,),
+        end_ns=ended_ns,
+        detail=" ".join(filter(None, (report.outcome, *workers, why, tracker.spec.client_request_id))),
+        numbers={
+            **moments,
+            "num_prompt_tokens": report.num_prompt_tokens,
+            "num_cached_tokens": report.num_cached_tokens,
+            "num_output_tokens": report.num_output_tokens,
+            "attempts": report.num_attempts,
+            "pages_shipped": tracker.num_pages_shipped,
+        },
+    )
 
 
 def _log(level: int, fields: dict[str, object]) -> None:

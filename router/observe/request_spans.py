@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tandem.lifecycle import ENDED, RECEIVED, PhaseTiming
-from tandem.router.observe.request_report import RequestReport
-from tandem.router.requests.trace_context import TraceContext
+from tandem.router.requests.client_ids import TraceContext
+from tandem.router.requests.tracker import RequestReport
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tandem.router.requests.trace_context import TraceContext, current_trace_context
+from tandem.router.requests.client_ids import TraceContext, current_trace_context
 from tandem.router.resumption import KeptStream, Resumption
 from tandem.sampling_params import SamplingParams
 

@@ -15,8 +15,8 @@ from starlette.types import Receive
 from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.generation import Generation, Piece
 from tandem.router.frontends.openai.errors import json_text_response
-from tandem.router.frontends.openai.prompt_logprobs import PromptTexts, WantedLogprobs, object_text
-from tandem.router.frontends.openai.request import Body
+from tandem.router.frontends.openai.prompt_logprobs import PromptTexts, object_text
+from tandem.router.frontends.openai.request import Body, WantedLogprobs
 from tandem.router.frontends.openai.resumable import ResumableStream
 from tandem.router.frontends.openai.schema import StreamOptions
 from tandem.router.frontends.openai.streaming import Event, begin_stream, pieces_of, to_json, unless_client_leaves
@@ -97,9 +97,7 @@ class Answer(ABC):
         self._stream = stream
         self._num_choices = len(generations) // len(prompts)
         self.wanted = wanted or WantedLogprobs(None, None)
-        self._prompt_texts = [
-            PromptTexts(frontend.tokenizer, self.token_text, prompt, self.wanted) for prompt in prompts
-        ]
+        self._prompt_texts: dict[int, PromptTexts] = {}
         # Whoever has seen an event has the prompt's text, which is with the first.
         texts = [""] * len(generations) if not echoes or (stream and stream.last) else echoes
         self._buffers = [ChoiceBuffer(IncrementalDetokenizer(frontend.tokenizer), text) for text in texts]
@@ -175,6 +173,9 @@ class Answer(ABC):
         number = index // self._num_choices
         logprobs = self._generations[number * self._num_choices].tracker.prompt_logprobs
         assert logprobs is not None
+        if number not in self._prompt_texts:
+            prompt = self._prompts[number]
+            self._prompt_texts[number] = PromptTexts(self._frontend.tokenizer, self.token_text, prompt, self.wanted)
         return self._prompt_texts[number], logprobs
 
     async def _events(self, options: StreamOptions) -> AsyncGenerator[Event]:

@@ -5,15 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from starlette.datastructures import State
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.generation import Generation, Piece
 from tandem.router.frontends.openai.answers import Answer, ChoiceBuffer, token_text
-from tandem.router.frontends.openai.chat_plan import Reading, plan_chat, read_from, whole_structure
-from tandem.router.frontends.openai.prompt_logprobs import WantedLogprobs
+from tandem.router.frontends.openai.chat_plan import ChatPlan, Reading, plan_chat, read_from, whole_structure
 from tandem.router.frontends.openai.request import (
+    WantedLogprobs,
     cache_namespace,
     check_num_prompt_tokens,
     count_unknown_fields,
@@ -226,36 +227,55 @@ async def begin_chat(
     frontend: Frontend, body: ChatRequest, request: Request, last_event_id: str | None = None
 ) -> BegunChat:
     """Plans a chat, tokenizes it, and makes its generations. Raises RequestError."""
-    state = request.state
-    with frontend.refusals_counted(state.request_id):
+    with frontend.refusals_counted(request.state.request_id):
         plan = await plan_chat(frontend, body, request.app.state.parsing, last_event_id)
-        with frontend.admission(state.key, body.n or 1, is_resumed=plan.last_event is not None):
-            recalled = await recall_stream(frontend, state.key, plan.last_event, state.hold)
-            prompt = await frontend.tokenize(plan.prompt, frontend.cache_namespace(state.key, cache_namespace(body)))
-            reading = read_from(frontend.output_format, plan, prompt)
-            grammar = await frontend.grammar(whole_structure(plan.calls.structure, reading))
-        frontend.check_prompt_logprobs(len(prompt.token_ids), plan.wanted_logprobs.num_top, state.hold)
-        stream = None
-        if plan.is_resumable:
-            stream = make_stream(body, prompt, state.key, ChatAnswer.answer_id(state.request_id), recalled)
-        check_num_prompt_tokens(frontend, [prompt], body.n)
-        options = replace(plan.options, grammar=grammar)
+        chat = await _tokenize(frontend, plan, request.state)
+        generations = frontend.begin(_spec(frontend, plan, chat, request.state), body.n or 1)
+    return BegunChat(chat.prompt, generations, chat.stream, chat.reading, plan.wanted_logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class _TokenizedChat:
+    """A chat that fits the model. Attributes: as in BegunChat and SamplingOptions."""
+
+    prompt: TokenizedPrompt
+    reading: Reading | None
+    grammar: str
+    stream: ResumableStream | None
+
+
+async def _tokenize(frontend: Frontend, plan: ChatPlan, state: State) -> _TokenizedChat:
+    body, key = plan.body, state.key
+    with frontend.admission(key, body.n or 1, is_resumed=plan.last_event is not None):
+        recalled = await recall_stream(frontend, key, plan.last_event, state.hold)
+        prompt = await frontend.tokenize(plan.prompt, frontend.cache_namespace(key, cache_namespace(body)))
+        reading = read_from(frontend.output_format, plan, prompt)
+        grammar = await frontend.grammar(whole_structure(plan.calls.structure, reading))
+    frontend.check_prompt_logprobs(len(prompt.token_ids), plan.wanted_logprobs.num_top, state.hold)
+    stream = None
+    if plan.is_resumable:
+        stream = make_stream(body, prompt, key, ChatAnswer.answer_id(state.request_id), recalled)
+    check_num_prompt_tokens(frontend, [prompt], body.n)
+    return _TokenizedChat(prompt, reading, grammar, stream)
+
+
+def _spec(frontend: Frontend, plan: ChatPlan, chat: _TokenizedChat, state: State) -> RequestSpec:
+    body, stream, reading = plan.body, chat.stream, chat.reading
+    options = replace(plan.options, grammar=chat.grammar)
+    return RequestSpec(
+        chat.prompt,
         # Where neither client nor model names a limit, an answer may fill the model's length.
-        sampling = frontend.sampling_params(options, prompt, frontend.sampling_defaults.max_tokens)
-        spec = RequestSpec(
-            prompt,
-            sampling,
-            key=state.key,
-            client_request_id=state.request_id,
-            session_id=body.session_id or "",
-            priority=body.priority or 0,
-            stop=options.stop,
-            marks=reading.marks if reading else None,
-            # A parser of the output's parts needs its text from the beginning.
-            resumption=stream.resumption(from_beginning=reading is not None) if stream else None,
-            kept=stream.kept if stream else None,
-        )
-        return BegunChat(prompt, frontend.begin(spec, body.n or 1), stream, reading, plan.wanted_logprobs)
+        frontend.sampling_params(options, chat.prompt, frontend.sampling_defaults.max_tokens),
+        key=state.key,
+        client_request_id=state.request_id,
+        session_id=body.session_id or "",
+        priority=body.priority or 0,
+        stop=options.stop,
+        marks=reading.marks if reading else None,
+        # A parser of the output's parts needs its text from the beginning.
+        resumption=stream.resumption(from_beginning=reading is not None) if stream else None,
+        kept=stream.kept if stream else None,
+    )
 
 
 async def count_prompt_tokens(frontend: Frontend, body: ChatRequest, request: Request) -> int:

@@ -12,8 +12,12 @@ from starlette.exceptions import HTTPException
 from tandem.router.errors import InvalidRequestError, OverloadedError
 from tandem.router.frontends.base import Frontend, PromptInput
 from tandem.router.frontends.openai.body import MAX_INLINE_BYTES, MAX_OTHER_ITEMS, PARSE_TIMEOUT_S, check_structure
-from tandem.router.frontends.openai.prompt_logprobs import WantedLogprobs
-from tandem.router.frontends.openai.request import check_num_choices, sampling_options, structured_output
+from tandem.router.frontends.openai.request import (
+    WantedLogprobs,
+    check_num_choices,
+    sampling_options,
+    structured_output,
+)
 from tandem.router.frontends.openai.resumable import EventId, is_resumable, last_event
 from tandem.router.frontends.openai.tools_schema import ChatRequest, Message, NamedTool, TemplateFields, Tool
 from tandem.router.frontends.sampling import SamplingOptions
@@ -62,6 +66,7 @@ class ChatPlan:
         last_event: the event after which the client resumes a stream; None: a new answer.
     """
 
+    body: ChatRequest
     prompt: PromptInput
     continued: str
     calls: CallPlan
@@ -117,7 +122,7 @@ async def plan_chat(
     continued = body.messages[-1].text if body.continue_final_message else ""
     resumable = is_resumable(body, options, 1)
     last = last_event(last_event_id, is_resumable=resumable)
-    return ChatPlan(prompt, continued, calls, options, wanted_logprobs, resumable, last)
+    return ChatPlan(body, prompt, continued, calls, options, wanted_logprobs, resumable, last)
 
 
 def _num_logprobs(body: ChatRequest) -> int | None:

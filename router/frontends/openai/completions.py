@@ -9,8 +9,9 @@ from starlette.responses import Response
 from tandem.router.frontends.base import Frontend, PromptInput
 from tandem.router.frontends.generation import Piece
 from tandem.router.frontends.openai.answers import Answer, ChoiceBuffer
-from tandem.router.frontends.openai.prompt_logprobs import WantedLogprobs, object_text
+from tandem.router.frontends.openai.prompt_logprobs import object_text
 from tandem.router.frontends.openai.request import (
+    WantedLogprobs,
     cache_namespace,
     check_num_choices,
     check_num_prompt_tokens,

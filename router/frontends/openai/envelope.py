@@ -5,8 +5,14 @@ from collections.abc import Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tandem.router.frontends.request_id import REQUEST_ID_HEADER, request_id_of
-from tandem.router.requests.trace_context import TRACEPARENT, TRACESTATE, current_trace_context, trace_context_of
+from tandem.router.requests.client_ids import (
+    REQUEST_ID_HEADER,
+    TRACEPARENT,
+    TRACESTATE,
+    current_trace_context,
+    request_id_of,
+    trace_context_of,
+)
 
 _HEADER = REQUEST_ID_HEADER.encode()
 _TRACEPARENT, _TRACESTATE = TRACEPARENT.encode(), TRACESTATE.encode()

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.router.errors import InvalidRequestError
-from tandem.router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
+from tandem.router.frontends.openai.request import WantedLogprobs
 from tandem.router.frontends.openai.streaming import to_json
 from tandem.router.requests.prompt_logprobs import PromptLogprobs
 from tandem.router.requests.request_spec import TokenizedPrompt
@@ -21,41 +20,6 @@ from tandem.router.text.tokenizer import Tokenizer
 PIECE_ENTRIES = 512
 # What completions say of tokens.
 ECHO_LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-
-
-@dataclass(frozen=True, slots=True)
-class WantedLogprobs:
-    """What a body asks for, of the prompt.
-
-    Attributes:
-        listed: as `prompt_logprobs`, with so many of the most likely tokens; None: not so.
-        echoed: in front of the output's, with so many; None: not so.
-    """
-
-    listed: int | None
-    echoed: int | None
-
-    @classmethod
-    def of(cls, body: CompletionRequest | ChatCompletionRequest) -> "WantedLogprobs":
-        """Raises InvalidRequestError: a stream cannot have them."""
-        if body.stream and body.prompt_logprobs is not None:
-            raise InvalidRequestError("a stream has no prompt_logprobs: leave out one of them", "prompt_logprobs")
-        echoed = body.logprobs if isinstance(body, CompletionRequest) and body.echo else None
-        if echoed is not None and body.stream and (body.n or 1) > 1:
-            # They are computed for one output of each prompt.
-            raise InvalidRequestError("a stream of several outputs has no log probabilities of the prompt", "n")
-        return cls(body.prompt_logprobs, echoed)
-
-    @property
-    def num_forms(self) -> int:
-        """In how many ways an output shows them."""
-        return (self.listed is not None) + (self.echoed is not None)
-
-    @property
-    def num_top(self) -> int | None:
-        """How many of the most likely tokens workers are asked for; None: nothing is asked for."""
-        asked = [number for number in (self.listed, self.echoed) if number is not None]
-        return max(asked, default=None)
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tandem.router.errors import InvalidRequestError
@@ -21,6 +22,41 @@ DEFAULT_TEMPERATURE = 1.0
 MAX_PROMPT_TOKENS = 2**18
 
 Body = CompletionRequest | ChatCompletionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class WantedLogprobs:
+    """What a body asks for, of the prompt.
+
+    Attributes:
+        listed: as `prompt_logprobs`, with so many of the most likely tokens; None: not so.
+        echoed: in front of the output's, with so many; None: not so.
+    """
+
+    listed: int | None
+    echoed: int | None
+
+    @classmethod
+    def of(cls, body: Body) -> "WantedLogprobs":
+        """Raises InvalidRequestError: a stream cannot have them."""
+        if body.stream and body.prompt_logprobs is not None:
+            raise InvalidRequestError("a stream has no prompt_logprobs: leave out one of them", "prompt_logprobs")
+        echoed = body.logprobs if isinstance(body, CompletionRequest) and body.echo else None
+        if echoed is not None and body.stream and (body.n or 1) > 1:
+            # They are computed for one output of each prompt.
+            raise InvalidRequestError("a stream of several outputs has no log probabilities of the prompt", "n")
+        return cls(body.prompt_logprobs, echoed)
+
+    @property
+    def num_forms(self) -> int:
+        """In how many ways an output shows them."""
+        return (self.listed is not None) + (self.echoed is not None)
+
+    @property
+    def num_top(self) -> int | None:
+        """How many of the most likely tokens workers are asked for; None: nothing is asked for."""
+        asked = [number for number in (self.listed, self.echoed) if number is not None]
+        return max(asked, default=None)
 
 
 def count_unknown_fields(frontend: Frontend, body: LenientRequest) -> None:

@@ -17,8 +17,8 @@ from tandem.router.frontends.openai.request import DEFAULT_TEMPERATURE, count_un
 from tandem.router.frontends.openai.schema import StopField, StopTokenIds, TokenIds
 from tandem.router.frontends.openai.streaming import Event, begin_stream, pieces_of, to_json, unless_client_leaves
 from tandem.router.frontends.openai.unserved import REQUEST
-from tandem.router.frontends.request_id import is_request_id
 from tandem.router.frontends.sampling import PLAIN_FIELDS, SamplingOptions
+from tandem.router.requests.client_ids import is_request_id
 from tandem.router.requests.request_spec import RequestSpec
 from tandem.router.text.generation_config import SamplingDefaults
 

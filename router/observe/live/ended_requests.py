@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tandem.lifecycle import ENDED, PhaseTiming
 from tandem.router.errors import shortened
-from tandem.router.observe.request_report import RequestReport
+from tandem.router.requests.tracker import RequestReport
 
 MAX_REQUESTS = 60
 

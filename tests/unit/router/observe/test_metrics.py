@@ -9,9 +9,8 @@ from tandem.lifecycle import PHASES, PhaseTiming
 from tandem.messages import ClockReply, TokenEvent, Tokens
 from tandem.router.errors import RequestError
 from tandem.router.observe.metrics import OUTCOMES, RouterMetrics
-from tandem.router.observe.request_report import RequestReport
 from tandem.router.requests.clock_offsets import ClockOffsets
-from tandem.router.requests.tracker import RequestTracker
+from tandem.router.requests.tracker import RequestReport, RequestTracker
 from tandem.router.workers.worker_registry import WorkerRegistry
 from tests.fakes.clock import FakeClock
 from tests.fakes.request_spec import request_spec

@@ -21,10 +21,9 @@ from tandem.lifecycle import (
     phase_timings,
 )
 from tandem.router.observe.otlp import OtlpExporter
-from tandem.router.observe.request_report import RequestReport
 from tandem.router.observe.request_spans import RequestSpans, TracedRequest
-from tandem.router.requests.trace_context import TraceContext
-from tandem.router.requests.tracker import RequestState, RequestTracker
+from tandem.router.requests.client_ids import TraceContext
+from tandem.router.requests.tracker import RequestReport, RequestState, RequestTracker
 from tandem.sampling_params import SamplingParams
 from tests.fakes.otlp_collector import OtlpCollector, attributes_of
 from tests.fakes.request_spec import request_spec

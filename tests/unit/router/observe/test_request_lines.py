@@ -10,8 +10,7 @@ import pytest
 from tandem.lifecycle import PhaseTiming
 from tandem.router.observe import request_lines
 from tandem.router.observe.request_lines import MAX_KEPT_LINES, MAX_LINE_BYTES, KeptLines, RequestLines, SocketLines
-from tandem.router.observe.request_report import RequestReport
-from tandem.router.requests.tracker import RequestTracker
+from tandem.router.requests.tracker import RequestReport, RequestTracker
 from tandem.sampling_params import SamplingParams
 from tests.fakes.request_spec import request_spec
 

@@ -12,10 +12,9 @@ import pytest
 from tandem.lifecycle import ENDED, RECEIVED, phase_timings
 from tandem.router.observe import request_spans
 from tandem.router.observe.otlp import OtlpExporter
-from tandem.router.observe.request_report import RequestReport
 from tandem.router.observe.request_spans import EXPORT_FAILED, QUEUE_FULL, RequestSpans, TracedRequest
-from tandem.router.requests.trace_context import MAX_TRACESTATE_LEN, TraceContext, trace_context_of
-from tandem.router.requests.tracker import RequestTracker
+from tandem.router.requests.client_ids import MAX_TRACESTATE_LEN, TraceContext, trace_context_of
+from tandem.router.requests.tracker import RequestReport, RequestTracker
 from tandem.sampling_params import SamplingParams
 from tandem.v1 import inference_pb2 as pb
 from tests.fakes.http_cluster import HttpCluster

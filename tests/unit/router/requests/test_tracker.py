@@ -160,7 +160,7 @@ def test_a_first_token_that_ends_the_request_is_its_last() -> None:
     tracker = started()
     tracker.moments["first_token"] = 5
     tracker.record_first_token(FirstToken("r", 0, 0, 10, "stop", 2, 1))
-    assert tracker.moments == {"first_token": 5, "last_token": 5}
+    assert tracker.moments == {"received": 1, "first_token": 5, "last_token": 5}
 
 
 def logprobs(*token_ids: int) -> tuple[TokenLogprobs, ...]:

@@ -7,8 +7,7 @@ import pytest
 from tandem.lifecycle import ENDED, RECEIVED, phase_timings
 from tandem.router.errors import InvalidRequestError, UnavailableError
 from tandem.router.observe.live.ended_requests import MAX_REQUESTS, EndedRequests
-from tandem.router.observe.request_report import RequestReport
-from tandem.router.requests.tracker import RequestTracker
+from tandem.router.requests.tracker import RequestReport, RequestTracker
 from tests.fakes.request_spec import request_spec
 
 SECOND = 10**9

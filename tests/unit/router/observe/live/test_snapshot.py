@@ -10,7 +10,7 @@ from tandem.lifecycle import ENDED
 from tandem.messages import Heartbeat, LinkState, Shipped, WorkerStats
 from tandem.router.config import RouterAddresses
 from tandem.router.observe.live.snapshot import MAX_NEW_REQUESTS, SnapshotBuilder
-from tandem.router.observe.request_report import RequestReport
+from tandem.router.requests.tracker import RequestReport
 from tandem.router.workers.peer_counts import RouterCounts
 from tests.fakes.clock import FakeClock
 from tests.fakes.router_harness import RouterHarness, first_token, run, settle

@@ -12,9 +12,8 @@ from tandem.lifecycle import (
     now_ns,
 )
 from tandem.recording import Recorder
-from tandem.router.observe.recorded_request import record_request
-from tandem.router.observe.request_report import RequestReport
-from tandem.router.requests.tracker import RequestTracker
+from tandem.router.observe.request_observers import record_request
+from tandem.router.requests.tracker import RequestReport, RequestTracker
 from tests.fakes.request_spec import request_spec
 
 MS = 10**6
