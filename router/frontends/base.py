@@ -1,8 +1,6 @@
-"""What every frontend does with a request: check it, tokenize it, serve it, and say how it ended.
+"""The part of serving that all frontends share: check a request, tokenize it, and make its generations.
 
-A frontend translates between its wire and what is here, and has one table from the errors of tandem.router.errors to
-the
-codes of its own protocol.
+Each frontend translates its own protocol to this, and maps tandem.router.errors to its own codes.
 """
 
 import secrets
@@ -33,22 +31,19 @@ from tandem.router.text.tokenizer import Tokenizer
 from tandem.router.workers.peer_counts import RouterCounts
 from tandem.sampling_params import SamplingParams
 
-# The names that a client gives to what it asks have so many characters at most: a request id comes back with every
-# response.
+# Limit on names that a client chooses, in characters: a request id comes back with every response.
 MAX_NAME_LEN = 256
-# So many entries may be asked for of all prompts of one request: each prompt token is one, and so is each of the most
-# likely tokens beside it. As JSON one takes so much, many times what it takes elsewhere.
+# Limit on log probabilities of all prompts of one request: one for each prompt token and for each of its most likely
+# tokens. As JSON each takes many times its usual size.
 MAX_PROMPT_LOGPROBS = 2**18
 PROMPT_LOGPROB_BYTES = 100
-# Of the age of a request that is resumed so much counts.
+# Limit on the age that a resumed request keeps.
 MAX_RESUMED_AGE_NS = 10 * 10**9
-# A prompt is a text, token ids, or a chat, or the messages of one, each with `role` and `content`.
+# A text, token ids, a chat, or the messages of one.
 PromptInput = str | Sequence[int] | list[dict[str, str]] | Chat
 
 
 class Frontend:
-    """What the frontends share: who may enter, and how a request becomes a Generation."""
-
     def __init__(
         self,
         router: Router,
@@ -56,7 +51,10 @@ class Frontend:
         config: RouterConfig,
         sampling_defaults: SamplingDefaults | None = None,
     ) -> None:
-        """Args: sampling_defaults: for frontends whose own contract leaves them to the model."""
+        """
+        Args:
+            sampling_defaults: the model's defaults, for frontends whose API uses them.
+        """
         self.router = router
         self.sampling_defaults = sampling_defaults or SamplingDefaults()
         self.tokenizer = tokenizer
@@ -73,38 +71,38 @@ class Frontend:
         self._prompts = PromptEncoder(tokenizer, config.max_model_len)
         self._grammars = GrammarChecker()
         self.output_format = OutputFormat(tokenizer, config.tool_parser, config.reasoning_parser)
-        # A router without a cluster can only resume what it began itself.
+        # A router without a cluster can only resume its own requests.
         self._sealer = Sealer(config.cluster_token or secrets.token_hex(16))
 
     @contextmanager
     def refusals_counted(self, request_id: str = "") -> Iterator[None]:
-        """Counts and logs a RequestError that is raised within; for what a frontend itself refuses.
+        """Counts and logs a RequestError that is raised within.
 
         Args:
-            request_id: what the client knows the request by, as far as that is known.
+            request_id: the client's name of the request, if known.
         """
         with self.router.observers.refusals_counted(request_id):
             yield
 
     def identify(self, authorization: str | None, request_id: str = "") -> str:
-        """Whose request this is; see Access.identify."""
+        """Returns the client's API key; see Access.identify."""
         with self.refusals_counted(request_id):
             return self.access.identify(authorization)
 
     def counts(self) -> RouterCounts:
-        """What this router tells others that it has in hand."""
+        """Returns the load that this router reports to others."""
         return replace(self.router.counts(), num_requests_by_key=self.access.num_requests_by_key())
 
     @contextmanager
     def admission(self, key: str, num_outputs: int = 1, *, is_resumed: bool = False) -> Iterator[None]:
-        """Around all that is done for a request before it is served: tokenizing takes time too.
+        """Admits a request for the time before it is served, because tokenizing takes time too.
 
         Args:
-            is_resumed: whether it says that it goes on with one that was taken in before, which `begin` makes sure of.
+            is_resumed: whether it claims to resume a request; `begin` checks that.
 
         Raises:
-            InvalidRequestError: so many outputs would never be let in.
-            OverloadedError: the queue is full, or this key would have more in hand than it may.
+            InvalidRequestError: this many outputs would never be admitted.
+            OverloadedError: the queue is full, or this key would exceed its limit.
             UnavailableError: the router is draining.
         """
         limits = (self.config.max_requests_per_key or num_outputs, self.config.max_queued_requests)
@@ -117,27 +115,26 @@ class Frontend:
             yield
 
     def check_model(self, model: str) -> None:
-        """Raises UnknownModelError."""
         if model and model not in self.config.model_names:
             *others, last = map(repr, self.config.model_names)
             served = f"{', '.join(others)} and {last} are" if others else f"{last} is"
             raise UnknownModelError(f"model {model!r} is not served here; {served}", "model")
 
     def check_num_messages(self, num_messages: int) -> None:
-        """Of a chat, before anything is done for each of them. Raises InvalidRequestError."""
+        """Checks a chat before any work per message. Raises InvalidRequestError."""
         with mistakes_in("messages"):
             self._prompts.check_num_messages(num_messages)
 
     def check_prompt_logprobs(self, num_tokens: int, num_top: int | None, hold: Callable[[int], None]) -> None:
         """
         Args:
-            num_tokens: of all prompts of a request together, as often as the answer shows them.
-            num_top: of the most likely tokens, with each of the prompts' tokens; None: nothing is asked for.
+            num_tokens: prompt tokens in the answer, over all prompts and outputs.
+            num_top: most likely tokens for each; None: no log probabilities are asked for.
             hold: counts bytes as in hand.
 
         Raises:
-            InvalidRequestError: so many are not given.
-            OverloadedError: there is no room for them now.
+            InvalidRequestError: too many are asked for.
+            OverloadedError: there is no memory for them now.
         """
         if num_top is None:
             return
@@ -151,18 +148,17 @@ class Frontend:
         hold(PROMPT_LOGPROB_BYTES * num_entries)
 
     def cache_namespace(self, key: str, name: str) -> str:
-        """In which namespace of the workers' caches a request is. Args: name: what the client names. Raises
-        InvalidRequestError."""
+        """Returns the namespace of the workers' caches. Args: name: the client's. Raises InvalidRequestError."""
         _check_name("cache_namespace", name)
         return self._cache_namespaces.of(key, name)
 
     async def tokenize(self, prompt: PromptInput, namespace: str | None = None) -> TokenizedPrompt:
         """
         Args:
-            namespace: of the workers' caches; None: no worker gets it.
+            namespace: namespace of the workers' caches; None: no worker gets the prompt.
 
         Raises:
-            InvalidRequestError: with a message for the client.
+            InvalidRequestError: the prompt is empty, too long, or has an unknown token.
         """
         moments = {RECEIVED: now_ns()}
         ending = ""
@@ -189,21 +185,20 @@ class Frontend:
         return TokenizedPrompt(token_ids, moments, ending, namespace, identities)
 
     async def token_ids(self, prompt: str | Chat | list[dict[str, Any]], *, add_special_tokens: bool) -> list[int]:
-        """The tokens of a text or a chat that fits the model's length, for a client that asks for nothing else. Raises
-        InvalidRequestError, OverloadedError."""
+        """Tokenizes a text or a chat that fits the model's length, without serving it. Raises InvalidRequestError,
+        OverloadedError."""
         with mistakes_in("prompt" if isinstance(prompt, str) else "messages"), _tokenizing():
             if isinstance(prompt, str):
                 return await self._prompts.encode(prompt, add_special_tokens=add_special_tokens)
             return await self._prompts.encode_chat(prompt, add_special_tokens=add_special_tokens)
 
     async def text_of(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens that fit the model's length, special ones included. Raises InvalidRequestError,
-        OverloadedError."""
+        """Returns the text of token ids, including special tokens. Raises InvalidRequestError, OverloadedError."""
         with mistakes_in("tokens"), _tokenizing():
             return await self._prompts.decode(self._checked_ids(token_ids), skip_special_tokens=False)
 
     async def grammar(self, wanted: StructuredOutput | None) -> str:
-        """What an output is to keep to, in the form that workers follow; "" for None. Raises RequestError."""
+        """Returns the grammar of a structured output in the workers' form; "" for None. Raises RequestError."""
         if wanted is None:
             return ""
         try:
@@ -213,14 +208,13 @@ class Frontend:
             raise OverloadedError("too many grammars wait to be looked at; try again later") from error
 
     async def prompt_text(self, prompt: PromptInput) -> str:
-        """A prompt that has been tokenized, a text or token ids, as a text. Raises OverloadedError."""
+        """Returns the text of a tokenized prompt. Raises OverloadedError."""
         if isinstance(prompt, str):
             return prompt
         with _tokenizing():
             return await self._prompts.decode(prompt)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """Nothing more is tokenized."""
         self._prompts.close()
         self._grammars.close()
 
@@ -272,7 +266,7 @@ class Frontend:
         return self._sealer.seal(_state_of(spec))
 
     def open_resume_token(self, token: bytes, key: str) -> ResumeState:
-        """What a resume token says. Raises InvalidRequestError: it is not this key's, or none of this cluster's."""
+        """Raises InvalidRequestError: the token belongs to another key or cluster."""
         return self._sealer.open(token, key_digest(key))
 
     def _resumed(self, spec: RequestSpec, resumption: Resumption) -> RequestSpec:
@@ -288,12 +282,11 @@ class Frontend:
         if not 1 <= len(resumption.token_ids) <= max_tokens:
             raise ValueError(f"a request of {max_tokens} output tokens cannot have {len(resumption.token_ids)} of them")
         check_vocabulary(self.tokenizer, resumption.token_ids)
-        # A client may show an old token again: with its full age the request would pass everyone in the queue.
+        # Otherwise an old token, shown again, would pass everyone in the queue.
         arrival_ns = max(state.arrival_ns, now_ns() - MAX_RESUMED_AGE_NS)
         return replace(spec, sampling=spec.sampling.with_seed(state.seed), arrival_ns=arrival_ns)
 
     def _checked_ids(self, token_ids: Sequence[Any]) -> list[int]:
-        """Raises ValueError."""
         self._prompts.check_num_tokens(len(token_ids))
         checked = list(token_ids)
         if checked:
@@ -303,7 +296,6 @@ class Frontend:
 
 @contextmanager
 def _tokenizing() -> Iterator[None]:
-    """Tokenizing may take too long."""
     try:
         yield
     except TimeoutError as error:
@@ -330,7 +322,7 @@ def _state_of(spec: RequestSpec, kept: KeptStream | None = None) -> ResumeState:
 
 
 def _check_name(field_name: str, name: str) -> None:
-    """Raises InvalidRequestError for one that could not travel to the workers, or not be told back."""
+    """Raises InvalidRequestError: the name cannot travel to the workers or back."""
     if len(name) > MAX_NAME_LEN:
         raise InvalidRequestError(
             f"{field_name} must have at most {MAX_NAME_LEN} characters, not {len(name)}", field_name

@@ -1,4 +1,4 @@
-"""One output on its way to a client: its pieces, how it ends, and what is counted and logged of it."""
+"""One output on its way to a client: its pieces and its end."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,21 +14,20 @@ from tandem.router.router import Router
 from tandem.router.text.output_text import OutputText
 from tandem.sampling_params import TokenLogprobs
 
-# So many tokens of a resumed request's beginning are made text at once: a millisecond.
+# Tokens of a resumed output made text at once; they take a millisecond.
 MAX_OWED_TOKENS = 256
 
 
-# There is one for each token, and a frozen one would take three times as long to make.
+# Made for each token: a frozen one would take three times as long.
 @dataclass(slots=True)
 class Piece:
-    """What a client is sent at once.
+    """The part of an output that goes to the client at once.
 
     Attributes:
-        index: of token_ids[0] in the output.
-        text: what the tokens so far add to the text; a character whose bytes are not all there yet waits, and so does
-            what may become a stop string.
+        index: position of token_ids[0] in the output.
+        text: new text of the tokens so far; incomplete characters and possible stop strings wait.
         logprobs: one for each token, if asked for.
-        finish_reason: "stop" or "length" on the last piece, which holds no tokens.
+        finish_reason: "stop" or "length" on the last piece, which has no tokens.
     """
 
     index: int
@@ -39,12 +38,12 @@ class Piece:
 
 
 class Generation:
-    """One output on its way to a client. The call that a frontend answers owns it: use as a context manager, within
-    which `next_piece` gives its pieces; leaving it early aborts the request.
+    """One output on its way to a client. Use as a context manager: `next_piece` gives its pieces, and leaving early
+    aborts the request.
 
     Attributes:
-        tracker: what is known of the request; it stays true after the context is left.
-        timings: the request's phases, once its last piece is given or the context is left.
+        tracker: state of the request; it stays valid after the context.
+        timings: the request's phases, from its last piece or the end of the context on.
     """
 
     def __init__(
@@ -61,13 +60,13 @@ class Generation:
         self._access = access
         self._output = output
         self._num_resumed = self._index = len(tracker.output_ids)
-        # Text of a resumed output that its client lacks goes with its next piece.
+        # Text of a resumed output that its client lacks goes with the next piece.
         self._owed_text = ""
         if (resumption := tracker.spec.resumption) is not None:
             if resumption.num_tokens is not None:
                 self._index = resumption.num_tokens
             self._owed_text = output.replay(tracker.output_ids[: self._index], resumption.num_characters)
-        # So do tokens, before any that workers send.
+        # Tokens that it lacks go before any from workers.
         self._owed_ids = tracker.output_ids[self._index :]
         self._request: ActiveRequest | None = None
         self._held = ExitStack()
@@ -80,7 +79,7 @@ class Generation:
 
     @property
     def stop_string(self) -> str | None:
-        """The one that has ended the output, if one has."""
+        """The stop string that ended the output, if one did."""
         return self._output.stop_string
 
     def __enter__(self) -> "Generation":
@@ -98,7 +97,7 @@ class Generation:
                 raise
         self._router.observers.begun(self.tracker)
         self._tokens = self._request.tokens
-        # A client that does not read what is ready for it keeps nothing but its connection.
+        # A client that does not read keeps only its connection.
         self._request.on_overdue = self._end
         return self
 
@@ -108,7 +107,7 @@ class Generation:
         self._end()
 
     def _end(self) -> None:
-        """The one place where an output is over for the router."""
+        """Every output ends here."""
         assert self._request is not None
         if not self._is_over:
             self._is_over = True
@@ -116,7 +115,7 @@ class Generation:
             self._account()
 
     def _account(self) -> None:
-        """Nothing is left to serve: the key may have another request, and what became of this one is known."""
+        """Reports the request's end and lets its key have another request."""
         if not self._is_accounted:
             self._is_accounted = True
             self.tracker.moments.setdefault(ENDED, now_ns())
@@ -125,25 +124,25 @@ class Generation:
             self._router.observers.ended(self._report())
 
     async def next_piece(self) -> Piece | None:
-        """The next piece, or None once the last one has been given. Raises as take_piece."""
+        """Returns the next piece, or None after the last one. Raises as take_piece."""
         if self._finish_reason:
             return None
         if self._owed_ids:
-            # Nothing is waited for: others have their turn between two pieces all the same.
+            # Others have their turn between two pieces.
             await asyncio.sleep(0)
         while (piece := self.take_piece()) is None:
             await self._tokens.news()
         return piece
 
     def call_at_news(self, call: Callable[[], None]) -> None:
-        """Has the loop call this, once, as soon as `take_piece` may give something again."""
+        """Has the loop call this once, as soon as `take_piece` may have something."""
         self._tokens.call_at_news(call)
 
     def take_piece(self) -> Piece | None:
-        """What there is now for the client, or None; not to be called after the last piece.
+        """Returns the new piece, or None if there is nothing; not to be called after the last piece.
 
         Raises:
-            UnavailableError: no workers, or none that finished it within max_attempts.
+            UnavailableError: there were no workers, or none finished it within max_attempts.
             RequestTimeoutError: it took longer than request_timeout_s.
             InternalError: the routing policy failed.
         """
@@ -164,11 +163,11 @@ class Generation:
         start = self._index
         self._index = end = start + num_tokens
         logprobs = self.tracker.output_logprobs
-        # Tokens after the one that completes a stop string are not part of the output.
+        # Tokens behind the end of a stop string are not part of the output.
         return Piece(start, token_ids[:num_tokens], text, logprobs[start:end] if logprobs else [])
 
     def _owed_piece(self) -> Piece:
-        """Some tokens of a resumed request's beginning. There may be as many as the model's length allows."""
+        """Returns some tokens of a resumed output; there may be as many as the model's length."""
         token_ids, self._owed_ids = self._owed_ids[:MAX_OWED_TOKENS], self._owed_ids[MAX_OWED_TOKENS:]
         text, num_tokens = self._output.append_tokens(token_ids)
         text, self._owed_text = self._owed_text + text, ""
@@ -176,7 +175,7 @@ class Generation:
         return Piece(start, token_ids[:num_tokens], text, self.tracker.output_logprobs[start : self._index])
 
     def page_size(self) -> int:
-        """Tokens of a KV page at its workers; 0 if they are gone."""
+        """Tokens per KV page of its prefill worker; 0 if that is gone."""
         worker = self._router.workers.get(self.tracker.prefill_worker_id)
         return worker.page_size if worker else 0
 
@@ -188,8 +187,7 @@ class Generation:
         elif self.tracker.state is not RequestState.FINISHED:
             raise self.tracker.failure_class(self.tracker.failure)
         self._finish_reason = "stop" if self._output.stopped else self.tracker.finish_reason
-        # The context is held until this piece is written, or longer, by the other outputs of one request. Until then a
-        # router that drains waits for it.
+        # A draining router waits until the context is left: this piece may have to be written yet.
         self._request.is_given = True
         self._account()
         return Piece(self._index, [], text, [], self._finish_reason)
@@ -201,7 +199,7 @@ class Generation:
         elif tracker.state is RequestState.FAILED:
             outcome = tracker.failure_class.outcome
         else:
-            # Whatever there was, the client did not take it to its end.
+            # The client left before the end.
             outcome = "abort"
         num_generated = max(0, self._index - self._num_resumed)
         return RequestReport(tracker, outcome, self._index, num_generated, self.timings)
