@@ -36,8 +36,7 @@ class BegunChat:
 
     Attributes:
         stream: the stream of one output whose events have ids.
-        reading: the way in which its outputs are read; None: they are content alone.
-        wanted_logprobs: log probabilities of the prompt that the client wants.
+        reading: the form of its outputs; None: they are content alone.
     """
 
     prompt: TokenizedPrompt
@@ -53,16 +52,15 @@ class ChatAnswer(Answer):
     chunk_object_name = "chat.completion.chunk"
 
     def __init__(self, frontend: Frontend, chat: BegunChat, request_id: str) -> None:
-        """Args: as for Answer."""
         prompts, stream, reading = [chat.prompt], chat.stream, chat.reading
         super().__init__(frontend, prompts, chat.generations, request_id, stream=stream, wanted=chat.wanted_logprobs)
         self._reading = reading
         num_seen = stream.last.num_characters if stream and stream.last else 0
         self._parsers = [reading.parser(num_seen) for _ in chat.generations] if reading else []
         self._starts_over = reading is not None
-        # Of outputs that are answered whole.
+        # Parts of unstreamed outputs.
         self._parts: list[list[Part]] = [[] for _ in self._parsers]
-        # How many tokens an output's reasoning had, once it is over.
+        # Number of reasoning tokens of each output whose reasoning is over.
         self._reasoning_ends: dict[int, int] = {}
 
     def opening(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
@@ -72,7 +70,7 @@ class ChatAnswer(Answer):
     def gather(self, index: int, piece: Piece) -> None:
         super().gather(index, piece)
         if self._parsers:
-            # A long text is not read at once: others would wait.
+            # Parse piece by piece: a long text would block the loop.
             self._parts[index] += self._parts_of(index, piece.text, is_last=bool(piece.finish_reason))
 
     def choice(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
@@ -97,7 +95,7 @@ class ChatAnswer(Answer):
             return await super().delta_texts(index, buffer, num_characters)
         text, token_ids, logprobs = buffer.take_unsent()
         parts = self._parts_of(index, text, is_last=bool(buffer.finish_reason))
-        # What follows from the same text goes out at once: an event says how much of the text its client has.
+        # Parts that end at the same character share an event, because an event's id counts characters.
         chunks: list[tuple[dict[str, Any], int]] = []
         for part in parts:
             if chunks and chunks[-1][1] == part.end:
@@ -130,7 +128,7 @@ class ChatAnswer(Answer):
         return delta
 
     def _message(self, index: int, parts: Sequence[Part]) -> dict[str, Any]:
-        """What an output's parts are in a message."""
+        """Returns the message that an output's parts make."""
         texts: dict[str, list[str]] = {"reasoning": [], "content": []}
         calls: list[tuple[Part, list[str]]] = []
         for part in parts:
@@ -155,8 +153,8 @@ class ChatAnswer(Answer):
         return message
 
     def _call_id(self, index: int, call: int) -> str:
-        """The same whichever router says it."""
-        # A client may give several requests one id.
+        """Returns an id that every router makes alike."""
+        # Several requests may share a client's id.
         seed = self._generations[index].tracker.sampling.seed
         digest = digest_of_call(f"{self._id} {self._created} {seed} {call}")
         if self._frontend.tokenizer.chat_format.wants_short_ids:
@@ -165,7 +163,7 @@ class ChatAnswer(Answer):
 
     def _finish_reason(self, index: int, buffer: ChoiceBuffer) -> str | None:
         if buffer.finish_reason == "stop" and self._reading and self._parsers[index].num_calls:
-            # It is OpenAI's way to say so only where the model had a choice.
+            # OpenAI says "tool_calls" only where the model had a choice.
             return "stop" if self._reading.calls.is_named else "tool_calls"
         return buffer.finish_reason or None
 
@@ -177,13 +175,12 @@ class ChatAnswer(Answer):
         return usage
 
     def _num_reasoning_tokens(self, index: int) -> int:
-        """Of one output so far, with what opens and ends its reasoning. It may be asked with every event."""
+        """Counts an output's reasoning tokens so far, including its marks. Called for every event."""
         if not self._parsers[index].has_reasoned:
             return 0
         return self._reasoning_ends.get(index, self._generations[index].num_output_tokens)
 
     def _parts_of(self, index: int, text: str, *, is_last: bool) -> list[Part]:
-        """What follows with the next piece of an output's text."""
         parser = self._parsers[index]
         parts = parser.feed(text, is_last=is_last)
         if index not in self._reasoning_ends and parser.has_reasoned and not parser.is_reasoning:
@@ -236,7 +233,7 @@ async def begin_chat(
 
 @dataclass(frozen=True, slots=True)
 class _TokenizedChat:
-    """A chat that fits the model. Attributes: as in BegunChat and SamplingOptions."""
+    """Attributes: as in BegunChat and SamplingOptions."""
 
     prompt: TokenizedPrompt
     reading: Reading | None
@@ -264,7 +261,7 @@ def _spec(frontend: Frontend, plan: ChatPlan, chat: _TokenizedChat, state: State
     options = replace(plan.options, grammar=chat.grammar)
     return RequestSpec(
         chat.prompt,
-        # Where neither client nor model names a limit, an answer may fill the model's length.
+        # Without a limit of client or model, an answer may fill the model's length.
         frontend.sampling_params(options, chat.prompt, frontend.sampling_defaults.max_tokens),
         key=state.key,
         client_request_id=state.request_id,
@@ -272,14 +269,14 @@ def _spec(frontend: Frontend, plan: ChatPlan, chat: _TokenizedChat, state: State
         priority=body.priority or 0,
         stop=options.stop,
         marks=reading.marks if reading else None,
-        # A parser of the output's parts needs its text from the beginning.
+        # A parser needs the text from the beginning.
         resumption=stream.resumption(from_beginning=reading is not None) if stream else None,
         kept=stream.kept if stream else None,
     )
 
 
 async def count_prompt_tokens(frontend: Frontend, body: ChatRequest, request: Request) -> int:
-    """Returns the number of tokens in the prompt that `begin_chat` makes of a chat. Raises RequestError."""
+    """Returns the number of prompt tokens of a chat. Raises RequestError."""
     with frontend.refusals_counted(request.state.request_id):
         plan = await plan_chat(frontend, body, request.app.state.parsing)
         with frontend.admission(request.state.key):
@@ -288,14 +285,14 @@ async def count_prompt_tokens(frontend: Frontend, body: ChatRequest, request: Re
 
 
 def digest_of_call(named: str) -> str:
-    """What a call is told apart by. Args: named: by what nothing else is."""
+    """Returns an id of a call. Args: named: unique description of the call."""
     return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()[:CALL_ID_CHARACTERS]
 
 
 def end_of_reasoning(frontend: Frontend, generation: Generation) -> int:
-    """How many tokens of an output are reasoning, whose end has just been seen."""
+    """Returns the number of reasoning tokens of an output whose reasoning has just ended."""
     token_ids, closing_id = generation.tracker.output_ids, frontend.output_format.closing_id
     if closing_id is not None and closing_id in token_ids:
         return token_ids.index(closing_id) + 1
-    # Other tokens may have spelled the mark: then it is where that was seen.
+    # Other tokens may have spelled the mark.
     return generation.num_output_tokens

@@ -138,14 +138,14 @@ def _max_tokens(body: ChatRequest) -> int | None:
 
 
 async def check_arguments(messages: Sequence[Message], threads: Executor) -> None:
-    """Of past calls, before they are read. They are JSON within JSON, and what a body may hold is bounded there too.
+    """Bounds the arguments of past calls, which are JSON within JSON, before they are parsed.
 
     Args:
-        threads: to look at long ones in, which takes some hundredths of a second.
+        threads: check long arguments, which takes tens of milliseconds.
 
     Raises:
         InvalidRequestError: they hold too much.
-        OverloadedError: too many others are looked at.
+        OverloadedError: too many others are being checked.
     """
     arguments = _arguments(messages)
     if sum(map(len, arguments)) <= MAX_INLINE_BYTES:
@@ -252,13 +252,13 @@ def whole_structure(structure: StructuredOutput | None, reading: Reading | None)
 def chat_prompt(
     frontend: Frontend, messages: Sequence[Message], body: TemplateFields, tools: Sequence[Tool]
 ) -> Chat | list[dict[str, Any]]:
-    """What a chat is rendered from.
+    """Returns the input of the chat template.
 
     Args:
-        tools: those that the model is shown.
+        tools: tools to show to the model.
 
     Raises:
-        InvalidRequestError: what is asked for excludes each other, or the template does not know it.
+        InvalidRequestError: fields exclude each other, or the template does not know documents.
     """
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidRequestError(
@@ -275,7 +275,7 @@ def chat_prompt(
     if body.documents and not frontend.tokenizer.knows_documents:
         raise InvalidRequestError("the model's chat template does not know documents", "documents")
     functions = [{"type": "function", "function": tool.function.for_template()} for tool in tools]
-    # A template writes these of each call, and something around it.
+    # Texts that templates write for each call.
     named = [
         text for message in messages for call in message.tool_calls or () for text in (call.id, call.function.name)
     ]

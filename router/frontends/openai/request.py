@@ -1,4 +1,4 @@
-"""What completions and chat completions do alike with a request."""
+"""Common parts of completions and chat completions."""
 
 import json
 import logging
@@ -16,9 +16,9 @@ from tandem.router.text.structured_output import JSON_OBJECT, StructuredOutput, 
 
 logger = logging.getLogger(__name__)
 
-# This is OpenAI's own default; the gRPC contract's is 0.
+# OpenAI's default; gRPC's is 0.
 DEFAULT_TEMPERATURE = 1.0
-# All outputs of one request together may have so many, or the model's length if that is more.
+# Limit for all outputs of one request together, unless the model's length is larger.
 MAX_PROMPT_TOKENS = 2**18
 
 Body = CompletionRequest | ChatCompletionRequest
@@ -26,11 +26,11 @@ Body = CompletionRequest | ChatCompletionRequest
 
 @dataclass(frozen=True, slots=True)
 class WantedLogprobs:
-    """What a body asks for, of the prompt.
+    """Log probabilities of the prompt that a body asks for.
 
     Attributes:
-        listed: as `prompt_logprobs`, with so many of the most likely tokens; None: not so.
-        echoed: in front of the output's, with so many; None: not so.
+        listed: number of most likely tokens in `prompt_logprobs`; None: not asked for.
+        echoed: number of most likely tokens in front of the output's; None: not asked for.
     """
 
     listed: int | None
@@ -43,24 +43,24 @@ class WantedLogprobs:
             raise InvalidRequestError("a stream has no prompt_logprobs: leave out one of them", "prompt_logprobs")
         echoed = body.logprobs if isinstance(body, CompletionRequest) and body.echo else None
         if echoed is not None and body.stream and (body.n or 1) > 1:
-            # They are computed for one output of each prompt.
+            # Only one output of each prompt computes them.
             raise InvalidRequestError("a stream of several outputs has no log probabilities of the prompt", "n")
         return cls(body.prompt_logprobs, echoed)
 
     @property
     def num_forms(self) -> int:
-        """In how many ways an output shows them."""
+        """Number of forms in which an output shows them."""
         return (self.listed is not None) + (self.echoed is not None)
 
     @property
     def num_top(self) -> int | None:
-        """How many of the most likely tokens workers are asked for; None: nothing is asked for."""
+        """Number of most likely tokens that workers are asked for; None: nothing is asked for."""
         asked = [number for number in (self.listed, self.echoed) if number is not None]
         return max(asked, default=None)
 
 
 def count_unknown_fields(frontend: Frontend, body: LenientRequest) -> None:
-    """Fields that nobody here knows are taken: they are counted, and a few named in the log."""
+    """Counts a body's unknown fields and logs a few of their names."""
     unknown = body.unknown_fields
     if unknown.num_fields:
         frontend.router.metrics.unknown_fields(unknown.num_fields)
@@ -68,19 +68,18 @@ def count_unknown_fields(frontend: Frontend, body: LenientRequest) -> None:
 
 
 def check_num_choices(num_prompts: int, n: int | None) -> None:
-    """Raises InvalidRequestError."""
     num_choices = num_prompts * (n or 1)
     if num_choices > MAX_CHOICES:
         raise InvalidRequestError(f"at most {MAX_CHOICES} outputs for one request, not {num_choices}", "n")
 
 
 def max_prompt_tokens(frontend: Frontend) -> int:
-    """Of all outputs of one request together."""
+    """Limit for all outputs of one request together."""
     return max(MAX_PROMPT_TOKENS, frontend.config.max_model_len)
 
 
 def structured_output(body: Body) -> StructuredOutput | None:
-    """What the output is to keep to. Raises InvalidRequestError."""
+    """Returns the structure that the output must have. Raises InvalidRequestError."""
     given: list[StructuredOutput] = []
     response_format, outputs = body.response_format, body.structured_outputs
     if response_format is not None and response_format.type == "json_object":
@@ -129,11 +128,11 @@ def sampling_options(
     num_logprobs: int | None,
     num_prompt_logprobs: int | None = None,
 ) -> SamplingOptions:
-    """But for what `structured_output` says."""
+    """Returns the body's options without its structured output."""
     given = {name: value for name in PLAIN_FIELDS if (value := getattr(body, name)) is not None}
     return SamplingOptions(
         max_tokens=max_tokens,
-        # A negative seed is as good as any.
+        # Any negative seed is accepted.
         seed=None if body.seed is None else body.seed % 2**SEED_BITS,
         logit_bias={int(token_id): bias for token_id, bias in (body.logit_bias or {}).items()},
         stop=body.stop_strings,
@@ -146,12 +145,11 @@ def sampling_options(
 
 
 def cache_namespace(body: Body) -> str:
-    """What a client names, by either of its names."""
     return body.cache_namespace or body.cache_salt or ""
 
 
 def check_num_prompt_tokens(frontend: Frontend, prompts: Sequence[TokenizedPrompt], n: int | None) -> None:
-    """Raises InvalidRequestError. Each output's workers are sent its whole prompt."""
+    """Raises InvalidRequestError: each output's workers are sent its whole prompt."""
     num_tokens = sum(len(prompt.token_ids) for prompt in prompts) * (n or 1)
     limit = max_prompt_tokens(frontend)
     if num_tokens > limit:
