@@ -95,7 +95,6 @@ class Attempts:
         self._objectives = Objectives.of_ms(config.ttft_objective_ms, config.itl_objective_ms)
 
     def start_attempt(self, request: ActiveRequest) -> None:
-        """Starts the next attempt, lets the request wait for workers, or fails it."""
         tracker = request.tracker
         tracker.finish_if_whole()
         if tracker.state is RequestState.FINISHED:
@@ -114,12 +113,10 @@ class Attempts:
             self._assign(request, self._registry.candidates)
 
     def serve_waiting(self) -> None:
-        """Starts the next attempts of waiting requests that workers take now."""
         while self._room.is_due and (taken := self._room.take_next()) is not None:
             self._assign(*taken)
 
     def give_up_waiting(self, requests: Iterable[ActiveRequest], why: str) -> None:
-        """Fails requests in the waiting room."""
         for request in requests:
             self.fail_request(request, f"{self._registry.not_ready_reason()}; {why}")
 
@@ -260,7 +257,6 @@ class Attempts:
             self._end_request(request, "aborted")
 
     def _has_failed(self, request: ActiveRequest, attempt: int) -> bool:
-        """Returns whether an attempt that a worker has given up counts as failed."""
         pair = request.pair
         if pair is None or not request.tracker.is_current(attempt):
             return False
@@ -308,7 +304,6 @@ class Attempts:
         return True
 
     def _take_tokens(self, request: ActiveRequest, token_ids: list[int]) -> None:
-        """Passes on new tokens of one request, perhaps none."""
         if token_ids:
             since, request.last_token_at = request.last_token_at, self._clock()
             if since is not None:
@@ -336,7 +331,6 @@ class Attempts:
             self._end_request(request, "finished")
 
     def _end_request(self, request: ActiveRequest, end: RequestEnd) -> None:
-        """Every request ends here, whatever its end."""
         pair = request.pair
         if pair is not None and end == "finished":
             pair.decode.rates.request_finished(request.tracker, pair.distance)

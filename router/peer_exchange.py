@@ -47,7 +47,6 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
         self._credentials = credentials
 
     async def run(self) -> None:
-        """Sends this router's load to all others until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for address in self._peers.values():
                 tasks.create_task(self._tell(address))

@@ -280,7 +280,6 @@ async def _vital(task: Coroutine[Any, Any, None]) -> None:
 
 
 async def _report_health(router: Router, service: HealthService) -> None:
-    """Publishes changes of readiness to the standard health service."""
     known: dict[str, bool] = {}
     while True:
         if (serving := _serving(router)) != known:

@@ -80,7 +80,6 @@ class Recalls:
             self._strike_off(pending, worker)
 
     def lose_worker(self, worker: Worker) -> None:
-        """Stops waiting for a lost worker: its records are gone."""
         for pending in self._pending.values():
             self._strike_off(pending, worker)
 

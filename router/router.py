@@ -238,7 +238,6 @@ class Router:
         self._room.check_space()
 
     def update_loads(self) -> None:
-        """Applies the other routers' loads to the workers."""
         for worker in self.workers:
             worker.set_load_elsewhere(self.elsewhere.assigned_to(worker.worker_id))
 
@@ -308,7 +307,6 @@ class Router:
         return self.workers.demand(self._attempts.prompts)
 
     def receive(self, worker: Worker, message: WorkerMessage) -> None:
-        """Handles a message from a worker's control stream."""
         self.workers.record_heard(worker)
         match message:
             case Heartbeat():
@@ -374,7 +372,6 @@ class Router:
         self._attempts.serve_waiting()
 
     async def watch(self) -> None:
-        """Checks deadlines and silent workers until cancelled."""
         while True:
             before = self._clock()
             await asyncio.sleep(WATCH_INTERVAL_S)

@@ -68,7 +68,6 @@ class Access:
         return {key_digest(key): count for key, count in self._num_requests.items()}
 
     def check_priority(self, key: str, priority: int) -> None:
-        """Raises InvalidRequestError: the priority is above this key's limit."""
         limit = self._max_priorities.get(key, self._max_priority)
         if priority > limit:
             raise InvalidRequestError(f"priority must be at most {limit} for this client, not {priority}", "priority")

@@ -85,7 +85,6 @@ class Frontend:
             yield
 
     def identify(self, authorization: str | None, request_id: str = "") -> str:
-        """Returns the client's API key; see Access.identify."""
         with self.refusals_counted(request_id):
             return self.access.identify(authorization)
 
@@ -121,7 +120,6 @@ class Frontend:
             raise UnknownModelError(f"model {model!r} is not served here; {served}", "model")
 
     def check_num_messages(self, num_messages: int) -> None:
-        """Checks a chat before any work per message. Raises InvalidRequestError."""
         with mistakes_in("messages"):
             self._prompts.check_num_messages(num_messages)
 
@@ -193,7 +191,6 @@ class Frontend:
             return await self._prompts.encode_chat(prompt, add_special_tokens=add_special_tokens)
 
     async def text_of(self, token_ids: Sequence[int]) -> str:
-        """Returns the text of token ids, including special tokens. Raises InvalidRequestError, OverloadedError."""
         with mistakes_in("tokens"), _tokenizing():
             return await self._prompts.decode(self._checked_ids(token_ids), skip_special_tokens=False)
 
@@ -208,7 +205,6 @@ class Frontend:
             raise OverloadedError("too many grammars wait to be looked at; try again later") from error
 
     async def prompt_text(self, prompt: PromptInput) -> str:
-        """Returns the text of a tokenized prompt. Raises OverloadedError."""
         if isinstance(prompt, str):
             return prompt
         with _tokenizing():

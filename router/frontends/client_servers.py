@@ -73,7 +73,6 @@ class ClientServers:
         self.grpc_address = bind(self._grpc, config.host, grpc_port, credentials)
 
     async def start(self) -> None:
-        """Returns when both ports answer."""
         await self._grpc.start()
         await self._http.start()
 

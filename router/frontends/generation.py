@@ -107,7 +107,6 @@ class Generation:
         self._end()
 
     def _end(self) -> None:
-        """Every output ends here."""
         assert self._request is not None
         if not self._is_over:
             self._is_over = True

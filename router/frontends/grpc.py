@@ -164,7 +164,6 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
 
 def _router_statuses(frontend: Frontend) -> list[pb.RouterStatus]:
-    """Returns this router's status, and those reported by the others."""
     config = frontend.config
     statuses = []
     for name, addresses in config.routers.items():

@@ -26,7 +26,6 @@ class HealthService(health_pb2_grpc.HealthServicer):
         self.num_watches = 0
 
     def publish(self, serving: Mapping[str, bool]) -> None:
-        """Sets the services' states and tells the watchers."""
         self._serving = dict(serving)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

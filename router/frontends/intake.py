@@ -90,7 +90,6 @@ class _Reader:
             await context.abort(status_code(error), str(error), self._trailer)
 
     async def read_only_one(self, context: grpc.aio.ServicerContext) -> Any:
-        """Like `read`, but the message must come."""
         data = await self.read(context)
         if data is grpc.aio.EOF:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call ended without a request", self._trailer)

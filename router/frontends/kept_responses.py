@@ -37,7 +37,6 @@ class KeptResponse:
         return len(self.answer) + len(self.input_items) + len(self.output_items) + OVERHEAD_BYTES
 
     def turns(self) -> list["KeptResponse"]:
-        """Returns the conversation from its beginning to this response."""
         found = []
         response: KeptResponse | None = self
         while response is not None:
@@ -99,7 +98,6 @@ class KeptResponses:
         return response
 
     def forget(self, response_id: str, key: str) -> bool:
-        """Returns whether there was one."""
         response = self.find(response_id, key)
         if response is not None:
             self._drop(response)

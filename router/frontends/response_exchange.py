@@ -46,7 +46,6 @@ class ResponseExchange(router_pb2_grpc.RouterResponsesServicer):
         self._slots = asyncio.Semaphore(MAX_ASKED)
 
     def new_id(self) -> str:
-        """Returns an id for a new response of this router."""
         return f"{ID_PREFIX}{secrets.token_hex(ID_BYTES)}{self._home}"
 
     async def find(self, response_id: str, key_digest: str, *, with_earlier: bool) -> KeptResponse | None:

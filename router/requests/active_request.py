@@ -116,7 +116,6 @@ class ActiveRequest:
         )
 
     def prefill_is_computed(self) -> None:
-        """Takes the prompt off the prefill worker's load, at the first token."""
         if self.pair is not None and self._num_pending_tokens:
             self.pair.prefill.add_load(num_pending_tokens=-self._num_pending_tokens)
             self._num_pending_tokens = 0
@@ -166,7 +165,6 @@ class ActiveRequest:
         self._is_under_test = False
 
     def _end_start(self) -> None:
-        """Ends the start of an attempt. Both workers are in `workers` until then."""
         for worker in self.workers:
             worker.num_starting -= self._is_starting
         self._is_starting = False

@@ -32,7 +32,6 @@ class ClockOffset:
     """
 
     def __init__(self, reply: ClockReply, heard_ns: int) -> None:
-        """Args and errors as `observe`."""
         self.num_replies = 1
         self._set(*_bounds(reply, heard_ns), heard_ns)
 
@@ -83,7 +82,6 @@ class ClockOffsets:
         self._offsets: dict[str, ClockOffset] = {}
 
     def probe(self) -> ClockProbe:
-        """Returns a probe to send at once."""
         return ClockProbe(self._clock_ns())
 
     def receive(self, worker_id: str, reply: ClockReply) -> bool:
@@ -96,7 +94,6 @@ class ClockOffsets:
         return offset.num_replies < NUM_FIRST_PROBES
 
     def forget(self, worker_id: str) -> None:
-        """Forgets a worker's clock at the end of its life."""
         self._offsets.pop(worker_id, None)
 
     def stamp(self, tracker: RequestTracker, moments: Sequence[Moment]) -> None:

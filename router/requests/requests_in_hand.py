@@ -28,7 +28,6 @@ class RequestsInHand:
         return len(self._all)
 
     def __iter__(self) -> Iterator[ActiveRequest]:
-        """Iterates by age."""
         return iter(list(self._all.values()))
 
     @property
@@ -54,18 +53,15 @@ class RequestsInHand:
         self._mark_answered(request)
 
     def mark_ended(self, request: ActiveRequest) -> None:
-        """Nothing more will come for the request."""
         self._mark_answered(request)
         request_id = request.tracker.request_id
         if self._unfinished.pop(request_id, None) is not None:
             self._undelivered[request_id] = request
 
     def await_decode(self, request: ActiveRequest) -> None:
-        """The request has a `decode_deadline` from now on."""
         self._awaiting_decode[request.tracker.request_id] = request
 
     def past_deadline(self, now: float) -> list[ActiveRequest]:
-        """Returns unfinished requests past their deadlines."""
         overdue = []
         for request in self._unfinished.values():
             if now < request.deadline:

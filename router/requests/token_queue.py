@@ -30,20 +30,17 @@ class TokenQueue:
         self._call, self._loop = call, asyncio.get_running_loop()
 
     async def news(self) -> None:
-        """Returns after the next tokens or the end."""
         come = asyncio.get_running_loop().create_future()
         # The future of a reader that left is cancelled.
         self.call_at_news(lambda: None if come.done() else come.set_result(None))
         await come
 
     def take_tokens(self) -> list[int]:
-        """Returns all new tokens, perhaps none."""
         token_ids, self._token_ids = self._token_ids, []
         return token_ids
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether everything has been taken and nothing more will come."""
         return self._is_ended and not self._token_ids
 
     def _wake(self) -> None:

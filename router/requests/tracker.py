@@ -204,7 +204,6 @@ class RequestTracker:
         return True
 
     def mark_stopped(self) -> bool:
-        """Finishes the request with the output so far."""
         if self.is_final:
             return False
         self.state = RequestState.FINISHED
@@ -304,7 +303,6 @@ class RequestTracker:
             self.finish_reason = self._announced_end[1]
 
     def _forget_moments(self) -> None:
-        """Drops the attempt's moments: the next attempt has its own."""
         if ASSIGNED in self.moments:
             self.moments.setdefault(FIRST_ASSIGNED, self.moments[ASSIGNED])
         for name in (*ROUTER_ATTEMPT_MOMENTS, *PREFILL_MOMENTS, *DECODE_MOMENTS):

@@ -93,7 +93,6 @@ class MessageAnswer(AnswerForm):
         return [_event("content_block_start", index=len(self._blocks), content_block=dict(block))]
 
     def _close(self) -> list[NamedEvent]:
-        """Closes the open block, if any."""
         if not self._kind:
             return []
         text = "".join(self._texts)

@@ -27,7 +27,6 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_of(body: CountTokensRequest, max_tokens: int | None) -> ChatRequest:
-    """Raises InvalidRequestError."""
     messages: list[dict[str, Any]] = []
     if system := text_of(body.system):
         messages.append({"role": "system", "content": system})
@@ -64,7 +63,6 @@ def chat_of(body: CountTokensRequest, max_tokens: int | None) -> ChatRequest:
 
 
 def has_cache_marks(body: CountTokensRequest) -> bool:
-    """Returns whether a client asks for caching."""
     blocks = (
         block
         for content in chain((body.system,), (message.content for message in body.messages))
@@ -83,7 +81,6 @@ def _with_inner(blocks: Any) -> Iterator[Marked]:
 
 
 def _variables(body: CountTokensRequest) -> dict[str, Any] | None:
-    """Returns `thinking` as template variables."""
     if body.thinking is None or body.thinking.type == "adaptive":
         return body.chat_template_kwargs
     return {"enable_thinking": body.thinking.type == "enabled", **(body.chat_template_kwargs or {})}

@@ -130,11 +130,9 @@ class Answer(ABC):
         return [(await self.delta_text(index, buffer), num_characters)]
 
     async def own_fields(self) -> dict[str, str]:
-        """Returns further fields of an unstreamed answer: JSON by name."""
         return {}
 
     def opening(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any] | None:
-        """Returns a choice to send before the first tokens, if any."""
         return None
 
     async def respond(self, body: Body, receive: Receive) -> Response:
@@ -159,7 +157,6 @@ class Answer(ABC):
         self._buffers[index].append_piece(piece)
 
     def shown(self, piece: Piece) -> Piece:
-        """Returns the client's view of a piece."""
         return piece
 
     def prompt_texts(self, index: int) -> tuple[PromptTexts, PromptLogprobs]:

@@ -150,10 +150,12 @@ def _add_inference(app: FastAPI, frontend: Frontend) -> None:
 
     @app.post("/v1/completions", response_model=Completion, responses={200: {"content": _STREAMED}})
     async def completions(body: CompletionRequest, request: Request, last_event_id: LastEventId = None) -> Response:
+        """Continues texts or token ids."""
         return await serve_completion(frontend, body, request, last_event_id)
 
     @app.post("/v1/chat/completions", response_model=ChatCompletion, responses={200: {"content": _STREAMED}})
     async def chat_completions(body: ChatRequest, request: Request, last_event_id: LastEventId = None) -> Response:
+        """Answers a conversation."""
         return await serve_chat(frontend, body, request, last_event_id)
 
 

@@ -128,7 +128,6 @@ class ChatAnswer(Answer):
         return delta
 
     def _message(self, index: int, parts: Sequence[Part]) -> dict[str, Any]:
-        """Returns the message that an output's parts make."""
         texts: dict[str, list[str]] = {"reasoning": [], "content": []}
         calls: list[tuple[Part, list[str]]] = []
         for part in parts:
@@ -214,7 +213,6 @@ class ChatAnswer(Answer):
 
 
 async def serve_chat(frontend: Frontend, body: ChatRequest, request: Request, last_event_id: str | None) -> Response:
-    """Raises RequestError, ClientGoneError."""
     count_unknown_fields(frontend, body)
     chat = await begin_chat(frontend, body, request, last_event_id)
     return await ChatAnswer(frontend, chat, request.state.request_id).respond(body, request.receive)
@@ -276,7 +274,6 @@ def _spec(frontend: Frontend, plan: ChatPlan, chat: _TokenizedChat, state: State
 
 
 async def count_prompt_tokens(frontend: Frontend, body: ChatRequest, request: Request) -> int:
-    """Returns the number of prompt tokens of a chat. Raises RequestError."""
     with frontend.refusals_counted(request.state.request_id):
         plan = await plan_chat(frontend, body, request.app.state.parsing)
         with frontend.admission(request.state.key):

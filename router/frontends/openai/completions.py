@@ -95,7 +95,6 @@ class CompletionAnswer(Answer):
 async def serve_completion(
     frontend: Frontend, body: CompletionRequest, request: Request, last_event_id: str | None
 ) -> Response:
-    """Raises RequestError, ClientGoneError."""
     key, request_id = request.state.key, request.state.request_id
     count_unknown_fields(frontend, body)
     with frontend.refusals_counted(request_id):

@@ -93,7 +93,6 @@ def status_response(
 
 
 def invalid_body(error: RequestValidationError) -> InvalidRequestError:
-    """Returns a body's first error, in one line."""
     first = error.errors()[0]
     # The path begins with "body".
     return invalid_field(first, first["loc"][1:])

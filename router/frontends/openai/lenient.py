@@ -114,7 +114,6 @@ class LenientRequest(LenientBody):
 
 
 def note_unknown(data: dict[str, Any], known: frozenset[str]) -> None:
-    """Counts an object's unknown names."""
     num_unknown = len(data) - len(known & data.keys())
     noted = _noted.get()
     if num_unknown and noted is not None:

@@ -49,7 +49,6 @@ class WantedLogprobs:
 
     @property
     def num_forms(self) -> int:
-        """Number of forms in which an output shows them."""
         return (self.listed is not None) + (self.echoed is not None)
 
     @property
@@ -79,7 +78,6 @@ def max_prompt_tokens(frontend: Frontend) -> int:
 
 
 def structured_output(body: Body) -> StructuredOutput | None:
-    """Returns the structure that the output must have. Raises InvalidRequestError."""
     given: list[StructuredOutput] = []
     response_format, outputs = body.response_format, body.structured_outputs
     if response_format is not None and response_format.type == "json_object":

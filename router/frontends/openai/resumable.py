@@ -81,7 +81,6 @@ class ResumableStream:
 
     @property
     def last(self) -> EventId | None:
-        """The client's last event."""
         return self.recalled.last if self.recalled else None
 
     def resumption(self, *, from_beginning: bool) -> Resumption | None:
@@ -94,7 +93,6 @@ class ResumableStream:
         return replace(resumption, num_characters=0) if resumption and from_beginning else resumption
 
     def event_id(self, num_tokens: int, num_characters: int, num_closing: int) -> str:
-        """Args: as in EventId."""
         if num_tokens <= self._num_recalled:
             assert self.recalled is not None
             name = self.recalled.last.name
@@ -104,7 +102,6 @@ class ResumableStream:
 
 
 def is_resumable(body: CompletionRequest | ChatCompletionRequest, options: SamplingOptions, num_prompts: int) -> bool:
-    """Returns whether the answer's events have ids."""
     has_logprobs = options.num_logprobs is not None or options.num_prompt_logprobs is not None
     return bool(body.stream) and num_prompts * (body.n or 1) == 1 and not has_logprobs
 

@@ -66,7 +66,6 @@ class HttpServer:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Returns when the port answers."""
         self._task = asyncio.create_task(self._server.serve([self._socket]))
         async with asyncio.timeout(START_TIMEOUT_S):
             while not self._server.started:

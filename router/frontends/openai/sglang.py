@@ -54,7 +54,6 @@ class GenerateSampling(LenientBody):
     ignore_eos: bool | None = None
 
     def options(self, defaults: SamplingDefaults) -> SamplingOptions:
-        """Args: defaults: the model's."""
         given = {name: value for name in PLAIN_FIELDS if (value := getattr(self, name, None)) is not None}
         if self.min_new_tokens is not None:
             given["min_tokens"] = self.min_new_tokens

@@ -14,7 +14,6 @@ def _not_supported(what: str, *taken: object) -> Unserved:
 
 
 def _called(name: str, *taken: object) -> Unserved:
-    """Returns a field that is served under another name."""
     return Unserved(f"this field is called {name} here", taken)
 
 

@@ -140,7 +140,6 @@ class ResponseAnswer(AnswerForm):
         return [added, self._of_part("response.content_part.added", part=self._part(""))]
 
     def _close(self, status: str) -> list[NamedEvent]:
-        """Closes the open item, if any."""
         item = self._open
         if item is None:
             return []

@@ -92,7 +92,6 @@ async def serve_response(
     request: Request,
     last_event_id: str | None,
 ) -> Response:
-    """Raises RequestError, ClientGoneError."""
     count_unknown_fields(frontend, body)
     owner = key_digest(request.state.key)
     previous: KeptResponse | None = None

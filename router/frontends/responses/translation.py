@@ -21,7 +21,6 @@ NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_forma
 
 
 def items_of(body: ResponseRequest) -> list[Item]:
-    """Returns the input as items."""
     if isinstance(body.input, str):
         return [MessageItem(type="message", role="user", content=body.input)]
     return body.input
@@ -79,7 +78,6 @@ def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
 
 
 def _goes_on(turn: dict[str, Any], item: Item) -> bool:
-    """Returns whether an item belongs to an assistant's unfinished message."""
     return isinstance(item, CallItem) or (not turn["content"] and "tool_calls" not in turn)
 
 
