@@ -21,6 +21,7 @@ from tandem.router.config import RouterConfig
 from tandem.router.policies.table import ROUTING_POLICIES
 from tandem.router.process import make_policy
 from tandem.router.requests.active_request import ActiveRequest
+from tandem.router.requests.request_spec import RequestSpec, TokenizedPrompt
 from tandem.router.router import Router
 from tandem.sampling_params import SamplingParams
 
@@ -55,7 +56,9 @@ class Requests:
         """Submits a new request; returns it and the milliseconds taken."""
         prompt_ids = [*self._shared, *self._token_ids(NUM_PROMPT_TOKENS - len(self._shared))]
         sampling = SamplingParams(NUM_OUTPUT_TOKENS, seed=1)
-        tracker = self.router.make_tracker(prompt_ids, sampling, moments={RECEIVED: next(self._numbers)})
+        tracker = self.router.make_tracker(
+            RequestSpec(TokenizedPrompt(prompt_ids, {RECEIVED: next(self._numbers)}), sampling)
+        )
         begun = time.thread_time()
         request = self.router.submit_request(tracker)
         return request, 1e3 * (time.thread_time() - begun)

@@ -1,19 +1,18 @@
-"""Attempts to serve the requests in hand: how one begins, what its workers say of it, and what follows its end.
+"""Attempts to serve the requests in hand: their start, their workers' messages, and the next step at their end.
 
-A request may be what ends its workers, and then it must not end one after the other, with all others that they serve.
-The rules:
+A request may crash the workers that serve it. These rules keep it from ending one worker after the other:
 
-- A worker that is lost counts as no failed attempt (`max_attempts`) of those that it served. For each of them it is a
-  loss, until the request gets past the place where it was then (`cleared_len`). A link may tell of a decode worker's
-  end before its own stream does: an attempt that fails without its link counts as none either, so many times.
-- After SUSPECT_AFTER losses a request is a suspect. A worker has one suspect at a time, until that is cleared or ends;
-  it gets one that it has not been lost with, if any is free (router/waiting_room.py).
-- A worker that is lost with a suspect has been ended by it: the suspect fails, and for the others it is no loss.
-- A worker on another host that had said nothing for a while when it was lost is out of reach: when a process dies, its
-  host says so at once. That is no loss either, `max_attempts` times in the same place.
+- A lost worker does not count against `max_attempts` of the requests that it served. Each of them is charged a loss
+  until it gets past its place at that time (`cleared_len`). A link may report a decode worker's end before the worker's
+  own stream does, so attempts that fail without a link are excused too, `max_attempts` times.
+- After SUSPECT_AFTER losses a request is a suspect. A worker serves one suspect at a time, until it is cleared or ends.
+  A suspect goes to a worker that it was not lost with, if one is free (router/waiting_room.py).
+- A worker that is lost with a suspect was ended by it: the suspect fails, and the other requests are charged nothing.
+- A worker on another host that was silent before it was lost is out of reach, because the host of a dead process
+  reports its end at once. This is no loss either, `max_attempts` times in the same place.
 
-So a request that ends every worker ends three of them and then fails; one that does not is never taken for it twice in
-the same place, because alone among suspects it gets past it.
+So a request that crashes every worker ends three of them and fails. A harmless request is never blamed twice in the
+same place: as the only suspect of its worker it gets past it.
 """
 
 import logging
@@ -58,17 +57,17 @@ from tandem.router.workers.worker_registry import WorkerRegistry
 
 logger = logging.getLogger(__name__)
 
-# A worker says these about one attempt; the tokens of a step come for all requests at once.
+# Messages about one attempt. The tokens of a step come for all requests together.
 AttemptMessage = (
     Progress | PromptScored | FirstToken | Finished | Failed | GaveBack | LeaseLost | PrefillDeferred | Unservable
 )
 
 
 class Attempts:
-    """Has workers serve requests, each in one attempt at a time, and starts the next where one ends early.
+    """Serves requests, each in one attempt at a time, and starts the next attempt when one ends early.
 
     Attributes:
-        prompts: how many were assigned so far.
+        prompts: count of the prompts assigned so far.
     """
 
     def __init__(
@@ -96,11 +95,10 @@ class Attempts:
         self._objectives = Objectives.of_ms(config.ttft_objective_ms, config.itl_objective_ms)
 
     def start_attempt(self, request: ActiveRequest) -> None:
-        """Starts the next attempt, or has the request wait for workers, or fails it."""
         tracker = request.tracker
         tracker.finish_if_whole()
         if tracker.state is RequestState.FINISHED:
-            # It was resumed, and only the word that it had ended was missing.
+            # A resumed request whose only missing message was its end.
             tracker.moments[LAST_TOKEN] = now_ns()
             self._end_request(request, "finished")
             return
@@ -115,19 +113,17 @@ class Attempts:
             self._assign(request, self._registry.candidates)
 
     def serve_waiting(self) -> None:
-        """Starts the next attempts of those in the waiting room whom workers take now."""
         while self._room.is_due and (taken := self._room.take_next()) is not None:
             self._assign(*taken)
 
     def give_up_waiting(self, requests: Iterable[ActiveRequest], why: str) -> None:
-        """Fails requests in the waiting room."""
         for request in requests:
             self.fail_request(request, f"{self._registry.not_ready_reason()}; {why}")
 
     def _assign(self, request: ActiveRequest, candidates: Candidates) -> None:
-        """Sends the next attempt to its workers, at least one pair of which there is."""
+        """Sends the next attempt to a pair of workers; there is at least one pair."""
         tracker = request.tracker
-        # What is known of the workers' pools now may not have been when the request came.
+        # The workers' pools may not have been known when the request came.
         refusal = self._registry.size_refusal(len(tracker.prompt_ids), tracker.sampling.max_tokens)
         if refusal and tracker.attempt < 0:
             self.fail_request(request, refusal, RequestTooLargeError)
@@ -139,9 +135,8 @@ class Attempts:
             self.fail_request(request, str(error), InternalError)
             return
         admit, prefill = tracker.begin_attempt(
-            pair.prefill.worker_id, pair.decode.worker_id, self._config.admit_duration_s
+            pair.prefill.worker_id, pair.decode.worker_id, self._config.admit_duration_s, Placed.of(pair)
         )
-        tracker.placed = Placed.of(pair)
         num_tokens = len(view.token_ids)
         self.prompts.add(num_tokens, pair.estimate)
         request.assign_pair(pair)
@@ -152,9 +147,9 @@ class Attempts:
         self._policy.attempt_started(pair, view)
 
     def on_tokens(self, events: Iterable[TokenEvent]) -> None:
-        """What a decode worker's step has computed, for all of its requests."""
+        """Takes the tokens of a decode worker's step, for all of its requests."""
         now = self._clock()
-        # Nearly all of them had their last tokens with the step before, so one gap is that of many.
+        # Nearly all requests had their last tokens in the previous step, so many gaps are equal.
         num_since: dict[float | None, int] = {}
         for event in events:
             request = self._requests.get(event.request_id)
@@ -170,7 +165,7 @@ class Attempts:
                 self._metrics.itl.observe(now - since, num_gaps)
 
     def on_message(self, request: ActiveRequest, message: AttemptMessage) -> None:
-        """What a worker says about an attempt; of any but the current one it has no effect."""
+        """Handles a worker's message about an attempt. Messages about an earlier attempt have no effect."""
         match message:
             case Progress():
                 self._stamp(request.tracker, message)
@@ -195,7 +190,7 @@ class Attempts:
                 # This is no failure: the oldest request is never given back, so it ends.
                 self._retry(request, message.attempt, "given_back", "the decode worker ran out of pages", failed=False)
             case LeaseLost():
-                # Where the prefill worker was lost after the first token, this is the word that was waited for.
+                # With a deadline, the prefill worker was lost after the first token, and this is the awaited answer.
                 failed = request.decode_deadline is None
                 reason = "the decode worker lost the request's pages"
                 self._retry(request, message.attempt, "lease_lost", reason, failed=failed)
@@ -207,10 +202,10 @@ class Attempts:
             self._clocks.stamp(tracker, message.moments)
 
     def end_with_worker(self, worker: Worker, reason: str, *, out_of_reach: bool = False) -> None:
-        """A worker is lost, and with it the attempts that it has a part in.
+        """Ends the attempts in which a lost worker has a part.
 
         Args:
-            out_of_reach: whether it may be alive, and what is between it and this router not.
+            out_of_reach: whether the worker may be alive behind a broken network.
         """
         reason = f"worker {worker.worker_id} was lost: {reason}"
         touched = []
@@ -218,7 +213,7 @@ class Attempts:
             if worker not in request.workers:
                 continue
             if request.pair is not None and worker is not request.pair.decode and request.tracker.has_first_token:
-                # The pages may be at the decode worker already: it knows.
+                # The decode worker knows whether it has the pages.
                 request.decode_deadline = self._clock() + self._config.decode_word_timeout_s
                 self._requests.await_decode(request)
             else:
@@ -237,34 +232,31 @@ class Attempts:
                 self.fail_request(request, lost, InternalError)
 
     def retry_without_word(self, request: ActiveRequest) -> None:
-        """The decode worker has not said in time whether it has the pages of a prefill worker that was lost."""
+        """Retries after the decode worker did not say in time whether it has a lost prefill worker's pages."""
         reason = "the prefill worker was lost, and the decode worker says nothing"
         self._retry(request, request.tracker.attempt, "worker_lost", reason, failed=False)
 
     def fail_request(
         self, request: ActiveRequest, reason: str, failure_class: type[RequestError] = UnavailableError
     ) -> None:
-        """Ends a request that cannot be served; what its client has not read of it can still be read. Like stop_request
-        and abort_request it has no effect on a request that has ended.
+        """Ends a request that cannot be served. Its client can still read the output so far. Like stop_request and
+        abort_request it has no effect on an ended request.
 
         Args:
-            failure_class: what is raised for the client.
+            failure_class: error raised for the client.
         """
         if request.tracker.mark_failed(reason, failure_class):
             self._end_request(request, "failed")
 
     def stop_request(self, request: ActiveRequest) -> None:
-        """Ends a request whose output a stop string has ended."""
         if request.tracker.mark_stopped():
             self._end_request(request, "stopped")
 
     def abort_request(self, request: ActiveRequest) -> None:
-        """Ends a request whose client has left."""
         if request.tracker.mark_aborted():
             self._end_request(request, "aborted")
 
     def _has_failed(self, request: ActiveRequest, attempt: int) -> bool:
-        """Whether an attempt that a worker has given up counts as failed."""
         pair = request.pair
         if pair is None or not request.tracker.is_current(attempt):
             return False
@@ -285,7 +277,7 @@ class Attempts:
         """Ends an attempt and starts the next.
 
         Args:
-            kind: what the restart counts as.
+            kind: label of the restart in the metrics.
             failed: whether the attempt counts towards max_attempts.
         """
         if self._end_attempt(request, attempt, kind, reason):
@@ -295,7 +287,7 @@ class Attempts:
             self.start_attempt(request)
 
     def _end_attempt(self, request: ActiveRequest, attempt: int, kind: AttemptFailure, reason: str) -> bool:
-        """Ends an attempt if it is the current one; returns whether its request needs another."""
+        """Ends the current attempt; returns whether its request needs another."""
         tracker = request.tracker
         if not tracker.is_current(attempt):
             return False
@@ -312,7 +304,6 @@ class Attempts:
         return True
 
     def _take_tokens(self, request: ActiveRequest, token_ids: list[int]) -> None:
-        """Passes on what has come for one request alone, perhaps nothing."""
         if token_ids:
             since, request.last_token_at = request.last_token_at, self._clock()
             if since is not None:
@@ -320,7 +311,7 @@ class Attempts:
         self._pass_on(request, token_ids)
 
     def _pass_on(self, request: ActiveRequest, token_ids: list[int]) -> None:
-        """Acts on what a message has changed: new tokens, a worker whose part is over, the end."""
+        """Acts on the effect of a message: new tokens, a worker whose part is over, the end."""
         tracker = request.tracker
         if token_ids:
             request.tokens.put_tokens(token_ids)
@@ -340,11 +331,10 @@ class Attempts:
             self._end_request(request, "finished")
 
     def _end_request(self, request: ActiveRequest, end: RequestEnd) -> None:
-        """The one place where nothing is left to serve of a request, whatever its end."""
         pair = request.pair
         if pair is not None and end == "finished":
             pair.decode.rates.request_finished(request.tracker, pair.distance)
-        # Only those who have said themselves that they have finished know it.
+        # Workers know by themselves only of a finished request.
         request.release_pair(tell_workers=end != "finished")
         self._room.leave(request)
         self._room.is_due = True
@@ -355,16 +345,16 @@ class Attempts:
             self._policy.request_finished(pair, self._routing_request(tracker, tracker.attempt), end)
 
     def _routing_request(self, tracker: RequestTracker, attempt: int) -> RoutingRequest:
-        """How a request stands now, for the policy."""
+        spec = tracker.spec
         return RoutingRequest(
             request_id=tracker.request_id,
             attempt=attempt,
             prompt_ids=tracker.prompt_ids,
             output_ids=tuple(tracker.output_ids),
             max_new_tokens=tracker.sampling.max_tokens - len(tracker.output_ids),
-            priority=tracker.priority,
-            session_id=tracker.session_id,
-            cache_namespace=tracker.cache_namespace,
-            prompt_identities=tracker.prompt_identities,
+            priority=spec.priority,
+            session_id=spec.session_id,
+            cache_namespace=spec.cache_namespace,
+            prompt_identities=spec.prompt.identities,
             objectives=self._objectives,
         )

@@ -1,4 +1,4 @@
-"""The workers' side of the router: their Control streams."""
+"""Server of the workers' Control streams."""
 
 import asyncio
 import logging

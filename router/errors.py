@@ -1,19 +1,19 @@
-"""Why a request is not served. The messages are for clients; each frontend has one table of codes for these."""
+"""Reasons for which a request is not served. The messages are for clients; each frontend maps the classes to codes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# gRPC drops a status whose message has more than some thousand bytes, and a character may take twelve there.
+# gRPC drops a status whose message is longer than a few kilobytes, and a character may take twelve bytes there.
 MAX_MESSAGE_LENGTH = 500
 
 
 def shortened(message: str) -> str:
-    """At most MAX_MESSAGE_LENGTH characters of a message, which may quote what the client sent."""
+    """Cuts a message, which may quote the client's input, to MAX_MESSAGE_LENGTH characters."""
     return message if len(message) <= MAX_MESSAGE_LENGTH else f"{message[: MAX_MESSAGE_LENGTH - 1]}…"
 
 
 class RequestError(Exception):
-    """Attributes: outcome: what the request counts as in the metrics."""
+    """Attributes: outcome: label of the request in the metrics."""
 
     outcome: str
 
@@ -22,10 +22,10 @@ class RequestError(Exception):
 
 
 class InvalidRequestError(RequestError, ValueError):
-    """Nothing of this kind can be served, now or later.
+    """The request cannot be served, now or later.
 
     Attributes:
-        param: the field that is wrong, or "".
+        param: the invalid field, or "".
     """
 
     outcome = "invalid"
@@ -36,19 +36,19 @@ class InvalidRequestError(RequestError, ValueError):
 
 
 class UnknownModelError(InvalidRequestError):
-    """Another model is served here."""
+    """The model is not served here."""
 
 
 class UnknownStreamError(InvalidRequestError):
-    """Nothing is known of the stream that a client wants to go on with, or it is not this client's."""
+    """The stream to resume is unknown, or belongs to another client."""
 
 
 class UnknownResponseError(InvalidRequestError):
-    """No response of this name is kept, or it is not this client's."""
+    """The response is not kept, or belongs to another client."""
 
 
 class UnknownPreviousResponseError(UnknownResponseError):
-    """The one that a request goes on with."""
+    """The response that a request continues is unknown."""
 
 
 class LostStreamError(InvalidRequestError):
@@ -66,7 +66,7 @@ class UnauthenticatedError(RequestError):
 
 
 class OverloadedError(RequestError):
-    """Too many requests wait already, or are in hand for one key."""
+    """Too many requests wait already, or the key has too many in hand."""
 
     outcome = "overloaded"
 
@@ -84,14 +84,14 @@ class RequestTimeoutError(RequestError):
 
 
 class InternalError(RequestError):
-    """A mistake of the server's own, which its log tells about."""
+    """The server made a mistake; its log has the details."""
 
     outcome = "error"
 
 
 @contextmanager
 def mistakes_in(param: str) -> Iterator[None]:
-    """What is wrong within is the client's mistake, in this field."""
+    """Turns a ValueError into an InvalidRequestError about this field."""
     try:
         yield
     except InvalidRequestError:

@@ -1,4 +1,4 @@
-"""Routers telling each other what they have in hand, over gRPC between their ports for the cluster's own processes."""
+"""Exchange of loads between the routers, over gRPC on the ports for the cluster's own processes."""
 
 import asyncio
 import logging
@@ -15,14 +15,13 @@ from tandem.v1 import router_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-# What others have in hand is known so late at most, and limits of the whole cluster are exceeded by what they take in
-# meanwhile.
+# The delay after which others know a router's load. Meanwhile the routers together may exceed cluster-wide limits.
 INTERVAL_S = 0.1
 RETRY_DELAY_S = 0.5
 
 
 class PeerExchange(router_pb2_grpc.RouterPeerServicer):
-    """Both ends of one router. On its loop."""
+    """Both ends of one router's exchange. Belongs to the router's loop."""
 
     def __init__(
         self,
@@ -35,10 +34,10 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
     ) -> None:
         """
         Args:
-            peers: addresses of the other routers, by their names.
-            counts: filled with what they say.
-            own_counts: what this router has in hand now.
-            on_counts: called when another router has said something.
+            peers: addresses of the other routers by name.
+            counts: filled with the other routers' loads.
+            own_counts: returns this router's load.
+            on_counts: called when another router has sent its load.
         """
         self._router_id = router_id
         self._peers = peers
@@ -48,7 +47,6 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
         self._credentials = credentials
 
     async def run(self) -> None:
-        """Tells all others until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for address in self._peers.values():
                 tasks.create_task(self._tell(address))
@@ -62,7 +60,7 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
                     self._counts.record(router_id, _decode(message))
                     self._on_counts()
         finally:
-            # Its clients are to be let in elsewhere at once.
+            # The other routers may take its clients at once.
             self._counts.forget(router_id)
             self._on_counts()
         return pb.ShareCountsEnd()
@@ -76,7 +74,7 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
             except grpc.aio.AioRpcError as error:
                 logger.info("router at %s: %s", address, error.details())
             except asyncio.CancelledError:
-                # gRPC cancels a call whose messages it could not write; only who cancelled this task ends it.
+                # gRPC cancels a call whose messages it could not write. Only a cancellation of this task ends it.
                 if is_cancelled():
                     raise
             await asyncio.sleep(RETRY_DELAY_S)

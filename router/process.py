@@ -1,4 +1,4 @@
-"""The router's process: its loop's thread, the clients' servers and the workers'."""
+"""The router's process: the loop's thread, the clients' servers and the workers' server."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,6 @@ from tandem.router.frontends.openai.app import make_app
 from tandem.router.frontends.response_exchange import ResponseExchange
 from tandem.router.observe.live.feed import LiveFeed
 from tandem.router.observe.live.snapshot import SnapshotBuilder
-from tandem.router.observe.metrics import RouterMetrics
 from tandem.router.observe.recordings import ROUTER, Recordings
 from tandem.router.observe.request_spans import RequestSpans
 from tandem.router.peer_exchange import PeerExchange
@@ -49,15 +48,15 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 5.0
-# A router that finds no workers for so long listens at the shared ports all the same.
+# A router without workers listens at the shared ports after this time.
 SHARED_PORTS_TIMEOUT_S = 5.0
 HEALTH_INTERVAL_S = 0.02
-# What is open besides the clients' connections: the workers', files of the log, libraries.
+# Open files besides the clients' connections: the workers' connections, logs, libraries.
 NUM_OTHER_FILES = 256
 
 
 class RouterProcess:
-    """One router, from its start to its stop; called from one thread that is not its loop's."""
+    """One router from start to stop. Called from one thread outside its loop."""
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
@@ -66,6 +65,7 @@ class RouterProcess:
         self._workers_server: grpc.aio.Server | None = None
         self._frontend: Frontend | None = None
         self._feed: LiveFeed | None = None
+        self._spans: RequestSpans | None = None
         self._open_ports: Callable[[int, int], ClientServers] | None = None
         self._client_servers: list[ClientServers] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -74,16 +74,15 @@ class RouterProcess:
         """Opens its ports.
 
         Raises:
-            ValueError: a port is taken, the model directory has no usable tokenizer, the chat template or a TLS file is
-                unusable, or the routing policy or tool parser cannot be made.
+            ValueError: a port is taken; or the tokenizer, chat template, a TLS file, the routing policy or the tool
+                parser is unusable.
         """
         self._loop_thread.start()
         return self._loop_thread.call(self._serve(), START_TIMEOUT_S)
 
     def open_shared_ports(self) -> None:
-        """Listens at the ports that all routers share, where there are such, once a request would be served: a new
-        connection there is as welcome at any other router. Once is enough. Returns after SHARED_PORTS_TIMEOUT_S at the
-        latest.
+        """Listens at the ports that all routers share, as soon as a request would be served here, and after
+        SHARED_PORTS_TIMEOUT_S at the latest. Further calls have no effect.
 
         Raises:
             ValueError: a port is taken.
@@ -91,24 +90,22 @@ class RouterProcess:
         self._loop_thread.call(self._open_shared_ports(), SHARED_PORTS_TIMEOUT_S + START_TIMEOUT_S)
 
     def probe(self) -> None:
-        """Returns if the loop turns; raises TimeoutError if it does not for PROBE_TIMEOUT_S."""
+        """Returns if the loop turns; raises TimeoutError after PROBE_TIMEOUT_S."""
         self._loop_thread.call(asyncio.sleep(0), PROBE_TIMEOUT_S)
 
     def take_request_lines(self, num_bytes: float = math.inf) -> list[str]:
-        """As KeptLines.take; [] where lines are not kept."""
+        """Calls KeptLines.take; returns [] where lines are not kept."""
         kept = self._router.kept_lines if self._router is not None else None
         return kept.take(num_bytes) if kept is not None else []
 
     def set_workers(self, planned: Mapping[str, str]) -> dict[str, int]:
-        """As Router.set_workers."""
         return self._loop_thread.call(self._set_workers(planned), PROBE_TIMEOUT_S)
 
     def exchange_leans(self, leans: Mapping[str, Lean]) -> RouterDemand:
-        """As Router.exchange_leans."""
         return self._loop_thread.call(self._exchange_leans(leans), PROBE_TIMEOUT_S)
 
     def drain(self, timeout_s: float) -> int:
-        """Takes no new requests from now on and waits for those in hand; returns how many are left."""
+        """Refuses new requests and waits for those in hand; returns the number of unfinished ones."""
         return self._loop_thread.call(self._drain(timeout_s), timeout_s + STOP_TIMEOUT_S)
 
     def stop(self) -> None:
@@ -123,7 +120,7 @@ class RouterProcess:
         tokenizer = Tokenizer(Path(config.model_dir), Path(config.chat_template) if config.chat_template else None)
         router = self._router = Router(config, make_policy(config.routing))
         if config.otlp_endpoint:
-            router.spans = _open_spans(config, router.metrics)
+            self._spans = _open_spans(config, router)
         defaults = SamplingDefaults()
         if config.generation_config == AUTO:
             defaults = read_sampling_defaults(Path(config.model_dir))
@@ -208,7 +205,7 @@ class RouterProcess:
             self._router.shut_down()
         if self._feed is not None:
             self._feed.close()
-        # The clients first: a request that ends now is reported as such, not as a lost worker.
+        # Clients first: a request that ends now is reported as such, not as a lost worker.
         for servers in self._client_servers:
             await servers.stop()
         if self._workers_server is not None:
@@ -217,12 +214,12 @@ class RouterProcess:
             self._frontend.close()
         if self._router is not None and self._router.request_lines is not None:
             self._router.request_lines.close()
-        if self._router is not None and self._router.spans is not None:
-            await asyncio.to_thread(self._router.spans.close)
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
 
 
 def _allow_files(num_files: int) -> None:
-    """Lets this process have so many files open, as far as the system allows it."""
+    """Raises this process's limit on open files, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
@@ -237,41 +234,43 @@ def _allow_files(num_files: int) -> None:
 
 
 def make_policy(name: str) -> RoutingPolicy:
-    """The routing policy that a configuration names.
+    """Makes the configured routing policy.
 
     Raises:
-        ValueError: there is none of that name, or its class cannot be made.
+        ValueError: the policy is unknown, or its class cannot be made.
     """
     policy = ROUTING_POLICIES.load(name)
     try:
         return policy()
-    except Exception as error:  # It may be anybody's class.
+    except Exception as error:  # A user's class may raise anything.
         raise ValueError(f"the routing policy {name} cannot be made: {error}") from error
 
 
-def _open_spans(config: RouterConfig, metrics: RouterMetrics) -> RequestSpans | None:
+def _open_spans(config: RouterConfig, router: Router) -> RequestSpans | None:
     try:
-        # It takes a third of a second to import, and is an extra.
+        # The import takes a third of a second, and needs an extra.
         from tandem.router.observe.otlp import OtlpExporter
 
         exporter = OtlpExporter(config.otlp_endpoint, config.model_name, config.router_id)
     except ValueError as error:
-        # Variables that are set for all programs of a host keep no router from starting.
+        # Environment variables that are set for all programs of a host must not keep a router from starting.
         logger.error("no spans of requests are sent: %s", error)
         return None
-    return RequestSpans(exporter.export, metrics.spans_dropped)
+    spans = RequestSpans(exporter.export, router.metrics.spans_dropped)
+    router.observers.subscribe(spans.put)
+    return spans
 
 
 def _serving(router: Router) -> dict[str, bool]:
-    """What the standard health service says, by service: the server as a whole, for which probes ask by default, the
-    inference service, and each role: whether a worker of it is connected."""
+    """Returns the states of the standard health service: "" and the inference service are up if a request would be
+    served, a role's service if one of its workers is connected."""
     ready = not router.not_ready_reason()
     roles = {worker.role for worker in router.workers}
     return {"": ready, SERVICE: ready} | {f"tandem.{role}": role in roles for role in ROLES}
 
 
 async def _vital(task: Coroutine[Any, Any, None]) -> None:
-    """Runs a task that the router cannot do without: if it fails, the process ends, which everybody sees."""
+    """Runs a task without which the router is useless: if it fails, the process ends."""
     try:
         await task
     except Exception:
@@ -281,7 +280,6 @@ async def _vital(task: Coroutine[Any, Any, None]) -> None:
 
 
 async def _report_health(router: Router, service: HealthService) -> None:
-    """Keeps the standard health service in step with what could be served."""
     known: dict[str, bool] = {}
     while True:
         if (serving := _serving(router)) != known:

@@ -1,4 +1,4 @@
-"""What workers remember of a request that this router, or another one, has served (worker/records.py)."""
+"""Lookup of the records that workers keep of requests served by any router (worker/records.py)."""
 
 import asyncio
 import contextlib
@@ -12,23 +12,23 @@ from tandem.router.errors import OverloadedError
 from tandem.router.workers.worker import Worker
 from tandem.router.workers.worker_registry import WorkerRegistry
 
-# A worker that has stopped holds nobody up for longer.
+# Limit on the wait for a worker that has stopped.
 RECALL_TIMEOUT_S = 2.0
-# An answer may be as long as the model's length: no more are on their way at once. Where a router has died, many ask at
-# the same time: they wait for their turn.
+# Limit on concurrent lookups: an answer may be as long as the model's length. After a router's death many clients ask
+# at once, and the others queue.
 MAX_RECALLS = 32
 WAIT_TIMEOUT_S = 10.0
-# Workers connect to a router that has started within a fraction of this.
+# Workers connect to a new router within a fraction of this.
 SETTLE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class RecallResult:
-    """What workers have said.
+    """The workers' answers.
 
     Attributes:
-        record: of the highest attempt the longest; None: nobody has one.
-        is_certain: whether all have answered that may have one.
+        record: the longest record of the highest attempt; None: no worker has one.
+        is_certain: whether every worker that may have a record has answered.
     """
 
     record: Recalled | None
@@ -37,7 +37,7 @@ class RecallResult:
 
 @dataclass(eq=False, slots=True)
 class _Pending:
-    """Attributes: asked: those who have not answered; done: set when there are none."""
+    """Attributes: asked: workers that have not answered; done: set when there are none."""
 
     asked: set[Worker]
     answers: list[Recalled] = field(default_factory=list)
@@ -45,7 +45,7 @@ class _Pending:
 
 
 class Recalls:
-    """The recalls under way. Belongs to the router's loop."""
+    """The lookups under way. Belongs to the router's loop."""
 
     def __init__(self, workers: WorkerRegistry, incarnation: str, clock: Callable[[], float]) -> None:
         self._workers = workers
@@ -57,11 +57,11 @@ class Recalls:
         self._pending: dict[str, _Pending] = {}
 
     async def recall(self, record_id: str) -> RecallResult:
-        """Asks all workers, of every role: the one with the longest record may be gone. Returns RECALL_TIMEOUT_S after
-        its turn has come at the latest.
+        """Asks all workers of every role, because the one with the longest record may be gone. Answers within
+        RECALL_TIMEOUT_S after waiting in the queue.
 
         Raises:
-            OverloadedError: its turn has not come within WAIT_TIMEOUT_S.
+            OverloadedError: the queue took longer than WAIT_TIMEOUT_S.
         """
         try:
             async with asyncio.timeout(WAIT_TIMEOUT_S):
@@ -74,13 +74,12 @@ class Recalls:
             self._slots.release()
 
     def receive(self, worker: Worker, answer: Recalled) -> None:
-        """A worker's answer, which may come when nobody waits for it any more."""
+        """Takes a worker's answer; a late one is ignored."""
         if (pending := self._pending.get(answer.recall_id)) is not None and worker in pending.asked:
             pending.answers.append(answer)
             self._strike_off(pending, worker)
 
     def lose_worker(self, worker: Worker) -> None:
-        """Nothing comes from this one any more, and its records are gone."""
         for pending in self._pending.values():
             self._strike_off(pending, worker)
 

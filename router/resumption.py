@@ -1,15 +1,13 @@
-"""Going on with a request whose router is gone: a new request of its client's, at any router, that begins where the old
-one ended.
+"""Resuming a request at another router after its own router died.
 
-With the first tokens a client is given a *resume token*, which says what a router must know to go on as if nothing had
-happened, and is signed, so that nobody can make one up or change it. The client sends its request again with that token
-and with what it has of the output: the tokens, which are the fixed beginning of the new request's output as they would
-be in a further attempt of the old one; and how many characters of text, because some tokenizers emit text depending on
-how tokens came in groups. The text is made anew from the tokens, and the characters that the client has are left out.
+With the first tokens the client gets a signed *resume token*, which holds the router's state of the request. To resume,
+the client sends its request again with that token and its part of the output: the tokens, and the number of characters
+of text. The tokens become the fixed beginning of the new request's output, as in a further attempt. The router makes
+their text anew and leaves out the client's characters. Characters are counted because some tokenizers' text depends on
+the grouping of tokens.
 
-A client over HTTP has text alone, and a name for its stream. For these the workers keep the tokens and the resume token
-(worker/records.py), and a router asks for them (router/recalls.py). Nothing is kept for others; what a router had in
-hand when it ended is not looked for.
+An HTTP client has only text and the name of its stream. For these streams the workers keep tokens and resume token
+(worker/records.py), and a router asks for them (router/recalls.py).
 """
 
 import base64
@@ -28,15 +26,15 @@ PARAM = "resume"
 
 @dataclass(frozen=True, slots=True)
 class ResumeState:
-    """What a router must know of a request to go on with it.
+    """State that a router needs to resume a request.
 
     Attributes:
-        seed: of its sampling, which a router may have drawn.
-        arrival_ns: when its client first asked: the request keeps its age.
-        prompt_digest: of its prompt's token ids.
-        key_digest: of the API key that it belongs to.
-        body_digest: of all that it asked for beside its prompt, where that is checked (over HTTP).
-        answer_id, created: what the answer is called and when it began, for a client that has its text alone.
+        seed: sampling seed, which a router may have drawn.
+        arrival_ns: time at which the client first asked; the request keeps its age.
+        prompt_digest: digest of the prompt's token ids.
+        key_digest: digest of the API key.
+        body_digest: digest of the body without the prompt; checked over HTTP.
+        answer_id, created: id and time of the answer, for a client that has its text alone.
     """
 
     seed: int
@@ -50,13 +48,13 @@ class ResumeState:
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """What a client sends to go on, or workers have kept for one that has only text.
+    """The client's part of an output: sent over gRPC, kept by workers for HTTP.
 
     Attributes:
-        token: the resume token that it was given.
-        token_ids: of the output, all that there are.
-        num_characters: of the output's text that it has, in Unicode code points.
-        num_tokens: of token_ids, that the client has been told of; None: all. The others go out like new ones.
+        token: the resume token.
+        token_ids: all known tokens of the output.
+        num_characters: length of the client's text, in Unicode code points.
+        num_tokens: number of token_ids that the client knows; None: all. The others are sent like new ones.
     """
 
     token: bytes
@@ -67,10 +65,10 @@ class Resumption:
 
 @dataclass(frozen=True, slots=True)
 class KeptStream:
-    """What is to be kept at the workers of a request whose client could go on with its text alone.
+    """The record that workers keep for a client that resumes with text alone.
 
     Attributes:
-        record_id: under which name.
+        record_id: name of the record.
         body_digest, answer_id, created: as in ResumeState.
     """
 
@@ -81,24 +79,24 @@ class KeptStream:
 
 
 class Sealer:
-    """Signs states and checks signatures. All routers of one cluster have the same secret, and no other cluster has."""
+    """Signs states and checks signatures, with a secret that the routers of one cluster share."""
 
     def __init__(self, secret: str) -> None:
         self._key = hashlib.blake2b(secret.encode(), digest_size=32, person=b"tandem-resume").digest()
 
     def seal(self, state: ResumeState) -> bytes:
-        """The resume token of a request. Printable, so that it can stand in a header."""
+        """Returns the resume token. It is printable, so a header can hold it."""
         data = json.dumps(asdict(state), separators=(",", ":")).encode()
         return base64.urlsafe_b64encode(self._sign(data) + data)
 
     def open(self, token: bytes, key_digest: str) -> ResumeState:
-        """What a resume token says.
+        """Returns the state in a resume token.
 
         Args:
-            key_digest: of the API key that it is shown with.
+            key_digest: digest of the API key that came with it.
 
         Raises:
-            InvalidRequestError: it is none of this cluster, or belongs to another key.
+            InvalidRequestError: the token is from another cluster, or belongs to another key.
         """
         try:
             sealed = base64.b64decode(token, altchars=b"-_", validate=True)
@@ -117,5 +115,5 @@ class Sealer:
 
 
 def prompt_digest(token_ids: Sequence[int]) -> str:
-    """Names a prompt, so that a token goes with the request it was given for."""
+    """Identifies a prompt, so that a resume token is used with its own request only."""
     return hashlib.blake2b(array("q", token_ids).tobytes(), digest_size=16).hexdigest()

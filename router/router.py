@@ -1,4 +1,4 @@
-"""The router's core: which requests are in hand, which workers there are, and what has taken too long."""
+"""The router's core: requests in hand, workers, and deadlines."""
 
 import asyncio
 import itertools
@@ -41,45 +41,44 @@ from tandem.router.config import RouterConfig
 from tandem.router.errors import OverloadedError, RequestTimeoutError, RequestTooLargeError, UnavailableError
 from tandem.router.observe.live.record import LiveRecord
 from tandem.router.observe.metrics import RouterMetrics
-from tandem.router.observe.recorded_request import record_request
 from tandem.router.observe.request_lines import KeptLines, LineSink, RequestLines, SocketLines
-from tandem.router.observe.request_spans import RequestSpans
+from tandem.router.observe.request_observers import RequestObservers, record_request
 from tandem.router.policies.base import RoutingPolicy
 from tandem.router.policies.guard import GuardedPolicy
 from tandem.router.recalls import Recalls
 from tandem.router.requests.active_request import ActiveRequest
 from tandem.router.requests.clock_offsets import PROBE_INTERVAL_S, ClockOffsets
+from tandem.router.requests.request_spec import RequestSpec
 from tandem.router.requests.requests_in_hand import RequestsInHand
-from tandem.router.requests.tracker import RequestTracker
+from tandem.router.requests.tracker import RequestReport, RequestTracker
 from tandem.router.waiting_room import WaitingRoom
 from tandem.router.workers.leans import GOOD_FOR_S, Lean, RouterDemand
 from tandem.router.workers.peer_counts import NOTHING, PeerCounts, RouterCounts
 from tandem.router.workers.worker import Worker
 from tandem.router.workers.worker_registry import WorkerRegistry
-from tandem.sampling_params import SamplingParams, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 0.25
-# So long may a client take to read its output once that has ended.
+# Time in which a client must read an output that has ended.
 DELIVERY_TIMEOUT_S = 30.0
 SHUTTING_DOWN = "the server is shutting down"
 
 
 class Router:
-    """Everything of one router that is not a socket. Belongs to one asyncio loop.
+    """One router without its sockets. Belongs to one asyncio loop.
 
     Attributes:
-        incarnation: names this life of the router; the ids of its requests begin with it.
-        elsewhere: what other routers of the cluster have in hand.
-        recalls: what workers remember of requests, this router's and others'.
-        clocks: how far the workers' are from this router's.
+        incarnation: name of this life of the router; the prefix of its request ids.
+        elsewhere: loads of the cluster's other routers.
+        recalls: lookups of the records that workers keep of requests.
+        clocks: offsets of the workers' clocks.
         idle: set while no request is in hand.
-        request_lines: is told of each request's beginning and end; None: nobody is.
-        kept_lines: has the lines of that until somebody asks; None: they go elsewhere.
-        recorder: is told of each request's end.
-        spans: likewise; None: nobody collects traces.
-        live: what is remembered of the last minutes.
+        request_lines: lines for the terminal about each request; None: not wanted.
+        kept_lines: the sink of these lines that keeps them until they are fetched; None: they go elsewhere.
+        recorder: records requests for `tandem trace`.
+        observers: told of each request's beginning, refusal and end.
+        live: recent history for the live page.
     """
 
     def __init__(
@@ -98,7 +97,6 @@ class Router:
             sink = SocketLines(config.request_lines_socket)
         self.request_lines = RequestLines(config.router_id, sink) if sink is not None else None
         self.recorder = Recorder()
-        self.spans: RequestSpans | None = None
         self.idle = asyncio.Event()
         self.idle.set()
         self.elsewhere = PeerCounts(clock)
@@ -120,6 +118,7 @@ class Router:
             num_restarts=config.num_restarts,
         )
         self.live = LiveRecord()
+        self.observers = RequestObservers(self.metrics, self.live, self.recorder, self.request_lines)
         self.live.journal.started(config.router_id, config.num_restarts)
         self._policy = GuardedPolicy(policy)
         self._room = WaitingRoom(
@@ -143,7 +142,7 @@ class Router:
 
     @property
     def wants_prefixes(self) -> bool:
-        """Whether workers are chosen by what they have cached."""
+        """Whether the policy chooses workers by their cached prefixes."""
         return self._policy.wants_prefixes
 
     @property
@@ -158,67 +157,39 @@ class Router:
 
     @property
     def oldest_age_s(self) -> float:
-        """Seconds since the oldest request in hand was taken in; 0 if there is none."""
+        """Age of the oldest request in hand, in seconds; 0 if there is none."""
         oldest = self._requests.oldest
         return self._config.request_timeout_s - (oldest.deadline - self._clock()) if oldest else 0.0
 
     def not_ready_reason(self) -> str:
-        """Why no request would be served now, or ""."""
+        """Returns the reason why no request would be served now, or ""."""
         return SHUTTING_DOWN if self._draining else self.workers.not_ready_reason()
 
     def drain(self) -> None:
-        """From now on, new requests are refused; those in hand go on, as far as there are workers for them, which may
+        """Refuses new requests from now on. Requests in hand go on while there are workers for them; lost workers may
         not be started again."""
         self._draining = True
         self._attempts.give_up_waiting(self._room.lose_patience(), SHUTTING_DOWN)
 
     def shut_down(self) -> None:
-        """Ends what is in hand too, in words that tell a client to try elsewhere."""
+        """Fails the requests in hand too, with a message that tells clients to try elsewhere."""
         self.drain()
         for request in self._requests:
             self._attempts.fail_request(request, SHUTTING_DOWN)
 
     # --- clients ---
 
-    def make_tracker(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        priority: int = 0,
-        cache_namespace: str = "",
-        session_id: str = "",
-        client_request_id: str = "",
-        output_ids: Sequence[int] = (),
-        arrival_ns: int = 0,
-        moments: Mapping[str, int],
-    ) -> RequestTracker:
-        """Makes a tracker with an id that no other request ever had, on this router or on an earlier one. Arguments are
-        as in RequestTracker."""
-        request_id = make_request_id(self.incarnation, next(self._numbers))
-        return RequestTracker(
-            request_id,
-            tuple(prompt_ids),
-            sampling,
-            priority,
-            cache_namespace,
-            session_id,
-            client_request_id,
-            arrival_ns,
-            output_ids=list(output_ids),
-            # Nobody is sent those of tokens that the client has.
-            output_logprobs=[TokenLogprobs(0.0)] * len(output_ids) if sampling.num_logprobs is not None else [],
-            moments=dict(moments),
-        )
+    def make_tracker(self, spec: RequestSpec) -> RequestTracker:
+        """Returns a tracker with a globally unique id: no other router or earlier life of this one used it."""
+        return RequestTracker(make_request_id(self.incarnation, next(self._numbers)), spec)
 
     def submit_request(self, tracker: RequestTracker) -> ActiveRequest:
-        """Begins to serve a request; it is to be closed whatever happens. Its tokens and its tracker's state say how it
-        ends.
+        """Begins to serve a request, which the caller must close in any case. Its tokens and its tracker's state tell
+        its end.
 
         Raises:
-            RequestTooLargeError: it would not fit the pools even alone.
-            OverloadedError: max_queued_requests wait for their first token already, or those that wait for workers hold
-                as much memory as they may.
+            RequestTooLargeError: the request does not fit the pools even alone.
+            OverloadedError: max_queued_requests already wait for their first token, or the waiting room is full.
             UnavailableError: the router is draining.
         """
         self._check_admissible(tracker)
@@ -230,11 +201,11 @@ class Router:
         return request
 
     def stop_request(self, request: ActiveRequest) -> None:
-        """A stop string has ended the output, which only the client's side of the router can see."""
+        """Ends a request at a stop string, which only the client's side of the router sees."""
         self._attempts.stop_request(request)
 
     def close_request(self, request: ActiveRequest) -> None:
-        """The client is done with a request, or the request with the client. One that has not ended is aborted."""
+        """Removes a request; one that has not ended is aborted."""
         tracker = request.tracker
         tracker.moments.setdefault(ENDED, now_ns())
         self._attempts.abort_request(request)
@@ -243,17 +214,17 @@ class Router:
             self.idle.set()
 
     def _check_admissible(self, tracker: RequestTracker) -> None:
-        """Refuses what would fail later or make others wait for ever."""
+        """Refuses a request that would fail later or block others for ever."""
         self.check_capacity(1, is_resumed=bool(tracker.output_ids))
         if refusal := self.workers.size_refusal(len(tracker.prompt_ids), tracker.sampling.max_tokens):
             raise RequestTooLargeError(refusal)
         self._room.check_space(tracker)
 
     def check_capacity(self, num_requests: int, *, is_resumed: bool = False) -> None:
-        """Returns if so many more would be taken in now.
+        """Checks whether this many more requests would be accepted now.
 
         Args:
-            is_resumed: they were taken in before, by a router that is gone, and have a place in a queue behind them.
+            is_resumed: whether a router that is gone had accepted them; they do not count as queued.
 
         Raises:
             OverloadedError: too many wait already.
@@ -267,27 +238,26 @@ class Router:
         self._room.check_space()
 
     def update_loads(self) -> None:
-        """The other routers have said what they have assigned to whom."""
         for worker in self.workers:
             worker.set_load_elsewhere(self.elsewhere.assigned_to(worker.worker_id))
 
     def reset_caches(self) -> int:
-        """Has all workers forget the prefixes that they have cached. Requests that are sent later on find none of what
-        was there. Returns how many workers there are."""
+        """Has all workers drop their cached prefixes, for all later requests. Returns the number of workers."""
         workers = list(self.workers)
         for worker in workers:
             worker.send([ResetCache()])
         return len(workers)
 
     def stop_recording(self) -> Recording:
-        """Ends the recording that `recorder` makes; those in hand are in it too, as far as they have come."""
+        """Ends the recording; it includes the requests in hand."""
         for request in self._requests:
             if ENDED not in request.tracker.moments:
-                record_request(self.recorder, request.tracker, "in hand", len(request.tracker.output_ids))
+                num_tokens = len(request.tracker.output_ids)
+                record_request(self.recorder, RequestReport(request.tracker, "in hand", num_tokens, num_tokens, ()))
         return self.recorder.stop()
 
     def counts(self) -> RouterCounts:
-        """What this router tells others that it has in hand, but for keys, of which it knows nothing."""
+        """Returns the load that this router reports to others, without API keys."""
         assigned = {w.worker_id: w.assigned_here for w in self.workers if w.assigned_here != NOTHING}
         return RouterCounts(self.num_requests, self.num_queued, assigned=assigned, pid=os.getpid())
 
@@ -296,10 +266,10 @@ class Router:
     def connect_worker(
         self, hello: Hello, send: Callable[[Sequence[RouterMessage]], None], disconnect: Callable[[str], None]
     ) -> Worker:
-        """A worker's control stream has begun. An older one of the same worker ends now.
+        """Registers a worker's new control stream and ends an older one of the same worker.
 
         Raises:
-            ValueError: it cannot be part of this cluster; the message says why.
+            ValueError: the worker does not fit this cluster; the message says why.
         """
         if refusal := self.workers.refusal(hello):
             raise ValueError(refusal)
@@ -317,11 +287,11 @@ class Router:
         return worker
 
     def set_workers(self, planned: Mapping[str, str]) -> dict[str, int]:
-        """From now on these are to be the cluster's workers; new requests go to no others. Returns how many requests of
-        this router each of the others has in hand.
+        """Sets the cluster's planned workers: new requests go to no others. Returns the number of this router's
+        requests on each other worker.
 
         Args:
-            planned: their roles by their names.
+            planned: roles by worker name.
         """
         if planned != self.workers.planned:
             self.workers.set_planned(planned)
@@ -330,14 +300,13 @@ class Router:
         return {w.worker_id: w.assigned_here.num_requests for w in self.workers if not self.workers.stays(w)}
 
     def exchange_leans(self, leans: Mapping[str, Lean]) -> RouterDemand:
-        """Which work each worker is to be given first, until this is called again or GOOD_FOR_S have passed. Returns
-        what there is to do."""
+        """Sets the work that each worker gets first, until the next call or for GOOD_FOR_S. Returns the work there
+        is."""
         self._leans_until = self._clock() + GOOD_FOR_S
         self.workers.set_leans(leans)
         return self.workers.demand(self._attempts.prompts)
 
     def receive(self, worker: Worker, message: WorkerMessage) -> None:
-        """A message on a worker's control stream."""
         self.workers.record_heard(worker)
         match message:
             case Heartbeat():
@@ -379,10 +348,10 @@ class Router:
             worker.send([RepeatPrefixes()])
 
     def lose_worker(self, worker: Worker, kind: str, reason: str) -> None:
-        """A worker's control stream has ended, or must end: so do its attempts.
+        """Ends a worker's control stream and its attempts.
 
         Args:
-            kind: what the loss counts as.
+            kind: label of the loss in the metrics.
         """
         if self.workers.get(worker.worker_id) is not worker:
             return
@@ -403,34 +372,33 @@ class Router:
         self._attempts.serve_waiting()
 
     async def watch(self) -> None:
-        """Looks for workers that have fallen silent, until cancelled."""
         while True:
             before = self._clock()
             await asyncio.sleep(WATCH_INTERVAL_S)
             self.check_deadlines(stood_still_s=self._clock() - before - WATCH_INTERVAL_S)
 
     def check_deadlines(self, stood_still_s: float = 0.0) -> None:
-        """Ends what has taken too long.
+        """Ends everything that has taken too long.
 
         Args:
-            stood_still_s: how long this process itself could not listen: nobody's silence meanwhile counts.
+            stood_still_s: time for which this process did not run; silence during it is not held against workers.
         """
         if stood_still_s > WATCH_INTERVAL_S:
             self.workers.excuse_silence(stood_still_s)
-        # Of a router that has fallen silent nothing else would say that its load is gone.
+        # Also drops the load of a router that has fallen silent.
         self.update_loads()
         for worker, kind, reason in self.workers.find_lost():
             self.lose_worker(worker, kind, reason)
         now = self._clock()
         if now >= self._leans_until:
-            # Whoever planned them is gone.
+            # The planner is gone.
             self.workers.set_leans({})
         if now >= self._next_probe:
             self._next_probe = now + PROBE_INTERVAL_S
             for worker in self.workers:
                 worker.send([self.clocks.probe()])
         for request in self._requests.past_deadline(now):
-            # Its workers are free at once, though its client may not be reading.
+            # Its workers are freed at once, even if its client is not reading.
             reason = f"not finished within {self._config.request_timeout_s:g} s"
             self._attempts.fail_request(request, reason, RequestTimeoutError)
         for request in self._requests.without_word(now):
@@ -442,7 +410,7 @@ class Router:
             self._check_delivery(request, now)
 
     def _check_delivery(self, request: ActiveRequest, now: float) -> None:
-        """A client that does not take what is ready for it must not count as served for ever."""
+        """Gives up a client that does not read its ended output."""
         if request.final_since is None:
             request.final_since = now
         elif now - request.final_since > DELIVERY_TIMEOUT_S and request.on_overdue is not None:

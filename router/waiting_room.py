@@ -1,20 +1,20 @@
-"""Where requests wait that no worker takes now: while the only worker of a role is started again, nobody is refused.
+"""The queue of requests that no worker takes now. Nobody is refused while the only worker of a role restarts.
 
-A request enters if there is no pair of workers for its next attempt, or if others wait already. It is no failed attempt
-of its own. The rules, all of them:
+A request enters if no pair of workers is there for its next attempt, or if others wait already. This is not a failed
+attempt. The rules:
 
-- Order: the oldest first, by when they came to this router, however often they have been started.
-- Binding: late. A worker is given requests from here only while fewer than MAX_STARTING of its requests are starting,
-  that is, their decode worker has sent no token yet. So the first worker that is back takes a few, and further ones as
-  fast as it gets them going; once its batch is full it takes no more, and the others wait for the workers that come
-  after it. Which of the workers that still take one it is, the routing policy decides.
-- Suspects (router/attempts.py) go one at a time to each worker, rather to one that they have not been lost on. Each
-  rests for SUSPECT_REST_S first: where several workers die at once, by then it is known of all of them, and no suspect
-  is blamed for one that was dead when it came.
-- Patience: a request that has waited `timeout_s` in a time without any pair fails; while there is one, only its own
-  deadline counts. None is left once the router drains: those that nobody can serve now fail at once.
-- Room: a new request is refused if those that wait would hold more than `max_bytes` with it. One that was being served
-  comes in always: it holds what it holds wherever it waits.
+- Order: oldest first, by arrival at this router, whatever its number of attempts.
+- Binding: late. A worker gets a request from here only while fewer than MAX_STARTING of its requests are starting,
+  which means that their decode worker has sent no token. So the first worker that comes back takes a few requests, and
+  more as fast as it starts them; the others wait for the next workers. The routing policy chooses among the workers
+  that take one.
+- Suspects (router/attempts.py) go one at a time to each worker, first to workers that they were not lost on. Each rests
+  for SUSPECT_REST_S before: when several workers die at once, all losses are known by then, and no suspect is blamed
+  for a worker that was already dead.
+- Patience: a request that has waited `timeout_s` without any pair fails. While there is a pair, only its own deadline
+  counts. A draining router has no patience: requests without workers fail at once.
+- Room: a new request is refused if the waiting requests would hold more than `max_bytes` with it. A request that was
+  being served always enters: it holds the same memory wherever it waits.
 """
 
 import bisect
@@ -31,9 +31,9 @@ from tandem.router.workers.worker_registry import WorkerRegistry
 
 MAX_STARTING = 16
 SUSPECT_REST_S = 1.0
-# A token id is an object and stands in two sequences; what a frontend has read of the request is about as much again.
+# A token id is an object in two sequences; the frontend's input takes about as much again.
 BYTES_PER_TOKEN = 64
-# What a request without a prompt takes: its objects, its task and its connection's call.
+# Memory of a request without a prompt: its objects, its task and its connection's call.
 BYTES_PER_REQUEST = 16 * 1024
 
 _by_age = attrgetter("number")
@@ -43,7 +43,7 @@ class WaitingRoom:
     """Belongs to the router's loop.
 
     Attributes:
-        is_due: whether something has happened since `take_next` last found nothing, after which it may find something.
+        is_due: whether something has happened since `take_next` last found nothing.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class WaitingRoom:
         self._clock = clock
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes
-        # Each by age.
+        # Both sorted by age.
         self._suspects: list[ActiveRequest] = []
         self._others: list[ActiveRequest] = []
         self._num_bytes = 0
@@ -71,17 +71,17 @@ class WaitingRoom:
 
     @property
     def has_patience(self) -> bool:
-        """Whether a request may wait for workers that are not there."""
+        """Whether a request may wait for missing workers."""
         return self._timeout_s > 0
 
     def lose_patience(self) -> list[ActiveRequest]:
-        """From now on nobody waits for workers that are not there; returns who does now."""
+        """Stops waiting for missing workers; returns the requests that wait for them now."""
         self._timeout_s = 0.0
         return self.find_overdue()
 
     def check_space(self, tracker: RequestTracker | None = None) -> None:
-        """Raises OverloadedError if a new request would have to wait, and there is no room for it. Args: tracker: None:
-        it is not known yet how large it is."""
+        """Raises OverloadedError if a new request would have to wait without room. Args: tracker: None: its size is not
+        known yet."""
         if self._registry.is_ready and not self:
             return
         num_bytes = BYTES_PER_REQUEST if tracker is None else _held_bytes(tracker)
@@ -98,7 +98,7 @@ class WaitingRoom:
         self.is_due = True
 
     def leave(self, request: ActiveRequest) -> None:
-        """This has no effect on a request that does not wait."""
+        """Has no effect on a request that does not wait."""
         if request.waiting_since is None:
             return
         queue = self._queue_of(request)
@@ -108,19 +108,20 @@ class WaitingRoom:
         request.waiting_since = None
 
     def take_next(self) -> tuple[ActiveRequest, Candidates] | None:
-        """Lets the oldest request out that can be served now, with the pairs that take it; None if there is none."""
-        # Suspects are few at a time and older than most.
+        """Removes and returns the oldest request that can be served now, with its candidate pairs; None if there is
+        none."""
+        # Suspects are few and older than most.
         for queue in (self._suspects, self._others):
             if queue and self._has_rested(queue[0]) and (candidates := self._candidates_for(queue[0])):
                 request = queue[0]
                 self.leave(request)
                 return request, candidates
-        # That a suspect has rested is no event.
+        # No event announces that a suspect has rested.
         self.is_due = bool(self._suspects)
         return None
 
     def find_overdue(self) -> list[ActiveRequest]:
-        """Those that have waited too long; to be called again and again."""
+        """Returns requests that have waited too long. Call it regularly."""
         now = self._clock()
         if self._registry.is_ready:
             self._no_pair_since = None

@@ -1,4 +1,4 @@
-"""Who may send requests, and how many at once."""
+"""Access of clients: API keys, their limits, and their cache namespaces."""
 
 import functools
 import hashlib
@@ -13,8 +13,7 @@ from tandem.rpc.auth import TokenSet, bearer_token
 
 
 class Access:
-    """API keys, and for each the limits on requests in hand and on priority. Without keys everybody is let in as one
-    and the same."""
+    """API keys, with limits on requests in hand, memory and priority. Without keys all clients share the key ""."""
 
     def __init__(
         self,
@@ -26,11 +25,11 @@ class Access:
     ) -> None:
         """
         Args:
-            api_keys: each as "KEY" or "KEY MAX_PRIORITY".
-            max_requests_per_key: 0: any number.
-            elsewhere: what other routers of the cluster have in hand; None: there are none.
-            max_priority: of those whose key does not say.
-            max_bytes: of all requests in hand together. Where there are several keys, one may have half of it.
+            api_keys: "KEY" or "KEY MAX_PRIORITY" each.
+            max_requests_per_key: 0: unlimited.
+            elsewhere: loads of the cluster's other routers; None: there are none.
+            max_priority: limit for keys without their own.
+            max_bytes: limit for all requests in hand. Where there are several keys, one may have half of it.
         """
         self._elsewhere = elsewhere
         keys = [parse_api_key(text) for text in api_keys]
@@ -45,10 +44,10 @@ class Access:
         self._num_bytes_of_all = 0
 
     def identify(self, authorization: str | None) -> str:
-        """Whose request this is.
+        """Returns the client's API key.
 
         Args:
-            authorization: the header of that name, "Bearer KEY".
+            authorization: the header, "Bearer KEY".
 
         Raises:
             UnauthenticatedError: the key is missing or wrong.
@@ -63,29 +62,28 @@ class Access:
         return key
 
     def num_requests_by_key(self) -> dict[str, int]:
-        """Requests in hand, by the digests of their keys; empty where there is no limit on them."""
+        """Requests in hand by digest of their key; empty without a limit."""
         if not self._max_requests_per_key:
             return {}
         return {key_digest(key): count for key, count in self._num_requests.items()}
 
     def check_priority(self, key: str, priority: int) -> None:
-        """Raises InvalidRequestError: this key may not ask for a priority as large as that."""
         limit = self._max_priorities.get(key, self._max_priority)
         if priority > limit:
             raise InvalidRequestError(f"priority must be at most {limit} for this client, not {priority}", "priority")
 
     @contextmanager
     def hold(self, key: str, num_requests: int = 1) -> Iterator[None]:
-        """Counts requests as in hand for as long as the context lasts.
+        """Counts requests as in hand within the context.
 
         Raises:
-            OverloadedError: this key would have more than it may.
+            OverloadedError: this key would exceed its limit.
         """
         if self._max_requests_per_key:
             num_in_hand = self._num_requests[key]
             if self._elsewhere is not None:
                 num_in_hand += self._elsewhere.num_requests_of(key_digest(key))
-            # What ended elsewhere a moment ago may still be counted: a router lets each key have one in any case.
+            # Other routers' counts lag, so each router allows a key one request in any case.
             has_none_here = not self._num_requests[key] and num_requests == 1
             if num_in_hand + num_requests > self._max_requests_per_key and not has_none_here:
                 raise OverloadedError(
@@ -101,9 +99,9 @@ class Access:
 
     @contextmanager
     def hold_bytes(self, key: str) -> Iterator[Callable[[int], None]]:
-        """Gives a function that counts bytes of a request, as they are read, as in hand until the context ends.
+        """Yields a function that counts a request's bytes as in hand until the context ends.
 
-        It raises OverloadedError if this key, or all together, would have more than they may.
+        It raises OverloadedError if this key, or all keys together, would exceed their limit.
         """
         num_held = 0
 
@@ -129,7 +127,30 @@ class Access:
                 del self._num_bytes[key]
 
 
+class CacheNamespaces:
+    """A cache namespace for each API key, unless keys share the caches. Otherwise the time to compute a prompt would
+    tell one client about another's prompts.
+
+    All routers of a cluster agree. Workers see only a digest of the key, which depends on the cluster's token.
+    """
+
+    def __init__(self, cluster_token: str, share_between_keys: bool) -> None:
+        self._cluster_token = cluster_token
+        self._share_between_keys = share_between_keys
+
+    def of(self, key: str, asked_for: str) -> str:
+        """
+        Args:
+            key: the client's API key; "" without keys.
+            asked_for: the client's name, which separates the key's own requests.
+        """
+        if not key or self._share_between_keys:
+            return asked_for
+        own = hashlib.blake2b(key.encode(), key=self._cluster_token.encode(), digest_size=16).hexdigest()
+        return f"{own}/{asked_for}"
+
+
 @functools.lru_cache(maxsize=1024)
 def key_digest(key: str) -> str:
-    """What routers call a key among themselves: nobody learns the key from it."""
+    """Returns the name of a key among routers, which does not reveal it."""
     return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()

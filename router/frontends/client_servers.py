@@ -1,4 +1,4 @@
-"""The two servers of one pair of clients' ports: gRPC and HTTP."""
+"""The gRPC and the HTTP server of one pair of client ports."""
 
 import functools
 
@@ -27,7 +27,7 @@ STOP_GRACE_S = 0.5
 
 
 class ClientServers:
-    """A router has one pair for its own ports, and one for those that it shares with other routers.
+    """A router has one pair of its own, and one that it shares with other routers.
 
     Attributes:
         grpc_address, http_address: "host:port".
@@ -43,7 +43,7 @@ class ClientServers:
         grpc_port: int,
         http_port: int,
     ) -> None:
-        """Binds the ports; 0 picks a free one. With gRPC that is to listen already.
+        """Binds the ports; 0 picks a free one. A bound gRPC port listens already.
 
         Raises:
             ValueError: a port is taken, or a TLS file is unusable.
@@ -73,11 +73,9 @@ class ClientServers:
         self.grpc_address = bind(self._grpc, config.host, grpc_port, credentials)
 
     async def start(self) -> None:
-        """Returns when both ports answer."""
         await self._grpc.start()
         await self._http.start()
 
     async def stop(self) -> None:
-        """Ends both; what is in hand should have ended before."""
         await self._http.stop()
         await self._grpc.stop(STOP_GRACE_S)

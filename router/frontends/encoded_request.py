@@ -1,7 +1,7 @@
-"""A GenerateRequest as bytes: whether it is worth parsing.
+"""Checks of an encoded GenerateRequest before it is parsed.
 
-Protobuf is quick with text and slow with many small things: a map of a few megabytes takes 80 ms and as many empty
-messages 110 ms, while everybody waits. So a large request is looked at from outside first, field by field.
+Protobuf parses text fast and many small items slowly: a map of a few megabytes takes 80 ms, as many empty messages 110
+ms, and the loop waits. So large requests are scanned field by field first.
 """
 
 from collections.abc import Iterator
@@ -10,15 +10,15 @@ from tandem.router.text.prompt_encoder import MAX_MESSAGES
 from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
 from tandem.v1 import inference_pb2 as pb
 
-# Smaller requests are parsed within a millisecond, whatever they hold.
+# Smaller requests are parsed within a millisecond.
 MAX_UNCHECKED_BYTES = 2**16
-# Most of what sampling may have is 16 stop strings of 1024 characters.
+# Mostly 16 stop strings of 1024 characters.
 MAX_SAMPLING_BYTES = 2**17
-# A request has fewer fields than this; each may be there several times, and then the last counts.
+# A request has fewer fields, but a field may repeat; then the last one counts.
 MAX_FIELDS = 64
-# A message of a chat has two. There may be thousands of messages, and each field of each is a step of ours.
+# A chat's message has two. There may be thousands of messages, and each of their fields costs a step.
 MAX_MESSAGE_FIELDS = 8
-# A token id takes five bytes, and one more where each is sent as a field of its own.
+# Five bytes, and one more where each id is a field of its own.
 MAX_TOKEN_ID_BYTES = 6
 
 _NUMBERS = {name: field.number for name, field in pb.GenerateRequest.DESCRIPTOR.fields_by_name.items()}
@@ -29,14 +29,14 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class UnreasonableError(ValueError):
-    """A request that holds more than could be served."""
+    """The request holds more than could be served."""
 
 
 def check_encoded(data: bytes, max_model_len: int) -> None:
-    """Returns if a request may be parsed; one that cannot be is left to the parser.
+    """Returns if a request may be parsed. A malformed one is left to the parser.
 
     Raises:
-        UnreasonableError: it has more than could be served.
+        UnreasonableError: it holds more than could be served.
     """
     if len(data) <= MAX_UNCHECKED_BYTES:
         return
@@ -57,7 +57,7 @@ def check_encoded(data: bytes, max_model_len: int) -> None:
                     f"{max_model_len} tokens"
                 )
         elif number == _NUMBERS["chat"]:
-            # A chat has nothing but messages.
+            # A chat has only messages.
             for _, inner_start, inner_end in _fields(data, start, end, MAX_MESSAGES - num_messages, _TOO_MANY_MESSAGES):
                 num_messages += 1
                 for _ in _fields(data, inner_start, inner_end, MAX_MESSAGE_FIELDS, _TOO_MANY_IN_MESSAGE):
@@ -65,10 +65,10 @@ def check_encoded(data: bytes, max_model_len: int) -> None:
 
 
 def _fields(data: bytes, start: int, end: int, max_fields: int, too_many: str) -> Iterator[tuple[int, int, int]]:
-    """Number, start and end of each field that has bytes, between `start` and `end`.
+    """Yields number, start and end of each length-delimited field in a range.
 
     Raises:
-        UnreasonableError: `too_many`, for more than max_fields; or something is none of ours.
+        UnreasonableError: with `too_many` for more than max_fields; or for an unknown wire type.
     """
     for _ in range(max_fields):
         if start >= end:
@@ -84,14 +84,14 @@ def _fields(data: bytes, start: int, end: int, max_fields: int, too_many: str) -
         elif kind in (_FIXED64, _FIXED32):
             start += 8 if kind == _FIXED64 else 4
         else:
-            # It is a group, which could hold anything, or no field at all.
+            # A group, which could hold anything, or no field at all.
             raise UnreasonableError("the request is malformed: it holds what is no field of it")
     if start < end:
         raise UnreasonableError(too_many)
 
 
 def _varint(data: bytes, start: int) -> tuple[int, int]:
-    """The number that begins there, and where it ends. Past the data's end all are 0."""
+    """Returns a varint and its end. Bytes past the data's end count as 0."""
     value = shift = 0
     for position in range(start, min(start + 10, len(data))):
         byte = data[position]

@@ -1,42 +1,33 @@
-"""One output on its way to a client: its pieces, how it ends, and what is counted and logged of it."""
+"""One output on its way to a client: its pieces and its end."""
 
 import asyncio
-import json
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 
 from tandem.lifecycle import ENDED, FIRST_TOKEN_SENT, RECEIVED, PhaseTiming, now_ns, phase_timings
-from tandem.router.errors import RequestError, UnauthenticatedError
 from tandem.router.frontends.access import Access
-from tandem.router.observe.recorded_request import placed_fields, record_request
-from tandem.router.observe.request_spans import TracedRequest
 from tandem.router.requests.active_request import ActiveRequest
-from tandem.router.requests.tracker import RequestState, RequestTracker
+from tandem.router.requests.tracker import RequestReport, RequestState, RequestTracker
 from tandem.router.router import Router
 from tandem.router.text.output_text import OutputText
 from tandem.sampling_params import TokenLogprobs
 
-# It writes one line for each request, as JSON.
-request_logger = logging.getLogger("tandem.router.requests")
-
-# So many tokens of a resumed request's beginning are made text at once: a millisecond.
+# Tokens of a resumed output made text at once; they take a millisecond.
 MAX_OWED_TOKENS = 256
 
 
-# There is one for each token, and a frozen one would take three times as long to make.
+# Made for each token: a frozen one would take three times as long.
 @dataclass(slots=True)
 class Piece:
-    """What a client is sent at once.
+    """The part of an output that goes to the client at once.
 
     Attributes:
-        index: of token_ids[0] in the output.
-        text: what the tokens so far add to the text; a character whose bytes are not all there yet waits, and so does
-            what may become a stop string.
+        index: position of token_ids[0] in the output.
+        text: new text of the tokens so far; incomplete characters and possible stop strings wait.
         logprobs: one for each token, if asked for.
-        finish_reason: "stop" or "length" on the last piece, which holds no tokens.
+        finish_reason: "stop" or "length" on the last piece, which has no tokens.
     """
 
     index: int
@@ -47,43 +38,35 @@ class Piece:
 
 
 class Generation:
-    """One output on its way to a client. The call that a frontend answers owns it: use as a context manager, within
-    which `next_piece` gives its pieces; leaving it early aborts the request.
+    """One output on its way to a client. Use as a context manager: `next_piece` gives its pieces, and leaving early
+    aborts the request.
 
     Attributes:
-        tracker: what is known of the request; it stays true after the context is left.
-        timings: the request's phases, once its last piece is given or the context is left.
+        tracker: state of the request; it stays valid after the context.
+        timings: the request's phases, from its last piece or the end of the context on.
     """
 
     def __init__(
         self,
         router: Router,
         access: Access,
-        key: str,
         tracker: RequestTracker,
         output: OutputText,
-        *,
-        num_characters: int = 0,
-        num_tokens: int | None = None,
     ) -> None:
-        """
-        Args:
-            tracker: has the beginning of the output already, if the request is resumed.
-            num_characters: of the output's text that the client of a resumed request has.
-            num_tokens: of that beginning, that its client has been told of; None: all.
-        """
         self.tracker = tracker
         self.timings: list[PhaseTiming] = []
         self._finish_reason = ""
         self._router = router
         self._access = access
-        self._key = key
         self._output = output
-        self._num_resumed = len(tracker.output_ids)
-        self._index = self._num_resumed if num_tokens is None else num_tokens
-        # Text of a resumed request's beginning that its client lacks goes with its next piece.
-        self._owed_text = output.replay(tracker.output_ids[: self._index], num_characters) if self._num_resumed else ""
-        # So do tokens, before any that workers send.
+        self._num_resumed = self._index = len(tracker.output_ids)
+        # Text of a resumed output that its client lacks goes with the next piece.
+        self._owed_text = ""
+        if (resumption := tracker.spec.resumption) is not None:
+            if resumption.num_tokens is not None:
+                self._index = resumption.num_tokens
+            self._owed_text = output.replay(tracker.output_ids[: self._index], resumption.num_characters)
+        # Tokens that it lacks go before any from workers.
         self._owed_ids = tracker.output_ids[self._index :]
         self._request: ActiveRequest | None = None
         self._held = ExitStack()
@@ -96,7 +79,7 @@ class Generation:
 
     @property
     def stop_string(self) -> str | None:
-        """The one that has ended the output, if one has."""
+        """The stop string that ended the output, if one did."""
         return self._output.stop_string
 
     def __enter__(self) -> "Generation":
@@ -105,17 +88,16 @@ class Generation:
         Raises:
             RequestTooLargeError, OverloadedError, UnavailableError: as Router.submit_request.
         """
-        with refusals_counted(self._router, self.tracker.client_request_id):
-            self._held.enter_context(self._access.hold(self._key))
+        with self._router.observers.refusals_counted(self.tracker.spec.client_request_id):
+            self._held.enter_context(self._access.hold(self.tracker.spec.key))
             try:
                 self._request = self._router.submit_request(self.tracker)
             except BaseException:
                 self._held.close()
                 raise
-        if self._router.request_lines is not None:
-            self._router.request_lines.begun(self.tracker)
+        self._router.observers.begun(self.tracker)
         self._tokens = self._request.tokens
-        # A client that does not read what is ready for it keeps nothing but its connection.
+        # A client that does not read keeps only its connection.
         self._request.on_overdue = self._end
         return self
 
@@ -125,7 +107,6 @@ class Generation:
         self._end()
 
     def _end(self) -> None:
-        """The one place where an output is over for the router."""
         assert self._request is not None
         if not self._is_over:
             self._is_over = True
@@ -133,34 +114,34 @@ class Generation:
             self._account()
 
     def _account(self) -> None:
-        """Nothing is left to serve: the key may have another request, and what became of this one is known."""
+        """Reports the request's end and lets its key have another request."""
         if not self._is_accounted:
             self._is_accounted = True
             self.tracker.moments.setdefault(ENDED, now_ns())
             self._held.close()
             self.timings = phase_timings(self.tracker.moments)
-            self._report()
+            self._router.observers.ended(self._report())
 
     async def next_piece(self) -> Piece | None:
-        """The next piece, or None once the last one has been given. Raises as take_piece."""
+        """Returns the next piece, or None after the last one. Raises as take_piece."""
         if self._finish_reason:
             return None
         if self._owed_ids:
-            # Nothing is waited for: others have their turn between two pieces all the same.
+            # Others have their turn between two pieces.
             await asyncio.sleep(0)
         while (piece := self.take_piece()) is None:
             await self._tokens.news()
         return piece
 
     def call_at_news(self, call: Callable[[], None]) -> None:
-        """Has the loop call this, once, as soon as `take_piece` may give something again."""
+        """Has the loop call this once, as soon as `take_piece` may have something."""
         self._tokens.call_at_news(call)
 
     def take_piece(self) -> Piece | None:
-        """What there is now for the client, or None; not to be called after the last piece.
+        """Returns the new piece, or None if there is nothing; not to be called after the last piece.
 
         Raises:
-            UnavailableError: no workers, or none that finished it within max_attempts.
+            UnavailableError: there were no workers, or none finished it within max_attempts.
             RequestTimeoutError: it took longer than request_timeout_s.
             InternalError: the routing policy failed.
         """
@@ -181,11 +162,11 @@ class Generation:
         start = self._index
         self._index = end = start + num_tokens
         logprobs = self.tracker.output_logprobs
-        # Tokens after the one that completes a stop string are not part of the output.
+        # Tokens behind the end of a stop string are not part of the output.
         return Piece(start, token_ids[:num_tokens], text, logprobs[start:end] if logprobs else [])
 
     def _owed_piece(self) -> Piece:
-        """Some tokens of a resumed request's beginning. There may be as many as the model's length allows."""
+        """Returns some tokens of a resumed output; there may be as many as the model's length."""
         token_ids, self._owed_ids = self._owed_ids[:MAX_OWED_TOKENS], self._owed_ids[MAX_OWED_TOKENS:]
         text, num_tokens = self._output.append_tokens(token_ids)
         text, self._owed_text = self._owed_text + text, ""
@@ -193,7 +174,7 @@ class Generation:
         return Piece(start, token_ids[:num_tokens], text, self.tracker.output_logprobs[start : self._index])
 
     def page_size(self) -> int:
-        """Tokens of a KV page at its workers; 0 if they are gone."""
+        """Tokens per KV page of its prefill worker; 0 if that is gone."""
         worker = self._router.workers.get(self.tracker.prefill_worker_id)
         return worker.page_size if worker else 0
 
@@ -205,88 +186,19 @@ class Generation:
         elif self.tracker.state is not RequestState.FINISHED:
             raise self.tracker.failure_class(self.tracker.failure)
         self._finish_reason = "stop" if self._output.stopped else self.tracker.finish_reason
-        # The context is held until this piece is written, or longer, by the other outputs of one request. Until then a
-        # router that drains waits for it.
+        # A draining router waits until the context is left: this piece may have to be written yet.
         self._request.is_given = True
         self._account()
         return Piece(self._index, [], text, [], self._finish_reason)
 
-    def _report(self) -> None:
-        """The one place where an ended request is counted and logged."""
+    def _report(self) -> RequestReport:
         tracker = self.tracker
         if self._finish_reason:
             outcome = self._finish_reason
         elif tracker.state is RequestState.FAILED:
             outcome = tracker.failure_class.outcome
         else:
-            # Whatever there was, the client did not take it to its end.
+            # The client left before the end.
             outcome = "abort"
-        num_cached_tokens = tracker.prompt_cached_len or 0
-        self._router.metrics.request_ended(
-            outcome,
-            num_prompt_tokens=len(tracker.prompt_ids),
-            num_cached_tokens=num_cached_tokens,
-            num_output_tokens=max(0, self._index - self._num_resumed),
-            timings=self.timings,
-        )
-        self._router.live.ended.add(
-            tracker,
-            outcome,
-            key=self._key,
-            num_cached_tokens=num_cached_tokens,
-            num_output_tokens=self._index,
-            timings=self.timings,
-        )
-        if self._router.request_lines is not None:
-            self._router.request_lines.ended(
-                tracker,
-                outcome,
-                num_cached_tokens=num_cached_tokens,
-                num_output_tokens=self._index,
-                timings=self.timings,
-            )
-        if self._router.spans is not None:
-            self._router.spans.put(
-                TracedRequest.of(tracker, outcome, num_output_tokens=self._index, timings=self.timings)
-            )
-        record_request(self._router.recorder, tracker, outcome, self._index)
-        if request_logger.isEnabledFor(logging.INFO):
-            line = {
-                "request_id": tracker.request_id,
-                "client_request_id": tracker.client_request_id,
-                "outcome": outcome,
-                "error": tracker.failure,
-                "prompt_tokens": len(tracker.prompt_ids),
-                "cached_tokens": num_cached_tokens,
-                "output_tokens": self._index,
-                "attempts": tracker.attempt + 1,
-                "prefill_worker": tracker.prefill_worker_id,
-                "decode_worker": tracker.decode_worker_id,
-                **placed_fields(tracker),
-                "phases_ms": {t.name: round(t.duration_ms, 3) for t in self.timings if t.on_critical_path},
-                "overlapping_ms": {t.name: round(t.duration_ms, 3) for t in self.timings if not t.on_critical_path},
-                "clock_uncertainty_ms": round(tracker.clock_uncertainty_ns / 1e6, 3),
-            }
-            request_logger.info(json.dumps({k: v for k, v in line.items() if v != ""}))
-
-
-@contextmanager
-def refusals_counted(router: Router, request_id: str = "") -> Iterator[None]:
-    """Counts and logs a RequestError that is raised within. Args: request_id: the client's."""
-    try:
-        yield
-    except RequestError as error:
-        count_refusal(router, error, request_id)
-        raise
-
-
-def count_refusal(router: Router, error: RequestError, request_id: str) -> None:
-    """Counts and logs one. Args: request_id: the client's."""
-    router.metrics.request_refused(error.outcome)
-    # Strangers must not be able to fill the log, or a terminal.
-    is_stranger = isinstance(error, UnauthenticatedError)
-    if router.request_lines is not None and not is_stranger:
-        router.request_lines.refused(request_id, error.outcome, str(error))
-    level = logging.DEBUG if is_stranger else logging.INFO
-    line = {"client_request_id": request_id, "outcome": error.outcome, "error": str(error)}
-    request_logger.log(level, json.dumps({k: v for k, v in line.items() if v != ""}))
+        num_generated = max(0, self._index - self._num_resumed)
+        return RequestReport(tracker, outcome, self._index, num_generated, self.timings)

@@ -19,10 +19,18 @@ from tandem.router.frontends.base import Frontend, PromptInput
 from tandem.router.frontends.generation import Generation, Piece
 from tandem.router.frontends.malformed import Malformed
 from tandem.router.frontends.piece_writer import PieceWriter
-from tandem.router.frontends.request_id import REQUEST_ID_HEADER, is_request_id, request_id_of
 from tandem.router.frontends.sampling import PLAIN_FIELDS, SamplingOptions
+from tandem.router.requests.client_ids import (
+    REQUEST_ID_HEADER,
+    TRACEPARENT,
+    TRACESTATE,
+    current_trace_context,
+    is_request_id,
+    request_id_of,
+    trace_context_of,
+)
 from tandem.router.requests.prompt_logprobs import PromptLogprobs
-from tandem.router.requests.trace_context import TRACEPARENT, TRACESTATE, current_trace_context, trace_context_of
+from tandem.router.requests.request_spec import RequestSpec
 from tandem.router.resumption import Resumption
 from tandem.router.text.structured_output import StructuredOutput, choices
 from tandem.rpc.auth import AuthInterceptor
@@ -31,10 +39,10 @@ from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
 
 DEFAULT_MAX_TOKENS = 128
-# A router's own word on how a call ended has this trailer; a broken connection's has none.
+# Trailer of every end that a router reports; a broken connection has none.
 ROUTER_TRAILER = "tandem-router"
 FINISH_REASONS = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
-# The first class that fits counts.
+# The first matching class counts.
 STATUS_CODES: tuple[tuple[type[RequestError], grpc.StatusCode], ...] = (
     (InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT),
     (UnauthenticatedError, grpc.StatusCode.UNAUTHENTICATED),
@@ -64,17 +72,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         context.set_trailing_metadata(trailer)
         try:
             with ExitStack() as held:
-                generation, key = await self._begin(request, request_id, context, held)
+                generation = await self._begin(request, request_id, context, held)
                 held.enter_context(generation)
-                # It goes with the first tokens: what is broken off before them can be sent again.
-                resume_token = self._frontend.resume_token(generation, key)
+                # Sent with the first tokens: a call that breaks before them can simply be sent again.
+                resume_token = self._frontend.resume_token(generation.tracker.spec)
                 responses = _Responses(request.request_id, generation, resume_token)
                 await PieceWriter(generation, lambda piece: context.write(responses.next(piece))).run()
             return
         except RequestError as error:
             refusal = status_code(error), str(error)
-        # What a call is aborted in stays until the garbage collector's next full collection, with all that is seen from
-        # there: the request must not be, nor an error that was raised where it was.
+        # gRPC keeps an aborted call's frames until the next full garbage collection. They must not refer to the request
+        # or to an error from inside it.
         del request
         await context.abort(*refusal, (*router_trailer(self._frontend), *trailer))
 
@@ -117,21 +125,20 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     async def _begin(
         self, request: pb.GenerateRequest, request_id: str, context: grpc.aio.ServicerContext, held: ExitStack
-    ) -> tuple[Generation, str]:
-        """The generation, and the key that it belongs to.
-
+    ) -> Generation:
+        """
         Args:
-            request_id: what the client knows the request by.
-            held: the request's bytes count as in hand until it is closed.
+            request_id: the client's name of the request.
+            held: keeps the request's bytes counted as in hand until it is closed.
 
         Raises:
-            RequestError: it is refused.
+            RequestError: the request is refused.
         """
         frontend = self._frontend
         with frontend.refusals_counted(request_id):
             if isinstance(request, Malformed):
                 raise InvalidRequestError(request.message)
-            # The AuthInterceptor has let it in already, and kept no note of whom.
+            # The AuthInterceptor has checked the key without noting it.
             key = frontend.access.identify(_metadata(context, "authorization"))
             hold = held.enter_context(frontend.access.hold_bytes(key))
             hold(request.ByteSize())
@@ -142,22 +149,21 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 grammar = await frontend.grammar(_structured_output(request))
             options = _options(request.sampling, grammar)
             frontend.check_prompt_logprobs(len(prompt.token_ids), options.num_prompt_logprobs, hold)
-            [generation] = frontend.begin(
+            spec = RequestSpec(
                 prompt,
-                options,
+                frontend.sampling_params(options, prompt, DEFAULT_MAX_TOKENS),
                 key=key,
-                default_max_tokens=DEFAULT_MAX_TOKENS,
-                priority=request.priority,
-                cache_namespace=request.cache_namespace,
-                session_id=request.session_id,
                 client_request_id=request_id,
+                session_id=request.session_id,
+                priority=request.priority,
+                stop=options.stop,
                 resumption=_resumption(request.resume) if request.HasField("resume") else None,
             )
-            return generation, key
+            [generation] = frontend.begin(spec)
+            return generation
 
 
 def _router_statuses(frontend: Frontend) -> list[pb.RouterStatus]:
-    """This router's own, and those of the others as they have told it."""
     config = frontend.config
     statuses = []
     for name, addresses in config.routers.items():
@@ -182,13 +188,13 @@ def _metadata(context: grpc.aio.ServicerContext, name: str) -> Any:
 
 
 def _request_id(request: pb.GenerateRequest | Malformed, context: grpc.aio.ServicerContext) -> str:
-    """What the client calls its request, in the message or in the metadata, or else an id of our own."""
+    """Returns the client's id from the message or the metadata, or a new one."""
     named = "" if isinstance(request, Malformed) else request.request_id
     return named or request_id_of(_metadata(context, REQUEST_ID_HEADER))
 
 
 def _request_id_trailer(request_id: str) -> tuple[tuple[str, str], ...]:
-    """A message may name what metadata cannot hold."""
+    """A message may hold a name that metadata cannot."""
     return ((REQUEST_ID_HEADER, request_id),) if is_request_id(request_id) else ()
 
 
@@ -209,7 +215,6 @@ def _resumption(resume: pb.Resume) -> Resumption:
 
 
 def _structured_output(request: pb.GenerateRequest) -> StructuredOutput | None:
-    """Raises InvalidRequestError."""
     kind = request.structured_output.WhichOneof("kind")
     if kind is None:
         if request.HasField("structured_output"):
@@ -237,7 +242,7 @@ def _options(params: pb.SamplingParams, grammar: str) -> SamplingOptions:
 
 
 class _Responses:
-    """What is sent of one generation."""
+    """Responses of one generation."""
 
     def __init__(self, request_id: str, generation: Generation, resume_token: bytes) -> None:
         self._request_id = request_id
@@ -248,12 +253,12 @@ class _Responses:
         if piece.finish_reason:
             return _last_response(self._request_id, piece, self._generation)
         if not (self._resume_token or piece.logprobs):
-            # This is so nearly always.
+            # The usual case.
             return pb.GenerateResponse(
                 request_id=self._request_id, index=piece.index, token_ids=piece.token_ids, text=piece.text
             )
         resume_token, self._resume_token = self._resume_token, b""
-        # They go with the first tokens, as that does.
+        # Sent with the first tokens too.
         scored = self._generation.tracker.prompt_logprobs if resume_token else None
         return pb.GenerateResponse(
             request_id=self._request_id,
@@ -305,7 +310,7 @@ def _last_response(request_id: str, piece: Piece, generation: Generation) -> pb.
             estimated_itl_ms=placed.itl_ms if placed else 0.0,
         ),
     )
-    # Phases that are made in their place take half the time of those that are copied there.
+    # Adding phases in place takes half the time of copying them.
     add_phase = response.phases.add
     for name, start_ms, duration_ms, on_critical_path in generation.timings:
         add_phase(name=name, start_ms=start_ms, duration_ms=duration_ms, on_critical_path=on_critical_path)
@@ -313,7 +318,7 @@ def _last_response(request_id: str, piece: Piece, generation: Generation) -> pb.
 
 
 def api_key_auth(frontend: Frontend) -> AuthInterceptor:
-    """Lets in only clients that show an API key, where keys are configured."""
+    """Admits only clients with an API key, where keys are configured."""
 
     def refusal(metadata: dict[str, str]) -> str:
         try:

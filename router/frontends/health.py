@@ -1,5 +1,4 @@
-"""The standard health service. It is open to everybody, so that nothing a client sends it is kept, and no client that
-reads slowly, or not at all, holds up another."""
+"""The standard health service. It is open to everybody, so it keeps no client's input and waits for no slow reader."""
 
 import asyncio
 from collections.abc import Mapping
@@ -7,19 +6,18 @@ from collections.abc import Mapping
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-# Each takes some ten kB. A client that follows the health of its server has one for each connection.
+# Each takes about 10 kB. A client that watches its server has one per connection.
 MAX_WATCHES = 1024
-# A client that takes nothing for so long counts as gone.
+# A client that takes nothing for this long counts as gone.
 WRITE_TIMEOUT_S = 60.0
 
 _Status = health_pb2.HealthCheckResponse
 
 
 class HealthService(health_pb2_grpc.HealthServicer):
-    """Knows the services that it is made with, and no others.
-
+    """
     Attributes:
-        num_watches: calls of Watch that go on.
+        num_watches: current calls of Watch.
     """
 
     def __init__(self, serving: Mapping[str, bool]) -> None:
@@ -28,7 +26,6 @@ class HealthService(health_pb2_grpc.HealthServicer):
         self.num_watches = 0
 
     def publish(self, serving: Mapping[str, bool]) -> None:
-        """Says which services are served from now on; those who watch are told when they are ready to hear it."""
         self._serving = dict(serving)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -41,12 +38,12 @@ class HealthService(health_pb2_grpc.HealthServicer):
         return _Status(status=self._status(request.service))
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext) -> None:
-        """Sends the status and each later one; of those that come while the client does not read, the last."""
+        """Sends the status and its changes. A slow client gets the latest only."""
         if self.num_watches >= MAX_WATCHES:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WATCHES} calls watch already; ask with Check instead"
             )
-        # The names are fixed, so that whoever asks for another needs no reminder of which.
+        # Do not keep a stranger's service name: an unknown one stays unknown.
         service = request.service if request.service in self._serving else None
         del request
         self.num_watches += 1

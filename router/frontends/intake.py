@@ -1,7 +1,7 @@
-"""How gRPC requests are read: only once it is known who sends them, and so many at once as there is memory for.
+"""Reading of gRPC requests: only after authentication, and only as many at once as memory allows.
 
-gRPC by itself reads the request of a method that has just one before it calls the handler, up to the limit of the port
-for each of its calls."""
+By default gRPC reads the request of a unary method before it calls the handler, up to the port's limit for each call.
+"""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing, nullcontext
@@ -15,13 +15,13 @@ from tandem.router.frontends.grpc import router_trailer, status_code
 from tandem.router.frontends.read_slots import ReadSlots
 from tandem.rpc.channel import MAX_CALLS
 
-# Messages that are being read take so much together at most.
+# Memory for messages that are being read.
 MAX_READ_BYTES = 128 * 2**20
-# It is longer than a message takes on a fast network, and so short that stalled clients hold up nobody for long.
+# Longer than a message takes on a fast network, and short enough that stalled clients do not hold up others.
 GRACE_S = 1.0
 TIMEOUT_S = 60.0
-# Services other than inference take a few words: health, which is open to everybody, and reflection. gRPC has but one
-# limit for a port, so that strangers are kept from sending much in another way: their messages have to come at once.
+# Services other than inference take small messages: health, which is open to everybody, and reflection. gRPC has one
+# size limit per port, so strangers are limited by time: their messages must come at once.
 MAX_SMALL_BYTES = 4096
 NUM_SMALL_SLOTS = 16
 SMALL_GRACE_S = 0.05
@@ -30,10 +30,10 @@ MAX_SMALL_WAITING = 256
 
 
 class IntakeInterceptor(grpc.aio.ServerInterceptor):
-    """Has the requests of all methods read here. It stands behind the one that looks at keys."""
+    """Reads the requests of all methods. It stands behind the check of keys."""
 
     def __init__(self, own_service: str, frontend: Frontend) -> None:
-        """Args: own_service: full name of the one that takes large messages."""
+        """Args: own_service: full name of the service that takes large messages."""
         self._own_prefix = f"/{own_service}/"
         max_bytes = frontend.config.max_body_bytes
         num_slots = max(1, MAX_READ_BYTES // max_bytes)
@@ -61,8 +61,6 @@ class IntakeInterceptor(grpc.aio.ServerInterceptor):
 
 
 class _Reader:
-    """Reads messages of one kind of service."""
-
     def __init__(
         self,
         slots: ReadSlots,
@@ -70,28 +68,28 @@ class _Reader:
         counted: Callable[[], AbstractContextManager[None]],
         trailer: tuple[tuple[str, str], ...],
     ) -> None:
-        """Args: counted: around what is refused; trailer: goes with a refusal."""
+        """Args: counted: context around refusals; trailer: sent with a refusal."""
         self._slots = slots
         self._max_bytes = max_bytes
         self._counted = counted
         self._trailer = trailer
 
     async def read(self, context: grpc.aio.ServicerContext) -> Any:
-        """The next message as bytes, or grpc.aio.EOF. Refuses the call if it is too large, or there is no room."""
+        """Returns the next message as bytes, or grpc.aio.EOF. Aborts the call if the message is too large, or there is
+        no room."""
         try:
             with self._counted():
                 data = await self._slots.read(context.read, context.peer())
                 if data is grpc.aio.EOF or len(data) <= self._max_bytes:
                     return data
                 num_bytes = len(data)
-                # What a call is aborted in stays until the garbage collector's next full collection.
+                # The frames of an aborted call stay until the garbage collector's next full collection.
                 del data
                 raise OverloadedError(f"the message has {num_bytes} bytes, more than {self._max_bytes}")
         except RequestError as error:
             await context.abort(status_code(error), str(error), self._trailer)
 
     async def read_only_one(self, context: grpc.aio.ServicerContext) -> Any:
-        """As `read`, where a message must come."""
         data = await self.read(context)
         if data is grpc.aio.EOF:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call ended without a request", self._trailer)
@@ -99,7 +97,7 @@ class _Reader:
 
 
 def _reading(handler: Any, reader: _Reader) -> grpc.RpcMethodHandler:
-    """A handler of the same method that is given messages as bytes, when it asks for them."""
+    """Returns a handler of the same method that reads and parses its messages on demand."""
     parse = handler.request_deserializer
 
     async def answer(_: Any, context: grpc.aio.ServicerContext) -> Any:
@@ -123,7 +121,7 @@ def _reading(handler: Any, reader: _Reader) -> grpc.RpcMethodHandler:
 
 
 async def _respond(responses: Any, context: grpc.aio.ServicerContext) -> None:
-    """Sends what a handler gives, or lets it send by itself."""
+    """Sends a handler's responses, or lets it send by itself."""
     if not hasattr(responses, "__aiter__"):
         await responses
         return

@@ -1,4 +1,4 @@
-"""Responses that clients may go on with or ask for again, in this router's memory."""
+"""Responses that clients may continue or fetch again, in this router's memory."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -7,21 +7,20 @@ from dataclasses import dataclass
 MAX_RESPONSES = 16384
 MAX_BYTES = 128 * 2**20
 MAX_AGE_S = 24 * 3600.0
-# Of each beside what is counted of it.
+# Overhead of each response.
 OVERHEAD_BYTES = 1024
 
 
 @dataclass(eq=False, slots=True)
 class KeptResponse:
-    """A response, and what its conversation was before.
+    """A response and its conversation.
 
     Attributes:
-        used_at: when it was kept, or last found.
-        answer: the response's object, as JSON; empty once it can no longer be found.
-        input_items: what it was asked with, as a JSON list.
-        output_items: likewise.
-        previous: what it went on with; it is kept as long as this is.
-        num_holders: those kept that go on with this, and one more while it can be found; 0: it is not counted.
+        used_at: time at which it was kept or last found.
+        answer: the response's object as JSON; empty once it can no longer be found.
+        input_items, output_items: JSON lists.
+        previous: the response that it continues; kept as long as this one.
+        num_holders: kept responses that continue this one, plus one while it can be found; 0: it is not counted.
     """
 
     response_id: str
@@ -38,7 +37,6 @@ class KeptResponse:
         return len(self.answer) + len(self.input_items) + len(self.output_items) + OVERHEAD_BYTES
 
     def turns(self) -> list["KeptResponse"]:
-        """From the beginning of the conversation to this one."""
         found = []
         response: KeptResponse | None = self
         while response is not None:
@@ -48,8 +46,8 @@ class KeptResponse:
 
 
 class KeptResponses:
-    """Those of one router, within bounds on their number, bytes and age. If they are too many, those go first that were
-    not used for longest of the key that has most. Belongs to the router's loop."""
+    """One router's responses, limited in number, bytes and age. If there are too many, the largest key's least recently
+    used go first. Belongs to the router's loop."""
 
     def __init__(
         self,
@@ -58,12 +56,12 @@ class KeptResponses:
         max_bytes: int = MAX_BYTES,
         max_age_s: float = MAX_AGE_S,
     ) -> None:
-        """Args: max_age_s: since a response was last used."""
+        """Args: max_age_s: time since the last use."""
         self._clock = clock
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
-        # Of each key, what was used last at the end.
+        # Of each key, least recently used first.
         self._found: dict[str, OrderedDict[str, KeptResponse]] = {}
         self._num_bytes_of: dict[str, int] = {}
         self.num_responses = 0
@@ -79,7 +77,7 @@ class KeptResponses:
         output_items: bytes,
         previous: KeptResponse | None,
     ) -> None:
-        """Args: key: what names the client among keys."""
+        """Args: key: digest of the client's API key."""
         response = KeptResponse(response_id, key, self._clock(), answer, input_items, output_items, previous)
         self._drop_old()
         self._found.setdefault(key, OrderedDict())[response_id] = response
@@ -90,7 +88,7 @@ class KeptResponses:
             self._drop(next(iter(self._found[largest].values())))
 
     def find(self, response_id: str, key: str) -> KeptResponse | None:
-        """A response that this key has. To go on with it or to look at it is to use it."""
+        """Returns a response of this key, which counts as a use."""
         self._drop_old()
         responses = self._found.get(key)
         response = responses.get(response_id) if responses is not None else None
@@ -100,7 +98,6 @@ class KeptResponses:
         return response
 
     def forget(self, response_id: str, key: str) -> bool:
-        """Returns whether there was one."""
         response = self.find(response_id, key)
         if response is not None:
             self._drop(response)
@@ -113,7 +110,7 @@ class KeptResponses:
                 self._drop(first)
 
     def _drop(self, response: KeptResponse) -> None:
-        """It can no longer be found. What others go on with stays in memory, but for its own object."""
+        """Makes it unfindable. Items that others continue stay in memory, without the answer."""
         responses = self._found[response.key]
         del responses[response.response_id]
         if not responses:

@@ -1,5 +1,5 @@
-"""Requests that cannot be parsed: gRPC would say UNKNOWN and write a traceback, as if it were our fault. And those that
-are not worth it, for parsing many small things keeps everybody waiting."""
+"""Refusal of requests that cannot be parsed, which gRPC would report as UNKNOWN with a traceback, and of requests that
+would take too long to parse."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -13,21 +13,20 @@ MALFORMED_MESSAGE = "the request is malformed: no message of its type, or text t
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Stands for such a request. Attributes: message: for the client."""
+    """Takes the place of such a request. Attributes: message: for the client."""
 
     message: str = MALFORMED_MESSAGE
 
 
 class MalformedRequestInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses requests that cannot be parsed with INVALID_ARGUMENT. For one service it does not refuse them itself but
-    gives that a Malformed in their place."""
+    """Refuses requests that cannot be parsed with INVALID_ARGUMENT. One service gets a Malformed instead."""
 
     def __init__(self, own_service: str, check: Callable[[bytes], None]) -> None:
         """
         Args:
-            own_service: full name of the one that knows Malformed; others are given parsed requests alone.
-            check: looks at a request for that service before it is parsed; raises ValueError with a message for the
-                client. What others are asked is small, as the interceptor that reads it sees to.
+            own_service: full name of the service that handles Malformed.
+            check: checks a request for that service before it is parsed; raises ValueError. Other services' messages
+                are small (intake.py).
         """
         self._own_prefix = f"/{own_service}/"
         self._check = check
@@ -58,8 +57,8 @@ class MalformedRequestInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _refusing(handler: Any) -> grpc.RpcMethodHandler:
-    """The handlers of grpcio's own services: health's methods, coroutines of one request; reflection's, an asynchronous
-    generator of many."""
+    """Wraps the handlers of grpcio's own services: health's unary coroutines, and reflection's asynchronous
+    generator."""
     if handler.stream_stream is not None:
 
         async def answer_all(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:

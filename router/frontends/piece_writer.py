@@ -1,8 +1,7 @@
-"""A generation's pieces on their way out, each as soon as it is there and the one before has been taken.
+"""Writes a generation's pieces, each as soon as it is there and the previous one is taken.
 
-A task that writes in a loop is woken twice for each token, when it has come and when it is written, and is resumed each
-time through all that awaits it, in our code and in that of the server. Here plain callbacks do both; the task waits for
-the end alone.
+A task that writes in a loop wakes twice per token, and each time resumes a chain of coroutines in our code and the
+server's. Here plain callbacks do both, and the task only waits for the end.
 """
 
 import asyncio
@@ -13,10 +12,10 @@ from tandem.router.frontends.generation import Generation, Piece
 
 
 class PieceWriter:
-    """Writes one generation, once. The call that is answered owns it."""
+    """Writes one generation, once."""
 
     def __init__(self, generation: Generation, write: Callable[[Piece], Coroutine[Any, Any, None]]) -> None:
-        """Args: write: writes a piece; the next one may be written when it has returned."""
+        """Args: write: writes a piece; returns when the next one may be written."""
         self._generation = generation
         self._write = write
         self._writing: Coroutine[Any, Any, None] | None = None
@@ -24,19 +23,19 @@ class PieceWriter:
         self._over: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
-        """Returns when the last piece is written. Raises what Generation.take_piece and `write` raise."""
+        """Returns when the last piece is written. Raises the errors of Generation.take_piece and `write`."""
         self._over = asyncio.get_running_loop().create_future()
         try:
             self._go_on()
             await self._over
         finally:
-            # An error that it holds refers to this object by its traceback: such a cycle would wait for the collector.
+            # A stored error's traceback refers to this object: break the cycle instead of leaving it to the collector.
             self._over = None
             if self._writing is not None:
                 self._writing.close()
 
     def _go_on(self, _: object = None) -> None:
-        """To be called when there may be more to write, and when gRPC or HTTP may have taken what was written."""
+        """Called when there may be more to write, or when the last piece may have been taken."""
         if self._over is None or self._over.done():
             return
         try:
@@ -54,17 +53,17 @@ class PieceWriter:
             self._over.set_exception(error)
 
     def _is_written(self, writing: Coroutine[Any, Any, None]) -> bool:
-        """Whether this has been written; if not, `_go_on` is called when it may have been."""
+        """Returns whether the piece is written; if not, `_go_on` is called later."""
         try:
             waited_for = writing.send(None)
         except StopIteration:
             self._writing = None
             return True
         if waited_for is None:
-            # It only lets others have their turn.
+            # A bare yield to the loop.
             asyncio.get_running_loop().call_soon(self._go_on)
             return False
-        # By this mark a coroutine hands the future that it awaits to whoever runs it, which is a task elsewhere.
+        # A coroutine marks the future that it awaits for its task; here no task does.
         waited_for._asyncio_future_blocking = False
         waited_for.add_done_callback(self._go_on)
         return False

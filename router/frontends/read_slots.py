@@ -1,4 +1,4 @@
-"""How many messages may be on their way in at once."""
+"""Limit on the number of messages that are being read."""
 
 import asyncio
 from collections import deque
@@ -9,17 +9,17 @@ from tandem.router.errors import OverloadedError, RequestTimeoutError
 
 T = TypeVar("T")
 
-# A call waits so long for a place.
+# Limit on a call's wait for a slot.
 WAIT_TIMEOUT_S = 30.0
 
 
 class ReadSlots:
-    """gRPC hands over a message when all of it is there and does not say how far it has come, so the number of those
-    that are read bounds the memory they take. A message mostly comes with its call: a slot is needed for a turn of the
-    loop. Where others wait for a slot, the message that has been on its way for longest gives way.
+    """gRPC hands over only complete messages and reports no progress, so the number of reads bounds their memory.
+    Usually a message comes with its call and needs its slot for one turn of the loop. When others wait for a slot, the
+    longest-running read gives way.
 
-    Slots go to connections in turn: one that opens a thousand calls and says nothing keeps others waiting no longer
-    than one that opens a single one.
+    Slots go to connections in turn: a connection with a thousand idle calls delays others no more than one with a
+    single call.
     """
 
     def __init__(
@@ -27,28 +27,28 @@ class ReadSlots:
     ) -> None:
         """
         Args:
-            grace_s: nobody gives way earlier.
-            timeout_s: how long a message may take to come where nobody waits for its place.
-            max_waiting: for a slot; beyond, of the connection with the most of them the one that has waited for longest
-                is refused.
-            newest_first: of a connection's, who waits for longest is served last: under a flood some are served at
-                once, not all late.
+            grace_s: minimum time before a read gives way.
+            timeout_s: limit on a read while nobody waits.
+            max_waiting: limit on waiting calls; beyond it the oldest one of the connection with most of them is
+                refused.
+            newest_first: serve a connection's newest call first, so that under a flood some are served at once, not all
+                late.
         """
         self._num_free = num_slots
         self._grace_s = grace_s
         self._timeout_s = timeout_s
         self._max_waiting = max_waiting
         self._newest_first = newest_first
-        # When each began, oldest first.
+        # Start of each read, oldest first.
         self._reads: dict[asyncio.Timeout, float] = {}
-        # By connection, the one whose turn is next first.
+        # By connection, the next one first.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._num_waiting = 0
 
     async def read(self, receive: Callable[[], Awaitable[T]], connection: str = "") -> T:
         """
         Args:
-            connection: on which the message comes.
+            connection: name of the connection.
 
         Raises:
             OverloadedError: there was no slot, or the message gave way to others.
@@ -71,7 +71,6 @@ class ReadSlots:
             self._free_slot()
 
     async def _take_slot(self, connection: str) -> None:
-        """Raises OverloadedError."""
         if self._num_free:
             self._num_free -= 1
             return
@@ -92,7 +91,7 @@ class ReadSlots:
                 if not self._waiting[connection]:
                     del self._waiting[connection]
             elif not slot.cancelled() and slot.exception() is None:
-                # It was given a slot while it was being cancelled.
+                # It got a slot while it was being cancelled.
                 self._free_slot()
             if isinstance(error, TimeoutError):
                 raise _no_slot() from None
@@ -108,7 +107,7 @@ class ReadSlots:
         self._num_free += 1
 
     def _next_waiting(self, connection: str, *, oldest: bool) -> asyncio.Future[None]:
-        """Takes one of a connection's out of the line; its next one stands behind those of all others."""
+        """Takes a connection's next call; the connection then goes to the end of the line."""
         queue = self._waiting.pop(connection)
         slot = queue.popleft() if oldest else queue.pop()
         self._num_waiting -= 1

@@ -1,7 +1,6 @@
-"""Kept responses of all routers, over gRPC between their ports for the cluster's own processes.
+"""Lookup of kept responses at other routers, over gRPC on the ports for the cluster's own processes.
 
-A response stays with the router that made it, and its id says which that is. No other is asked, so what is not there is
-nowhere.
+A response stays at the router that made it, and its id ends with a digest of that router's name, which alone is asked.
 """
 
 import asyncio
@@ -20,26 +19,26 @@ from tandem.v1 import router_pb2_grpc
 
 ID_PREFIX = "resp_"
 ID_BYTES = 16
-# Of a router's name. They say where a response is, and are no secret.
+# Length of the digest of a router's name in an id; it is no secret.
 HOME_BYTES = 4
-# A router that does not answer holds nobody up for longer.
+# Limit on the wait for a router that does not answer.
 FIND_TIMEOUT_S = 2.0
-# A conversation may be as long as the model's length: no more are on their way at once.
+# Limit on concurrent lookups: a conversation may be as long as the model's length.
 MAX_ASKED = 32
 WAIT_TIMEOUT_S = 10.0
 
 
 class ResponseExchange(router_pb2_grpc.RouterResponsesServicer):
-    """Both ends of one router. On its loop.
+    """Both ends of one router's exchange. Belongs to the router's loop.
 
     Attributes:
-        kept: those of this router.
+        kept: this router's responses.
     """
 
     def __init__(
         self, router_id: str, peers: Mapping[str, str], kept: KeptResponses, credentials: ClusterCredentials
     ) -> None:
-        """Args: peers: addresses of the other routers, by their names."""
+        """Args: peers: addresses of the other routers by name."""
         self.kept = kept
         self._home = _home_of(router_id)
         self._peers = {_home_of(name): address for name, address in peers.items()}
@@ -47,17 +46,16 @@ class ResponseExchange(router_pb2_grpc.RouterResponsesServicer):
         self._slots = asyncio.Semaphore(MAX_ASKED)
 
     def new_id(self) -> str:
-        """Of a response that this router makes."""
         return f"{ID_PREFIX}{secrets.token_hex(ID_BYTES)}{self._home}"
 
     async def find(self, response_id: str, key_digest: str, *, with_earlier: bool) -> KeptResponse | None:
-        """What this key has kept under this name, at whichever router.
+        """Finds a response of this key at any router.
 
         Args:
-            with_earlier: whether all is wanted that the response goes on with.
+            with_earlier: whether to include the conversation before it.
 
         Raises:
-            UnavailableError: the router that would have it does not answer.
+            UnavailableError: its router does not answer.
             OverloadedError: too many are being looked up.
         """
         address = self._elsewhere(response_id)
@@ -98,11 +96,10 @@ class ResponseExchange(router_pb2_grpc.RouterResponsesServicer):
         )
 
     def _elsewhere(self, response_id: str) -> str | None:
-        """The address of the other router that made this name; None: none of them has."""
+        """Returns the address of the other router that made this id; None: none of them."""
         return self._peers.get(response_id[-2 * HOME_BYTES :])
 
     async def _ask(self, address: str, request: pb.FindResponseRequest) -> pb.FindResponseResult:
-        """Raises as `find`."""
         try:
             async with asyncio.timeout(WAIT_TIMEOUT_S):
                 await self._slots.acquire()

@@ -1,4 +1,4 @@
-"""What a client asks of the choice of tokens, checked, as workers are told it."""
+"""From a client's sampling options to checked parameters for the workers."""
 
 import random
 from collections.abc import Collection, Mapping, Sequence
@@ -11,8 +11,7 @@ from tandem.router.text.tokenizer import Tokenizer
 from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS, SamplingParams
 
 SEED_BITS = 64
-# These fields of SamplingParams are made of what clients set in other forms. All others clients set under the same
-# names, and where one is left out, the class has a default.
+# Fields of SamplingParams that clients set in other forms. All others have the same names, with the class's defaults.
 MADE_FIELDS = (
     "max_tokens",
     "logit_bias",
@@ -27,11 +26,11 @@ PLAIN_FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name not in MAD
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """What a client asks for. None, and what `plain` does not name, has a default.
+    """A client's options. Missing ones have defaults.
 
     Attributes:
-        grammar: what `Frontend.grammar` has made of what the output is to keep to; "": to nothing.
-        plain: those of PLAIN_FIELDS that are given, taken as they are.
+        grammar: grammar from `Frontend.grammar`; "": none.
+        plain: the given PLAIN_FIELDS, unchanged.
     """
 
     max_tokens: int | None = None
@@ -54,14 +53,14 @@ def sampling_params(
     num_left: int,
     default_max_tokens: int | None,
 ) -> SamplingParams:
-    """What workers are told.
+    """Checks options.
 
     Args:
         num_left: tokens that the model's length leaves for the output.
-        default_max_tokens: where the client names no limit; None: all that is left.
+        default_max_tokens: limit for a client that names none; None: num_left.
 
     Raises:
-        InvalidRequestError: with a message for the client.
+        InvalidRequestError: an option is out of range.
     """
     max_tokens = options.max_tokens
     if max_tokens is None:
@@ -106,8 +105,8 @@ def sampling_params(
 
 
 def check_vocabulary(tokenizer: Tokenizer, token_ids: Collection[int], what: str = "") -> None:
-    """Raises ValueError, whose message begins with `what`. There may be hundreds of thousands of ids, so only the
-    extremes are looked at."""
+    """Raises ValueError with a message that begins with `what`. Only the extremes are checked: there may be hundreds of
+    thousands of ids."""
     vocab_size = tokenizer.vocab_size
     for token_id in (min(token_ids), max(token_ids)):
         if not 0 <= token_id < vocab_size:

@@ -13,7 +13,7 @@ from tandem.rpc.recording_service import MAX_DURATION_S
 from tandem.v1 import recording_pb2 as pb
 from tandem.v1 import recording_pb2_grpc
 
-# A client that does not read keeps nobody else from a recording for longer.
+# A client that does not read blocks other recordings no longer than this.
 TIMEOUT_S = MAX_DURATION_S + COLLECT_TIMEOUT_S
 REFUSAL = (
     "a recording shows the requests of all API keys, and there are several: start the server with --allow-tracing if "

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from tandem.config import ROLES
-from tandem.lifecycle import ASSIGNED, FIRST_TOKEN, PHASES, TOTALS, PhaseTiming
+from tandem.lifecycle import ASSIGNED, FIRST_TOKEN, PHASES, TOTALS
 from tandem.messages import CachedPrefixes
 from tandem.prefix import IDENTITY_BYTES
 from tandem.process_metrics import process_registry
@@ -29,6 +29,7 @@ from tandem.router.observe.request_spans import DROP_REASONS
 from tandem.router.policies.base import AttemptFailure
 from tandem.router.policies.cost_model import REASONS
 from tandem.router.requests.clock_offsets import ClockOffsets
+from tandem.router.requests.tracker import RequestReport
 from tandem.router.workers.leans import LEANS
 from tandem.router.workers.placement import Placement
 from tandem.router.workers.worker import Pair
@@ -137,22 +138,15 @@ class RouterMetrics(Collector):
         """A body had so many fields that nobody here knows."""
         self._num_unknown_fields += num_fields
 
-    def request_ended(
-        self,
-        outcome: str,
-        *,
-        num_prompt_tokens: int,
-        num_cached_tokens: int,
-        num_output_tokens: int,
-        timings: Iterable[PhaseTiming],
-    ) -> None:
-        self._outcomes[outcome] += 1
+    def request_ended(self, report: RequestReport) -> None:
+        num_prompt_tokens = report.num_prompt_tokens
+        self._outcomes[report.outcome] += 1
         self._num_prompt_tokens += num_prompt_tokens
-        self._num_cached_tokens += num_cached_tokens
-        self._num_generated_tokens += num_output_tokens
+        self._num_cached_tokens += report.num_cached_tokens
+        self._num_generated_tokens += report.num_generated_tokens
         self._prompt_tokens.observe(num_prompt_tokens)
-        self._generated_tokens.observe(num_output_tokens)
-        for timing in timings:
+        self._generated_tokens.observe(report.num_generated_tokens)
+        for timing in report.timings:
             self._phases[timing.name].observe(timing.duration_ms / 1e3)
 
     def attempt_placed(self, pair: Pair) -> None:

@@ -17,7 +17,7 @@ from opentelemetry.util.types import AttributeValue
 from tandem import __version__
 from tandem.lifecycle import DECODE_MOMENTS, PHASES, PREFILL_MOMENTS, TOTALS
 from tandem.router.observe.request_spans import TracedRequest
-from tandem.router.requests.trace_context import TRACEPARENT, TRACESTATE, TraceContext
+from tandem.router.requests.client_ids import TRACEPARENT, TRACESTATE, TraceContext
 
 _STARTS = {spec.name: spec.start for spec in PHASES}
 _SUCCESSES = ("stop", "length")

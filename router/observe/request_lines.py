@@ -12,8 +12,8 @@ import time
 from collections import deque
 from typing import Protocol
 
-from tandem.lifecycle import TOTALS, PhaseTiming
-from tandem.router.requests.tracker import RequestTracker
+from tandem.lifecycle import TOTALS
+from tandem.router.requests.tracker import RequestReport, RequestTracker
 
 # Of one line, in bytes.
 MAX_LINE_BYTES = 2048
@@ -107,20 +107,13 @@ class RequestLines:
             f"temperature={sampling.temperature:g}"
         )
 
-    def ended(
-        self,
-        tracker: RequestTracker,
-        outcome: str,
-        *,
-        num_cached_tokens: int,
-        num_output_tokens: int,
-        timings: list[PhaseTiming],
-    ) -> None:
-        took = "".join(f" {t.name}_ms={t.duration_ms:.0f}" for t in timings if t.name in TOTALS)
-        why = f": {tracker.failure}" if tracker.failure else ""
+    def ended(self, report: RequestReport) -> None:
+        took = "".join(f" {t.name}_ms={t.duration_ms:.0f}" for t in report.timings if t.name in TOTALS)
+        failure = report.tracker.failure
         self._send(
-            f"< {_name(tracker)} {outcome} prompt_tokens={len(tracker.prompt_ids)} cached_tokens={num_cached_tokens} "
-            f"output_tokens={num_output_tokens}{took}{why}"
+            f"< {_name(report.tracker)} {report.outcome} prompt_tokens={report.num_prompt_tokens} "
+            f"cached_tokens={report.num_cached_tokens} output_tokens={report.num_output_tokens}{took}"
+            f"{f': {failure}' if failure else ''}"
         )
 
     def refused(self, request_id: str, outcome: str, error: str) -> None:
@@ -145,4 +138,8 @@ def shown(line: bytes) -> str:
 
 def _name(tracker: RequestTracker) -> str:
     """Its own id, behind the one that its client knows."""
-    return f"{tracker.client_request_id} {tracker.request_id}" if tracker.client_request_id else tracker.request_id
+    return (
+        f"{tracker.spec.client_request_id} {tracker.request_id}"
+        if tracker.spec.client_request_id
+        else tracker.request_id
+    )

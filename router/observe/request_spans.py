@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tandem.lifecycle import ENDED, RECEIVED, PhaseTiming
-from tandem.router.requests.trace_context import TraceContext
-from tandem.router.requests.tracker import RequestTracker
+from tandem.router.requests.client_ids import TraceContext
+from tandem.router.requests.tracker import RequestReport
 
 logger = logging.getLogger(__name__)
 
@@ -60,15 +60,14 @@ class TracedRequest(NamedTuple):
     timings: Sequence[PhaseTiming]
 
     @classmethod
-    def of(
-        cls, tracker: RequestTracker, outcome: str, *, num_output_tokens: int, timings: Sequence[PhaseTiming]
-    ) -> "TracedRequest":
+    def of(cls, report: RequestReport) -> "TracedRequest":
+        tracker = report.tracker
         sampling = tracker.sampling
         return cls(
             tracker.request_id,
-            tracker.client_request_id,
-            tracker.trace_context,
-            outcome,
+            tracker.spec.client_request_id,
+            tracker.spec.trace_context,
+            report.outcome,
             tracker.failure[:MAX_ERROR_LEN],
             sampling.max_tokens,
             sampling.temperature,
@@ -76,15 +75,15 @@ class TracedRequest(NamedTuple):
             sampling.top_p,
             sampling.frequency_penalty,
             sampling.presence_penalty,
-            len(tracker.prompt_ids),
-            tracker.prompt_cached_len or 0,
-            num_output_tokens,
-            tracker.attempt + 1,
+            report.num_prompt_tokens,
+            report.num_cached_tokens,
+            report.num_output_tokens,
+            report.num_attempts,
             tracker.prefill_worker_id,
             tracker.decode_worker_id,
             tracker.moments[RECEIVED],
             tracker.moments[ENDED],
-            timings,
+            report.timings,
         )
 
 
@@ -111,12 +110,12 @@ class RequestSpans:
         self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
         self._thread.start()
 
-    def put(self, request: TracedRequest) -> None:
+    def put(self, report: RequestReport) -> None:
         """On the loop; never waits."""
         if len(self._queue) >= self._max_queued:
             self._on_dropped(QUEUE_FULL, 1)
         else:
-            self._queue.append(request)
+            self._queue.append(TracedRequest.of(report))
 
     def close(self) -> None:
         """Sends what is left, as far as the collector takes it within STOP_TIMEOUT_S."""

@@ -1,18 +1,19 @@
 """A request in hand.
 
-The objects of one request at the router, and who owns them:
+The objects of one request at the router:
 
-| object | what it is | owner |
+| object | content | owner |
 |---|---|---|
-| `Generation` | one output on its way to a client: its pieces, its end, what is counted of it | a frontend's call |
+| `RequestSpec` | everything that the client asks for; never changes | the tracker |
+| `Generation` | one output on its way to a client: its pieces and its end | a frontend's call |
 | `OutputText` | the text of that output, up to a stop string | the Generation |
-| `RequestTracker` | the state machine: which attempt counts, the tokens in order, the one end | the Generation |
-| `ActiveRequest` | who serves the tracker's request, and until when, while it is being served | the Router |
-| `TokenQueue` | tokens that have come and that the Generation has not asked for | the ActiveRequest |
-| `RoutingRequest` | how the request stood at one moment | the routing policy, which is given it |
+| `RequestTracker` | the state machine: the current attempt, the tokens in order, the one end | the Generation |
+| `ActiveRequest` | the workers and deadlines of the request, while it is served | the Router |
+| `TokenQueue` | tokens that the Generation has not taken yet | the ActiveRequest |
+| `RoutingRequest` | the state of the request at one moment | the routing policy |
 
-Several outputs of one HTTP request are as many of each; what of an output waits to be written as JSON is in a
-`ChoiceBuffer`, which the `Answer` to the HTTP request owns.
+An HTTP request with several outputs has one of each per output. The `Answer` owns a `ChoiceBuffer` for each, which
+holds output that waits to be written as JSON.
 """
 
 from collections.abc import Callable
@@ -23,39 +24,38 @@ from tandem.router.requests.token_queue import TokenQueue
 from tandem.router.requests.tracker import RequestTracker
 from tandem.router.workers.worker import Pair, Worker
 
-# Once so many workers in a row were lost while they served a request, it is a suspect.
+# A request is a suspect after this many lost workers in a row.
 SUSPECT_AFTER = 2
-# What a worker was computing when it was lost: the router had not heard of these tokens yet.
+# Tokens that a lost worker may have computed without the router hearing of them.
 NUM_UNHEARD_TOKENS = 8
 
 
 @dataclass(eq=False, slots=True)
 class ActiveRequest:
-    """What the router must know of a request beside its tracker, as long as it serves it. The Router owns it.
+    """The router's state of a request while it serves it. Times are on the router's clock.
 
     Attributes:
-        deadline: on the router's clock, for the whole request.
-        number: requests that came later have a larger one.
-        tokens: what its client reads.
-        pair: who serves the current attempt; None between attempts.
-        workers: those of them that have a part left: what is lost with them is lost to the attempt.
+        deadline: end of the whole request's time.
+        number: order of arrival.
+        tokens: queue that the client's side reads.
+        pair: workers of the current attempt; None between attempts.
+        workers: members of the pair that still have a part; losing one ends the attempt.
         prefill_has_part: whether the decode worker has not spoken yet in the current attempt.
-        decode_deadline: until when the decode worker may say whether it has the pages, if the prefill worker died
-            after the first token; None otherwise.
-        last_token_at: on the router's clock, when tokens last came.
-        on_overdue: called if the client does not take what is ready for it.
-        final_since: on the router's clock, since when nothing more comes.
-        is_given: whether the client's side has asked for all that came.
-        num_failures: attempts that failed; those given back for want of pages did not, nor those that ended with a
-            worker.
-        num_links_lost: attempts that ended with their link, though both workers may live.
+        decode_deadline: time by which the decode worker must say whether it has the pages, after the prefill worker
+            died behind the first token; None otherwise.
+        last_token_at: time of the last tokens.
+        on_overdue: called if the client does not take its output.
+        final_since: time of the end.
+        is_given: whether the client's side has asked for everything.
+        num_failures: failed attempts; not those given back for want of pages or ended with a worker.
+        num_links_lost: attempts that ended with their link while both workers may live.
         is_queued: whether it waits for its first token.
-        waiting_since: on the router's clock, since when it waits for a worker; None while it does not.
-        waiting_bytes: what it holds meanwhile.
-        num_losses: workers that were lost while they served it, since it last got past the place where it was then.
-        num_excused: workers that were out of reach while they served it, since then.
-        lost_on: their ids.
-        cleared_len: with so many output tokens it is past that place.
+        waiting_since: start of its wait for a worker; None: it does not wait.
+        waiting_bytes: memory that it holds in the waiting room.
+        num_losses: workers lost while they served it, in its current place.
+        num_excused: workers out of reach while they served it, in its current place.
+        lost_on: ids of the lost workers.
+        cleared_len: number of output tokens from which it is past that place.
     """
 
     tracker: RequestTracker
@@ -87,11 +87,11 @@ class ActiveRequest:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether so many workers were lost with it that it may be what ends them."""
+        """Whether it may be crashing workers: it was running on too many that died."""
         return self.num_losses >= SUSPECT_AFTER
 
     def assign_pair(self, pair: Pair) -> None:
-        """An attempt begins; both workers' loads count it from now on."""
+        """Begins an attempt and counts it in both workers' loads."""
         assert self.pair is None
         self.pair = pair
         self.prefill_has_part = True
@@ -116,13 +116,12 @@ class ActiveRequest:
         )
 
     def prefill_is_computed(self) -> None:
-        """The first token is there: the prefill worker has nothing left to compute."""
         if self.pair is not None and self._num_pending_tokens:
             self.pair.prefill.add_load(num_pending_tokens=-self._num_pending_tokens)
             self._num_pending_tokens = 0
 
     def prefill_is_over(self) -> None:
-        """The decode worker has the pages: the prefill worker has no part in the attempt any more."""
+        """Ends the prefill worker's part: the decode worker has the pages."""
         self.prefill_has_part = False
         self.decode_deadline = None
         self.prefill_is_computed()
@@ -131,13 +130,12 @@ class ActiveRequest:
             self._release_worker(self.pair.prefill)
 
     def release_pair(self, *, tell_workers: bool) -> None:
-        """The attempt is over, and counts no more in anybody's load; its workers are told so, by name, unless they
-        know."""
+        """Ends the attempt and its loads. Args: tell_workers: whether to send them Abort."""
         self.prefill_is_computed()
         self._end_start()
         self.decode_deadline = None
         if tell_workers and self.pair is not None:
-            # The prefill worker is told even if its part is over: it may not know yet.
+            # The prefill worker may not know yet that its part is over.
             for worker in dict.fromkeys((self.pair.prefill, self.pair.decode)):
                 worker.send([Abort(self.tracker.request_id, self.tracker.attempt)])
         for worker in list(self.workers):
@@ -147,19 +145,19 @@ class ActiveRequest:
         self.pair = None
 
     def charge_loss(self, worker_id: str) -> None:
-        """A worker was lost while it served this request, which may be why."""
+        """Counts a worker lost while it served this request."""
         self.num_losses += 1
         self.lost_on.add(worker_id)
         self.cleared_len = len(self.tracker.output_ids) + NUM_UNHEARD_TOKENS
 
     def excuse_loss(self, at_most: int) -> bool:
-        """A worker was lost of which nobody knows whether it has ended. Returns whether that is to count as no loss."""
+        """Counts a worker that may be alive out of reach. Returns whether the loss is excused."""
         self.num_excused += 1
         self.cleared_len = max(self.cleared_len, len(self.tracker.output_ids) + NUM_UNHEARD_TOKENS)
         return self.num_excused <= at_most
 
     def clear_losses(self) -> None:
-        """It is past the place where it was when workers were lost: that was not its doing."""
+        """The request got past its place at the losses, so it did not cause them."""
         self.num_losses = self.num_excused = 0
         self.lost_on.clear()
         for worker in self.workers:
@@ -167,7 +165,6 @@ class ActiveRequest:
         self._is_under_test = False
 
     def _end_start(self) -> None:
-        """The decode worker has spoken, or the attempt is over; both workers stand in `workers` until then."""
         for worker in self.workers:
             worker.num_starting -= self._is_starting
         self._is_starting = False

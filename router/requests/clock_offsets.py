@@ -1,14 +1,13 @@
-"""How far workers' clocks are from the router's, from probes on the streams that there are anyway.
+"""Offsets of the workers' clocks from the router's, measured by probes on the control streams.
 
-The router sends a probe with its own time, the worker answers with the times at which it received the probe and sent
-the answer, and the router notes when that came. Nothing arrives before it was sent: the probe's way says that the
-worker's clock is ahead by so much at most, the answer's that it is ahead by so much at least. These bounds are true
-however different the two ways are, so what is known is an interval, and half its width is the uncertainty: half a round
-trip at most, and less where the fastest probe and the fastest answer were not of the same round. Bounds grow wider as
-they age, because clocks drift; a new probe narrows them again. Bounds that contradict each other mean that a clock has
-jumped, as that of a host does that was suspended: then the newest alone count.
+The router sends a probe with its time. The worker answers with the times of receipt and of sending, and the router
+notes the arrival. Nothing arrives before it was sent: the probe bounds the worker's offset from above, the answer from
+below. The bounds hold however different the two ways are. The uncertainty is half the interval: at most half a round
+trip, and less if the fastest probe and the fastest answer came from different rounds. Bounds widen with age, because
+clocks drift, and a new probe narrows them. Contradicting bounds mean that a clock has jumped, for example after a host
+was suspended; then only the newest count.
 
-Offsets are for looking at timelines. No deadline uses them.
+Offsets serve timelines only. No deadline uses them.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,30 +17,29 @@ from tandem.messages import ClockProbe, ClockReply, Moment
 from tandem.router.requests.tracker import RequestTracker
 
 PROBE_INTERVAL_S = 1.0
-# A worker that has just come is probed so often in a row: the first answer waits for much else.
+# Probes in a row to a new worker: its first answer waits for other work.
 NUM_FIRST_PROBES = 4
-# Clocks of two hosts move against each other by so much at most: quartz is good to 50 millionths on either side.
+# Limit on the relative drift of two hosts' clocks: quartz is good to 50 ppm on either side.
 MAX_DRIFT = 100e-6
 
 
 class ClockOffset:
-    """What is known of one clock: its time less the router's.
+    """Offset of one clock: its time less the router's.
 
     Attributes:
-        num_replies: round trips that it was learned from.
-        offset_ns: the time, as far as it is known.
+        num_replies: round trips measured.
+        offset_ns: best estimate.
     """
 
     def __init__(self, reply: ClockReply, heard_ns: int) -> None:
-        """Args and errors as `observe`."""
         self.num_replies = 1
         self._set(*_bounds(reply, heard_ns), heard_ns)
 
     def observe(self, reply: ClockReply, heard_ns: int) -> None:
-        """One round trip is over.
+        """Adds a round trip.
 
         Args:
-            heard_ns: on the router's clock, when the reply came.
+            heard_ns: arrival of the reply, on the router's clock.
 
         Raises:
             ValueError: these times cannot be those of a round trip.
@@ -55,24 +53,20 @@ class ClockOffset:
         self.num_replies += 1
 
     def uncertainty_ns(self, at_ns: int) -> int:
-        """How far the offset may be off at a time on the router's clock."""
+        """Returns the possible error of the offset at a time on the router's clock."""
         return round((self._high - self._low) / 2 + self._drift_ns(at_ns))
 
     def _set(self, low: float, high: float, at_ns: int) -> None:
-        """Args: at_ns: on the router's clock, when these were the bounds."""
         self._low, self._high, self._at_ns = low, high, at_ns
         self.offset_ns = round((low + high) / 2)
 
     def _drift_ns(self, at_ns: int) -> float:
-        """How far the clocks may have moved against each other between the last round trip and then."""
         return MAX_DRIFT * abs(at_ns - self._at_ns)
 
 
 def _bounds(reply: ClockReply, heard_ns: int) -> tuple[float, float]:
-    """The least and the most that the worker's clock is ahead now. Raises ValueError if these cannot be the times of a
-    round trip."""
-    # The clocks have drifted since either was read; while a worker is stopped between the two, by more than the ways
-    # take.
+    """Returns the bounds of the worker's offset. Raises ValueError if these cannot be the times of a round trip."""
+    # The clocks drift between the readings; much, if the worker was stopped meanwhile.
     drift = MAX_DRIFT * (heard_ns - reply.sent_ns)
     low, high = reply.replied_ns - heard_ns - drift, reply.received_ns - reply.sent_ns + drift
     if low > high:
@@ -81,15 +75,13 @@ def _bounds(reply: ClockReply, heard_ns: int) -> tuple[float, float]:
 
 
 class ClockOffsets:
-    """The clocks of the workers that are connected to one router, by their ids. Belongs to its loop."""
+    """Clock offsets of the connected workers by id. Belongs to the router's loop."""
 
     def __init__(self, clock_ns: Callable[[], int] = now_ns) -> None:
-        """Args: clock_ns: the router's."""
         self._clock_ns = clock_ns
         self._offsets: dict[str, ClockOffset] = {}
 
     def probe(self) -> ClockProbe:
-        """To be sent at once."""
         return ClockProbe(self._clock_ns())
 
     def receive(self, worker_id: str, reply: ClockReply) -> bool:
@@ -102,16 +94,15 @@ class ClockOffsets:
         return offset.num_replies < NUM_FIRST_PROBES
 
     def forget(self, worker_id: str) -> None:
-        """This life of the worker is over: the clock of the next one is another."""
         self._offsets.pop(worker_id, None)
 
     def stamp(self, tracker: RequestTracker, moments: Sequence[Moment]) -> None:
-        """Notes moments of the current attempt's workers on the router's clock. Whatever a worker's clock says, none of
-        them was before the attempt began, and none is yet to come."""
+        """Notes moments of the current attempt's workers on the router's clock, none before the attempt's start or
+        after now."""
         now = self._clock_ns()
         stamped = tracker.moments
         since = stamped.get(ASSIGNED, now)
-        # Of the prefill worker, and of the decode worker.
+        # Keys: True for the prefill worker, False for the decode worker.
         offsets_ns: dict[bool, int] = {}
         for moment in moments:
             name = moment.name
@@ -126,11 +117,11 @@ class ClockOffsets:
             stamped[name] = since if time_ns < since else now if time_ns > now else time_ns
 
     def offset_ns(self, worker_id: str) -> int:
-        """What a time of this worker is ahead of the router's, in nanoseconds; 0 while nothing is known."""
+        """Returns the worker's offset in nanoseconds; 0 while it is unknown."""
         offset = self._offsets.get(worker_id)
         return 0 if offset is None else offset.offset_ns
 
     def uncertainty_ns(self, worker_id: str) -> int | None:
-        """How far the offset may be off now, in nanoseconds; None: nothing is known of this worker's clock."""
+        """Returns the offset's current uncertainty in nanoseconds; None: unknown."""
         offset = self._offsets.get(worker_id)
         return None if offset is None else offset.uncertainty_ns(self._clock_ns())

@@ -1,4 +1,4 @@
-"""The log probabilities of one prompt's tokens, as they come from the worker that computes it."""
+"""Log probabilities of one prompt's tokens, as its worker sends them."""
 
 from array import array
 
@@ -7,12 +7,12 @@ from tandem.sampling_params import TopLogprob
 
 
 class PromptLogprobs:
-    """Positions are those of the prompt's tokens. Of the first one nothing is known: nothing stands before it.
+    """Positions are those of the prompt's tokens; the first token has no log probability.
 
     Attributes:
-        num_top: how many of the most likely tokens there are for each.
-        logprobs, ranks: of the tokens from position 1 on; rank 1 is the most likely.
-        top_ids, top_logprobs: num_top for each, the most likely first.
+        num_top: number of most likely tokens per position.
+        logprobs, ranks: values of the tokens from position 1 on; rank 1 is the most likely.
+        top_ids, top_logprobs: num_top values per position, the most likely first.
     """
 
     def __init__(self, prompt_len: int) -> None:
@@ -26,7 +26,7 @@ class PromptLogprobs:
         return len(self.logprobs) == self._prompt_len - 1
 
     def append(self, part: PackedLogprobs) -> None:
-        """Takes the next ones. Raises ValueError: they are none of these."""
+        """Appends the next positions. Raises ValueError: they do not follow, or do not fit each other."""
         if part.start != len(self.logprobs) + 1 or (self.logprobs and part.num_top != self.num_top):
             raise ValueError(f"log probabilities of a prompt from {part.start} on, after {len(self.logprobs)} of them")
         self.num_top = part.num_top
@@ -41,7 +41,7 @@ class PromptLogprobs:
             raise ValueError("log probabilities of a prompt that do not belong together")
 
     def top(self, position: int) -> list[TopLogprob]:
-        """The most likely tokens there, the most likely first."""
+        """Returns the most likely tokens at a position, the most likely first."""
         start = (position - 1) * self.num_top
         end = start + self.num_top
         return list(map(TopLogprob, self.top_ids[start:end], self.top_logprobs[start:end]))

@@ -1,7 +1,7 @@
-"""The requests in hand, sorted by what the passing of time may do to them.
+"""The requests in hand, sorted by the deadlines that apply to them.
 
-A look at all of them, four times a second, would cost the router's loop more the more there are, whatever happens to
-them. So those that nothing can be due of are not looked at.
+The router looks for overdue requests four times a second. Only requests that may be overdue are looked at, so that the
+cost does not grow with the number in hand.
 """
 
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ from tandem.router.requests.active_request import ActiveRequest
 class RequestsInHand:
     """
     Attributes:
-        num_queued: those that wait for their first token.
+        num_queued: requests that wait for their first token.
     """
 
     def __init__(self) -> None:
         self._all: dict[str, ActiveRequest] = {}
-        # All have the same time from their arrival, so they stand in the order of their deadlines.
+        # All have the same timeout, so order of arrival is order of deadlines.
         self._unfinished: dict[str, ActiveRequest] = {}
-        # Those that have ended, and whose clients have not taken all yet.
+        # Ended requests whose clients have not taken everything.
         self._undelivered: dict[str, ActiveRequest] = {}
         self._awaiting_decode: dict[str, ActiveRequest] = {}
         self.num_queued = 0
@@ -28,7 +28,6 @@ class RequestsInHand:
         return len(self._all)
 
     def __iter__(self) -> Iterator[ActiveRequest]:
-        """By age."""
         return iter(list(self._all.values()))
 
     @property
@@ -41,33 +40,28 @@ class RequestsInHand:
     def add(self, request: ActiveRequest) -> None:
         request_id = request.tracker.request_id
         self._all[request_id] = self._unfinished[request_id] = request
-        # One that is resumed has its place in a queue behind it.
+        # A resumed request does not count as queued: it has queued before.
         request.is_queued = not request.tracker.output_ids
         self.num_queued += request.is_queued
 
     def remove(self, request: ActiveRequest) -> None:
-        """The client is done with it."""
         self._mark_answered(request)
         for requests in (self._all, self._unfinished, self._undelivered, self._awaiting_decode):
             requests.pop(request.tracker.request_id, None)
 
     def mark_token(self, request: ActiveRequest) -> None:
-        """A token has come for it."""
         self._mark_answered(request)
 
     def mark_ended(self, request: ActiveRequest) -> None:
-        """Nothing more will come for it."""
         self._mark_answered(request)
         request_id = request.tracker.request_id
         if self._unfinished.pop(request_id, None) is not None:
             self._undelivered[request_id] = request
 
     def await_decode(self, request: ActiveRequest) -> None:
-        """It has a `decode_deadline` from now on."""
         self._awaiting_decode[request.tracker.request_id] = request
 
     def past_deadline(self, now: float) -> list[ActiveRequest]:
-        """Those that have taken too long and have not ended."""
         overdue = []
         for request in self._unfinished.values():
             if now < request.deadline:
@@ -79,7 +73,7 @@ class RequestsInHand:
         return list(self._undelivered.values())
 
     def without_word(self, now: float) -> list[ActiveRequest]:
-        """Those whose decode worker has not said in time whether it has their pages."""
+        """Returns requests whose decode worker has not said in time whether it has their pages."""
         silent = []
         for request_id, request in list(self._awaiting_decode.items()):
             if request.decode_deadline is None:

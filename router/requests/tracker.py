@@ -1,11 +1,12 @@
 """One request's state machine at the router: attempts, the order of its tokens, and its one end.
 
-This is bookkeeping alone: no sockets, no clock, no workers. `Attempts` feeds it messages and acts on what it says.
+This is bookkeeping without sockets, clock or workers. `Attempts` feeds it messages and acts on the result.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 from tandem.lifecycle import (
     ASSIGNED,
@@ -16,11 +17,12 @@ from tandem.lifecycle import (
     PREFILL_MOMENTS,
     RECEIVED,
     ROUTER_ATTEMPT_MOMENTS,
+    PhaseTiming,
 )
 from tandem.messages import Admit, Finished, FirstToken, Prefill, PromptScored, TokenEvent
 from tandem.router.errors import RequestError, UnavailableError
 from tandem.router.requests.prompt_logprobs import PromptLogprobs
-from tandem.router.requests.trace_context import TraceContext
+from tandem.router.requests.request_spec import RequestSpec
 from tandem.router.workers.placement import Placed
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 
@@ -29,9 +31,9 @@ class RequestState(Enum):
     """
     Attributes:
         WAITING: no attempt is under way.
-        RUNNING: an attempt is.
+        RUNNING: an attempt is under way.
         FINISHED: every token has been passed on.
-        FAILED: nothing more comes, and the client is told why.
+        FAILED: nothing more comes; the client is told the reason.
         ABORTED: the client is gone.
     """
 
@@ -47,53 +49,40 @@ FINAL_STATES = (RequestState.FINISHED, RequestState.FAILED, RequestState.ABORTED
 
 @dataclass(eq=False, slots=True)
 class RequestTracker:
-    """What is known of one request, from its prompt to the log's line about it. A Generation owns it, and the router
-    changes it as long as it serves the request.
+    """The state of one request, from its prompt to its log line. A Generation owns it, and the router changes it while
+    it serves the request.
 
     Attributes:
-        request_id: minted by the router.
-        session_id: what the client says of the conversation that it belongs to; for the routing policy alone.
-        client_request_id: what the client calls it.
-        arrival_ns: when its client first asked, for a request that was resumed; 0: when it was received.
-        record_id: under this name its workers keep a record of it; empty: they need not.
-        trace_context: of its client, if that has said so.
-        resume_token: what they keep with it (router/resumption.py).
-        prompt_identities: of its prompt's prefixes, by page size, where they have been computed already.
+        request_id: id from the router.
+        spec: everything that the client asks for.
+        prompt_ids, sampling: copies of the spec's.
         attempt: number of the current attempt; messages of any other have no effect.
-        placed: how the last attempt was placed; None before the first.
+        placed: placement of the last attempt; None before the first.
         output_ids: tokens passed on so far; each index exactly once, in order.
-        output_logprobs: their log probabilities, one for each; empty if not asked for.
-        prompt_logprobs: those of the prompt, if asked for; complete before any token is passed on.
-        finish_reason: "stop" or "length" once it is finished.
-        failure, failure_class: once it has failed, why, and what is raised for the client.
+        output_logprobs: log probabilities of output_ids; empty if not asked for.
+        prompt_logprobs: log probabilities of the prompt, if asked for; complete before any token is passed on.
+        finish_reason: "stop" or "length" of a finished request.
+        failure, failure_class: reason of a failed request, and the error raised for the client.
         has_first_token: whether the attempt's prefill worker has sent its token.
-        decode_has_spoken: whether the attempt's decode worker has sent tokens: the prefill worker's part is over.
-        prompt_cached_len: prompt tokens that the first attempt's prefill found cached, for the client's usage.
-        prefill_cached_len, decode_cached_len: tokens that the last attempt's workers have found cached, as far as they
-            have reported.
-        num_pages_computed, num_pages_shipped: what the last attempt has cost, as far as its workers have reported.
-        moments: nanoseconds by moment, on this router's clock, those of an attempt as long as no other is to follow.
-        clock_uncertainty_ns: how far those of workers may be off, the largest of all.
+        decode_has_spoken: whether the attempt's decode worker has sent tokens, which ends the prefill worker's part.
+        prompt_cached_len: prompt tokens that the first prefill found cached, for the client's usage.
+        prefill_cached_len, decode_cached_len: tokens that the last attempt's workers reported as cached.
+        num_pages_computed, num_pages_shipped: pages that the last attempt's workers reported.
+        moments: nanoseconds by moment, on this router's clock; an attempt's moments are dropped at the next attempt.
+        clock_uncertainty_ns: largest possible error of the workers' moments.
     """
 
     request_id: str
-    prompt_ids: tuple[int, ...]
-    sampling: SamplingParams
-    priority: int = 0
-    cache_namespace: str = ""
-    session_id: str = ""
-    client_request_id: str = ""
-    arrival_ns: int = 0
-    record_id: str = ""
-    resume_token: bytes = b""
-    trace_context: TraceContext | None = None
-    prompt_identities: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    spec: RequestSpec
+    # Copies, because `sampling` is read for every token.
+    prompt_ids: tuple[int, ...] = field(init=False)
+    sampling: SamplingParams = field(init=False)
     state: RequestState = RequestState.WAITING
     attempt: int = -1
     placed: Placed | None = None
     prefill_worker_id: str = ""
     decode_worker_id: str = ""
-    output_ids: list[int] = field(default_factory=list)
+    output_ids: list[int] = field(init=False)
     output_logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: PromptLogprobs | None = None
     finish_reason: str = ""
@@ -106,22 +95,29 @@ class RequestTracker:
     decode_cached_len: int = 0
     num_pages_computed: int = 0
     num_pages_shipped: int = 0
-    moments: dict[str, int] = field(default_factory=dict)
+    moments: dict[str, int] = field(init=False)
     clock_uncertainty_ns: int = 0
-    # Tokens that have overtaken an earlier one wait here: by index, each with its log probabilities if asked for.
+    # Tokens that have overtaken an earlier one, by index, each with its log probabilities if asked for.
     _early: dict[int, tuple[int, Sequence[TokenLogprobs]]] = field(default_factory=dict)
-    # A worker has said how many output tokens there are when the attempt ends, and why it ends.
+    # Number of output tokens at the attempt's end and its reason, as a worker announced them.
     _announced_end: tuple[int, str] | None = None
 
     def __post_init__(self) -> None:
-        # Who goes on with a request has them already.
+        spec = self.spec
+        self.prompt_ids, self.sampling = tuple(spec.prompt.token_ids), spec.sampling
+        self.moments = dict(spec.prompt.moments)
+        self.output_ids = list(spec.resumption.token_ids) if spec.resumption is not None else []
+        if self.sampling.num_logprobs is not None:
+            # The client has these tokens already and is not sent their log probabilities.
+            self.output_logprobs = [TokenLogprobs(0.0)] * len(self.output_ids)
+        # A client that resumes has the prompt's log probabilities already.
         if self.sampling.num_prompt_logprobs is not None and not self.output_ids:
             self.prompt_logprobs = PromptLogprobs(len(self.prompt_ids))
 
     @property
     def lacks_prompt_logprobs(self) -> bool:
-        """Whether they are asked for and have not all come: until then the prefill worker has a part in the attempt,
-        and no token is passed on."""
+        """Whether requested prompt log probabilities are incomplete. Until they are complete, the prefill worker has a
+        part in the attempt, and no token is passed on."""
         return self.prompt_logprobs is not None and not self.prompt_logprobs.is_complete
 
     @property
@@ -129,12 +125,13 @@ class RequestTracker:
         return self.state in FINAL_STATES
 
     def begin_attempt(
-        self, prefill_worker_id: str, decode_worker_id: str, admit_duration_s: float
+        self, prefill_worker_id: str, decode_worker_id: str, admit_duration_s: float, placed: Placed | None = None
     ) -> tuple[Admit, Prefill]:
-        """Begins the next attempt, carrying on from the tokens passed on so far; returns what to send."""
+        """Begins the next attempt from the tokens passed on so far; returns the messages to send."""
         assert self.state is RequestState.WAITING
         self.state = RequestState.RUNNING
         self.attempt += 1
+        self.placed = placed
         self.prefill_worker_id = prefill_worker_id
         self.decode_worker_id = decode_worker_id
         self.prefill_cached_len = self.decode_cached_len = 0
@@ -143,9 +140,10 @@ class RequestTracker:
         output_ids = tuple(self.output_ids)
         without = self.sampling.without_prompt_logprobs()
         if self.lacks_prompt_logprobs:
-            # Those of a chunk come once, so all come anew.
+            # A chunk's log probabilities are sent once, so the next attempt computes all of them.
             self.prompt_logprobs = PromptLogprobs(len(self.prompt_ids))
-        arrival_ns = self.arrival_ns or self.moments.get(RECEIVED, 0)
+        spec = self.spec
+        arrival_ns = spec.arrival_ns or self.moments.get(RECEIVED, 0)
         return (
             Admit(
                 self.request_id,
@@ -155,10 +153,10 @@ class RequestTracker:
                 without,
                 admit_duration_s,
                 arrival_ns,
-                self.priority,
-                self.cache_namespace,
-                self.record_id,
-                self.resume_token,
+                spec.priority,
+                spec.cache_namespace,
+                spec.record_id,
+                spec.resume_token,
             ),
             Prefill(
                 self.request_id,
@@ -168,15 +166,15 @@ class RequestTracker:
                 self.sampling if self.lacks_prompt_logprobs else without,
                 decode_worker_id,
                 arrival_ns,
-                self.priority,
-                self.cache_namespace,
-                self.record_id,
-                self.resume_token,
+                spec.priority,
+                spec.cache_namespace,
+                spec.record_id,
+                spec.resume_token,
             ),
         )
 
     def finish_if_whole(self) -> None:
-        """A request that waits for its next attempt needs none if its last token is there."""
+        """Finishes a waiting request whose last token is already there."""
         assert self.state is RequestState.WAITING
         if self.output_ids:
             self.finish_reason = self.sampling.finish_reason(self.output_ids[-1], len(self.output_ids))
@@ -184,8 +182,8 @@ class RequestTracker:
                 self.state = RequestState.FINISHED
 
     def end_attempt(self) -> None:
-        """Ends the attempt in one act: what was passed on is frozen, whatever its workers still say is ignored. If its
-        last token had been passed on and only the word that it was the last is missing, the request is finished."""
+        """Ends the attempt: its later messages are ignored. If its last token had been passed on and only the
+        announcement of the end is missing, the request is finished."""
         assert self.state is RequestState.RUNNING
         self.state = RequestState.WAITING
         self.finish_if_whole()
@@ -195,11 +193,9 @@ class RequestTracker:
             self._forget_moments()
 
     def mark_failed(self, reason: str, failure_class: type[RequestError]) -> bool:
-        """Nothing more comes; what its client has not read of it can still be read.
-
-        Returns:
-            Whether this is the end; False if the request has ended before. The same holds for all that end a request.
-        """
+        """Fails the request; its client can still read the output so far.
+        Returns: Whether this ended the request; False if it had ended before. The same holds for all that end a
+        request."""
         if self.is_final:
             return False
         self.state = RequestState.FAILED
@@ -208,7 +204,6 @@ class RequestTracker:
         return True
 
     def mark_stopped(self) -> bool:
-        """What has been passed on is the whole output."""
         if self.is_final:
             return False
         self.state = RequestState.FINISHED
@@ -216,7 +211,6 @@ class RequestTracker:
         return True
 
     def mark_aborted(self) -> bool:
-        """Nobody reads what may still come."""
         if self.is_final:
             return False
         self.state = RequestState.ABORTED
@@ -226,7 +220,7 @@ class RequestTracker:
         return self.state is RequestState.RUNNING and attempt == self.attempt
 
     def record_prompt_logprobs(self, message: PromptScored) -> list[int]:
-        """Returns the tokens to pass on now, which have waited for these. Raises ValueError if they are none of this
+        """Returns the tokens to pass on now, which have waited for these. Raises ValueError: they do not belong to this
         prompt."""
         if not self.is_current(message.attempt):
             return []
@@ -238,7 +232,7 @@ class RequestTracker:
         return passed_on
 
     def record_first_token(self, message: FirstToken) -> list[int]:
-        """Returns the tokens to pass on now. Raises ValueError if the worker left out log probabilities."""
+        """Returns the tokens to pass on now. Raises ValueError: log probabilities are missing."""
         if not self.is_current(message.attempt):
             return []
         if self.lacks_prompt_logprobs:
@@ -253,7 +247,7 @@ class RequestTracker:
         return self._accept(message.index, (message.token_id,), message.logprobs)
 
     def record_tokens(self, event: TokenEvent) -> list[int]:
-        """Returns the tokens to pass on now. Raises ValueError if the worker left out log probabilities."""
+        """Returns the tokens to pass on now. Raises ValueError: log probabilities are missing."""
         if not self.is_current(event.attempt):
             return []
         self.decode_has_spoken = True
@@ -264,7 +258,7 @@ class RequestTracker:
             return
         self.decode_cached_len = message.cached_len
         if not self.has_first_token:
-            # The request may be over before the prefill worker is heard.
+            # The decode worker may be heard before the prefill worker.
             self._take_prefill_cached_len(message.prefill_cached_len)
         self.num_pages_shipped = message.num_pages_shipped
         self._announced_end = (message.num_output_tokens, message.finish_reason)
@@ -280,7 +274,7 @@ class RequestTracker:
             raise ValueError(f"{len(logprobs)} log probabilities for {len(token_ids)} tokens of {self.request_id}")
         is_next = index == len(self.output_ids) and not self._early
         if is_next and (self.prompt_logprobs is None or self.prompt_logprobs.is_complete):
-            # This is so nearly always: every token of every request comes this way.
+            # Fast path: nearly every token comes in order.
             passed_on = list(token_ids)
             self.output_ids += passed_on
             self.output_logprobs += logprobs
@@ -291,7 +285,7 @@ class RequestTracker:
         return passed_on
 
     def _put_in_order(self, index: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[int]:
-        """Keeps what has overtaken an earlier token, drops what is known, and returns what is next."""
+        """Keeps early tokens, drops known ones, and returns the next ones."""
         for i, token_id in enumerate(token_ids):
             if index + i >= len(self.output_ids):
                 self._early.setdefault(index + i, (token_id, logprobs[i : i + 1]))
@@ -309,9 +303,38 @@ class RequestTracker:
             self.finish_reason = self._announced_end[1]
 
     def _forget_moments(self) -> None:
-        """What the attempt's workers have done is not what the request will have come of."""
         if ASSIGNED in self.moments:
             self.moments.setdefault(FIRST_ASSIGNED, self.moments[ASSIGNED])
         for name in (*ROUTER_ATTEMPT_MOMENTS, *PREFILL_MOMENTS, *DECODE_MOMENTS):
             self.moments.pop(name, None)
         self.clock_uncertainty_ns = 0
+
+
+class RequestReport(NamedTuple):
+    """All facts about a request, at its end. An observer keeps only small parts: the tracker holds prompt and output.
+
+    Attributes:
+        outcome: label of the request in the metrics, or "in hand".
+        num_output_tokens: tokens of the output that the client has, including the beginning of a resumed one.
+        num_generated_tokens: tokens among them that this router passed on.
+        timings: phases up to the end.
+    """
+
+    tracker: RequestTracker
+    outcome: str
+    num_output_tokens: int
+    num_generated_tokens: int
+    timings: Sequence[PhaseTiming]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.tracker.prompt_ids)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that the first prefill found cached."""
+        return self.tracker.prompt_cached_len or 0
+
+    @property
+    def num_attempts(self) -> int:
+        return self.tracker.attempt + 1

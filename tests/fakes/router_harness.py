@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tandem.lifecycle import RECEIVED
 from tandem.messages import FirstToken, TokenEvent, Tokens
 from tandem.router.config import RouterConfig
 from tandem.router.frontends.access import Access
@@ -16,6 +15,7 @@ from tandem.router.router import Router
 from tandem.router.text.output_text import OutputText
 from tandem.sampling_params import SamplingParams
 from tests.fakes.clock import FakeClock
+from tests.fakes.request_spec import request_spec
 from tests.fakes.routing import FirstLeastLoaded
 from tests.fakes.scripted_worker import ScriptedWorker
 from tests.fakes.tokenizer import ByteTokenizer
@@ -51,10 +51,9 @@ class RouterHarness:
         stop_strings: tuple[str, ...] = (),
         **fields: Any,
     ) -> "Client":
-        """Args: fields: further ones of RequestTracker."""
-        moments = {RECEIVED: 1}
-        tracker = self.router.make_tracker(prompt_ids, SamplingParams(max_tokens), moments=moments, **fields)
-        return Client(self.router, tracker, stop_strings)
+        """Args: fields: further ones of `request_spec`."""
+        spec = request_spec(prompt_ids, SamplingParams(max_tokens), **fields)
+        return Client(self.router, self.router.make_tracker(spec), stop_strings)
 
 
 class Client:
@@ -71,7 +70,7 @@ class Client:
 
     async def _read(self, router: Router, stop_strings: tuple[str, ...]) -> None:
         output = OutputText(ByteTokenizer(), (), stop_strings)  # type: ignore[arg-type]
-        with Generation(router, Access((), 0), "", self.tracker, output) as generation:
+        with Generation(router, Access((), 0), self.tracker, output) as generation:
             while (piece := await generation.next_piece()) is not None:
                 self.tokens += piece.token_ids
 

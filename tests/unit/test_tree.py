@@ -59,6 +59,7 @@ TESTED_ELSEWHERE = {
     "router/frontends/openai/tools_schema.py": "unit/router/frontends/openai/test_chat.py",
     "router/frontends/openai/server.py": "unit/router/frontends/openai/test_middleware.py",
     "router/frontends/responses/schema.py": "unit/router/frontends/responses/test_routes.py",
+    "router/requests/request_spec.py": "unit/router/frontends/test_base.py",
     "tandem/client/progress.py": "unit/tandem/client/test_clients.py",
     "tandem/client/requests.py": "cluster/test_cluster.py",
     "tandem/config.py": "unit/deploy/config/test_cluster_config.py",

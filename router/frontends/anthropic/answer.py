@@ -1,4 +1,4 @@
-"""From the parts of an output to a message of Anthropic's, and its events."""
+"""From an output's parts to Anthropic's message and events."""
 
 import json
 from typing import Any
@@ -15,19 +15,18 @@ class MessageStream(NamedEventStream):
 
 
 class MessageAnswer(AnswerForm):
-    """Of one message. A block of its content is open until the next begins."""
+    """One message. A block of its content is open until the next begins."""
 
     def __init__(self, output: OneOutput, request_id: str, model: str, *, shows_cached: bool) -> None:
         """
         Args:
-            request_id: what the client knows the request by.
-            shows_cached: whether tokens that were found cached are counted apart.
+            shows_cached: whether cached tokens are counted separately.
         """
         self._source = output
         self._request_id = request_id
         self._shows_cached = shows_cached
         self._blocks: list[dict[str, Any]] = []
-        # Of the open block: "" if there is none.
+        # Kind of the open block; "": none.
         self._kind = ""
         self._texts: list[str] = []
         self._message: dict[str, Any] = {
@@ -86,7 +85,7 @@ class MessageAnswer(AnswerForm):
             call_id = f"toolu_{self._source.digest_of(part.call)}"
             block = {"type": "tool_use", "id": call_id, "name": part.text, "input": {}}
         elif kind == "reasoning":
-            # There is nobody who would check what a signature vouches for.
+            # Nobody checks signatures here.
             block = {"type": "thinking", "thinking": "", "signature": ""}
         else:
             block = {"type": "text", "text": ""}
@@ -94,7 +93,6 @@ class MessageAnswer(AnswerForm):
         return [_event("content_block_start", index=len(self._blocks), content_block=dict(block))]
 
     def _close(self) -> list[NamedEvent]:
-        """The open block, if there is one, is whole."""
         if not self._kind:
             return []
         text = "".join(self._texts)
@@ -108,7 +106,7 @@ class MessageAnswer(AnswerForm):
 
     def _usage(self) -> dict[str, int]:
         source = self._source
-        # Who has asked for nothing to be cached is not told of it: these clients add the two up.
+        # Clients that asked for no caching add the two counts up.
         num_cached = source.num_cached_tokens if self._shows_cached else 0
         return {
             "input_tokens": source.num_prompt_tokens - num_cached,
@@ -123,7 +121,7 @@ def _event(name: str, **content: Any) -> NamedEvent:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """What a call was made with; of one that was cut off, or is no JSON, nothing."""
+    """Returns a call's arguments; {} if they are cut off or not JSON."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

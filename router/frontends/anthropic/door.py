@@ -1,4 +1,4 @@
-"""What Anthropic's clients send and expect around requests: their header with the key, and errors in their form."""
+"""Anthropic's header for the key, and its form of errors."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ PATH = "/v1/messages"
 
 
 class AnthropicDoor:
-    """ASGI middleware around all that may refuse a request; other paths pass through it untouched."""
+    """ASGI middleware around all checks; other paths pass untouched."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,8 +1,8 @@
-"""Errors as Anthropic's clients know them."""
+"""Anthropic's form of errors."""
 
 from typing import Any
 
-# By status; of others those below 500 are the client's, and those above ours.
+# By status. Other statuses below 500 are the client's errors, the rest ours.
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -16,7 +16,7 @@ _TYPES = {
 
 
 def error_body(status: int, message: str, param: str | None, request_id: str) -> dict[str, Any]:
-    """Args: param: the field that is wrong, if it is one: their form has no other place for it than the message."""
+    """Args: param: the invalid field; it goes into the message."""
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     if param and param not in message:
         message = f"{param}: {message}"

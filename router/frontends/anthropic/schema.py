@@ -1,4 +1,4 @@
-"""The bodies of Anthropic's Messages API, as far as they are served here."""
+"""Bodies of Anthropic's Messages API."""
 
 from typing import Annotated, Any, Literal
 
@@ -15,7 +15,7 @@ _BLOCKS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
 
 
 class Marked(LenientBody):
-    """What may say that the prompt up to here is to be cached."""
+    """An object that may mark the prompt up to here for caching."""
 
     cache_control: dict[str, Any] | None = None
 
@@ -28,7 +28,7 @@ class TextBlock(Marked):
 
 
 class RefusedBlock(LenientBody):
-    """It is not served."""
+    """Not served."""
 
     @model_validator(mode="before")
     @classmethod
@@ -100,7 +100,7 @@ class ThinkingBlock(LenientBody):
 
 
 class RedactedThinkingBlock(LenientBody):
-    """Nobody but who has written it can read it."""
+    """Only its author can read it."""
 
     hints = frozenset({"data"})
 
@@ -136,12 +136,12 @@ class MessagesTool(Marked):
     type: Literal["custom"] | None = None
     name: str = Field(pattern=FUNCTION_NAME)
     description: str | None = None
-    # As parameters of a function it is bounded.
+    # Bounded as the parameters of a function.
     input_schema: dict[str, Any]
 
 
 class RefusedTool(LenientBody):
-    """It is not served."""
+    """Not served."""
 
     @model_validator(mode="before")
     @classmethod
@@ -191,7 +191,7 @@ class OutputConfig(LenientBody):
 
 
 class CountTokensRequest(SamplingFields):
-    """What a prompt is made of."""
+    """The parts of a prompt."""
 
     unserved = others.REQUEST
     hints = others.REQUEST_HINTS
@@ -203,7 +203,7 @@ class CountTokensRequest(SamplingFields):
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    # This is what it was called at first.
+    # Its first name.
     output_format: OutputSchema | None = None
     cache_control: dict[str, Any] | None = None
     stop_sequences: Annotated[list[str], _FAIL_FAST] | None = None

@@ -1,4 +1,4 @@
-"""From a request for a message to a chat's."""
+"""From a request for a message to a chat's body."""
 
 import json
 from collections.abc import Iterator
@@ -21,13 +21,12 @@ from tandem.router.frontends.anthropic.schema import (
 from tandem.router.frontends.openai.one_output import translated
 from tandem.router.frontends.openai.tools_schema import ChatRequest
 
-# What fields of chats are called here.
+# Names of a chat's fields in this API.
 NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_of(body: CountTokensRequest, max_tokens: int | None) -> ChatRequest:
-    """Raises InvalidRequestError."""
     messages: list[dict[str, Any]] = []
     if system := text_of(body.system):
         messages.append({"role": "system", "content": system})
@@ -42,7 +41,7 @@ def chat_of(body: CountTokensRequest, max_tokens: int | None) -> ChatRequest:
         "tool_choice": _choice(body),
     }
     if body.messages[-1].role == "assistant":
-        # What the answer is to begin with.
+        # The beginning of the answer.
         if "tool_calls" in messages[-1] or not messages[-1]["content"]:
             raise InvalidRequestError("the last message is an assistant's without text to go on with", "messages")
         content["continue_final_message"] = True
@@ -64,7 +63,6 @@ def chat_of(body: CountTokensRequest, max_tokens: int | None) -> ChatRequest:
 
 
 def has_cache_marks(body: CountTokensRequest) -> bool:
-    """Whether a client asks for something to be cached."""
     blocks = (
         block
         for content in chain((body.system,), (message.content for message in body.messages))
@@ -83,7 +81,6 @@ def _with_inner(blocks: Any) -> Iterator[Marked]:
 
 
 def _variables(body: CountTokensRequest) -> dict[str, Any] | None:
-    """What templates that know it call what `thinking` says."""
     if body.thinking is None or body.thinking.type == "adaptive":
         return body.chat_template_kwargs
     return {"enable_thinking": body.thinking.type == "enabled", **(body.chat_template_kwargs or {})}
@@ -101,7 +98,7 @@ def _choice(body: CountTokensRequest) -> Any:
 
 
 def _messages_of(message: InputMessage) -> list[dict[str, Any]]:
-    """Those of a chat that one makes: results of calls are messages there."""
+    """Returns the chat's messages for one message: results of calls become messages of their own."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     return _assistant(message.content) if message.role == "assistant" else _user(message.role, message.content)

@@ -1,4 +1,4 @@
-"""The fields of the Messages API's bodies that have no meaning here, as in router/frontends/openai/unserved.py."""
+"""Fields of the Messages API's bodies that have no meaning here (router/frontends/openai/unserved.py)."""
 
 from tandem.router.frontends.openai import unserved as chat
 from tandem.router.frontends.openai.lenient import Unserved
@@ -28,13 +28,13 @@ REQUEST = {
 }
 REQUEST_HINTS = frozenset(
     {
-        # For the caller's own books.
+        # The caller's own records.
         "metadata",
         "user_profile_id",
         "workspace_id",
         "betas",
         "diagnostics",
-        # Of how fast, where or at what price.
+        # Speed, place and price.
         "service_tier",
         "inference_geo",
         "speed",
@@ -45,7 +45,7 @@ BLOCK_HINTS = frozenset({"citations", "caller"})
 TOOL_HINTS = frozenset(
     {"strict", "defer_loading", "allowed_callers", "input_examples", "eager_input_streaming", "display_name"}
 )
-# Blocks that are no text, by their type.
+# Blocks other than text, by type.
 BLOCKS = {
     **{kind: chat.PARTS[kind] for kind in ("image", "audio", "video", "file", "document")},
     "container_upload": chat.PARTS["file"],

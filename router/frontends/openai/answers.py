@@ -1,5 +1,5 @@
-"""From generations to the JSON of an answer, whole or in chunks. Both are made of the same pieces, so their texts are
-the same."""
+"""From generations to the JSON of an answer, whole or in chunks. Both are made of the same pieces, so their texts
+agree."""
 
 import secrets
 import time
@@ -12,33 +12,34 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive
 
-from tandem.router.frontends.base import Frontend, TokenizedPrompt
+from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.generation import Generation, Piece
 from tandem.router.frontends.openai.errors import json_text_response
-from tandem.router.frontends.openai.prompt_logprobs import PromptTexts, WantedLogprobs, object_text
-from tandem.router.frontends.openai.request import Body
+from tandem.router.frontends.openai.prompt_logprobs import PromptTexts, object_text
+from tandem.router.frontends.openai.request import Body, WantedLogprobs
 from tandem.router.frontends.openai.resumable import ResumableStream
 from tandem.router.frontends.openai.schema import StreamOptions
 from tandem.router.frontends.openai.streaming import Event, begin_stream, pieces_of, to_json, unless_client_leaves
 from tandem.router.requests.prompt_logprobs import PromptLogprobs
+from tandem.router.requests.request_spec import TokenizedPrompt
 from tandem.router.text.detokenizer import IncrementalDetokenizer
 from tandem.sampling_params import TokenLogprobs
 
-# Characters of JSON. Events with the texts of most tokens have the same length with it.
+# Characters of JSON; events with most tokens' texts are padded to the same length.
 OBFUSCATED_LENGTH = 64
 
 
 @dataclass(eq=False, slots=True)
 class ChoiceBuffer:
-    """What has come of one choice and is not in the answer yet. An Answer owns one for each of its generations.
+    """Output of one choice that is not in the answer yet. An Answer owns one for each generation.
 
     Attributes:
-        detokenizer: of the tokens whose log probabilities have been listed.
-        echo: the prompt's text, if it is to stand in front.
-        text, token_ids, logprobs: what has come since `take_unsent` was last called.
-        num_characters: how long the text of the listed tokens and the echo is.
+        detokenizer: detokenizer of the tokens in lists of log probabilities.
+        echo: the prompt's text to put in front.
+        text, token_ids, logprobs: output since the last `take_unsent`.
+        num_characters: length of the echo and the listed tokens' text.
         finish_reason: "" before the last piece.
-        is_begun: whether something of the choice is in the answer.
+        is_begun: whether a part of the choice is in the answer.
     """
 
     detokenizer: IncrementalDetokenizer
@@ -57,19 +58,18 @@ class ChoiceBuffer:
         self.logprobs += piece.logprobs
 
     def take_unsent(self) -> tuple[str, list[int], list[TokenLogprobs]]:
-        """Text, token ids and log probabilities that came since the last call."""
         taken = self.text, self.token_ids, self.logprobs
         self.text, self.token_ids, self.logprobs = "", [], []
         return taken
 
 
 class Answer(ABC):
-    """The answer to one HTTP request: `num_choices` outputs of each prompt, in this order."""
+    """The answer to one HTTP request: all outputs of its first prompt, then those of the next."""
 
     id_prefix: str
     object_name: str
     chunk_object_name: str
-    # Whether the text of an output that is gone on with comes from its beginning, and is told apart here.
+    # Whether a resumed output's text comes from its beginning, so that it can be parsed.
     _starts_over = False
 
     def __init__(
@@ -84,11 +84,10 @@ class Answer(ABC):
     ) -> None:
         """
         Args:
-            generations: as many for each prompt, one prompt after the other.
-            request_id: what the client knows the request by.
-            echoes: one for each, or none.
-            stream: for one output whose events have ids.
-            wanted: what is asked for of the prompts' log probabilities.
+            generations: the same number for each prompt, one prompt after the other.
+            echoes: one text per generation, or none.
+            stream: the stream of one output whose events have ids.
+            wanted: log probabilities of the prompts that the client wants.
         """
         self._frontend = frontend
         self._prompts = prompts
@@ -96,10 +95,8 @@ class Answer(ABC):
         self._stream = stream
         self._num_choices = len(generations) // len(prompts)
         self.wanted = wanted or WantedLogprobs(None, None)
-        self._prompt_texts = [
-            PromptTexts(frontend.tokenizer, self.token_text, prompt, self.wanted) for prompt in prompts
-        ]
-        # Whoever has seen an event has the prompt's text, which is with the first.
+        self._prompt_texts: dict[int, PromptTexts] = {}
+        # The prompt's text is in the first event, which a resuming client has.
         texts = [""] * len(generations) if not echoes or (stream and stream.last) else echoes
         self._buffers = [ChoiceBuffer(IncrementalDetokenizer(frontend.tokenizer), text) for text in texts]
         self._id = stream.kept.answer_id if stream else self.answer_id(request_id)
@@ -107,43 +104,39 @@ class Answer(ABC):
 
     @classmethod
     def answer_id(cls, request_id: str) -> str:
-        """What the answer to a request is called. One that goes on with a stream keeps the name that it began with."""
+        """Returns the id of a new answer; a resumed stream keeps its own."""
         return f"{cls.id_prefix}-{request_id}"
 
     @abstractmethod
     def choice(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
-        """A whole choice, from all that `buffer` holds."""
+        """Returns a whole choice from everything in `buffer`."""
 
     @abstractmethod
     def delta(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
-        """A choice of a chunk, from what has come since the last one."""
+        """Returns a chunk's choice from the new output in `buffer`."""
 
     async def choice_text(self, index: int, buffer: ChoiceBuffer) -> str:
-        """A whole choice as JSON."""
         return to_json(self.choice(index, buffer))
 
     async def delta_text(self, index: int, buffer: ChoiceBuffer) -> str:
-        """A choice of a chunk as JSON."""
         return to_json(self.delta(index, buffer))
 
     async def delta_texts(self, index: int, buffer: ChoiceBuffer, num_characters: int) -> list[tuple[str, int]]:
-        """The choices of the next chunks as JSON, each with how much of the output's text the client has with it.
+        """Returns the choices of the next chunks as JSON, each with the length of the client's text after it.
 
         Args:
-            num_characters: of the text so far.
+            num_characters: length of the text so far.
         """
         return [(await self.delta_text(index, buffer), num_characters)]
 
     async def own_fields(self) -> dict[str, str]:
-        """What an answer in one piece has beside what all have: values as JSON."""
         return {}
 
     def opening(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any] | None:
-        """What goes out before a choice's first tokens, if anything."""
         return None
 
     async def respond(self, body: Body, receive: Receive) -> Response:
-        """The answer in one piece, or in chunks if the body asks for them.
+        """Returns the answer in one piece, or in chunks if the body asks for them.
 
         Raises:
             RequestError, ClientGoneError: before anything is sent.
@@ -161,19 +154,20 @@ class Answer(ABC):
         return object_text(fields, {"choices": f"[{','.join(choices)}]", **await self.own_fields()})
 
     def gather(self, index: int, piece: Piece) -> None:
-        """A piece of a choice that is answered whole."""
         self._buffers[index].append_piece(piece)
 
     def shown(self, piece: Piece) -> Piece:
-        """What the client is to see of a piece."""
         return piece
 
     def prompt_texts(self, index: int) -> tuple[PromptTexts, PromptLogprobs]:
-        """What there is of the prompt of a choice; only if it is asked for, and once the choice has a piece. The first
-        output of each prompt has them."""
+        """Returns the prompt's log probabilities of a choice that has begun. Each prompt's first output carries
+        them."""
         number = index // self._num_choices
         logprobs = self._generations[number * self._num_choices].tracker.prompt_logprobs
         assert logprobs is not None
+        if number not in self._prompt_texts:
+            prompt = self._prompts[number]
+            self._prompt_texts[number] = PromptTexts(self._frontend.tokenizer, self.token_text, prompt, self.wanted)
         return self._prompt_texts[number], logprobs
 
     async def _events(self, options: StreamOptions) -> AsyncGenerator[Event]:
@@ -181,7 +175,7 @@ class Answer(ABC):
         continuous = options.include_usage and options.continuous_usage_stats
         if options.include_usage and not continuous:
             head["usage"] = None
-        # What all chunks begin with is encoded once.
+        # Encode the chunks' common beginning once.
         beginning = to_json(head).removesuffix("}")
 
         def chunk(choice: str) -> str:
@@ -204,7 +198,7 @@ class Answer(ABC):
                         yield self._event_id(0), chunk(to_json(opening))
                 if buffer.text or buffer.logprobs or buffer.finish_reason:
                     num_characters += len(buffer.text)
-                    # What counts its parts sees all of the text, whatever the client has.
+                    # The parser needs the whole text, even the client's part.
                     texts = await self.delta_texts(index, buffer, num_characters)
                     if buffer.finish_reason and num_closing:
                         continue
@@ -215,7 +209,6 @@ class Answer(ABC):
             yield self._event_id(num_characters, 2), to_json({**head, "choices": [], "usage": self._usage()})
 
     def _event_id(self, num_characters: int, num_closing: int = 0) -> str:
-        """Of the event that is made now. Args: as in EventId."""
         if self._stream is None:
             return ""
         return self._stream.event_id(self._generations[0].num_output_tokens, num_characters, num_closing)
@@ -229,7 +222,7 @@ class Answer(ABC):
         }
 
     def _usage(self) -> dict[str, Any]:
-        """Each prompt counts once, however many outputs it has: what its first one found cached was not computed."""
+        """Each prompt counts once, whatever its number of outputs."""
         num_prompt_tokens = sum(len(prompt.token_ids) for prompt in self._prompts)
         num_output_tokens = self.num_output_tokens()
         cached = sum(g.tracker.prompt_cached_len or 0 for g in self._generations[:: self._num_choices])
@@ -241,7 +234,6 @@ class Answer(ABC):
         }
 
     def num_output_tokens(self) -> int:
-        """Of all outputs, as far as the client sees them."""
         return sum(generation.num_output_tokens for generation in self._generations)
 
     def token_text(self, token_id: int) -> str:
@@ -249,15 +241,15 @@ class Answer(ABC):
 
 
 def obfuscated(content: str) -> str:
-    """An event's object with one field more, which makes its length a multiple of OBFUSCATED_LENGTH: whoever sees only
-    how long encrypted events are is told less of the text."""
+    """Pads an event to a multiple of OBFUSCATED_LENGTH, so that the length of encrypted events tells less about the
+    text."""
     num_missing = -(len(content) + len(',"obfuscation":""')) % OBFUSCATED_LENGTH
     noise = secrets.token_urlsafe(OBFUSCATED_LENGTH)[:num_missing]
     return f'{content[:-1]},"obfuscation":"{noise}"}}'
 
 
 def token_text(piece: bytes) -> str:
-    """How a token is named where only its text can be: part of a character has no text of its own."""
+    """Returns a token's name as text. Part of a character is shown as its bytes."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The HTTP frontend: OpenAI's API, and what operators ask."""
+"""The HTTP frontend: OpenAI's API, and routes for operators."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,6 @@ from tandem.router.errors import RequestError, UnknownModelError
 from tandem.router.frontends.anthropic.door import AnthropicDoor
 from tandem.router.frontends.anthropic.routes import add_messages
 from tandem.router.frontends.base import Frontend
-from tandem.router.frontends.generation import count_refusal
 from tandem.router.frontends.kept_responses import KeptResponses
 from tandem.router.frontends.openai.body import MAX_OTHER_ITEMS, FieldRefusal, JsonRoute
 from tandem.router.frontends.openai.chat import serve_chat
@@ -77,12 +76,12 @@ def make_app(
     feed: LiveFeed | None = None,
     credentials: ClusterCredentials | None = None,
 ) -> ASGIApp:
-    """The ASGI application, wrapped in the middleware that looks at keys and bodies, and in what all answers have.
+    """Makes the ASGI application with its middleware.
 
     Args:
-        responses: those that clients may go on with; None: they come to no router but this one.
-        feed: what the page shows; None: of this router, as it is when the page is opened.
-        credentials: by which workers are asked for their metrics; None: none of theirs asks for any.
+        responses: responses of all routers; None: this router's alone.
+        feed: data of the live page; None: this router's alone.
+        credentials: credentials for fetching workers' metrics; None: not needed.
     """
     credentials = credentials or ClusterCredentials()
     if feed is None:
@@ -95,11 +94,11 @@ def make_app(
         docs_url=None,
         redoc_url=None,
         responses=_ERRORS,
-        # A redirect would name the address as uvicorn knows it, which a proxy may have changed.
+        # A redirect would name uvicorn's address, which a proxy may have changed.
         redirect_slashes=False,
     )
     app.router.route_class = JsonRoute
-    # Large bodies are read one at a time: threads that want the interpreter's lock each delay the loop.
+    # Parse large bodies one at a time: each thread that wants the interpreter's lock delays the loop.
     app.state.parsing = ThreadPoolExecutor(1, "parse")
     app.state.max_items = max_prompt_tokens(frontend) + MAX_OTHER_ITEMS
     _add_inference(app, frontend)
@@ -118,7 +117,7 @@ def make_app(
 
 
 def _description(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The framework's, without the answer that it believes bad bodies to get."""
+    """Removes the framework's own answer to bad bodies, which is never sent."""
     description = describe()
     for operations in description["paths"].values():
         for operation in operations.values():
@@ -137,12 +136,12 @@ def _add_inference(app: FastAPI, frontend: Frontend) -> None:
 
     @app.get("/v1/models")
     async def list_models() -> ModelList:
-        """The one model that is served, by each of its names."""
+        """Lists the served model by each of its names."""
         return ModelList(data=[model(name) for name in frontend.config.model_names])
 
     @app.get("/v1/models/{model_id:path}")
     async def get_model(model_id: str, request: Request) -> Model:
-        """The served model by its name."""
+        """Describes the served model."""
         with frontend.refusals_counted(request.state.request_id):
             if not model_id:
                 raise UnknownModelError("a model's name is needed", "model")
@@ -163,23 +162,23 @@ def _add_inference(app: FastAPI, frontend: Frontend) -> None:
 def _add_operation(app: FastAPI, frontend: Frontend, credentials: ClusterCredentials) -> None:
     @app.get("/health", include_in_schema=False)
     async def health() -> Response:
-        """200 as long as this process answers."""
+        """200 while this process answers."""
         return json_response({"status": "ok"})
 
     @app.get("/ready", include_in_schema=False)
     async def ready() -> Response:
-        """200 exactly if a request would be served now."""
+        """200 if a request would be served now, else 503."""
         reason = frontend.router.not_ready_reason()
         return json_response({"ready": not reason, "reason": reason}, 503 if reason else 200)
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:
-        """The router's metrics, in Prometheus' text format."""
+        """The router's metrics in Prometheus' text format."""
         return Response(frontend.router.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/metrics/{worker_id}", include_in_schema=False)
     async def metrics_of_worker(worker_id: str) -> Response:
-        """A connected worker's, in the same format."""
+        """A connected worker's metrics in the same format."""
         for worker in frontend.router.workers:
             if worker.worker_id == worker_id:
                 text = await read_metrics(worker.hello.address, credentials)
@@ -188,8 +187,8 @@ def _add_operation(app: FastAPI, frontend: Frontend, credentials: ClusterCredent
 
     @app.get("/sd", include_in_schema=False)
     async def service_discovery(request: Request) -> Response:
-        """Where the cluster's metrics are, for Prometheus' HTTP service discovery."""
-        # Routers of one host are where one was just reached; their bound address may be 0.0.0.0.
+        """Targets for Prometheus' HTTP service discovery."""
+        # Routers of one host share the address that was just reached; their bound address may be 0.0.0.0.
         found_at = {frontend.config.router_id: request.url.netloc}
         if len(routers := frontend.config.routers) > 1:
             host = request.url.netloc.rpartition(":")[0] if request.url.port else request.url.netloc
@@ -219,7 +218,7 @@ def _add_error_handlers(app: FastAPI, frontend: Frontend) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         refusal = invalid_body(error)
-        count_refusal(frontend.router, refusal, request.state.request_id)
+        frontend.router.observers.refused(refusal, request.state.request_id)
         return error_response(refusal)
 
     @app.exception_handler(HTTPException)
@@ -227,7 +226,7 @@ def _add_error_handlers(app: FastAPI, frontend: Frontend) -> None:
         if isinstance(error.__cause__, RequestError):
             return error_response(error.__cause__)
         path, method = request.scope["path"], request.method
-        # The framework's own words do not say what was asked for.
+        # The framework's messages do not name the path.
         messages = {"Not Found": f"there is no {path} here", "Method Not Allowed": f"{path} does not take {method}"}
         message = messages.get(error.detail, error.detail)
         param = error.param if isinstance(error, FieldRefusal) else None

@@ -1,7 +1,7 @@
-"""A request's body: JSON to the letter, with errors that say what is wrong with it.
+"""Parsing of bodies: strict JSON, with helpful errors.
 
-What a body costs is bounded before it is read. Text is cheap, some milliseconds for as much as may be sent at once;
-each number, string and object is an object of its own, and a body can hold millions.
+The cost of a body is bounded before it is parsed. Text is cheap, but every number, string and object becomes a Python
+object, and a body can hold millions.
 """
 
 import asyncio
@@ -18,22 +18,22 @@ from starlette.responses import Response
 from tandem.router.text.prompt_encoder import MAX_MESSAGES
 from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
 
-# Smaller bodies are read at once: that takes less than two milliseconds, whatever they hold.
+# Smaller bodies are parsed at once, in less than two milliseconds.
 MAX_INLINE_BYTES = 2**16
-# So long a larger one waits for its turn.
+# Limit on a larger body's wait.
 PARSE_TIMEOUT_S = 60.0
-# Of lists and objects, and of strings and names: more than the longest chat has, with some parts in each message.
+# Lists and objects, and strings and names: more than the longest chat has.
 MAX_CONTAINERS = 2**14
 MAX_STRINGS = 2**15
-# Items of lists and objects that are no tokens of prompts.
+# Items of lists and objects other than prompt tokens.
 MAX_OTHER_ITEMS = MAX_CONTAINERS + MAX_STRINGS
 
-# Most bodies have no escaped surrogate, and need no second look.
+# Most bodies have no escaped surrogate.
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class FieldRefusal(HTTPException):
-    """Attributes: param: the field that is wrong."""
+    """Attributes: param: the invalid field."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(400, message)
@@ -41,7 +41,7 @@ class FieldRefusal(HTTPException):
 
 
 class JsonRoute(APIRoute):
-    """A route whose requests read their bodies with `parse_json`."""
+    """A route whose bodies are read with `parse_json`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -59,7 +59,7 @@ class _JsonRequest(Request):
             return parse_json(body)
         state = self.app.state
         try:
-            # Each of its steps holds the interpreter's lock, but the loop has its turn between them.
+            # Each step holds the interpreter's lock; the loop runs between them.
             async with asyncio.timeout(PARSE_TIMEOUT_S):
                 return await asyncio.get_running_loop().run_in_executor(
                     state.parsing, _parse_large, body, state.max_items
@@ -74,15 +74,15 @@ def _parse_large(body: bytes, max_items: int) -> Any:
 
 
 def check_structure(body: bytes, max_items: int) -> None:
-    """Looks at JSON as bytes, which takes a few milliseconds for as many megabytes.
+    """Scans JSON as bytes; a few megabytes take a few milliseconds.
 
     Raises:
-        HTTPException: it has more lists and objects, strings, or items than anything that is served here.
+        HTTPException: it has more lists and objects, strings or items than any servable body.
     """
     num_containers, num_items = body.count(b"[") + body.count(b"{"), body.count(b",")
     num_quotes = body.count(b'"')
     if num_containers > MAX_CONTAINERS or num_items > max_items or num_quotes > 2 * MAX_STRINGS:
-        # Most of them may stand within text. A backslash stands nowhere else in what is JSON so far.
+        # Most may be inside strings. Outside of strings, JSON has no backslash.
         bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
         num_quotes = bare.count(b'"')
         if num_quotes <= 2 * MAX_STRINGS:
@@ -100,7 +100,7 @@ def check_structure(body: bytes, max_items: int) -> None:
 
 
 def _culprit(body: bytes, max_items: int) -> HTTPException | None:
-    """The refusal of the field that seems to be too long, if it is one of these."""
+    """Returns the refusal of the field that seems too long, if it is one of these."""
     for field, end, item, limit in (
         ("logit_bias", b"}", b":", MAX_NUM_BIASED),
         ("stop_token_ids", b"]", b",", MAX_NUM_STOP_TOKENS),
@@ -114,7 +114,7 @@ def _culprit(body: bytes, max_items: int) -> HTTPException | None:
 
 
 def parse_json(body: bytes) -> Any:
-    """Raises HTTPException: the body is not JSON, or holds what cannot be passed on."""
+    """Raises HTTPException: the body is not JSON, or has values that cannot be passed on."""
     try:
         text = body.decode()
         content = json.loads(text, parse_constant=_refuse_constant)

@@ -5,31 +5,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from starlette.datastructures import State
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tandem.router.errors import InvalidRequestError
-from tandem.router.frontends.base import Frontend, TokenizedPrompt
+from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.generation import Generation, Piece
 from tandem.router.frontends.openai.answers import Answer, ChoiceBuffer, token_text
-from tandem.router.frontends.openai.chat_plan import Reading, bound_output, check_arguments, plan_chat, read_from
-from tandem.router.frontends.openai.prompt_logprobs import WantedLogprobs
+from tandem.router.frontends.openai.chat_plan import ChatPlan, Reading, plan_chat, read_from, whole_structure
 from tandem.router.frontends.openai.request import (
-    begin_all,
+    WantedLogprobs,
     cache_namespace,
-    check_num_choices,
+    check_num_prompt_tokens,
     count_unknown_fields,
-    sampling_options,
 )
-from tandem.router.frontends.openai.resumable import (
-    ResumableStream,
-    is_resumable,
-    last_event,
-    make_stream,
-    recall_stream,
-)
+from tandem.router.frontends.openai.resumable import ResumableStream, make_stream, recall_stream
 from tandem.router.frontends.openai.streaming import to_json
 from tandem.router.frontends.openai.tools_schema import ChatRequest
+from tandem.router.requests.request_spec import RequestSpec, TokenizedPrompt
 from tandem.router.text.chat_format import SHORT_ID_LENGTH
 from tandem.router.text.output_parts import Part
 from tandem.sampling_params import TokenLogprobs
@@ -37,30 +30,37 @@ from tandem.sampling_params import TokenLogprobs
 CALL_ID_CHARACTERS = 24
 
 
+@dataclass(frozen=True, slots=True)
+class BegunChat:
+    """A chat whose outputs can be served.
+
+    Attributes:
+        stream: the stream of one output whose events have ids.
+        reading: the form of its outputs; None: they are content alone.
+    """
+
+    prompt: TokenizedPrompt
+    generations: list[Generation]
+    stream: ResumableStream | None
+    reading: Reading | None
+    wanted_logprobs: WantedLogprobs
+
+
 class ChatAnswer(Answer):
     id_prefix = "chatcmpl"
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
 
-    def __init__(
-        self,
-        frontend: Frontend,
-        prompts: Sequence[TokenizedPrompt],
-        generations: Sequence[Generation],
-        request_id: str,
-        stream: ResumableStream | None,
-        reading: Reading | None,
-        wanted: WantedLogprobs,
-    ) -> None:
-        """Args: reading: of outputs that have more than content; the others as for Answer."""
-        super().__init__(frontend, prompts, generations, request_id, stream=stream, wanted=wanted)
+    def __init__(self, frontend: Frontend, chat: BegunChat, request_id: str) -> None:
+        prompts, stream, reading = [chat.prompt], chat.stream, chat.reading
+        super().__init__(frontend, prompts, chat.generations, request_id, stream=stream, wanted=chat.wanted_logprobs)
         self._reading = reading
         num_seen = stream.last.num_characters if stream and stream.last else 0
-        self._parsers = [reading.parser(num_seen) for _ in generations] if reading else []
+        self._parsers = [reading.parser(num_seen) for _ in chat.generations] if reading else []
         self._starts_over = reading is not None
-        # Of outputs that are answered whole.
+        # Parts of unstreamed outputs.
         self._parts: list[list[Part]] = [[] for _ in self._parsers]
-        # How many tokens an output's reasoning had, once it is over.
+        # Number of reasoning tokens of each output whose reasoning is over.
         self._reasoning_ends: dict[int, int] = {}
 
     def opening(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class ChatAnswer(Answer):
     def gather(self, index: int, piece: Piece) -> None:
         super().gather(index, piece)
         if self._parsers:
-            # A long text is not read at once: others would wait.
+            # Parse piece by piece: a long text would block the loop.
             self._parts[index] += self._parts_of(index, piece.text, is_last=bool(piece.finish_reason))
 
     def choice(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class ChatAnswer(Answer):
             return await super().delta_texts(index, buffer, num_characters)
         text, token_ids, logprobs = buffer.take_unsent()
         parts = self._parts_of(index, text, is_last=bool(buffer.finish_reason))
-        # What follows from the same text goes out at once: an event says how much of the text its client has.
+        # Parts that end at the same character share an event, because an event's id counts characters.
         chunks: list[tuple[dict[str, Any], int]] = []
         for part in parts:
             if chunks and chunks[-1][1] == part.end:
@@ -128,7 +128,6 @@ class ChatAnswer(Answer):
         return delta
 
     def _message(self, index: int, parts: Sequence[Part]) -> dict[str, Any]:
-        """What an output's parts are in a message."""
         texts: dict[str, list[str]] = {"reasoning": [], "content": []}
         calls: list[tuple[Part, list[str]]] = []
         for part in parts:
@@ -153,8 +152,8 @@ class ChatAnswer(Answer):
         return message
 
     def _call_id(self, index: int, call: int) -> str:
-        """The same whichever router says it."""
-        # A client may give several requests one id.
+        """Returns an id that every router makes alike."""
+        # Several requests may share a client's id.
         seed = self._generations[index].tracker.sampling.seed
         digest = digest_of_call(f"{self._id} {self._created} {seed} {call}")
         if self._frontend.tokenizer.chat_format.wants_short_ids:
@@ -163,8 +162,8 @@ class ChatAnswer(Answer):
 
     def _finish_reason(self, index: int, buffer: ChoiceBuffer) -> str | None:
         if buffer.finish_reason == "stop" and self._reading and self._parsers[index].num_calls:
-            # It is OpenAI's way to say so only where the model had a choice.
-            return "stop" if self._reading.plan.is_named else "tool_calls"
+            # OpenAI says "tool_calls" only where the model had a choice.
+            return "stop" if self._reading.calls.is_named else "tool_calls"
         return buffer.finish_reason or None
 
     def _usage(self) -> dict[str, Any]:
@@ -175,13 +174,12 @@ class ChatAnswer(Answer):
         return usage
 
     def _num_reasoning_tokens(self, index: int) -> int:
-        """Of one output so far, with what opens and ends its reasoning. It may be asked with every event."""
+        """Counts an output's reasoning tokens so far, including its marks. Called for every event."""
         if not self._parsers[index].has_reasoned:
             return 0
         return self._reasoning_ends.get(index, self._generations[index].num_output_tokens)
 
     def _parts_of(self, index: int, text: str, *, is_last: bool) -> list[Part]:
-        """What follows with the next piece of an output's text."""
         parser = self._parsers[index]
         parts = parser.feed(text, is_last=is_last)
         if index not in self._reasoning_ends and parser.has_reasoned and not parser.is_reasoning:
@@ -214,105 +212,84 @@ class ChatAnswer(Answer):
         return {"token": token_text(piece), "logprob": logprob, "bytes": list(piece)}
 
 
-@dataclass(frozen=True, slots=True)
-class BegunChat:
-    """A chat whose outputs can be served.
-
-    Attributes:
-        stream: of one output whose events have ids.
-        reading: how its outputs are read; None: they are content alone.
-        wanted_logprobs: of the prompt.
-    """
-
-    prompt: TokenizedPrompt
-    generations: list[Generation]
-    stream: ResumableStream | None
-    reading: Reading | None
-    wanted_logprobs: WantedLogprobs
-
-
 async def serve_chat(frontend: Frontend, body: ChatRequest, request: Request, last_event_id: str | None) -> Response:
-    """Raises RequestError, ClientGoneError."""
     count_unknown_fields(frontend, body)
     chat = await begin_chat(frontend, body, request, last_event_id)
-    answer = ChatAnswer(
-        frontend,
-        [chat.prompt],
-        chat.generations,
-        request.state.request_id,
-        chat.stream,
-        chat.reading,
-        chat.wanted_logprobs,
-    )
-    return await answer.respond(body, request.receive)
+    return await ChatAnswer(frontend, chat, request.state.request_id).respond(body, request.receive)
 
 
 async def begin_chat(
     frontend: Frontend, body: ChatRequest, request: Request, last_event_id: str | None = None
 ) -> BegunChat:
-    """Checks and tokenizes a chat. Raises RequestError."""
-    key, request_id = request.state.key, request.state.request_id
-    with frontend.refusals_counted(request_id):
-        frontend.check_model(body.model or "")
-        check_num_choices(1, body.n)
-        if body.top_logprobs and not body.logprobs:
-            raise InvalidRequestError("top_logprobs needs logprobs: true", "top_logprobs")
-        if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
-            raise InvalidRequestError("max_tokens and max_completion_tokens differ: send one of them", "max_tokens")
-        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        wanted_logprobs = WantedLogprobs.of(body)
-        options = sampling_options(frontend, body, max_tokens, num_logprobs, wanted_logprobs.num_top)
-        await check_arguments(body.messages, request.app.state.parsing)
-        plan = plan_chat(frontend, body)
-        frontend.check_num_messages(len(body.messages))
-        resumable = is_resumable(body, options, 1)
-        last = last_event(last_event_id, is_resumable=resumable)
-        with frontend.admission(key, body.n or 1, is_resumed=last is not None):
-            recalled = await recall_stream(frontend, key, last, request.state.hold) if last else None
-            prompt = await frontend.tokenize(plan.prompt, frontend.cache_namespace(key, cache_namespace(body)))
-            reading = read_from(frontend, plan, prompt)
-            options = replace(options, grammar=await frontend.grammar(bound_output(frontend, plan, reading)))
-        frontend.check_prompt_logprobs(len(prompt.token_ids), wanted_logprobs.num_top, request.state.hold)
-        stream = make_stream(body, prompt, key, ChatAnswer.answer_id(request_id), recalled) if resumable else None
-        generations = begin_all(
-            frontend,
-            [prompt],
-            options,
-            body,
-            key,
-            # Where neither client nor model names a limit, an answer may fill the model's length.
-            frontend.sampling_defaults.max_tokens,
-            stream,
-            request_id,
-            # What tells the output's parts apart has to see its text from the beginning.
-            has_parts=reading is not None,
-            marks=reading.marks if reading else None,
-        )
-    return BegunChat(prompt, generations, stream, reading, wanted_logprobs)
+    """Plans a chat, tokenizes it, and makes its generations. Raises RequestError."""
+    with frontend.refusals_counted(request.state.request_id):
+        plan = await plan_chat(frontend, body, request.app.state.parsing, last_event_id)
+        chat = await _tokenize(frontend, plan, request.state)
+        generations = frontend.begin(_spec(frontend, plan, chat, request.state), body.n or 1)
+    return BegunChat(chat.prompt, generations, chat.stream, chat.reading, plan.wanted_logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class _TokenizedChat:
+    """Attributes: as in BegunChat and SamplingOptions."""
+
+    prompt: TokenizedPrompt
+    reading: Reading | None
+    grammar: str
+    stream: ResumableStream | None
+
+
+async def _tokenize(frontend: Frontend, plan: ChatPlan, state: State) -> _TokenizedChat:
+    body, key = plan.body, state.key
+    with frontend.admission(key, body.n or 1, is_resumed=plan.last_event is not None):
+        recalled = await recall_stream(frontend, key, plan.last_event, state.hold)
+        prompt = await frontend.tokenize(plan.prompt, frontend.cache_namespace(key, cache_namespace(body)))
+        reading = read_from(frontend.output_format, plan, prompt)
+        grammar = await frontend.grammar(whole_structure(plan.calls.structure, reading))
+    frontend.check_prompt_logprobs(len(prompt.token_ids), plan.wanted_logprobs.num_top, state.hold)
+    stream = None
+    if plan.is_resumable:
+        stream = make_stream(body, prompt, key, ChatAnswer.answer_id(state.request_id), recalled)
+    check_num_prompt_tokens(frontend, [prompt], body.n)
+    return _TokenizedChat(prompt, reading, grammar, stream)
+
+
+def _spec(frontend: Frontend, plan: ChatPlan, chat: _TokenizedChat, state: State) -> RequestSpec:
+    body, stream, reading = plan.body, chat.stream, chat.reading
+    options = replace(plan.options, grammar=chat.grammar)
+    return RequestSpec(
+        chat.prompt,
+        # Without a limit of client or model, an answer may fill the model's length.
+        frontend.sampling_params(options, chat.prompt, frontend.sampling_defaults.max_tokens),
+        key=state.key,
+        client_request_id=state.request_id,
+        session_id=body.session_id or "",
+        priority=body.priority or 0,
+        stop=options.stop,
+        marks=reading.marks if reading else None,
+        # A parser needs the text from the beginning.
+        resumption=stream.resumption(from_beginning=reading is not None) if stream else None,
+        kept=stream.kept if stream else None,
+    )
 
 
 async def count_prompt_tokens(frontend: Frontend, body: ChatRequest, request: Request) -> int:
-    """Of a chat, as `begin_chat` makes its prompt. Raises RequestError."""
     with frontend.refusals_counted(request.state.request_id):
-        frontend.check_model(body.model or "")
-        await check_arguments(body.messages, request.app.state.parsing)
-        plan = plan_chat(frontend, body)
-        frontend.check_num_messages(len(body.messages))
+        plan = await plan_chat(frontend, body, request.app.state.parsing)
         with frontend.admission(request.state.key):
             prompt = await frontend.tokenize(plan.prompt)
     return len(prompt.token_ids)
 
 
 def digest_of_call(named: str) -> str:
-    """What a call is told apart by. Args: named: by what nothing else is."""
+    """Returns an id of a call. Args: named: unique description of the call."""
     return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()[:CALL_ID_CHARACTERS]
 
 
 def end_of_reasoning(frontend: Frontend, generation: Generation) -> int:
-    """How many tokens of an output are reasoning, whose end has just been seen."""
+    """Returns the number of reasoning tokens of an output whose reasoning has just ended."""
     token_ids, closing_id = generation.tracker.output_ids, frontend.output_format.closing_id
     if closing_id is not None and closing_id in token_ids:
         return token_ids.index(closing_id) + 1
-    # Other tokens may have spelled the mark: then it is where that was seen.
+    # Other tokens may have spelled the mark.
     return generation.num_output_tokens

@@ -1,5 +1,4 @@
-"""What a chat's body asks for, put together: what the template is given, what the output is bound to, and how it is
-read."""
+"""From a chat's body to a plan: the prompt's input, the sampling options, the calls, and the form of the output."""
 
 import asyncio
 import json
@@ -11,11 +10,19 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from tandem.router.errors import InvalidRequestError, OverloadedError
-from tandem.router.frontends.base import Frontend, PromptInput, TokenizedPrompt
+from tandem.router.frontends.base import Frontend, PromptInput
 from tandem.router.frontends.openai.body import MAX_INLINE_BYTES, MAX_OTHER_ITEMS, PARSE_TIMEOUT_S, check_structure
-from tandem.router.frontends.openai.request import structured_output as wanted_output
+from tandem.router.frontends.openai.request import (
+    WantedLogprobs,
+    check_num_choices,
+    sampling_options,
+    structured_output,
+)
+from tandem.router.frontends.openai.resumable import EventId, is_resumable, last_event
 from tandem.router.frontends.openai.tools_schema import ChatRequest, Message, NamedTool, TemplateFields, Tool
-from tandem.router.text import structured_output
+from tandem.router.frontends.sampling import SamplingOptions
+from tandem.router.requests.request_spec import TokenizedPrompt
+from tandem.router.text import structured_output as structures
 from tandem.router.text.chat import Chat
 from tandem.router.text.output_format import NONE, OutputFormat
 from tandem.router.text.output_parser import OutputParser
@@ -27,60 +34,118 @@ PARAM_TOOLS, PARAM_CHOICE = "tools", "tool_choice"
 
 
 @dataclass(frozen=True, slots=True)
-class ChatPlan:
-    """
+class CallPlan:
+    """The calls in an output, and its structure.
+
     Attributes:
-        prompt: for `Frontend.tokenize`.
-        tool_parser: what reads calls from the output; "none": it has none.
-        names: of the functions that may be called.
-        wanted: what the output, or what follows its reasoning, is to keep to.
-        is_named: the one function to be called is named.
-        max_calls: in one output; None: any number.
-        calls_only: the output is bound to calls.
-        continued: the text of the message that the output goes on with.
+        parser: name of the parser that reads calls from the output; "none": the output has no calls.
+        names: names of the functions that may be called.
+        structure: structure of the output, or of the part behind its reasoning.
+        is_named: whether the client names the function to call.
+        max_calls: limit for one output; None: none.
+        calls_only: whether the output consists of calls alone.
     """
 
-    prompt: PromptInput
-    tool_parser: str
+    parser: str
     names: Collection[str]
-    wanted: StructuredOutput | None
+    structure: StructuredOutput | None
     is_named: bool
     max_calls: int | None
     calls_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """A checked chat, before anything is computed for it.
+
+    Attributes:
+        prompt: input of `Frontend.tokenize`.
+        continued: text of the message that the output continues; "": a new message.
+        options: sampling options without the grammar.
+        is_resumable: whether the answer's events have ids.
+        last_event: the event after which the client resumes a stream; None: a new answer.
+    """
+
+    body: ChatRequest
+    prompt: PromptInput
     continued: str
+    calls: CallPlan
+    options: SamplingOptions
+    wanted_logprobs: WantedLogprobs
+    is_resumable: bool
+    last_event: EventId | None
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the outputs of one request are read. Attributes: marks: special tokens that their text has, by id."""
+    """The way in which the outputs of one request are read. Attributes: marks: special tokens in their text, by id."""
 
-    plan: ChatPlan
+    calls: CallPlan
     beginning: Beginning
     marks: Mapping[int, str]
     format: OutputFormat
 
     def parser(self, num_seen: int) -> OutputParser:
-        """For one output. Args: num_seen: characters of its text whose parts the client has."""
-        plan = self.plan
+        """Returns the parser of one output. Args: num_seen: characters of its text whose parts the client has."""
+        calls = self.calls
         return self.format.parser(
-            plan.tool_parser,
+            calls.parser,
             self.beginning,
-            plan.names,
-            max_calls=plan.max_calls,
-            calls_only=plan.calls_only,
+            calls.names,
+            max_calls=calls.max_calls,
+            calls_only=calls.calls_only,
             num_seen=num_seen,
         )
 
 
+async def plan_chat(
+    frontend: Frontend, body: ChatRequest, threads: Executor, last_event_id: str | None = None
+) -> ChatPlan:
+    """
+    Args:
+        threads: read long arguments of past calls.
+        last_event_id: header of a client that resumes a stream.
+
+    Raises:
+        RequestError: the body asks for something that is not served.
+    """
+    frontend.check_model(body.model or "")
+    check_num_choices(1, body.n)
+    num_logprobs = _num_logprobs(body)
+    max_tokens = _max_tokens(body)
+    wanted_logprobs = WantedLogprobs.of(body)
+    options = sampling_options(frontend, body, max_tokens, num_logprobs, wanted_logprobs.num_top)
+    await check_arguments(body.messages, threads)
+    calls = plan_calls(frontend.output_format, body)
+    prompt = chat_prompt(frontend, body.messages, body, [] if body.tool_choice == "none" else body.tools or [])
+    frontend.check_num_messages(len(body.messages))
+    continued = body.messages[-1].text if body.continue_final_message else ""
+    resumable = is_resumable(body, options, 1)
+    last = last_event(last_event_id, is_resumable=resumable)
+    return ChatPlan(body, prompt, continued, calls, options, wanted_logprobs, resumable, last)
+
+
+def _num_logprobs(body: ChatRequest) -> int | None:
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequestError("top_logprobs needs logprobs: true", "top_logprobs")
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _max_tokens(body: ChatRequest) -> int | None:
+    if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
+        raise InvalidRequestError("max_tokens and max_completion_tokens differ: send one of them", "max_tokens")
+    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+
+
 async def check_arguments(messages: Sequence[Message], threads: Executor) -> None:
-    """Of past calls, before they are read. They are JSON within JSON, and what a body may hold is bounded there too.
+    """Bounds the arguments of past calls, which are JSON within JSON, before they are parsed.
 
     Args:
-        threads: to look at long ones in, which takes some hundredths of a second.
+        threads: check long arguments, which takes tens of milliseconds.
 
     Raises:
         InvalidRequestError: they hold too much.
-        OverloadedError: too many others are looked at.
+        OverloadedError: too many others are being checked.
     """
     arguments = _arguments(messages)
     if sum(map(len, arguments)) <= MAX_INLINE_BYTES:
@@ -102,74 +167,48 @@ def _arguments(messages: Sequence[Message]) -> list[str]:
     return [call.function.arguments for message in messages for call in message.tool_calls or ()]
 
 
-def plan_chat(frontend: Frontend, body: ChatRequest) -> ChatPlan:
-    """Raises InvalidRequestError."""
-    tools = body.tools or []
-    choice = body.tool_choice or "auto"
-    if not tools and (choice == "required" or isinstance(choice, NamedTool)):
+def plan_calls(output_format: OutputFormat, body: ChatRequest) -> CallPlan:
+    """Raises InvalidRequestError: the body's tools, tool_choice and structured output exclude each other."""
+    tools, choice = body.tools or [], body.tool_choice or "auto"
+    named = choice if isinstance(choice, NamedTool) else None
+    calls_only = named is not None or choice == "required"
+    if calls_only and not tools:
         raise InvalidRequestError("tool_choice asks for a call, and there are no tools", PARAM_CHOICE)
-    wanted = wanted_output(body)
-    may_be_several = body.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
+    structure = structured_output(body)
+    max_calls = 1 if named is not None or body.parallel_tool_calls is False else None
     parser = NONE
     if tools and choice != "none":
-        parser = frontend.output_format.tool_parser_name
-        if choice == "auto" and parser == NONE:
-            raise InvalidRequestError(
-                "this model's own calls are not read here (--tool-parser): use a tool_choice that asks for one",
-                PARAM_TOOLS,
-            )
-        if choice != "auto" and wanted is not None:
-            raise InvalidRequestError(
-                f"{wanted.param} cannot be had with a tool_choice that asks for a call", wanted.param
-            )
-        if choice != "auto" or wanted is not None:
-            parser = _bound_parser(frontend.output_format)
-            called = _called(tools, choice)
-            functions = [(tool.function.name, json.dumps(tool.function.schema_of_arguments)) for tool in called]
-            bound = structured_output.tool_calls(parser, functions, may_be_several=may_be_several, param=PARAM_TOOLS)
-            wanted = bound if wanted is None else structured_output.either(bound, wanted)
-    return ChatPlan(
-        prompt=chat_prompt(frontend, body.messages, body, [] if choice == "none" else tools),
-        tool_parser=parser,
-        names=frozenset(tool.function.name for tool in tools),
-        wanted=wanted,
-        is_named=isinstance(choice, NamedTool),
-        max_calls=None if may_be_several else 1,
-        calls_only=bool(tools) and choice not in ("none", "auto"),
-        continued=body.messages[-1].text if body.continue_final_message else "",
-    )
+        _check_calls(output_format, structure, calls_only=calls_only)
+        parser = output_format.tool_parser_name
+        if calls_only or structure is not None:
+            parser = _bound_parser(output_format)
+            bound = _calls_structure(parser, tools if named is None else _named(tools, named), max_calls)
+            structure = bound if structure is None else structures.either(bound, structure)
+    names = frozenset(tool.function.name for tool in tools)
+    return CallPlan(parser, names, structure, named is not None, max_calls, calls_only)
 
 
-def read_from(frontend: Frontend, plan: ChatPlan, prompt: TokenizedPrompt) -> Reading | None:
-    """How outputs of this prompt are read; None: they are content alone."""
-    style = frontend.output_format.reasoning_style
-    if style is None:
-        beginning = Beginning.ANSWER
-    elif plan.continued:
-        beginning = style.beginning_within(plan.continued)
-    else:
-        beginning = style.beginning(prompt.ending)
-    if plan.tool_parser == NONE and beginning is Beginning.ANSWER:
-        return None
-    marks = frontend.output_format.marks(plan.tool_parser, beginning)
-    return Reading(plan, beginning, marks, frontend.output_format)
-
-
-def bound_output(frontend: Frontend, plan: ChatPlan, reading: Reading | None) -> StructuredOutput | None:
-    """What the whole output is to keep to. Raises InvalidRequestError."""
-    if plan.wanted is None or reading is None or reading.beginning is Beginning.ANSWER:
-        return plan.wanted
-    if frontend.output_format.special_ids((OPENING, CLOSING)):
+def _check_calls(output_format: OutputFormat, structure: StructuredOutput | None, *, calls_only: bool) -> None:
+    if not calls_only and output_format.tool_parser_name == NONE:
         raise InvalidRequestError(
-            f"{plan.wanted.param} cannot be had behind this model's reasoning, which special tokens end: turn its "
-            "reasoning off, if its chat template has a way to do so",
-            plan.wanted.param,
+            "this model's own calls are not read here (--tool-parser): use a tool_choice that asks for one",
+            PARAM_TOOLS,
         )
-    return structured_output.after_reasoning(plan.wanted, is_open=reading.beginning is Beginning.OPEN)
+    if calls_only and structure is not None:
+        raise InvalidRequestError(
+            f"{structure.param} cannot be had with a tool_choice that asks for a call", structure.param
+        )
+
+
+def _named(tools: Sequence[Tool], named: NamedTool) -> list[Tool]:
+    called = [tool for tool in tools if tool.function.name == named.function.name]
+    if not called:
+        raise InvalidRequestError(f"there is no tool {named.function.name!r} among the tools", PARAM_CHOICE)
+    return called
 
 
 def _bound_parser(output_format: OutputFormat) -> str:
-    """Which parser reads calls that a grammar makes: the model's own, if a grammar can write what that reads."""
+    """Returns the parser of calls that a grammar makes: the model's own, if a grammar can write its form."""
     name = output_format.tool_parser_name
     style = CALL_STYLES.get(name)
     if style is None or output_format.special_ids((style.opening.strip(), style.closing.strip())):
@@ -177,25 +216,49 @@ def _bound_parser(output_format: OutputFormat) -> str:
     return name
 
 
-def _called(tools: list[Tool], choice: Any) -> list[Tool]:
-    if not isinstance(choice, NamedTool):
-        return tools
-    called = [tool for tool in tools if tool.function.name == choice.function.name]
-    if not called:
-        raise InvalidRequestError(f"there is no tool {choice.function.name!r} among the tools", PARAM_CHOICE)
-    return called
+def _calls_structure(parser: str, tools: Sequence[Tool], max_calls: int | None) -> StructuredOutput:
+    functions = [(tool.function.name, json.dumps(tool.function.schema_of_arguments)) for tool in tools]
+    return structures.tool_calls(parser, functions, may_be_several=max_calls is None, param=PARAM_TOOLS)
+
+
+def read_from(output_format: OutputFormat, plan: ChatPlan, prompt: TokenizedPrompt) -> Reading | None:
+    """Returns the way in which outputs of this prompt are read; None: they are content alone."""
+    style = output_format.reasoning_style
+    if style is None:
+        beginning = Beginning.ANSWER
+    elif plan.continued:
+        beginning = style.beginning_within(plan.continued)
+    else:
+        beginning = style.beginning(prompt.ending)
+    calls = plan.calls
+    if calls.parser == NONE and beginning is Beginning.ANSWER:
+        return None
+    return Reading(calls, beginning, output_format.marks(calls.parser, beginning), output_format)
+
+
+def whole_structure(structure: StructuredOutput | None, reading: Reading | None) -> StructuredOutput | None:
+    """Returns the structure of the whole output, including its reasoning. Raises InvalidRequestError."""
+    if structure is None or reading is None or reading.beginning is Beginning.ANSWER:
+        return structure
+    if reading.format.special_ids((OPENING, CLOSING)):
+        raise InvalidRequestError(
+            f"{structure.param} cannot be had behind this model's reasoning, which special tokens end: turn its "
+            "reasoning off, if its chat template has a way to do so",
+            structure.param,
+        )
+    return structures.after_reasoning(structure, is_open=reading.beginning is Beginning.OPEN)
 
 
 def chat_prompt(
     frontend: Frontend, messages: Sequence[Message], body: TemplateFields, tools: Sequence[Tool]
 ) -> Chat | list[dict[str, Any]]:
-    """What a chat is rendered from.
+    """Returns the input of the chat template.
 
     Args:
-        tools: those that the model is shown.
+        tools: tools to show to the model.
 
     Raises:
-        InvalidRequestError: what is asked for excludes each other, or the template does not know it.
+        InvalidRequestError: fields exclude each other, or the template does not know documents.
     """
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidRequestError(
@@ -212,7 +275,7 @@ def chat_prompt(
     if body.documents and not frontend.tokenizer.knows_documents:
         raise InvalidRequestError("the model's chat template does not know documents", "documents")
     functions = [{"type": "function", "function": tool.function.for_template()} for tool in tools]
-    # A template writes these of each call, and something around it.
+    # Texts that templates write for each call.
     named = [
         text for message in messages for call in message.tool_calls or () for text in (call.id, call.function.name)
     ]

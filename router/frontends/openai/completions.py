@@ -9,24 +9,26 @@ from starlette.responses import Response
 from tandem.router.frontends.base import Frontend, PromptInput
 from tandem.router.frontends.generation import Piece
 from tandem.router.frontends.openai.answers import Answer, ChoiceBuffer
-from tandem.router.frontends.openai.prompt_logprobs import WantedLogprobs, object_text
+from tandem.router.frontends.openai.prompt_logprobs import object_text
 from tandem.router.frontends.openai.request import (
-    begin_all,
+    WantedLogprobs,
     cache_namespace,
     check_num_choices,
+    check_num_prompt_tokens,
     count_unknown_fields,
     sampling_options,
     structured_output,
 )
 from tandem.router.frontends.openai.resumable import is_resumable, last_event, make_stream, recall_stream
 from tandem.router.frontends.openai.schema import CompletionRequest
+from tandem.router.requests.request_spec import RequestSpec
 from tandem.sampling_params import TokenLogprobs
 
 DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionAnswer(Answer):
-    """Attributes: has_output: whether the client asks for an output, and not for its prompts alone."""
+    """Attributes: has_output: False if the client wants only its prompts back."""
 
     id_prefix = "cmpl"
     object_name = chunk_object_name = "text_completion"
@@ -35,7 +37,7 @@ class CompletionAnswer(Answer):
     def shown(self, piece: Piece) -> Piece:
         if self.has_output:
             return piece
-        # A token is sampled all the same: the limit, which is 0, has ended the output before it.
+        # A token is sampled anyway; max_tokens 0 ended the output before it.
         return Piece(0, [], "", [], "length" if piece.finish_reason else "")
 
     def num_output_tokens(self) -> int:
@@ -61,7 +63,7 @@ class CompletionAnswer(Answer):
 
     def delta(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
         text, token_ids, logprobs = buffer.take_unsent()
-        # The prompt stands before the first text.
+        # The prompt goes before the first text.
         echo, buffer.echo = buffer.echo, ""
         buffer.num_characters += len(echo)
         return {
@@ -75,15 +77,14 @@ class CompletionAnswer(Answer):
         tokens = [self.token_text(token_id) for token_id in token_ids]
         offsets = []
         for token_id in token_ids:
-            # An offset is where the text stands before the token; one that only completes a character begins where that
-            # does.
+            # Position of the text before the token, which may only complete a character.
             offsets.append(buffer.num_characters)
             buffer.num_characters += len(buffer.detokenizer.decode_next((token_id,)))
         return {
             "tokens": tokens,
             "token_logprobs": [entry.logprob for entry in logprobs],
             "top_logprobs": [
-                # The chosen token is always among them.
+                # The chosen token is always included.
                 {token: entry.logprob} | {self.token_text(top.token_id): top.logprob for top in entry.top}
                 for token, entry in zip(tokens, logprobs, strict=True)
             ],
@@ -94,7 +95,6 @@ class CompletionAnswer(Answer):
 async def serve_completion(
     frontend: Frontend, body: CompletionRequest, request: Request, last_event_id: str | None
 ) -> Response:
-    """Raises RequestError, ClientGoneError."""
     key, request_id = request.state.key, request.state.request_id
     count_unknown_fields(frontend, body)
     with frontend.refusals_counted(request_id):
@@ -102,7 +102,7 @@ async def serve_completion(
         inputs = _inputs(body.prompt)
         check_num_choices(len(inputs), body.n)
         wanted_logprobs = WantedLogprobs.of(body)
-        # Without an output there is the prompt to be looked at; a worker samples a token when it has computed that.
+        # With max_tokens 0 only the prompt is wanted; its worker samples one token anyway.
         has_output = body.max_tokens != 0 or not body.echo
         max_tokens = body.max_tokens if has_output else 1
         options = sampling_options(frontend, body, max_tokens, body.logprobs, wanted_logprobs.num_top)
@@ -110,19 +110,33 @@ async def serve_completion(
         resumable = is_resumable(body, options, len(inputs))
         last = last_event(last_event_id, is_resumable=resumable)
         with frontend.admission(key, len(inputs) * (body.n or 1), is_resumed=last is not None):
-            recalled = await recall_stream(frontend, key, last, request.state.hold) if last else None
+            recalled = await recall_stream(frontend, key, last, request.state.hold)
             options = replace(options, grammar=await frontend.grammar(wanted))
             namespace = frontend.cache_namespace(key, cache_namespace(body))
             prompts = [await frontend.tokenize(prompt, namespace) for prompt in inputs]
             texts = [await frontend.prompt_text(prompt) for prompt in inputs] if body.echo else []
         num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-        # Each output shows its prompt's.
+        # Each output repeats its prompt's.
         num_shown = num_tokens * (body.n or 1) * wanted_logprobs.num_forms
         frontend.check_prompt_logprobs(num_shown, wanted_logprobs.num_top, request.state.hold)
-        stream = (
-            make_stream(body, prompts[0], key, CompletionAnswer.answer_id(request_id), recalled) if resumable else None
-        )
-        generations = begin_all(frontend, prompts, options, body, key, DEFAULT_MAX_TOKENS, stream, request_id)
+        answer_id = CompletionAnswer.answer_id(request_id)
+        stream = make_stream(body, prompts[0], key, answer_id, recalled) if resumable else None
+        check_num_prompt_tokens(frontend, prompts, body.n)
+        specs = [
+            RequestSpec(
+                prompt,
+                frontend.sampling_params(options, prompt, DEFAULT_MAX_TOKENS),
+                key=key,
+                client_request_id=request_id,
+                session_id=body.session_id or "",
+                priority=body.priority or 0,
+                stop=options.stop,
+                resumption=stream.resumption(from_beginning=False) if stream else None,
+                kept=stream.kept if stream else None,
+            )
+            for prompt in prompts
+        ]
+        generations = [output for spec in specs for output in frontend.begin(spec, body.n or 1)]
     echoes = [text for text in texts for _ in range(body.n or 1)]
     answer = CompletionAnswer(frontend, prompts, generations, request_id, echoes, stream, wanted_logprobs)
     answer.has_output = has_output
@@ -130,7 +144,7 @@ async def serve_completion(
 
 
 def _inputs(prompt: str | list[Any]) -> list[PromptInput]:
-    """One prompt or several: strings or lists of token ids."""
+    """Splits one prompt or several: strings or lists of token ids."""
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         return list(prompt)
     return [prompt]

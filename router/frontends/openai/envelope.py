@@ -1,20 +1,26 @@
-"""What every answer over HTTP has around it, refusals included: the request's id, and what browsers need."""
+"""Headers around every HTTP answer, including refusals: the request id, and CORS for browsers."""
 
 from collections.abc import Sequence
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tandem.router.frontends.request_id import REQUEST_ID_HEADER, request_id_of
-from tandem.router.requests.trace_context import TRACEPARENT, TRACESTATE, current_trace_context, trace_context_of
+from tandem.router.requests.client_ids import (
+    REQUEST_ID_HEADER,
+    TRACEPARENT,
+    TRACESTATE,
+    current_trace_context,
+    request_id_of,
+    trace_context_of,
+)
 
 _HEADER = REQUEST_ID_HEADER.encode()
 _TRACEPARENT, _TRACESTATE = TRACEPARENT.encode(), TRACESTATE.encode()
 
 
 def with_cors(app: ASGIApp, allowed_origins: Sequence[str]) -> ASGIApp:
-    """Lets pages of these origins read answers; "*": of all. Preflights are answered here, before keys are asked for: a
-    browser sends none with them."""
+    """Lets pages of these origins read answers; "*": all. Preflights are answered before authentication, because they
+    carry no key."""
     if not allowed_origins:
         return app
     return CORSMiddleware(
@@ -22,19 +28,18 @@ def with_cors(app: ASGIApp, allowed_origins: Sequence[str]) -> ASGIApp:
         allow_origins=allowed_origins,
         allow_methods=("GET", "HEAD", "POST", "DELETE"),
         allow_headers=("*",),
-        # Keys travel in a header that pages set themselves: they are no credentials in the sense of CORS.
+        # Keys are in a header that pages set themselves; CORS does not count that as credentials.
         allow_credentials=False,
         expose_headers=("X-Request-Id", "Retry-After"),
     )
 
 
 class EnvelopeMiddleware:
-    """ASGI middleware, outermost. A request's id stands in `scope["state"]["request_id"]`, in `["is_head"]` whether the
-    server leaves out the answer's body, and in `["send"]` what sends the server what follows the start of an answer,
-    past all layers, each of which only looks at the start."""
+    """Outermost ASGI middleware. Sets in `scope["state"]`: `request_id`; `is_head`, whether the server omits the
+    answer's body; and `send`, the server's own, for bodies that need not pass all layers."""
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
-        """Args: root_path: under which a proxy shows all this."""
+        """Args: root_path: path under which a proxy shows the server."""
         self._app = app
         self._root_path = root_path
 
@@ -51,9 +56,9 @@ class EnvelopeMiddleware:
         method = scope["method"]
         state["is_head"] = method == "HEAD"
         if method == "OPTIONS" and (b"content-length" in headers or b"transfer-encoding" in headers):
-            # Nobody reads the body of a preflight: it would go on without limit, and without a key.
+            # Nobody reads a preflight's body, which has no limit and no key.
             added.append((b"connection", b"close"))
-        # The server goes by its own copy: it leaves out the body by the method there.
+        # The server omits a HEAD's body by its own copy of the scope.
         scope = {**scope, "root_path": self._root_path, "method": "GET" if method == "HEAD" else method}
 
         async def send_with_headers(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients know them: an HTTP status and an error object."""
+"""OpenAI's form of errors: an HTTP status and an error object."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class HttpError(NamedTuple):
     code: str | None
 
 
-# The first class that fits counts.
+# The first matching class counts.
 HTTP_ERRORS: tuple[tuple[type[RequestError], HttpError], ...] = (
     (UnknownModelError, HttpError(404, "invalid_request_error", "model_not_found")),
     (UnknownStreamError, HttpError(404, "invalid_request_error", "stream_not_found")),
@@ -51,13 +51,12 @@ HTTP_ERRORS: tuple[tuple[type[RequestError], HttpError], ...] = (
 )
 
 
-# How many seconds a client may wait before it tries again, by status: what is too much now passes within a request's
-# time, a worker is started again within a few seconds, and of several routers another may answer at once.
+# Seconds before a client may retry, by status: overload passes within a request's time, workers restart within seconds,
+# and another router may answer at once.
 RETRY_AFTER_S = {429: "1", 503: "2"}
 
 
 def json_response(content: Any, status: int = 200) -> Response:
-    """A response with JSON in ASCII."""
     response = Response(json.dumps(content, separators=(",", ":")), status, media_type="application/json")
     if status in RETRY_AFTER_S:
         response.headers["retry-after"] = RETRY_AFTER_S[status]
@@ -65,7 +64,7 @@ def json_response(content: Any, status: int = 200) -> Response:
 
 
 def json_text_response(text: str) -> Response:
-    """A response with what is JSON in ASCII already."""
+    """Returns a response with text that is already JSON in ASCII."""
     return Response(text, media_type="application/json")
 
 
@@ -85,7 +84,7 @@ def error_response(error: RequestError) -> Response:
 def status_response(
     status: int, message: str, headers: Mapping[str, str] | None = None, param: str | None = None
 ) -> Response:
-    """For what is refused before it is a request: an unknown path, a body that is too large or no JSON."""
+    """Answers before there is a request: unknown path, oversized body, no JSON."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     body = {"error": {"message": shortened(message), "type": kind, "param": param, "code": None}}
     response = json_response(body, status)
@@ -94,18 +93,17 @@ def status_response(
 
 
 def invalid_body(error: RequestValidationError) -> InvalidRequestError:
-    """The first thing that is wrong with a body, in one line."""
     first = error.errors()[0]
-    # The first part of the path says that it is the body.
+    # The path begins with "body".
     return invalid_field(first, first["loc"][1:])
 
 
 def invalid_field(first: Mapping[str, Any], path: Sequence[int | str]) -> InvalidRequestError:
-    """Args: first: what pydantic says of it."""
+    """Args: first: pydantic's error."""
     names = [str(part) for part in path if not str(part).startswith(TAG_MARK)]
     message = str(first["msg"]).removeprefix("Value error, ")
     if names[-1:] == ["type"] and isinstance(first.get("input"), str):
-        # A part of a message that is no text.
+        # A content part other than text.
         message = PARTS.get(first["input"], message)
     if first["type"] == UNSERVED:
         names.append(first["ctx"]["name"])

@@ -1,4 +1,4 @@
-"""HTTP connections: not too many, and their clients must come to the end of a request's head."""
+"""HTTP connections with limits on their number and on the time and size of request heads."""
 
 import asyncio
 from typing import Any
@@ -7,13 +7,13 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tandem.router.frontends.openai.errors import status_response
 
-# This is counted from the connection, or the last request on it, to the end of the next one's head.
+# Counted from the connection or its last request to the end of the next head.
 HEAD_TIMEOUT_S = 30.0
 MAX_HEAD_BYTES = 64 * 2**10
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's, which by itself waits for the rest of a head for ever, and keeps all that it is sent of it."""
+    """uvicorn's protocol, which alone would wait for a head for ever and buffer all of it."""
 
     _head_timer: asyncio.TimerHandle | None = None
     _num_head_bytes = 0
@@ -37,8 +37,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if self._is_serving():
-            # A second request before the first is answered: uvicorn would no longer notice that the client of the
-            # first leaves. No client in use does this.
+            # A second request before the first answer: uvicorn would no longer notice that the first client leaves. No
+            # common client does this.
             self._is_deaf = True
             self.transport.close()
             return
@@ -65,9 +65,9 @@ class BoundedProtocol(HttpToolsProtocol):
         head = self._head_timer
         super().data_received(data)
         if head is None and self._head_timer is None and not self._is_serving() and not self.transport.is_closing():
-            # Bytes between two requests that begin none: uvicorn stops waiting for the next one's head.
+            # Bytes that begin no request: uvicorn stops its own timer for the next head.
             self._await_head()
-        # Bytes in which a request ends or begins are not counted: they may be another's body.
+        # Bytes across a request's boundary may belong to a body.
         if head is not None and head is self._head_timer:
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():

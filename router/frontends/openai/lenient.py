@@ -1,8 +1,8 @@
-"""How bodies are read: strictly where a field has a meaning here, leniently where it has none.
+"""Reading of bodies: strict for served fields, lenient for others.
 
-A field is of one of four kinds. Those that a class declares are served, and checked. What others serve and this server
-does not is `unserved`: it may say what is done anyway, and anything else is refused, for it would change the answer.
-`hints` change no answer. All others nobody here knows: they are taken, counted, and a few of them named in the log.
+A field is of one of four kinds. Declared fields are served and checked. `unserved` fields of other servers accept only
+values that change nothing; other values are refused, because they would change the answer. `hints` change no answer.
+Unknown fields are accepted and counted, and a few are named in the log.
 """
 
 from collections.abc import Mapping
@@ -14,20 +14,20 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
-# So many unknown fields are named, each with so many characters of its name; a body may hold tens of thousands.
+# Limits on logged names; a body may have tens of thousands of unknown fields.
 MAX_NAMED = 8
 MAX_NAME_CHARACTERS = 64
-# Errors of this type name the field that is wrong in their context, not in their path.
+# Errors of this type name their field in the context, not in the path.
 UNSERVED = "unserved_field"
 
 
 @dataclass(frozen=True, slots=True)
 class Unserved:
-    """A field of which only some values are taken.
+    """A field that accepts only some values.
 
     Attributes:
-        refusal: what a client is told that sends another value.
-        taken: the values that change nothing here, besides null. One may be [] or {}.
+        refusal: message for any other value.
+        taken: accepted values besides null.
     """
 
     refusal: str
@@ -36,33 +36,33 @@ class Unserved:
     def takes(self, value: Any) -> bool:
         if value is None:
             return True
-        # To Python 0 and False, and 1 and True, are the same.
+        # In Python 0 == False and 1 == True.
         return any(value == known and isinstance(value, bool) == isinstance(known, bool) for known in self.taken)
 
 
 @dataclass(slots=True)
 class UnknownFields:
-    """Attributes: names: of the first MAX_NAMED, cut short."""
+    """Attributes: names: the first MAX_NAMED, shortened."""
 
     num_fields: int = 0
     names: list[str] = field(default_factory=list)
 
 
-# Of the body that is being read, which happens without a break.
+# Of the body that is being parsed, which happens without a break.
 _noted: ContextVar[UnknownFields | None] = ContextVar("unknown fields", default=None)
 
 
 def _describe(schema: dict[str, Any], model: type["LenientBody"]) -> None:
-    """The unserved fields are part of a body's description."""
+    """Adds the unserved fields to a body's description."""
     properties = schema.setdefault("properties", {})
     for name, known in model.unserved.items():
         properties[name] = {"enum": [*known.taken, None], "description": f"Anything else is refused: {known.refusal}"}
 
 
 class LenientBody(BaseModel):
-    """An object of a body. A subclass declares what is served of it."""
+    """An object in a body. Subclasses declare its served fields."""
 
-    # In strict mode the string "1" is no number, and true is not 1.
+    # Strict: the string "1" is no number, and true is not 1.
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, json_schema_extra=_describe)
 
     unserved: ClassVar[Mapping[str, Unserved]] = {}
@@ -73,15 +73,15 @@ class LenientBody(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         super().__pydantic_init_subclass__(**kwargs)
-        # As they are sent.
+        # The names on the wire.
         cls._declared = frozenset(declared.alias or name for name, declared in cls.model_fields.items())
         cls._known = cls._declared | cls.unserved.keys() | cls.hints
 
     @model_validator(mode="wrap")
     @classmethod
     def _read(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        # A body may have thousands of objects, and an object tens of thousands of names: most have none but these, and
-        # no object is gone through name by name.
+        # Fast path: a body may have thousands of objects, an object tens of thousands of names, and most have only
+        # declared ones.
         if not isinstance(data, dict) or data.keys() <= cls._declared:
             return handler(data)
         for name in sorted(cls.unserved.keys() & data.keys()):
@@ -92,7 +92,7 @@ class LenientBody(BaseModel):
 
 
 class LenientRequest(LenientBody):
-    """A whole body. Attributes: unknown_fields: in all its objects."""
+    """A whole body. Attributes: unknown_fields: unknown fields of all its objects."""
 
     _unknown: UnknownFields = PrivateAttr(default_factory=UnknownFields)
 
@@ -114,7 +114,6 @@ class LenientRequest(LenientBody):
 
 
 def note_unknown(data: dict[str, Any], known: frozenset[str]) -> None:
-    """Counts the names of an object of the body that is being read, but for these."""
     num_unknown = len(data) - len(known & data.keys())
     noted = _noted.get()
     if num_unknown and noted is not None:
@@ -125,5 +124,5 @@ def note_unknown(data: dict[str, Any], known: frozenset[str]) -> None:
 
 
 def refusal_of(name: str, message: str) -> PydanticCustomError:
-    """The error of a field of an object, for what the object as a whole shows to be wrong."""
+    """Returns an error that names a field, for a check of the whole object."""
     return PydanticCustomError(UNSERVED, "{refusal}", {"name": name, "refusal": message})

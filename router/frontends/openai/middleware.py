@@ -1,4 +1,4 @@
-"""What every HTTP request passes before anything is read of it: the API key, and the size and pace of its body."""
+"""Checks of every HTTP request before it is read: API key, and size and pace of its body."""
 
 import asyncio
 import contextlib
@@ -14,20 +14,20 @@ from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.openai.errors import error_response, status_response
 from tandem.router.frontends.page.assets import PAGE_PATHS
 
-# These are answered to everybody: what watches over the process has no key, nor has a page before it has asked for it.
+# Paths without authentication: probes have no key, nor has the page before it asks for one.
 OPEN_PATHS = ("/health", "/ready", "/ping", *PAGE_PATHS)
 STATUS_OVERLOADED = 429
-# So long is waited between two parts of a body, and for all of it.
+# Limits on the gap between two parts of a body, and on all of it.
 BODY_TIMEOUT_S = 30.0
 WHOLE_BODY_TIMEOUT_S = 300.0
-# So much of a refused body is read all the same: a client that is still sending would miss the answer.
+# A refused body is read this far: a client that is still sending would miss the answer.
 DISCARD_TIMEOUT_S = 1.0
 MAX_DISCARDED_BYTES = 64 * 2**20
 
 
 class AccessMiddleware:
-    """ASGI middleware. Whose request it is stands in `scope["state"]["key"]`, and in `["hold"]` a function that counts
-    what else it holds as bytes in hand; it raises OverloadedError."""
+    """ASGI middleware. Sets in `scope["state"]`: `key`, the client's API key, and `hold`, a function that counts bytes
+    as in hand and raises OverloadedError."""
 
     def __init__(self, app: ASGIApp, frontend: Frontend) -> None:
         self._app = app
@@ -39,7 +39,7 @@ class AccessMiddleware:
             await self._app(scope, receive, send)
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        # The HTTP parser has seen to it that this is a number of 64 bits at most.
+        # The HTTP parser has checked that it is a number of at most 64 bits.
         num_announced = int(headers.get(b"content-length", 0))
         is_empty = not num_announced and b"transfer-encoding" not in headers
         body = _Body(receive, self._max_body_bytes, is_empty=is_empty)
@@ -52,7 +52,7 @@ class AccessMiddleware:
             except UnauthenticatedError as error:
                 refusal = error_response(error)
         if refusal is None and b"upgrade" in headers:
-            # The parser takes what follows for another protocol: the body is lost.
+            # The parser treats the rest as another protocol, so the body is lost.
             refusal = status_response(400, "connections are not upgraded here: send the request without that header")
         if refusal is None and num_announced > self._max_body_bytes:
             refusal = status_response(413, too_large(self._max_body_bytes))
@@ -66,7 +66,7 @@ class AccessMiddleware:
             await self._app(scope, body.receive, body.closing(send))
 
     def _count(self, hold: Callable[[int], None], request_id: str, num_bytes: int) -> None:
-        """Raises HTTPException: there is no room for so many bytes more."""
+        """Raises HTTPException: there is no memory for the bytes."""
         try:
             with self._frontend.refusals_counted(request_id):
                 hold(num_bytes)
@@ -75,11 +75,10 @@ class AccessMiddleware:
 
 
 class _Body:
-    """A request's body on its way in. While it is read, `receive` raises HTTPException for one that is too large or too
-    slow.
+    """A request's body. `receive` raises HTTPException if it is too large or too slow.
 
     Attributes:
-        count: called with the number of bytes of each part that is passed on; raises HTTPException.
+        count: called with the size of each part; raises HTTPException.
     """
 
     def __init__(self, receive: Receive, max_bytes: int, *, is_empty: bool) -> None:
@@ -92,7 +91,7 @@ class _Body:
 
     async def receive(self) -> Message:
         if self._is_read:
-            # Waits for the client to leave, which may take as long as its request.
+            # Waits for the client to leave, for as long as its request takes.
             return await self._receive()
         remaining_s = self._deadline - asyncio.get_running_loop().time()
         try:
@@ -113,15 +112,15 @@ class _Body:
         return message
 
     async def discard(self) -> None:
-        """Reads on to the body's end, if that is near."""
+        """Reads to the body's end, if that is near."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DISCARD_TIMEOUT_S):
                 while not self._is_read and self._num_bytes <= MAX_DISCARDED_BYTES:
                     await self._receive_part()
 
     def closing(self, send: Send) -> Send:
-        """Closes the connection after an answer to a request whose body was not read to its end: the rest of it would
-        be read without limit, and taken for nothing."""
+        """Closes the connection after an answer to an unfinished body; otherwise its rest would be read without
+        limit."""
 
         async def closing_send(message: Message) -> None:
             if message["type"] == "http.response.start" and not self._is_read:

@@ -1,7 +1,7 @@
-"""A chat with one output, for APIs that have requests and answers of their own forms.
+"""A chat with one output, for APIs with their own requests and answers.
 
-Such an API translates its request into a chat's (`translated`) and says in an `AnswerForm` what it makes of the
-output's parts; all that is between them is the same for all.
+Such an API translates its request to a chat's body (`translated`), and an `AnswerForm` translates the output's parts to
+its answer.
 """
 
 import re
@@ -33,22 +33,22 @@ SAMPLING_FIELDS = tuple(SamplingFields.model_fields)
 
 _TEXT = {"type": "string"}
 _EVENT = {"type": "object", "properties": {"event": _TEXT, "data": _TEXT}, "required": ["event", "data"]}
-# How streams of events with names are described.
+# OpenAPI description of streams of named events.
 STREAMED = {"text/event-stream": {"itemSchema": _EVENT}}
 
-# An event's name, and what it says.
+# An event's name and content.
 NamedEvent = tuple[str, dict[str, Any]]
 
 
 def translated(content: Mapping[str, Any], sampling: SamplingFields, names: Mapping[str, str]) -> ChatRequest:
-    """A chat's body.
+    """Makes a chat's body.
 
     Args:
-        content: its fields, but for those of SamplingFields, which are taken as they are.
-        names: what the client calls fields of `content`, where that is another name.
+        content: fields of the chat, without those of SamplingFields.
+        names: the client's names of these fields, where they differ.
 
     Raises:
-        InvalidRequestError: a chat may not ask for that.
+        InvalidRequestError: the chat is not valid.
     """
     given = {name: value for name in SAMPLING_FIELDS if (value := getattr(sampling, name)) is not None}
     try:
@@ -56,13 +56,13 @@ def translated(content: Mapping[str, Any], sampling: SamplingFields, names: Mapp
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = str(first["loc"][0]) if first["loc"] else ""
-        # Where in a field it is need not be where it was in the client's.
+        # The position inside the field may differ from the client's.
         raise invalid_field(first, [names.get(field, field)] if field else []) from error
 
 
 @contextmanager
 def fields_named(names: Mapping[str, str]) -> Iterator[None]:
-    """What is wrong with a chat's field within is told of the client's own field. Args: names: as for `translated`."""
+    """Renames the chat's field to the client's in errors raised within. Args: names: as for `translated`."""
     try:
         yield
     except InvalidRequestError as error:
@@ -73,10 +73,10 @@ def fields_named(names: Mapping[str, str]) -> Iterator[None]:
 
 
 class OneOutput:
-    """A chat's only output, as it comes.
+    """A chat's only output.
 
     Attributes:
-        finish_reason: as in Piece, once it has ended.
+        finish_reason: as in Piece; "" before the end.
     """
 
     def __init__(self, frontend: Frontend, chat: BegunChat, answer_id: str) -> None:
@@ -90,7 +90,7 @@ class OneOutput:
         self.finish_reason = ""
 
     async def parts(self) -> AsyncGenerator[Sequence[Part]]:
-        """Serves it. The first that this gives, if only an empty list, comes with its first token.
+        """Serves the output. The first item, perhaps an empty list, comes with the first token.
 
         Raises:
             RequestError: as pieces_of.
@@ -108,7 +108,6 @@ class OneOutput:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of the prompt."""
         return self._generation.tracker.prompt_cached_len or 0
 
     @property
@@ -117,14 +116,13 @@ class OneOutput:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Of the output so far, with what opens and ends its reasoning."""
+        """Number of reasoning tokens so far, including its marks."""
         if self._parser is None or not self._parser.has_reasoned:
             return 0
         return self.num_output_tokens if self._reasoning_end is None else self._reasoning_end
 
     @property
     def stop_string(self) -> str | None:
-        """The one that has ended it, if one has."""
         return self._generation.stop_string
 
     @property
@@ -133,39 +131,38 @@ class OneOutput:
 
     @property
     def sampling(self) -> Any:
-        """What it is sampled with."""
         return self._generation.tracker.sampling
 
     def digest_of(self, call: int) -> str:
-        """What a call's id is made of."""
+        """Returns the digest in a call's id."""
         return digest_of_call(f"{self._answer_id} {self.sampling.seed} {call}")
 
 
 class AnswerForm(ABC):
-    """How an API says what comes of an output, for one answer: in events, of which its whole form is made too."""
+    """An API's form of one answer: events, of which the whole answer is made too."""
 
     @abstractmethod
     def begin(self) -> list[NamedEvent]:
-        """The first token has come."""
+        """Called at the first token."""
 
     @abstractmethod
     def add(self, part: Part) -> list[NamedEvent]: ...
 
     @abstractmethod
     def end(self) -> list[NamedEvent]:
-        """The output is whole."""
+        """Called at the end."""
 
     @abstractmethod
     def fail(self, error: RequestError) -> list[NamedEvent]:
-        """The output has failed on its way."""
+        """Called if the output fails after its first token."""
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
-        """The answer, after `end`."""
+        """Returns the answer, after `end`."""
 
 
 class NamedEventStream(EventStream):
-    """Events with names, the last of which is known by its own."""
+    """Events with names, and without [DONE]."""
 
     done = b""
 
@@ -177,10 +174,10 @@ class NamedEventStream(EventStream):
 async def respond(
     output: OneOutput, form: AnswerForm, receive: Receive, stream: type[NamedEventStream] | None
 ) -> Response:
-    """The answer in one piece, or in events.
+    """Returns the answer in one piece, or in events.
 
     Args:
-        stream: None: in one piece.
+        stream: class of the events; None: one piece.
 
     Raises:
         RequestError, ClientGoneError: before anything is sent.

@@ -1,4 +1,4 @@
-"""What operators and measuring programs ask of a cluster over HTTP, in the forms of vLLM and SGLang."""
+"""HTTP routes for operators and benchmarks, in vLLM's and SGLang's forms."""
 
 from dataclasses import asdict
 from typing import Any
@@ -12,7 +12,7 @@ from tandem import __version__
 from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.openai.errors import json_response
 
-# What a router is told that is nobody's secret; keys, tokens, files and addresses are not among it.
+# Public configuration: no keys, tokens, files or addresses.
 SHOWN = (
     "router_id",
     "max_requests_per_key",
@@ -47,27 +47,27 @@ def add_operation(app: FastAPI, frontend: Frontend) -> None:
 
     @app.api_route("/ping", methods=["GET", "POST"], include_in_schema=False)
     async def ping() -> Response:
-        """200 as long as this process answers, as /health."""
+        """200 while this process answers, as /health."""
         return json_response({"status": "ok"})
 
     @app.get("/version")
     async def version() -> Version:
-        """This server's."""
+        """Version of this server."""
         return Version(version=__version__)
 
     @app.get("/load")
     async def load() -> Load:
-        """Requests in hand at all routers, as far as they have told each other."""
+        """Requests in hand at all routers."""
         return Load(server_load=router.num_requests + router.elsewhere.num_requests)
 
     @app.get("/server_info")
     async def server_info() -> dict[str, Any]:
-        """How the cluster is configured and what its workers do."""
+        """Configuration of the cluster and state of its workers."""
         return _server_info(frontend)
 
     @app.post("/reset_prefix_cache")
     async def reset_prefix_cache() -> Reset:
-        """Has all workers forget the prefixes that they have cached; pages in use stay."""
+        """Has all workers drop their cached prefixes; pages in use stay."""
         if not frontend.config.allow_cache_reset:
             raise HTTPException(404, "caches are reset only where the server was started with --allow-cache-reset")
         return Reset(num_workers=router.reset_caches())
@@ -97,6 +97,6 @@ def _server_info(frontend: Frontend) -> dict[str, Any]:
             }
             for worker in router.workers
         ],
-        # SGLang's benchmark looks here for what speculative decoding gains.
+        # SGLang's benchmark looks here for speculative decoding.
         "internal_states": [{}],
     }

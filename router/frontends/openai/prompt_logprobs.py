@@ -1,7 +1,6 @@
-"""The log probabilities of a prompt as JSON, in the two forms that clients know.
+"""A prompt's log probabilities as JSON, in vLLM's and OpenAI's forms.
 
-There may be hundreds of thousands of numbers, so the JSON is made piece by piece, and others have their turn between
-two pieces.
+There may be hundreds of thousands of numbers, so the JSON is made in pieces, and the loop runs between them.
 """
 
 import asyncio
@@ -9,58 +8,22 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.router.errors import InvalidRequestError
-from tandem.router.frontends.base import TokenizedPrompt
-from tandem.router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
+from tandem.router.frontends.openai.request import WantedLogprobs
 from tandem.router.frontends.openai.streaming import to_json
 from tandem.router.requests.prompt_logprobs import PromptLogprobs
+from tandem.router.requests.request_spec import TokenizedPrompt
 from tandem.router.text.detokenizer import IncrementalDetokenizer
 from tandem.router.text.tokenizer import Tokenizer
 
-# Tokens, with all that is listed beside them, whose JSON is made at once: a millisecond.
+# Entries per piece of JSON; they take a millisecond.
 PIECE_ENTRIES = 512
-# What completions say of tokens.
+# Lists in a completion's `logprobs`.
 ECHO_LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-
-
-@dataclass(frozen=True, slots=True)
-class WantedLogprobs:
-    """What a body asks for, of the prompt.
-
-    Attributes:
-        listed: as `prompt_logprobs`, with so many of the most likely tokens; None: not so.
-        echoed: in front of the output's, with so many; None: not so.
-    """
-
-    listed: int | None
-    echoed: int | None
-
-    @classmethod
-    def of(cls, body: CompletionRequest | ChatCompletionRequest) -> "WantedLogprobs":
-        """Raises InvalidRequestError: a stream cannot have them."""
-        if body.stream and body.prompt_logprobs is not None:
-            raise InvalidRequestError("a stream has no prompt_logprobs: leave out one of them", "prompt_logprobs")
-        echoed = body.logprobs if isinstance(body, CompletionRequest) and body.echo else None
-        if echoed is not None and body.stream and (body.n or 1) > 1:
-            # They are computed for one output of each prompt.
-            raise InvalidRequestError("a stream of several outputs has no log probabilities of the prompt", "n")
-        return cls(body.prompt_logprobs, echoed)
-
-    @property
-    def num_forms(self) -> int:
-        """In how many ways an output shows them."""
-        return (self.listed is not None) + (self.echoed is not None)
-
-    @property
-    def num_top(self) -> int | None:
-        """How many of the most likely tokens workers are asked for; None: nothing is asked for."""
-        asked = [number for number in (self.listed, self.echoed) if number is not None]
-        return max(asked, default=None)
 
 
 @dataclass(slots=True)
 class EchoTexts:
-    """The prompt's part of OpenAI's lists: for each its items as JSON, none of them empty."""
+    """The prompt's part of OpenAI's lists: JSON of their items, never empty."""
 
     tokens: list[str] = field(default_factory=list)
     token_logprobs: list[str] = field(default_factory=list)
@@ -68,7 +31,7 @@ class EchoTexts:
     text_offset: list[str] = field(default_factory=list)
 
     def before(self, output: Mapping[str, list[Any]] | None) -> str:
-        """The lists of prompt and output together, as JSON. Args: output: by the names of these lists."""
+        """Joins prompt and output, as JSON. Args: output: its lists by name."""
         lists = {
             name: [*getattr(self, name), *([to_json(output[name])[1:-1]] if output and output["tokens"] else [])]
             for name in ECHO_LISTS
@@ -77,13 +40,12 @@ class EchoTexts:
 
 
 class PromptTexts:
-    """One prompt's log probabilities as JSON. An Answer owns one for each prompt that has such; each text is made once,
-    however many outputs show it."""
+    """One prompt's log probabilities as JSON, made once for all outputs."""
 
     def __init__(
         self, tokenizer: Tokenizer, name: Callable[[int], str], prompt: TokenizedPrompt, wanted: WantedLogprobs
     ) -> None:
-        """Args: name: what a token is called where only its text can stand."""
+        """Args: name: returns a token's name as text."""
         self._tokenizer = tokenizer
         self._name = name
         self._token_ids = prompt.token_ids
@@ -92,7 +54,7 @@ class PromptTexts:
         self._echoed: EchoTexts | None = None
 
     async def listed(self, logprobs: PromptLogprobs) -> str:
-        """vLLM's form: for each token what is known by token ids, null for the first."""
+        """Returns vLLM's form: entries by token id, null for the first token."""
         if self._listed is None:
             num_top = self._wanted.listed or 0
             pieces = ["null"]
@@ -103,7 +65,7 @@ class PromptTexts:
         return self._listed
 
     async def echoed(self, logprobs: PromptLogprobs) -> EchoTexts:
-        """OpenAI's form, null for the first."""
+        """Returns OpenAI's form, null for the first token."""
         if self._echoed is None:
             num_top = self._wanted.echoed or 0
             first = self._token_ids[0]
@@ -119,7 +81,7 @@ class PromptTexts:
                     offsets.append(num_characters)
                     num_characters += len(detokenizer.decode_next((token_id,)))
                 top = [
-                    # A prompt's own token is always among them.
+                    # The prompt's own token is always included.
                     {token: value} | {self._name(t.token_id): t.logprob for t in logprobs.top(position)[:num_top]}
                     for position, token, value in zip(range(start, end), tokens, values, strict=True)
                 ]
@@ -131,7 +93,7 @@ class PromptTexts:
         return self._echoed
 
     async def _pieces(self, num_top: int) -> AsyncIterator[tuple[int, int]]:
-        """Ranges of positions, from the second token on. Others have their turn after each."""
+        """Yields ranges of positions from the second token on; the loop runs after each."""
         step = max(1, PIECE_ENTRIES // (num_top + 1))
         for start in range(1, len(self._token_ids), step):
             yield start, min(start + step, len(self._token_ids))
@@ -142,7 +104,7 @@ class PromptTexts:
         own = self._entry(token_id, logprobs.logprobs[position - 1], logprobs.ranks[position - 1])
         top = enumerate(logprobs.top(position)[:num_top], 1)
         others = {t.token_id: self._entry(t.token_id, t.logprob, rank) for rank, t in top}
-        # The prompt's own token stands first.
+        # The prompt's own token goes first.
         return {token_id: own} | {other: entry for other, entry in others.items() if other != token_id}
 
     def _entry(self, token_id: int, logprob: float, rank: int) -> dict[str, Any]:
@@ -150,10 +112,10 @@ class PromptTexts:
 
 
 def object_text(fields: Mapping[str, Any], made: Mapping[str, str]) -> str:
-    """JSON of an object, some of whose values are JSON already; a field that is in both stands where it is in `fields`.
+    """Returns the JSON of an object, some of whose values are JSON already.
 
     Args:
-        made: values as JSON, by name.
+        made: JSON by name; it replaces the values of `fields` in their places.
     """
     values = {name: made.get(name) or to_json(value) for name, value in fields.items()} | dict(made)
     return "{" + ",".join(f"{to_json(name)}:{value}" for name, value in values.items()) + "}"

@@ -1,32 +1,65 @@
-"""What completions and chat completions do alike with a request."""
+"""Common parts of completions and chat completions."""
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tandem.router.errors import InvalidRequestError
-from tandem.router.frontends.base import Frontend, TokenizedPrompt
-from tandem.router.frontends.generation import Generation
+from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.openai.lenient import LenientRequest
-from tandem.router.frontends.openai.resumable import ResumableStream
 from tandem.router.frontends.openai.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
 from tandem.router.frontends.sampling import PLAIN_FIELDS, SEED_BITS, SamplingOptions
+from tandem.router.requests.request_spec import TokenizedPrompt
 from tandem.router.text.structured_output import JSON_OBJECT, StructuredOutput, choices
 
 logger = logging.getLogger(__name__)
 
-# This is OpenAI's own default; the gRPC contract's is 0.
+# OpenAI's default; gRPC's is 0.
 DEFAULT_TEMPERATURE = 1.0
-# All outputs of one request together may have so many, or the model's length if that is more.
+# Limit for all outputs of one request together, unless the model's length is larger.
 MAX_PROMPT_TOKENS = 2**18
 
 Body = CompletionRequest | ChatCompletionRequest
 
 
+@dataclass(frozen=True, slots=True)
+class WantedLogprobs:
+    """Log probabilities of the prompt that a body asks for.
+
+    Attributes:
+        listed: number of most likely tokens in `prompt_logprobs`; None: not asked for.
+        echoed: number of most likely tokens in front of the output's; None: not asked for.
+    """
+
+    listed: int | None
+    echoed: int | None
+
+    @classmethod
+    def of(cls, body: Body) -> "WantedLogprobs":
+        """Raises InvalidRequestError: a stream cannot have them."""
+        if body.stream and body.prompt_logprobs is not None:
+            raise InvalidRequestError("a stream has no prompt_logprobs: leave out one of them", "prompt_logprobs")
+        echoed = body.logprobs if isinstance(body, CompletionRequest) and body.echo else None
+        if echoed is not None and body.stream and (body.n or 1) > 1:
+            # Only one output of each prompt computes them.
+            raise InvalidRequestError("a stream of several outputs has no log probabilities of the prompt", "n")
+        return cls(body.prompt_logprobs, echoed)
+
+    @property
+    def num_forms(self) -> int:
+        return (self.listed is not None) + (self.echoed is not None)
+
+    @property
+    def num_top(self) -> int | None:
+        """Number of most likely tokens that workers are asked for; None: nothing is asked for."""
+        asked = [number for number in (self.listed, self.echoed) if number is not None]
+        return max(asked, default=None)
+
+
 def count_unknown_fields(frontend: Frontend, body: LenientRequest) -> None:
-    """Fields that nobody here knows are taken: they are counted, and a few named in the log."""
+    """Counts a body's unknown fields and logs a few of their names."""
     unknown = body.unknown_fields
     if unknown.num_fields:
         frontend.router.metrics.unknown_fields(unknown.num_fields)
@@ -34,19 +67,17 @@ def count_unknown_fields(frontend: Frontend, body: LenientRequest) -> None:
 
 
 def check_num_choices(num_prompts: int, n: int | None) -> None:
-    """Raises InvalidRequestError."""
     num_choices = num_prompts * (n or 1)
     if num_choices > MAX_CHOICES:
         raise InvalidRequestError(f"at most {MAX_CHOICES} outputs for one request, not {num_choices}", "n")
 
 
 def max_prompt_tokens(frontend: Frontend) -> int:
-    """Of all outputs of one request together."""
+    """Limit for all outputs of one request together."""
     return max(MAX_PROMPT_TOKENS, frontend.config.max_model_len)
 
 
 def structured_output(body: Body) -> StructuredOutput | None:
-    """What the output is to keep to. Raises InvalidRequestError."""
     given: list[StructuredOutput] = []
     response_format, outputs = body.response_format, body.structured_outputs
     if response_format is not None and response_format.type == "json_object":
@@ -95,11 +126,11 @@ def sampling_options(
     num_logprobs: int | None,
     num_prompt_logprobs: int | None = None,
 ) -> SamplingOptions:
-    """But for what `structured_output` says."""
+    """Returns the body's options without its structured output."""
     given = {name: value for name in PLAIN_FIELDS if (value := getattr(body, name)) is not None}
     return SamplingOptions(
         max_tokens=max_tokens,
-        # A negative seed is as good as any.
+        # Any negative seed is accepted.
         seed=None if body.seed is None else body.seed % 2**SEED_BITS,
         logit_bias={int(token_id): bias for token_id, bias in (body.logit_bias or {}).items()},
         stop=body.stop_strings,
@@ -112,55 +143,12 @@ def sampling_options(
 
 
 def cache_namespace(body: Body) -> str:
-    """What a client names, by either of its names."""
     return body.cache_namespace or body.cache_salt or ""
 
 
-def begin_all(
-    frontend: Frontend,
-    prompts: Sequence[TokenizedPrompt],
-    options: SamplingOptions,
-    body: Body,
-    key: str,
-    default_max_tokens: int | None,
-    stream: ResumableStream | None = None,
-    request_id: str = "",
-    *,
-    has_parts: bool = False,
-    marks: Mapping[int, str] | None = None,
-) -> list[Generation]:
-    """`n` generations of each prompt.
-
-    Args:
-        has_parts: of an output that is gone on with, all the text is wanted and not only what the client lacks.
-        marks: as for Frontend.begin.
-
-    Raises:
-        InvalidRequestError: with a message for the client.
-    """
-    resumption = stream.recalled.resumption if stream and stream.recalled else None
-    if resumption is not None and has_parts:
-        resumption = replace(resumption, num_characters=0)
-    num_tokens = sum(len(prompt.token_ids) for prompt in prompts) * (body.n or 1)
+def check_num_prompt_tokens(frontend: Frontend, prompts: Sequence[TokenizedPrompt], n: int | None) -> None:
+    """Raises InvalidRequestError: each output's workers are sent its whole prompt."""
+    num_tokens = sum(len(prompt.token_ids) for prompt in prompts) * (n or 1)
     limit = max_prompt_tokens(frontend)
     if num_tokens > limit:
-        # Each output's workers are sent its whole prompt.
         raise InvalidRequestError(f"{num_tokens} prompt tokens over all outputs; one request may have {limit}", "n")
-    return [
-        generation
-        for prompt in prompts
-        for generation in frontend.begin(
-            prompt,
-            options,
-            key=key,
-            default_max_tokens=default_max_tokens,
-            num_choices=body.n or 1,
-            priority=body.priority or 0,
-            cache_namespace=cache_namespace(body),
-            session_id=body.session_id or "",
-            client_request_id=request_id,
-            resumption=resumption,
-            kept=stream.kept if stream else None,
-            marks=marks,
-        )
-    ]

@@ -1,12 +1,11 @@
-"""Streams that a client can go on with when its connection breaks or its router dies: the ids of their events, and what
-one of these leads to.
+"""Streams that a client can resume after its connection breaks or its router dies.
 
-An event's id is the stream's name, which nobody can guess, and what the client has with that event. The client sends
-its request again with the id of the last event that it has seen; the tokens, and all that a router must know, come from
-the workers, which keep them under a digest of name and API key.
+An event's id holds the stream's secret name and the amount of output up to that event. To resume, the client sends its
+request again with the id of its last event. The tokens and the router's state come from the workers, which keep them
+under a digest of name and API key.
 
-What is sent after that goes by two names. As long as it was known already, it is the old stream's: the workers have
-that. What comes of the new request is a stream of its own.
+The resumed stream uses two names. Output that was already recorded keeps the old name; output of the new request has a
+new one.
 """
 
 import hashlib
@@ -14,18 +13,19 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.router.errors import InvalidRequestError, LostStreamError, UnavailableError, UnknownStreamError
 from tandem.router.frontends.access import key_digest
-from tandem.router.frontends.base import Frontend, TokenizedPrompt
+from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
 from tandem.router.frontends.sampling import SamplingOptions
+from tandem.router.requests.request_spec import TokenizedPrompt
 from tandem.router.resumption import KeptStream, ResumeState, Resumption, prompt_digest
 
 HEADER = "Last-Event-ID"
 NAME_BYTES = 16
-# A token of a list takes so much.
+# Memory of a token in a list.
 TOKEN_BYTES = 32
 _EVENT_ID = re.compile(r"([A-Za-z0-9_-]{22})\.([1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})(?:\.([12]))?")
 # The prompt is compared as tokens.
@@ -36,10 +36,10 @@ _PROMPT_FIELDS = {"prompt", "messages"}
 class EventId:
     """
     Attributes:
-        name: the stream's.
-        num_tokens: of the output, whose text had come with this event or waited to.
-        num_characters: of the output's text, with this event, in Unicode code points.
-        num_closing: of the events that close a stream: 1 with the finish reason, 2 with the usage.
+        name: name of the stream.
+        num_tokens: tokens whose text had come by this event, sent or waiting.
+        num_characters: length of the text sent by this event, in Unicode code points.
+        num_closing: closing events: 1 with the finish reason, 2 with the usage.
     """
 
     name: str
@@ -49,7 +49,6 @@ class EventId:
 
     @classmethod
     def parse(cls, text: str) -> "EventId":
-        """Raises InvalidRequestError."""
         if (match := _EVENT_ID.fullmatch(text)) is None:
             raise InvalidRequestError(f"{HEADER} is none of the ids that events have here", HEADER)
         name, *numbers = match.groups(default="0")
@@ -58,7 +57,7 @@ class EventId:
 
 @dataclass(frozen=True, slots=True)
 class RecalledStream:
-    """A stream to go on with. Attributes: last: the last event that its client has."""
+    """A stream to resume. Attributes: last: the client's last event."""
 
     last: EventId
     state: ResumeState
@@ -66,27 +65,34 @@ class RecalledStream:
 
 
 class ResumableStream:
-    """One answer that can be gone on with.
+    """An answer that can be resumed.
 
     Attributes:
-        kept: what its workers are to keep.
-        recalled: where it goes on; None: it is new.
+        kept: record for its workers to keep.
+        recalled: stream that it resumes; None: it is new.
     """
 
     def __init__(self, kept: KeptStream, name: str, recalled: RecalledStream | None) -> None:
         self.kept = kept
         self.recalled = recalled
         self._name = name
-        # Of so many tokens the old record knows, and the new one perhaps never will.
+        # Tokens in the old record; the new one may never have them.
         self._num_recalled = len(recalled.resumption.token_ids) if recalled else 0
 
     @property
     def last(self) -> EventId | None:
-        """The last event that the client has."""
         return self.recalled.last if self.recalled else None
 
+    def resumption(self, *, from_beginning: bool) -> Resumption | None:
+        """Returns where the new request goes on; None: it is new.
+
+        Args:
+            from_beginning: whether the text of the whole output is needed, including the part that the client has.
+        """
+        resumption = self.recalled.resumption if self.recalled else None
+        return replace(resumption, num_characters=0) if resumption and from_beginning else resumption
+
     def event_id(self, num_tokens: int, num_characters: int, num_closing: int) -> str:
-        """As in EventId."""
         if num_tokens <= self._num_recalled:
             assert self.recalled is not None
             name = self.recalled.last.name
@@ -96,16 +102,15 @@ class ResumableStream:
 
 
 def is_resumable(body: CompletionRequest | ChatCompletionRequest, options: SamplingOptions, num_prompts: int) -> bool:
-    """Whether the events of the answer have ids."""
     has_logprobs = options.num_logprobs is not None or options.num_prompt_logprobs is not None
     return bool(body.stream) and num_prompts * (body.n or 1) == 1 and not has_logprobs
 
 
 def last_event(header: str | None, *, is_resumable: bool) -> EventId | None:
-    """Where a client wants to go on; None: it begins.
+    """Returns the event after which the client resumes; None: a new answer.
 
     Raises:
-        InvalidRequestError: such a request cannot be resumed, or the header is none of ours.
+        InvalidRequestError: the request cannot be resumed, or the header is malformed.
     """
     if not header:
         return None
@@ -117,18 +122,23 @@ def last_event(header: str | None, *, is_resumable: bool) -> EventId | None:
     return EventId.parse(header)
 
 
-async def recall_stream(frontend: Frontend, key: str, last: EventId, hold: Callable[[int], None]) -> RecalledStream:
-    """What workers have kept of a stream.
+async def recall_stream(
+    frontend: Frontend, key: str, last: EventId | None, hold: Callable[[int], None]
+) -> RecalledStream | None:
+    """Asks the workers for a stream.
 
     Args:
+        last: the client's last event; None: a new answer.
         hold: counts bytes as in hand.
 
     Raises:
-        UnknownStreamError: nobody knows of it, or it is another key's.
-        LostStreamError: less of it is left than the client has.
-        UnavailableError: not all workers have answered, and the others do not know enough.
-        OverloadedError: too many streams are being looked up, or there is no room for what is known of this one.
+        UnknownStreamError: no worker knows it, or it belongs to another key.
+        LostStreamError: less is left than the client has.
+        UnavailableError: some workers have not answered, and the others know too little.
+        OverloadedError: too many streams are being looked up, or memory is short.
     """
+    if last is None:
+        return None
     found = await frontend.router.recalls.recall(record_id(last.name, key))
     record = found.record
     if record is None or len(record.token_ids) < last.num_tokens:
@@ -137,7 +147,7 @@ async def recall_stream(frontend: Frontend, key: str, last: EventId, hold: Calla
         if record is None:
             raise UnknownStreamError("nothing is known of this stream: begin again, without the header", HEADER)
         raise LostStreamError("the end of this stream is lost: begin again, without the header", HEADER)
-    # The body that names it may be a thousand times as small.
+    # The naming body may be a thousand times smaller.
     hold(TOKEN_BYTES * len(record.token_ids))
     resumption = Resumption(record.resume_token, record.token_ids, last.num_characters, last.num_tokens)
     return RecalledStream(last, frontend.open_resume_token(record.resume_token, key), resumption)
@@ -152,10 +162,10 @@ def make_stream(
 ) -> ResumableStream:
     """
     Args:
-        answer_id: of an answer that is new.
+        answer_id: id of a new answer.
 
     Raises:
-        InvalidRequestError: this is not the request that was recalled.
+        InvalidRequestError: this is not the recalled request.
     """
     digest = hashlib.blake2b(body.model_dump_json(exclude=_PROMPT_FIELDS).encode(), digest_size=16).hexdigest()
     created = int(time.time())
@@ -169,5 +179,5 @@ def make_stream(
 
 
 def record_id(name: str, key: str) -> str:
-    """Under what workers keep a stream: to another key the same name leads nowhere."""
+    """Returns the workers' name of a stream; it differs for another key."""
     return hashlib.blake2b(f"{name} {key_digest(key)}".encode(), digest_size=16).hexdigest()

@@ -1,8 +1,7 @@
-"""The bodies of OpenAI's completions and chat completions, as far as they are served here; what becomes of all other
-fields is said in lenient.py and unserved.py.
+"""Bodies of OpenAI's completions and chat completions. lenient.py and unserved.py deal with unserved fields.
 
-Checking ends with the first thing that is wrong, in lists and objects too: every report costs memory and time, and a
-body can hold millions.
+Checking stops at the first error, also inside lists and objects: every report costs memory and time, and a body can
+hold millions.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -19,7 +18,7 @@ MAX_CHOICES = 128
 MAX_PROMPTS = 1024
 INT64 = 2**63
 
-# The names of a union's members begin with this; they stand in the paths of errors.
+# Prefix of the names of union members in error paths.
 TAG_MARK = "#"
 _FAIL_FAST = Field(fail_fast=True)
 
@@ -34,7 +33,7 @@ LogitBias = Annotated[
 
 
 def _prompt_kind(value: Any) -> str | None:
-    """Which member of a union a value is meant to be, so that it is checked as that one alone."""
+    """Chooses the union member to check a value as."""
     if not isinstance(value, list) or not value:
         return _text_or_list(value)
     match value[0]:
@@ -74,14 +73,13 @@ StopField = Annotated[
 
 class StreamOptions(LenientBody):
     include_usage: bool | None = None
-    # As vLLM calls it: usage is then with every event.
+    # vLLM's option: usage with every event.
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
 class SamplingFields(LenientRequest):
-    """How an output is sampled and scheduled: what all that ask for one may say. From `top_k` on these fields are this
-    server's own."""
+    """Sampling and scheduling of an output. From `top_k` on the fields are not OpenAI's."""
 
     min_tokens: int | None = Field(None, ge=0, lt=2**32)
     temperature: float | None = Field(None, ge=0, le=2)
@@ -97,7 +95,7 @@ class SamplingFields(LenientRequest):
     ignore_eos: bool | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     cache_namespace: str | None = None
-    # This is vLLM's name for it.
+    # vLLM's name of cache_namespace.
     cache_salt: str | None = None
     session_id: str | None = None
 
@@ -109,8 +107,6 @@ class SamplingFields(LenientRequest):
 
 
 class _Request(SamplingFields):
-    """What completions and chat completions share."""
-
     unserved = others.REQUEST
     hints = others.REQUEST_HINTS
 
@@ -142,10 +138,10 @@ class CompletionRequest(_Request):
 
 
 class TextPart(BaseModel):
-    # There may be sixteen thousand, so nothing here is Python: the message they stand in looks at their names.
+    # There may be sixteen thousand parts, so no validator runs in Python; the message checks their names.
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    # Conversations that began with OpenAI's other API name the first of these by its direction.
+    # Conversations from OpenAI's Responses API name the first two by direction.
     type: Literal["text", "input_text", "output_text"]
     text: str
 
@@ -163,7 +159,7 @@ MessageContent = Annotated[
 
 
 class ChatMessage(LenientBody):
-    """Of a text conversation: no images, no audio. tools_schema.py has what tools add."""
+    """A message with text only. tools_schema.py adds tools."""
 
     unserved = others.MESSAGE
     hints = others.MESSAGE_HINTS
@@ -188,7 +184,7 @@ class ChatMessage(LenientBody):
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
-        # An assistant's message of which something else was the answer comes back without.
+        # An assistant's message with calls only comes back without content.
         if self.content is None and self.role != "assistant":
             raise refusal_of("content", f"a message of role {self.role} needs one")
         return self
@@ -229,7 +225,7 @@ class PromptLogprob(BaseModel):
     decoded_token: str
 
 
-# By token ids; nothing is known of the first token.
+# Keyed by token id; null for the first token.
 PromptLogprobsList = list[dict[str, PromptLogprob] | None]
 
 
@@ -311,7 +307,7 @@ class Model(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "tandem"
-    # The first of the model's names, whichever of them this is; nothing here is derived from another model.
+    # The first of the model's names.
     root: str
     parent: None = None
     max_model_len: int

@@ -1,4 +1,4 @@
-"""The HTTP server, on the router's own loop."""
+"""The HTTP server, on the router's loop."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from tandem.config import TlsConfig
 from tandem.router.frontends.openai.http_connection import BoundedProtocol
 
 START_TIMEOUT_S = 10.0
-# Open connections get so long at the end, once their requests have ended or been cut.
+# Grace for open connections after their requests have ended or been cut.
 STOP_GRACE_S = 1
 POLL_S = 0.01
 BACKLOG = 2048
@@ -35,8 +35,8 @@ class HttpServer:
         """Binds the port; 0 picks a free one.
 
         Args:
-            max_connections: further ones are told so, and closed.
-            reuse_port: whether it may be shared with others that allow it too.
+            max_connections: limit; further connections are refused with an answer.
+            reuse_port: whether others may share the port.
 
         Raises:
             ValueError: the port is taken or the address is not ours.
@@ -66,7 +66,6 @@ class HttpServer:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Returns when the port answers."""
         self._task = asyncio.create_task(self._server.serve([self._socket]))
         async with asyncio.timeout(START_TIMEOUT_S):
             while not self._server.started:

@@ -1,4 +1,4 @@
-"""POST /generate, SGLang's own form, as its benchmark asks for it."""
+"""POST /generate in SGLang's form, as its benchmark uses it."""
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -17,8 +17,9 @@ from tandem.router.frontends.openai.request import DEFAULT_TEMPERATURE, count_un
 from tandem.router.frontends.openai.schema import StopField, StopTokenIds, TokenIds
 from tandem.router.frontends.openai.streaming import Event, begin_stream, pieces_of, to_json, unless_client_leaves
 from tandem.router.frontends.openai.unserved import REQUEST
-from tandem.router.frontends.request_id import is_request_id
 from tandem.router.frontends.sampling import PLAIN_FIELDS, SamplingOptions
+from tandem.router.requests.client_ids import is_request_id
+from tandem.router.requests.request_spec import RequestSpec
 from tandem.router.text.generation_config import SamplingDefaults
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -53,7 +54,6 @@ class GenerateSampling(LenientBody):
     ignore_eos: bool | None = None
 
     def options(self, defaults: SamplingDefaults) -> SamplingOptions:
-        """Args: defaults: those of the model."""
         given = {name: value for name in PLAIN_FIELDS if (value := getattr(self, name, None)) is not None}
         if self.min_new_tokens is not None:
             given["min_tokens"] = self.min_new_tokens
@@ -68,7 +68,7 @@ class GenerateSampling(LenientBody):
 
 
 class GenerateRequest(LenientRequest):
-    """One text, or the token ids of one."""
+    """A text or the token ids of one."""
 
     unserved: ClassVar[Mapping[str, Unserved]] = {
         "return_logprob": Unserved("log probabilities are not served here: /v1/completions has logprobs", (False,)),
@@ -80,7 +80,7 @@ class GenerateRequest(LenientRequest):
         "video_data": Unserved("videos are not supported by this server", ([],)),
         "audio_data": Unserved("audio is not supported by this server", ([],)),
     }
-    # These say more of what is not served.
+    # Details of options that are not served.
     hints: ClassVar[frozenset[str]] = frozenset({"logprob_start_len", "top_logprobs_num", "return_text_in_logprobs"})
 
     text: str | None = None
@@ -91,8 +91,6 @@ class GenerateRequest(LenientRequest):
 
 
 class _Output:
-    """What has come of an output, as it is told."""
-
     def __init__(self, generation: Generation, request_id: str) -> None:
         self._generation = generation
         self._id = request_id
@@ -104,7 +102,7 @@ class _Output:
         self.finish_reason = finish_reason
 
     def content(self) -> dict[str, Any]:
-        """All of the text so far: so its clients expect it of every event."""
+        """Returns the text so far: clients expect all of it in every event."""
         num_tokens, tracker = self._generation.num_output_tokens, self._generation.tracker
         reason: dict[str, Any] | None = None
         if self.finish_reason == "length":
@@ -122,7 +120,7 @@ class _Output:
         }
         if reason is not None:
             (e2e,) = [timing for timing in self._generation.timings if timing.name == "e2e"]
-            # In seconds.
+            # Seconds.
             info["e2e_latency"] = e2e.duration_ms / 1e3
         return {"text": text, "meta_info": info}
 
@@ -140,7 +138,6 @@ def add_sglang(app: FastAPI, frontend: Frontend) -> None:
 
 
 async def _begin(frontend: Frontend, body: GenerateRequest, key: str, request_id: str) -> Generation:
-    """Raises RequestError."""
     count_unknown_fields(frontend, body)
     with frontend.refusals_counted(request_id):
         prompt = body.text if body.input_ids is None else body.input_ids
@@ -149,13 +146,14 @@ async def _begin(frontend: Frontend, body: GenerateRequest, key: str, request_id
         options = (body.sampling_params or GenerateSampling.model_validate({})).options(frontend.sampling_defaults)
         with frontend.admission(key):
             tokenized = await frontend.tokenize(prompt, frontend.cache_namespace(key, ""))
-        [generation] = frontend.begin(
+        spec = RequestSpec(
             tokenized,
-            options,
+            frontend.sampling_params(options, tokenized, DEFAULT_MAX_NEW_TOKENS),
             key=key,
-            default_max_tokens=DEFAULT_MAX_NEW_TOKENS,
             client_request_id=request_id,
+            stop=options.stop,
         )
+        [generation] = frontend.begin(spec)
         return generation
 
 

@@ -1,7 +1,4 @@
-"""Several generations at once, for one HTTP request: all their pieces in one sequence, and one end whatever happens.
-
-"Stream" here is OpenAI's word for an answer that is sent in chunks, as server-sent events.
-"""
+"""Serving several generations for one HTTP request, and sending answers as server-sent events."""
 
 import asyncio
 import contextlib
@@ -20,28 +17,27 @@ from tandem.router.frontends.openai.errors import error_object
 
 T = TypeVar("T")
 
-# A client that takes nothing for so long counts as gone.
+# A client that takes nothing for this long counts as gone.
 READ_TIMEOUT_S = 120.0
 DONE = b"data: [DONE]\n\n"
-# After so long without an event there is a comment, so that a client notices a router that stands still.
+# Interval of comments in a silent stream, so that a client notices a stuck router.
 KEEPALIVE_S = 10.0
-# It is no event: an empty line after it would be one to some clients.
+# Without an empty line after it: some clients would take that for an event.
 COMMENT = b":\n"
 
-# It is made once: `json.dumps` makes one for each call that does not ask for its spaces.
+# Made once: `json.dumps` makes an encoder per call.
 to_json = json.JSONEncoder(separators=(",", ":")).encode
 
-# An event's id, or "" if it has none, and what it says, as JSON.
+# An event's id or "", and its content as JSON.
 Event = tuple[str, str]
 
 
 class ClientGoneError(Exception):
-    """Nobody waits for the answer."""
+    """The client left before its answer."""
 
 
 async def pieces_of(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Piece]]:
-    """Serves all; yields the index of each piece's generation with it. Closing this ends them all, as does the
-    failure of one.
+    """Serves all generations; yields each piece with its generation's index. Closing it, or a failure of one, ends all.
 
     Raises:
         RequestError: as Generation.__enter__ and next_piece.
@@ -53,7 +49,7 @@ async def pieces_of(generations: Sequence[Generation]) -> AsyncGenerator[tuple[i
             while (piece := await generations[0].next_piece()) is not None:
                 yield 0, piece
             return
-        # Its length is one: what a slow client does not take waits in the generations, where it is put together.
+        # Of length one: output for a slow client waits in the generations, where it is merged.
         queue: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue(1)
 
         async def forward(index: int, generation: Generation) -> None:
@@ -82,10 +78,10 @@ async def pieces_of(generations: Sequence[Generation]) -> AsyncGenerator[tuple[i
 
 
 async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Runs `work`, and ends it if the client leaves first.
+    """Runs `work`, and cancels it if the client leaves first.
 
     Raises:
-        ClientGoneError: it did.
+        ClientGoneError: the client left.
     """
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnected(receive))
@@ -106,17 +102,15 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events, ended by [DONE]; an error on the way is one more event, and the last. Where none come for a
-    while, there are comments."""
+    """Server-sent events, ended by [DONE] or by an error. Comments fill long gaps."""
 
     media_type = "text/event-stream"
     comment, done = COMMENT, DONE
 
     def __init__(self, events: AsyncGenerator[Event], first: Event | None) -> None:
-        """Args: first: taken from `events` already, so that an error before it had a status of its own; None: there are
-        none."""
+        """Args: first: first event, taken from `events` already; None: there are none."""
         super().__init__(headers={"cache-control": "no-cache"})
-        # The length of what follows is not known.
+        # Its length is unknown.
         del self.headers["content-length"]
         self._events = events
         self._first = first
@@ -136,9 +130,8 @@ class EventStream(Response):
                     self._comment.cancel()
 
     def _or_stalled(self, receive: Receive, send: Send) -> Receive:
-        """A client that takes nothing for READ_TIMEOUT_S counts as gone, and one that was sent nothing for KEEPALIVE_S
-        gets a comment. Both are looked at from beside the sending: a timeout around each chunk would cost a third of
-        it."""
+        """Wraps `receive`: a client that takes nothing for READ_TIMEOUT_S counts as gone, and a stream silent for
+        KEEPALIVE_S gets a comment. A timeout around each send would add a third to its cost."""
         loop = asyncio.get_running_loop()
 
         async def receive_or_stalled() -> Message:
@@ -155,7 +148,7 @@ class EventStream(Response):
         return receive_or_stalled
 
     async def _send(self, send: Send, send_direct: Send) -> None:
-        """Args: send_direct: what EnvelopeMiddleware was given, for all but the start of the answer."""
+        """Args: send_direct: the server's own, for everything after the start of the answer."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         if self._first is not None:
             await self._send_body(send_direct, self.encode(*self._first))
@@ -188,7 +181,7 @@ class EventStream(Response):
 async def begin_stream(
     events: AsyncGenerator[Event], receive: Receive, stream: type[EventStream] = EventStream
 ) -> EventStream:
-    """An answer in events, whose first has come: what goes wrong before that has a status of its own.
+    """Waits for the first event, so that an earlier error has its own status.
 
     Args:
         stream: the answer's class.
@@ -197,7 +190,7 @@ async def begin_stream(
         RequestError, ClientGoneError: before anything is sent.
     """
     try:
-        # One that goes on after its last event has nothing left but its end.
+        # A stream resumed after its last event is empty.
         first = await unless_client_leaves(receive, anext(events, None))
     except BaseException:
         await events.aclose()

@@ -1,4 +1,4 @@
-"""How a body says what its output is to keep to: as OpenAI's clients say it, and as vLLM's."""
+"""Structured output in a body, in OpenAI's and vLLM's forms."""
 
 from typing import Annotated, Any, Literal
 
@@ -23,7 +23,7 @@ class ResponseFormat(LenientBody):
 
 
 class StructuredOutputs(LenientBody):
-    """As vLLM calls them; one of them is given."""
+    """vLLM's form; exactly one is given."""
 
     unserved = others.STRUCTURED_OUTPUTS
     hints = others.STRUCTURED_OUTPUTS_HINTS

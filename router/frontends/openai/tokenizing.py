@@ -24,19 +24,19 @@ from tandem.router.text.prompt_encoder import MAX_MESSAGES
 
 T = TypeVar("T")
 
-# So many tokens become JSON at once: a millisecond.
+# Tokens per piece of JSON; they take a millisecond.
 PIECE_TOKENS = 2048
 
 
 class TokenizeRequest(TemplateFields, LenientRequest):
-    """A text or a conversation, one of the two, and what a chat says beside its messages."""
+    """A text or a conversation, with the chat template's options."""
 
     unserved: ClassVar[Mapping[str, Unserved]] = {"chat_template": CHAT["chat_template"]}
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
-    # By default a text begins with BOS where the model wants it; a conversation has what its template writes.
+    # By default a text gets the model's BOS, a conversation what its template writes.
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
@@ -49,7 +49,7 @@ class TokenizeAnswer(BaseModel):
 
 
 class TokenizerInfo(BaseModel):
-    """Special tokens stand beside these by their names, such as `bos_token`."""
+    """Special tokens are further fields, for example `bos_token`."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -71,7 +71,7 @@ class DetokenizeAnswer(BaseModel):
 def add_tokenizing(app: FastAPI, frontend: Frontend) -> None:
     @app.post("/tokenize", response_model=TokenizeAnswer)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-        """The tokens of a text or a conversation."""
+        """Tokens of a text or a conversation."""
         count_unknown_fields(frontend, body)
         with frontend.refusals_counted(request.state.request_id):
             frontend.check_model(body.model or "")
@@ -87,12 +87,12 @@ def add_tokenizing(app: FastAPI, frontend: Frontend) -> None:
 
     @app.get("/tokenizer_info")
     async def tokenizer_info() -> TokenizerInfo:
-        """What a program needs that has its texts tokenized here."""
+        """Facts about the tokenizer for programs that tokenize here."""
         return TokenizerInfo(**frontend.tokenizer.description, model_max_length=frontend.config.max_model_len)
 
     @app.post("/detokenize", response_model=DetokenizeAnswer)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-        """The text of tokens, special ones included."""
+        """Text of tokens, including special ones."""
         count_unknown_fields(frontend, body)
         with frontend.refusals_counted(request.state.request_id):
             frontend.check_model(body.model or "")
@@ -102,7 +102,6 @@ def add_tokenizing(app: FastAPI, frontend: Frontend) -> None:
 
 
 async def _tokens(frontend: Frontend, body: TokenizeRequest, threads: Executor) -> list[int]:
-    """Raises RequestError."""
     if body.prompt is not None:
         return await frontend.token_ids(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     messages = body.messages or []
@@ -112,7 +111,7 @@ async def _tokens(frontend: Frontend, body: TokenizeRequest, threads: Executor) 
 
 
 async def _list_text(token_ids: Sequence[int], of: Callable[[int], T]) -> str:
-    """JSON of a list with something for each token. Others have their turn between its pieces."""
+    """Returns the JSON of a list with one item per token; the loop runs between its pieces."""
     pieces = []
     for start in range(0, len(token_ids), PIECE_TOKENS):
         pieces.append(to_json([of(token_id) for token_id in token_ids[start : start + PIECE_TOKENS]])[1:-1])

@@ -1,6 +1,6 @@
-"""What a chat's body says of tools, of reasoning and of its template, beside what schema.py has.
+"""Tools, reasoning and template fields of a chat's body.
 
-All of it is bounded: what a client sends here is rendered, and some of it compiled, before anything is computed.
+All of it is bounded: clients' values are rendered, and some compiled, before anything is computed.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -15,7 +15,7 @@ from tandem.router.text.prompt_encoder import MAX_MESSAGES
 # OpenAI's own limits.
 MAX_TOOLS = 128
 FUNCTION_NAME = r"^[A-Za-z0-9_-]{1,64}$"
-# Of all tools together, and of a template's variables.
+# Limit for all tools together, and for a template's variables.
 MAX_TOOLS_CHARACTERS = 2**18
 MAX_VARIABLES_CHARACTERS = 2**14
 MAX_DEPTH = 32
@@ -27,7 +27,7 @@ _FAIL_FAST = Field(fail_fast=True)
 
 
 def check_bounded(value: Any, max_characters: int, max_depth: int = MAX_DEPTH) -> int:
-    """How many characters a value has, but for what stands between its parts. What is too large is not looked at whole.
+    """Counts the characters of a value's parts, and stops at the limit.
 
     Raises:
         ValueError: it has more than `max_characters`, or is nested more than `max_depth` deep.
@@ -38,7 +38,7 @@ def check_bounded(value: Any, max_characters: int, max_depth: int = MAX_DEPTH) -
         below: list[Any] = []
         for item in level:
             if isinstance(item, int):
-                # Of its digits, about: making them takes long.
+                # Estimates the digits: printing them would take long.
                 num_characters += 2 + item.bit_length() // 4
             else:
                 num_characters += len(item) if isinstance(item, str) else 2
@@ -69,7 +69,7 @@ class FunctionDefinition(LenientBody):
 
     @property
     def schema_of_arguments(self) -> dict[str, Any]:
-        # As OpenAI has it, a function without is one that takes nothing.
+        # As with OpenAI, a function without parameters takes nothing.
         return self.parameters or {"type": "object", "properties": {}}
 
     def for_template(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _choice_kind(value: Any) -> str | None:
 
 
 class AllowedTools(LenientBody):
-    """It is not served."""
+    """Not served."""
 
     @model_validator(mode="before")
     @classmethod
@@ -122,7 +122,7 @@ ToolChoice = Annotated[
 
 
 class CalledFunction(BaseModel):
-    # There may be thousands, so nothing here is Python.
+    # There may be thousands, so no validator runs in Python.
     model_config = ConfigDict(extra="ignore", strict=True)
 
     name: str = Field(min_length=1, max_length=MAX_ID)
@@ -130,7 +130,7 @@ class CalledFunction(BaseModel):
 
 
 class PastCall(BaseModel):
-    """A call that an assistant has made."""
+    """A call made by an assistant."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -140,8 +140,6 @@ class PastCall(BaseModel):
 
 
 class Message(ChatMessage):
-    """Of a conversation with tools."""
-
     role: Literal["system", "developer", "user", "assistant", "tool"]  # type: ignore[assignment]
     tool_calls: Annotated[list[PastCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = Field(None, max_length=MAX_ID)
@@ -157,7 +155,7 @@ class Message(ChatMessage):
 
 
 class TemplateFields(LenientBody):
-    """What a chat template is given beside the messages."""
+    """Input of a chat template besides the messages."""
 
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_VARIABLES)] | None = None
@@ -172,7 +170,7 @@ class TemplateFields(LenientBody):
         for place, name in enumerate(names):
             if name in names[:place]:
                 raise ValueError(f"the function {name!r} is there twice")
-        # Schemas stand within lists and objects here.
+        # Schemas are nested within lists and objects here.
         check_bounded([tool.function.for_template() for tool in tools or []], MAX_TOOLS_CHARACTERS, MAX_DEPTH + 4)
         return tools
 
@@ -191,7 +189,7 @@ class TemplateFields(LenientBody):
 
 
 class ChatRequest(TemplateFields, ChatCompletionRequest):
-    """All that a chat may say."""
+    """A chat's body."""
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)  # type: ignore[assignment]
     tool_choice: ToolChoice | None = None

@@ -1,7 +1,7 @@
-"""The fields of OpenAI's, vLLM's, SGLang's and other servers' bodies that have no meaning here, for each object: those
-of which only the values are taken that change nothing, and those that change nothing whatever they say.
+"""Fields of OpenAI's, vLLM's, SGLang's and other servers' bodies that have no meaning here, for each object: fields of
+which only neutral values are accepted, and fields without any effect.
 
-A field that comes to be served goes from here to its class in schema.py or tools_schema.py.
+When a field becomes served, it moves to its class in schema.py or tools_schema.py.
 """
 
 from dataclasses import replace
@@ -14,14 +14,13 @@ def _not_supported(what: str, *taken: object) -> Unserved:
 
 
 def _called(name: str, *taken: object) -> Unserved:
-    """What is served under another name."""
     return Unserved(f"this field is called {name} here", taken)
 
 
 _PENALTY = _not_supported("beam search, which this is for, is", 1)
 _BEAMS = _not_supported("beam search is", False)
 _OTHER_SAMPLERS = {
-    # What samplers of llama.cpp and text-generation-webui do where they are off.
+    # Samplers of llama.cpp and text-generation-webui, switched off.
     "typical_p": _not_supported("typical sampling is", 1),
     "tfs_z": _not_supported("tail-free sampling is", 1),
     "top_a": _not_supported("top-a sampling is", 0),
@@ -75,13 +74,13 @@ REQUEST = {
 }
 REQUEST_HINTS = frozenset(
     {
-        # For the caller's own books.
+        # The caller's own records.
         "user",
         "metadata",
         "safety_identifier",
         "request_id",
         "rid",
-        # Of how fast, where or at what price; and of OpenAI's own models.
+        # Speed, place and price, and OpenAI's own models.
         "service_tier",
         "store",
         "prompt_cache_key",
@@ -99,9 +98,9 @@ REQUEST_HINTS = frozenset(
         "verbosity",
         "custom_params",
         "vllm_xargs",
-        # Texts have no special tokens between which there could be spaces.
+        # Texts have no special tokens.
         "spaces_between_special_tokens",
-        # Images and sounds are refused where they stand.
+        # Images and sounds are refused where they appear.
         "mm_processor_kwargs",
         "media_io_kwargs",
     }
@@ -162,7 +161,7 @@ PART_HINTS = frozenset({"cache_control", "annotations", "id", "provider_specific
 _IMAGES, _AUDIO, _VIDEOS, _FILES = (
     f"{what} not supported by this server" for what in ("images are", "audio is", "videos are", "files are")
 )
-# Parts of a message's content that are no text, by their type.
+# Content parts other than text, by type.
 PARTS = {
     **dict.fromkeys(("image_url", "input_image", "image", "image_embeds", "image_pil"), _IMAGES),
     **dict.fromkeys(("input_audio", "audio_url", "audio"), _AUDIO),

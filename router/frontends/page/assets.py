@@ -1,4 +1,4 @@
-"""The page's files, as they go out: small, the same for everybody, and free of data."""
+"""The page's files: small, the same for everybody, without data."""
 
 import hashlib
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ _MEDIA_TYPES = {
     ".svg": "image/svg+xml",
 }
 PAGE = "page.html"
-# The page's parts are asked for under this path.
+# Path of the page's parts.
 PREFIX = "/page/"
 FILES = tuple(sorted(path.name for path in _DIRECTORY.iterdir() if path.suffix in _MEDIA_TYPES))
 PAGE_PATHS = ("/", *(f"{PREFIX}{name}" for name in FILES if name != PAGE))
-# In the page's text, where the part of its address stands that a proxy leaves out of what it passes on.
+# Placeholder for the path prefix that a proxy strips.
 _BASE = "<!-- base -->"
 
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """Attributes: etag: names this content."""
+    """Attributes: etag: digest of the content."""
 
     content: bytes
     media_type: str
@@ -30,11 +30,10 @@ class Asset:
 
 
 def load_asset(name: str, root_path: str = "") -> Asset:
-    """One of FILES.
+    """Loads one of FILES.
 
     Args:
-        root_path: under which a proxy shows the server: what the page asks for is found there, whether its own address
-            ends with a slash or not.
+        root_path: path under which a proxy shows the server; the page's links use it.
     """
     path = _DIRECTORY / name
     content = path.read_bytes()

@@ -1,5 +1,4 @@
-"""The page at `/` that shows the cluster, and what it shows. The page has no data in it, so it is open to everybody;
-its data are asked for with the API key."""
+"""The live page at `/` and its data. The page itself is open to everybody; the data need the API key."""
 
 from collections.abc import AsyncGenerator
 
@@ -12,7 +11,7 @@ from tandem.router.frontends.openai.streaming import Event, EventStream, begin_s
 from tandem.router.frontends.page.assets import FILES, PAGE, PREFIX, Asset, load_asset
 from tandem.router.observe.live.feed import LiveFeed, TooManyViewersError
 
-# Nothing is loaded from anywhere else, nothing in the markup runs, and nobody puts the page into one of theirs.
+# Nothing from elsewhere is loaded, nothing in the markup runs, and no other page may frame this one.
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -26,7 +25,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
     )
 )
 _HEADERS = {
-    # A router that is started anew may bring another page: each load asks whether it has.
+    # A restarted router may bring another page, so each load revalidates it.
     "cache-control": "no-cache",
     "content-security-policy": CONTENT_SECURITY_POLICY,
     "cross-origin-resource-policy": "same-origin",
@@ -34,7 +33,7 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-# Places are free when others leave: there is no use in asking often.
+# Viewers leave rarely, so retrying often is useless.
 VIEWERS_RETRY_AFTER_S = 10
 
 
@@ -43,7 +42,7 @@ def add_page(app: FastAPI, frontend: Frontend, feed: LiveFeed) -> None:
 
     @app.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
-        """The page, for browsers. Programs that ask for JSON are told that there is none."""
+        """The page, for browsers; JSON clients get a 404."""
         if not _wants_page(request.headers.get("accept", "")):
             frontend.identify(request.headers.get("authorization"), request.state.request_id)
             raise HTTPException(404)
@@ -53,14 +52,14 @@ def add_page(app: FastAPI, frontend: Frontend, feed: LiveFeed) -> None:
 
     @app.get(PREFIX + "{name}", include_in_schema=False)
     async def part(name: str, request: Request) -> Response:
-        """One of the page's files."""
+        """A file of the page."""
         if name not in assets or name == PAGE:
             raise HTTPException(404)
         return _asset_response(assets[name], request)
 
     @app.get("/live", include_in_schema=False)
     async def live(request: Request) -> Response:
-        """What the page shows, once a second, until the client leaves."""
+        """The page's data, once a second, until the client leaves."""
         if request.state.is_head:
             return Response(media_type=EventStream.media_type)
         try:
@@ -80,8 +79,7 @@ async def _events(feed: LiveFeed, key: str) -> AsyncGenerator[Event]:
 
 
 def _wants_page(accept: str) -> bool:
-    """Whether a client that says so what it takes is given the page: a browser names it, and of the others those get it
-    who take anything."""
+    """Returns whether a client gets the page: browsers ask for it by name, and others may accept anything."""
     kinds = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
     return "text/html" in kinds or "application/json" not in kinds
 

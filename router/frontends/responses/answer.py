@@ -1,4 +1,4 @@
-"""From the parts of an output to a response's object and events."""
+"""From an output's parts to a response's object and events."""
 
 import secrets
 import time
@@ -19,7 +19,7 @@ def item_id(prefix: str) -> str:
 
 
 class ResponseAnswer(AnswerForm):
-    """Of one response. An item of its output is open until the next begins."""
+    """One response. An item of its output is open until the next begins."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class ResponseAnswer(AnswerForm):
         model: str,
         on_end: Callable[[dict[str, Any]], None],
     ) -> None:
-        """Args: on_end: called with the response when its output has ended, before its last event."""
+        """Args: on_end: called with the response at its end, before its last event."""
         self._body = body
         self._source = output
         self._on_end = on_end
@@ -37,7 +37,7 @@ class ResponseAnswer(AnswerForm):
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._kind = ""
-        # Of the open item. Strings are put together once.
+        # Text of the open item, joined once.
         self._texts: list[str] = []
         text_format = body.text.format if body.text else None
         wanted = text_format.model_dump(by_alias=True, exclude_none=True) if text_format else {"type": "text"}
@@ -90,7 +90,7 @@ class ResponseAnswer(AnswerForm):
         is_whole = self._source.finish_reason != "length"
         events: list[NamedEvent] = []
         if self._open is None and not self._items:
-            # An answer of nothing is a message all the same.
+            # An empty answer is a message too.
             events = self._begin_item(Part("content", "", 0))
         status = "completed" if is_whole else "incomplete"
         events += self._close(status)
@@ -140,7 +140,6 @@ class ResponseAnswer(AnswerForm):
         return [added, self._of_part("response.content_part.added", part=self._part(""))]
 
     def _close(self, status: str) -> list[NamedEvent]:
-        """The open item, if there is one, is whole, or will not become so."""
         item = self._open
         if item is None:
             return []

@@ -43,12 +43,12 @@ def add_responses(app: FastAPI, frontend: Frontend, responses: ResponseExchange)
 
     @app.post("/v1/responses", response_model=ResponseObject, responses={200: {"content": STREAMED}})
     async def create_response(body: ResponseRequest, request: Request, last_event_id: LastEventId = None) -> Response:
-        """Answers a conversation, and keeps the answer so that it can be gone on with."""
+        """Answers a conversation, and keeps the answer to be continued."""
         return await serve_response(frontend, responses, body, request, last_event_id)
 
     @app.get("/v1/responses/{response_id}")
     async def get_response(response_id: str, request: Request) -> ResponseObject:
-        """A kept response."""
+        """Returns a kept response."""
         found = await _find(frontend, responses, response_id, request)
         return Response(found.answer, media_type="application/json")  # type: ignore[return-value]
 
@@ -68,7 +68,7 @@ def add_responses(app: FastAPI, frontend: Frontend, responses: ResponseExchange)
         order: Literal["asc", "desc"] = "desc",
         after: str | None = None,
     ) -> ItemList:
-        """What a kept response was asked with."""
+        """Lists a kept response's input."""
         found = await _find(frontend, responses, response_id, request)
         items = json.loads(found.input_items)
         if order == "desc":
@@ -92,7 +92,6 @@ async def serve_response(
     request: Request,
     last_event_id: str | None,
 ) -> Response:
-    """Raises RequestError, ClientGoneError."""
     count_unknown_fields(frontend, body)
     owner = key_digest(request.state.key)
     previous: KeptResponse | None = None
@@ -102,7 +101,7 @@ async def serve_response(
         if body.previous_response_id is not None:
             previous = await _previous(responses, body.previous_response_id, owner)
             turns = [part for turn in previous.turns() for part in (turn.input_items, turn.output_items)]
-            # The body that names it may be a thousand times as small.
+            # The naming body may be a thousand times smaller.
             request.state.hold(sum(map(len, turns)))
             items = [item for turn in turns for item in _ITEMS.validate_json(turn)] + items
         chat_body = chat_of(body, items)
@@ -128,7 +127,6 @@ async def serve_response(
 
 
 async def _previous(responses: ResponseExchange, response_id: str, owner: str) -> KeptResponse:
-    """Raises RequestError."""
     found = await responses.find(response_id, owner, with_earlier=True)
     if found is None:
         raise UnknownPreviousResponseError(
@@ -138,7 +136,6 @@ async def _previous(responses: ResponseExchange, response_id: str, owner: str) -
 
 
 async def _find(frontend: Frontend, responses: ResponseExchange, response_id: str, request: Request) -> KeptResponse:
-    """Raises RequestError."""
     with frontend.refusals_counted(request.state.request_id):
         found = await responses.find(response_id, key_digest(request.state.key), with_earlier=False)
         if found is None:
@@ -151,7 +148,7 @@ def _unknown(response_id: str) -> UnknownResponseError:
 
 
 def _with_ids(items: Sequence[Item]) -> list[dict[str, Any]]:
-    """Items as they are listed; a message's content is a list of parts there."""
+    """Returns listed items; a message's content is a list of parts."""
     found = []
     for item in items:
         content = item.model_dump(exclude_none=True)

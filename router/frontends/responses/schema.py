@@ -1,4 +1,4 @@
-"""The bodies of OpenAI's Responses API, as far as they are served here."""
+"""Bodies of OpenAI's Responses API."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,7 +10,7 @@ from tandem.router.frontends.openai.tools_schema import MAX_ID, MAX_TOOLS, MAX_V
 from tandem.router.frontends.responses import unserved as others
 from tandem.router.text.prompt_encoder import MAX_MESSAGES
 
-# The limits are OpenAI's own.
+# OpenAI's own limits.
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
@@ -38,7 +38,7 @@ class MessageItem(LenientBody):
 
 
 class CallItem(LenientBody):
-    """A call that an assistant has made."""
+    """A call made by an assistant."""
 
     hints = others.ITEM_HINTS
 
@@ -66,7 +66,7 @@ class ReasoningText(LenientBody):
 
 
 class ReasoningItem(LenientBody):
-    """Of what an assistant has thought before it answered. Summaries are nothing that a model has written here."""
+    """An assistant's reasoning before its answer. Models here write no summaries."""
 
     hints = others.ITEM_HINTS | {"summary", "encrypted_content"}
 
@@ -79,7 +79,7 @@ class ReasoningItem(LenientBody):
 
 
 class RefusedItem(LenientBody):
-    """It is not served."""
+    """Not served."""
 
     @model_validator(mode="before")
     @classmethod
@@ -135,7 +135,7 @@ class FunctionTool(FunctionDefinition):
 
 
 class RefusedTool(LenientBody):
-    """It is not served."""
+    """Not served."""
 
     @model_validator(mode="before")
     @classmethod
@@ -199,7 +199,7 @@ class TextOptions(LenientBody):
 
 
 class ReasoningOptions(LenientBody):
-    """They are told back, and have no effect."""
+    """Repeated in the response, without effect."""
 
     hints = frozenset({"generate_summary", "context", "mode"})
 

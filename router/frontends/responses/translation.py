@@ -1,4 +1,4 @@
-"""From a request for a response to a chat's."""
+"""From a request for a response to a chat's body."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,19 +16,18 @@ from tandem.router.frontends.responses.schema import (
     TextFormat,
 )
 
-# What fields of chats are called here.
+# Names of a chat's fields in this API.
 NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
 
 
 def items_of(body: ResponseRequest) -> list[Item]:
-    """The input as items."""
     if isinstance(body.input, str):
         return [MessageItem(type="message", role="user", content=body.input)]
     return body.input
 
 
 def chat_of(body: ResponseRequest, items: Sequence[Item]) -> ChatRequest:
-    """Args: items: of the whole conversation. Raises InvalidRequestError."""
+    """Args: items: the whole conversation. Raises InvalidRequestError."""
     messages = messages_of(items)
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
@@ -57,12 +56,12 @@ def _response_format(wanted: TextFormat) -> dict[str, Any]:
 
 
 def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
-    """A chat's messages. What an assistant has thought, said and called in a row is one message."""
+    """Returns a chat's messages; an assistant's consecutive items make one message."""
     messages: list[dict[str, Any]] = []
     turn: dict[str, Any] | None = None
     for item in items:
         if isinstance(item, ReasoningItem) and not item.text:
-            # What others have thought, and nobody can read.
+            # Unreadable reasoning of other servers.
             continue
         if isinstance(item, CallOutputItem):
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.text})
@@ -79,7 +78,6 @@ def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
 
 
 def _goes_on(turn: dict[str, Any], item: Item) -> bool:
-    """Whether an item belongs to the message that an assistant has begun with others."""
     return isinstance(item, CallItem) or (not turn["content"] and "tool_calls" not in turn)
 
 

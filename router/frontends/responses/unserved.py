@@ -1,4 +1,4 @@
-"""The fields of the Responses API's bodies that have no meaning here, as in router/frontends/openai/unserved.py."""
+"""Fields of the Responses API's bodies that have no meaning here (router/frontends/openai/unserved.py)."""
 
 from tandem.router.frontends.openai import unserved as chat
 from tandem.router.frontends.openai.lenient import Unserved
@@ -35,22 +35,22 @@ REQUEST = {
 }
 REQUEST_HINTS = frozenset(
     {
-        # For the caller's own books.
+        # The caller's own records.
         "user",
         "safety_identifier",
-        # Of how fast, where or at what price; and of OpenAI's own models.
+        # Speed, place and price, and OpenAI's own models.
         "service_tier",
         "prompt_cache_key",
         "prompt_cache_retention",
         "prompt_cache_options",
         "stream_options",
-        # It counts calls of tools that the server itself would run.
+        # Limits calls of server-side tools.
         "max_tool_calls",
         "verbosity",
         "reasoning_effort",
     }
 )
-# What `include` may name that would change an answer.
+# Values of `include` that would change an answer.
 INCLUDED = {"message.output_text.logprobs": _LOGPROBS}
 
 ITEM_HINTS = frozenset({"id", "status", "phase", "created_by", "annotations", "logprobs", "namespace", "caller"})

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tandem.lifecycle import ENDED, PhaseTiming
 from tandem.router.errors import shortened
-from tandem.router.requests.tracker import RequestTracker
+from tandem.router.requests.tracker import RequestReport
 
 MAX_REQUESTS = 60
 
@@ -48,35 +48,26 @@ class EndedRequests:
         self._requests: deque[EndedRequest] = deque(maxlen=MAX_REQUESTS)
         self.num_requests = 0
 
-    def add(
-        self,
-        tracker: RequestTracker,
-        outcome: str,
-        *,
-        key: str,
-        num_cached_tokens: int,
-        num_output_tokens: int,
-        timings: Sequence[PhaseTiming],
-    ) -> None:
-        """Its tracker is not kept: that has the prompt and the output."""
+    def add(self, report: RequestReport) -> None:
+        tracker = report.tracker
         self.num_requests += 1
         self._requests.append(
             EndedRequest(
                 self.num_requests,
                 tracker.moments[ENDED] / 1e9,
-                key,
+                tracker.spec.key,
                 tracker.request_id,
-                tracker.client_request_id,
-                outcome,
+                tracker.spec.client_request_id,
+                report.outcome,
                 # What is wrong with a request may be told in words of its own.
-                "" if outcome == "invalid" else shortened(tracker.failure),
-                len(tracker.prompt_ids),
-                num_cached_tokens,
-                num_output_tokens,
-                tracker.attempt + 1,
+                "" if report.outcome == "invalid" else shortened(tracker.failure),
+                report.num_prompt_tokens,
+                report.num_cached_tokens,
+                report.num_output_tokens,
+                report.num_attempts,
                 tracker.prefill_worker_id,
                 tracker.decode_worker_id,
-                timings,
+                report.timings,
             )
         )
 

@@ -26,6 +26,7 @@ from tandem.prefix import prefix_identities
 from tandem.router.errors import OverloadedError, RequestTimeoutError, RequestTooLargeError, UnavailableError
 from tandem.router.requests.clock_offsets import NUM_FIRST_PROBES
 from tandem.sampling_params import SamplingParams
+from tests.fakes.request_spec import request_spec
 from tests.fakes.router_harness import Client, RouterHarness, first_token, run, settle, step_tokens
 from tests.fakes.scripted_worker import PAGE_FORMAT, ScriptedWorker
 
@@ -80,7 +81,7 @@ async def test_a_client_that_leaves_ends_the_attempt_on_both_workers() -> None:
 @run
 async def test_ids_are_never_used_twice_even_across_restarts() -> None:
     routers = [RouterHarness().router, RouterHarness().router] * 3
-    ids = {router.make_tracker((1,), SamplingParams(1), moments={}).request_id for router in routers}
+    ids = {router.make_tracker(request_spec()).request_id for router in routers}
     assert len(ids) == 6
 
 
@@ -146,7 +147,7 @@ async def test_a_request_that_takes_too_long_is_given_up_on_both_workers() -> No
 async def test_what_a_request_carries_reaches_both_workers_on_every_attempt() -> None:
     h = RouterHarness()
     tracker = h.router.make_tracker(
-        (1, 2, 3), SamplingParams(5, seed=9), priority=4, cache_namespace="tenant", moments={RECEIVED: 77}
+        request_spec(sampling=SamplingParams(5, seed=9), priority=4, cache_namespace="tenant", moments={RECEIVED: 77})
     )
     client = Client(h.router, tracker)
     await settle()

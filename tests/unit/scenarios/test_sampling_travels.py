@@ -16,6 +16,7 @@ from tandem.router.errors import InvalidRequestError
 from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.sampling import SamplingOptions
 from tandem.router.policies.least_loaded import LeastLoaded
+from tandem.router.requests.request_spec import RequestSpec
 from tandem.router.router import Router
 from tandem.rpc.codec import ROUTER_CODEC
 from tandem.sampling_params import SamplingParams
@@ -120,9 +121,10 @@ def test_whatever_the_frontend_lets_in_reaches_the_workers() -> None:
     frontend = Frontend(Router(config, LeastLoaded()), ByteTokenizer(), config)  # type: ignore[arg-type]
     num_let_in = 0
 
-    def begun(prompt: Any, **request: Any) -> Any:
-        tokenized = asyncio.run(frontend.tokenize(prompt))
-        return frontend.begin(tokenized, key="", default_max_tokens=128, **request)[-1].tracker
+    def begun(prompt: Any, options: SamplingOptions, num_outputs: int, cache_namespace: str, **fields: Any) -> Any:
+        tokenized = asyncio.run(frontend.tokenize(prompt, frontend.cache_namespace("", cache_namespace)))
+        sampling = frontend.sampling_params(options, tokenized, 128)
+        return frontend.begin(RequestSpec(tokenized, sampling, **fields), num_outputs)[-1].tracker
 
     @settings(max_examples=NUM_EXAMPLES)
     @given(
@@ -130,7 +132,7 @@ def test_whatever_the_frontend_lets_in_reaches_the_workers() -> None:
             wild_text | st.lists(wild_integers, max_size=5), st.text(max_size=20) | st.lists(ids, max_size=20)
         ),
         options=any_options,
-        num_choices=st.integers(1, 3),
+        num_outputs=st.integers(1, 3),
         priority=st.integers(-(2**31), 2**31 - 1),
         cache_namespace=rarely(wild_text, st.text(max_size=5)),
         session_id=rarely(wild_text, st.text(max_size=5)),

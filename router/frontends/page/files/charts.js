@@ -1,11 +1,11 @@
-// Sparklines of the last five minutes: time is the width, and the newest second stands at the right edge.
+// Sparklines of the last five minutes; the newest second is at the right edge.
 
 import { svg } from "./dom.js";
 
 const NUM_POINTS = 300;
 const HEIGHT = 40;
 
-// One line for each list of values, which may have gaps (null).
+// Draws a line for each list of values; null is a gap.
 export function spark(node, ...lines) {
   const values = lines.flat().filter((value) => value !== null);
   const top = Math.max(...values, 0) || 1;

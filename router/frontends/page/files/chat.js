@@ -1,4 +1,4 @@
-// A chat with the model, as any client of the API would have it. It lives in this page alone.
+// A chat with the model over the API. Only this page remembers it.
 
 import { byId, element, setText } from "./dom.js";
 import { milliseconds, rate } from "./format.js";
@@ -32,7 +32,7 @@ function setRunning(controller) {
 
 const say = (text) => setText(byId("chat-status"), text || "\u00a0");
 
-// What is left empty is the server's to choose.
+// The server chooses empty settings.
 function settings() {
   const [max, temperature] = [byId("chat-max").value, byId("chat-temperature").value];
   return { ...(max ? { max_tokens: Number(max) } : {}), ...(temperature ? { temperature: Number(temperature) } : {}) };
@@ -89,7 +89,7 @@ async function send() {
   setRunning(null);
   if (controller.isForgotten) return;
   if (ending.startsWith("Failed") && first === null) {
-    // It can be changed and sent again: an empty answer must not stand in the conversation.
+    // Without the empty answer the message can be changed and sent again.
     messages.pop();
     turn.remove();
     question.turn.remove();
@@ -100,7 +100,7 @@ async function send() {
   }
   const total = numTokens ?? numPieces;
   const speed = first !== null && last > first ? `, ${rate(((total - 1) * 1000) / (last - first))} tok/s` : "";
-  // Of an answer that was stopped the server tells no count.
+  // The server sends no count for a stopped answer.
   const counted = numTokens === null ? `${total} pieces` : `${total} tokens`;
   say(first === null ? ending || "The answer is empty" : `${ending}TTFT ${milliseconds(first - begun)}, ${counted}${speed}`);
   input.focus();

@@ -1,4 +1,4 @@
-// Making and updating elements. Text is only ever set as text, so nothing that a server says becomes markup.
+// Makes and updates elements. Text is always set as text, so the server's words never become markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -27,7 +27,7 @@ export function setState(node, kind, text) {
   setText(node.lastElementChild, text);
 }
 
-// Keeps `parent` in step with `items`: one child for each, made once by its key, so that focus and scrolling stay.
+// Keeps one child of `parent` per item, by key, so that focus and scrolling survive updates.
 export function keepList(parent, items, keyOf, make, update) {
   const known = new Map([...parent.children].map((child) => [child.dataset.key, child]));
   let next = parent.firstElementChild;
@@ -46,7 +46,7 @@ export function keepList(parent, items, keyOf, make, update) {
   for (const child of known.values()) child.remove();
 }
 
-// A bar of parts, each [class, value]; `text` says the same in words.
+// A bar of parts, each [class, value], with the same as `text`.
 export function stack(parts, total, text) {
   const bar = element("span", { class: "stack", role: "img", "aria-label": text, title: text });
   for (const [name, value] of parts) {

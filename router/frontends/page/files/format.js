@@ -1,4 +1,4 @@
-// Numbers as the whole page writes them, so that one quantity has one unit and one width.
+// The page's number formats: one unit and width per quantity.
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
@@ -15,7 +15,6 @@ export function milliseconds(value) {
   return `${number} ${unit}`;
 }
 
-// A duration as a number and its unit.
 export function duration(ms) {
   if (ms === null || ms === undefined) return ["–", "ms"];
   if (ms >= 60e3) return [(ms / 60e3).toFixed(1), "min"];

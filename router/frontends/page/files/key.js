@@ -1,4 +1,4 @@
-// The API key: it is kept in this tab's session storage, and goes out in the Authorization header alone.
+// The API key. It stays in this tab's session storage and is sent only in the Authorization header.
 
 import { byId } from "./dom.js";
 
@@ -18,7 +18,7 @@ export function forgetKey() {
   byId("forget").hidden = true;
 }
 
-// Resolves when the user has given a key.
+// Resolves when the user has entered a key.
 export function askForKey(why) {
   byId("key-hint").textContent = why || "It stays in this tab, and is forgotten when the tab is closed.";
   if (!dialog.open) dialog.showModal();
@@ -35,6 +35,6 @@ export function askForKey(why) {
   });
 }
 
-// Without a key there is nothing behind the dialog.
+// The page behind the dialog is empty without a key.
 dialog.addEventListener("cancel", (event) => event.preventDefault());
 byId("forget").hidden = !storedKey();

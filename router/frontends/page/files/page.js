@@ -1,5 +1,5 @@
-// Reads the cluster's frames and shows them. Each frame has all that is now; of points, requests and journal the first
-// has everything, and those that follow have what is new.
+// Reads and shows the cluster's frames. A frame has the whole present state; points, requests and journal are complete
+// in the first frame and new ones only in later frames.
 
 import "./theme.js";
 import "./chat.js";
@@ -18,7 +18,7 @@ const NUM_ENTRIES = 200;
 const SILENCE_MS = 5000;
 const MAX_DELAY_MS = 10000;
 const [MIN_ASKED_MS, MAX_ASKED_MS] = [1000, 60000];
-// Nobody sees a tab that is hidden for so long.
+// Time after which a hidden tab stops reading.
 const HIDDEN_MS = 30000;
 const [NUMBER, , TTFT50, TTFT99, ITL50, ITL99, PROMPT, OUTPUT, IN_HAND, QUEUED] = Array(10).keys();
 
@@ -104,7 +104,7 @@ function hideNotice() {
 const connected = (kind, text) => setState(byId("connection"), kind, text);
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-// Reads until the stream ends; returns how long to wait before the next try.
+// Reads until the stream ends; returns the wait before the next try.
 async function read() {
   const controller = (reading = new AbortController());
   let silence = setTimeout(() => controller.abort(), SILENCE_MS);
@@ -122,7 +122,7 @@ async function read() {
       const why = await refusal(response);
       showNotice(`${why}. Trying again.`);
       const asked = 1000 * Number(response.headers.get("retry-after"));
-      // A proxy may name a date, no time at all, or more than a timer can wait.
+      // A proxy may send a date, nothing, or more than a timer can wait.
       return asked > 0 ? Math.min(Math.max(asked, MIN_ASKED_MS), MAX_ASKED_MS) : null;
     }
     for await (const data of events(response)) {

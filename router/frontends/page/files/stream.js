@@ -17,7 +17,7 @@ export async function* events(response) {
   }
 }
 
-// What went wrong, in the server's words.
+// The server's error message.
 export async function refusal(response) {
   try {
     return (await response.json()).error.message;

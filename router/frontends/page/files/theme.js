@@ -1,4 +1,4 @@
-// Light, dark, or as the system has it.
+// Light, dark, or the system's theme.
 
 import { byId } from "./dom.js";
 

@@ -1,4 +1,4 @@
-// The cluster as a drawing: routers, the workers that compute prompts, and those that decode, with the links between.
+// A drawing of the cluster: routers, prefill workers and decode workers, with their links.
 
 import { svg } from "./dom.js";
 import { bytes, count } from "./format.js";
@@ -6,7 +6,7 @@ import { bytes, count } from "./format.js";
 const NODE_HEIGHT = 38;
 const ROW = 48;
 const HEAD = 20;
-// With more links than this the rates stand in the table alone: they would lie upon each other.
+// With more links the rates would overlap, so only the table shows them.
 const MAX_LABELS = 4;
 
 export function drawTopology(box, state) {
@@ -56,7 +56,7 @@ function drawNode({ id, alive, isSelf, sub, x, y }, width) {
   );
 }
 
-// Between this router and the workers: of the other routers' streams nothing is known here.
+// Lines from this router to the workers; the other routers' streams are unknown here.
 function controlLines(state, places, width) {
   const self = places.get(state.router.id);
   return state.workers
@@ -76,7 +76,7 @@ function linkLines(state, places, width) {
     drawn.push(svg("path", { class: `link ${kind}`, d: curve(from, to, width), "stroke-width": thickness.toFixed(2) }));
     const room = to.x - from.x - width;
     if (state.links.length <= MAX_LABELS && room > 84) {
-      // Links that cross do so in the middle, and those of one worker begin at one place.
+      // Links cross in the middle, and one worker's links begin at one point.
       const at = to.y === from.y ? 0.5 : isFan ? 0.72 : 0.22;
       const y = from.y + NODE_HEIGHT / 2 + (to.y - from.y) * bend(at) + 4;
       labels.push(svg("text", { class: "rate", x: from.x + width + room * at, y, "text-anchor": "middle" }, link.up ? `${bytes(link.bytes_per_s)}/s` : "down"));
@@ -91,7 +91,7 @@ function curve(from, to, width) {
   return `M${x1} ${y1}C${middle} ${y1} ${middle} ${y2} ${x2} ${y2}`;
 }
 
-// How far down a curve has come, of 1, at a part of its way across.
+// Relative height of a curve at a relative position along its width.
 const bend = (at) => 3 * at * at - 2 * at * at * at;
 
 function inWords(state) {

@@ -1,7 +1,6 @@
 """What every frontend does with a request before it is served."""
 
 import asyncio
-from functools import partial
 from typing import Any
 
 import pytest
@@ -10,12 +9,14 @@ from tandem.lifecycle import RECEIVED, TOKENIZED
 from tandem.prefix import prefix_identities
 from tandem.router.config import RouterConfig
 from tandem.router.errors import InvalidRequestError, OverloadedError, UnavailableError, UnknownModelError
-from tandem.router.frontends.base import Frontend, PromptInput, TokenizedPrompt
-from tandem.router.frontends.sampling import SamplingOptions
+from tandem.router.frontends.base import Frontend, PromptInput
 from tandem.router.policies.cache_aware import CacheAware
 from tandem.router.policies.least_loaded import LeastLoaded
+from tandem.router.requests.request_spec import TokenizedPrompt
 from tandem.router.router import Router
 from tandem.router.text.prompt_encoder import MAX_INLINE_CHARACTERS
+from tandem.sampling_params import SamplingParams
+from tests.fakes.request_spec import request_spec
 from tests.fakes.scripted_worker import hello
 from tests.fakes.tokenizer import ByteTokenizer
 
@@ -75,15 +76,10 @@ def test_another_model_is_named_with_the_one_that_is_served() -> None:
 
 
 def test_a_priority_is_checked_with_the_rest_of_a_request() -> None:
-    async def scenario() -> None:
-        frontend = new_frontend(api_keys=("urgent 3", "plain"), max_priority=0)
-        prompt = await frontend.tokenize([1, 2])
-        begin = partial(frontend.begin, prompt, SamplingOptions(), default_max_tokens=4)
-        assert [g.tracker.priority for g in begin(key="urgent", priority=3)] == [3]
-        with pytest.raises(InvalidRequestError, match="priority must be at most 0 for this client, not 1"):
-            begin(key="plain", priority=1)
-
-    asyncio.run(scenario())
+    frontend = new_frontend(api_keys=("urgent 3", "plain"), max_priority=0)
+    assert [g.tracker.spec.priority for g in frontend.begin(request_spec(key="urgent", priority=3))] == [3]
+    with pytest.raises(InvalidRequestError, match="priority must be at most 0 for this client, not 1"):
+        frontend.begin(request_spec(key="plain", priority=1))
 
 
 def test_admission_counts_what_is_not_served_yet() -> None:
@@ -102,32 +98,32 @@ def test_admission_counts_what_is_not_served_yet() -> None:
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_keys_have_namespaces_of_their_own_unless_they_share(is_shared: bool) -> None:
     frontend = new_frontend(api_keys=("one", "two"), share_cache_between_keys=is_shared)
-    prompt = TokenizedPrompt([1, 2], {})
-
-    def namespace(key: str, asked_for: str) -> str:
-        options = SamplingOptions(max_tokens=1)
-        (begun,) = frontend.begin(prompt, options, key=key, default_max_tokens=1, cache_namespace=asked_for)
-        return begun.tracker.cache_namespace
-
-    names = [namespace(key, asked_for) for key in ("one", "two") for asked_for in ("", "tenant")]
+    names = [frontend.cache_namespace(key, asked_for) for key in ("one", "two") for asked_for in ("", "tenant")]
     assert len(set(names)) == (2 if is_shared else 4)
 
 
-@pytest.mark.parametrize("field", ["cache_namespace", "session_id", "client_request_id"])
+@pytest.mark.parametrize("field", ["session_id", "client_request_id"])
 @pytest.mark.parametrize(("name", "message"), [("x" * 257, "at most 256 characters"), ("\ud800", "half a character")])
 def test_a_name_can_be_passed_on_and_told_back(field: str, name: str, message: str) -> None:
-    frontend, prompt = new_frontend(), TokenizedPrompt([1], {RECEIVED: 1})
-    longest: dict[str, Any] = {field: "x" * 256}
-    frontend.begin(prompt, SamplingOptions(), key="", default_max_tokens=5, **longest)
+    frontend = new_frontend()
+    frontend.begin(request_spec(**{field: "x" * 256}))
     with pytest.raises(InvalidRequestError, match=f"{field.removeprefix('client_')} .*{message}"):
-        named: dict[str, Any] = {field: name}
-        frontend.begin(prompt, SamplingOptions(), key="", default_max_tokens=5, **named)
+        frontend.begin(request_spec(**{field: name}))
+
+
+def test_each_output_is_a_request_of_its_own_in_the_same_session() -> None:
+    spec = request_spec(sampling=SamplingParams(5, seed=7, num_prompt_logprobs=0), session_id="talk", priority=4)
+    trackers = [generation.tracker for generation in new_frontend().begin(spec, 2)]
+    assert [tracker.spec.sampling.seed for tracker in trackers] == [7, 8]
+    # The prompt is scored once.
+    assert [tracker.sampling.num_prompt_logprobs for tracker in trackers] == [0, None]
+    assert {(tracker.spec.priority, tracker.spec.session_id) for tracker in trackers} == {(4, "talk")}
+    assert len({tracker.request_id for tracker in trackers}) == 2
 
 
 def test_what_all_outputs_have_alike_is_made_once() -> None:
-    frontend, prompt = new_frontend(), TokenizedPrompt([1], {RECEIVED: 1})
-    options = SamplingOptions(logit_bias={7: 1.0}, stop_token_ids=[5])
-    generations = frontend.begin(prompt, options, key="", default_max_tokens=5, num_choices=128)
+    sampling_params = SamplingParams(5, logit_bias=((7, 1.0),), stop_token_ids=(5,))
+    generations = new_frontend().begin(request_spec(sampling=sampling_params), 128)
     sampling = [generation.tracker.sampling for generation in generations]
     assert len({s.seed for s in sampling}) == 128
     assert {id(s.logit_bias) for s in sampling} == {id(sampling[0].logit_bias)}
@@ -135,11 +131,10 @@ def test_what_all_outputs_have_alike_is_made_once() -> None:
 
 
 def test_each_choice_draws_with_a_seed_of_its_own() -> None:
-    frontend, prompt = new_frontend(), TokenizedPrompt([1], {RECEIVED: 1})
+    frontend = new_frontend()
 
     def seeds(asked_for: int) -> list[int]:
-        options = SamplingOptions(seed=asked_for)
-        generations = frontend.begin(prompt, options, key="", default_max_tokens=5, num_choices=3)
+        generations = frontend.begin(request_spec(sampling=SamplingParams(5, seed=asked_for)), 3)
         return [generation.tracker.sampling.seed for generation in generations]
 
     assert seeds(7) == [7, 8, 9]
@@ -155,9 +150,6 @@ def test_a_prompt_s_prefixes_are_named_once_where_workers_are_chosen_by_them() -
         namespace = frontend.cache_namespace("a", "tenant")
         prompt = await frontend.tokenize(list(range(20)), namespace)
         assert prompt.identities == {4: prefix_identities(range(20), 4, namespace)}
-        begin = partial(frontend.begin, prompt, SamplingOptions(), default_max_tokens=4)
-        assert begin(key="a", cache_namespace="tenant")[0].tracker.prompt_identities == prompt.identities
-        assert begin(key="b", cache_namespace="tenant")[0].tracker.prompt_identities == {}
         with pytest.raises(InvalidRequestError, match="cache_namespace must have at most"):
             frontend.cache_namespace("a", "x" * 257)
         assert (await frontend.tokenize([1] * 20)).identities == {}

@@ -4,14 +4,13 @@ import asyncio
 
 import pytest
 
-from tandem.lifecycle import RECEIVED
 from tandem.messages import Finished
 from tandem.router.frontends.access import Access
 from tandem.router.frontends.generation import Generation, Piece
 from tandem.router.frontends.openai.streaming import pieces_of
 from tandem.router.router import DELIVERY_TIMEOUT_S
 from tandem.router.text.output_text import OutputText
-from tandem.sampling_params import SamplingParams
+from tests.fakes.request_spec import request_spec
 from tests.fakes.router_harness import RouterHarness, first_token, run, settle
 from tests.fakes.tokenizer import ByteTokenizer
 
@@ -24,8 +23,8 @@ def patient() -> RouterHarness:
 
 
 def generation(h: RouterHarness, access: Access) -> Generation:
-    tracker = h.router.make_tracker((1, 2, 3), SamplingParams(5), moments={RECEIVED: 1})
-    return Generation(h.router, access, "", tracker, OutputText(ByteTokenizer(), (), ()))  # type: ignore[arg-type]
+    tracker = h.router.make_tracker(request_spec())
+    return Generation(h.router, access, tracker, OutputText(ByteTokenizer(), (), ()))  # type: ignore[arg-type]
 
 
 def finish(h: RouterHarness, request_id: str) -> None:

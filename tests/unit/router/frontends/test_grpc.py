@@ -356,7 +356,7 @@ def test_a_call_has_the_id_of_its_request(
                 await call
                 assert {response.request_id for response in h.responses} == {named}
                 if known is not None:
-                    assert tracker.client_request_id == known
+                    assert tracker.spec.client_request_id == known
             trailer = context.trailers.get("x-request-id", "")
             assert trailer == told if told is not None else len(trailer) == 32
 

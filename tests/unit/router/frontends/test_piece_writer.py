@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 
-from tandem.lifecycle import RECEIVED
 from tandem.messages import Abort, Finished
 from tandem.router.errors import UnavailableError
 from tandem.router.frontends.access import Access
@@ -14,6 +13,7 @@ from tandem.router.frontends.piece_writer import PieceWriter
 from tandem.router.router import SHUTTING_DOWN
 from tandem.router.text.output_text import OutputText
 from tandem.sampling_params import SamplingParams
+from tests.fakes.request_spec import request_spec
 from tests.fakes.router_harness import RouterHarness, first_token, run, settle, step_tokens
 from tests.fakes.tokenizer import ByteTokenizer
 
@@ -27,8 +27,8 @@ class Call:
         self.taken: list[asyncio.Future[None]] = []
         self._check = write
         output = OutputText(ByteTokenizer(), (), ())  # type: ignore[arg-type]
-        self.tracker = harness.router.make_tracker((1, 2), SamplingParams(8), moments={RECEIVED: 1})
-        self._generation = Generation(harness.router, Access((), 0), "", self.tracker, output)
+        self.tracker = harness.router.make_tracker(request_spec((1, 2), SamplingParams(8)))
+        self._generation = Generation(harness.router, Access((), 0), self.tracker, output)
         self.task = asyncio.create_task(self._run())
 
     async def take(self) -> None:

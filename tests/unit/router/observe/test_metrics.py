@@ -1,5 +1,7 @@
 """What the router counts, in Prometheus' format."""
 
+from collections.abc import Sequence
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem import __version__
@@ -8,8 +10,10 @@ from tandem.messages import ClockReply, TokenEvent, Tokens
 from tandem.router.errors import RequestError
 from tandem.router.observe.metrics import OUTCOMES, RouterMetrics
 from tandem.router.requests.clock_offsets import ClockOffsets
+from tandem.router.requests.tracker import RequestReport, RequestTracker
 from tandem.router.workers.worker_registry import WorkerRegistry
 from tests.fakes.clock import FakeClock
+from tests.fakes.request_spec import request_spec
 from tests.fakes.router_harness import RouterHarness, first_token, run, settle
 from tests.fakes.scripted_worker import hello
 
@@ -35,16 +39,23 @@ def new_metrics() -> RouterMetrics:
     )
 
 
+def report(
+    outcome: str,
+    num_prompt_tokens: int,
+    num_output_tokens: int,
+    *,
+    num_cached_tokens: int = 0,
+    timings: Sequence[PhaseTiming] = (),
+) -> RequestReport:
+    tracker = RequestTracker("r", request_spec((1,) * num_prompt_tokens), prompt_cached_len=num_cached_tokens)
+    return RequestReport(tracker, outcome, num_output_tokens, num_output_tokens, timings)
+
+
 def test_ended_requests_are_counted_with_their_tokens_and_phases() -> None:
     metrics = new_metrics()
     for outcome, duration_ms in (("stop", 2.0), ("stop", 0.0), ("abort", 900.0)):
-        metrics.request_ended(
-            outcome,
-            num_prompt_tokens=10,
-            num_cached_tokens=4,
-            num_output_tokens=5,
-            timings=[PhaseTiming("e2e", 0.0, duration_ms), PhaseTiming("prefill", 0.0, duration_ms)],
-        )
+        timings = [PhaseTiming("e2e", 0.0, duration_ms), PhaseTiming("prefill", 0.0, duration_ms)]
+        metrics.request_ended(report(outcome, 10, 5, num_cached_tokens=4, timings=timings))
     metrics.request_refused("invalid")
     found = samples(metrics)
     assert found["tandem_requests_total", ("stop",)] == 2
@@ -131,13 +142,7 @@ def test_a_worker_s_clock_shows_once_it_is_known() -> None:
 def test_the_lengths_of_requests_are_counted_by_size() -> None:
     metrics = new_metrics()
     for num_prompt_tokens, num_output_tokens in ((3, 1), (5, 2), (600, 0)):
-        metrics.request_ended(
-            "stop",
-            num_prompt_tokens=num_prompt_tokens,
-            num_cached_tokens=0,
-            num_output_tokens=num_output_tokens,
-            timings=[],
-        )
+        metrics.request_ended(report("stop", num_prompt_tokens, num_output_tokens))
     found = samples(metrics)
     assert found["tandem_request_prompt_tokens_bucket", ("5.0",)] == 2
     assert found["tandem_request_prompt_tokens_bucket", ("1000.0",)] == 3

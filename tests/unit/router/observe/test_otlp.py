@@ -22,10 +22,11 @@ from tandem.lifecycle import (
 )
 from tandem.router.observe.otlp import OtlpExporter
 from tandem.router.observe.request_spans import RequestSpans, TracedRequest
-from tandem.router.requests.trace_context import TraceContext
-from tandem.router.requests.tracker import RequestState, RequestTracker
+from tandem.router.requests.client_ids import TraceContext
+from tandem.router.requests.tracker import RequestReport, RequestState, RequestTracker
 from tandem.sampling_params import SamplingParams
 from tests.fakes.otlp_collector import OtlpCollector, attributes_of
+from tests.fakes.request_spec import request_spec
 
 START_NS = 1_800_000_000 * 10**9
 MS = 10**6
@@ -52,21 +53,27 @@ def collector() -> Iterator[OtlpCollector]:
 
 
 def request(traceparent: str = "", tracestate: str = "", outcome: str = "length", failure: str = "") -> TracedRequest:
+    return TracedRequest.of(report(traceparent, tracestate, outcome, failure))
+
+
+def report(traceparent: str = "", tracestate: str = "", outcome: str = "length", failure: str = "") -> RequestReport:
     tracker = RequestTracker(
         "life-1",
-        tuple(range(12)),
-        SamplingParams(9, temperature=0.5, top_k=7),
-        client_request_id="mine",
-        trace_context=TraceContext(traceparent, tracestate) if traceparent else None,
+        request_spec(
+            range(12),
+            SamplingParams(9, temperature=0.5, top_k=7),
+            client_request_id="mine",
+            trace_context=TraceContext(traceparent, tracestate) if traceparent else None,
+            moments={name: START_NS + ms * MS for name, ms in MOMENTS_MS.items()},
+        ),
         state=RequestState.FAILED if failure else RequestState.FINISHED,
         attempt=0,
         prefill_worker_id="prefill-0",
         decode_worker_id="decode-1",
         prompt_cached_len=8,
         failure=failure,
-        moments={name: START_NS + ms * MS for name, ms in MOMENTS_MS.items()},
     )
-    return TracedRequest.of(tracker, outcome, num_output_tokens=9, timings=phase_timings(tracker.moments))
+    return RequestReport(tracker, outcome, 9, 9, phase_timings(tracker.moments))
 
 
 def test_a_request_is_a_server_span_with_its_phases_inside(collector: OtlpCollector) -> None:
@@ -168,7 +175,7 @@ def test_headers_that_cannot_be_read_are_not_told(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=the%0Asecret")
     exporter = OtlpExporter(collector.endpoint, "m", "r")
     spans = RequestSpans(exporter.export, lambda reason, num_requests: None)
-    spans.put(request())
+    spans.put(report())
     spans.close()
     assert "secret" not in caplog.text and len(collector.requests) == 1
 

@@ -10,8 +10,9 @@ import pytest
 from tandem.lifecycle import PhaseTiming
 from tandem.router.observe import request_lines
 from tandem.router.observe.request_lines import MAX_KEPT_LINES, MAX_LINE_BYTES, KeptLines, RequestLines, SocketLines
-from tandem.router.requests.tracker import RequestTracker
+from tandem.router.requests.tracker import RequestReport, RequestTracker
 from tandem.sampling_params import SamplingParams
+from tests.fakes.request_spec import request_spec
 
 
 class Taker:
@@ -45,12 +46,15 @@ def taker() -> Iterator[Taker]:
 def test_a_request_s_beginning_end_and_refusal(taker: Taker) -> None:
     lines = RequestLines("router-0", SocketLines(taker.name))
     tracker = RequestTracker(
-        "ab-1", (1, 2, 3), SamplingParams(7, temperature=0.5), client_request_id="mine", failure="no worker"
+        "ab-1",
+        request_spec(sampling=SamplingParams(7, temperature=0.5), client_request_id="mine"),
+        failure="no worker",
+        prompt_cached_len=2,
     )
     lines.begun(tracker)
     assert taker.take() == "router-0 > mine ab-1 prompt_tokens=3 max_tokens=7 temperature=0.5"
     timings = [PhaseTiming("ttft", 0.0, 31.4), PhaseTiming("decode", 31.4, 10.0), PhaseTiming("e2e", 0.0, 41.4)]
-    lines.ended(tracker, "unavailable", num_cached_tokens=2, num_output_tokens=5, timings=timings)
+    lines.ended(RequestReport(tracker, "unavailable", 5, 5, timings))
     assert taker.take() == (
         "router-0 < mine ab-1 unavailable prompt_tokens=3 cached_tokens=2 output_tokens=5 ttft_ms=31 e2e_ms=41: "
         "no worker"

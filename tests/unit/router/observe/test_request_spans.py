@@ -13,13 +13,14 @@ from tandem.lifecycle import ENDED, RECEIVED, phase_timings
 from tandem.router.observe import request_spans
 from tandem.router.observe.otlp import OtlpExporter
 from tandem.router.observe.request_spans import EXPORT_FAILED, QUEUE_FULL, RequestSpans, TracedRequest
-from tandem.router.requests.trace_context import MAX_TRACESTATE_LEN, TraceContext, trace_context_of
-from tandem.router.requests.tracker import RequestTracker
+from tandem.router.requests.client_ids import MAX_TRACESTATE_LEN, TraceContext, trace_context_of
+from tandem.router.requests.tracker import RequestReport, RequestTracker
 from tandem.sampling_params import SamplingParams
 from tandem.v1 import inference_pb2 as pb
 from tests.fakes.http_cluster import HttpCluster
 from tests.fakes.http_doors import call
 from tests.fakes.otlp_collector import OtlpCollector, attributes_of
+from tests.fakes.request_spec import request_spec
 from tests.unit.router.frontends.test_grpc import Context, GrpcHarness, first
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -31,13 +32,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_spans, "INTERVAL_S", 0.02)
 
 
-def ended(name: str) -> TracedRequest:
-    tracker = RequestTracker(name, (1,), SamplingParams(1), moments={RECEIVED: 1, ENDED: 2})
-    return traced(tracker, "stop")
+def ended(name: str) -> RequestReport:
+    tracker = RequestTracker(name, request_spec((1,), SamplingParams(1), moments={RECEIVED: 1, ENDED: 2}))
+    return report(tracker, "stop")
 
 
-def traced(tracker: RequestTracker, outcome: str) -> TracedRequest:
-    return TracedRequest.of(tracker, outcome, num_output_tokens=1, timings=phase_timings(tracker.moments))
+def report(tracker: RequestTracker, outcome: str) -> RequestReport:
+    return RequestReport(tracker, outcome, 1, 1, phase_timings(tracker.moments))
 
 
 class Exporter:
@@ -111,9 +112,9 @@ def test_what_waits_for_a_collector_keeps_nothing_that_a_client_can_make_large()
     sampling = SamplingParams(
         1, logit_bias=tuple((token_id, 1.0) for token_id in range(50_000)), grammar="x" * 60_000, stop_token_ids=(1,)
     )
-    tracker = RequestTracker("life-1", tuple(range(100_000)), sampling, moments={RECEIVED: 1, ENDED: 2})
+    tracker = RequestTracker("life-1", request_spec(range(100_000), sampling, moments={RECEIVED: 1, ENDED: 2}))
     tracker.failure = "y" * 60_000
-    assert len(pickle.dumps(traced(tracker, "unavailable"))) < 4000
+    assert len(pickle.dumps(TracedRequest.of(report(tracker, "unavailable")))) < 4000
 
 
 def test_what_is_no_trace_context() -> None:
@@ -127,12 +128,13 @@ def test_a_chat_over_http_is_part_of_its_clients_trace() -> None:
     async def scenario(collector: OtlpCollector) -> None:
         cluster = HttpCluster([104, 105], num_routers=1)
         router = cluster.routers[0].router
-        router.spans = RequestSpans(OtlpExporter(collector.endpoint, "fake", "r").export, router.metrics.spans_dropped)
+        spans = RequestSpans(OtlpExporter(collector.endpoint, "fake", "r").export, router.metrics.spans_dropped)
+        router.observers.subscribe(spans.put)
         body = {"model": "fake", "prompt": "hi", "max_tokens": 2}
         headers = {"traceparent": TRACEPARENT, "tracestate": "a=b"}
         assert (await call(cluster, "/v1/completions", body, headers=headers)).status == 200
         assert (await call(cluster, "/v1/completions", body)).status == 200
-        await asyncio.to_thread(router.spans.close)
+        await asyncio.to_thread(spans.close)
 
     with OtlpCollector() as collector:
         asyncio.run(scenario(collector))
@@ -146,7 +148,8 @@ def test_a_call_over_grpc_is_part_of_its_clients_trace() -> None:
     async def scenario(collector: OtlpCollector) -> None:
         harness = GrpcHarness()
         router = harness.router
-        router.spans = RequestSpans(OtlpExporter(collector.endpoint, "fake", "r").export, router.metrics.spans_dropped)
+        spans = RequestSpans(OtlpExporter(collector.endpoint, "fake", "r").export, router.metrics.spans_dropped)
+        router.observers.subscribe(spans.put)
         request = pb.GenerateRequest(text="hi", sampling=pb.SamplingParams(max_tokens=2))
         context = Context(traceparent=TRACEPARENT)
         served = asyncio.create_task(harness.service.Generate(request, context))
@@ -157,7 +160,7 @@ def test_a_call_over_grpc_is_part_of_its_clients_trace() -> None:
         # The client leaves.
         served.cancel()
         await asyncio.gather(served, return_exceptions=True)
-        await asyncio.to_thread(router.spans.close)
+        await asyncio.to_thread(spans.close)
 
     with OtlpCollector() as collector:
         asyncio.run(scenario(collector))

@@ -8,7 +8,7 @@ from tandem.router.requests.active_request import ActiveRequest
 from tandem.router.requests.tracker import RequestTracker
 from tandem.router.workers.peer_counts import NOTHING
 from tandem.router.workers.worker import Estimate, Pair, Worker
-from tandem.sampling_params import SamplingParams
+from tests.fakes.request_spec import request_spec
 from tests.fakes.scripted_worker import hello
 
 
@@ -25,7 +25,7 @@ class Told:
 
 
 def begun(prefill: Told, decode: Told) -> ActiveRequest:
-    tracker = RequestTracker("r", (1, 2, 3), SamplingParams(5), output_ids=[4])
+    tracker = RequestTracker("r", request_spec(output_ids=[4]))
     request = ActiveRequest(tracker, 100.0)
     tracker.begin_attempt("p", "d", 60.0)
     request.assign_pair(Pair(prefill.worker, decode.worker))
@@ -104,7 +104,7 @@ def test_loads_are_those_of_the_attempts_that_are_under_way(
     steps: list[tuple[int, str, tuple[int, int], Estimate | None]],
 ) -> None:
     workers = [Told(role).worker for role in WORKERS]
-    requests = [ActiveRequest(RequestTracker(str(i), (1,) * (i + 4), SamplingParams(5)), 100.0) for i in range(4)]
+    requests = [ActiveRequest(RequestTracker(str(i), request_spec((1,) * (i + 4))), 100.0) for i in range(4)]
     for number, what, (prefill, decode), estimate in steps:
         request = requests[number]
         is_over = request.pair is None

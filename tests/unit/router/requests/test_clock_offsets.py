@@ -7,7 +7,7 @@ import pytest
 from tandem.messages import ClockReply, Moment
 from tandem.router.requests.clock_offsets import MAX_DRIFT, NUM_FIRST_PROBES, ClockOffset, ClockOffsets
 from tandem.router.requests.tracker import RequestTracker
-from tandem.sampling_params import SamplingParams
+from tests.fakes.request_spec import request_spec
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -139,7 +139,7 @@ def test_moments_are_moved_onto_the_router_s_clock() -> None:
     offsets.receive("p", ClockReply(0, 5 * S + MS, 5 * S + MS))
     now = 4 * MS
     offsets.receive("d", ClockReply(0, -3 * S + 2 * MS, -3 * S + 2 * MS))
-    tracker = RequestTracker("r", (1, 2, 3), SamplingParams(8))
+    tracker = RequestTracker("r", request_spec(moments={}))
     tracker.begin_attempt("p", "d", 60.0)
     tracker.moments["assigned"] = now = 10 * MS
     now = 90 * MS
@@ -155,7 +155,7 @@ def test_moments_are_moved_onto_the_router_s_clock() -> None:
 def test_of_a_clock_that_nobody_knows_yet_the_router_knows_what_must_be() -> None:
     now = 90
     offsets = ClockOffsets(lambda: now)
-    tracker = RequestTracker("r", (1, 2, 3), SamplingParams(8))
+    tracker = RequestTracker("r", request_spec(moments={}))
     tracker.begin_attempt("p", "d", 60.0)
     tracker.moments["assigned"] = 10
     offsets.stamp(tracker, [Moment("prefill_started", 7 * S), Moment("first_token", -7 * S), Moment("committed", 40)])

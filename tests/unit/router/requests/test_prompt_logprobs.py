@@ -9,6 +9,7 @@ from tandem.prompt_logprobs import PackedLogprobs
 from tandem.router.requests.prompt_logprobs import PromptLogprobs
 from tandem.router.requests.tracker import RequestState, RequestTracker
 from tandem.sampling_params import SamplingParams, TopLogprob
+from tests.fakes.request_spec import request_spec
 from tests.fakes.router_harness import Client, RouterHarness, first_token, run, settle, step_tokens
 
 ASKED = SamplingParams(5, num_prompt_logprobs=1)
@@ -39,7 +40,7 @@ def test_parts_that_do_not_belong_there_are_refused(wrong: PackedLogprobs) -> No
 
 
 def tracker() -> RequestTracker:
-    tracker = RequestTracker("r", PROMPT, ASKED)
+    tracker = RequestTracker("r", request_spec(PROMPT, ASKED))
     tracker.begin_attempt("p", "d", 60.0)
     return tracker
 
@@ -60,7 +61,7 @@ def test_a_first_token_without_them_is_a_worker_s_mistake() -> None:
     with pytest.raises(ValueError, match="before the log probabilities"):
         t.record_first_token(FirstToken("r", 0, 0, 10, "", 0, 1))
     with pytest.raises(ValueError, match="nobody asked"):
-        plain = RequestTracker("r", PROMPT, SamplingParams(5))
+        plain = RequestTracker("r", request_spec(PROMPT))
         plain.begin_attempt("p", "d", 60.0)
         plain.record_prompt_logprobs(PromptScored("r", 0, part(1, 4)))
 
@@ -82,13 +83,13 @@ def test_half_of_them_are_computed_again_and_all_of_them_are_not() -> None:
 
 
 def test_who_goes_on_has_them() -> None:
-    t = RequestTracker("r", PROMPT, ASKED, output_ids=[10])
+    t = RequestTracker("r", request_spec(PROMPT, ASKED, output_ids=[10]))
     _, prefill = t.begin_attempt("p", "d", 60.0)
     assert prefill.sampling.num_prompt_logprobs is None and not t.lacks_prompt_logprobs
 
 
 def asking(h: RouterHarness) -> Client:
-    return Client(h.router, h.router.make_tracker(PROMPT, ASKED, moments={"received": 1}))
+    return Client(h.router, h.router.make_tracker(request_spec(PROMPT, ASKED)))
 
 
 @run

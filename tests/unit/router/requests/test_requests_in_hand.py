@@ -3,11 +3,11 @@
 from tandem.router.requests.active_request import ActiveRequest
 from tandem.router.requests.requests_in_hand import RequestsInHand
 from tandem.router.requests.tracker import RequestTracker
-from tandem.sampling_params import SamplingParams
+from tests.fakes.request_spec import request_spec
 
 
 def new_request(number: int, deadline: float = 100.0, output_ids: tuple[int, ...] = ()) -> ActiveRequest:
-    tracker = RequestTracker(f"r{number}", (1, 2), SamplingParams(5), output_ids=list(output_ids))
+    tracker = RequestTracker(f"r{number}", request_spec((1, 2), output_ids=output_ids))
     return ActiveRequest(tracker, deadline, number)
 
 

@@ -10,10 +10,11 @@ from tandem.messages import Finished, FirstToken, TokenEvent
 from tandem.router.errors import RequestTimeoutError, UnavailableError
 from tandem.router.requests.tracker import RequestState, RequestTracker
 from tandem.sampling_params import SamplingParams, TokenLogprobs
+from tests.fakes.request_spec import request_spec
 
 
 def started(max_tokens: int = 10) -> RequestTracker:
-    tracker = RequestTracker("r", (1, 2, 3), SamplingParams(max_tokens))
+    tracker = RequestTracker("r", request_spec(sampling=SamplingParams(max_tokens)))
     tracker.begin_attempt("p", "d", 60.0)
     return tracker
 
@@ -159,7 +160,7 @@ def test_a_first_token_that_ends_the_request_is_its_last() -> None:
     tracker = started()
     tracker.moments["first_token"] = 5
     tracker.record_first_token(FirstToken("r", 0, 0, 10, "stop", 2, 1))
-    assert tracker.moments == {"first_token": 5, "last_token": 5}
+    assert tracker.moments == {"received": 1, "first_token": 5, "last_token": 5}
 
 
 def logprobs(*token_ids: int) -> tuple[TokenLogprobs, ...]:
@@ -168,7 +169,7 @@ def logprobs(*token_ids: int) -> tuple[TokenLogprobs, ...]:
 
 def test_logprobs_stay_with_their_tokens_over_attempts() -> None:
     for seed in range(50):
-        tracker = RequestTracker("r", (1, 2, 3), SamplingParams(30, num_logprobs=0))
+        tracker = RequestTracker("r", request_spec(sampling=SamplingParams(30, num_logprobs=0)))
         rng = random.Random(seed)
         for attempt in range(3):
             tracker.begin_attempt("p", "d", 60.0)
@@ -187,7 +188,7 @@ def test_logprobs_stay_with_their_tokens_over_attempts() -> None:
 
 
 def test_a_worker_that_leaves_logprobs_out_is_not_believed() -> None:
-    tracker = RequestTracker("r", (1, 2, 3), SamplingParams(10, num_logprobs=2))
+    tracker = RequestTracker("r", request_spec(sampling=SamplingParams(10, num_logprobs=2)))
     tracker.begin_attempt("p", "d", 60.0)
     with pytest.raises(ValueError, match="0 log probabilities for 1 tokens"):
         tracker.record_first_token(first_token(0, 0, 10))

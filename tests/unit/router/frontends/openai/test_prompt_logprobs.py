@@ -12,7 +12,8 @@ import pytest
 from tandem.messages import FirstToken, Prefill, PromptScored
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.router.frontends.base import MAX_PROMPT_LOGPROBS, TokenizedPrompt
-from tandem.router.frontends.openai.prompt_logprobs import PIECE_ENTRIES, PromptTexts, WantedLogprobs
+from tandem.router.frontends.openai.prompt_logprobs import PIECE_ENTRIES, PromptTexts
+from tandem.router.frontends.openai.request import WantedLogprobs
 from tandem.router.requests.prompt_logprobs import PromptLogprobs
 from tandem.sampling_params import SamplingParams, TokenLogprobs, TopLogprob
 from tests.fakes.http_cluster import HttpCluster, Stream

@@ -7,10 +7,17 @@ import pytest
 from tandem.lifecycle import RECEIVED
 from tandem.router.config import RouterConfig
 from tandem.router.errors import InvalidRequestError
-from tandem.router.frontends.base import Frontend, TokenizedPrompt
-from tandem.router.frontends.openai.request import MAX_PROMPT_TOKENS, begin_all, check_num_choices, sampling_options
+from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.openai.request import (
+    MAX_PROMPT_TOKENS,
+    cache_namespace,
+    check_num_choices,
+    check_num_prompt_tokens,
+    sampling_options,
+)
 from tandem.router.frontends.openai.schema import CompletionRequest
 from tandem.router.policies.least_loaded import LeastLoaded
+from tandem.router.requests.request_spec import TokenizedPrompt
 from tandem.router.router import Router
 from tandem.router.text.generation_config import SamplingDefaults
 from tests.fakes.tokenizer import ByteTokenizer
@@ -49,35 +56,13 @@ def test_what_a_request_leaves_out_is_the_model_s() -> None:
     assert said.plain == {"temperature": 1, "top_k": 0}
 
 
-def test_each_output_is_a_request_of_its_own_in_the_same_session() -> None:
-    frontend, prompts = new_frontend(), [TokenizedPrompt([i], {RECEIVED: 1}) for i in (1, 2)]
-    fields = body(n=2, seed=7, priority=4, cache_namespace="tenant", session_id="talk")
-    generations = begin_all(
-        frontend, prompts, sampling_options(frontend, fields, 5, None), fields, "", None, None, "mine"
-    )
-    trackers = [generation.tracker for generation in generations]
-    assert [(tracker.prompt_ids, tracker.sampling.seed) for tracker in trackers] == [
-        ((1,), 7),
-        ((1,), 8),
-        ((2,), 7),
-        ((2,), 8),
-    ]
-    assert {(t.priority, t.cache_namespace, t.session_id) for t in trackers} == {(4, "tenant", "talk")}
-    assert {tracker.client_request_id for tracker in trackers} == {"mine"}
-    assert len({tracker.request_id for tracker in trackers}) == 4
-
-
 def test_vllm_s_name_of_a_namespace_is_taken() -> None:
-    frontend, prompts = new_frontend(), [TokenizedPrompt([1], {RECEIVED: 1})]
-    namespaces = []
-    for fields in (body(cache_salt="tenant"), body(cache_namespace="tenant"), body()):
-        [generation] = begin_all(frontend, prompts, sampling_options(frontend, fields, 5, None), fields, "", None)
-        namespaces.append(generation.tracker.cache_namespace)
-    assert namespaces[0] == namespaces[1] != namespaces[2]
+    names = [cache_namespace(fields) for fields in (body(cache_salt="x"), body(cache_namespace="x"), body())]
+    assert names == ["x", "x", ""]
 
 
 def test_the_prompts_of_all_outputs_together_are_limited() -> None:
-    frontend, fields = new_frontend(), body(n=128)
     prompts = [TokenizedPrompt([1] * (MAX_PROMPT_TOKENS // 128 + 1), {RECEIVED: 1})]
+    check_num_prompt_tokens(new_frontend(), prompts, 1)
     with pytest.raises(InvalidRequestError, match=f"one request may have {MAX_PROMPT_TOKENS}"):
-        begin_all(frontend, prompts, sampling_options(frontend, fields, 5, None), fields, "", None)
+        check_num_prompt_tokens(new_frontend(), prompts, 128)

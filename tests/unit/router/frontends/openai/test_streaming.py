@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tandem.lifecycle import RECEIVED
 from tandem.messages import Failed, Finished
 from tandem.router.errors import UnavailableError
 from tandem.router.frontends.access import Access
@@ -20,14 +19,14 @@ from tandem.router.frontends.openai.streaming import (
     unless_client_leaves,
 )
 from tandem.router.text.output_text import OutputText
-from tandem.sampling_params import SamplingParams
+from tests.fakes.request_spec import request_spec
 from tests.fakes.router_harness import RouterHarness, first_token, run, settle
 from tests.fakes.tokenizer import ByteTokenizer
 
 
 def generations(h: RouterHarness, count: int) -> list[Generation]:
-    trackers = [h.router.make_tracker((1, 2), SamplingParams(5), moments={RECEIVED: 1}) for _ in range(count)]
-    return [Generation(h.router, Access((), 0), "", t, OutputText(ByteTokenizer(), (), ())) for t in trackers]  # type: ignore[arg-type]
+    trackers = [h.router.make_tracker(request_spec((1, 2))) for _ in range(count)]
+    return [Generation(h.router, Access((), 0), t, OutputText(ByteTokenizer(), (), ())) for t in trackers]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("count", [1, 3])

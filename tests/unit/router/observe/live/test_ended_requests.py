@@ -7,20 +7,20 @@ import pytest
 from tandem.lifecycle import ENDED, RECEIVED, phase_timings
 from tandem.router.errors import InvalidRequestError, UnavailableError
 from tandem.router.observe.live.ended_requests import MAX_REQUESTS, EndedRequests
-from tandem.router.requests.tracker import RequestTracker
-from tandem.sampling_params import SamplingParams
+from tandem.router.requests.tracker import RequestReport, RequestTracker
+from tests.fakes.request_spec import request_spec
 
 SECOND = 10**9
 
 
 def tracker(request_id: str = "id", **fields: object) -> RequestTracker:
     moments = {RECEIVED: 5 * SECOND, ENDED: 7 * SECOND}
-    return RequestTracker(request_id, (1, 2, 3), SamplingParams(4), moments=moments, **fields)  # type: ignore[arg-type]
+    return RequestTracker(request_id, request_spec(moments=moments), **fields)  # type: ignore[arg-type]
 
 
 def add(ended: EndedRequests, which: RequestTracker, outcome: str = "stop") -> None:
     timings = phase_timings(which.moments)
-    ended.add(which, outcome, key="", num_cached_tokens=2, num_output_tokens=1, timings=timings)
+    ended.add(RequestReport(which, outcome, 1, 1, timings))
 
 
 def test_the_latest_are_kept() -> None:

@@ -10,6 +10,7 @@ from tandem.lifecycle import ENDED
 from tandem.messages import Heartbeat, LinkState, Shipped, WorkerStats
 from tandem.router.config import RouterAddresses
 from tandem.router.observe.live.snapshot import MAX_NEW_REQUESTS, SnapshotBuilder
+from tandem.router.requests.tracker import RequestReport
 from tandem.router.workers.peer_counts import RouterCounts
 from tests.fakes.clock import FakeClock
 from tests.fakes.router_harness import RouterHarness, first_token, run, settle
@@ -105,9 +106,9 @@ def test_of_several_keys_each_sees_its_own_requests(config: dict[str, Any], seen
     async def scenario() -> None:
         h = RouterHarness(**config)
         for name, key in (("first", "one"), ("second", "two")):
-            tracker = h.request(client_request_id=name).tracker
+            tracker = h.request(client_request_id=name, key=key).tracker
             tracker.moments[ENDED] = 10**9
-            h.router.live.ended.add(tracker, "stop", key=key, num_cached_tokens=3, num_output_tokens=4, timings=[])
+            h.router.live.ended.add(RequestReport(tracker, "stop", 4, 4, []))
         for frame in (builder(h).everything(), builder(h).changes()):
             texts = [frame.seen_by(key) for key in ("one", "two")]
             assert [[r["client_id"] for r in json.loads(text)["requests"]] for text in texts] == list(seen)
