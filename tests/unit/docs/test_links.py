@@ -17,6 +17,9 @@ FOR_OPERATORS = ("operations", "tuning", "faq", "deploy", "estimate")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 ANCHOR = re.compile(r'<a id="([^"]+)">')
+FILE = re.compile(
+    r"`((?:tandem|engine|worker|kvtransfer|\w+_worker|router|deploy|tests|benchmarks|examples)/[\w/]+\.(?:py|cu|js|yaml))`"
+)
 FLAG = re.compile(r"`(--[a-z][a-z-]+)")
 METRIC = re.compile(r"`((?:tandem_|process_)\w+|\w+:\w+:\w+)`")
 
@@ -45,6 +48,11 @@ def test_links_lead_somewhere(document: Path) -> None:
         if not path.exists() or (section and path.suffix == ".md" and section not in anchors(path.resolve())):
             lost.append(target)
     assert lost == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_named_files_exist(document: Path) -> None:
+    assert [name for name in FILE.findall((ROOT / document).read_text()) if not (ROOT / name).is_file()] == []
 
 
 @pytest.mark.parametrize("path", pages(FOR_OPERATORS), ids=lambda path: path.stem)
