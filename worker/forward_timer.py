@@ -176,7 +176,7 @@ class ForwardTimer:
     @property
     def fitted(self) -> ForwardTimes:
         """Current times."""
-        return ForwardTimes(*self._fit.factors, self._gap_s)
+        return ForwardTimes(*self._fit.factors, gap_beside_prompts_s=self._gap_s)
 
     def times(self) -> ForwardTimes:
         """Returns the published times, up to INTERVAL_S old; all 0 before the first measurement."""

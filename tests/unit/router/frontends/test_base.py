@@ -106,9 +106,10 @@ def test_keys_have_namespaces_of_their_own_unless_they_share(is_shared: bool) ->
 @pytest.mark.parametrize(("name", "message"), [("x" * 257, "at most 256 characters"), ("\ud800", "half a character")])
 def test_a_name_can_be_passed_on_and_told_back(field: str, name: str, message: str) -> None:
     frontend = new_frontend()
-    frontend.begin(request_spec(**{field: "x" * 256}))
+    fits: dict[str, Any] = {field: "x" * 256}
+    frontend.begin(request_spec(**fits))
     with pytest.raises(InvalidRequestError, match=f"{field.removeprefix('client_')} .*{message}"):
-        frontend.begin(request_spec(**{field: name}))
+        frontend.begin(request_spec(**{**fits, field: name}))
 
 
 def test_each_output_is_a_request_of_its_own_in_the_same_session() -> None:
