@@ -130,7 +130,7 @@ PROMPTS = [
         path=CHATS,
     ),
     Row(
-        "chat of more messages than fit",
+        "chat with more messages than fit",
         "the chat has 512 messages, more than can fit the model's length of 512 tokens",
         pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage()] * 512)),
         {"messages": [{"role": "user", "content": ""}] * 512},
@@ -138,7 +138,7 @@ PROMPTS = [
         path=CHATS,
     ),
     Row(
-        "chat of more than 2048 messages",
+        "chat with more than 2048 messages",
         "the chat has 2049 messages; at most 2048 are taken",
         pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage()] * 2049)),
         {"messages": [{"role": "user", "content": ""}] * 2049},
@@ -147,7 +147,7 @@ PROMPTS = [
         path=CHATS,
     ),
     Row(
-        "chat of a hundred thousand messages",
+        "chat with 100,000 messages",
         "the chat has more than 2048 messages",
         pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage()] * 100_000)),
         {"messages": [{"role": "user", "content": ""}] * 100_000},
@@ -163,17 +163,17 @@ PROMPTS = [
         "prompt: at most 311296 items are taken",
         param="prompt",
     ),
-    Row("too long prompt", TOO_LONG, pb.GenerateRequest(text="x" * 600), {"prompt": "x" * 600}, param="prompt"),
+    Row("prompt too long", TOO_LONG, pb.GenerateRequest(text="x" * 600), {"prompt": "x" * 600}, param="prompt"),
     Row("too many token ids", TOO_LONG, ids(*[1] * 600), {"prompt": [1] * 600}, param="prompt"),
     Row(
-        "prompt so long that it is not tokenized",
+        "prompt too long to tokenize",
         "the prompt has 20000 characters; no more than 16384 can fit the model's length of 512 tokens",
         pb.GenerateRequest(text="x" * 20000),
         {"prompt": "x" * 20000},
         param="prompt",
     ),
     Row(
-        "prompt and max_tokens that do not fit together",
+        "prompt and max_tokens too long together",
         "max_tokens must be between 1 and 510 for a prompt of 2 tokens, not 511",
         sampled(max_tokens=511),
         {"prompt": "hi", "max_tokens": 511},
@@ -206,21 +206,21 @@ PROMPTS = [
         param="model",
     ),
     Row(
-        "too long cache_namespace",
+        "cache_namespace too long",
         "cache_namespace must have at most 256 characters, not 257",
         pb.GenerateRequest(text="hi", cache_namespace="n" * 257),
         {"prompt": "hi", "cache_namespace": "n" * 257},
         param="cache_namespace",
     ),
     Row(
-        "too long session_id",
+        "session_id too long",
         "session_id must have at most 256 characters, not 257",
         pb.GenerateRequest(text="hi", session_id="s" * 257),
         {"prompt": "hi", "session_id": "s" * 257},
         param="session_id",
     ),
     Row(
-        "too long request_id",
+        "request_id too long",
         "request_id must have at most 256 characters, not 257",
         pb.GenerateRequest(text="hi", request_id="r" * 257),
     ),
@@ -250,13 +250,13 @@ SAMPLING = [
     raw_number("infinity", "Infinity", math.inf),
     raw_number("minus infinity", "-Infinity", -math.inf),
     http_only(
-        "number beyond all floats",
+        "number above all floats",
         "temperature: Input should be a finite number",
         b'{"prompt": "hi", "temperature": 1e400}',
         "temperature",
     ),
     http_only(
-        "number of thousands of digits",
+        "number with thousands of digits",
         "the body holds a number with too many digits",
         b'{"prompt": "hi", "seed": 1%s}' % (b"0" * 5000),
     ),
@@ -312,19 +312,19 @@ SAMPLING = [
         "logit_bias: Dictionary should have at most 300 items after validation, not more",
     ),
     both(
-        "logit_bias of a hundred thousand tokens",
+        "logit_bias of 100,000 tokens",
         dict.fromkeys(range(100_000), 1),
         "sampling has more than 131072 bytes: logit_bias may name 300 tokens and stop_token_ids 300",
         "logit_bias: at most 300 items are taken",
     ),
     http_only(
-        "logit_bias of what is no token id",
+        "logit_bias with a key that is not a number",
         "logit_bias.x.[key]: String should match pattern '^(0|[1-9][0-9]{0,9})$'",
         {"logit_bias": {"x": 1}},
         "logit_bias",
     ),
     http_only(
-        "logit_bias of a token id with leading zeros",
+        "logit_bias with leading zeros",
         "logit_bias.007.[key]: String should match pattern '^(0|[1-9][0-9]{0,9})$'",
         {"logit_bias": {"7": 1, "007": 2}},
         "logit_bias",
@@ -355,13 +355,13 @@ SAMPLING = [
         "prompt_logprobs",
     ),
     http_only(
-        "log probabilities of a prompt in a stream of several outputs",
+        "prompt log probabilities in a stream of several outputs",
         "a stream of several outputs has no log probabilities of the prompt",
         {"echo": True, "logprobs": 1, "stream": True, "n": 2},
         "n",
     ),
     http_only(
-        "log probabilities of more prompt tokens than are told at once",
+        "too many prompt log probabilities",
         "63488 prompt tokens in the answer with 4 of the most likely ones each are 317440 log probabilities; one "
         "request may ask for 262144 of its prompts",
         {"prompt": [[1] * 496] * 128, "prompt_logprobs": 4},
@@ -371,7 +371,7 @@ SAMPLING = [
     http_only("n of 0", "n: Input should be greater than or equal to 1", {"n": 0}, "n"),
     http_only("n above 128", "n: Input should be less than or equal to 128", {"n": 129}, "n"),
     http_only(
-        "more than 128 outputs of several prompts",
+        "more than 128 outputs over several prompts",
         "at most 128 outputs for one request, not 130",
         {"prompt": ["a", "b"], "n": 65},
         "n",
@@ -398,15 +398,15 @@ SAMPLING = [
         "stop_token_ids: at most 300 items are taken",
     ),
     http_only("value of another type", "top_p: Input should be a valid number", {"top_p": "1"}, "top_p"),
-    http_only("number for a truth value", "echo: Input should be a valid boolean", {"echo": 0}, "echo"),
+    http_only("number for a Boolean", "echo: Input should be a valid boolean", {"echo": 0}, "echo"),
     http_only(
-        "what other servers do and this one does not",
+        "feature of other servers",
         "use_beam_search: beam search is not supported by this server",
         {"use_beam_search": True},
         "use_beam_search",
     ),
     http_only(
-        "field that has another name here",
+        "field with another name here",
         "max_new_tokens: this field is called max_tokens here",
         {"max_new_tokens": 5},
         "max_new_tokens",
@@ -432,21 +432,21 @@ SAMPLING = [
         "cache_salt",
     ),
     Row(
-        "structured output that is no JSON schema",
+        "invalid JSON schema",
         "Invalid type: strin",
         pb.GenerateRequest(text="hi", structured_output=pb.StructuredOutput(json_schema='{"type": "strin"}')),
         {"prompt": "hi", "guided_json": {"type": "strin"}},
         param="guided_json",
     ),
     Row(
-        "structured output of a schema that is not JSON",
+        "schema that is not JSON",
         "the schema is not JSON: Expecting value: line 1 column 1 (char 0)",
         pb.GenerateRequest(text="hi", structured_output=pb.StructuredOutput(json_schema="yes")),
         {"prompt": "hi", "guided_json": "yes"},
         param="guided_json",
     ),
     Row(
-        "structured output without a choice",
+        "structured output without choices",
         "structured_output.choices needs at least one choice, and none may be empty",
         pb.GenerateRequest(text="hi", structured_output=pb.StructuredOutput(choices=pb.Choices())),
         {"prompt": "hi", "guided_choice": []},
@@ -454,14 +454,14 @@ SAMPLING = [
         param="guided_choice",
     ),
     Row(
-        "structured output with a schema of a hundred thousand bytes",
+        "schema of 100,000 bytes",
         "at most 65536 bytes are taken",
         pb.GenerateRequest(text="hi", structured_output=pb.StructuredOutput(regex="a" * 100_000)),
         {"prompt": "hi", "guided_regex": "a" * 100_000},
         param="guided_regex",
     ),
     Row(
-        "structured output that does not end",
+        "structured output with ignore_eos",
         "ignore_eos cannot be had with structured output, which ends when it is whole",
         pb.GenerateRequest(
             text="hi",
@@ -478,7 +478,7 @@ SAMPLING = [
         "guided_choice",
     ),
     http_only(
-        "what is not served",
+        "functions",
         "functions: the API of before tools is not supported by this server: use tools, tool_choice, tool_calls",
         {**CHAT, "functions": [{"name": "f"}]},
         "functions",
@@ -493,7 +493,7 @@ SAMPLING = [
                 {"tools": [TOOL] * 129},
                 None,
             ),
-            ("tool that is there twice", "tools: the function 'f' is there twice", {"tools": [TOOL] * 2}, None),
+            ("duplicate tool", "tools: the function 'f' is there twice", {"tools": [TOOL] * 2}, None),
             (
                 "tool of another type",
                 "tools.0.type: Input should be 'function'",
@@ -501,13 +501,13 @@ SAMPLING = [
                 "tools",
             ),
             (
-                "tool with a name that is none",
+                "invalid tool name",
                 "tools.0.function.name: String should match pattern '^[A-Za-z0-9_-]{1,64}$'",
                 {"tools": [{"type": "function", "function": {"name": "a b"}}]},
                 "tools",
             ),
             (
-                "tools of three hundred thousand characters",
+                "tools of 300,000 characters",
                 "tools: at most 262144 characters are taken",
                 {"tools": [{"type": "function", "function": {"name": "f", "description": "x" * 300_000}}]},
                 None,
@@ -519,7 +519,7 @@ SAMPLING = [
                 "tools",
             ),
             (
-                "tool_choice of a function that there is not",
+                "tool_choice of an unknown function",
                 "there is no tool 'g' among the tools",
                 {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
                 "tool_choice",
@@ -537,13 +537,13 @@ SAMPLING = [
                 None,
             ),
             (
-                "tool_choice that asks for a call, and a response_format",
+                "required call with response_format",
                 "response_format cannot be had with a tool_choice that asks for a call",
                 {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
                 "response_format",
             ),
             (
-                "tool_choice that asks for a call whose schema cannot be kept to",
+                "required call with an unsupported schema",
                 'the parameters of f: Unimplemented keys: ["not"]',
                 {
                     "tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}],
@@ -552,19 +552,19 @@ SAMPLING = [
                 "tools",
             ),
             (
-                "message of a tool without the call's id",
+                "tool message without call id",
                 "messages.0.tool_call_id: a message of role tool needs the id of the call that it answers",
                 {"messages": [{"role": "tool", "content": "x"}]},
                 "messages",
             ),
             (
-                "message of a user with calls",
+                "user message with calls",
                 "messages.0.tool_calls: a message of role user has none",
                 {"messages": [{**CHAT["messages"][0], "tool_calls": [CALL]}]},
                 "messages",
             ),
             (
-                "arguments of a past call with a hundred thousand items",
+                "past call with 100,000 items",
                 "the arguments of past calls: the body has more than 49152 items; one request may not have so many",
                 {
                     "messages": [
@@ -577,19 +577,19 @@ SAMPLING = [
                 "messages",
             ),
             (
-                "variable of the chat template that is the server's",
+                "reserved template variable",
                 "chat_template_kwargs: messages cannot be set here",
                 {"chat_template_kwargs": {"messages": []}},
                 None,
             ),
             (
-                "variables of the chat template of twenty thousand characters",
+                "template variables of 20,000 characters",
                 "chat_template_kwargs: at most 16384 characters are taken",
                 {"chat_template_kwargs": {"x": "x" * 20_000}},
                 None,
             ),
             (
-                "last message that is gone on with, and an answer",
+                "continued message and generation prompt",
                 "continue_final_message and add_generation_prompt exclude each other: send one of them",
                 {"continue_final_message": True, "add_generation_prompt": True},
                 "continue_final_message",
@@ -601,28 +601,28 @@ SAMPLING = [
 OTHER_PATHS = [
     Row("nothing to tokenize", "one of prompt and messages is needed", http={}, param="prompt", path=TOKENIZE),
     Row(
-        "more to tokenize than could be served",
+        "text to tokenize too long",
         "the prompt has 600 tokens; the model's length is 512, the output's first token included",
         http={"prompt": "x" * 600},
         param="prompt",
         path=TOKENIZE,
     ),
     Row(
-        "token ids outside the vocabulary, as text",
+        "token ids to detokenize outside the vocabulary",
         "token id 300 is outside the vocabulary of 300",
         http={"tokens": [1, 300]},
         param="tokens",
         path=DETOKENIZE,
     ),
     Row(
-        "text and token ids at once, in SGLang's form",
+        "text and token ids, SGLang",
         "one of text and input_ids is needed",
         http={"text": "hi", "input_ids": [1]},
         param="text",
         path=SGLANG,
     ),
     Row(
-        "log probabilities in SGLang's form",
+        "log probabilities, SGLang",
         "return_logprob: log probabilities are not served here: /v1/completions has logprobs",
         http={"text": "hi", "return_logprob": True},
         param="return_logprob",
@@ -631,16 +631,16 @@ OTHER_PATHS = [
 ]
 
 WIRE = [
-    Row("no protobuf message", MALFORMED, b"\xff" * 16),
+    Row("invalid protobuf message", MALFORMED, b"\xff" * 16),
     Row("truncated protobuf message", MALFORMED, ids(*range(50)).SerializeToString()[:-5]),
     Row(
-        "a hundred thousand lists and objects",
+        "100,000 lists and objects",
         "the body has more than 16384 lists and objects; one request may not have so many",
         None,
         b'{"prompt": ' + b"[" * 50 + b"[{}]," * 50_000,
     ),
     Row(
-        "field that is there a hundred thousand times",
+        "field repeated 100,000 times",
         "the request has more than 64 fields",
         b"\x1a\0" * 100_000,
     ),
@@ -675,7 +675,7 @@ WIRE = [
     http_only(
         "deeply nested JSON", "the body is nested too deeply", b'{"prompt": ' + b"[" * 10_000 + b"]" * 10_000 + b"}"
     ),
-    http_only("JSON that is no object", NOT_AN_OBJECT, b'["hi"]'),
+    http_only("JSON without an object", NOT_AN_OBJECT, b'["hi"]'),
     http_only("no body", NOT_AN_OBJECT, b""),
     http_only("wrong content type", NOT_AN_OBJECT, {}, content_type="text/plain"),
     Row(
@@ -699,32 +699,32 @@ def anthropic(name: str, message: str, fields: dict[str, Any], **more: Any) -> R
 
 OTHER_APIS = [
     response(
-        "response with a limit that does not fit",
+        "response with a limit too large",
         "max_output_tokens must be between 1 and 493 for a prompt of 19 tokens, not 600",
         {"max_output_tokens": 600},
         "max_output_tokens",
     ),
-    response("response to nothing", "input: Input should be a string or a list of items", {"input": None}, "input"),
+    response("response without input", "input: Input should be a string or a list of items", {"input": None}, "input"),
     response(
-        "response to an item that is kept elsewhere",
+        "response to an item reference",
         "input.0: item_reference is not supported by this server: send the item itself",
         {"input": [{"type": "item_reference", "id": "msg_1"}]},
         "input",
     ),
     response(
-        "response to an item of a kind that is not served",
+        "response to an unsupported item",
         "input.0: items of type 'web_search_call' are not supported by this server",
         {"input": [{"type": "web_search_call", "id": "ws_1"}]},
         "input",
     ),
     response(
-        "response with a tool of the server's own",
+        "response with a built-in tool",
         "tools.0: web_search is not supported by this server: tools are functions",
         {"tools": [{"type": "web_search"}]},
         "tools",
     ),
     response(
-        "response that goes on with one that is not kept",
+        "response continuing an unknown one",
         "no response 'resp_1' is kept: send the whole conversation as input",
         {"previous_response_id": "resp_1"},
         "previous_response_id",
@@ -750,17 +750,17 @@ OTHER_APIS = [
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
     ),
     anthropic(
-        "message with a block where it cannot be",
+        "message with a misplaced block",
         "messages: a message of role user has no blocks of type thinking",
         {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "Hm."}]}]},
     ),
     anthropic(
-        "message with a tool of the server's own",
+        "message with a built-in tool",
         "tools.0: bash_20250124 is not supported by this server: tools are the client's own",
         {"tools": [{"type": "bash_20250124", "name": "bash"}]},
     ),
     anthropic(
-        "message of another model",
+        "message for another model",
         "model 'gpt-9' is not served here; 'tiny-llama' is",
         {"model": "gpt-9"},
         status=404,
