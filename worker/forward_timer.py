@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from tandem.forward_times import start_times
@@ -176,7 +177,7 @@ class ForwardTimer:
     @property
     def fitted(self) -> ForwardTimes:
         """Current times."""
-        return ForwardTimes(*self._fit.factors, self._gap_s)
+        return replace(ForwardTimes(*self._fit.factors), gap_beside_prompts_s=self._gap_s)
 
     def times(self) -> ForwardTimes:
         """Returns the published times, up to INTERVAL_S old; all 0 before the first measurement."""
