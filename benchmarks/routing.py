@@ -101,9 +101,9 @@ def in_hand_rows(num_requests: int) -> Iterator[Row]:
     for _ in range(count):
         requests.router.check_deadlines()
     look_ms = 1e3 * (time.thread_time() - begun) / count
-    yield Row(f"{num_requests:,} in hand: a look for what takes too long", look_ms, "ms", high=MAX_LOOK_MS)
+    yield Row(f"{num_requests:,} in hand: a check of deadlines", look_ms, "ms", high=MAX_LOOK_MS)
     taken = statistics.median(requests.submit()[1] for _ in range(100))
-    yield Row("  taking in one more", taken, "ms", high=MAX_CHOICE_MS)
+    yield Row("  submitting one more", taken, "ms", high=MAX_CHOICE_MS)
     yield Row("  memory of each", grown / len(held) / 1024, "KiB")
     requests.close()
 

@@ -34,8 +34,8 @@ def test_choosing_takes_time_in_proportion_to_the_workers_and_waiting_requests_t
     for routing_policy in ROUTING_POLICIES.names:
         # Sixteen times the pairs, four times the workers. Going through all pairs took 60 ms and more.
         assert rows[f"240x240 workers, {routing_policy}"] < 5.0
-    assert rows["3,000 in hand: a look for what takes too long"] < 1.0
-    assert rows["  taking in one more"] < 1.0
+    assert rows["3,000 in hand: a check of deadlines"] < 1.0
+    assert rows["  submitting one more"] < 1.0
 
 
 def test_a_ratio_that_misses_its_aim_or_other_tokens_is_not_ok() -> None:
