@@ -71,13 +71,9 @@ class Router:
     Attributes:
         incarnation: name of this life of the router; the prefix of its request ids.
         elsewhere: loads of the cluster's other routers.
-        recalls: lookups of the records that workers keep of requests.
-        clocks: offsets of the workers' clocks.
         idle: set while no request is in hand.
         request_lines: lines for the terminal about each request; None: not wanted.
-        kept_lines: the sink of these lines that keeps them until they are fetched; None: they go elsewhere.
-        recorder: records requests for `tandem trace`.
-        observers: told of each request's beginning, refusal and end.
+        kept_lines: their sink, if they are kept until somebody fetches them.
         live: recent history for the live page.
     """
 
@@ -142,7 +138,6 @@ class Router:
 
     @property
     def wants_prefixes(self) -> bool:
-        """Whether the policy chooses workers by their cached prefixes."""
         return self._policy.wants_prefixes
 
     @property
@@ -157,7 +152,7 @@ class Router:
 
     @property
     def oldest_age_s(self) -> float:
-        """Age of the oldest request in hand, in seconds; 0 if there is none."""
+        """0 if there is none."""
         oldest = self._requests.oldest
         return self._config.request_timeout_s - (oldest.deadline - self._clock()) if oldest else 0.0
 
@@ -166,8 +161,8 @@ class Router:
         return SHUTTING_DOWN if self._draining else self.workers.not_ready_reason()
 
     def drain(self) -> None:
-        """Refuses new requests from now on. Requests in hand go on while there are workers for them; lost workers may
-        not be started again."""
+        """Refuses new requests. Requests in hand go on while there are workers; lost workers may not be started
+        again."""
         self._draining = True
         self._attempts.give_up_waiting(self._room.lose_patience(), SHUTTING_DOWN)
 
@@ -214,7 +209,6 @@ class Router:
             self.idle.set()
 
     def _check_admissible(self, tracker: RequestTracker) -> None:
-        """Refuses a request that would fail later or block others for ever."""
         self.check_capacity(1, is_resumed=bool(tracker.output_ids))
         if refusal := self.workers.size_refusal(len(tracker.prompt_ids), tracker.sampling.max_tokens):
             raise RequestTooLargeError(refusal)
@@ -224,11 +218,8 @@ class Router:
         """Checks whether this many more requests would be accepted now.
 
         Args:
-            is_resumed: whether a router that is gone had accepted them; they do not count as queued.
-
-        Raises:
-            OverloadedError: too many wait already.
-            UnavailableError: the router is draining.
+            is_resumed: whether another router had accepted them; they do not count as queued.
+        Raises: OverloadedError, UnavailableError.
         """
         if self._draining:
             raise UnavailableError(SHUTTING_DOWN)
@@ -287,12 +278,8 @@ class Router:
         return worker
 
     def set_workers(self, planned: Mapping[str, str]) -> dict[str, int]:
-        """Sets the cluster's planned workers: new requests go to no others. Returns the number of this router's
-        requests on each other worker.
-
-        Args:
-            planned: roles by worker name.
-        """
+        """Sets the planned workers: new requests go to no others. Returns the number of requests on each other worker.
+        Args: planned: roles by worker name."""
         if planned != self.workers.planned:
             self.workers.set_planned(planned)
             self._room.is_due = True
@@ -348,11 +335,7 @@ class Router:
             worker.send([RepeatPrefixes()])
 
     def lose_worker(self, worker: Worker, kind: str, reason: str) -> None:
-        """Ends a worker's control stream and its attempts.
-
-        Args:
-            kind: label of the loss in the metrics.
-        """
+        """Ends a worker's control stream and its attempts. Args: kind: label of the loss in the metrics."""
         if self.workers.get(worker.worker_id) is not worker:
             return
         if self.workers.stays(worker):
@@ -378,11 +361,8 @@ class Router:
             self.check_deadlines(stood_still_s=self._clock() - before - WATCH_INTERVAL_S)
 
     def check_deadlines(self, stood_still_s: float = 0.0) -> None:
-        """Ends everything that has taken too long.
-
-        Args:
-            stood_still_s: time for which this process did not run; silence during it is not held against workers.
-        """
+        """Ends everything that has taken too long. Args: stood_still_s: time for which this process did not run, which
+        is not held against silent workers."""
         if stood_still_s > WATCH_INTERVAL_S:
             self.workers.excuse_silence(stood_still_s)
         # Also drops the load of a router that has fallen silent.

@@ -44,14 +44,7 @@ class Access:
         self._num_bytes_of_all = 0
 
     def identify(self, authorization: str | None) -> str:
-        """Returns the client's API key.
-
-        Args:
-            authorization: the header, "Bearer KEY".
-
-        Raises:
-            UnauthenticatedError: the key is missing or wrong.
-        """
+        """Returns the key of an authorization header, "Bearer KEY". Raises UnauthenticatedError."""
         if not self._keys:
             return ""
         key = bearer_token(authorization)
@@ -74,11 +67,7 @@ class Access:
 
     @contextmanager
     def hold(self, key: str, num_requests: int = 1) -> Iterator[None]:
-        """Counts requests as in hand within the context.
-
-        Raises:
-            OverloadedError: this key would exceed its limit.
-        """
+        """Counts requests as in hand within the context. Raises OverloadedError: this key would exceed its limit."""
         if self._max_requests_per_key:
             num_in_hand = self._num_requests[key]
             if self._elsewhere is not None:
@@ -99,10 +88,8 @@ class Access:
 
     @contextmanager
     def hold_bytes(self, key: str) -> Iterator[Callable[[int], None]]:
-        """Yields a function that counts a request's bytes as in hand until the context ends.
-
-        It raises OverloadedError if this key, or all keys together, would exceed their limit.
-        """
+        """Yields a function that counts a request's bytes as in hand until the context ends. It raises OverloadedError
+        if this key, or all keys together, would exceed their limit."""
         num_held = 0
 
         def hold(num_bytes: int) -> None:
@@ -139,11 +126,6 @@ class CacheNamespaces:
         self._share_between_keys = share_between_keys
 
     def of(self, key: str, asked_for: str) -> str:
-        """
-        Args:
-            key: the client's API key; "" without keys.
-            asked_for: the client's name, which separates the key's own requests.
-        """
         if not key or self._share_between_keys:
             return asked_for
         own = hashlib.blake2b(key.encode(), key=self._cluster_token.encode(), digest_size=16).hexdigest()

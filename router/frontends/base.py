@@ -33,8 +33,7 @@ from tandem.sampling_params import SamplingParams
 
 # Limit on names that a client chooses, in characters: a request id comes back with every response.
 MAX_NAME_LEN = 256
-# Limit on log probabilities of all prompts of one request: one for each prompt token and for each of its most likely
-# tokens. As JSON each takes many times its usual size.
+# Limit on log probabilities of all prompts of one request, each with a JSON entry that is many times larger.
 MAX_PROMPT_LOGPROBS = 2**18
 PROMPT_LOGPROB_BYTES = 100
 # Limit on the age that a resumed request keeps.
@@ -76,11 +75,7 @@ class Frontend:
 
     @contextmanager
     def refusals_counted(self, request_id: str = "") -> Iterator[None]:
-        """Counts and logs a RequestError that is raised within.
-
-        Args:
-            request_id: the client's name of the request, if known.
-        """
+        """Counts and logs a RequestError that is raised within."""
         with self.router.observers.refusals_counted(request_id):
             yield
 
@@ -94,7 +89,7 @@ class Frontend:
 
     @contextmanager
     def admission(self, key: str, num_outputs: int = 1, *, is_resumed: bool = False) -> Iterator[None]:
-        """Admits a request for the time before it is served, because tokenizing takes time too.
+        """Admits a request before it is served, because tokenizing takes time too.
 
         Args:
             is_resumed: whether it claims to resume a request; `begin` checks that.
@@ -129,10 +124,7 @@ class Frontend:
             num_tokens: prompt tokens in the answer, over all prompts and outputs.
             num_top: most likely tokens for each; None: no log probabilities are asked for.
             hold: counts bytes as in hand.
-
-        Raises:
-            InvalidRequestError: too many are asked for.
-            OverloadedError: there is no memory for them now.
+        Raises: InvalidRequestError, OverloadedError.
         """
         if num_top is None:
             return
@@ -151,13 +143,8 @@ class Frontend:
         return self._cache_namespaces.of(key, name)
 
     async def tokenize(self, prompt: PromptInput, namespace: str | None = None) -> TokenizedPrompt:
-        """
-        Args:
-            namespace: namespace of the workers' caches; None: no worker gets the prompt.
-
-        Raises:
-            InvalidRequestError: the prompt is empty, too long, or has an unknown token.
-        """
+        """Args: namespace: namespace of the workers' caches; None: no worker gets the prompt. Raises
+        InvalidRequestError."""
         moments = {RECEIVED: now_ns()}
         ending = ""
         is_chat = isinstance(prompt, Chat) or (
@@ -217,14 +204,8 @@ class Frontend:
     def sampling_params(
         self, options: SamplingOptions, prompt: TokenizedPrompt, default_max_tokens: int | None
     ) -> SamplingParams:
-        """Checks sampling options.
-
-        Args:
-            default_max_tokens: limit for a client that names none; None: all that the model's length leaves.
-
-        Raises:
-            InvalidRequestError: an option is out of range.
-        """
+        """Checks sampling options. Raises InvalidRequestError. Args: default_max_tokens: limit for a client that names
+        none; None: all that the model's length leaves."""
         return sampling_params(
             options,
             self.tokenizer,
@@ -266,11 +247,8 @@ class Frontend:
         return self._sealer.open(token, key_digest(key))
 
     def _resumed(self, spec: RequestSpec, resumption: Resumption) -> RequestSpec:
-        """Returns the spec with the seed and the age of the request that it resumes.
-
-        Raises:
-            ValueError: these cannot be the tokens of the request that the token is for.
-        """
+        """Returns the spec with the resumed request's seed and age. Raises ValueError: the tokens do not fit the resume
+        token."""
         state = self.open_resume_token(resumption.token, spec.key)
         max_tokens = spec.sampling.max_tokens
         if prompt_digest(spec.prompt.token_ids) != state.prompt_digest:

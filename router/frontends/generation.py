@@ -38,12 +38,11 @@ class Piece:
 
 
 class Generation:
-    """One output on its way to a client. Use as a context manager: `next_piece` gives its pieces, and leaving early
-    aborts the request.
+    """One output on its way to a client. Use as a context manager; leaving early aborts the request.
 
     Attributes:
         tracker: state of the request; it stays valid after the context.
-        timings: the request's phases, from its last piece or the end of the context on.
+        timings: the request's phases, after its last piece or the context.
     """
 
     def __init__(
@@ -83,11 +82,7 @@ class Generation:
         return self._output.stop_string
 
     def __enter__(self) -> "Generation":
-        """Sends the request to workers.
-
-        Raises:
-            RequestTooLargeError, OverloadedError, UnavailableError: as Router.submit_request.
-        """
+        """Sends the request to workers. Raises as Router.submit_request."""
         with self._router.observers.refusals_counted(self.tracker.spec.client_request_id):
             self._held.enter_context(self._access.hold(self.tracker.spec.key))
             try:
@@ -138,7 +133,7 @@ class Generation:
         self._tokens.call_at_news(call)
 
     def take_piece(self) -> Piece | None:
-        """Returns the new piece, or None if there is nothing; not to be called after the last piece.
+        """Returns the new piece, or None if there is nothing. Not to be called after the last piece.
 
         Raises:
             UnavailableError: there were no workers, or none finished it within max_attempts.

@@ -46,14 +46,8 @@ class ReadSlots:
         self._num_waiting = 0
 
     async def read(self, receive: Callable[[], Awaitable[T]], connection: str = "") -> T:
-        """
-        Args:
-            connection: name of the connection.
-
-        Raises:
-            OverloadedError: there was no slot, or the message gave way to others.
-            RequestTimeoutError: the message did not come.
-        """
+        """Raises OverloadedError: there was no slot, or the message gave way; RequestTimeoutError: the message did not
+        come."""
         await self._take_slot(connection)
         began = asyncio.get_running_loop().time()
         timeout = asyncio.timeout(self._timeout_s)

@@ -5,15 +5,14 @@ The objects of one request at the router:
 | object | content | owner |
 |---|---|---|
 | `RequestSpec` | everything that the client asks for; never changes | the tracker |
-| `Generation` | one output on its way to a client: its pieces and its end | a frontend's call |
+| `Generation` | one output on its way to a client | a frontend's call |
 | `OutputText` | the text of that output, up to a stop string | the Generation |
-| `RequestTracker` | the state machine: the current attempt, the tokens in order, the one end | the Generation |
-| `ActiveRequest` | the workers and deadlines of the request, while it is served | the Router |
+| `RequestTracker` | the state machine: current attempt, tokens in order, end | the Generation |
+| `ActiveRequest` | the workers and deadlines of the request | the Router |
 | `TokenQueue` | tokens that the Generation has not taken yet | the ActiveRequest |
 | `RoutingRequest` | the state of the request at one moment | the routing policy |
 
-An HTTP request with several outputs has one of each per output. The `Answer` owns a `ChoiceBuffer` for each, which
-holds output that waits to be written as JSON.
+An HTTP request with several outputs has one of each per output. Its `Answer` owns a `ChoiceBuffer` for each.
 """
 
 from collections.abc import Callable
@@ -35,26 +34,19 @@ class ActiveRequest:
     """The router's state of a request while it serves it. Times are on the router's clock.
 
     Attributes:
-        deadline: end of the whole request's time.
         number: order of arrival.
-        tokens: queue that the client's side reads.
         pair: workers of the current attempt; None between attempts.
         workers: members of the pair that still have a part; losing one ends the attempt.
         prefill_has_part: whether the decode worker has not spoken yet in the current attempt.
-        decode_deadline: time by which the decode worker must say whether it has the pages, after the prefill worker
-            died behind the first token; None otherwise.
-        last_token_at: time of the last tokens.
+        decode_deadline: time by which the decode worker must say whether it has the pages; None: the prefill worker
+            lives.
         on_overdue: called if the client does not take its output.
         final_since: time of the end.
         is_given: whether the client's side has asked for everything.
         num_failures: failed attempts; not those given back for want of pages or ended with a worker.
         num_links_lost: attempts that ended with their link while both workers may live.
-        is_queued: whether it waits for its first token.
         waiting_since: start of its wait for a worker; None: it does not wait.
-        waiting_bytes: memory that it holds in the waiting room.
-        num_losses: workers lost while they served it, in its current place.
-        num_excused: workers out of reach while they served it, in its current place.
-        lost_on: ids of the lost workers.
+        num_losses, num_excused: workers lost, or out of reach, while they served it in its current place.
         cleared_len: number of output tokens from which it is past that place.
     """
 

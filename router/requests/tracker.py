@@ -28,15 +28,6 @@ from tandem.sampling_params import SamplingParams, TokenLogprobs
 
 
 class RequestState(Enum):
-    """
-    Attributes:
-        WAITING: no attempt is under way.
-        RUNNING: an attempt is under way.
-        FINISHED: every token has been passed on.
-        FAILED: nothing more comes; the client is told the reason.
-        ABORTED: the client is gone.
-    """
-
     WAITING = auto()
     RUNNING = auto()
     FINISHED = auto()
@@ -49,25 +40,17 @@ FINAL_STATES = (RequestState.FINISHED, RequestState.FAILED, RequestState.ABORTED
 
 @dataclass(eq=False, slots=True)
 class RequestTracker:
-    """The state of one request, from its prompt to its log line. A Generation owns it, and the router changes it while
-    it serves the request.
+    """The state of one request, from its prompt to its log line. A Generation owns it, and the router changes it.
 
     Attributes:
-        request_id: id from the router.
-        spec: everything that the client asks for.
-        prompt_ids, sampling: copies of the spec's.
         attempt: number of the current attempt; messages of any other have no effect.
-        placed: placement of the last attempt; None before the first.
         output_ids: tokens passed on so far; each index exactly once, in order.
         output_logprobs: log probabilities of output_ids; empty if not asked for.
-        prompt_logprobs: log probabilities of the prompt, if asked for; complete before any token is passed on.
-        finish_reason: "stop" or "length" of a finished request.
-        failure, failure_class: reason of a failed request, and the error raised for the client.
-        has_first_token: whether the attempt's prefill worker has sent its token.
+        prompt_logprobs: complete before any token is passed on; None: not asked for.
         decode_has_spoken: whether the attempt's decode worker has sent tokens, which ends the prefill worker's part.
         prompt_cached_len: prompt tokens that the first prefill found cached, for the client's usage.
-        prefill_cached_len, decode_cached_len: tokens that the last attempt's workers reported as cached.
-        num_pages_computed, num_pages_shipped: pages that the last attempt's workers reported.
+        prefill_cached_len, decode_cached_len, num_pages_computed, num_pages_shipped: reports of the last attempt's
+            workers.
         moments: nanoseconds by moment, on this router's clock; an attempt's moments are dropped at the next attempt.
         clock_uncertainty_ns: largest possible error of the workers' moments.
     """
@@ -99,7 +82,7 @@ class RequestTracker:
     clock_uncertainty_ns: int = 0
     # Tokens that have overtaken an earlier one, by index, each with its log probabilities if asked for.
     _early: dict[int, tuple[int, Sequence[TokenLogprobs]]] = field(default_factory=dict)
-    # Number of output tokens at the attempt's end and its reason, as a worker announced them.
+    # Number of output tokens at the attempt's end, and its reason.
     _announced_end: tuple[int, str] | None = None
 
     def __post_init__(self) -> None:
@@ -108,16 +91,15 @@ class RequestTracker:
         self.moments = dict(spec.prompt.moments)
         self.output_ids = list(spec.resumption.token_ids) if spec.resumption is not None else []
         if self.sampling.num_logprobs is not None:
-            # The client has these tokens already and is not sent their log probabilities.
+            # The client already has these tokens.
             self.output_logprobs = [TokenLogprobs(0.0)] * len(self.output_ids)
-        # A client that resumes has the prompt's log probabilities already.
+        # A client that resumes already has them.
         if self.sampling.num_prompt_logprobs is not None and not self.output_ids:
             self.prompt_logprobs = PromptLogprobs(len(self.prompt_ids))
 
     @property
     def lacks_prompt_logprobs(self) -> bool:
-        """Whether requested prompt log probabilities are incomplete. Until they are complete, the prefill worker has a
-        part in the attempt, and no token is passed on."""
+        """Whether prompt log probabilities are missing. Until they are complete, no token is passed on."""
         return self.prompt_logprobs is not None and not self.prompt_logprobs.is_complete
 
     @property
@@ -182,8 +164,7 @@ class RequestTracker:
                 self.state = RequestState.FINISHED
 
     def end_attempt(self) -> None:
-        """Ends the attempt: its later messages are ignored. If its last token had been passed on and only the
-        announcement of the end is missing, the request is finished."""
+        """Ends the attempt and ignores its later messages. A request whose last token was passed on is finished."""
         assert self.state is RequestState.RUNNING
         self.state = RequestState.WAITING
         self.finish_if_whole()
@@ -193,9 +174,8 @@ class RequestTracker:
             self._forget_moments()
 
     def mark_failed(self, reason: str, failure_class: type[RequestError]) -> bool:
-        """Fails the request; its client can still read the output so far.
-        Returns: Whether this ended the request; False if it had ended before. The same holds for all that end a
-        request."""
+        """Fails the request; its client can still read the output so far. Returns whether this ended it; so do the
+        other mark_ methods."""
         if self.is_final:
             return False
         self.state = RequestState.FAILED
@@ -315,9 +295,8 @@ class RequestReport(NamedTuple):
 
     Attributes:
         outcome: label of the request in the metrics, or "in hand".
-        num_output_tokens: tokens of the output that the client has, including the beginning of a resumed one.
+        num_output_tokens: tokens that the client has, including the beginning of a resumed output.
         num_generated_tokens: tokens among them that this router passed on.
-        timings: phases up to the end.
     """
 
     tracker: RequestTracker
