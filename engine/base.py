@@ -27,8 +27,6 @@ class EngineBase(ABC):
 
     Attributes:
         model_fingerprint: equal exactly for engines with equal weights; empty if pages are never shipped.
-        counters: tokens computed by `forward` since the start.
-        grammars: None if the model supports none.
         launches: forward passes whose results have not been taken.
     """
 
@@ -49,20 +47,20 @@ class EngineBase(ABC):
 
     @property
     def is_asynchronous(self) -> bool:
-        """True if `forward` returns before the device is done, so that the next one can be launched behind it."""
+        """True if `forward` returns before the device is done."""
         return False
 
     def mixes(self, num_decoded: int, num_prompt_tokens: int, num_prompts: int = 1) -> bool:
-        """Return whether a mixed step of this size is better than two forward passes. All callers decide by this."""
+        """Return whether a mixed step of this size is better than two forward passes."""
         return False
 
     def num_unpadded(self, num_decoded: int, num_prompt_tokens: int) -> int:
-        """Returns the prompt tokens to compute in one mixed step, at most `num_prompt_tokens`. The rest would share a
+        """Returns the prompt tokens to compute in one mixed step, at most `num_prompt_tokens`. More would share a
         forward pass with padding, which takes as long."""
         return num_prompt_tokens
 
     def num_padded(self, num_decoded: int, num_prompt_tokens: int) -> int:
-        """Returns the prompt tokens, padding included, that a mixed step of this size computes."""
+        """Returns the prompt tokens of a mixed step of this size, with padding."""
         return num_prompt_tokens
 
     def launch(
@@ -76,7 +74,6 @@ class EngineBase(ABC):
 
         Args:
             decoded, prompts: one of the two, or both where the engine `mixes`.
-            meanwhile: see `forward`.
         """
         parts = [part for part in (decoded, prompts) if part is not None]
         for part in parts:
@@ -96,8 +93,8 @@ class EngineBase(ABC):
     def forward(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
         """Launches one forward pass: writes the KV of the batch's tokens into their pages and samples the next tokens.
 
-        Forward passes run in launch order. The caller marks the sequences with complete_extend. It may do so, and
-        change page tables, as soon as this returns.
+        Forward passes run in launch order. Once this returns, the caller may mark the sequences with complete_extend
+        and change page tables.
 
         Args:
             meanwhile: called by this thread now and then during a long launch. It must not change the batch.

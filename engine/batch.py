@@ -22,7 +22,6 @@ class Batch:
 
     Attributes:
         feed: source of the decoded sequences' tokens; None if the host knows all tokens.
-        num_mixed: number of decoded sequences in a mixed batch.
     """
 
     mode: ForwardMode
@@ -59,7 +58,7 @@ class Batch:
     @property
     def waits_for_tokens(self) -> bool:
         """True if sampling must wait until the host knows all earlier tokens, because it computes the grammar masks.
-        The forward pass itself runs meanwhile; ForwardOutput.sample then chooses the tokens."""
+        The forward pass runs meanwhile."""
         return any(s.constraint is not None and s.num_pending for s in self.sequences)
 
     @property
@@ -68,18 +67,17 @@ class Batch:
 
     @property
     def scores_prompts(self) -> bool:
-        """True if a request wants its prompt's log probabilities, which take the logits of all its tokens."""
         return any(s.sampling.num_prompt_logprobs is not None for s in self.prompts)
 
     def known_ids(self) -> list[int]:
-        """Returns the (num_tokens,) tokens to compute, sequence after sequence; 0 for a fed token."""
+        """Returns the (num_tokens,) tokens to compute; 0 for a fed token."""
         ids: list[int] = []
         for s in self.sequences:
             ids.extend([0] if s.num_pending else s.token_ids[s.cached_len : s.device_len])
         return ids
 
     def input_ids(self, device: torch.device, fed_ids: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns the tokens to compute, sequence after sequence: (num_tokens,) int64.
+        """Returns the tokens to compute: (num_tokens,) int64.
 
         Args:
             fed_ids: the feed's sampled tokens of decoded sequences, int64 on the device.
@@ -88,7 +86,7 @@ class Batch:
         if self.feed is None:
             return to_device(known_ids, device)
         assert fed_ids is not None
-        # Prompt tokens are many: copy them in order, and gather only the decoded ones.
+        # Prompt tokens are many: gather only the decoded ones.
         num_decoded = len(self.feed.rows)
         index = [row if row >= 0 else len(fed_ids) + i for i, row in enumerate(self.feed.rows)]
         index += range(len(fed_ids) + num_decoded, len(fed_ids) + len(known_ids))
@@ -114,10 +112,8 @@ class Batch:
         return [s for s in self.sequences if s.needs_logits]
 
     def _fed_rows(self) -> list[int]:
-        """Returns each sequence's row in the feed's forward pass, or -1."""
         rows = [*self.feed.rows] if self.feed else []
         return rows + [-1] * (len(self.sequences) - len(rows))
 
     def num_prompt_tokens(self) -> int:
-        """Returns the number of tokens that belong to clients' prompts."""
         return sum(max(0, min(s.device_len, s.prompt_len) - s.cached_len) for s in self.sequences)

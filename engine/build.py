@@ -40,9 +40,8 @@ SHARE_TOLERANCE = 0.01
 def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[str], None]) -> Engine:
     """Loads a model and allocates its pool.
 
-    On a GPU the CUDA graphs are captured last, over the pool. The pool's size follows from the memory that the largest
-    forward passes and a few small graphs take on a pool of one page. The memory of all graphs is therefore an estimate;
-    the log has the actual figure.
+    On a GPU the pool's size follows from the memory of the largest forward passes and a few small graphs, on a pool of
+    one page. The CUDA graphs are captured last. Their memory is therefore an estimate; the log has the actual figure.
 
     Args:
         pool_name: unique among all pools ever made on this host.
@@ -94,7 +93,6 @@ def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[st
 
 
 def why_no_gpu() -> str:
-    """Returns the reason, for a message, where torch finds no GPU."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is made without CUDA (docs/gpu.md says what to install)"
     return "torch sees no GPU here"
@@ -115,11 +113,9 @@ def _load_model(
     device: torch.device,
     on_progress: Callable[[str], None],
 ) -> tuple[Model, str, Callable[[KvPool, int], AttentionBackend]]:
-    """Returns the model, the fingerprint of its weights, and a factory of backends over a pool and a number of query
-    heads."""
     on_progress("loading weights")
     model = build_model(model_config, getattr(torch, config.dtype), device)
-    # Fail on an unsupported attention before loading weights, which takes minutes.
+    # Fail before loading weights, which takes minutes.
     backend = choose_backend(config, layout, model_config.num_q_heads, device)
     kv_scales = load_weights(
         model, Path(config.model_dir), config.load_format, model_config.quantization, device, on_progress
@@ -141,7 +137,6 @@ def _cuda_engine(
     free_at_start: int,
     on_progress: Callable[[str], None],
 ) -> Engine:
-    # Imported here because it needs CUDA.
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     model, fingerprint, backend = _load_model(config, model_config, layout, device, on_progress)
@@ -153,7 +148,6 @@ def _cuda_engine(
     pool = CudaKvPool(layout, num_pages, device)
     attention = backend(pool, model_config.num_q_heads)
     graphs, prefill_graphs, mixed_graphs = None, None, None
-    # The model and the pool bound the length of a sequence.
     longest = config.max_model_len or model_config.max_position_embeddings
     num_table_pages = layout.num_pages_for(min(longest, num_pages * layout.page_size))
     if isinstance(attention, GraphableBackend) and config.cuda_graph_max_bs:
@@ -187,7 +181,7 @@ def _measure(
     pool: "CudaKvPool",
     free_at_start: int,
 ) -> Measured:
-    """Args: pool: has one page; it is freed with its backend on return."""
+    """The pool has one page; it is freed with its backend on return."""
     attention = backend(pool, model.config.num_q_heads)
     engine = Engine(model, pool, attention, mixed_steps=config.mixed_steps)
     if not isinstance(attention, GraphableBackend):

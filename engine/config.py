@@ -9,18 +9,16 @@ from tandem.engine.models.quantization import FP8
 from tandem.options import option
 
 DTYPES = ("float32", "bfloat16")
-# Values are torch's dtype names; "" keeps the dtype of the computation.
+# By torch's dtype names; "" keeps the compute dtype.
 KV_CACHE_DTYPES = {"auto": "", "fp8_e4m3": "float8_e4m3fn"}
 LOAD_FORMATS = ("auto", "dummy")
 QUANTIZATIONS = ("auto", FP8)
-# Limit of prompts in one prefill forward pass; it bounds the memory for sampling their first tokens.
+# Bounds the memory for sampling the prompts' first tokens.
 MAX_PREFILL_BATCH_SIZE = 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Options of `tandem serve` that every engine takes as given."""
-
     load_format: str = option(
         "auto",
         "auto: load the model's weights; dummy: random weights, for which config and tokenizer suffice",
@@ -91,8 +89,8 @@ class EngineConfig(EngineOptions):
         model_dir: a local Hugging Face directory.
         load_format: "auto" reads the checkpoint; "dummy" makes random weights.
         quantization: "auto" keeps the checkpoint's weights; "fp8" quantizes plain weights while loading.
-        kv_cache_dtype: dtype of pages. "auto": as computed; "fp8_e4m3": 8 bits, each value divided by the checkpoint's
-            scale for its layer, or by 1.
+        kv_cache_dtype: dtype of pages. "auto": compute dtype; "fp8_e4m3": 8 bits, divided by the checkpoint's scale for
+            the layer, or by 1.
         num_pages: size of the pool; 0, on a GPU only: as many as mem_fraction_static allows.
         num_devices: only 1 is supported.
         num_threads: CPU threads of one forward pass; 0: torch's choice.
@@ -102,11 +100,9 @@ class EngineConfig(EngineOptions):
         cuda_graph_max_bs: largest decode batch with a CUDA graph; 0: no decode graphs.
         prefill_cuda_graphs: use CUDA graphs for prefills that take longer to launch than to compute, and, beside decode
             graphs, for mixed steps.
-        mem_fraction_static: share of GPU memory, between 0 and 1, for weights, graphs and pool; forward passes use the
-            rest. Read if num_pages is 0.
+        mem_fraction_static: share of GPU memory for weights, graphs and pool, if num_pages is 0.
         max_chunk_tokens: tokens of the largest prefill, for which a GPU keeps memory; 0: no prefills.
         max_batch_size: sequences of the largest decode step, for which a GPU keeps memory; 0: no decoding.
-        mixed_steps: allow mixed steps if the attention backend supports them.
         max_model_len: tokens of the longest sequence, which the pool must hold; 0: the model's limit, or the pool's if
             less.
     """

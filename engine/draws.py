@@ -19,9 +19,8 @@ from tandem.engine.upload import Packed
 
 # Finer than float32, and two million tokens as likely as the first still fit into 63 bits.
 MASS_BITS = 42
-# Rows that need more of their largest logits are sorted.
 MAX_SELECTED = 1024
-# Rows are summed over pieces first. This divides most vocabulary sizes; other rows are padded.
+# Divides most vocabulary sizes; other rows are padded.
 PIECE_SIZE = 128
 
 
@@ -31,7 +30,7 @@ class _Cut:
 
     Attributes:
         rows: (n,) int64, indices among the drawn rows.
-        num_largest: number of largest logits to find, at least every row's top-k.
+        num_largest: at least every row's top-k.
         last_kept: (n, 1) int64, top-k minus one.
         top_p: (n, 1) float64; None if all are 1.
     """
@@ -51,7 +50,6 @@ class Draws:
         temperature: (num_drawn, 1) float32.
         min_p: (num_drawn, 1) float32; None if all are 0.
         u: (num_drawn, 1) float64, random, in [0, 1).
-        cuts: one for each group of rows with top-k or top-p.
     """
 
     rows: torch.Tensor
@@ -65,7 +63,7 @@ class Draws:
         rows = [row for row, sequence in enumerate(sequences) if not sequence.sampling.is_greedy]
         params = [sequences[row].sampling for row in rows]
         u = [uniform(sequences[row].sampling.seed, sequences[row].length) for row in rows]
-        # Grouped: rows with a small top-k need no sort, and rows without top-p skip its work.
+        # Rows with a small top-k need no sort, and rows without top-p skip its work.
         groups: dict[tuple[bool, bool], list[int]] = {}
         for i, p in enumerate(params):
             if p.top_k > 0 or p.top_p < 1:
@@ -101,11 +99,7 @@ def draw(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
 
 
 def filter_logits(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """Steps 5 and 6 on a copy; dropped tokens get -inf.
-
-    Args:
-        logits: (num_drawn, vocab_size) float32, processed.
-    """
+    """Steps 5 and 6 on a copy; dropped tokens get -inf. Args: logits: (num_drawn, vocab_size) float32, processed."""
     # The largest is exactly 0 before the division, so an overflow at small temperatures is harmless.
     x = logits - logits.amax(dim=-1, keepdim=True)
     x /= draws.temperature
@@ -117,13 +111,9 @@ def filter_logits(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
 
 
 def _keep_top(x: torch.Tensor, cut: _Cut) -> torch.Tensor:
-    """Applies top-k, then top-p, to a copy; dropped tokens get -inf.
+    """Applies top-k, then top-p, to a copy of x, (n, vocab_size), 0 at the largest; dropped tokens get -inf.
 
-    Some ties with the last of the largest may be missing there, so they are counted in x. num_largest therefore does
-    not affect the result.
-
-    Args:
-        x: (n, vocab_size), 0 at the largest, -inf for tokens already dropped.
+    The largest logits may lack some ties, so ties are counted in x.
     """
     if cut.num_largest <= MAX_SELECTED:
         largest = x.topk(cut.num_largest, dim=-1).values
@@ -137,7 +127,7 @@ def _keep_top(x: torch.Tensor, cut: _Cut) -> torch.Tensor:
     num_above = _num_true(largest > kth)
     num_equal = _num_true(x >= kth) - num_above
     total = before.gather(1, num_above) + num_equal * masses.gather(1, num_above)
-    # A token is kept if the mass before it is below this limit. The first always is; one without mass never is.
+    # A token is kept if the mass before it is below this limit. The first always is.
     limit = torch.minimum((cut.top_p * total).ceil().to(torch.int64), total).clamp(min=1)
     smallest = largest.gather(1, _num_true(before < limit) - 1)
     num_above = _num_true(largest > smallest)
@@ -152,7 +142,6 @@ def _keep_top(x: torch.Tensor, cut: _Cut) -> torch.Tensor:
 
 
 def _masses(x: torch.Tensor) -> torch.Tensor:
-    """Returns int64 masses of logits whose largest is 0 in each row."""
     return x.exp().mul_(2.0**MASS_BITS).to(torch.int64)
 
 

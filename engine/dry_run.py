@@ -1,6 +1,6 @@
 """Measures the GPU memory that forward passes and graphs need beside weights and pool.
 
-It also loads kernels and libraries before the first request.
+Also loads kernels and libraries before the first request.
 """
 
 import time
@@ -20,26 +20,25 @@ from tandem.engine.prefill_graphs import MAX_PROMPTS, SIZES
 from tandem.engine.token_sequence import TokenSequence
 from tandem.sampling_params import MAX_LOGPROBS, SamplingParams
 
-# Largest trial of decode graphs. It includes small batches, which run our own kernels, and larger ones.
+# Includes small batches, which run our own kernels, and larger ones.
 TRIAL_BATCH_SIZE = 24
-# Token counts of prefills that run other kernels than large ones.
+# Sizes that run other kernels than large prefills.
 SMALL_PREFILLS = (1, 8, 16, 32, 64)
-# Batch sizes up to which steps run other kernels than larger ones.
+# Bounds between kernels of decode steps.
 DECODE_SIZES = (1, 16, 32, 64, 128, 256)
 # Libraries choose kernels by the number of tokens, in steps of TOKEN_STEP, and by the number of prompts. Up to
-# FEW_TOKENS, library kernels and our own alternate at a finer step.
+# FEW_TOKENS they alternate with our own at a finer step.
 TOKEN_STEP = 128
 FEW_TOKENS, FEW_TOKENS_STEP = 4096, 64
 NUM_PROMPTS = (1, 17, 32, 4, 64, 24, 9, 96, 48)
-# Largest prefill sizes captured on trial.
 NUM_TRIAL_SIZES = 6
 # Above this ratio of device time to launch time a graph saves only host time.
 LAUNCH_BOUND = 1.2
-# The shortest of these trials counts: a host delayed by other starting workers would otherwise go without graphs.
+# The shortest trial counts: other starting workers may delay the host.
 NUM_TRIALS = 3
 
 _GREEDY = SamplingParams(max_tokens=1)
-# The options that take the most memory for sampling and for prompts' log probabilities.
+# Options that take the most memory.
 _SAMPLED = SamplingParams(
     max_tokens=1,
     temperature=1.0,
@@ -52,20 +51,12 @@ _SAMPLED = SamplingParams(
 
 
 class Measured(NamedTuple):
-    """
-    Attributes:
-        memory: memory to divide up.
-        prefill_sizes: token counts of prefill graphs.
-        mixed_sizes: sizes of mixed graphs.
-    """
-
     memory: DeviceMemory
     prefill_sizes: tuple[int, ...]
     mixed_sizes: MixedSizes
 
 
 def free_bytes() -> int:
-    """Empties torch's cache and returns the device's free bytes."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0]
@@ -82,8 +73,7 @@ def measure_memory(
     """Runs prefills up to the largest and the largest decode step that `config` allows, and captures a few graphs.
 
     Args:
-        engine: loaded; a pool of one page suffices, because all page tables repeat one page. Results mean nothing, but
-            take the usual memory.
+        engine: loaded; one page suffices, because all page tables repeat it.
         free_at_start: free_bytes before the model was made.
         capture: captures decode graphs up to a batch size and returns their owner; None: no decode graphs.
         capture_prefill: likewise, for prefills of some token counts.
@@ -109,7 +99,6 @@ def measure_memory(
         _load_step_kernels(engine, batch_size)
         forward = max(forward, _peak_bytes(engine, _decode(batch_size, _SAMPLED)))
     if batch_size and config.max_chunk_tokens and engine.mixes(batch_size, config.max_chunk_tokens):
-        # The largest forward passes are mixed ones here.
         prompts = _prefill(config.max_chunk_tokens, longest, 1, MAX_PREFILL_BATCH_SIZE, _SAMPLED).prompts
         both = Batch.of(_decode(batch_size, _SAMPLED).decoded, prompts)
         forward = max(forward, _peak_bytes(engine, both))
@@ -146,8 +135,6 @@ def launch_bound_sizes(
 
     Args:
         engine: without prefill graphs, on a pool as in measure_memory.
-        max_tokens: of the largest forward pass.
-        longest: tokens of the longest prompt.
     """
     bound = 0
     for num_tokens in (size for size in SIZES if size.bit_count() == 1 and size <= max_tokens):
@@ -170,8 +157,7 @@ def _time_forward(engine: EngineBase, batch: Batch, clock: Callable[[], float]) 
 
 
 def _prefill_graph_bytes(sizes: Sequence[int], capture: Callable[[Sequence[int]], object]) -> int:
-    """Estimates the memory of all graphs from the largest. Too high, because their shared memory counts more than
-    once."""
+    """Estimates from the largest graph. Too high, because shared memory counts more than once."""
     if not sizes:
         return 0
     trial = sizes[-NUM_TRIAL_SIZES:]
@@ -179,8 +165,8 @@ def _prefill_graph_bytes(sizes: Sequence[int], capture: Callable[[Sequence[int]]
 
 
 def _mixed_graph_bytes(sizes: MixedSizes, capture: Callable[[MixedSizes], object]) -> int:
-    """Estimates the memory of all graphs from two trials: the most tokens with each number of sequences, and the
-    largest graph alone. All share the latter's memory."""
+    """Estimates from the most tokens with each number of sequences, and the largest graph alone, whose memory all
+    share."""
     most_tokens = sizes.num_prompt_tokens[-1:]
     several = _bytes_taken(lambda: capture(MixedSizes(sizes.num_decoded, most_tokens)))
     shared = _bytes_taken(lambda: capture(MixedSizes(sizes.num_decoded[-1:], most_tokens)))
@@ -198,8 +184,7 @@ def _bytes_taken(capture: Callable[[], object]) -> int:
 
 
 def _load_kernels(engine: Engine, max_tokens: int) -> None:
-    """Loads the kernels of all prefill sizes; one layer suffices. Loading takes milliseconds and may wait for the
-    device."""
+    """One layer suffices. Loading takes milliseconds and may wait for the device."""
     shallow = engine.shallow()
     longest = engine.model.config.max_position_embeddings
     few = range(FEW_TOKENS_STEP, min(FEW_TOKENS, max_tokens), FEW_TOKENS_STEP)
@@ -209,7 +194,7 @@ def _load_kernels(engine: Engine, max_tokens: int) -> None:
 
 
 def _load_step_kernels(engine: Engine, max_batch_size: int) -> None:
-    """Loads the kernels of decode steps, because some may have no graph and compiling a kernel takes a second."""
+    """Some steps may have no graph, and compiling a kernel takes a second."""
     shallow = engine.shallow()
     for size in DECODE_SIZES:
         if size < max_batch_size:
@@ -217,7 +202,7 @@ def _load_step_kernels(engine: Engine, max_batch_size: int) -> None:
 
 
 def _peak_bytes(engine: Engine, batch: Batch) -> int:
-    """Returns the bytes that torch reserves for one forward pass, fragmentation included."""
+    """Bytes that torch reserves for one forward pass, fragmentation included."""
     free_bytes()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_reserved()
@@ -226,7 +211,6 @@ def _peak_bytes(engine: Engine, batch: Batch) -> int:
 
 
 def _prefill(num_tokens: int, longest: int, cached_len: int, num_prompts: int, sampling: SamplingParams) -> Batch:
-    """Returns a prefill of `num_tokens` new tokens, in prompts of about equal length, none above `longest`."""
     num_rows = max(min(num_prompts, num_tokens), -(-num_tokens // (longest - cached_len)))
     shortest, num_longer = divmod(num_tokens, num_rows)
     lengths = [cached_len + shortest + (row < num_longer) for row in range(num_rows)]
@@ -238,7 +222,6 @@ def _decode(batch_size: int, sampling: SamplingParams) -> Batch:
 
 
 def _sequence(num_tokens: int, cached_len: int, sampling: SamplingParams) -> TokenSequence:
-    """Returns a sequence on page 0 whose tokens past `cached_len` the next forward pass computes."""
     sequence = TokenSequence([0] * num_tokens, num_tokens, [0] * num_tokens, cached_len, sampling)
     sequence.extend(num_tokens - cached_len)
     return sequence

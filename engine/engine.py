@@ -33,7 +33,6 @@ class _Launched(NamedTuple):
     """
     Attributes:
         choose: samples from the logits, whose memory is valid until the next launch.
-        scored: log probabilities of prompts, if requested.
     """
 
     choose: Callable[[], SamplerOutput]
@@ -52,8 +51,7 @@ class _EngineOutput(ForwardOutput):
 
     @property
     def fed_ids(self) -> torch.Tensor:
-        """Tokens of the decoded sequences, (num_decoded,) int64 on the device. They may be in graph memory, which is
-        valid until the next graph runs."""
+        """(num_decoded,) int64 on the device; in graph memory valid until the next graph runs."""
         return self._chosen.token_ids[: self._num_decoded]
 
     @property
@@ -63,7 +61,7 @@ class _EngineOutput(ForwardOutput):
 
     @torch.inference_mode()
     def sample(self) -> None:
-        # Also drops the logits, whose memory later forward passes need.
+        # Also drops the logits: later forward passes need the memory.
         choose, self._choose = self._choose, None
         if choose is not None:
             self._take(choose())
@@ -85,8 +83,6 @@ class _EngineOutput(ForwardOutput):
 
 
 class _CpuForwardOutput(_EngineOutput):
-    """A forward pass on the CPU, complete when `forward` returns."""
-
     def done(self) -> bool:
         return self._sampled is not None
 
@@ -95,10 +91,9 @@ class _CpuForwardOutput(_EngineOutput):
 
 
 class _CudaForwardOutput(_EngineOutput):
-    """A forward pass whose tokens are copied to pinned memory, before its last event."""
+    """Tokens are copied to pinned memory, before the last event."""
 
     def __init__(self, batch: Batch, launched: _Launched, began: torch.cuda.Event) -> None:
-        """Args: began: recorded before the first operation."""
         super().__init__(batch, launched)
         self._began = began
         self._ended = torch.cuda.Event(enable_timing=True)
@@ -150,12 +145,6 @@ class Engine(EngineBase):
         mixed_steps: bool = False,
         mixed_graphs: "MixedGraphs | None" = None,
     ) -> None:
-        """
-        Args:
-            attention: over the pool.
-            graphs, prefill_graphs, mixed_graphs: None: kernels are launched one by one.
-            mixed_steps: allow mixed steps if the backend supports them.
-        """
         super().__init__(pool, model_fingerprint, grammars)
         self.model = model
         self.device = pool.device
@@ -180,8 +169,7 @@ class Engine(EngineBase):
         sizes = self._mixed_sizes
         if sizes is not None and sizes.smallest(num_decoded, num_prompt_tokens, num_prompts) is not None:
             return True
-        # A prefill graph and a decode graph end before the kernels of one forward pass are launched. Prompts without a
-        # graph are launched kernel by kernel in either case.
+        # A prefill graph and a decode graph end before the kernels of one forward pass are launched.
         return self._prefill_graphs is None or not self._prefill_graphs.fit(num_prompt_tokens)
 
     def num_unpadded(self, num_decoded: int, num_prompt_tokens: int) -> int:
@@ -229,7 +217,6 @@ class Engine(EngineBase):
         return _Launched(choose, scored)
 
     def _run_graph(self, batch: Batch, fed_ids: torch.Tensor | None) -> _Launched | None:
-        """Runs the batch as one graph; None if it has none."""
         output: GraphOutput | None = None
         sequences = batch.sequences
         if batch.mode == "decode" and self._graphs is not None:

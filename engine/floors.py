@@ -1,6 +1,6 @@
-"""Lower bounds of run times, from the bytes to read and the operations to do. Imports no torch.
+"""Lower bounds of run times, from bytes read and operations. Imports no torch.
 
-docs/estimate.md has the formulas in words, with measurements.
+Formulas and measurements: docs/estimate.md.
 """
 
 from typing import NamedTuple
@@ -9,15 +9,15 @@ from tandem.engine.attention.layout import QUANTIZED_BYTES
 from tandem.engine.config import KV_CACHE_DTYPES
 from tandem.engine.models.config import ModelConfig
 
-# Other weights than FP8, and KV that is not quantized, are bfloat16.
+# Weights other than FP8, and unquantized KV, are bfloat16.
 BYTES_PER_NUMBER = 2
 FP8_BYTES_PER_NUMBER = 1
-# By the data sheets of all GPUs that multiply FP8, relative to bfloat16.
+# Relative to bfloat16, by the data sheets of all GPUs that multiply FP8.
 FP8_SPEED = 2
 
 
 class Limits(NamedTuple):
-    """Attributes: copy_bandwidth: bytes read and written per second; matmul_rate: FLOP per second, bfloat16."""
+    """Attributes: copy_bandwidth: bytes per second; matmul_rate: bfloat16 FLOP per second."""
 
     copy_bandwidth: float
     matmul_rate: float
@@ -26,39 +26,38 @@ class Limits(NamedTuple):
 def decode_floor(
     model: ModelConfig, limits: Limits, batch_size: int, kv_len: int, kv_cache_dtype: str = "auto"
 ) -> float:
-    """Returns the seconds of a decode step, each sequence of kv_len tokens: reading weights and KV, or the matrix
-    products, whichever is longer."""
+    """Returns the seconds of a decode step over kv_len tokens each: reading weights and KV, or the matrix products,
+    whichever is longer."""
     num_bytes = read_weight_bytes(model) + batch_size * kv_len * kv_bytes_per_token(model, kv_cache_dtype)
     return max(num_bytes / limits.copy_bandwidth, decode_products(model, batch_size, limits.matmul_rate))
 
 
 def prefill_floor(model: ModelConfig, limits: Limits, num_requests: int, prompt_len: int) -> float:
-    """Returns the seconds until all prompts have their first tokens: reading the weights, or matrix products and causal
+    """Returns the seconds until all prompts have first tokens: reading the weights, or matrix products and causal
     attention, whichever is longer."""
     products = prefill_products(model, num_requests, prompt_len, limits.matmul_rate)
     return max(read_weight_bytes(model) / limits.copy_bandwidth, products)
 
 
 def decode_products(model: ModelConfig, batch_size: int, matmul_rate: float) -> float:
-    """Returns the seconds of decode_flops at a bfloat16 rate in FLOP per second."""
+    """Returns the seconds of decode_flops at matmul_rate bfloat16 FLOP per second."""
     return (decode_flops(model, batch_size) - _saved_flops(model, batch_size)) / matmul_rate
 
 
 def prefill_products(model: ModelConfig, num_requests: int, prompt_len: int, matmul_rate: float) -> float:
-    """Returns the seconds of prefill_flops at a bfloat16 rate in FLOP per second."""
+    """Returns the seconds of prefill_flops at matmul_rate bfloat16 FLOP per second."""
     flops = prefill_flops(model, num_requests, prompt_len)
     return (flops - _saved_flops(model, num_requests * prompt_len)) / matmul_rate
 
 
 def mixed_products(model: ModelConfig, batch_size: int, num_tokens: int, matmul_rate: float) -> float:
-    """Returns the seconds of the matrix products of a decode step and a chunk of `num_tokens`, with logits for one
-    row."""
+    """Returns the seconds of a decode step's and a chunk's matrix products, with logits for one row of the chunk."""
     of_layers = 2 * _num_layer_weights(model) * num_tokens - _saved_flops(model, num_tokens)
     return decode_products(model, batch_size, matmul_rate) + (of_layers + 2 * _num_head_weights(model)) / matmul_rate
 
 
 def decode_flops(model: ModelConfig, batch_size: int) -> int:
-    """Returns the FLOP of a step's matrix products. Attention is left out: reading its KV takes longer."""
+    """Returns the FLOP of matrix products. Attention is left out: reading its KV takes longer."""
     return 2 * (_num_layer_weights(model) + _num_head_weights(model)) * batch_size
 
 
@@ -69,32 +68,30 @@ def prefill_flops(model: ModelConfig, num_requests: int, prompt_len: int) -> int
 
 
 def attention_flops(model: ModelConfig, num_tokens: int, num_before: int = 0) -> int:
-    """Returns the FLOP of causal attention for a chunk behind `num_before` tokens."""
+    """Causal attention of a chunk behind `num_before` tokens."""
     # Each pair of query and key takes two products over head_dim: query by key, and weight by value.
     num_pairs = num_tokens * num_before + num_tokens * (num_tokens + 1) // 2
     return 2 * 2 * model.head_dim * model.num_q_heads * model.num_layers * num_pairs
 
 
 def kv_bytes_per_token(model: ModelConfig, kv_cache_dtype: str = "auto") -> int:
-    """Returns the bytes of one token's KV in all layers."""
     num_bytes = QUANTIZED_BYTES.get(KV_CACHE_DTYPES[kv_cache_dtype], BYTES_PER_NUMBER)
     return num_bytes * model.num_layers * 2 * model.num_kv_heads * model.head_dim
 
 
 def read_weight_bytes(model: ModelConfig) -> int:
-    """Returns the bytes that every forward pass reads: all matrices except the embedding, which it reads by rows."""
+    """All matrices except the embedding, read by rows."""
     of_layers = FP8_BYTES_PER_NUMBER if model.quantization else BYTES_PER_NUMBER
     return of_layers * _num_layer_weights(model) + BYTES_PER_NUMBER * _num_head_weights(model)
 
 
 def weight_bytes(model: ModelConfig) -> int:
-    """Returns the bytes of weights in memory, without norms, biases and scales (less than a thousandth)."""
+    """Without norms, biases and scales (less than a thousandth)."""
     embedding = 0 if model.tie_word_embeddings else BYTES_PER_NUMBER * _num_head_weights(model)
     return read_weight_bytes(model) + embedding
 
 
 def _saved_flops(model: ModelConfig, num_tokens: int) -> float:
-    """Returns the bfloat16 FLOP that FP8 weights save."""
     return 2 * _num_layer_weights(model) * num_tokens * (1 - 1 / FP8_SPEED) if model.quantization else 0
 
 

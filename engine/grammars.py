@@ -1,8 +1,7 @@
 """Grammars of outputs: masks of the tokens that may come next.
 
-A grammar is a text in llguidance's format (https://github.com/guidance-ai/llguidance): a JSON schema, a regular
-expression or a context-free grammar. Masks depend only on the grammar and the output so far, so they agree on all
-workers and in all attempts.
+A grammar is a text in llguidance's format (https://github.com/guidance-ai/llguidance). Masks depend only on the grammar
+and the output so far, so they agree on all workers and in all attempts.
 """
 
 import json
@@ -21,20 +20,18 @@ from tandem.grammar_limits import LIMITS, one_line
 
 logger = logging.getLogger(__name__)
 
-# Least recently used grammars beyond these limits are dropped. Most take some hundred kilobytes; the router refuses
-# grammars that need more than 128 MiB or a second to compile.
+# Most grammars take some hundred kilobytes; the router refuses grammars that need more than 128 MiB or a second to
+# compile.
 MAX_NUM_KEPT = 64
 MAX_BYTES_KEPT = 2**21
 NUM_COMPILERS = 2
-# A step's masks are computed in parallel; one takes some hundredths of a millisecond.
+# A mask takes some hundredths of a millisecond.
 NUM_MASK_THREADS = 4
 WORD_BITS = 32
 
 
 @dataclass(eq=False, slots=True)
 class CompiledGrammar:
-    """Attributes: matcher: copied for each output; num_users: copies made."""
-
     text: str
     matcher: "Future[LLMatcher]"
     num_users: int = 0
@@ -42,7 +39,6 @@ class CompiledGrammar:
 
 class Constraint:
     def __init__(self, compiled: CompiledGrammar) -> None:
-        """Args: compiled: its compilation may still be running."""
         self.compiled = compiled
         self._own: LLMatcher | None = None
         self._num_followed = 0
@@ -50,20 +46,19 @@ class Constraint:
 
     @property
     def is_ready(self) -> bool:
-        """True if the compilation has ended, with success or failure."""
+        """True if the compilation has ended or failed."""
         return self.compiled.matcher.done()
 
     @property
     def error(self) -> str:
-        """Reason why the next tokens are unknown, or "". The grammar is invalid, or takes too much to follow."""
+        """Reason why the next tokens are unknown, or ""."""
         if not self._error and self.is_ready and (error := self.compiled.matcher.exception()) is not None:
             self._error = str(error)
         return self._error
 
     @property
     def may_do_better(self) -> bool:
-        """True if another attempt may succeed after an error: outputs of one compiled grammar share llguidance's
-        limits."""
+        """True if another attempt may succeed: outputs of one compiled grammar share llguidance's limits."""
         return self.compiled.num_users > 1
 
     def follow(self, token_ids: Sequence[int], prompt_len: int) -> None:
@@ -88,7 +83,6 @@ class Grammars:
     """Grammars of one engine, compiled on threads without the GIL."""
 
     def __init__(self, tokenizer: LLTokenizer, vocab_size: int) -> None:
-        """Args: vocab_size: columns of the logits."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._executor = LLExecutor(NUM_MASK_THREADS)
@@ -99,7 +93,7 @@ class Grammars:
     def of_model(cls, model_dir: Path, vocab_size: int) -> "Grammars | None":
         """Returns None if the model has no tokenizer whose tokens are bytes of text."""
         try:
-            # This holds the GIL while it sorts the tokens, half a second for 50,000.
+            # Holds the GIL while it sorts the tokens, half a second for 50,000.
             tokenizer = LLTokenizer(
                 (model_dir / "tokenizer.json").read_text(), n_vocab=vocab_size, eos_token=_eos_token_ids(model_dir)
             )
@@ -109,7 +103,6 @@ class Grammars:
         return cls(tokenizer, vocab_size)
 
     def constraint(self, grammar: str) -> Constraint:
-        """Returns the constraint of a new output."""
         compiled = self._kept.get(grammar)
         if compiled is None:
             compiled = CompiledGrammar(grammar, self._compilers.submit(self._compile, grammar))
@@ -172,7 +165,7 @@ def no_constraint(reason: str) -> Constraint:
 
 
 def _eos_token_ids(model_dir: Path) -> list[int] | None:
-    """Returns the model's end tokens, which are no text in any grammar; None lets llguidance find them."""
+    """End tokens, which are no text in any grammar; None lets llguidance find them."""
     for name in ("generation_config.json", "config.json"):
         path = model_dir / name
         ids = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None

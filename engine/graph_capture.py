@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-# Kernels and libraries must finish their lazy setup before a capture.
+# Lazy setup must finish before a capture.
 NUM_WARMUPS = 2
 
 
@@ -16,7 +16,7 @@ class GraphCapture:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # One CUDA stream for all captures: cuBLAS keeps a workspace for each stream.
+        # One for all captures: cuBLAS keeps a workspace for each stream.
         self._stream = torch.cuda.Stream(device)
         self._pool: Any = None
         self._pausing = _collector_paused()
@@ -32,8 +32,7 @@ class GraphCapture:
         """Captures one graph, the largest first: smaller graphs then fit into its memory.
 
         Args:
-            run: launches the kernels of the graph, without waiting.
-            warm_up: launches each of these kernels at least once, with tensors of the same shapes. One layer is enough;
+            warm_up: launches each kernel of `run` at least once, with tensors of the same shapes. One layer is enough;
                 all would take three times as long as the capture.
         """
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -50,8 +49,7 @@ class GraphCapture:
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Pauses Python's garbage collector. It might free device memory, for example another engine's pool, and a capture
-    fails on that."""
+    """The collector might free device memory, for example another engine's pool, and a capture fails on that."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()

@@ -17,7 +17,6 @@ class _Graph(NamedTuple):
     """A captured step and its tensors, which must live as long as it does.
 
     Attributes:
-        input_ids: (batch_size,) int64, gathered by the graph.
         staged: (16 * batch_size,) uint8, int64 numbers: the tokens known on the host, then each row's index in the
             memory of tokens.
     """
@@ -32,8 +31,8 @@ class GraphOutput(NamedTuple):
     """Output of a graph, in memory that the next run overwrites.
 
     Attributes:
-        logits: (num_rows, vocab_size) bfloat16: a row for each sequence that needs them.
-        most_likely: token ids, (num_rows,) int64.
+        logits: (num_rows, vocab_size) bfloat16.
+        most_likely: (num_rows,) int64.
         newest_ids: the last computed token of each row, (num_rows,) int64; None if the host always knows all tokens.
     """
 
@@ -49,7 +48,7 @@ def graph_sizes(max_batch_size: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """A graph for each of graph_sizes; a batch runs padded in the smallest graph that fits it."""
+    """A graph for each of graph_sizes; a batch is padded to the next size."""
 
     def __init__(
         self,
@@ -60,18 +59,17 @@ class DecodeGraphs:
         max_pages_per_sequence: int,
         on_progress: Callable[[str], None],
     ) -> None:
-        # Imported here because it needs CUDA.
         from tandem.engine.layers.most_likely import MostLikely
 
         self._model = model
         self._shallow = model.shallow()
         self._device = device
         self._graphs: dict[int, _Graph] = {}
-        # Graphs of all sizes share one output: (max_batch_size, vocab_size).
+        # Shared by graphs of all sizes.
         self._logits = torch.empty(max_batch_size, model.config.vocab_size, dtype=model.dtype, device=device)
         self._most_likely = MostLikely(model.config.vocab_size, max_batch_size, device)
-        # Sampled tokens and, behind them, staged numbers share one memory, (3 * max_batch_size,) int64. The next step
-        # gathers its tokens from both at once.
+        # Sampled tokens, then staged numbers: (3 * max_batch_size,) int64. The next step gathers its tokens from both
+        # at once.
         self._max_batch_size = max_batch_size
         self._tokens = torch.zeros(3 * max_batch_size, dtype=torch.int64, device=device)
         sizes = list(reversed(graph_sizes(max_batch_size)))
@@ -83,13 +81,10 @@ class DecodeGraphs:
         self._sizes = sorted(self._graphs)
 
     def run(self, batch: Batch, fed_ids: torch.Tensor | None) -> GraphOutput | None:
-        """Runs a decode batch.
+        """Runs a decode batch; returns None if it, or the batch that feeds it, is larger than every graph.
 
         Args:
             fed_ids: the feed's sampled tokens of all sequences, int64 on the device.
-
-        Returns:
-            None if the batch, or the one that feeds it, is larger than every graph.
         """
         num_sequences = len(batch.sequences)
         size = next((size for size in self._sizes if size >= num_sequences), None)
@@ -98,7 +93,7 @@ class DecodeGraphs:
         graph = self._graphs[size]
         graph.attention.plan(batch.sequences)
         if fed_ids is not None and fed_ids.data_ptr() != self._tokens.data_ptr():
-            # These tokens were sampled outside the graph.
+            # Sampled outside the graph.
             self._tokens[: len(fed_ids)].copy_(fed_ids)
         num_padding = size - num_sequences
         known_ids = batch.known_ids() + [0] * num_padding
@@ -111,7 +106,7 @@ class DecodeGraphs:
     def _capture(self, capture: GraphCapture, attention: GraphedAttention, size: int) -> _Graph:
         input_ids = torch.zeros(size, dtype=torch.int64, device=self._device)
         staged = self._tokens[self._max_batch_size : self._max_batch_size + 2 * size]
-        # All rows are padding, so no request's pages are touched.
+        # All rows are padding.
         attention.plan(())
 
         def step(model: Model) -> None:

@@ -16,8 +16,7 @@ class ForwardPart(ABC):
     """The decoded sequences of a forward pass, or its prompts.
 
     Attributes:
-        sequences: in the order of the batch.
-        feed: source of the tokens that the host does not know; None if it knows all. Set by `begin`.
+        feed: source of the tokens that the host does not know, set by `begin`; None if it knows all.
     """
 
     sequences: Sequence[TokenSequence]
@@ -29,7 +28,7 @@ class ForwardPart(ABC):
 
     @abstractmethod
     def launched(self, output: ForwardOutput, batch: Batch) -> None:
-        """Called after the launch. From here on the sequences are in their state after the forward pass.
+        """Called after the launch. The sequences are now in their state after the forward pass.
 
         Args:
             output: of all parts, in the order of the batch.
@@ -44,7 +43,6 @@ class ForwardPart(ABC):
 class _Launch:
     """
     Attributes:
-        parts: the decoded sequences before the prompts.
         written: pages into which it writes prompts.
     """
 
@@ -57,7 +55,7 @@ class _Launch:
 
 
 class LaunchList:
-    """Forward passes in launch order, until collected. It tells whether one may still touch pages to free or ship."""
+    """Forward passes in launch order, until collected."""
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
@@ -67,7 +65,7 @@ class LaunchList:
         return len(self._launches)
 
     def add(self, output: ForwardOutput, decoded: ForwardPart | None, prompts: ForwardPart | None) -> None:
-        """Adds a launched forward pass, before its parts learn of the launch: its pages must never seem complete."""
+        """Adds a forward pass before its parts learn of the launch: its pages must never seem complete."""
         parts = [part for part in (decoded, prompts) if part is not None]
         # Only prompts: no other request sees a decoded token's page before the token is known.
         sequences = () if prompts is None else prompts.sequences
@@ -77,7 +75,6 @@ class LaunchList:
 
     @property
     def parts(self) -> list[ForwardPart]:
-        """Parts in launch order."""
         return [part for launch in self._launches for part in launch.parts]
 
     @property
@@ -85,25 +82,21 @@ class LaunchList:
         return bool(self._launches) and self._launches[0].output.done()
 
     def collect_oldest(self) -> None:
-        """Waits for the oldest forward pass and passes on its results."""
         for part in self._launches.popleft().parts:
             part.end()
 
     def collect_all_but(self, num_left: int) -> None:
-        """Collects the oldest forward passes until `num_left` are left."""
         while len(self._launches) > num_left:
             self.collect_oldest()
 
     def using(self, table_id: int) -> list[Completion]:
-        """Returns the forward passes that may still run and were launched with this page table
-        (`PageHandle.table_id`)."""
+        """Returns the unfinished forward passes launched with this page table."""
         return [launch.output for launch in self._launches if not launch.output.done() and launch.uses(table_id)]
 
     def num_ready(self, page_ids: Sequence[int]) -> int:
-        """Returns the length of the pages' prefix that no running forward pass writes a prompt into: it may be
-        shipped."""
+        """Returns the length of the prefix of these pages that no running forward pass writes a prompt into."""
         running = [launch.written for launch in self._launches if not launch.output.done()]
-        # Most forward passes write none of these pages, which this finds without a loop over them.
+        # Most forward passes write none of these pages.
         unready = [written for written in running if not written.isdisjoint(page_ids)]
         if not unready:
             return len(page_ids)

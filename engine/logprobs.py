@@ -13,14 +13,14 @@ from tandem.sampling_params import TokenLogprobs, TopLogprob
 
 @dataclass(frozen=True, slots=True)
 class SampledLogprobs:
-    """Log probabilities of one step, on their way to the host. They arrive with the earlier work of the CUDA stream.
+    """Log probabilities of one step, on their way to the host in pinned memory.
 
     Attributes:
-        rows: the step's rows that ask.
-        num_top: number of most likely tokens that each of these rows asks for.
+        rows: the rows that ask.
+        num_top: number of most likely tokens for each of these rows.
         chosen: (len(rows),) float32, of the sampled tokens.
         top_ids: (len(rows), k) int64, k at least every num_top, the most likely first.
-        top: (len(rows), k) float32, of top_ids. These three tensors are in pinned memory if they come from a GPU.
+        top: (len(rows), k) float32, of top_ids.
     """
 
     rows: Sequence[int]
@@ -30,7 +30,7 @@ class SampledLogprobs:
     top: torch.Tensor
 
     def to_rows(self, num_rows: int) -> list[TokenLogprobs | None]:
-        """Returns the log probabilities of each row, None where not requested. They must have arrived."""
+        """Returns one entry per row, None where not requested. They must have arrived."""
         found: list[TokenLogprobs | None] = [None] * num_rows
         columns = (self.rows, self.num_top, self.chosen.tolist(), self.top_ids.tolist(), self.top.tolist())
         for row, num_top, chosen, ids, values in zip(*columns, strict=True):
@@ -47,7 +47,6 @@ def gather_logprobs(
     Args:
         logits: (num_rows, vocab_size) float32, unprocessed.
         token_ids: (num_rows,) int64, sampled.
-        sequences: one for each row.
     """
     rows = [row for row, sequence in enumerate(sequences) if sequence.sampling.num_logprobs is not None]
     if not rows:
@@ -57,22 +56,20 @@ def gather_logprobs(
     asked = select_rows(logits, on_device)
     logprobs = torch.log_softmax(asked, dim=-1)
     chosen = logprobs.gather(1, select_rows(token_ids, on_device).unsqueeze(1)).squeeze(1)
-    # Ranked by logits, because different logits may round to equal log probabilities.
+    # By logits, because different logits may round to equal log probabilities.
     top_ids = most_likely(asked, min(max(num_top), logits.shape[1]))
     top = logprobs.gather(1, top_ids)
-    # torch uses pinned memory for non-blocking copies to the host.
+    # torch uses pinned memory here.
     chosen, top_ids, top = (found.to("cpu", non_blocking=True) for found in (chosen, top_ids, top))
     return SampledLogprobs(rows, num_top, chosen, top_ids, top)
 
 
 def most_likely(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Returns (num_rows, k) int64 token ids, the most likely first, the lower id among equals.
+    """Returns (num_rows, k) int64 ids from (num_rows, vocab_size) float32 logits, the most likely first, the lower id
+    among equals.
 
     topk may order equal values by k and by the number of rows, so the keys are distinct: a value and an id. Below zero,
     a float's bits without the sign, read as an integer, reverse the order of values.
-
-    Args:
-        logits: (num_rows, vocab_size) float32.
     """
     vocab_size = logits.shape[1]
     below_zero = logits - logits.amax(dim=-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Mixed steps as CUDA graphs: kernel by kernel, a small one takes longer to launch than to compute."""
+"""Mixed steps as CUDA graphs: a small step takes longer to launch than to compute."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
@@ -18,14 +18,13 @@ from tandem.engine.models.base import Model
 from tandem.engine.prefill_graphs import MAX_PROMPTS
 from tandem.engine.upload import Packed, aligned
 
-# Launch time of a mixed step relative to a prefill; mixed graphs have that many times the tokens of prefill graphs.
+# Launch time of a mixed step relative to a prefill.
 LAUNCH_FACTOR = 2
 
 
 @dataclass(frozen=True, slots=True)
 class MixedSizes:
-    """Sizes of the graphs: each number of decoded sequences with each number of prompt tokens.
-
+    """
     Attributes:
         num_decoded: numbers of decoded sequences, ascending.
         num_prompt_tokens: numbers of prompt tokens, ascending; empty if and only if num_decoded is.
@@ -36,17 +35,15 @@ class MixedSizes:
 
     @classmethod
     def up_to(cls, max_decoded: int, max_prompt_tokens: int) -> "MixedSizes":
-        """Returns the sizes up to these limits, both positive."""
         num_decoded = (*(size for size in NUM_DECODED if size < max_decoded), max_decoded)
         return cls(num_decoded, NUM_PROMPT_TOKENS[: bisect_left(NUM_PROMPT_TOKENS, max_prompt_tokens) + 1])
 
     def pairs(self) -> list[tuple[int, int]]:
-        """Returns all pairs, the largest first."""
         pairs = [(rows, tokens) for rows in self.num_decoded for tokens in self.num_prompt_tokens]
         return sorted(pairs, key=sum, reverse=True)
 
     def smallest(self, num_decoded: int, num_prompt_tokens: int, num_prompts: int = 1) -> tuple[int, int] | None:
-        """Returns the smallest pair that fits; None if none does."""
+        """Returns the smallest pair that fits, if any."""
         if num_prompts > MAX_PROMPTS:
             return None
         row = bisect_left(self.num_decoded, num_decoded)
@@ -71,7 +68,7 @@ class _Graph(NamedTuple):
 
     Attributes:
         decode, prefill: attention of each kind, shared among graphs.
-        input_ids: decoded tokens with padding, then prompt tokens with padding; gathered by the graph.
+        input_ids: decoded tokens with padding, then prompt tokens with padding.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -81,7 +78,7 @@ class _Graph(NamedTuple):
 
 
 class MixedGraphs:
-    """A graph for each pair of sizes; a batch runs in the smallest graph that fits, padded on both sides.
+    """A graph for each pair of sizes; a batch is padded on both sides.
 
     Attributes:
         sizes: empty if the backend has no prefill graphs.
@@ -96,7 +93,6 @@ class MixedGraphs:
         max_pages_per_sequence: int,
         on_progress: Callable[[str], None],
     ) -> None:
-        # Imported here because it needs CUDA.
         from tandem.engine.layers.most_likely import MostLikely
 
         prefills = attention.for_prefill_graphs(sizes.num_prompt_tokens, MAX_PROMPTS, max_pages_per_sequence)
@@ -107,15 +103,14 @@ class MixedGraphs:
         self._model = model
         self._shallow = model.shallow()
         self._device = device
-        # Graphs of all sizes share one output: a row for each decoded sequence, then one for each prompt that ends,
-        # without gaps.
+        # Shared by graphs of all sizes: a row for each decoded sequence, then one for each prompt that ends, without
+        # gaps.
         self._max_decoded = sizes.num_decoded[-1]
         max_rows = self._max_decoded + MAX_PROMPTS
         self._logits = torch.empty(max_rows, model.config.vocab_size, dtype=model.dtype, device=device)
         self._newest_ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._most_likely = MostLikely(model.config.vocab_size, max_rows, device)
-        # Sampled tokens and, behind them, staged numbers share one int64 memory. The next forward pass gathers its
-        # tokens from both at once.
+        # Sampled tokens, then staged numbers, int64. The next forward pass gathers its tokens from both at once.
         max_tokens = self._max_decoded + sizes.num_prompt_tokens[-1]
         num_staged = aligned(8 * (2 * max_tokens + max_rows)) // 8
         self._tokens = torch.zeros(max_rows + num_staged, dtype=torch.int64, device=device)
@@ -131,13 +126,10 @@ class MixedGraphs:
                 )
 
     def run(self, batch: Batch, fed_ids: torch.Tensor | None) -> GraphOutput | None:
-        """Runs a mixed batch.
+        """Runs a mixed batch; returns None if no graph fits it, or the batch that feeds it.
 
         Args:
             fed_ids: the feed's sampled tokens of decoded sequences, int64 on the device.
-
-        Returns:
-            A row for each sequence that needs logits. None if no graph fits the batch, or the one that feeds it.
         """
         num_decoded = len(batch.decoded)
         size = self.sizes.smallest(num_decoded, batch.num_tokens - num_decoded, len(batch.prompts))
@@ -151,7 +143,7 @@ class MixedGraphs:
         graph.decode.plan(batch.decoded)
         graph.prefill.plan(batch.prompts)
         if fed_ids is not None and fed_ids.data_ptr() != self._tokens.data_ptr():
-            # These tokens were sampled outside these graphs.
+            # Sampled outside these graphs.
             self._tokens[: len(fed_ids)].copy_(fed_ids)
         rows = batch.logits_rows()
         Packed(staged_numbers(batch, rows, *size, self._first_staged)).copy_to(self._staged)
@@ -172,7 +164,7 @@ class MixedGraphs:
         index, rows = staged[num_tokens : 2 * num_tokens], staged[2 * num_tokens : 2 * num_tokens + num_rows]
         config = self._model.config
         attention = graphed_by_kind(decode, prefill, config.num_q_heads * config.head_dim)
-        # All tokens are padding, so no request's pages are touched.
+        # All tokens are padding.
         decode.plan(())
         prefill.plan(())
 
@@ -193,8 +185,6 @@ def staged_numbers(
     """Returns the host's inputs to a graph.
 
     Args:
-        batch: a mixed batch.
-        logits_rows: of the batch.
         num_decoded, num_prompt_tokens: of the graph.
         first_staged: index of the result in the memory of tokens.
 

@@ -9,16 +9,14 @@ from tandem.sampling_params import TokenLogprobs
 
 
 class ForwardOutput(ABC):
-    """Result of a forward pass that may still be running."""
-
     def sample(self) -> None:
-        """Samples the tokens of a batch that `waits_for_tokens`, once the previous step's tokens are in its sequences.
+        """Samples the tokens of a batch that `waits_for_tokens`, once its sequences have the previous step's tokens.
         Does nothing for other batches."""
         return
 
     @abstractmethod
     def done(self) -> bool:
-        """True if the forward pass has completed, so that it no longer touches its pages."""
+        """True if the forward pass no longer touches its pages."""
 
     @abstractmethod
     def token_ids(self) -> list[int]:
@@ -26,15 +24,15 @@ class ForwardOutput(ABC):
 
     @abstractmethod
     def logprobs(self) -> list[TokenLogprobs | None]:
-        """Waits, then returns the log probabilities of these tokens, None where not requested."""
+        """Waits, then returns these tokens' log probabilities, None where not requested."""
 
     @abstractmethod
     def prompt_logprobs(self) -> list[PackedLogprobs | None]:
-        """Waits, then returns each sequence's log probabilities of the prompt tokens behind a computed one, in batch
-        order. None where not requested, or where there are none."""
+        """Waits, then returns each sequence's log probabilities of prompt tokens behind a computed one. None where not
+        requested, or without these."""
 
     def duration_s(self) -> float:
-        """Waits, then returns the device's time in seconds. Only for asynchronous engines."""
+        """Waits, then returns the device's time in seconds. Asynchronous engines only."""
         raise NotImplementedError
 
 

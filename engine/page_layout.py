@@ -1,4 +1,4 @@
-"""Choice of a model's page layout, for planner and engine. Imports no torch."""
+"""Choice of a model's page layout. Imports no torch."""
 
 from tandem.choices import Choices
 from tandem.engine.config import KV_CACHE_DTYPES

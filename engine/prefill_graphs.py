@@ -14,9 +14,8 @@ from tandem.engine.graph_runner import GraphOutput
 from tandem.engine.models.base import Model
 from tandem.engine.upload import Packed
 
-# Larger batches are launched kernel by kernel.
 MAX_PROMPTS = 16
-# Tokens of the largest graph. Sizes are at most an eighth apart, except the smallest, because padding is computed too.
+# Sizes are at most an eighth apart, except the smallest, because padding is computed too.
 MAX_TOKENS = 2048
 _STEPS = ((0, 128, 16), (128, 256, 32), (256, 512, 64), (512, 1024, 128), (1024, MAX_TOKENS, 256))
 SIZES = tuple(size for start, end, step in _STEPS for size in range(start + step, end + 1, step))
@@ -37,7 +36,7 @@ class _Graph(NamedTuple):
 
 
 class PrefillGraphs:
-    """A graph for each size; a batch runs padded in the smallest graph that fits it."""
+    """A graph for each size; a batch is padded to the next size."""
 
     def __init__(
         self,
@@ -49,14 +48,12 @@ class PrefillGraphs:
         on_progress: Callable[[str], None],
     ) -> None:
         """Args: sizes: a subset of SIZES; the backend may support none."""
-        # Imported here because it needs CUDA.
         from tandem.engine.layers.most_likely import MostLikely
 
         self._model = model
         self._shallow = model.shallow()
         self._device = device
         self._graphs: dict[int, _Graph] = {}
-        # Graphs of all sizes share one output.
         self._logits = torch.empty(MAX_PROMPTS, model.config.vocab_size, dtype=model.dtype, device=device)
         self._token_ids = torch.zeros(MAX_PROMPTS, dtype=torch.int64, device=device)
         self._most_likely = MostLikely(model.config.vocab_size, MAX_PROMPTS, device)
@@ -68,11 +65,10 @@ class PrefillGraphs:
         self._sizes = sorted(self._graphs)
 
     def fit(self, num_tokens: int) -> bool:
-        """Return whether a graph fits this number of tokens."""
         return bool(self._sizes) and num_tokens <= self._sizes[-1]
 
     def run(self, batch: Batch) -> GraphOutput | None:
-        """Runs a prefill batch; None if no graph fits it."""
+        """Runs a prefill batch; returns None if no graph fits it."""
         num_tokens = batch.num_tokens
         index = bisect_left(self._sizes, num_tokens)
         if index == len(self._sizes) or len(batch.sequences) > MAX_PROMPTS:
@@ -92,7 +88,7 @@ class PrefillGraphs:
     def _capture(self, capture: GraphCapture, attention: GraphedAttention, size: int) -> _Graph:
         staged = torch.zeros(size + MAX_PROMPTS, dtype=torch.int64, device=self._device)
         input_ids, rows = staged[:size], staged[size:]
-        # All tokens are padding, so no request's pages are touched.
+        # All tokens are padding.
         attention.plan(())
 
         def run(model: Model) -> None:

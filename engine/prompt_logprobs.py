@@ -1,5 +1,4 @@
-"""Log probabilities of prompt tokens, for requests that ask. Computed with the prompt, because the cache keeps KV and
-no logits."""
+"""Log probabilities of prompt tokens, computed with the prompt, because the cache keeps no logits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,18 +14,11 @@ from tandem.engine.models.base import Model
 from tandem.engine.upload import Packed
 from tandem.prompt_logprobs import PackedLogprobs
 
-# Rows of logits held at a time: no more than for sampling the first tokens of a full batch.
+# No more rows of logits at a time than for sampling the first tokens of a full batch.
 MAX_SLICE_ROWS = MAX_PREFILL_BATCH_SIZE
 
 
 class _Span(NamedTuple):
-    """Tokens of one sequence with log probabilities from a forward pass.
-
-    Attributes:
-        number: index of the sequence in the batch.
-        start: position of the first token.
-    """
-
     number: int
     start: int
     num_tokens: int
@@ -38,11 +30,10 @@ class ScoredPrompts:
     """Log probabilities of one forward pass, on their way to the host like SampledLogprobs.
 
     Attributes:
-        spans: in order, the owners of the tokens.
         chosen: (num_tokens,) float32, of the prompts' own tokens.
         ranks: (num_tokens,) int32.
         top_ids: (num_tokens, k) int32, k at least every num_top, the most likely first.
-        top: (num_tokens, k) float32, of top_ids. These four tensors are in pinned memory if they come from a GPU.
+        top: (num_tokens, k) float32, of top_ids.
     """
 
     spans: Sequence[_Span]
@@ -52,7 +43,7 @@ class ScoredPrompts:
     top: torch.Tensor
 
     def to_sequences(self, num_sequences: int) -> list[PackedLogprobs | None]:
-        """Returns the log probabilities of each sequence, None where there are none. They must have arrived."""
+        """Returns one entry per sequence, None without any. They must have arrived."""
         found: list[PackedLogprobs | None] = [None] * num_sequences
         columns = [t.numpy() for t in (self.chosen, self.ranks, self.top_ids, self.top)]
         begin = 0
@@ -98,8 +89,7 @@ def score_prompts(model: Model, hidden: torch.Tensor, batch: Batch) -> ScoredPro
     k = min(max(span.num_top for span in spans), model.config.vocab_size)
     all_rows, all_targets = Packed(np.concatenate(rows), np.array(targets, np.int64)).to(hidden.device)
     num_tokens = len(targets)
-    # Allocate the results before the slices' large tensors: between them, they would keep that memory from being
-    # reused.
+    # Allocated before the slices' large tensors: between them, they would keep that memory from being reused.
     columns = (
         torch.empty(num_tokens, device=hidden.device),
         torch.empty(num_tokens, dtype=torch.int32, device=hidden.device),
@@ -109,22 +99,16 @@ def score_prompts(model: Model, hidden: torch.Tensor, batch: Batch) -> ScoredPro
     for start in range(0, num_tokens, MAX_SLICE_ROWS):
         part = slice(start, start + MAX_SLICE_ROWS)
         _score(model.logits(hidden[all_rows[part]]).float(), all_targets[part], [column[part] for column in columns])
-    # torch uses pinned memory for non-blocking copies to the host.
+    # torch uses pinned memory here.
     return ScoredPrompts(spans, *(column.to("cpu", non_blocking=True) for column in columns))
 
 
 def _score(logits: torch.Tensor, targets: torch.Tensor, columns: Sequence[torch.Tensor]) -> None:
-    """Writes the results of some rows.
-
-    Args:
-        logits: (num_rows, vocab_size) float32.
-        columns: these rows of ScoredPrompts' tensors, on the device.
-    """
     chosen, ranks, top_ids, top = columns
     own = targets.unsqueeze(1)
     logprobs = torch.log_softmax(logits, dim=-1)
     chosen.copy_(logprobs.gather(1, own).squeeze(1))
-    # Ranked by logits, as in tandem.engine.logprobs.
+    # By logits, as in tandem.engine.logprobs.
     ranks.copy_((logits > logits.gather(1, own)).sum(dim=-1) + 1)
     if top.shape[1]:
         found = most_likely(logits, top.shape[1])

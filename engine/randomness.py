@@ -1,7 +1,6 @@
 """Random numbers as a function of a request's seed and a position.
 
-No generator state has to survive a handover or a restart: every worker draws the same token at a position, alone or in
-a batch.
+No generator state has to survive a handover or a restart.
 """
 
 _MASK = 2**64 - 1
@@ -22,7 +21,6 @@ def uniform(seed: int, position: int) -> float:
 
 
 def _mix(value: int) -> int:
-    """SplitMix64's step and output function: a bijection of 64-bit integers."""
     value = (value + _GOLDEN_GAMMA) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK

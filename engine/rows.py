@@ -2,11 +2,8 @@ import torch
 
 
 def select_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Returns x[rows], or x itself if that is all of it.
-
-    Args:
-        rows: (n,) int64 on the device of x, ascending, distinct.
-    """
+    """Returns x[rows], or x itself if that is all of it. Args: rows: (n,) int64 on the device of x, ascending,
+    distinct."""
     return x if len(rows) == len(x) else x.index_select(0, rows)
 
 

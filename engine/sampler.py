@@ -17,8 +17,7 @@ The order is that of vLLM and, as far as it goes, of OpenAI's API. x are a row's
 7. draw:        the first i, by token id, where the sum of p up to i exceeds u times the whole sum; u in [0, 1) is a
                 function of seed and position (tandem.engine.randomness)
 
-Rows are independent, so a request gets the same tokens alone and in any batch. The host never waits for the device,
-which may be the only one to know a sequence's newest token.
+Rows are independent, so a request gets the same tokens alone and in any batch. The host never waits for the device.
 """
 
 from collections.abc import Sequence
@@ -37,12 +36,6 @@ from tandem.engine.upload import Packed
 
 @dataclass(frozen=True, slots=True)
 class SamplerOutput:
-    """
-    Attributes:
-        token_ids: (num_rows,) int64, on the device of the logits.
-        logprobs: of the rows that ask; None if none does.
-    """
-
     token_ids: torch.Tensor
     logprobs: SampledLogprobs | None = None
 
@@ -53,11 +46,10 @@ def sample(
     input_ids: torch.Tensor | None = None,
     grammars: Grammars | None = None,
 ) -> SamplerOutput:
-    """Samples the next token of each row. The host does not wait for the device.
+    """Samples the next token of each row without waiting for the device.
 
     Args:
         logits: (num_rows, vocab_size) float32; left unchanged.
-        sequences: one for each row.
         input_ids: (num_rows,) int64 on the device of the logits, each row's newest token; needed if one is pending.
         grammars: needed if a sequence has a constraint; its tokens must all be known.
     """
@@ -78,7 +70,7 @@ def sample(
 def process_logits(
     logits: torch.Tensor, sequences: Sequence[TokenSequence], input_ids: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Steps 1 to 3, also for greedy rows; copies the logits if anything changes. Args: see `sample`."""
+    """Steps 1 to 3, also for greedy rows, on a copy if anything changes."""
     return _penalize(_add_bias(logits, sequences), sequences, input_ids)
 
 
@@ -95,7 +87,7 @@ def _allow(logits: torch.Tensor, sequences: Sequence[TokenSequence], grammars: G
         sequence.constraint.follow(sequence.token_ids, sequence.prompt_len)
         constraints.append((sequence.constraint, sequence.sampling.stop_token_ids))
     on_device, masks = Packed(np.array(rows), grammars.masks(constraints).ravel()).to(logits.device)
-    # As bytes, the bits of all rows take at most a quarter of the logits' memory.
+    # At most a quarter of the logits' memory, as bytes.
     bits = masks.view(torch.uint8).view(len(rows), -1, 1) >> torch.arange(8, dtype=torch.uint8, device=logits.device)
     is_forbidden = (bits & 1).view(len(rows), -1)[:, : logits.shape[1]] == 0
     return replace_rows(logits, on_device, select_rows(logits, on_device).masked_fill(is_forbidden, -torch.inf))
@@ -107,7 +99,6 @@ def _go_on(logits: torch.Tensor, sequences: Sequence[TokenSequence]) -> torch.Te
     if not rows:
         return logits
     vocab_size = logits.shape[1]
-    # A model's stop tokens may exceed its vocabulary.
     ends = [np.array([i for i in sequences[row].stop_token_ids if i < vocab_size], dtype=np.int64) for row in rows]
     on_device, at = Packed(np.array(rows), _places(ends, vocab_size)).to(logits.device)
     x = select_rows(logits, on_device)
@@ -123,7 +114,7 @@ def _add_bias(logits: torch.Tensor, sequences: Sequence[TokenSequence]) -> torch
     if not biased:
         return logits
     vocab_size = logits.shape[1]
-    # The ids are sorted; one too large would be a token of the next row.
+    # Ids are sorted; one too large would be a token of the next row.
     assert all(bias.token_ids[-1] < vocab_size for _, bias in biased)
     places = np.concatenate([bias.token_ids + row * vocab_size for row, bias in biased])
     values = np.concatenate([bias.values for _, bias in biased])
@@ -142,7 +133,7 @@ def _penalize(logits: torch.Tensor, sequences: Sequence[TokenSequence], input_id
     assert input_ids is not None or not any(s.num_pending for s in penalized)
     vocab_size = logits.shape[1]
     known = [s.known_ids() for s in penalized]
-    # Only a repetition penalty needs the prompt, which may be long.
+    # Only a repetition penalty needs the prompt.
     prompt_lens = [s.prompt_len if s.sampling.repetition_penalty != 1 else 0 for s in penalized]
     prompts = [ids[:num] for ids, num in zip(known, prompt_lens, strict=True)]
     outputs = [ids[s.prompt_len :] for ids, s in zip(known, penalized, strict=True)]
@@ -172,7 +163,7 @@ def _penalize(logits: torch.Tensor, sequences: Sequence[TokenSequence], input_id
 
 
 def _places(token_ids: Sequence[np.ndarray], vocab_size: int) -> np.ndarray:
-    """Returns the flat indices of each row's int64 tokens in a (len(token_ids), vocab_size) matrix."""
+    """Flat indices in a (len(token_ids), vocab_size) matrix."""
     ids = np.concatenate(token_ids)
     # One too large would be a token of the next row.
     assert ids.max(initial=0) < vocab_size

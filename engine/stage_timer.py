@@ -5,7 +5,6 @@ class StageTimer:
     """Times consecutive stages: each ends where the next begins.
 
     Attributes:
-        current: the running stage, or "".
         seconds: duration of each ended stage, in order of first appearance; repeated stages add up.
     """
 

@@ -11,7 +11,6 @@ from tandem.engine.grammars import Constraint
 from tandem.sampling_params import SamplingParams
 
 _GREEDY = SamplingParams(max_tokens=1)
-# Table id of a sequence whose page table has no handle.
 NO_TABLE = 0
 
 
@@ -47,15 +46,11 @@ class TokenSequence:
         token_ids: prompt and output so far.
         prompt_len: tokens of the client's prompt.
         page_ids: the page table; page i holds tokens i*page_size to (i+1)*page_size. Shared with the PageHandle, never
-            copied, so that remapping a page there remaps it here.
+            copied: remapping a page there remaps it here.
         cached_len: tokens whose KV is in the pool.
-        sampling: greedy by default.
         device_len: tokens with KV in the pool after the current forward pass.
         num_pending: sampled tokens, or tokens being sampled, that are not in token_ids yet.
-        bias: the logit bias of `sampling`, if any.
-        stop_token_ids: of `sampling`.
-        constraint: of the grammar of `sampling`, if any.
-        table_id: number of the page table (`PageHandle.table_id`); forward passes that use it are found by it.
+        table_id: number of the page table (`PageHandle.table_id`).
     """
 
     token_ids: list[int]
@@ -73,7 +68,7 @@ class TokenSequence:
 
     def __post_init__(self) -> None:
         self.device_len = self.cached_len
-        # Made once, because every step reads both for hundreds of sequences.
+        # Every step reads both for hundreds of sequences.
         self.stop_token_ids = frozenset(self.sampling.stop_token_ids)
         if self.sampling.logit_bias:
             self.bias = LogitBias(self.sampling.logit_bias)
@@ -89,19 +84,16 @@ class TokenSequence:
 
     @property
     def must_go_on(self) -> bool:
-        """True if the output has fewer than min_tokens, so that the next token may not end it."""
-        # Most requests set no min_tokens: skip the rest for them.
+        """True if the output has fewer than min_tokens."""
         min_tokens = self.sampling.min_tokens
         return min_tokens > 0 and self.length - self.prompt_len < min_tokens and bool(self.stop_token_ids)
 
     @property
     def needs_argmax_only(self) -> bool:
-        """True if the request needs only the most likely token."""
         return self.sampling.needs_argmax_only and not self.must_go_on
 
     @property
     def extend_len(self) -> int:
-        """Tokens that the next forward pass must compute."""
         return self.device_len - self.cached_len
 
     @property
@@ -111,7 +103,7 @@ class TokenSequence:
 
     @property
     def needs_logits(self) -> bool:
-        """True if the current forward pass reaches the last token, so that the next one can be sampled."""
+        """True if the current forward pass reaches the last token."""
         return self.device_len == self.length
 
     def extend(self, num_tokens: int) -> None:

@@ -17,11 +17,7 @@ Numbers = np.ndarray[Any, np.dtype[np.int32] | np.dtype[np.int64] | np.dtype[np.
 class Packed:
     """Arrays packed into one memory, each at a multiple of ALIGNMENT.
 
-    Each copy to a GPU has its own pinned memory, because an earlier step's copy may not have begun. torch reuses the
-    memory after the copy.
-
-    Attributes:
-        num_bytes: size of that memory.
+    Each copy to a GPU has its own pinned memory, because an earlier step's copy may not have begun.
     """
 
     def __init__(self, *arrays: Numbers) -> None:
@@ -38,15 +34,11 @@ class Packed:
         return [view[: len(numbers)] for view, numbers in zip(self.views(memory), self._arrays, strict=True)]
 
     def copy_to(self, memory: torch.Tensor) -> None:
-        """Args: memory: (at least num_bytes,) uint8 on a GPU; `views` finds the arrays in it."""
         memory[: self.num_bytes].copy_(self._on_host(pinned=True), non_blocking=True)
 
     def views(self, memory: torch.Tensor) -> list[torch.Tensor]:
-        """Returns views of the arrays in a copy, present or future. The last one takes all the rest of the memory.
-
-        Args:
-            memory: (at least num_bytes,) uint8.
-        """
+        """Returns views of the arrays in `memory`, (at least num_bytes,) uint8. The last one takes the rest of the
+        memory."""
         ends = [offset + numbers.nbytes for offset, numbers in zip(self._offsets, self._arrays, strict=True)]
         ends[-1] = len(memory)
         return [
@@ -63,11 +55,10 @@ class Packed:
 
 
 def to_device(values: Sequence[int] | Numbers, device: torch.device) -> torch.Tensor:
-    """Uploads without waiting: (len(values),), an array in its own dtype, a list as int64."""
+    """Uploads without waiting: an array in its own dtype, a list as int64."""
     numbers = values if isinstance(values, np.ndarray) else np.array(values, np.int64)
     return Packed(numbers).to(device)[0]
 
 
 def aligned(num_bytes: int) -> int:
-    """Rounds up to a multiple of ALIGNMENT."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
