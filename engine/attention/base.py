@@ -19,13 +19,10 @@ from tandem.engine.token_sequence import TokenSequence
 
 
 class Attention(ABC):
-    """A layer's attention between its two projections."""
-
     @abstractmethod
     def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
-        """Computes causal attention of new tokens over pages.
-
-        Normalizes (if qk_norm) and rotates queries and keys, writes new keys and values into their pages, then attends.
+        """Normalizes (if qk_norm) and rotates queries and keys, writes new keys and values into their pages, then
+        attends causally.
 
         Args:
             qkv: (num_tokens, num_q_heads + 2 * num_kv_heads, head_dim); may be overwritten.
@@ -53,8 +50,7 @@ class PlannedAttention(Attention):
 class AttentionBackend(Attention):
     """Attention over a paged pool.
 
-    `plan` is called once per forward pass for the work that depends only on lengths and page tables, `attend` once per
-    layer.
+    `plan` is called once per forward pass, `attend` once per layer.
 
     Attributes:
         reads_quantized: True if it reads quantized pages, with `kv_scales`.
@@ -67,7 +63,7 @@ class AttentionBackend(Attention):
     @classmethod
     def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
         """Returns the reason this backend does not support such pages on the device, without a full stop; "" if it
-        does. These checks apply to every backend that reads keys and values by head."""
+        does."""
         if not isinstance(layout, KvHeadLayout):
             return f"{cls.__name__} reads keys and values by head, not pages of {layout.tag}"
         if layout.quantized_to and not cls.reads_quantized:
@@ -105,7 +101,7 @@ class GraphedAttention(PlannedAttention):
 
 
 class GraphableBackend(AttentionBackend):
-    """A backend for CUDA graphs. Without graphs the engine launches each kernel of a step.
+    """A backend for CUDA graphs.
 
     With `computes_mixed`, a decode step and a prefill of fixed sizes alternate layer by layer. They must not share
     memory that lasts from one layer to the next.

@@ -30,7 +30,7 @@ def choose_backend(
         backend = ATTENTION_BACKENDS.load(name)
         reason = backend.why_not(layout, num_q_heads, device)
         if not reason:
-            # No backend has fast float32 kernels; float32 serves for comparisons.
+            # No backend has fast float32 kernels.
             if reasons and config.dtype != "float32":
                 logger.warning("%s: using the slower %s backend", reasons[0], name)
             return backend

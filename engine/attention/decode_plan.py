@@ -11,26 +11,19 @@ from tandem.engine.token_sequence import TokenSequence
 
 # Tokens per warp and turn.
 TILE = 16
-# Fixed cost of an item (queries, reduction over warps), in turns of a block.
+# Fixed cost (queries, reduction over warps), in turns of a block.
 ITEM_COST = 0.5
-# Numbers in a plan before its items, and per item: multiples of four, because threads load four at a time.
+# Multiples of four, because threads load four numbers at a time.
 HEAD_SIZE = 4
 ITEM_SIZE = 8
 
 
 class DecodeBlocks(NamedTuple):
-    """Launch shape.
-
-    Attributes:
-        num_per_sm: resident blocks per multiprocessor.
-    """
-
     num_warps: int
     num_per_sm: int
 
     @property
     def turn(self) -> int:
-        """Tokens that a block processes at a time."""
         return self.num_warps * TILE
 
 
@@ -47,11 +40,10 @@ class DecodePlan:
     """
 
     def __init__(self, layout: KvHeadLayout, num_sms: int, dummy_page: int) -> None:
-        """Args: dummy_page: page of padding rows."""
         self._layout = layout
         self._num_sms = num_sms
         self._dummy_page = dummy_page
-        # Measured on an H200 with head_dim 128: fastest with as many loads in flight as registers hold.
+        # Fastest on an H200 with head_dim 128: as many loads in flight as registers hold.
         is_large = layout.head_dim > 64 and not layout.quantized_to
         self._blocks_of_many = DecodeBlocks(num_warps=4, num_per_sm=3 if is_large else 4)
         # Few sequences: more warps end each block sooner.
@@ -67,20 +59,19 @@ class DecodePlan:
         return max(1, self.blocks(num_rows).num_per_sm * self._num_sms // self._layout.num_kv_heads)
 
     def max_items(self, num_rows: int) -> int:
-        """Upper bound for num_rows rows; not monotonic."""
+        """Upper bound; not monotonic."""
         return num_rows + self.max_blocks(num_rows) - 1
 
     def size(self, num_rows: int, num_pages: int) -> int:
-        """Numbers in a plan with num_pages in its page tables, including the padding's."""
+        """Numbers in a plan; num_pages includes the padding's."""
         return self.positions(num_rows).stop + num_pages
 
     def positions(self, num_rows: int) -> slice:
-        """Slice of a plan that holds the positions."""
         begin = self._first_items(num_rows) + (self.max_blocks(num_rows) + 4) // 4 * 4
         return slice(begin, begin + num_rows)
 
     def build(self, sequences: Sequence[TokenSequence], num_rows: int) -> "np.ndarray[Any, np.dtype[np.int32]]":
-        """Plans a step over `sequences`; padding rows are one token on the dummy page."""
+        """Plans a step; padding rows are one token on the dummy page."""
         num_padding = num_rows - len(sequences)
         tables, table_starts = page_tables(self._layout, sequences)
         table_starts += [len(tables)] * num_padding
@@ -123,7 +114,6 @@ class DecodePlan:
         return plan
 
     def _first_items(self, num_rows: int) -> int:
-        """Index of the blocks' first items."""
         return HEAD_SIZE + ITEM_SIZE * self.max_items(num_rows)
 
     def _cuts(
@@ -144,7 +134,7 @@ class DecodePlan:
 
 
 def _union(one: "np.ndarray[Any, Any] | list[int]", other: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """Sorted union; takes half the time of np.union1d."""
+    """Takes half the time of np.union1d."""
     numbers = np.concatenate((one, other))
     numbers.sort()
     is_new = np.ones(len(numbers), dtype=bool)

@@ -25,22 +25,20 @@ from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.upload import Packed, to_device
 
 WORKSPACE_BYTES = 256 * 2**20
-# Plan memory of a graph, as large as FlashInfer's own.
+# As large as FlashInfer's own.
 PLAN_BYTES = 8 * 2**20
-# Supported dtypes and head sizes.
 DTYPES = ("bfloat16", "float16")
 HEAD_DIMS = (64, 128, 256)
-# Hopper, which has its own prefill kernels (fa3).
+# Hopper's own prefill kernels (fa3).
 FA3_CAPABILITY = 9
-# Larger steps use FlashInfer's kernel, whose plans need less memory.
+# FlashInfer's kernel has plans that need less memory.
 MAX_OWN_DECODE = 512
 
 
 class FlashInferAttention(GraphableBackend):
     """Plans from host tensors, because device tensors would be copied back synchronously.
 
-    FlashInfer accepts a layer's keys and values as strided views of the page-major pool. Quantized pages use the fa2
-    kernels, because Hopper's fa3 requires quantized queries too.
+    Quantized pages use the fa2 kernels, because Hopper's fa3 requires quantized queries too.
     """
 
     reads_quantized = True
@@ -63,7 +61,7 @@ class FlashInferAttention(GraphableBackend):
         assert isinstance(layout, KvHeadLayout)
         self._device = pool.device
         self._num_columns = num_q_heads * layout.head_dim
-        # Shared by all wrappers, because one runs at a time. FlashInfer requires initial zeros.
+        # Shared by all wrappers, because one runs at a time. FlashInfer requires zeros.
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
         scales = kv_scales or KvScales.ones(layout.num_layers)
         self._paged = _PagedKernels(pool, layout, num_q_heads, scales)
@@ -76,7 +74,7 @@ class FlashInferAttention(GraphableBackend):
         self._prefill = _Wrapper(
             flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=self._paged_backend)
         )
-        # Without cached prefixes, keys and values need not be read from pages.
+        # Without cached prefixes, keys and values are read from qkv.
         self._first_prefill = _Wrapper(
             flashinfer.BatchPrefillWithRaggedKVCacheWrapper(self._workspace, "NHD", backend=prefill_backend),
             reads_pages=False,
@@ -109,7 +107,6 @@ class FlashInferAttention(GraphableBackend):
         if any(s.cached_len for s in sequences):
             self._prefill.plan(indptr, *self._paged.tables(sequences), *sizes, causal=True, **dtypes)
             return _Planned(self._paged, self._prefill, slots)
-        # Keys and values read from qkv have the queries' dtype.
         dtypes = dtypes | {"kv_data_type": dtypes["q_data_type"]}
         self._first_prefill.plan(indptr, indptr, *sizes[:3], causal=True, **dtypes)
         return _Planned(self._paged, self._first_prefill, slots)
@@ -119,7 +116,7 @@ class FlashInferAttention(GraphableBackend):
         own_sizes = [size for size in batch_sizes if size <= MAX_OWN_DECODE]
         if self._own_decode is not None and own_sizes:
             graphed = graphed_paged_decodes(self._own_decode, own_sizes, max_pages_per_sequence)
-        # Sizes share the memory of their page tables.
+        # Sizes share page tables.
         other_sizes = [size for size in batch_sizes if size not in graphed]
         num_pages = max(other_sizes, default=0) * max_pages_per_sequence
         indices = torch.zeros(num_pages, dtype=torch.int32, device=self._device)
@@ -128,7 +125,7 @@ class FlashInferAttention(GraphableBackend):
     def for_prefill_graphs(
         self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int
     ) -> dict[int, GraphedAttention]:
-        # Sizes share the memory of page tables and plans.
+        # Sizes share page tables and plans.
         num_padding_pages = self._paged.layout.num_pages_for(max(sizes, default=0))
         num_pages = max_sequences * max_pages_per_sequence + num_padding_pages
         indices = torch.zeros(num_pages, dtype=torch.int32, device=self._device)
@@ -142,8 +139,7 @@ class FlashInferAttention(GraphableBackend):
 
 
 class _Wrapper:
-    """A FlashInfer wrapper. Its plan is copied from pinned memory behind running forward passes; the next plan waits
-    for that copy, usually over.
+    """A FlashInfer wrapper. The next plan waits for the copy of the previous one from pinned memory.
 
     Attributes:
         reads_pages: True if keys and values are read from pages. Otherwise they are read from qkv, in larger pieces,
@@ -161,16 +157,15 @@ class _Wrapper:
         self._copied.record()
 
     def run(self, q: torch.Tensor, *kv: Any, out: torch.Tensor | None, **scales: float) -> torch.Tensor:
-        """Returns (num_tokens, num_q_heads * head_dim). Args: out: as for PlannedAttention."""
-        # Without `out` the wrapper would zero its output, although it writes every row.
+        """Returns (num_tokens, num_q_heads * head_dim)."""
+        # Without `out` the wrapper would zero its output first.
         heads = torch.empty_like(q) if out is None else out.view_as(q)
         attended: torch.Tensor = self._wrapper.run(q, *kv, out=heads, **scales)
         return attended.flatten(1)
 
 
 class _PagedKernels:
-    """Parameters of all wrappers.
-
+    """
     Attributes:
         sizes: head counts, head_dim and page_size, in plan order.
         dtypes: by a plan's parameter names.
@@ -178,7 +173,6 @@ class _PagedKernels:
     """
 
     def __init__(self, pool: CudaKvPool, layout: KvHeadLayout, num_q_heads: int, kv_scales: KvScales) -> None:
-        """Args: kv_scales: all ones if pages are not quantized."""
         self.layout = layout
         self._scales = kv_scales
         self._written_scales = kv_scales if layout.quantized_to else None
@@ -188,14 +182,14 @@ class _PagedKernels:
         self.dummy_page = pool.num_pages
         self._num_q_heads = num_q_heads
         kv = self._pool = layout.view(pool.memory_and_dummy)
-        # (num_pages + 1, page_size, num_kv_heads, head_dim) each, with the dummy page.
+        # (num_pages + 1, page_size, num_kv_heads, head_dim) each.
         self._caches = [(kv[:, layer, 0], kv[:, layer, 1]) for layer in range(layout.num_layers)]
 
     def tables(
         self, sequences: Sequence[TokenSequence], num_padding: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns int32 page tables as plans take them: indptr (num_rows + 1,) pinned, indices (num_pages,) on the
-        device, last_page_lens (num_rows,) pinned. Padding rows are one token on the dummy page."""
+        """Returns int32 indptr (num_rows + 1,) pinned, indices (num_pages,) on the device, last_page_lens (num_rows,)
+        pinned. Padding rows are one token on the dummy page."""
         indices, indptr = page_tables(self.layout, sequences)
         indptr += range(len(indices), len(indices) + num_padding + 1)
         indices.extend([self.dummy_page] * num_padding)
@@ -237,8 +231,6 @@ class _PagedKernels:
 
 
 class _Planned(PlannedAttention):
-    """Attention by a planned wrapper."""
-
     def __init__(self, paged: _PagedKernels, wrapper: _Wrapper, slots: torch.Tensor) -> None:
         """Args: slots: (num_tokens,) int64 on the device."""
         self._paged = paged
@@ -257,8 +249,6 @@ class _Planned(PlannedAttention):
 
 
 class _GraphedDecode(GraphedAttention):
-    """Decode attention of one batch size."""
-
     def __init__(self, paged: _PagedKernels, workspace: torch.Tensor, batch_size: int, indices: torch.Tensor) -> None:
         self._paged = paged
         self._batch_size = batch_size
@@ -295,15 +285,13 @@ class _GraphedDecode(GraphedAttention):
         return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer, out)
 
     def _pack(self, sequences: Sequence[TokenSequence]) -> Packed:
-        """Slots and positions of the new tokens."""
         num_padding = self._batch_size - len(sequences)
         slots = decode_slots(self._paged.layout, sequences, num_padding, self._paged.dummy_page)
         return Packed(slots, np.array([s.cached_len for s in sequences] + [0] * num_padding, np.int32))
 
 
 class _GraphedPrefill(GraphedAttention):
-    """Prefill of one number of tokens. Padding is one more sequence of dummy pages; the remaining sequences are
-    empty."""
+    """Padding is one more sequence of dummy pages; the remaining sequences are empty."""
 
     def __init__(
         self,
@@ -369,7 +357,6 @@ class _GraphedPrefill(GraphedAttention):
         return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer, out)
 
     def _pack(self, sequences: Sequence[TokenSequence]) -> Packed:
-        """Slots and positions of the new tokens."""
         layout = self._paged.layout
         slots = np.full(self._num_tokens, self._paged.dummy_page * layout.page_size, np.int64)
         positions = np.zeros(self._num_tokens, np.int32)

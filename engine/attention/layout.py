@@ -9,9 +9,7 @@ from tandem.engine.models.config import ModelConfig
 if TYPE_CHECKING:
     import torch
 
-# Bytes per element of page dtypes, by torch's names.
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-# Bytes per element of quantized page dtypes.
 QUANTIZED_BYTES = {"float8_e4m3fn": 1}
 
 
@@ -24,7 +22,7 @@ class KvHeadLayout(PageLayout):
 
     Attributes:
         dtype: compute dtype, by torch's name.
-        quantized_to: narrower page dtype, for numbers divided by a scale per layer (KvScales); "": pages have `dtype`.
+        quantized_to: narrower page dtype, with a scale per layer (KvScales); "": `dtype`.
     """
 
     num_layers: int
@@ -49,7 +47,6 @@ class KvHeadLayout(PageLayout):
 
     @property
     def page_dtype(self) -> str:
-        """Torch name of the dtype in pages."""
         return self.quantized_to or self.dtype
 
     @property
@@ -67,7 +64,6 @@ class KvHeadLayout(PageLayout):
 
     def view(self, memory: "torch.Tensor") -> "torch.Tensor":
         """Views (num_pages, page_bytes) uint8, contiguous, as (num_pages, *page_shape) of page_dtype."""
-        # The planner reads layouts without torch.
         import torch
 
         return memory.view(getattr(torch, self.page_dtype)).view(len(memory), *self.page_shape)

@@ -15,8 +15,7 @@ from tandem.engine.upload import to_device
 
 
 class _Part(NamedTuple):
-    """A contiguous range of a forward pass's tokens.
-
+    """
     Attributes:
         positions: (num_tokens,) on the device, not a slice of the forward pass's: Triton recompiles for unaligned
             addresses.
@@ -27,8 +26,6 @@ class _Part(NamedTuple):
 
 
 class _MixedAttention(Attention):
-    """Runs the parts in turn, each into its rows of the output."""
-
     def __init__(self, parts: Sequence[_Part], num_columns: int) -> None:
         self._parts = parts
         self._num_columns = num_columns
@@ -65,10 +62,5 @@ def plan_by_kind(
 
 
 def graphed_by_kind(decode: GraphedAttention, prefill: GraphedAttention, num_columns: int) -> Attention:
-    """Combines decode and prefill attention of fixed sizes, decode rows first.
-
-    Args:
-        decode, prefill: from one GraphableBackend with computes_mixed.
-        num_columns: num_q_heads * head_dim.
-    """
+    """Combines attention of one GraphableBackend with computes_mixed, decode rows first."""
     return _MixedAttention([_Part(part, part.positions) for part in (decode, prefill)], num_columns)

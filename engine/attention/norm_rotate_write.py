@@ -18,7 +18,7 @@ QUANTIZING_CAPABILITY = 8, 9
 
 
 def why_not_written(layout: KvHeadLayout, device: torch.device) -> str:
-    """As AttentionBackend.why_not, for writes on a GPU."""
+    """As AttentionBackend.why_not."""
     if layout.quantized_to and torch.cuda.get_device_capability(device) < QUANTIZING_CAPABILITY:
         major, minor = QUANTIZING_CAPABILITY
         return f"pages of {layout.quantized_to} need a GPU of compute capability {major}.{minor} or later"
@@ -45,7 +45,7 @@ def norm_rotate_write(
         qkv: (num_tokens, num_q_heads + 2 * num_kv_heads, head_dim), contiguous; head_dim a power of 2.
         pool: as KvHeadLayout.view, contiguous.
         slots: (num_tokens,) int64, page * page_size + offset in the page.
-        kv_scales: scales of quantized pages; None: not quantized.
+        kv_scales: None: pages are not quantized.
         keep_kv: also write the pages' keys and values over those in qkv.
 
     Returns:
@@ -55,7 +55,6 @@ def norm_rotate_write(
     _, num_layers, _, page_size, num_kv_heads, _ = pool.shape
     assert qkv.is_contiguous() and num_heads == num_q_heads + 2 * num_kv_heads
     q = torch.empty(num_tokens, num_q_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
-    # Not read without a norm.
     weight, eps = qk_norm if qk_norm is not None else (qkv, 0.0)
     half_page = page_size * num_kv_heads * head_dim
     heads = HEADS_OF_FEW_TOKENS if num_tokens <= FEW_TOKENS else HEADS
@@ -123,7 +122,6 @@ def _norm_rotate_write(  # type: ignore[no-untyped-def]
     exists = (head < NUM_Q + 2 * NUM_KV)[:, None]
     is_turned = (head < NUM_Q + NUM_KV)[:, None]
     source = (token * (NUM_Q + 2 * NUM_KV) + head[:, None]) * (2 * HALF) + i[None, :]
-    # A head's two halves rotate with each other.
     a = tl.load(qkv + source, mask=exists, other=0.0).to(tl.float32)
     b = tl.load(qkv + source + HALF, mask=exists, other=0.0).to(tl.float32)
     if HAS_NORM:
@@ -163,7 +161,7 @@ def _norm_rotate_write(  # type: ignore[no-untyped-def]
         a = a.to(pool.dtype.element_ty)
         b = b.to(pool.dtype.element_ty)
         if KEEP_KV:
-            # No other program reads them. Values are already in place.
+            # Values are already in place.
             is_key = is_turned & (head >= NUM_Q)[:, None]
             tl.store(qkv + source, a, mask=is_key)
             tl.store(qkv + source + HALF, b, mask=is_key)
@@ -176,7 +174,7 @@ def _norm_rotate_write(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _rounded(x, LARGEST: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Rounds float32 to e4m3 precision, ties to even: 4 significant bits, in steps of at least 2^-9.
+    """Rounds float32 to e4m3 precision: 4 significant bits, in steps of at least 2^-9, ties to even.
 
     Saturates and keeps NaN. Replaces a conversion to e4m3 and back, which Triton 3.6 computes wrongly in tiles of 16
     heads.

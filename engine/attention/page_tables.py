@@ -13,7 +13,7 @@ Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def page_tables(layout: PageLayout, sequences: Sequence[TokenSequence]) -> tuple["array[int]", list[int]]:
-    """Returns the concatenated page ids up to device_len (int32), and the index of each sequence's first."""
+    """Returns the page ids up to device_len (int32), and the index of each sequence's first."""
     # torch and numpy read an array four times as fast as a list.
     pages = array("i")
     first_pages = []
@@ -24,25 +24,22 @@ def page_tables(layout: PageLayout, sequences: Sequence[TokenSequence]) -> tuple
 
 
 def new_positions(sequences: Sequence[TokenSequence]) -> Int64s:
-    """Positions of the new tokens, concatenated: (num_tokens,)."""
+    """Positions of the new tokens: (num_tokens,)."""
     return np.concatenate([np.arange(s.cached_len, s.device_len) for s in sequences])
 
 
 def decode_slots(
     layout: PageLayout, sequences: Sequence[TokenSequence], num_padding: int = 0, dummy_page: int = 0
 ) -> Int64s:
-    """Slots of new tokens in decode: page * page_size + offset in the page.
-
-    Returns:
-        (len(sequences) + num_padding,); padding goes to the dummy page.
-    """
+    """Slots of new tokens in decode: page * page_size + offset, (len(sequences) + num_padding,); padding goes to the
+    dummy page."""
     page_size = layout.page_size
     slots = [s.page_ids[s.cached_len // page_size] * page_size + s.cached_len % page_size for s in sequences]
     return np.array(slots + [dummy_page * page_size] * num_padding, np.int64)
 
 
 def prefill_slots(layout: PageLayout, sequences: Sequence[TokenSequence]) -> Int64s:
-    """Slots of all new tokens, concatenated: (num_tokens,)."""
+    """Slots of all new tokens: (num_tokens,)."""
     slots = []
     for s in sequences:
         new = np.arange(s.cached_len, s.device_len)

@@ -1,23 +1,19 @@
-// Decode attention: one new token per sequence over pages. Normalizes and rotates queries and keys, writes the new key
-// and value into their page, and attends to all tokens so far.
+// Decode attention: one new token per sequence over pages. Normalizes and rotates queries and keys, writes the new
+// key and value into their page, and attends to all tokens so far.
 //
 // A block computes one key head with its GROUP query heads, for several items in turn. An item is a range of one
-// sequence's tokens. The warps of a block share the item, one tile of 16 tokens at a time.
+// sequence's tokens. The warps of a block share the item, one tile of 16 tokens at a time. The last block of a
+// sequence to finish adds up the parts of all its items.
 //
-// Scores are mma.m16n8k16 with tokens as the 16 rows and queries as the 8 columns (GROUP of them real). Outputs are mma
-// with dimensions as the rows. Between them, the weights (8 tokens by 8 heads) are transposed in registers. Dimensions
-// may map to mma indices in any order as long as both operands agree, so a thread loads 16 contiguous bytes: 8 bfloat16
-// or 16 FP8 numbers. (Values of 64 dimensions in FP8 take 8 bytes.) FP8 numbers become float16 just before the mma,
-// with an instruction that converts two; queries and weights become float16 too. The scales of keys and values apply to
-// scores and output.
+// Scores are mma.m16n8k16 with tokens as the 16 rows and queries as the 8 columns (GROUP of them real). Outputs are
+// mma with dimensions as the rows. Between them, the weights (8 tokens by 8 heads) are transposed in registers.
+// Dimensions may map to mma indices in any order as long as both operands agree, so a thread loads 16 contiguous
+// bytes (8 bytes for values of 64 dimensions in FP8). FP8 numbers become float16 just before the mma, as do queries
+// and weights. The scales of keys and values apply to scores and output.
 //
-// The next item's first tiles are requested before the warps add up the current item. The last block of a sequence to
-// finish adds up the parts of all its items.
-//
-// The plan and the pages of earlier steps do not depend on earlier kernels of this step, and a step begins with a
-// kernel that waits for all before it. So the first pages are requested before this kernel waits for its inputs
-// (programmatic dependent launch). Buffers that earlier kernels write are not __restrict__: the compiler could read
-// them too early.
+// The plan and the pages of earlier steps do not depend on earlier kernels of this step. So the first pages are
+// requested before this kernel waits for its inputs (programmatic dependent launch). Buffers that earlier kernels
+// write are not __restrict__: the compiler could read them too early.
 //
 // Macros for NVRTC:
 //   HEAD_DIM     64 or 128
@@ -34,18 +30,15 @@
 #define TILE 16
 #define ITEM_SIZE 8
 #define NEGATIVE -1e30f
-// Parts of a sequence that are added up together.
 #define AT_ONCE 8
 
 #include "bfloat16.cuh"
 
-// Number type of pages, numbers per load of a key and of a value, and loads per thread.
 #if FP8
 typedef unsigned char Stored;
 #define KEY_WIDTH 16
 #define VALUE_WIDTH (HEAD_DIM / 8)
-// Fetch a token's key into the L2 cache with its neighbor's: the key is small, and another block reads the neighbor at
-// about the same time.
+// Fetch a key into the L2 cache with its neighbor's: another block reads the neighbor at about the same time.
 #define NEIGHBOURS ".L2::256B"
 #else
 typedef unsigned short Stored;
@@ -61,7 +54,7 @@ __device__ __forceinline__ constexpr int key_dim(int part, int s) {
     return s * 8 / KEY_WIDTH * 4 * KEY_WIDTH + part * KEY_WIDTH + s * 8 % KEY_WIDTH;
 }
 
-// Likewise for one of the 8 threads that share a value.
+// Likewise, 8 threads share a value.
 __device__ __forceinline__ constexpr int value_dim(int group, int s) {
     return s * 8 / VALUE_WIDTH * 8 * VALUE_WIDTH + group * VALUE_WIDTH + s * 8 % VALUE_WIDTH;
 }
@@ -112,7 +105,6 @@ __device__ __forceinline__ Chunk load(const Stored* p) {
 
 __device__ __forceinline__ Chunk load_value(const Stored* p) {
 #if FP8 && HEAD_DIM == 64
-    // Half a chunk.
     Chunk c = {};
     asm volatile("ld.global" NEIGHBOURS ".v2.u32 {%0, %1}, [%2];" : "=r"(c.v[0]), "=r"(c.v[1]) : "l"(p) : "memory");
     return c;
@@ -181,7 +173,6 @@ __device__ __forceinline__ void add_up(const float* parts, const float* part_sca
         const int g = i / HEAD_DIM;
         float top = NEGATIVE, total = 0.0f, value = 0.0f;
         for (int first = 0; first < num_parts; first += AT_ONCE) {
-            // Request all before using any.
             float part_max[AT_ONCE], part_sum[AT_ONCE], part_value[AT_ONCE];
 #pragma unroll
             for (int p = 0; p < AT_ONCE; p++) {
@@ -209,7 +200,6 @@ __device__ __forceinline__ void add_up(const float* parts, const float* part_sca
     }
 }
 
-// A range of one sequence.
 struct Item {
     int row, begin, end;
     int length;         // tokens of the row
@@ -255,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
         return pool + (long long)tables[item.table + token / PAGE_SIZE] * page_stride + layer_offset +
                (token % PAGE_SIZE * NUM_KV + kv_head) * HEAD_DIM;
     };
-    // If pages hold whole tiles, one table lookup per tile is enough: the tile's first key.
+    // If pages hold whole tiles, one table lookup per tile is enough.
     auto place_of = [&](const Item& item, int tile) {
         return PAGE_SIZE % TILE == 0 && tile < item.end ? static_cast<const Stored*>(place(item, tile)) : nullptr;
     };
@@ -264,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
     };
 
     Chunk keys[2][KEY_LOADS], values[4][VALUE_LOADS];
-    // Tokens beyond the item's end read as zeros, whatever their slots hold.
+    // Tokens beyond the item's end read as zeros.
     auto ask_keys = [&](const Item& item, const Stored* first, int tile) {
 #pragma unroll
         for (int j = 0; j < 2; j++) {

@@ -17,12 +17,11 @@ from tandem.engine.upload import Packed, aligned
 
 HEAD_DIMS = (64, 128)
 MAX_GROUP = 8
-# Scores are in units of log 2, the base of the hardware exponential.
+# Scores are in units of log 2, for the hardware exponential.
 LOG2_E = 1.4426950408889634
 
 
 def has_kernel(layout: KvHeadLayout, num_q_heads: int) -> bool:
-    """Return whether the kernel supports these heads."""
     group, remainder = divmod(num_q_heads, layout.num_kv_heads)
     return layout.dtype == "bfloat16" and layout.head_dim in HEAD_DIMS and remainder == 0 and group <= MAX_GROUP
 
@@ -33,7 +32,6 @@ class PagedDecode:
     def __init__(
         self, pool: CudaKvPool, num_q_heads: int, max_batch_size: int, kv_scales: KvScales | None = None
     ) -> None:
-        """Args: kv_scales: scales of quantized pages; None: all ones."""
         layout = pool.layout
         assert isinstance(layout, KvHeadLayout)
         self._layout = layout
@@ -43,7 +41,6 @@ class PagedDecode:
         self.plans = DecodePlan(layout, num_sms, dummy_page=pool.num_pages)
         self._num_q_heads = num_q_heads
         self._layer_stride = 2 * layout.page_size * layout.num_kv_heads * layout.head_dim
-        # The kernel multiplies 32-bit strides by page ids in 64 bits.
         assert layout.num_layers * self._layer_stride < 2**31
         max_items = max(self.plans.max_items(size) for size in range(1, max_batch_size + 1))
         self._pool = layout.view(pool.memory_and_dummy)
@@ -64,7 +61,7 @@ class PagedDecode:
         layer: int,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As PlannedAttention.attend, with the plan's positions. Args: plan: on the device."""
+        """As PlannedAttention.attend, with the plan's positions."""
         layout = self._layout
         assert qkv.is_contiguous()
         num_rows = len(qkv)
@@ -116,10 +113,7 @@ class PagedDecode:
 
 
 class PlannedPagedDecode(PlannedAttention):
-    """Decode attention of one step."""
-
     def __init__(self, decode: PagedDecode, plan: torch.Tensor) -> None:
-        """Args: plan: on the device."""
         self._decode = decode
         self._plan = plan
 
@@ -135,8 +129,6 @@ class PlannedPagedDecode(PlannedAttention):
 
 
 class GraphedPagedDecode(GraphedAttention):
-    """Decode attention of one batch size."""
-
     def __init__(self, decode: PagedDecode, batch_size: int, plan_memory: torch.Tensor) -> None:
         """Args: plan_memory: uint8 on the device, room for a plan; sizes may share it."""
         self._decode = decode

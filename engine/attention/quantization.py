@@ -1,4 +1,4 @@
-"""Quantized pages in plain torch. GPU kernels do the same in registers."""
+"""Quantized pages in plain torch."""
 
 import torch
 
@@ -8,8 +8,7 @@ from tandem.engine.attention.layout import KvHeadLayout
 class Quantizer:
     """Converts one layer's keys (or values) to and from page bytes.
 
-    Divides by the scale and rounds to the nearest, ties to even. Out-of-range numbers and infinities saturate; NaN
-    stays NaN.
+    Divides by the scale, rounds to the nearest, ties to even, and saturates; NaN stays NaN.
     """
 
     def __init__(self, layout: KvHeadLayout, scale: float, device: torch.device) -> None:
@@ -21,10 +20,8 @@ class Quantizer:
         self._numbers = (every_byte.float() * scale).to(getattr(torch, layout.dtype))  # (256,)
 
     def quantized(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Returns uint8 of the same shape."""
         scaled = (numbers.float() * self._inverse).clamp(-self._limit, self._limit)
         return scaled.to(self._dtype).view(torch.uint8)
 
     def numbers(self, quantized: torch.Tensor) -> torch.Tensor:
-        """Returns the numbers of page bytes, in the layout's dtype."""
         return self._numbers.index_select(0, quantized.flatten().int()).view(quantized.shape)

@@ -1,4 +1,4 @@
-"""Attention in plain torch: the CPU backend, and the float32 reference."""
+"""Attention in plain torch: CPU backend and float32 reference."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -32,10 +32,9 @@ class _Decode(NamedTuple):
 
 
 class _Prefill(NamedTuple):
-    """One prompt.
-
+    """
     Attributes:
-        start, end: its range of the token dimension.
+        start, end: the prompt's range of the token dimension.
         rows: (2 * device_len,) int64, layer 0's rows of keys, then of values.
         mask: (extend_len, device_len), added to scores; None without a cached prefix.
     """
@@ -53,11 +52,9 @@ class ReferenceAttention(AttentionBackend):
 
         ((page * num_layers + layer) * 2 + (0: keys, 1: values)) * page_size + offset in page
 
-    A gather by row ignores unused slots, even NaN. It is as fast as a gather of whole pages, and faster than indexing
-    one layer's view.
+    A gather by row ignores unused slots, even NaN, and is as fast as a gather of whole pages.
 
-    Quantized rows are gathered as bytes, then converted. New keys and values are read from their pages too, so the
-    cached prefix does not change the output.
+    New keys and values are read from their pages too, so the cached prefix does not change the output.
     """
 
     reads_quantized = True
@@ -79,7 +76,6 @@ class ReferenceAttention(AttentionBackend):
             for pair in zip(scales.keys, scales.values, strict=True):
                 keys, values = (Quantizer(layout, scale, pool.device) for scale in pair)
                 self._quantizers.append((keys, values))
-            # torch cannot gather and scatter every dtype.
             pages = pages.view(torch.uint8)
         self._pool_rows = pages.view(-1, layout.num_kv_heads * layout.head_dim)
         # (2 * num_tokens,) int64: layer 0's rows of new keys, then values.
@@ -106,7 +102,7 @@ class ReferenceAttention(AttentionBackend):
     @torch.inference_mode()
     def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
         num_q_heads, num_kv_heads = self._num_q_heads, self._layout.num_kv_heads
-        # Queries and keys together: (num_tokens, num_q_heads + num_kv_heads, head_dim).
+        # (num_tokens, num_q_heads + num_kv_heads, head_dim).
         qk, v = qkv.split([num_q_heads + num_kv_heads, num_kv_heads], dim=1)
         if qk_norm is not None:
             q_weight, k_weight = qk_norm.weight
@@ -129,10 +125,8 @@ class ReferenceAttention(AttentionBackend):
         return torch.cat([decoded, *(self._run_prefill(prefill, q, layer) for prefill in self._prefills)])
 
     def _plan_decode(self, sequences: Sequence[TokenSequence]) -> torch.Tensor:
-        """Returns layer 0's rows of the new keys: (len(sequences),) int64."""
         tables = [self._pages(s) for s in sequences]
         num_pages = max(map(len, tables))
-        # Any valid page pads, here the sequence's first.
         padded = torch.tensor([table + table[:1] * (num_pages - len(table)) for table in tables], device=self._device)
         lengths = torch.tensor([[s.device_len] for s in sequences], device=self._device)  # (batch, 1)
         kv_len = max(s.device_len for s in sequences)
@@ -150,7 +144,7 @@ class ReferenceAttention(AttentionBackend):
     def _run_decode(self, plan: _Decode, q: torch.Tensor, layer: int) -> torch.Tensor:
         torch.index_select(self._pool_rows, 0, plan.rows + self._offset(layer), out=plan.gathered)
         keys, values = self._split_heads(self._numbers(plan.gathered, layer), len(q))
-        # A group's query heads take the place of queries, so torch reads each key and value once per group: on a CPU a
+        # Query heads of a group take the place of queries, so torch reads each key and value once per group: on a CPU a
         # quarter faster than enable_gqa.
         grouped = q.unflatten(1, (self._layout.num_kv_heads, -1))  # (batch, num_kv_heads, group, head_dim)
         return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=plan.mask).flatten(1)
@@ -169,7 +163,7 @@ class ReferenceAttention(AttentionBackend):
         return out.squeeze(0).transpose(0, 1).flatten(1)
 
     def _pages(self, sequence: TokenSequence) -> list[int]:
-        """Pages of a sequence's tokens; its page table may be longer."""
+        """The page table may be longer than the tokens need."""
         num_pages = self._layout.num_pages_for(sequence.device_len)
         pages = list(sequence.page_ids[:num_pages])
         assert len(pages) == num_pages, f"{len(pages)} pages for {sequence.device_len} tokens"
@@ -182,15 +176,12 @@ class ReferenceAttention(AttentionBackend):
         return (first[..., None] + torch.arange(page_size, device=self._device)).flatten(-2)
 
     def _with_values(self, rows: torch.Tensor) -> torch.Tensor:
-        """Appends the rows of the same tokens' values."""
         return torch.cat((rows, rows + self._layout.page_size))
 
     def _offset(self, layer: int) -> int:
-        """Offset of a layer's rows from layer 0's."""
         return layer * 2 * self._layout.page_size
 
     def _numbers(self, gathered: torch.Tensor, layer: int) -> torch.Tensor:
-        """Converts gathered rows (keys, then values) to the layout's dtype."""
         if not self._quantizers:
             return gathered
         halves = zip(self._quantizers[layer], gathered.chunk(2), strict=True)

@@ -5,18 +5,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class KvScales:
-    """A number is its page's content times the scale.
-
-    Attributes:
-        keys, values: (num_layers,), each above 0.
-    """
+    """A number is its page's content times its layer's scale. Scales are (num_layers,), each above 0."""
 
     keys: tuple[float, ...]
     values: tuple[float, ...]
 
     @classmethod
     def ones(cls, num_layers: int) -> "KvScales":
-        """Scales for a checkpoint without any."""
         return cls((1.0,) * num_layers, (1.0,) * num_layers)
 
     @property

@@ -7,7 +7,6 @@ from tandem.choices import Choice, Choices
 if TYPE_CHECKING:
     from tandem.engine.attention.base import AttentionBackend
 
-# Selects the first backend in the table that supports the model on the device.
 AUTO = "auto"
 
 ATTENTION_BACKENDS: "Choices[AttentionBackend]" = Choices(

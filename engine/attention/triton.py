@@ -26,7 +26,7 @@ HEAD_DIMS = (64, 128, 256)
 
 
 class _DecodeTables(NamedTuple):
-    """Kernel inputs of a decode step, as triton_kernels.decode takes them."""
+    """As triton_kernels.decode takes them."""
 
     slots: torch.Tensor
     positions: torch.Tensor
@@ -35,7 +35,7 @@ class _DecodeTables(NamedTuple):
 
 
 class _PrefillTables(NamedTuple):
-    """Kernel inputs of a prefill, as triton_kernels.prefill takes them; tiles flattened."""
+    """As triton_kernels.prefill takes them; tiles flattened."""
 
     slots: torch.Tensor
     tiles: torch.Tensor
@@ -43,8 +43,6 @@ class _PrefillTables(NamedTuple):
 
 
 class TritonAttention(GraphableBackend):
-    """Builds tables on the host and uploads them in one copy."""
-
     reads_quantized = True
     computes_mixed = True
 
@@ -90,7 +88,6 @@ class TritonAttention(GraphableBackend):
         return _PlannedPrefill(self._kernels, _PrefillTables(*packed.to(self._device)))
 
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
-        # Sizes share the memory of their tables.
         largest = max(batch_sizes)
         num_bytes = _pack_decode(self._layout, (), largest, self._dummy_page).num_bytes
         num_bytes += aligned(4 * largest * max_pages_per_sequence)
@@ -109,7 +106,6 @@ class TritonAttention(GraphableBackend):
 
 class _Kernels:
     def __init__(self, layout: KvHeadLayout, pool: torch.Tensor, num_q_heads: int, kv_scales: KvScales | None) -> None:
-        """Args: pool: as KvHeadLayout.view, the dummy page last."""
         self.layout = layout
         self._pool = pool
         self._num_q_heads = num_q_heads
@@ -147,7 +143,6 @@ class _Kernels:
     def _write(
         self, slots: torch.Tensor, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int
     ) -> torch.Tensor:
-        """Returns the queries."""
         return norm_rotate_write(
             qkv, self._num_q_heads, rotation, qk_norm, self._pool, layer, slots, kv_scales=self._written_scales
         )
@@ -190,7 +185,6 @@ class _GraphedDecode(GraphedAttention):
     def __init__(
         self, kernels: _Kernels, dummy_page: int, memory: torch.Tensor, batch_size: int, num_splits: int
     ) -> None:
-        """Args: memory: uint8 on the device, for the tables."""
         self._kernels = kernels
         self._dummy_page = dummy_page
         self._memory = memory
@@ -221,7 +215,6 @@ def _pack_decode(layout: PageLayout, sequences: Sequence[TokenSequence], num_pad
     """Padding rows are one token on the dummy page."""
     positions = [s.cached_len for s in sequences] + [0] * num_padding
     pages, first_pages = page_tables(layout, sequences)
-    # Padding rows share the last page id.
     first_pages += [len(pages)] * num_padding
     pages.append(dummy_page)
     return Packed(
@@ -233,7 +226,6 @@ def _pack_decode(layout: PageLayout, sequences: Sequence[TokenSequence], num_pad
 
 
 def _pack_prefill(layout: PageLayout, sequences: Sequence[TokenSequence], queries_per_tile: int) -> Packed:
-    """Packs the _PrefillTables of a forward pass."""
     pages, first_pages = page_tables(layout, sequences)
     tiles = []
     num_tokens = 0

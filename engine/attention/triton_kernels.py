@@ -1,8 +1,8 @@
 """Paged attention as Triton kernels: split decode, and prefill with a cached prefix.
 
-Kernels read a page-major pool token by token: any page size works, and NaN in unused slots has no effect. A program
-computes the query heads that share a key-value head, and reads each key and value once. Softmax is online (Milakov and
-Gimelshein 2018, https://arxiv.org/abs/1805.02867) in powers of 2. Splits are merged by log-sum-exp.
+Any page size works, and NaN in unused slots has no effect. A program computes the query heads that share a key-value
+head, and reads each key and value once. Softmax is online (Milakov and Gimelshein 2018,
+https://arxiv.org/abs/1805.02867) in powers of 2. Splits are merged by log-sum-exp.
 """
 
 import math
@@ -13,11 +13,10 @@ import triton.language as tl
 
 from tandem.engine.attention.scales import KvScales
 
-# Elements of keys (16 KiB), and of values, per read.
+# 16 KiB of keys, and of values, per read.
 BLOCK_ELEMENTS = 8192
-# Minimum rows of a tensor core.
 MIN_ROWS = 16
-# Rows of a prefill program, queries times grouped heads: two warp groups of 64.
+# Queries times grouped heads: two warp groups of 64.
 PREFILL_ROWS = 128
 # Fills every multiprocessor and evens out the last wave.
 DECODE_PROGRAMS_PER_SM = 4
@@ -27,13 +26,12 @@ NUM_STAGES = 5
 
 
 def num_decode_splits(num_rows: int, num_kv_heads: int, num_sms: int) -> int:
-    """Programs per sequence and key-value head; a power of 2, to compile few kernels."""
+    """A power of 2, to compile few kernels."""
     wanted = max(1, DECODE_PROGRAMS_PER_SM * num_sms // (num_rows * num_kv_heads))
     return min(1 << (wanted.bit_length() - 1), MAX_SPLITS)
 
 
 def queries_per_tile(num_q_heads: int, num_kv_heads: int) -> int:
-    """Queries per prefill program."""
     return PREFILL_ROWS // (num_q_heads // num_kv_heads)
 
 
@@ -110,8 +108,8 @@ def prefill(
 
     Args:
         q: (num_tokens, num_q_heads, head_dim), contiguous.
-        tiles: (num_tiles, 4) int32, each at most queries_per_tile consecutive queries of one sequence: first row in q,
-            number of queries, first position, and index in `pages` of the sequence's first.
+        tiles: (num_tiles, 4) int32, each at most queries_per_tile queries of one sequence: first row in q, number of
+            queries, first position, and index in `pages` of the sequence's first.
         pool, pages, kv_scales, out: as for decode.
     """
     _, num_q_heads, head_dim = q.shape
@@ -139,7 +137,6 @@ def prefill(
 
 
 def _log2_scale(head_dim: int) -> float:
-    """Scale of scores for a softmax in powers of 2."""
     return math.log2(math.e) / math.sqrt(head_dim)
 
 
@@ -266,7 +263,7 @@ def _prefill(  # type: ignore[no-untyped-def]
     queries = tl.load(q + place, mask=is_query, other=0.0)
     position = first_position + i // GROUP
     kv = pool + layer_offset + kv_head * HEAD_DIM
-    # Blocks visible to every query need no mask; partly visible blocks follow.
+    # Blocks visible to every query need no mask.
     seen_by_all = (first_position + 1) // BLOCK * BLOCK
     acc, top, total = _attend(
         queries,
@@ -310,7 +307,7 @@ def _prefill(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _tokens_per_split(num_tokens, num_splits, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Whole blocks: only the last may be partial, and the last splits may be empty."""
+    """Whole blocks: the last splits may be empty."""
     return tl.cdiv(tl.cdiv(num_tokens, num_splits), BLOCK) * BLOCK
 
 
@@ -360,7 +357,7 @@ def _attend(  # type: ignore[no-untyped-def]
         else:
             k = tl.load(keys)
             v = tl.load(values)
-        # Dequantize to the queries' dtype; scales apply to scores and output.
+        # Scales apply to scores and output instead.
         k = k.to(queries.dtype)
         v = v.to(queries.dtype)
         scores = tl.dot(queries, tl.trans(k)) * scale  # (ROWS, BLOCK)

@@ -1,21 +1,20 @@
 // Matrix products of few tokens, y = x W^T, bound by the time to read W.
 //
-// One block computes ROW_TILES * 16 outputs of every token. Each of its warps takes every WARPS-th stretch of 32 inputs
-// (64 for FP8), and the block adds up their sums in shared memory. A product is one mma.m16n8k16: 16 rows of W by 8
-// tokens. Inputs may map to mma indices in any order as long as W and x agree. So a thread loads 16 contiguous bytes of
-// W for two mma, or for four with FP8.
+// One block computes ROW_TILES * 16 outputs of every token. Each of its warps takes every WARPS-th stretch of 32
+// inputs (64 for FP8), and the block adds up their sums in shared memory. A product is one mma.m16n8k16: 16 rows of
+// W by 8 tokens. Inputs may map to mma indices in any order as long as W and x agree. So a thread loads 16
+// contiguous bytes of W for two mma, or for four with FP8.
 //
-// With HELD a block takes several tiles in turn. A warp uses the same inputs for each tile and keeps them in registers,
-// ready for mma. It requests the next tile's weights before it finishes a tile, so that memory stays busy while the
-// block adds up.
+// With HELD a block takes several tiles in turn. A warp keeps the same inputs in registers for all tiles. It
+// requests the next tile's weights before it finishes a tile, so that memory stays busy.
 //
-// FP8 weights (float8_e4m3fn) become bfloat16 in registers, exactly, and x is not quantized. The FP8 bits move into
-// bfloat16 position, and the different exponent bias makes the number 2^-120 times as large. Inputs are scaled by 2^60,
-// which keeps sums far from the smallest numbers, and sums are corrected at the end.
+// FP8 weights (float8_e4m3fn) become bfloat16 in registers, exactly; x is not quantized. Moving FP8 bits into
+// bfloat16 position makes the number 2^-120 times as large, by the different exponent bias. Inputs are scaled by
+// 2^60, which keeps sums far from the smallest numbers, and sums are corrected at the end.
 //
-// Weights do not depend on earlier kernels. The first are requested before the kernel waits for its inputs, while
-// earlier kernels still run (programmatic dependent launch). Buffers that those write are not __restrict__: the
-// compiler could read them too early.
+// Weights do not depend on earlier kernels. The first are requested before the kernel waits for its inputs
+// (programmatic dependent launch). Buffers of earlier kernels are not __restrict__: the compiler could read them too
+// early.
 //
 // Macros for NVRTC:
 //   TOKEN_TILES  tokens / 8, rounded up
@@ -88,7 +87,6 @@ __device__ __forceinline__ void unpack(unsigned int four, unsigned int& even, un
     odd = (four & 0x80008000u) | (four >> 4 & 0x07f007f0u);
 }
 
-// Scales two bfloat16 by 2^60.
 __device__ __forceinline__ unsigned int up(unsigned int pair) {
     unsigned int larger;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(larger) : "r"(pair), "r"(0x5d805d80u), "r"(0x80008000u));
@@ -96,7 +94,7 @@ __device__ __forceinline__ unsigned int up(unsigned int pair) {
 }
 #endif
 
-// A thread's part of W for one stretch of inputs.
+// A thread's part of W for one stretch.
 struct Weights {
     Chunk rows[ROW_TILES][2];
 #if FP8 == 2
@@ -253,7 +251,6 @@ extern "C" __global__ void BOUNDS few_rows(
             if (part == 0) part_squares[warp][n * 8 + group] = s;
         }
     };
-    // Adds up the warps' sums of the tiles.
     auto finish = [&](int buffer) {
 #pragma unroll
         for (int t = 0; t < ROW_TILES; t++)
