@@ -1,5 +1,3 @@
-"""Free list of pages."""
-
 from collections.abc import Iterable
 
 
@@ -8,7 +6,7 @@ class PageAllocator:
 
     def __init__(self, num_pages: int) -> None:
         self._num_pages = num_pages
-        # Lowest ids on top of the stack: the last freed page is likeliest in a CPU cache.
+        # The last freed page, on top, is likeliest in a CPU cache.
         self._free = list(range(num_pages - 1, -1, -1))
         self._is_free = bytearray([1]) * num_pages
 
@@ -17,7 +15,6 @@ class PageAllocator:
         return len(self._free)
 
     def allocate(self, num_pages: int) -> list[int]:
-        """Takes pages; there must be enough."""
         assert 0 <= num_pages <= len(self._free)
         if num_pages == 0:
             return []
@@ -28,7 +25,7 @@ class PageAllocator:
         return taken
 
     def free(self, page_ids: Iterable[int]) -> None:
-        """Returns pages; asserts against a double free, which would give one page to two requests."""
+        """Asserts against a double free, which would give one page to two requests."""
         for page_id in page_ids:
             assert not self._is_free[page_id], f"page {page_id} freed twice"
             self._is_free[page_id] = 1

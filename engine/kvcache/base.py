@@ -10,8 +10,7 @@ if TYPE_CHECKING:
 class PageLayout(ABC):
     """Page format for components that treat pages as opaque bytes.
 
-    Only attention backends know a concrete class (engine/attention/layout.py).
-    `tandem.engine.page_layout.page_layout_of` returns a model's layout.
+    Only attention backends know a concrete class. `tandem.engine.page_layout.page_layout_of` returns a model's layout.
     """
 
     page_size: int
@@ -37,11 +36,9 @@ class PageLayout(ABC):
     @property
     @abstractmethod
     def tag(self) -> str:
-        """A readable text, equal exactly if two pools' pages have the same format. Workers compare tags before a
-        transfer."""
+        """A readable text, equal exactly if two pools' pages have the same format."""
 
     def num_pages_for(self, num_tokens: int) -> int:
-        """Pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
 

@@ -8,8 +8,6 @@ from tandem.engine.kvcache.cuda_pool import check
 
 
 class PageCopies:
-    """Copies pages of one size between memories that the device can reach."""
-
     def __init__(self, page_bytes: int) -> None:
         self._page_bytes = page_bytes
         # Copies of a batch read their source in stream order.

@@ -12,7 +12,7 @@ class CacheChanges:
 
 
 class ChangeLog:
-    """Collects changes. A page added and removed between two takes cancels out, which bounds the log."""
+    """A page added and removed between two takes cancels out, which bounds the log."""
 
     def __init__(self) -> None:
         # Dicts, because sets have no stable order.
@@ -32,7 +32,6 @@ class ChangeLog:
             self._removed[identity] = None
 
     def take(self) -> CacheChanges | None:
-        """Returns and clears the changes; None if there are none."""
         if not self._stored and not self._removed:
             return None
         changes = CacheChanges(tuple(self._stored), tuple(self._removed))

@@ -20,11 +20,10 @@ class PageHandle:
 
     Attributes:
         table_id: number of the page table, unique in the manager; the request's sequences carry it into every launch.
-        page_ids: page table of 32-bit integers, which backends copy in bulk. The manager may replace a duplicate page's
-            id.
+        page_ids: page table of 32-bit integers. The manager may replace a duplicate page's id.
         cached_len: tokens found in the tree at acquisition, a multiple of the page size.
         leased: True while another worker writes the private pages.
-        ceiling: limit on the pages of all handles of a class; None: no limit.
+        ceiling: limit on the pages of all handles of a class, if any.
     """
 
     table_id: int
@@ -39,7 +38,7 @@ class PageHandle:
 
 @dataclass(slots=True)
 class _DeferredFree:
-    """Pages to free when `pending` operations with their ids have ended.
+    """Pages to free when the `pending` operations have ended.
 
     Attributes:
         node: tree node locked until then, if any.
@@ -76,7 +75,6 @@ class CacheManager:
         self.page_size = page_size
         self._allocator = PageAllocator(num_pages)
         self._tree = RadixCache(page_size, EVICTION_POLICIES.load(eviction)())
-        # By table id, in order of acquisition.
         self._handles: dict[int, PageHandle] = {}
         # Starts above NO_TABLE.
         self._table_ids = count(1)
@@ -102,7 +100,6 @@ class CacheManager:
 
     @property
     def num_namespaces(self) -> int:
-        """Namespaces with pages or handles."""
         return self._tree.num_namespaces
 
     @property
@@ -114,7 +111,6 @@ class CacheManager:
         return -(-num_tokens // self.page_size)
 
     def touch(self, token_ids: Sequence[int], namespace: str = "") -> None:
-        """Marks the cached prefix as recently used."""
         self._tree.match(namespace, token_ids, len(token_ids))
 
     def peek(self, token_ids: Sequence[int], namespace: str = "") -> list[int]:
@@ -139,7 +135,6 @@ class CacheManager:
 
         Args:
             max_cached_len: upper bound of reused tokens.
-            namespace: only pages of the same namespace are reused.
             priority: the request's priority, for eviction.
             leased: True if another worker will write the private pages.
             num_reserved: free or evictable pages to leave.
@@ -196,8 +191,7 @@ class CacheManager:
     ) -> None:
         """Moves full pages of the first `computed_len` tokens into the tree, locked by the handle.
 
-        If the tree already has such a page, the page table gets it. The duplicate is freed when the operations have
-        ended.
+        If the tree already has such a page, the page table gets it, and the duplicate is freed.
 
         Args:
             after: operations launched with the handle's page ids.
@@ -238,18 +232,15 @@ class CacheManager:
         self._free_when_done(_DeferredFree(private, handle.node, list(after), handle.ceiling, handle.page_ids))
 
     def free_deferred_pages(self) -> None:
-        """Frees deferred pages whose operations have ended."""
         if self._deferred:
             waiting, self._deferred = self._deferred, []
             for deferred in waiting:
                 self._free_when_done(deferred)
 
     def drop_cached_pages(self) -> None:
-        """Frees all unlocked pages of the tree."""
         self._allocator.free(self._tree.evict(self.num_cached_pages))
 
     def take_changes(self) -> CacheChanges | None:
-        """Returns pages added and removed since the last call; None if none."""
         return self._tree.changes.take()
 
     def check_integrity(self) -> str:

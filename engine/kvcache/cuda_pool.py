@@ -11,7 +11,7 @@ from tandem.engine.kvcache.pool import KvPool
 
 
 def check(result: tuple[Any, ...]) -> Any:
-    """Returns the values of a CUDA runtime call; raises RuntimeError if it failed."""
+    """Returns a CUDA runtime call's values; raises RuntimeError if it failed."""
     status, *values = result
     if status != runtime.cudaError_t.cudaSuccess:
         _, name = runtime.cudaGetErrorName(status)
@@ -21,7 +21,7 @@ def check(result: tuple[Any, ...]) -> Any:
 
 
 class _DeviceMemory:
-    """CUDA array interface (version 3), for torch. The memory is freed with its last tensor."""
+    """CUDA array interface (version 3), for torch."""
 
     def __init__(self, address: int, num_pages: int, page_bytes: int) -> None:
         # Not freed at exit: a peer may still write, and the driver reclaims the memory.
@@ -38,13 +38,11 @@ class CudaKvPool(KvPool):
     """Pages in one plain cudaMalloc allocation: an IPC handle of torch's allocator names a whole segment.
 
     Attributes:
-        ipc_handle: handle for other processes of this host.
-        address: device address of the first page.
         memory_and_dummy: `memory` plus the dummy page for padding rows: (num_pages + 1, page_bytes) uint8.
     """
 
     def __init__(self, layout: PageLayout, num_pages: int, device: torch.device) -> None:
-        """Allocates zeroed pages (sizing.py computes the number that fits).
+        """Allocates zeroed pages.
 
         Raises:
             RuntimeError: the pool exceeds the device's free memory.

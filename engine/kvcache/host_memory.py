@@ -1,5 +1,3 @@
-"""Host memory available to a CPU pool."""
-
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +9,7 @@ def available_memory_bytes() -> int:
         key, _, rest = line.partition(":")
         fields[key] = int(rest.split()[0]) * 1024
     available = fields["MemAvailable"]
-    # Apply a container's limit (cgroup 2).
+    # A container's limit (cgroup 2).
     with suppress(OSError, ValueError):
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())

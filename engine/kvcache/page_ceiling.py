@@ -1,5 +1,3 @@
-"""Limit on the pages of one class of handles."""
-
 from collections import Counter
 from collections.abc import Sequence
 
@@ -7,7 +5,7 @@ from collections.abc import Sequence
 class PageCeiling:
     """Limits the total pages of all handles of a class.
 
-    A page shared by several handles counts once, until no operation uses its id. `CacheManager` keeps the count.
+    A page shared by several handles counts once, until no operation uses its id.
     """
 
     def __init__(self, max_pages: int) -> None:
@@ -17,11 +15,9 @@ class PageCeiling:
 
     @property
     def num_pages(self) -> int:
-        """Pages held by the class."""
         return len(self._holds)
 
     def fits(self, shared: Sequence[int], num_private: int) -> bool:
-        """Return whether these pages and `num_private` new ones fit."""
         num_more = sum(page_id not in self._holds for page_id in shared) + num_private
         return self.num_pages + num_more <= self.max_pages
 

@@ -1,5 +1,3 @@
-"""Memory of a worker's pages."""
-
 import mmap
 import os
 import weakref
@@ -22,8 +20,7 @@ class SharedPoolFile(NamedTuple):
 
 
 class KvPool(ABC):
-    """Memory of all pages of a worker.
-
+    """
     Attributes:
         memory: (num_pages, page_bytes) uint8, contiguous.
     """
@@ -40,15 +37,13 @@ class KvPool(ABC):
 
 
 class CpuKvPool(KvPool):
-    """Pages in a memfd, which other processes of the user map through /proc. The kernel frees it with its last holder,
-    even after a kill."""
+    """Pages in a memfd, which the kernel frees with its last holder, even after a kill."""
 
     def __init__(self, layout: PageLayout, num_pages: int, name: str) -> None:
         """Allocates zeroed pages.
 
         Args:
-            name: unique among all pools of this host, past ones included (the worker's incarnation); at most 200
-                characters.
+            name: unique among all pools of this host, past ones included; at most 200 characters.
 
         Raises:
             ValueError: the pool exceeds the free memory.
@@ -69,5 +64,4 @@ class CpuKvPool(KvPool):
         super().__init__(layout, num_pages, memory.view(num_pages, layout.page_bytes))
 
     def close(self) -> None:
-        """The memory is freed with its last tensor or mapping."""
         self._close_fd()

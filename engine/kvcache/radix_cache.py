@@ -1,7 +1,7 @@
 """Radix tree of cached pages.
 
-Each node is one page, keyed by its page_size token ids below its parent. Nodes are never split or merged, so a lookup
-changes only access order. Each namespace has its own tree, and never shares pages.
+Each node is one page, keyed by its page_size token ids below its parent. Nodes are never split or merged. Each
+namespace has its own tree, and never shares pages.
 """
 
 import heapq
@@ -16,11 +16,9 @@ class RadixNode:
     """One cached page. A root has no page and an empty key, and lives as long as it has children or locks.
 
     Attributes:
-        key: the page's tokens.
         identity: identity of the prefix that the page ends (tandem.prefix).
         num_locks: locks on this node or below it.
         heap_entry: number of its latest entry in the eviction heap; 0 before the first.
-        created, last_access, num_hits, priority: see EvictableNode.
     """
 
     __slots__ = (
@@ -57,8 +55,7 @@ class RadixCache:
     """The trees, their reference-counted locks, and eviction from the leaves.
 
     Attributes:
-        num_pages: pages in the trees.
-        num_locked_pages: pages with at least one lock; all others are evictable, leaves first.
+        num_locked_pages: pages with at least one lock; all others are evictable.
     """
 
     def __init__(self, page_size: int, policy: EvictionPolicy) -> None:
@@ -102,7 +99,6 @@ class RadixCache:
             if priority > child.priority:
                 child.priority = priority
             node = child
-        # The access changed the leaf's eviction order.
         self._push_if_evictable(node)
         return node
 
@@ -111,7 +107,6 @@ class RadixCache:
         return len(self._roots)
 
     def path_pages(self, node: RadixNode) -> list[int]:
-        """Page ids from the first page to `node`'s."""
         pages = []
         while node.parent is not None:
             pages.append(node.page_id)
@@ -120,7 +115,7 @@ class RadixCache:
         return pages
 
     def lock_path(self, node: RadixNode) -> RadixNode:
-        """Locks `node` and its ancestors against eviction; returns the root."""
+        """Locks `node` and its ancestors; returns the root."""
         while node.parent is not None:
             if node.num_locks == 0:
                 self.num_locked_pages += 1
@@ -168,8 +163,7 @@ class RadixCache:
         node.num_locks += 1
 
     def evict(self, num_pages: int) -> list[int]:
-        """Removes up to `num_pages` unlocked pages, leaves first; returns their ids. Returns fewer only if fewer are
-        unlocked."""
+        """Removes up to `num_pages` unlocked pages, leaves first. Returns fewer only if fewer are unlocked."""
         evicted: list[int] = []
         last_entry_before = self._num_entries
         while len(evicted) < num_pages and self._heap:
@@ -201,7 +195,7 @@ class RadixCache:
             stack.extend(node.children.values())
 
     def _drop_if_empty(self, node: RadixNode) -> None:
-        """Drops empty namespaces, because clients choose their names."""
+        """Clients choose namespace names, so empty ones must go."""
         if node.parent is None and not node.children and not node.num_locks and id(node) in self._namespaces:
             del self._roots[self._namespaces.pop(id(node))]
 
@@ -209,7 +203,6 @@ class RadixCache:
         return node.parent is not None and node.num_locks == 0 and not node.children
 
     def _is_current(self, number: int, node: RadixNode) -> bool:
-        """Return whether it is the latest entry of an evictable leaf."""
         return number == node.heap_entry and self._is_evictable(node)
 
     def _push_if_evictable(self, node: RadixNode) -> None:
@@ -221,7 +214,6 @@ class RadixCache:
                 self._renew_heap()
 
     def _renew_heap(self) -> None:
-        """Drops stale entries, to keep the heap proportional to the trees, and recomputes keys, so that decreased ones
-        move forward."""
+        """Keeps the heap proportional to the trees, and recomputes keys, so that decreased ones move forward."""
         current = [(number, node) for _, number, node in self._heap if self._is_current(number, node)]
         self._heap = sorted((self._eviction_key(node), number, node) for number, node in current)

@@ -12,7 +12,6 @@ class DeviceMemory:
     """GPU memory in bytes, after weights are loaded and before the pool is allocated.
 
     Attributes:
-        free: memory available to this process.
         weights: weights, workspaces and libraries of this engine.
         graphs: memory that CUDA graph capture will take.
         forward: peak memory of the largest forward pass.
@@ -26,7 +25,6 @@ class DeviceMemory:
 
     @property
     def room(self) -> int:
-        """Memory for a pool without a fraction."""
         return max(0, self.free - self.graphs - self.forward)
 
     def room_within(self, fraction: float) -> int:
@@ -70,7 +68,6 @@ def choose_num_pages(
     if most < needed:
         advice = []
         if room < memory.room:
-            # A larger fraction helps only if it is the limit.
             advice.append("a larger mem_fraction_static, an explicit num_pages (not limited by it)")
         if most:
             advice.append(f"a max_model_len of at most {most * layout.page_size}")

@@ -1,5 +1,3 @@
-"""Eviction by age in the cache."""
-
 from tandem.engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
 
 

@@ -1,12 +1,9 @@
-"""Interface of eviction policies."""
-
 from abc import ABC, abstractmethod
 from typing import Protocol
 
 
 class EvictableNode(Protocol):
-    """Page attributes for policies.
-
+    """
     Attributes:
         created: time the page entered the tree.
         last_access: time of the last match, or of creation.
@@ -31,8 +28,8 @@ class EvictionPolicy(ABC):
     def key(self, node: EvictableNode) -> tuple[float, ...]:
         """Returns the sort key of a page; the smallest is evicted first.
 
-        A key may change without an access, for example with a clock. An increase takes effect when the page is next
-        considered. A decrease may take effect only after the page's next access. Every unlocked page remains evictable.
+        A key may change without an access, for example with a clock. A decrease may take effect only after the page's
+        next access.
 
         If all keys change at every look, each eviction examines every leaf, about 2 ms per thousand. Express age by the
         last access instead.

@@ -1,5 +1,3 @@
-"""Eviction by frequency of use."""
-
 from tandem.engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
 
 

@@ -1,5 +1,3 @@
-"""Eviction by request priority."""
-
 from tandem.engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
 
 

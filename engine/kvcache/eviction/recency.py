@@ -1,5 +1,3 @@
-"""Eviction by last use."""
-
 from tandem.engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
 
 

@@ -1,5 +1,3 @@
-"""Eviction policies by their names in the configuration (`eviction`)."""
-
 from typing import TYPE_CHECKING
 
 from tandem.choices import Choices
