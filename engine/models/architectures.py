@@ -10,8 +10,7 @@ class Architecture:
     """An architecture's implementation and its differences from Llama without biases.
 
     Attributes:
-        model: import path of its Model class.
-        page_layout: import path of its PageLayout class.
+        model, page_layout: import paths of classes.
         qkv_bias, o_bias, mlp_bias: whether projections have biases, or the key of config.json that says so.
         qk_norm: True if each head's queries and keys are normalized before rotation.
         window_switch: True if use_sliding_window can turn sliding_window off.

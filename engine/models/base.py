@@ -1,5 +1,3 @@
-"""Model interface for the engine."""
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 
@@ -11,14 +9,14 @@ from tandem.engine.models.config import ModelConfig
 
 
 class Model(ABC):
-    """A causal language model's weights and forward pass on one device. An Architecture names its class."""
+    """A causal language model's weights and forward pass on one device."""
 
     config: ModelConfig
     dtype: torch.dtype
 
     @abstractmethod
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: LayerOps) -> None:
-        """Allocates uninitialized weights. Args: ops: layer operations for this device."""
+        """Allocates uninitialized weights."""
 
     @abstractmethod
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -33,7 +31,7 @@ class Model(ABC):
         """
 
     def shallow(self) -> "Model":
-        """Returns a model of the same weights with few layers but all kernels, to load them; or the whole model."""
+        """Returns a model of the same weights with few layers but all kernels, or the whole model."""
         return self
 
     @abstractmethod
@@ -62,7 +60,6 @@ class Model(ABC):
 
         Args:
             hidden: (num_rows, hidden_size), not modified.
-            out: memory for the result; None: allocated.
         """
 
     def forward(

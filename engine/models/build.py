@@ -1,5 +1,3 @@
-"""Builds the model of a configuration."""
-
 from dataclasses import replace
 
 import torch
@@ -10,9 +8,9 @@ from tandem.engine.models.architectures import ARCHITECTURES
 from tandem.engine.models.base import Model
 from tandem.engine.models.config import ModelConfig
 
-# The fused kernels' dtypes; float32 uses torch, as the reference.
+# float32 uses torch, as the reference.
 FUSED_DTYPES = (torch.bfloat16, torch.float16)
-# Ada is the first architecture with FP8 products.
+# Ada was the first with FP8 products.
 FP8_CAPABILITY = (8, 9)
 
 _MODELS: Choices[Model] = Choices(
@@ -23,8 +21,7 @@ _MODELS: Choices[Model] = Choices(
 def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Model:
     """Allocates a model with uninitialized weights.
 
-    FP8 weights stay FP8 on GPUs in bfloat16. Elsewhere the model has plain weights, and its configuration no
-    quantization.
+    FP8 weights stay FP8 on GPUs in bfloat16. Elsewhere the model and its configuration have plain weights.
 
     Raises:
         ValueError: the GPU does not support FP8 weights.
@@ -37,7 +34,6 @@ def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
 def _ops(dtype: torch.dtype, device: torch.device) -> LayerOps:
     if device.type != "cuda" or dtype not in FUSED_DTYPES:
         return TorchOps()
-    # Without CUDA this import would fail.
     from tandem.engine.layers.cuda_ops import CudaOps
 
     return CudaOps(device)

@@ -5,14 +5,12 @@ from typing import Any
 
 
 def required(raw: dict[str, Any], key: str) -> Any:
-    """Returns the value of `key`, not missing or null."""
     if raw.get(key) is None:
         raise ValueError(f"{key} is missing")
     return raw[key]
 
 
 def require_dict(name: str, value: Any) -> dict[str, Any]:
-    """Returns `value`, which must be a JSON object."""
     if not isinstance(value, dict):
         raise ValueError(f"{name} must be an object, not {value!r}")
     return value

@@ -10,7 +10,6 @@ from tandem.engine.models.checks import require_count, require_dict, require_pos
 from tandem.engine.models.quantization import AT_LOAD, FP8, Quantization, read_quantization
 from tandem.engine.models.rope import Llama3RopeScaling, read_rope
 
-# Keys of mixtures of experts (not supported).
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -23,10 +22,8 @@ class ModelConfig:
         head_dim: need not be hidden_size / num_q_heads.
         rope_theta: base of the rotary embedding's wavelengths.
         max_position_embeddings: maximum tokens of a sequence.
-        tie_word_embeddings: True if the output matrix is the embedding matrix.
-        qkv_bias, o_bias, mlp_bias: True if these projections have biases.
         qk_norm: True if each head's queries and keys are normalized before rotation.
-        quantization: FP8 weights; None: no FP8.
+        quantization: FP8 weights, if any.
 
     Raises:
         ValueError: on construction, for invalid values.
@@ -80,7 +77,7 @@ class ModelConfig:
             raise ValueError(f"{path}: {error}") from error
 
     def quantized(self, how: str) -> "ModelConfig":
-        """Returns the same model, with FP8 weights if requested. Args: how: as in EngineConfig."""
+        """Returns the same model, with FP8 weights if requested."""
         return replace(self, quantization=AT_LOAD) if how == FP8 and self.quantization is None else self
 
     @classmethod
@@ -88,7 +85,7 @@ class ModelConfig:
         names = raw.get("architectures")
         if not isinstance(names, list) or len(names) != 1:
             raise ValueError(f"architectures must name one architecture, not {names!r}")
-        # First, because an unsupported model makes other errors irrelevant.
+        # An unsupported model makes other errors irrelevant.
         architecture = _supported(names[0])
         raw = {**architecture.defaults, **raw}
         _refuse_unsupported(raw)
@@ -124,7 +121,6 @@ def _supported(name: object) -> Architecture:
 
 
 def _refuse_unsupported(raw: dict[str, Any]) -> None:
-    """Raises ValueError for unsupported settings that change the output."""
     for key in _EXPERT_KEYS:
         if raw.get(key):
             raise ValueError(f"{key} is {raw[key]!r}, but mixtures of experts are not supported")

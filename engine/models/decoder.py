@@ -18,7 +18,6 @@ from tandem.engine.models.config import ModelConfig
 
 # Other dtypes need scales, which only FP8 projections have.
 _WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-# Projections merged into one matrix.
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _O = ("self_attn.o_proj",)
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
@@ -28,9 +27,8 @@ _DOWN = ("mlp.down_proj",)
 class DecoderModel(Model):
     """A decoder's weights and forward pass.
 
-    Projections of the same input are one matrix, so a layer takes four products outside attention. TorchOps rounds in
-    Hugging Face's order, so bfloat16 results are as close to its implementation as its own kernels are to each other.
-    Fused kernels round once, when they write.
+    Projections of the same input are one matrix. TorchOps rounds in Hugging Face's order, so bfloat16 results are as
+    close to its implementation as its own kernels are to each other. Fused kernels round once, when they write.
     """
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: LayerOps) -> None:
@@ -58,7 +56,7 @@ class DecoderModel(Model):
 
     @torch.inference_mode()
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        # Copy tensor by tensor, so that a lazy `weights` never holds a second full copy.
+        # Tensor by tensor, so that a lazy `weights` never holds a second full copy.
         parameters = dict(self.named_parameters())
         missing = dict.fromkeys(parameters)
         tied_head: torch.Tensor | None = None
@@ -109,7 +107,6 @@ class DecoderModel(Model):
             x = layer.forward(x, layer.attend(x, rotation, attention, index, self._ops), self._ops)
         attended = last.attend(x, rotation, attention, len(layers), self._ops)
         if rows is not None:
-            # Only requested rows are needed after keys and values are written.
             x, attended = x.index_select(0, rows), attended.index_select(0, rows)
         # No rows if every chunk ends before its prompt; kernels reject empty inputs.
         return last.forward(x, attended, self._ops) if len(x) else x
@@ -117,14 +114,11 @@ class DecoderModel(Model):
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         if not len(hidden):
-            # No rows, as in hidden_states.
             return hidden.new_empty(0, self.config.vocab_size)
         return self._ops.norm_linear(hidden, self._norm, self._lm_head, out)
 
 
 class _Layer:
-    """Attention and a gated MLP, each with a norm and a residual."""
-
     def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device) -> None:
         def linear(names: tuple[str, ...], out_sizes: list[int], in_size: int, bias: bool) -> LinearBase:
             modules = [f"model.layers.{index}.{name}" for name in names]
@@ -160,11 +154,9 @@ class _Layer:
 
     @property
     def kind(self) -> tuple[type, ...]:
-        """Layers of the same kind use the same kernels."""
         return tuple(map(type, self._linears))
 
     def loaded(self) -> None:
-        """Call once after all parameters are loaded."""
         for linear in self._linears:
             linear.loaded()
 
@@ -176,8 +168,7 @@ class _Layer:
         return attention.attend(qkv, rotation, self._qk_norm, index)
 
     def forward(self, x: torch.Tensor, attended: torch.Tensor, ops: LayerOps) -> torch.Tensor:
-        """Computes the rest of the layer for any rows. Args: x: the layer's input, may be overwritten; attended: from
-        `attend`."""
+        """Computes the rest of the layer for any rows. Args: x: the layer's input, may be overwritten."""
         x = ops.linear_add(attended, self._o, x)
         return ops.gated_mlp(x, self._mlp_norm, self._gate_up, self._down)
 

@@ -8,7 +8,6 @@ from tandem.engine.models.checks import require_dict
 
 # Side of a weight block, and length of a group of inputs, with one scale.
 BLOCK = 128
-# Requests FP8 weights for a plain checkpoint.
 FP8 = "fp8"
 SUPPORTED = (
     "supported are FP8 weights (float8_e4m3fn) with a scale for each tensor, for each channel, or for each block of "
@@ -26,7 +25,7 @@ class Quantization:
     Attributes:
         weights: a scale per projection, per output, or per BLOCK x BLOCK numbers.
         inputs: scales "static" from the checkpoint, per token, or per group of BLOCK numbers of a token. A dynamic
-            scale per batch is computed per token: this is finer, and requests do not affect each other.
+            scale per batch is computed per token, so requests do not affect each other.
         ignored: modules without FP8, by name, end of name, or "re:PATTERN".
         scale_name: suffix of a projection's scales in the checkpoint.
         at_load: True if plain weights become FP8 when loaded.
@@ -39,11 +38,10 @@ class Quantization:
     at_load: bool = False
 
     def covers(self, module: str) -> bool:
-        """Return whether a layer's projection is FP8. Args: module: like model.layers.0.mlp.up_proj."""
+        """Args: module: like model.layers.0.mlp.up_proj."""
         return not any(_names(pattern, module) for pattern in self.ignored)
 
 
-# Scheme for plain weights if FP8 is requested.
 AT_LOAD = Quantization(at_load=True)
 
 

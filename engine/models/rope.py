@@ -1,5 +1,3 @@
-"""Rotary embedding settings in config.json."""
-
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -8,12 +6,10 @@ from tandem.engine.models.checks import require_count, require_dict, require_pos
 
 @dataclass(frozen=True, slots=True)
 class Llama3RopeScaling:
-    """Llama 3.1's scaling to longer contexts; see layers/rotary.py for the formula.
+    """Llama 3.1's scaling to longer contexts; formula in layers/rotary.py.
 
     Attributes:
-        factor: stretch of long wavelengths.
         low_freq_factor, high_freq_factor: bounds of long wavelengths, in wavelengths per original context.
-        original_max_position_embeddings: tokens of context before scaling.
 
     Raises:
         ValueError: on construction, for invalid values.
@@ -32,7 +28,7 @@ class Llama3RopeScaling:
             raise ValueError("high_freq_factor must be greater than low_freq_factor")
 
 
-# Allowed keys by rope type. Others are rejected, because they might change the frequencies.
+# By rope type. Other keys might change the frequencies.
 _ROPE_KEYS = {"default": {"rope_theta", "rope_type", "type", "partial_rotary_factor"}}
 _ROPE_KEYS["llama3"] = _ROPE_KEYS["default"] | {field.name for field in fields(Llama3RopeScaling)}
 
@@ -64,7 +60,6 @@ def _parse(rope: dict[str, Any]) -> tuple[float, Llama3RopeScaling | None]:
     if unknown:
         raise ValueError(f"rope type {rope_type!r} with {', '.join(unknown)} is not supported")
     _require_full_rotation(rope)
-    # Default of checkpoints older than the key.
     theta = rope.get("rope_theta", 10000.0)
     if rope_type == "default":
         return theta, None
