@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from cuda.bindings import driver, nvrtc
 
-# The only header that a kernel may include.
 HEADER = "bfloat16.cuh"
 # Hopper introduced programmatic dependent launch.
 PDL_CAPABILITY = 9
@@ -19,7 +18,6 @@ _PDL = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIAL
 
 @functools.cache
 def has_dependent_launch(device: torch.device) -> bool:
-    """Return whether CudaKernel uses programmatic dependent launch."""
     return torch.cuda.get_device_capability(device)[0] >= PDL_CAPABILITY
 
 
@@ -45,7 +43,7 @@ class CudaKernel:
         with torch.cuda.device(device):
             # Loading needs a context, which torch's first allocation creates.
             torch.empty(1, device=device)
-            # Never unloaded, because graphs refer to it.
+            # Never unloaded: graphs refer to it.
             self._function = _check(driver.cuModuleGetFunction(_check(driver.cuModuleLoadData(binary)), name.encode()))
         self._device = device
         self._is_dependent = has_dependent_launch(device)
@@ -72,7 +70,7 @@ class CudaKernel:
 
 @functools.cache
 def _compile(package: str, name: str, options: tuple[str, ...]) -> bytes:
-    """Cached, because the engine makes its kernels again after it measures memory."""
+    """Cached: the engine makes its kernels again after it measures memory."""
     source = files(package).joinpath(f"{name}.cu").read_bytes()
     header = files(__package__).joinpath(HEADER).read_bytes()
     program = _check(nvrtc.nvrtcCreateProgram(source, f"{name}.cu".encode(), 1, [header], [HEADER.encode()]))
@@ -97,7 +95,6 @@ def _argument(value: torch.Tensor | int | float | None) -> tuple[int | float, An
 
 
 def _check(result: tuple[Any, ...]) -> Any:
-    """Returns the value of a driver or NVRTC call; raises RuntimeError if it failed."""
     status, *values = result
     if int(status) != 0:
         raise RuntimeError(status.name)

@@ -21,8 +21,8 @@ from tandem.engine.layers.products import Products
 
 
 class CudaOps(LayerOps):
-    """Chooses Tandem's own kernels where they are faster: for few tokens, for some moderate numbers of tokens, and for
-    gated products of many tokens.
+    """Chooses Tandem's own kernels where they are faster: for few tokens, some moderate numbers of tokens, and gated
+    products of many tokens.
 
     FP8 weights multiply few tokens in bfloat16; for more tokens the inputs are quantized too.
     """
@@ -68,18 +68,16 @@ class CudaOps(LayerOps):
             return self._products.multiply(x, linear, tile, residual)
         if linear.bias is not None:
             residual += linear.bias
-        # Accumulating into the residual saves a pass over memory.
+        # Saves a pass over memory.
         return torch.addmm(residual, x, linear.weight.t(), out=residual)
 
     def gated_mlp(self, x: torch.Tensor, norm: Norm, gate_up: LinearBase, down: LinearBase) -> torch.Tensor:
         if not isinstance(down, Fp8Linear) or self._gates_at_once(x, gate_up):
             return super().gated_mlp(x, norm, gate_up, down)
-        # Gating and quantization share a kernel.
         projected = self.norm_linear(x, norm, gate_up)
         return self._fp8.multiply(quantize(projected, down, is_gated=True), down, x)
 
     def _gates_at_once(self, x: torch.Tensor, gate_up: LinearBase) -> bool:
-        """Return whether one kernel computes gate, up and their product."""
         return self._few_rows.fits(x, gate_up) or self._products.tile(len(x), gate_up, is_gated=True) is not None
 
 
@@ -108,7 +106,7 @@ def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
 def _rms_norm(  # type: ignore[no-untyped-def]
     x, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
 ):
-    """Args: DEPENDENT: programmatic dependent launch, see CudaKernel."""
+    """Args: DEPENDENT: programmatic dependent launch."""
     row = tl.program_id(0).to(tl.int64) * SIZE
     i = tl.arange(0, BLOCK)
     exists = i < SIZE

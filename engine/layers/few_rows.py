@@ -1,4 +1,4 @@
-"""Matrix products of few tokens, fused with neighboring operations (few_rows.cu). Needs CUDA."""
+"""Matrix products of few tokens, fused with their neighbors (few_rows.cu). Needs CUDA."""
 
 from typing import NamedTuple
 
@@ -11,13 +11,12 @@ from tandem.engine.layers.norm import Norm
 
 # Library kernels are as fast for more tokens.
 MAX_TOKENS = 16
-# Likewise, for matrices of at least WIDE_TILES tiles of 16 outputs.
+# For matrices of at least WIDE_TILES tiles of 16 outputs.
 MAX_TOKENS_WIDE = 8
 WIDE_TILES = 4096
-# FP8 matrices of at least LARGE_FP8 numbers without block scales use products.py for more tokens.
+# For FP8 matrices of at least LARGE_FP8 numbers without block scales: products.py takes more tokens.
 MAX_TOKENS_LARGE_FP8 = 8
 LARGE_FP8 = 2**23
-# Inputs per warp stretch, for 2-byte and FP8 weights.
 STEP = 32
 FP8_STEP = 64
 
@@ -35,8 +34,6 @@ class Tuning(NamedTuple):
 
 
 class FewRows:
-    """The kernel's variants, each compiled at first use."""
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
@@ -44,7 +41,6 @@ class FewRows:
         self._kernels: dict[tuple[Tuning, int, bool, bool, bool, int], CudaKernel] = {}
 
     def fits(self, x: torch.Tensor, linear: LinearBase) -> bool:
-        """Return whether to use this kernel for x: (num_tokens, num_in)."""
         num_out, num_in = linear.weight.shape
         max_tokens = MAX_TOKENS_WIDE if num_out // 16 >= WIDE_TILES else MAX_TOKENS
         step = STEP
@@ -82,7 +78,6 @@ class FewRows:
         assert x.is_contiguous() and out.is_contiguous() and linear.weight.is_contiguous()
         num_tokens, num_in = x.shape
         num_out = out.shape[1]
-        # 16 matrix rows per tile: 16 outputs, or 8 gated outputs.
         num_tiles = -(-num_out // (8 if gated else 16))
         if isinstance(linear, Fp8Linear):
             scale, fp8 = linear.scale, 2 if linear.is_block else 1
@@ -99,7 +94,6 @@ class FewRows:
             kernel = self._kernels[key] = CudaKernel(__package__, "few_rows", macros, self._device)
         num_blocks = -(-num_tiles // tuning.row_tiles)
         if tuning.held:
-            # Equal shares, but for the last blocks.
             num_blocks = -(-num_blocks // -(-num_blocks // self._num_sms))
         kernel.launch(
             (num_blocks, 1),
@@ -117,8 +111,8 @@ class FewRows:
         )
 
     def tuning(self, num_tiles: int, num_in: int, num_tokens: int) -> Tuning:
-        """Measured on an H200 with the matrices of 0.6B to 8B models. Fastest is one wave of blocks that fills the
-        device and reads the tokens once per block."""
+        """Measured on an H200 with the matrices of 0.6B to 8B models. Fastest is one wave of blocks that reads the
+        tokens once per block."""
         if num_tiles <= self._num_sms:
             return Tuning(row_tiles=1, warps=16, depth=4, prefetch=2048)
         if num_tiles <= 2 * self._num_sms:
@@ -134,8 +128,7 @@ class FewRows:
     def fp8_tuning(self, num_tiles: int, num_in: int, num_tokens: int, *, is_block: bool) -> Tuning:
         """Measured on an H200 with the matrices of an 8B model.
 
-        A thread has twice as many inputs per byte of weights, so registers hold fewer stretches. Either several blocks
-        per multiprocessor overlap reads with additions, or enough loads are in flight to cover the memory latency.
+        A thread has twice as many inputs per byte of weights, so registers hold fewer stretches.
         """
         if num_tiles <= self._num_sms:
             return Tuning(row_tiles=1, warps=16, depth=2, prefetch=4096, blocks=2 if num_tokens <= 8 else 0)

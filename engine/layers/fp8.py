@@ -15,27 +15,25 @@ SMALLEST_AMAX = 1e-10
 
 
 def round_to_fp8(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Rounds x / scale to the nearest FP8 number, saturating. Args: scale: float32, broadcast against x."""
+    """Rounds x / scale to the nearest FP8 number, saturating. Args: scale: float32."""
     return (x.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8_DTYPE)
 
 
 def quantize_channels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantizes (out_size, in_size) by row. Returns FP8 numbers and scales (out_size, 1) that map each row's largest to
-    FP8's."""
+    """Quantizes (out_size, in_size) by row, with scales (out_size, 1) that map each row's largest to FP8's."""
     scale = weight.float().abs().amax(dim=1, keepdim=True).clamp_min(SMALLEST_AMAX) / FP8_MAX
     return round_to_fp8(weight, scale), scale
 
 
 def dequantize(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Returns (out_size, in_size) float32. Args: scale: as in the module docstring."""
+    """Returns (out_size, in_size) float32."""
     if len(scale) != len(weight):
         scale = scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
     return weight.float() * scale
 
 
 def as_quantized(x: torch.Tensor, inputs: InputScales, static_scale: torch.Tensor | None) -> torch.Tensor:
-    """Rounds inputs (..., in_size) as an FP8 product does. Args: static_scale: (1,) float32; None unless inputs are
-    "static"."""
+    """Rounds inputs (..., in_size) as an FP8 product does. Args: static_scale: (1,) float32 for "static" inputs."""
     grouped = x.float().unflatten(-1, (-1, BLOCK)) if inputs == "group" else x.float()
     if inputs == "static":
         assert static_scale is not None

@@ -1,5 +1,3 @@
-"""Projections with FP8 weights."""
-
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -26,7 +24,6 @@ class Fp8Linear(LinearBase):
     Attributes:
         weight: (sum(out_sizes), in_size) float8_e4m3fn.
         scale: float32 weight scales: (sum(out_sizes), 1), or (sum(out_sizes) / BLOCK, in_size / BLOCK) for blocks.
-        inputs: input quantization.
         input_scale: (1,) float32; None unless inputs are "static". The largest of the merged projections' scales, so
             that no number saturates that fits one of them.
     """
@@ -58,7 +55,6 @@ class Fp8Linear(LinearBase):
         self.scale = torch.empty(shape, device=device)
         self.inputs = quantization.inputs
         self.input_scale: torch.Tensor | None = None
-        # As loaded, one per projection.
         self._input_scales = torch.empty(len(out_sizes), device=device) if self.inputs == "static" else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -81,7 +77,7 @@ class Fp8Linear(LinearBase):
 
 
 def library_has_blocks(capability: tuple[int, int], cuda_version: str) -> bool:
-    """Return whether torch._scaled_mm supports block scales. Args: cuda_version: torch's, like "12.8"."""
+    """Return whether torch._scaled_mm supports block scales. Args: cuda_version: torch's."""
     version = tuple(map(int, cuda_version.split(".")[:2]))
     return capability[0] == LIBRARY_BLOCKS_MAJOR and version >= LIBRARY_BLOCKS_CUDA
 

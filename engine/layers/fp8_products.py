@@ -7,8 +7,7 @@ from tandem.engine.layers.fp8_quantize import Quantized
 from tandem.engine.layers.product_tiles import Tile
 from tandem.engine.layers.products import Products
 
-# With block scales, Products is faster up to these numbers of tokens, for wide and for narrow matrices. cuBLAS takes
-# the same time for few tokens as for many.
+# With block scales, Products is faster up to these token counts, for wide and for narrow matrices.
 MAX_OWN_TOKENS = 64
 MAX_OWN_TOKENS_NARROW = 256
 NARROW_OUTPUTS_PER_SM = 64
@@ -17,16 +16,13 @@ MAX_EXACT_TOKENS = 64
 
 
 class Fp8Products:
-    """Chooses the kernel measured fastest for a product's size."""
-
     def __init__(self, device: torch.device, products: Products) -> None:
-        """Args: products: Tandem's own kernel, on the same device."""
         assert torch.version.cuda is not None
         self._library_has_blocks = library_has_blocks(torch.cuda.get_device_capability(device), torch.version.cuda)
         self._own = products
 
     def multiply(self, x: Quantized, linear: Fp8Linear, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns the projections of x, (num_tokens, out_size) bfloat16; adds them to `residual` in place if given."""
+        """Returns (num_tokens, out_size) bfloat16; adds to `residual` in place if given."""
         tile = self._tile(x.num_tokens, linear)
         if tile is not None:
             return self._own.multiply(x, linear, tile, residual)
@@ -34,7 +30,6 @@ class Fp8Products:
         return product if residual is None else residual.add_(product)
 
     def _tile(self, num_tokens: int, linear: Fp8Linear) -> Tile | None:
-        """Tile of Products; None: use the library."""
         has_library = self._library_has_blocks and linear.scale.shape[1] % LIBRARY_BLOCKS_MULTIPLE == 0
         if linear.is_block and has_library:
             is_narrow = len(linear.weight) <= NARROW_OUTPUTS_PER_SM * self._own.device.num_multiprocessors

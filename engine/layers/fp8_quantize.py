@@ -18,16 +18,14 @@ from tandem.engine.models.quantization import BLOCK as _BLOCK
 FP8_MAX = tl.constexpr(_FP8_MAX)
 SMALLEST_AMAX = tl.constexpr(_SMALLEST_AMAX)
 GROUP = tl.constexpr(_BLOCK)
-# With group scales, cuBLAS requires a multiple of this many tokens.
+# cuBLAS requires this for group scales.
 ROW_MULTIPLE = 4
-# Numbers of a row per warp.
 _NUM_OF_WARP = 1024
 _MIN_WARPS, _MAX_WARPS = 4, 32
 
 
 class Quantized(NamedTuple):
-    """Quantized inputs.
-
+    """
     Attributes:
         numbers: (num_rows, in_size) float8_e4m3fn; rows beyond num_tokens are arbitrary padding.
         scales: float32, (num_rows, 1); for groups (num_rows, in_size / BLOCK), column-major.
@@ -94,7 +92,6 @@ def _quantize(  # type: ignore[no-untyped-def]
     INPUTS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Args: DEPENDENT: programmatic dependent launch, see CudaKernel."""
     token = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     exists = i < SIZE

@@ -11,7 +11,7 @@ from tandem.engine.layers.linear import LinearBase
 from tandem.engine.layers.product_tiles import Device, Tile, gated_tile_for, num_tiles
 from tandem.engine.layers.products import product_of
 
-# Blocks of this many token tiles share outputs in turn, so weights come from the L2 cache.
+# This many token tiles share outputs in turn, so weights come from the L2 cache.
 GROUP = tl.constexpr(8)
 # Tiles were measured on Hopper.
 CAPABILITY = 9
@@ -21,8 +21,7 @@ class GatedProducts:
     """Computes both projections of a tile in one accumulator and writes silu(gate) * up. The projections, twice as
     large, never reach memory.
 
-    One wave of blocks takes all tiles in turn. The tensor memory accelerator fetches inputs, and zeros for missing
-    tokens.
+    One wave of blocks takes all tiles in turn. The tensor memory accelerator fetches inputs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -31,7 +30,6 @@ class GatedProducts:
         self._device = Device(properties.multi_processor_count, properties.shared_memory_per_block_optin)
 
     def tile(self, num_tokens: int, linear: LinearBase) -> Tile | None:
-        """Returns the tile; None: use another kernel."""
         weight = linear.weight
         if not self._is_measured or weight.dtype is not torch.bfloat16 or linear.bias is not None:
             return None
@@ -67,7 +65,6 @@ class GatedProducts:
         return out
 
 
-# Do not recompile for each number of tokens.
 @triton.jit(do_not_specialize=["num_tokens", "num_blocks"])
 def _gated(  # type: ignore[no-untyped-def]
     x,

@@ -1,5 +1,3 @@
-"""Projections."""
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
@@ -21,8 +19,6 @@ def empty_weight(out_size: int, in_size: int, dtype: torch.dtype, device: torch.
 class LinearBase(ABC):
     """Projections of the same input, merged into one matrix and one product.
 
-    A call maps (..., in_size) to (..., sum(out_sizes)) of the same dtype.
-
     Attributes:
         weight: (sum(out_sizes), in_size); the dtype depends on the subclass.
         bias: (sum(out_sizes),) of the model's dtype, or None.
@@ -35,11 +31,10 @@ class LinearBase(ABC):
 
     @abstractmethod
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Computes in plain torch."""
+        """Maps (..., in_size) to (..., sum(out_sizes)) of the same dtype, in plain torch."""
 
     def named_parameters(self, *names: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields views of weights (out_size, in_size), biases (out_size,) and other parameters, by the projections'
-        names."""
+        """Yields views of weights (out_size, in_size), biases (out_size,) and other parameters, by name."""
         for name, weight in zip(names, self.weight.split(self._out_sizes), strict=True):
             yield f"{name}.weight", weight
         if self.bias is not None:
@@ -52,12 +47,9 @@ class LinearBase(ABC):
 
 
 class Linear(LinearBase):
-    """Weights of the inputs' dtype."""
-
     def __init__(
         self, out_sizes: list[int], in_size: int, bias: bool, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Args: bias: True if each projection has a bias."""
         weight = empty_weight(sum(out_sizes), in_size, dtype, device)
         super().__init__(out_sizes, weight, torch.empty(sum(out_sizes), dtype=dtype, device=device) if bias else None)
 

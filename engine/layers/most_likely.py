@@ -1,11 +1,10 @@
-"""Argmax of each row of logits, by several blocks per row where torch uses one. Needs CUDA."""
+"""Argmax of each row of logits, by several blocks per row. Needs CUDA."""
 
 import torch
 
 from tandem.engine.layers.cuda_kernel import CudaKernel
 
 THREADS = 256
-# Blocks per step, and at most per row.
 BLOCKS = 512
 MAX_BLOCKS_OF_ROW = 64
 

@@ -1,5 +1,3 @@
-"""RMS normalization."""
-
 from typing import NamedTuple
 
 import torch
@@ -7,8 +5,7 @@ import torch.nn.functional as F
 
 
 class Norm(NamedTuple):
-    """Normalization of a layer's input.
-
+    """
     Attributes:
         weight: (size,).
     """
@@ -18,8 +15,7 @@ class Norm(NamedTuple):
 
 
 class QkNorm(NamedTuple):
-    """Normalization of each head of queries and keys.
-
+    """
     Attributes:
         weight: (2, head_dim), row 0 for queries, row 1 for keys.
     """
@@ -31,12 +27,12 @@ class QkNorm(NamedTuple):
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """RMS normalization of the last dimension, y = weight * x / rms(x).
 
-    Formula: Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467. Computed in float32 and rounded to x's dtype
-    before the weight is applied, as in Hugging Face's implementation.
+    Formula: Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467. Rounded to x's dtype before the weight is
+    applied, as in Hugging Face's implementation.
 
     Args:
         x: (..., size).
-        weight: (..., size), of x's dtype and broadcast against it.
+        weight: (..., size), of x's dtype.
         eps: added to the mean square.
     """
     return weight * F.rms_norm(x, x.shape[-1:], eps=eps)

@@ -16,7 +16,7 @@ class LayerOps(ABC):
     def norm_linear(
         self, x: torch.Tensor, norm: Norm, linear: LinearBase, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Returns the projections of rms_norm(x). Args: out: memory for the result; None: allocated."""
+        """Returns the projections of rms_norm(x). Args: out: memory for the result."""
 
     @abstractmethod
     def norm_gated(self, x: torch.Tensor, norm: Norm, linear: LinearBase) -> torch.Tensor:
@@ -32,7 +32,7 @@ class LayerOps(ABC):
 
 
 class TorchOps(LayerOps):
-    """Plain torch, rounding where Hugging Face's implementation does."""
+    """Rounds where Hugging Face's implementation does."""
 
     def norm_linear(
         self, x: torch.Tensor, norm: Norm, linear: LinearBase, out: torch.Tensor | None = None

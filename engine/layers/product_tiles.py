@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple
 
 from tandem.engine.models.quantization import BLOCK
 
-# bfloat16 weights, or FP8 with a scale per output or per block.
 Kind = Literal["plain", "channel", "block"]
 
 # The library is faster for more tokens.
@@ -19,13 +18,12 @@ MAX_TOKENS_PLAIN = 32
 MAX_NUMBERS_PLAIN = 2**25
 # Tiles of fewer tokens use a slower instruction.
 FEW_TOKENS, MANY_TOKENS = 64, 128
-# Maximum outputs of a split tile.
 MAX_SPLIT_TILE = MANY_TOKENS * 64
-# Minimum useful share of the outputs of whole waves.
+# Least useful share of the outputs of whole waves.
 MIN_OCCUPANCY = 0.84
-# Up to this many tokens the library is as fast.
+# Up to here the library is as fast.
 MAX_TOKENS_LIBRARY_GATED = 512
-# Shared memory of a block not used for steps, in bytes.
+# Bytes of shared memory not used for steps.
 RESERVED = 2048
 
 
@@ -36,7 +34,7 @@ class Tile(NamedTuple):
         outputs: a gated output's two factors count as one.
         depth: inputs per step.
         num_stages: steps in flight.
-        num_splits: blocks that share the inputs. The last to end adds up their sums.
+        num_splits: blocks that share the inputs. The last adds up their sums.
     """
 
     tokens: int
@@ -47,7 +45,7 @@ class Tile(NamedTuple):
     num_splits: int = 1
 
 
-# Gated tiles for many tokens, and their time per output relative to the first.
+# With their time per output relative to the first.
 GATED_TILES = {Tile(128, 128, 64, 3, 8): 1.0, Tile(128, 64, 64, 4, 4): 1.17}
 
 
@@ -62,7 +60,7 @@ class Product(NamedTuple):
 
 
 class Device(NamedTuple):
-    """Attributes: shared_memory: bytes available to one block."""
+    """Attributes: shared_memory: bytes per block."""
 
     num_multiprocessors: int
     shared_memory: int
@@ -84,10 +82,9 @@ def tile_for(product: Product, device: Device) -> Tile | None:
     return tile if tile.num_stages > 1 else None
 
 
-# Every layer asks for the same tile.
 @functools.lru_cache(maxsize=1024)
 def gated_tile_for(product: Product, device: Device) -> Tile | None:
-    """Returns the tile for GatedProducts, in bfloat16; None: the library is faster, because it has more tile sizes."""
+    """Returns the tile for GatedProducts, in bfloat16; None: the library is faster."""
     if product.kind != "plain" or product.num_tokens <= MAX_TOKENS_LIBRARY_GATED:
         return None
     tiles = [tile for tile in GATED_TILES if divides(tile, product)]
@@ -110,7 +107,6 @@ def divides(tile: Tile, product: Product) -> bool:
 
 
 def max_stages(tile: Tile, product: Product, device: Device) -> int:
-    """Stages that fit into the device's shared memory."""
     num_rows = tile.tokens + tile.outputs * (2 if product.is_gated else 1)
     return (device.shared_memory - RESERVED) // (num_rows * tile.depth * (2 if product.kind == "plain" else 1))
 
@@ -127,7 +123,6 @@ def _channel_tile(product: Product, device: Device) -> Tile | None:
     if num_tiles(tile, product) <= device.num_multiprocessors:
         return _split(tile, product, device)
     if tile.tokens == FEW_TOKENS:
-        # Two blocks share a multiprocessor.
         return tile._replace(num_stages=6)
     tile = Tile(MANY_TOKENS, 128, 128, 7, 8)
     return tile if num_tiles(tile, product) <= device.num_multiprocessors else None
@@ -154,7 +149,7 @@ def _gated_tile(product: Product, device: Device) -> Tile | None:
 
 
 def _block_tile(product: Product, device: Device) -> Tile:
-    """The largest tiles that number about as many as multiprocessors; a step has one weight scale."""
+    """About as many tiles as multiprocessors; a step has one weight scale."""
     tile = Tile(_tokens(product), BLOCK, BLOCK, 4, 4 if product.num_tokens <= FEW_TOKENS else 8)
     while tile.outputs > 32 and num_tiles(tile, product) < device.num_multiprocessors * 2 // 3:
         tile = tile._replace(outputs=tile.outputs // 2)
@@ -163,7 +158,7 @@ def _block_tile(product: Product, device: Device) -> Tile:
 
 
 def _split(tile: Tile, product: Product, device: Device) -> Tile:
-    """Splits inputs among as many blocks as one wave has, while each has more steps than are in flight."""
+    """Splits inputs among the blocks of one wave, while each has more steps than are in flight."""
     num_splits = 1
     while True:
         split = tile._replace(num_splits=2 * num_splits)

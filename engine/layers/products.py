@@ -15,7 +15,7 @@ from tandem.engine.layers.product_tiles import MAX_SPLIT_TILE, Device, Kind, Pro
 from tandem.engine.models.quantization import BLOCK as _BLOCK
 
 GROUP = tl.constexpr(_BLOCK)
-# Bytes per weight row to prefetch into the L2 cache before the wait for inputs, and bytes per cache line.
+# Bytes per weight row to prefetch before the wait for inputs, and per cache line.
 PREFETCH = tl.constexpr(512)
 LINE = tl.constexpr(128)
 
@@ -23,21 +23,18 @@ LINE = tl.constexpr(128)
 class Products:
     """The kernel and its memory for split tiles, for one stream at a time.
 
-    From Hopper on it uses programmatic dependent launch, like CudaKernel: it requests weights while earlier kernels
-    run, and waits for those before other accesses.
+    From Hopper on it requests weights while earlier kernels run (programmatic dependent launch).
     """
 
     def __init__(self, device: torch.device) -> None:
         properties: Any = torch.cuda.get_device_properties(device)
         self.device = Device(properties.multi_processor_count, properties.shared_memory_per_block_optin)
         self._is_dependent = has_dependent_launch(device)
-        # Blocks that share tiles are one wave.
         self._partials = torch.empty(self.device.num_multiprocessors * MAX_SPLIT_TILE, device=device)
         # Finished blocks per tile; zero between launches.
         self._arrived = torch.zeros(self.device.num_multiprocessors, dtype=torch.int32, device=device)
 
     def tile(self, num_tokens: int, linear: LinearBase, *, is_gated: bool = False) -> Tile | None:
-        """Returns the tile; None: use another kernel."""
         if not isinstance(linear, Fp8Linear) and not (self._is_dependent and linear.weight.dtype is torch.bfloat16):
             return None
         return tile_for(product_of(num_tokens, linear, is_gated=is_gated), self.device)
@@ -55,8 +52,8 @@ class Products:
 
         Args:
             x: Quantized for FP8 weights, otherwise (num_tokens, in_size) bfloat16.
-            is_gated: return silu(first half of the projections) * second half, computed in float32: (num_tokens,
-                out_size / 2). Not for block scales, which are not split either.
+            is_gated: return silu(first half of the projections) * second half, in float32: (num_tokens, out_size / 2).
+                Not for block scales.
         """
         numbers, scales, num_tokens = x if isinstance(x, Quantized) else (x, x, len(x))
         assert numbers.is_contiguous() and (residual is None or residual.is_contiguous())
@@ -110,7 +107,6 @@ def product_of(num_tokens: int, linear: LinearBase, *, is_gated: bool = False) -
     return Product(kind, num_tokens, num_rows // 2 if is_gated else num_rows, in_size, is_gated)
 
 
-# Do not recompile for each number of tokens.
 @triton.jit(do_not_specialize=["num_tokens", "num_rows", "num_steps", "num_splits"])
 def _multiply(  # type: ignore[no-untyped-def]
     x,
@@ -137,7 +133,7 @@ def _multiply(  # type: ignore[no-untyped-def]
     ADDS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """With block scales, a token's scales are num_rows apart, and a tile of outputs lies in one block of weights."""
+    """A token's scales are num_rows apart, and a tile of outputs lies in one block of weights."""
     token_tile, output_tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     i, j, k = tl.arange(0, TOKENS), tl.arange(0, OUTPUTS), tl.arange(0, DEPTH)
     tokens = token_tile * TOKENS + i
@@ -174,10 +170,10 @@ def _multiply(  # type: ignore[no-untyped-def]
         parts = partials + tile.to(tl.int64) * num_splits * TOKENS * OUTPUTS + i[:, None] * OUTPUTS + j[None, :]
         tl.store(parts + split * TOKENS * OUTPUTS, sums, mask=has_token[:, None])
         tl.debug_barrier()
-        # Acquire-release order makes the other blocks' partial sums visible.
+        # Makes the other blocks' partial sums visible.
         num_before = tl.atomic_add(arrived + tile, 1, sem="acq_rel", scope="gpu")
         if num_before == num_splits - 1:
-            # A fixed order, so that the same inputs give the same bits.
+            # In a fixed order: the same inputs give the same bits.
             total = tl.zeros((TOKENS, OUTPUTS), dtype=tl.float32)
             for s in range(num_splits):
                 part = parts + s * TOKENS * OUTPUTS
@@ -196,7 +192,6 @@ def _multiply(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _prefetch(weight, rows, first, in_size, num_bytes, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Prefetches the first num_bytes, at least LINE, of a block's weight rows."""
     bytes_per_number: tl.constexpr = 2 if KIND == "plain" else 1
     lines = tl.minimum(tl.arange(0, PREFETCH // LINE) * LINE, num_bytes - LINE)
     begin = weight.to(tl.int64) + (rows[:, None].to(tl.int64) * in_size + first) * bytes_per_number
@@ -208,7 +203,6 @@ def _prefetch(weight, rows, first, in_size, num_bytes, KIND: tl.constexpr):  # t
 def _projected(  # type: ignore[no-untyped-def]
     sums, x_scales, weight_scales, bias, tokens, has_token, rows, KIND: tl.constexpr, HAS_BIAS: tl.constexpr
 ):
-    """Args: rows: rows of the matrix and bias that the sums belong to."""
     if KIND == "channel":
         sums *= tl.load(x_scales + tokens, mask=has_token, other=0.0)[:, None]
         sums *= tl.load(weight_scales + rows)[None, :]

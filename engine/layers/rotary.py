@@ -25,7 +25,7 @@ class RotaryEmbedding:
         max_positions: int,
         device: torch.device,
     ) -> None:
-        # Computed on the CPU, so that all workers' tables are bitwise equal.
+        # On the CPU, so that all workers' tables are bitwise equal.
         frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2).float() / head_dim))  # (head_dim // 2,)
         if scaling is not None:
             frequencies = scale_llama3(frequencies, scaling)
@@ -38,7 +38,6 @@ class RotaryEmbedding:
 
         Args:
             positions: (num_tokens,) int64, each below max_positions.
-            dtype: dtype of the tensors to rotate.
 
         Returns:
             cos and sin, (num_tokens, 1, head_dim // 2) of dtype, rounded before use as in Hugging Face's
@@ -48,8 +47,7 @@ class RotaryEmbedding:
 
 
 class Rotation:
-    """Rotation of a forward pass's queries and keys.
-
+    """
     Attributes:
         positions: (num_tokens,) integers, each below max_positions.
     """
@@ -60,12 +58,11 @@ class Rotation:
         self._dtype = dtype
 
     def of(self, positions: torch.Tensor) -> "Rotation":
-        """Returns the rotation of other tokens."""
         return Rotation(self.tables, positions, self._dtype)
 
     @cached_property
     def cos_sin(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Arguments of `rotate`, looked up once for all layers."""
+        """Looked up once for all layers."""
         return self.tables.at(self.positions, self._dtype)
 
 
