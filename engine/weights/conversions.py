@@ -1,7 +1,7 @@
 """Cache of models converted from GGUF files, one for each distinct content. Imports no torch.
 
 A model's directory is NAME-DIGEST: NAME comes from the first file converted, DIGEST from the content. Names with a
-leading dot are the cache's own: locks, unfinished conversions and remembered digests.
+leading dot are locks, unfinished conversions and remembered digests.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ _FILES = frozenset(
 
 
 class Conversion(NamedTuple):
-    """A converted model.
-
+    """
     Attributes:
         used_at: time.time() of the last cluster start with it.
         is_held: whether a running cluster uses it.
@@ -81,7 +80,6 @@ class ConversionCache:
                     break
         except OSError as error:
             raise ValueError(f"cannot keep the converted model in {self.directory}: {error}") from error
-        # Another user's cache may not be writable.
         with contextlib.suppress(OSError):
             os.utime(path)
         return path
@@ -96,12 +94,11 @@ class ConversionCache:
         return sorted(found, key=lambda conversion: -conversion.used_at)
 
     def clear(self) -> list[Conversion]:
-        """Removes and returns all models that are not in use; also removes leftovers of killed processes. May raise
-        OSError."""
+        """Removes and returns all models that are not in use, and leftovers of killed processes. May raise OSError."""
         gone = []
         for conversion in self.conversions():
             path = conversion.path
-            # Renamed to a hidden name first, so that a kill during the removal leaves no seemingly complete model.
+            # Renamed first, so that a kill during the removal leaves no seemingly complete model.
             away = path.with_name(f".{path.name}.{os.getpid()}-{time.time_ns()}")
             with _locked_directory(path, fcntl.LOCK_EX | fcntl.LOCK_NB) as is_locked:
                 if is_locked:
@@ -121,11 +118,10 @@ class ConversionCache:
 
     @property
     def _digests(self) -> Path:
-        """Holds a file for each state of a GGUF file, with the digest of its content."""
+        """A file for each state of a GGUF file, with the digest of its content."""
         return self.directory / ".digests"
 
     def _paths(self) -> Iterator[Path]:
-        """Yields converted models only; other content of the directory is left alone."""
         if not self.directory.is_dir():
             return
         for path in self.directory.iterdir():
@@ -140,15 +136,13 @@ class ConversionCache:
         return next((path for path in self._paths() if path.name.endswith(f"-{digest}")), None)
 
     def _convert(self, gguf: Path, digest: str, on_progress: Progress | None) -> Path:
-        # Imported here because it needs numpy and gguf.
         from tandem.engine.weights.gguf import convert_gguf
 
         report = on_progress or (lambda stage, fraction: None)
         with self._exclusive(digest, on_wait=lambda: report("waiting for another process that converts it", 0.0)):
-            # Another process may have converted it meanwhile.
             if path := self._find(digest):
                 return path
-            # Writers hold the lock, so these are leftovers of killed processes.
+            # Leftovers of killed processes: writers hold the lock.
             for left in self.directory.glob(f".*-{digest}.*/"):
                 shutil.rmtree(left, ignore_errors=True)
             path = self.directory / f"{gguf.stem.lstrip('.') or 'model'}-{digest}"
@@ -156,7 +150,7 @@ class ConversionCache:
             return path
 
     def _digest(self, gguf: Path, on_progress: Progress | None) -> str:
-        """Returns the digest of the file's content, which is read only if the file's state has changed."""
+        """Reads the content only if the file's state has changed."""
         stat = gguf.stat()
         state = (gguf.resolve(), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
         key = hashlib.blake2b(f"{_CONVERSION_VERSION} {state}".encode(), digest_size=16).hexdigest()
@@ -180,15 +174,11 @@ class ConversionCache:
 
     @contextmanager
     def _exclusive(self, digest: str, on_wait: Callable[[], None] | None = None) -> Iterator[bool]:
-        """Admits one process at a time; yields whether this one is admitted.
-
-        Args:
-            on_wait: called before waiting for another process; None: do not wait.
-        """
+        """Admits one process at a time; yields whether this one is admitted. Without `on_wait` it does not wait."""
         self.directory.mkdir(parents=True, exist_ok=True)
         lock = self.directory / f".{digest}.lock"
         while True:
-            # O_NOFOLLOW: in a shared directory, a link of this name could lead to another user's file.
+            # O_NOFOLLOW: in a shared directory, this name could be a link to another user's file.
             with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644), "w") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -209,7 +199,7 @@ class ConversionCache:
 
 
 def _hold(path: Path, held: ExitStack) -> bool:
-    """Keeps a model from being cleared until `held` is closed; False if it is already gone."""
+    """Keeps a model from being cleared; False if it is already gone."""
     lock = held.enter_context(ExitStack())
     is_held = lock.enter_context(_locked_directory(path, fcntl.LOCK_SH))
     if not is_held:
@@ -224,7 +214,6 @@ def _is_held(path: Path) -> bool:
 
 @contextmanager
 def _locked_directory(path: Path, kind: int) -> Iterator[bool]:
-    """Yields whether the directory is locked and still has this name."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -237,7 +226,7 @@ def _locked_directory(path: Path, kind: int) -> Iterator[bool]:
         except BlockingIOError:
             is_locked = False
         except OSError:
-            # Some network file systems cannot lock directories: models there are usable, but never cleared.
+            # Some network file systems cannot lock directories: their models are usable, but never cleared.
             is_locked = kind == fcntl.LOCK_SH
         yield is_locked
     finally:

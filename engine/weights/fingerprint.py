@@ -1,5 +1,3 @@
-"""Fingerprint of loaded weights: a digest of all their bits, computed on their device."""
-
 import dataclasses
 import hashlib
 import json
@@ -10,7 +8,7 @@ import torch.nn.functional as F
 from tandem.engine.attention.scales import KvScales
 from tandem.engine.models.base import Model
 
-# Elements per pass: fit for a CPU's cache, and enough to keep a GPU busy in the memory beside its weights.
+# Fit for a CPU's cache, and enough to keep a GPU busy in the memory beside its weights.
 _CHUNK_ELEMENTS = {"cpu": 2**16, "cuda": 2**25}
 _WORD_BYTES = 4
 _SEED = 20
@@ -20,13 +18,12 @@ _SEED = 20
 def model_fingerprint(model: Model, kv_scales: KvScales | None = None) -> str:
     """Returns a short hex digest, equal where two processes compute with equal weights in the same way.
 
-    It covers the configuration and all bits of all loaded tensors, in checkpoint order. It is therefore the same on
-    every device and in every memory layout, and changes with the files. Scales for quantized pages always count;
-    missing ones count as ones.
+    It covers the configuration and all bits of all loaded tensors, in checkpoint order, independent of device and
+    memory layout. Scales for quantized pages always count; missing ones count as ones.
 
-    Each row of a matrix becomes the sum, modulo 2**64, of its 32-bit words times fixed random odd numbers, in one pass
-    and independent of the order of addition. Two given different rows have equal sums with a probability below 2**-31.
-    The host hashes the sums. Crafted weights could still collide.
+    Each row of a matrix becomes the sum, modulo 2**64, of its 32-bit words times fixed random odd numbers, independent
+    of the order of addition. Two given different rows have equal sums with a probability below 2**-31. The host hashes
+    the sums. Crafted weights could still collide.
     """
     digest = hashlib.blake2b(digest_size=16)
     digest.update(json.dumps([type(model).__name__, dataclasses.asdict(model.config)], sort_keys=True).encode())
@@ -39,10 +36,9 @@ def model_fingerprint(model: Model, kv_scales: KvScales | None = None) -> str:
 
 
 def _row_sums(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns (num_rows,) int64; a vector is one row."""
     rows = tensor.flatten(1) if tensor.dim() > 1 else tensor.view(1, -1)
     if tensor.itemsize == 1:
-        # Not every device can pad FP8; all can pad bytes.
+        # Not every device can pad FP8.
         rows = rows.view(torch.uint8)
     # A row of an odd number of small elements ends within a word.
     num_padding = -rows.shape[1] % (_WORD_BYTES // min(_WORD_BYTES, tensor.itemsize))

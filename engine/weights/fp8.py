@@ -56,7 +56,6 @@ def _as_stored(
     device: torch.device,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     wanted = ("weight", quantization.scale_name, *((_INPUT_SCALE,) if quantization.inputs == "static" else ()))
-    # Tensors of incomplete modules.
     parts: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in weights:
         module, _, kind = name.rpartition(".")
@@ -117,7 +116,6 @@ def _weight_scale(module: str, parts: Mapping[str, torch.Tensor], quantization: 
 
 
 def _checked(name: str, scale: torch.Tensor, *shapes: tuple[int, ...]) -> torch.Tensor:
-    """Returns the scale in float32. Args: shapes: valid shapes."""
     if tuple(scale.shape) not in shapes:
         raise ValueError(f"tensor {name} has shape {tuple(scale.shape)}, not {shapes[0]}")
     if scale.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -129,5 +127,5 @@ def _checked(name: str, scale: torch.Tensor, *shapes: tuple[int, ...]) -> torch.
 
 
 def _is_projection(module: str) -> bool:
-    """True for a layer's projections. All other modules, the logits' included, stay as in the checkpoint."""
+    """All other modules, the logits' included, stay as in the checkpoint."""
     return ".layers." in module and module.endswith("_proj")

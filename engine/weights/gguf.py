@@ -37,7 +37,7 @@ _LAYER_TENSORS = {
 }
 _ROPE_FACTORS = "rope_freqs.weight"
 
-# Each changes the arithmetic; a plain Llama has none, or the value given here.
+# Each changes the arithmetic; a plain Llama has none, or these values.
 _NEUTRAL_METADATA: dict[str, Any] = {
     "llama.attention.clamp_kqv": 0.0,
     "llama.attention.max_alibi_bias": 0.0,
@@ -56,13 +56,12 @@ _NEUTRAL_METADATA: dict[str, Any] = {
 def convert_gguf(gguf_path: Path, out_dir: Path, on_progress: Progress | None = None) -> None:
     """Writes a GGUF file as a Hugging Face style directory of float32 weights.
 
-    The directory appears under its name only when complete, so several processes may convert at once: the first to
-    finish wins. An ``out_dir`` that already holds a model is kept.
+    The directory appears only when complete, so several processes may convert at once: the first to finish wins. An
+    ``out_dir`` that already holds a model is kept.
 
     Args:
         gguf_path: architecture ``llama``, any quantization that gguf can dequantize.
         out_dir: gets config.json, generation_config.json, tokenizer.json, tokenizer_config.json and model.safetensors.
-            Its parents are created.
         on_progress: called with a stage (``reading``, ``dequantising``, ``saving``) and the fraction done.
 
     Raises:
@@ -100,16 +99,16 @@ def _json(content: Mapping[str, Any]) -> str:
 
 
 def _write(texts: Mapping[str, str], weights: dict[str, np.ndarray], out_dir: Path) -> None:
-    """Fills a scratch directory and renames it, so that ``out_dir`` is never incomplete."""
+    """Renames a scratch directory, so that ``out_dir`` is never incomplete."""
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out_dir.name}.", dir=out_dir.parent) as scratch:
-        # One level down, because the scratch directory itself is private to this user.
+        # One level down: the scratch directory itself is private to this user.
         staged = Path(scratch) / "model"
         staged.mkdir()
         for name, text in texts.items():
             (staged / name).write_text(text, encoding="utf-8")
         save_file(weights, staged / "model.safetensors", metadata={"format": "pt"})
-        # safetensors makes files private; give this one the permissions of the others.
+        # safetensors makes files private.
         shutil.copymode(staged / "config.json", staged / "model.safetensors")
         try:
             staged.rename(out_dir)
@@ -190,7 +189,7 @@ def _float(metadata: Mapping[str, Any], name: str, default: float | None = None)
 
 
 def _eos_token_ids(metadata: Mapping[str, Any]) -> int | list[int] | None:
-    """Returns one id, or a list if the file has several ends (of turn, of message)."""
+    """A list if the file has several ends (of turn, of message)."""
     ids = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     unique = [index for index in dict.fromkeys(ids) if index is not None]
     return unique if len(unique) > 1 else next(iter(unique), None)
@@ -221,12 +220,12 @@ def _check_names(config: Mapping[str, Any], tensors: Tensors) -> None:
 
 
 def _rope_scaling(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any] | None:
-    """Returns the Llama 3 scaling that gives the file's factors, one per rotary frequency; None without scaling."""
+    """Returns the Llama 3 scaling of the file's factors, one per rotary frequency; None without scaling."""
     if _ROPE_FACTORS not in tensors:
         return None
     factors = np.asarray(_dequantize(tensors[_ROPE_FACTORS]), dtype=np.float64)
     head_dim, factor = config["head_dim"], float(factors.max())
-    # The file has the factors and not their parameters. All Llama 3 releases share these parameters except `factor`.
+    # The file lacks these parameters, which all Llama 3 releases share.
     low, high, original = 1.0, 4.0, 8192
     wavelengths = 2 * np.pi * config["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)
     smooth = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
@@ -272,8 +271,7 @@ def _weights(config: Mapping[str, Any], tensors: Tensors, report: Progress) -> d
 def _unpermute(weight: np.ndarray, num_heads: int) -> np.ndarray:
     """Returns the rows of a q or k projection in Hugging Face order.
 
-    GGUF interleaves the two halves of a head, so that rotary pairs are adjacent: rows (heads, head_dim / 2, 2) become
-    (heads, 2, head_dim / 2).
+    GGUF interleaves the two halves of a head: rows (heads, head_dim / 2, 2) become (heads, 2, head_dim / 2).
     """
     rows, columns = weight.shape
     return weight.reshape(num_heads, rows // num_heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)

@@ -1,7 +1,7 @@
 """Builds a Hugging Face tokenizer from the metadata of a GGUF file.
 
-Only byte-level BPE (``tokenizer.ggml.model = gpt2``) is supported. A GGUF only names its pre-tokenizer, so an unknown
-name is refused: a guess would split text differently from training and quietly cost quality.
+Only byte-level BPE (``tokenizer.ggml.model = gpt2``) is supported. An unknown pre-tokenizer is refused: a guess would
+quietly cost quality.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from tokenizers import (
 
 Metadata = Mapping[str, Any]
 
-# Values of tokenizer.ggml.token_type.
 _CONTROL, _USER_DEFINED = 3, 4
 
 
@@ -35,7 +34,7 @@ def _smollm() -> pre_tokenizers.PreTokenizer:
 
 
 def _split(digits: str) -> pre_tokenizers.PreTokenizer:
-    """Returns the pattern that Llama 3 and Qwen 2 share, except for the grouping of digits."""
+    """The pattern of Llama 3 and Qwen 2, which group digits differently."""
     pattern = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
         r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -60,7 +59,7 @@ _PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
 def build_tokenizer(metadata: Metadata) -> Tokenizer:
     """Builds the tokenizer of a GGUF's ``tokenizer.ggml.*`` metadata.
 
-    Control tokens become special tokens, user-defined ones plain added tokens; both are matched in text.
+    Control tokens become special tokens, user-defined ones plain added tokens.
 
     Raises:
         ValueError: a tokenizer model other than gpt2, an unknown pre-tokenizer, or inconsistent metadata.
@@ -102,7 +101,7 @@ def build_tokenizer(metadata: Metadata) -> Tokenizer:
 
 
 def tokenizer_config(metadata: Metadata) -> dict[str, Any]:
-    """Returns the content of ``tokenizer_config.json``: special tokens, the chat template, the length limit.
+    """Returns the content of ``tokenizer_config.json``.
 
     Raises:
         ValueError: a special token's id is outside the vocabulary.

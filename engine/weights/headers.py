@@ -9,8 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-# A tensor takes about a hundred bytes, and the largest served models have two thousand. Longer headers are not read,
-# because parsing takes many times their length in memory.
+# The largest served models have two thousand tensors of about a hundred bytes. Longer headers are not read, because
+# parsing takes many times their length in memory.
 MAX_HEADER_BYTES = 8 * 2**20
 _LENGTH_BYTES = 8
 _MAX_FILE_BYTES = 2**63 - 1
@@ -22,7 +22,7 @@ _DTYPE_BYTES = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64"), 8),
 }
-# Messages quote a file's content, which may be long, deeply nested, or of several lines.
+# Messages quote file content, which may be long, nested, or of several lines.
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 120
 
@@ -52,7 +52,6 @@ def tensor_names(path: Path, expected: frozenset[str] | None = None) -> list[str
 
 
 def _read(path: Path) -> tuple[dict[str, Any], int]:
-    """Returns the header's entries and the number of bytes behind it."""
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         prefix = file.read(_LENGTH_BYTES)
@@ -77,7 +76,7 @@ def _read(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuses duplicate names, because readers differ in the value they take."""
+    """Readers differ in the value they take for a duplicate name."""
     content = dict(pairs)
     if len(content) < len(pairs):
         ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
@@ -86,7 +85,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _checked(name: str, info: Any) -> tuple[int, int]:
-    """Returns the begin and end of a tensor's bytes behind the header; raises ValueError."""
+    """Returns the begin and end of a tensor's bytes behind the header."""
     where = f"tensor {_SHORT.repr(name)}"
     if not isinstance(info, dict) or set(info) != _FIELDS:
         raise ValueError(f"{where} must have dtype, shape and data_offsets, but is {_SHORT.repr(info)}")
@@ -114,12 +113,12 @@ def _checked(name: str, info: Any) -> tuple[int, int]:
 
 
 def _are_counts(values: Any) -> bool:
-    # bool is an int in Python, but JSON's true is no number.
+    # type(): bool is an int in Python.
     return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 
 def _check_covers(tensors: Iterable[tuple[str, int, int]], num_data_bytes: int) -> None:
-    """Raises ValueError if tensors overlap, leave gaps, or do not end with the file."""
+    """Refuses overlaps, gaps, and tensors that do not end with the file."""
     in_order = [("", 0, 0), *tensors]
     for (before, _, ends), (name, begins, _) in pairwise(in_order):
         if begins < ends:

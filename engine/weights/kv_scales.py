@@ -1,5 +1,3 @@
-"""Scales of quantized pages, from a checkpoint."""
-
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -8,7 +6,6 @@ import torch
 
 from tandem.engine.attention.scales import KvScales
 
-# Names that quantizers write: self_attn.k_scale, self_attn.k_proj.k_scale, or self_attn.k_proj.output_scale.
 _NAME = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:([kv])_scale|([kv])_proj\.(?:\3_scale|output_scale))")
 
 

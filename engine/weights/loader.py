@@ -25,7 +25,6 @@ _DUMMY_PERIOD = 262_147
 _DUMMY_SCALE = 0.02
 # A projection's inputs seldom exceed 16.
 _DUMMY_INPUT_SCALE = 16 / FP8_MAX
-# Minimum interval between progress messages.
 _REPORT_INTERVAL_S = 0.1
 
 
@@ -42,7 +41,6 @@ def load_weights(
     Args:
         load_format: "auto" reads the checkpoint; "dummy" makes random weights.
         quantization: of the checkpoint, whether or not the model keeps FP8 weights.
-        on_progress: called with the loaded and total bytes.
 
     Returns:
         The checkpoint's scales for quantized pages.
@@ -69,19 +67,17 @@ def load_weights(
 def checkpoint_weights(model_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields a checkpoint's tensors by Hugging Face name, in file order.
 
-    They are views of the memory-mapped files, in their dtype: copy before writing to one. Data is read from disk at
-    first use.
+    They are views of the memory-mapped files, in their dtype: copy before writing to one.
 
     Raises:
         ValueError: there are no weights, or a shard is missing, corrupt, or lacks a tensor of the index.
     """
     for path, expected in checkpoint_files(model_dir).items():
-        # Checked again here, because the file may have changed since the start.
+        # The file may have changed since the start.
         names = tensor_names(path, expected)
         try:
             with safe_open(path, framework="pt") as file:
                 for name in names:
-                    # The index may take this tensor from another shard.
                     if expected is None or name in expected:
                         yield name, file.get_tensor(name)
         except SafetensorError as error:
@@ -93,8 +89,8 @@ def dummy_weights(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields random weights for measurements without a checkpoint: outputs are finite, but meaningless.
 
-    A tensor depends only on its name, shape, dtype and the seed, so all processes make the same ones. Vectors are ones,
-    except biases; the rest is uniform in [-0.02, 0.02), for FP8 by scale.
+    A tensor depends only on its name, shape, dtype and the seed. Vectors are ones, except biases; the rest is uniform
+    in [-0.02, 0.02), for FP8 by scale.
     """
     for name, shape, dtype in shapes:
         if name.endswith("_scale"):
@@ -106,13 +102,13 @@ def dummy_weights(
             continue
         count = math.prod(shape)
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode(), seed))
-        # Large tensors repeat one stretch of numbers: drawing billions takes too long.
+        # Large tensors repeat one stretch: drawing billions takes too long.
         largest = FP8_MAX if dtype is FP8_DTYPE else _DUMMY_SCALE
         drawn = torch.empty(min(count, _DUMMY_PERIOD)).uniform_(-largest, largest, generator=generator)
-        # Drawn and rounded on the CPU, for the same numbers on every device.
+        # On the CPU, for the same numbers on every device.
         stretch = drawn.to(dtype).to(device)
         if dtype is FP8_DTYPE:
-            # Not every device can repeat FP8 numbers; all can repeat bytes.
+            # Not every device can repeat FP8 numbers.
             stretch = stretch.view(torch.uint8)
         yield name, stretch.repeat(math.ceil(count / len(stretch)))[:count].view(dtype).view(shape)
 
@@ -120,7 +116,7 @@ def dummy_weights(
 def _reported(
     weights: Iterable[tuple[str, torch.Tensor]], num_bytes: int, on_progress: Callable[[str], None]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the weights unchanged. A tensor counts as loaded when the next one is requested."""
+    """A tensor counts as loaded when the next one is requested."""
     num_loaded, reported_at = 0, -math.inf
     for name, tensor in weights:
         if (now := time.monotonic()) - reported_at >= _REPORT_INTERVAL_S:

