@@ -44,7 +44,7 @@ class PlannedAttention(Attention):
         layer: int,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As Attention.attend. Args: out: contiguous memory for the result; None: allocated."""
+        """As Attention.attend. Args: out: contiguous memory for the result."""
 
 
 class AttentionBackend(Attention):
@@ -76,7 +76,7 @@ class AttentionBackend(Attention):
         Args:
             pool: accepted by `why_not`; a CudaKvPool on a GPU.
             num_q_heads: a multiple of the layout's num_kv_heads.
-            kv_scales: scales of quantized pages; None: all ones.
+            kv_scales: None: all ones.
         """
 
     @abstractmethod
@@ -87,10 +87,8 @@ class AttentionBackend(Attention):
 class GraphedAttention(PlannedAttention):
     """Attention of one forward size with fixed tensors, for replay of a captured CUDA graph.
 
-    Padding rows read and write the dummy page.
-
     Attributes:
-        positions: (num_tokens,) int32 on the device; 0 for padding.
+        positions: (num_tokens,) int32 on the device; 0 for padding, which uses the dummy page.
     """
 
     positions: torch.Tensor

@@ -1,5 +1,3 @@
-"""Selection of the attention backend."""
-
 import logging
 
 import torch

@@ -13,7 +13,7 @@ from tandem.engine.token_sequence import TokenSequence
 TILE = 16
 # Fixed cost (queries, reduction over warps), in turns of a block.
 ITEM_COST = 0.5
-# Multiples of four, because threads load four numbers at a time.
+# Multiples of four: threads load four numbers at a time.
 HEAD_SIZE = 4
 ITEM_SIZE = 8
 
@@ -34,7 +34,7 @@ class DecodePlan:
 
     - HEAD_SIZE numbers, first the number of blocks per key head;
     - ITEM_SIZE numbers per item (see paged_decode.cu), with room for max_items;
-    - each block's first item, then the number of items, with room for max_blocks, padded to a multiple of four;
+    - each block's first item, then the number of items, padded to a multiple of four;
     - each row's new position;
     - the page tables.
     """
@@ -78,7 +78,6 @@ class DecodePlan:
         tables.append(self._dummy_page)
         lengths = np.ones(num_rows, dtype=np.int32)
         lengths[: len(sequences)] = [s.device_len for s in sequences]
-        # Concatenate the rows' turns; cut where a row or a block begins.
         turn = self.blocks(num_rows).turn
         num_turns = -(-lengths // turn)
         ends = num_turns.cumsum()
@@ -119,7 +118,7 @@ class DecodePlan:
     def _cuts(
         self, num_turns: "np.ndarray[Any, Any]", ends: "np.ndarray[Any, Any]", num_blocks: int
     ) -> "np.ndarray[Any, Any]":
-        """Turns at which the blocks after the first begin, for equal work per block.
+        """Turns at which the blocks after the first begin.
 
         Args:
             num_turns, ends: turns of each row and their cumulative sum; (num_rows,).

@@ -36,10 +36,7 @@ MAX_OWN_DECODE = 512
 
 
 class FlashInferAttention(GraphableBackend):
-    """Plans from host tensors, because device tensors would be copied back synchronously.
-
-    Quantized pages use the fa2 kernels, because Hopper's fa3 requires quantized queries too.
-    """
+    """Plans from host tensors, because device tensors would be copied back synchronously."""
 
     reads_quantized = True
     computes_mixed = True
@@ -74,7 +71,6 @@ class FlashInferAttention(GraphableBackend):
         self._prefill = _Wrapper(
             flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=self._paged_backend)
         )
-        # Without cached prefixes, keys and values are read from qkv.
         self._first_prefill = _Wrapper(
             flashinfer.BatchPrefillWithRaggedKVCacheWrapper(self._workspace, "NHD", backend=prefill_backend),
             reads_pages=False,
@@ -116,7 +112,6 @@ class FlashInferAttention(GraphableBackend):
         own_sizes = [size for size in batch_sizes if size <= MAX_OWN_DECODE]
         if self._own_decode is not None and own_sizes:
             graphed = graphed_paged_decodes(self._own_decode, own_sizes, max_pages_per_sequence)
-        # Sizes share page tables.
         other_sizes = [size for size in batch_sizes if size not in graphed]
         num_pages = max(other_sizes, default=0) * max_pages_per_sequence
         indices = torch.zeros(num_pages, dtype=torch.int32, device=self._device)
@@ -139,7 +134,7 @@ class FlashInferAttention(GraphableBackend):
 
 
 class _Wrapper:
-    """A FlashInfer wrapper. The next plan waits for the copy of the previous one from pinned memory.
+    """The next plan waits for the copy of the previous one from pinned memory.
 
     Attributes:
         reads_pages: True if keys and values are read from pages. Otherwise they are read from qkv, in larger pieces,
@@ -157,7 +152,6 @@ class _Wrapper:
         self._copied.record()
 
     def run(self, q: torch.Tensor, *kv: Any, out: torch.Tensor | None, **scales: float) -> torch.Tensor:
-        """Returns (num_tokens, num_q_heads * head_dim)."""
         # Without `out` the wrapper would zero its output first.
         heads = torch.empty_like(q) if out is None else out.view_as(q)
         attended: torch.Tensor = self._wrapper.run(q, *kv, out=heads, **scales)
@@ -168,7 +162,6 @@ class _PagedKernels:
     """
     Attributes:
         sizes: head counts, head_dim and page_size, in plan order.
-        dtypes: by a plan's parameter names.
         dummy_page: the page after the pool's last.
     """
 
@@ -209,7 +202,7 @@ class _PagedKernels:
         layer: int,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As PlannedAttention.attend. Args: slots: (num_tokens,) int64, of the new tokens."""
+        """As PlannedAttention.attend. Args: slots: (num_tokens,) int64."""
         q = norm_rotate_write(
             qkv,
             self._num_q_heads,
@@ -232,7 +225,6 @@ class _PagedKernels:
 
 class _Planned(PlannedAttention):
     def __init__(self, paged: _PagedKernels, wrapper: _Wrapper, slots: torch.Tensor) -> None:
-        """Args: slots: (num_tokens,) int64 on the device."""
         self._paged = paged
         self._wrapper = wrapper
         self._slots = slots

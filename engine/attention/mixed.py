@@ -50,7 +50,6 @@ def plan_by_kind(
     Args:
         plan_decode, plan_prefill: each called at most once. Their results must not share memory that lasts from one
             layer to the next.
-        num_columns: num_q_heads * head_dim.
     """
     if batch.mode == "decode":
         return plan_decode(batch.decoded)

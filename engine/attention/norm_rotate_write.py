@@ -18,7 +18,6 @@ QUANTIZING_CAPABILITY = 8, 9
 
 
 def why_not_written(layout: KvHeadLayout, device: torch.device) -> str:
-    """As AttentionBackend.why_not."""
     if layout.quantized_to and torch.cuda.get_device_capability(device) < QUANTIZING_CAPABILITY:
         major, minor = QUANTIZING_CAPABILITY
         return f"pages of {layout.quantized_to} need a GPU of compute capability {major}.{minor} or later"
@@ -39,7 +38,7 @@ def norm_rotate_write(
 ) -> torch.Tensor:
     """Normalizes (if qk_norm) and rotates queries and keys, and writes keys and values into their pages.
 
-    Computes in float32 and rounds once. Quantized pages get Quantizer's bytes.
+    Computes in float32 and rounds once.
 
     Args:
         qkv: (num_tokens, num_q_heads + 2 * num_kv_heads, head_dim), contiguous; head_dim a power of 2.
@@ -127,7 +126,6 @@ def _norm_rotate_write(  # type: ignore[no-untyped-def]
     if HAS_NORM:
         mean = (tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF)
         scale = tl.rsqrt(mean + eps)[:, None]
-        # Row 0 is for queries, row 1 for keys.
         row = tl.where(head < NUM_Q, 0, 1)[:, None] * (2 * HALF) + i[None, :]
         weight_a = tl.load(weight + row).to(tl.float32)
         weight_b = tl.load(weight + row + HALF).to(tl.float32)

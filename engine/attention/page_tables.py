@@ -24,7 +24,7 @@ def page_tables(layout: PageLayout, sequences: Sequence[TokenSequence]) -> tuple
 
 
 def new_positions(sequences: Sequence[TokenSequence]) -> Int64s:
-    """Positions of the new tokens: (num_tokens,)."""
+    """(num_tokens,)."""
     return np.concatenate([np.arange(s.cached_len, s.device_len) for s in sequences])
 
 
@@ -39,7 +39,7 @@ def decode_slots(
 
 
 def prefill_slots(layout: PageLayout, sequences: Sequence[TokenSequence]) -> Int64s:
-    """Slots of all new tokens: (num_tokens,)."""
+    """(num_tokens,)."""
     slots = []
     for s in sequences:
         new = np.arange(s.cached_len, s.device_len)

@@ -61,7 +61,7 @@ class PagedDecode:
         layer: int,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As PlannedAttention.attend, with the plan's positions."""
+        """As PlannedAttention.attend."""
         layout = self._layout
         assert qkv.is_contiguous()
         num_rows = len(qkv)
@@ -154,7 +154,6 @@ class GraphedPagedDecode(GraphedAttention):
 def graphed_paged_decodes(
     decode: PagedDecode, batch_sizes: Sequence[int], max_pages_per_sequence: int
 ) -> dict[int, GraphedAttention]:
-    """Returns attention for these batch sizes, with one memory for plans."""
     # A smaller size may have the largest plan. The extra page is the padding's.
     num_plan = max(decode.plans.size(size, size * max_pages_per_sequence + 1) for size in batch_sizes)
     memory = torch.zeros(aligned(4 * num_plan), dtype=torch.uint8, device=decode.device)

@@ -1,5 +1,3 @@
-"""Quantized pages in plain torch."""
-
 import torch
 
 from tandem.engine.attention.layout import KvHeadLayout

@@ -26,8 +26,6 @@ HEAD_DIMS = (64, 128, 256)
 
 
 class _DecodeTables(NamedTuple):
-    """As triton_kernels.decode takes them."""
-
     slots: torch.Tensor
     positions: torch.Tensor
     first_pages: torch.Tensor
@@ -35,7 +33,7 @@ class _DecodeTables(NamedTuple):
 
 
 class _PrefillTables(NamedTuple):
-    """As triton_kernels.prefill takes them; tiles flattened."""
+    """With flattened tiles."""
 
     slots: torch.Tensor
     tiles: torch.Tensor
@@ -212,7 +210,6 @@ class _GraphedDecode(GraphedAttention):
 
 
 def _pack_decode(layout: PageLayout, sequences: Sequence[TokenSequence], num_padding: int, dummy_page: int) -> Packed:
-    """Padding rows are one token on the dummy page."""
     positions = [s.cached_len for s in sequences] + [0] * num_padding
     pages, first_pages = page_tables(layout, sequences)
     first_pages += [len(pages)] * num_padding

@@ -21,7 +21,7 @@ PREFILL_ROWS = 128
 # Fills every multiprocessor and evens out the last wave.
 DECODE_PROGRAMS_PER_SM = 4
 MAX_SPLITS = 64
-# Page ids load two blocks ahead of keys and values, and those two blocks ahead of use.
+# Page ids load two blocks ahead of keys and values, which load two blocks ahead of use.
 NUM_STAGES = 5
 
 
@@ -54,7 +54,6 @@ def decode(
         positions: (num_rows,) int32, of the queries.
         first_pages: (num_rows,) int32, index in `pages` of each sequence's first.
         pages: int32 page ids of all sequences; may have unused entries at the end.
-        kv_scales: ones unless quantized.
         out: like q, overwritten and returned.
     """
     num_rows, num_q_heads, head_dim = q.shape
@@ -215,7 +214,6 @@ def _merge(  # type: ignore[no-untyped-def]
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Merges the splits of one sequence and query head."""
     row = tl.program_id(1)
     head = row * tl.num_programs(0) + tl.program_id(0)
     num_tokens = tl.load(positions + row) + 1
@@ -248,7 +246,7 @@ def _prefill(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Computes one tile and key-value head; row i is query i // GROUP and head i % GROUP."""
+    """Row i is query i // GROUP and head i % GROUP."""
     kv_head = tl.program_id(0)
     tile = tiles + tl.program_id(1) * 4
     first_token = tl.load(tile).to(tl.int64)
