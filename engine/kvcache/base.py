@@ -1,5 +1,3 @@
-"""Page interface for all components."""
-
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -10,7 +8,7 @@ if TYPE_CHECKING:
 class PageLayout(ABC):
     """Page format for components that treat pages as opaque bytes.
 
-    Only attention backends know a concrete class. `tandem.engine.page_layout.page_layout_of` returns a model's layout.
+    Only attention backends know a concrete class.
     """
 
     page_size: int
@@ -18,8 +16,7 @@ class PageLayout(ABC):
     @classmethod
     @abstractmethod
     def of(cls, config: "ModelConfig", page_size: int, dtype: str, quantized_to: str = "") -> Self:
-        """Returns the layout of a model.
-
+        """
         Args:
             dtype: compute dtype, by torch's name.
             quantized_to: narrower page dtype; "": the compute dtype.

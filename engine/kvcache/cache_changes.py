@@ -1,5 +1,3 @@
-"""Changes of the radix cache, for external records of its contents."""
-
 from dataclasses import dataclass
 
 

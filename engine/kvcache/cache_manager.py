@@ -1,5 +1,3 @@
-"""The only owner of a worker's pages: allocates, shares, evicts and frees them."""
-
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -19,11 +17,10 @@ class PageHandle:
     """Pages held for one request: the first `num_shared` in the radix tree, locked through `node`, the rest private.
 
     Attributes:
-        table_id: number of the page table, unique in the manager; the request's sequences carry it into every launch.
+        table_id: number of the page table, unique in the manager; sequences carry it into every launch.
         page_ids: page table of 32-bit integers. The manager may replace a duplicate page's id.
         cached_len: tokens found in the tree at acquisition, a multiple of the page size.
         leased: True while another worker writes the private pages.
-        ceiling: limit on the pages of all handles of a class, if any.
     """
 
     table_id: int
@@ -41,7 +38,6 @@ class _DeferredFree:
     """Pages to free when the `pending` operations have ended.
 
     Attributes:
-        node: tree node locked until then, if any.
         held: pages counted under the ceiling until then.
     """
 
@@ -53,7 +49,7 @@ class _DeferredFree:
 
 
 class CacheManager:
-    """Page bookkeeping of one worker, in pure Python.
+    """The only owner of a worker's pages.
 
     Every page is in exactly one state: free; cached (in the tree, unlocked); locked (in the tree under a lock, private
     to a handle, or waiting to be freed); leased (private to a handle of a lease).
@@ -135,7 +131,6 @@ class CacheManager:
 
         Args:
             max_cached_len: upper bound of reused tokens.
-            priority: the request's priority, for eviction.
             leased: True if another worker will write the private pages.
             num_reserved: free or evictable pages to leave.
             ceiling: limit on the pages of the handle's class.
@@ -171,7 +166,7 @@ class CacheManager:
         return handle
 
     def grow_pages(self, handle: PageHandle, num_tokens: int) -> bool:
-        """Adds private pages for `num_tokens` tokens. Returns False, without changes, if there are not enough."""
+        """Adds private pages. Returns False, without changes, if there are not enough."""
         assert handle.table_id in self._handles and not handle.leased and handle.ceiling is None
         missing = self.num_pages_for(num_tokens) - len(handle.page_ids)
         if missing <= 0:
@@ -293,7 +288,6 @@ class CacheManager:
     def _check_ceilings(self) -> str:
         held: list[tuple[PageCeiling | None, Sequence[int]]] = [(h.ceiling, h.page_ids) for h in self._handles.values()]
         held += [(d.ceiling, d.held) for d in self._deferred]
-        # Ceilings without holders must count nothing.
         expected: dict[PageCeiling, Counter[int]] = {ceiling: Counter() for ceiling in self._ceilings}
         for ceiling, page_ids in held:
             if ceiling is not None:

@@ -1,5 +1,3 @@
-"""KV pool in GPU memory. Needs CUDA."""
-
 import weakref
 from typing import Any
 

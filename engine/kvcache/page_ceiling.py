@@ -3,14 +3,10 @@ from collections.abc import Sequence
 
 
 class PageCeiling:
-    """Limits the total pages of all handles of a class.
-
-    A page shared by several handles counts once, until no operation uses its id.
-    """
+    """A page shared by several handles of the class counts once, until no operation uses its id."""
 
     def __init__(self, max_pages: int) -> None:
         self.max_pages = max_pages
-        # Number of holders per page.
         self._holds: Counter[int] = Counter()
 
     @property
@@ -31,5 +27,4 @@ class PageCeiling:
                 del self._holds[page_id]
 
     def holds(self) -> dict[int, int]:
-        """Holders per page, for integrity checks."""
         return dict(self._holds)

@@ -13,7 +13,6 @@ class DeviceMemory:
 
     Attributes:
         weights: weights, workspaces and libraries of this engine.
-        graphs: memory that CUDA graph capture will take.
         forward: peak memory of the largest forward pass.
     """
 
@@ -45,8 +44,7 @@ def choose_num_pages(
     """Returns the number of pages of a GPU's pool, without the dummy page.
 
     Args:
-        num_pages: configured number; 0: as many as fit.
-        fraction: share of the device for weights, graphs and pool, if num_pages is 0.
+        num_pages: configured number; 0: as many as fit into `fraction` of the device, with weights and graphs.
         max_model_len: tokens that the pool must hold, if num_pages is 0.
 
     Raises:

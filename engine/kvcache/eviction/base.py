@@ -5,7 +5,6 @@ from typing import Protocol
 class EvictableNode(Protocol):
     """
     Attributes:
-        created: time the page entered the tree.
         last_access: time of the last match, or of creation.
         num_hits: number of matches.
         priority: highest priority of its requests.
