@@ -10,7 +10,6 @@ import torch
 from cuda.bindings import driver, nvrtc
 
 HEADER = "bfloat16.cuh"
-# Hopper introduced programmatic dependent launch.
 PDL_CAPABILITY = 9
 
 _PDL = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -52,7 +51,6 @@ class CudaKernel:
         """Launches in torch's current stream.
 
         Args:
-            grid: blocks in x and y.
             arguments: tensors and None become pointers, numbers int and float.
         """
         config = driver.CUlaunchConfig()

@@ -21,8 +21,7 @@ from tandem.engine.layers.products import Products
 
 
 class CudaOps(LayerOps):
-    """Chooses Tandem's own kernels where they are faster: for few tokens, some moderate numbers of tokens, and gated
-    products of many tokens.
+    """Chooses Tandem's own kernels where they are faster.
 
     FP8 weights multiply few tokens in bfloat16; for more tokens the inputs are quantized too.
     """
@@ -106,7 +105,6 @@ def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
 def _rms_norm(  # type: ignore[no-untyped-def]
     x, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
 ):
-    """Args: DEPENDENT: programmatic dependent launch."""
     row = tl.program_id(0).to(tl.int64) * SIZE
     i = tl.arange(0, BLOCK)
     exists = i < SIZE

@@ -77,7 +77,6 @@ class Fp8Linear(LinearBase):
 
 
 def library_has_blocks(capability: tuple[int, int], cuda_version: str) -> bool:
-    """Return whether torch._scaled_mm supports block scales. Args: cuda_version: torch's."""
     version = tuple(map(int, cuda_version.split(".")[:2]))
     return capability[0] == LIBRARY_BLOCKS_MAJOR and version >= LIBRARY_BLOCKS_CUDA
 

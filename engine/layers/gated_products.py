@@ -78,7 +78,6 @@ def _gated(  # type: ignore[no-untyped-def]
     OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """Args: weight: (2, out_size, in_size)."""
     num_token_tiles = tl.cdiv(num_tokens, TOKENS)
     num_output_tiles = out_size // OUTPUTS
     group_size = GROUP * num_output_tiles

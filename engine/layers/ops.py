@@ -16,7 +16,7 @@ class LayerOps(ABC):
     def norm_linear(
         self, x: torch.Tensor, norm: Norm, linear: LinearBase, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Returns the projections of rms_norm(x). Args: out: memory for the result."""
+        """Returns the projections of rms_norm(x)."""
 
     @abstractmethod
     def norm_gated(self, x: torch.Tensor, norm: Norm, linear: LinearBase) -> torch.Tensor:

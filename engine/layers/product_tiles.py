@@ -67,7 +67,7 @@ class Device(NamedTuple):
 
 
 def tile_for(product: Product, device: Device) -> Tile | None:
-    """Returns the tile for Products; None: another kernel is faster, or tiles do not divide the sizes."""
+    """Returns None if another kernel is faster, or tiles do not divide the sizes."""
     if product.kind == "block":
         tile = None if product.is_gated else _block_tile(product, device)
     elif product.is_gated:

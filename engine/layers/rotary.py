@@ -81,8 +81,8 @@ def scale_llama3(frequencies: torch.Tensor, scaling: Llama3RopeScaling) -> torch
     """Scales frequencies, (head_dim // 2,) float32 in radians per position, to longer contexts as Llama 3.1 does.
 
     With wavelength = 2 pi / frequency and original = original_max_position_embeddings: wavelengths above original /
-    low_freq_factor are stretched by `factor`, and those below original / high_freq_factor stay. Between the bounds the
-    two are blended linearly in original / wavelength. Source: `apply_scaling` in Meta's reference code,
+    low_freq_factor are stretched by `factor`; below original / high_freq_factor they stay. Between the bounds the two
+    are blended linearly in original / wavelength. Source: `apply_scaling` in Meta's reference code,
     https://github.com/meta-llama/llama-models (models/llama3/model.py).
     """
     original = scaling.original_max_position_embeddings
