@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """An architecture's implementation and its differences from Llama without biases.
+    """Differences from Llama without biases.
 
     Attributes:
         model, page_layout: import paths of classes.

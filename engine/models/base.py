@@ -9,7 +9,7 @@ from tandem.engine.models.config import ModelConfig
 
 
 class Model(ABC):
-    """A causal language model's weights and forward pass on one device."""
+    """A causal language model on one device."""
 
     config: ModelConfig
     dtype: torch.dtype
@@ -46,7 +46,6 @@ class Model(ABC):
 
         Args:
             input_ids, positions: (num_tokens,) int64.
-            attention: planned for the same batch.
             rows: (num_rows,) int64, rows to return, in any order, with repeats. For others the last layer computes only
                 keys and values. None: all rows.
 
@@ -70,5 +69,5 @@ class Model(ABC):
         logits_rows: torch.Tensor | None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Computes hidden states and their logits. Args: logits_rows: as `rows` of hidden_states."""
+        """Args: logits_rows: as `rows` of hidden_states."""
         return self.logits(self.hidden_states(input_ids, positions, attention, logits_rows), out)

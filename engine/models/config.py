@@ -1,5 +1,3 @@
-"""The model configuration in config.json, validated before use."""
-
 import json
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -15,15 +13,12 @@ _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A causal language model's shape.
-
+    """
     Attributes:
         architecture: class name in checkpoints, like LlamaForCausalLM.
         head_dim: need not be hidden_size / num_q_heads.
-        rope_theta: base of the rotary embedding's wavelengths.
         max_position_embeddings: maximum tokens of a sequence.
         qk_norm: True if each head's queries and keys are normalized before rotation.
-        quantization: FP8 weights, if any.
 
     Raises:
         ValueError: on construction, for invalid values.
@@ -77,7 +72,6 @@ class ModelConfig:
             raise ValueError(f"{path}: {error}") from error
 
     def quantized(self, how: str) -> "ModelConfig":
-        """Returns the same model, with FP8 weights if requested."""
         return replace(self, quantization=AT_LOAD) if how == FP8 and self.quantization is None else self
 
     @classmethod

@@ -25,10 +25,10 @@ _DOWN = ("mlp.down_proj",)
 
 
 class DecoderModel(Model):
-    """A decoder's weights and forward pass.
+    """Projections of the same input are one matrix.
 
-    Projections of the same input are one matrix. TorchOps rounds in Hugging Face's order, so bfloat16 results are as
-    close to its implementation as its own kernels are to each other. Fused kernels round once, when they write.
+    TorchOps rounds in Hugging Face's order, so bfloat16 results are as close to its implementation as its own kernels
+    are to each other. Fused kernels round once, when they write.
     """
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: LayerOps) -> None:
@@ -133,7 +133,6 @@ class _Layer:
         q_rows, kv_rows = config.num_q_heads * head_dim, config.num_kv_heads * head_dim
         self._input_norm = Norm(torch.empty(hidden, dtype=dtype, device=device), eps)
         self._qkv = linear(_QKV, [q_rows, kv_rows, kv_rows], hidden, config.qkv_bias)
-        # Row 0 is for queries, row 1 for keys.
         self._qk_norm = QkNorm(torch.empty(2, head_dim, dtype=dtype, device=device), eps) if config.qk_norm else None
         self._o = linear(_O, [hidden], q_rows, config.o_bias)
         self._mlp_norm = Norm(torch.empty(hidden, dtype=dtype, device=device), eps)

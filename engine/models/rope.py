@@ -34,7 +34,7 @@ _ROPE_KEYS["llama3"] = _ROPE_KEYS["default"] | {field.name for field in fields(L
 
 
 def read_rope(raw: dict[str, Any]) -> tuple[float, Llama3RopeScaling | None]:
-    """Returns the rotary embedding's base and scaling, from either form.
+    """Returns the rotary embedding's base and scaling.
 
     Raises:
         ValueError: the rope type is not default or llama3, a setting is unsupported, or the two forms contradict.
