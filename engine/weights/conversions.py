@@ -35,7 +35,6 @@ class Conversion(NamedTuple):
     """
     Attributes:
         used_at: time.time() of the last cluster start with it.
-        is_held: whether a running cluster uses it.
     """
 
     path: Path
@@ -118,7 +117,6 @@ class ConversionCache:
 
     @property
     def _digests(self) -> Path:
-        """A file for each state of a GGUF file, with the digest of its content."""
         return self.directory / ".digests"
 
     def _paths(self) -> Iterator[Path]:

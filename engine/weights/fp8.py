@@ -1,5 +1,3 @@
-"""FP8 weights of a checkpoint, or made from plain weights, in a model's form."""
-
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -23,8 +21,6 @@ def read_fp8(
     inputs have a fixed scale. A model without scales gets dequantized weights in float32.
 
     Args:
-        weights: by checkpoint name, in any order.
-        parameters: of the model.
         device: where plain weights are quantized.
 
     Raises:

@@ -189,7 +189,6 @@ def _float(metadata: Mapping[str, Any], name: str, default: float | None = None)
 
 
 def _eos_token_ids(metadata: Mapping[str, Any]) -> int | list[int] | None:
-    """A list if the file has several ends (of turn, of message)."""
     ids = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     unique = [index for index in dict.fromkeys(ids) if index is not None]
     return unique if len(unique) > 1 else next(iter(unique), None)
@@ -220,7 +219,7 @@ def _check_names(config: Mapping[str, Any], tensors: Tensors) -> None:
 
 
 def _rope_scaling(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any] | None:
-    """Returns the Llama 3 scaling of the file's factors, one per rotary frequency; None without scaling."""
+    """Returns None without scaling. The file has one factor per rotary frequency."""
     if _ROPE_FACTORS not in tensors:
         return None
     factors = np.asarray(_dequantize(tensors[_ROPE_FACTORS]), dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Checks the headers of safetensors files before they are used. Imports no torch."""
+"""Checks safetensors headers before use. Imports no torch."""
 
 import json
 import os
@@ -85,7 +85,6 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _checked(name: str, info: Any) -> tuple[int, int]:
-    """Returns the begin and end of a tensor's bytes behind the header."""
     where = f"tensor {_SHORT.repr(name)}"
     if not isinstance(info, dict) or set(info) != _FIELDS:
         raise ValueError(f"{where} must have dtype, shape and data_offsets, but is {_SHORT.repr(info)}")

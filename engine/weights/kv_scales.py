@@ -10,7 +10,7 @@ _NAME = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:([kv])_scale|([kv])_pro
 
 
 class ScaleReader:
-    """Takes the scales out of a checkpoint's tensors, whether or not pages are quantized; the default is 1."""
+    """Takes the scales out of a checkpoint's tensors; the default is 1."""
 
     def __init__(self, num_layers: int) -> None:
         self._num_layers = num_layers

@@ -39,8 +39,7 @@ def load_weights(
     """Fills a model, tensor by tensor: from the mapped files straight to the device, or made there.
 
     Args:
-        load_format: "auto" reads the checkpoint; "dummy" makes random weights.
-        quantization: of the checkpoint, whether or not the model keeps FP8 weights.
+        quantization: of the checkpoint, even if the model has plain weights.
 
     Returns:
         The checkpoint's scales for quantized pages.

@@ -35,7 +35,6 @@ def resolve_model(
         model: a built-in name (``smollm2-135m-instruct``), a directory, a ``.gguf`` file, or a Hugging Face hub id
             (``org/name``), in this order. A hub model is downloaded only if the local hub cache lacks it.
         load_format: ``auto`` needs safetensors weights; ``dummy`` only the configuration.
-        cache_dir: of converted models; default `default_directory()`.
         held: a converted model stays in the cache until this is closed.
 
     Raises:
