@@ -11,8 +11,6 @@ from tandem.engine.output import ForwardOutput
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Tokens whose KV an engine has computed since its start."""
-
     prompt_tokens_computed: int = 0
     output_tokens_computed: int = 0
 
@@ -60,7 +58,6 @@ class EngineBase(ABC):
         return num_prompt_tokens
 
     def num_padded(self, num_decoded: int, num_prompt_tokens: int) -> int:
-        """Returns the prompt tokens of a mixed step of this size, with padding."""
         return num_prompt_tokens
 
     def launch(
@@ -70,11 +67,7 @@ class EngineBase(ABC):
         prompts: ForwardPart | None = None,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        """Launches a forward pass and enters it in `launches`. Schedulers launch all forward passes here.
-
-        Args:
-            decoded, prompts: one of the two, or both where the engine `mixes`.
-        """
+        """Launches a forward pass and enters it in `launches`."""
         parts = [part for part in (decoded, prompts) if part is not None]
         for part in parts:
             part.begin()

@@ -1,5 +1,3 @@
-"""The sequences of one forward pass, and their tokens as tensors."""
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -21,7 +19,7 @@ class Batch:
     A decode batch has exactly one token a sequence. A mixed batch has decoded sequences first, then prompts.
 
     Attributes:
-        feed: source of the decoded sequences' tokens; None if the host knows all tokens.
+        feed: None if the host knows all tokens.
     """
 
     mode: ForwardMode
@@ -34,7 +32,6 @@ class Batch:
         assert (self.mode == "mixed") == (0 < self.num_mixed < len(self.sequences))
         assert all(s.extend_len == 1 for s in self.decoded)
         assert self.feed is None or len(self.feed.rows) == len(self.decoded)
-        # A sequence has at most one unknown token, and the feed provides it.
         assert all(s.num_pending == (row >= 0) for s, row in zip(self.sequences, self._fed_rows(), strict=True))
 
     @classmethod
@@ -94,12 +91,11 @@ class Batch:
         return torch.cat((fed_ids, staged[: len(index)])).index_select(0, staged[len(index) :])
 
     def positions(self, device: torch.device) -> torch.Tensor:
-        """Returns the tokens' positions in their sequences: (num_tokens,) int64."""
+        """(num_tokens,) int64."""
         positions = np.concatenate([np.arange(s.cached_len, s.device_len) for s in self.sequences])
         return to_device(positions, device)
 
     def logits_rows(self) -> list[int]:
-        """Returns the last token row of each sequence with needs_logits."""
         rows: list[int] = []
         end = 0
         for s in self.sequences:

@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Share of memory beyond mem_fraction_static that is tolerated without a warning.
+# Tolerated without a warning.
 SHARE_TOLERANCE = 0.01
 
 
 def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[str], None]) -> Engine:
     """Loads a model and allocates its pool.
 
-    On a GPU the pool's size follows from the memory of the largest forward passes and a few small graphs, on a pool of
-    one page. The CUDA graphs are captured last. Their memory is therefore an estimate; the log has the actual figure.
+    On a GPU the pool's size follows from trial forward passes and a few trial graphs on a pool of one page. The real
+    graphs are captured last, so their memory is an estimate; the log has the actual figure.
 
     Args:
         pool_name: unique among all pools ever made on this host.
@@ -181,7 +181,6 @@ def _measure(
     pool: "CudaKvPool",
     free_at_start: int,
 ) -> Measured:
-    """The pool has one page; it is freed with its backend on return."""
     attention = backend(pool, model.config.num_q_heads)
     engine = Engine(model, pool, attention, mixed_steps=config.mixed_steps)
     if not isinstance(attention, GraphableBackend):

@@ -1,4 +1,4 @@
-"""Engine options. Imports no torch, because the command line reads this module too."""
+"""Engine options. Imports no torch: the command line reads this module too."""
 
 from dataclasses import dataclass
 
@@ -98,11 +98,11 @@ class EngineConfig(EngineOptions):
             device.
         eviction: a name in EVICTION_POLICIES, or an import path.
         cuda_graph_max_bs: largest decode batch with a CUDA graph; 0: no decode graphs.
-        prefill_cuda_graphs: use CUDA graphs for prefills that take longer to launch than to compute, and, beside decode
-            graphs, for mixed steps.
+        prefill_cuda_graphs: use CUDA graphs for prefills that take longer to launch than to compute, and for mixed
+            steps.
         mem_fraction_static: share of GPU memory for weights, graphs and pool, if num_pages is 0.
-        max_chunk_tokens: tokens of the largest prefill, for which a GPU keeps memory; 0: no prefills.
-        max_batch_size: sequences of the largest decode step, for which a GPU keeps memory; 0: no decoding.
+        max_chunk_tokens: tokens of the largest prefill; 0: no prefills.
+        max_batch_size: sequences of the largest decode step; 0: no decoding.
         max_model_len: tokens of the longest sequence, which the pool must hold; 0: the model's limit, or the pool's if
             less.
     """

@@ -2,8 +2,6 @@
 
 A probability is an integer, its mass, in units of 2**-MASS_BITS of the most likely token's. Integer sums do not depend
 on the order of addition, so a row draws the same token in any batch and by any method.
-
-The host never waits for the device, so nothing can depend on the number of kept tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,8 +24,7 @@ PIECE_SIZE = 128
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Top-k and top-p of rows that are filtered in the same way.
-
+    """
     Attributes:
         rows: (n,) int64, indices among the drawn rows.
         num_largest: at least every row's top-k.
@@ -43,8 +40,7 @@ class _Cut:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Parameters of a step's draws, on the device.
-
+    """
     Attributes:
         rows: (num_drawn,) int64, the step's rows that are not greedy.
         temperature: (num_drawn, 1) float32.
@@ -90,7 +86,7 @@ class Draws:
 
 
 def draw(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """Returns (num_drawn,) int64. Args: logits: (num_drawn, vocab_size) float32, processed; left unchanged."""
+    """Returns (num_drawn,) int64. Args: logits: (num_drawn, vocab_size) float32, processed."""
     masses = _masses(filter_logits(logits, draws))
     total = masses.sum(dim=-1, keepdim=True)
     # A float64 may exceed the sum that it rounds.
@@ -134,7 +130,6 @@ def _keep_top(x: torch.Tensor, cut: _Cut) -> torch.Tensor:
     mass_left = limit - before.gather(1, num_above)
     mass = masses.gather(1, num_above)
     num_kept_equal = (mass_left + mass - 1) // mass
-    # Among ties, keep the lower ids.
     equal = x == smallest
     last_kept = _first_beyond(equal, num_kept_equal - 1)
     ids = torch.arange(x.shape[1], device=x.device)
@@ -155,7 +150,7 @@ def _first_beyond(amounts: torch.Tensor, threshold: torch.Tensor) -> torch.Tenso
     Finds the piece, then the place in it: a running sum over whole rows would use a small part of a GPU.
 
     Args:
-        amounts: (num_rows, columns) int64 or bool, not negative.
+        amounts: (num_rows, columns), not negative.
         threshold: (num_rows, 1) int64, less than the row's sum.
     """
     num_columns = amounts.shape[1]

@@ -1,7 +1,4 @@
-"""Measures the GPU memory that forward passes and graphs need beside weights and pool.
-
-Also loads kernels and libraries before the first request.
-"""
+"""Measures the GPU memory of forward passes and graphs, and loads kernels before the first request."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -38,7 +35,6 @@ LAUNCH_BOUND = 1.2
 NUM_TRIALS = 3
 
 _GREEDY = SamplingParams(max_tokens=1)
-# Options that take the most memory.
 _SAMPLED = SamplingParams(
     max_tokens=1,
     temperature=1.0,
@@ -76,8 +72,7 @@ def measure_memory(
         engine: loaded; one page suffices, because all page tables repeat it.
         free_at_start: free_bytes before the model was made.
         capture: captures decode graphs up to a batch size and returns their owner; None: no decode graphs.
-        capture_prefill: likewise, for prefills of some token counts.
-        capture_mixed: likewise, for mixed steps; None unless there are graphs of both kinds.
+        capture_mixed: None unless there are graphs of both kinds.
 
     Raises:
         torch.OutOfMemoryError: a forward pass does not fit beside the weights.
@@ -105,7 +100,6 @@ def measure_memory(
     num_tokens = config.max_model_len or engine.model.config.max_position_embeddings
     page_table = 4 * engine.pool.layout.num_pages_for(num_tokens)
     if capture is not None:
-        # Graphs share the largest step's memory; each takes some more.
         page_tables = config.cuda_graph_max_bs * page_table
         graphs = _peak_bytes(engine, _decode(config.cuda_graph_max_bs, _GREEDY)) + page_tables
         trial_size = min(TRIAL_BATCH_SIZE, config.cuda_graph_max_bs)
@@ -131,11 +125,7 @@ def measure_memory(
 def launch_bound_sizes(
     engine: EngineBase, max_tokens: int, longest: int, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[int, ...]:
-    """Returns the SIZES whose launch takes about as long as the device does, or longer. All kernels must be loaded.
-
-    Args:
-        engine: without prefill graphs, on a pool as in measure_memory.
-    """
+    """Returns the SIZES whose launch takes about as long as the device does, or longer. All kernels must be loaded."""
     bound = 0
     for num_tokens in (size for size in SIZES if size.bit_count() == 1 and size <= max_tokens):
         batch = _prefill(num_tokens, longest, 0, 1, _GREEDY)
@@ -202,7 +192,6 @@ def _load_step_kernels(engine: Engine, max_batch_size: int) -> None:
 
 
 def _peak_bytes(engine: Engine, batch: Batch) -> int:
-    """Bytes that torch reserves for one forward pass, fragmentation included."""
     free_bytes()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_reserved()

@@ -40,8 +40,6 @@ class _Launched(NamedTuple):
 
 
 class _EngineOutput(ForwardOutput):
-    """A launched forward pass and its sampling, which may be deferred."""
-
     def __init__(self, batch: Batch, launched: _Launched) -> None:
         self._choose: Callable[[], SamplerOutput] | None = launched.choose
         self._scored = launched.scored

@@ -40,35 +40,35 @@ def prefill_floor(model: ModelConfig, limits: Limits, num_requests: int, prompt_
 
 
 def decode_products(model: ModelConfig, batch_size: int, matmul_rate: float) -> float:
-    """Returns the seconds of decode_flops at matmul_rate bfloat16 FLOP per second."""
+    """Seconds of decode_flops."""
     return (decode_flops(model, batch_size) - _saved_flops(model, batch_size)) / matmul_rate
 
 
 def prefill_products(model: ModelConfig, num_requests: int, prompt_len: int, matmul_rate: float) -> float:
-    """Returns the seconds of prefill_flops at matmul_rate bfloat16 FLOP per second."""
+    """Seconds of prefill_flops."""
     flops = prefill_flops(model, num_requests, prompt_len)
     return (flops - _saved_flops(model, num_requests * prompt_len)) / matmul_rate
 
 
 def mixed_products(model: ModelConfig, batch_size: int, num_tokens: int, matmul_rate: float) -> float:
-    """Returns the seconds of a decode step's and a chunk's matrix products, with logits for one row of the chunk."""
+    """With logits for one row of the chunk."""
     of_layers = 2 * _num_layer_weights(model) * num_tokens - _saved_flops(model, num_tokens)
     return decode_products(model, batch_size, matmul_rate) + (of_layers + 2 * _num_head_weights(model)) / matmul_rate
 
 
 def decode_flops(model: ModelConfig, batch_size: int) -> int:
-    """Returns the FLOP of matrix products. Attention is left out: reading its KV takes longer."""
+    """Without attention: reading its KV takes longer."""
     return 2 * (_num_layer_weights(model) + _num_head_weights(model)) * batch_size
 
 
 def prefill_flops(model: ModelConfig, num_requests: int, prompt_len: int) -> int:
-    """Returns the FLOP of matrix products and causal attention. Only a prompt's last row needs logits."""
+    """Only a prompt's last row needs logits."""
     products = 2 * _num_layer_weights(model) * prompt_len + 2 * _num_head_weights(model)
     return num_requests * (products + attention_flops(model, prompt_len))
 
 
 def attention_flops(model: ModelConfig, num_tokens: int, num_before: int = 0) -> int:
-    """Causal attention of a chunk behind `num_before` tokens."""
+    """Causal attention behind `num_before` tokens."""
     # Each pair of query and key takes two products over head_dim: query by key, and weight by value.
     num_pairs = num_tokens * num_before + num_tokens * (num_tokens + 1) // 2
     return 2 * 2 * model.head_dim * model.num_q_heads * model.num_layers * num_pairs

@@ -20,12 +20,10 @@ from tandem.grammar_limits import LIMITS, one_line
 
 logger = logging.getLogger(__name__)
 
-# Most grammars take some hundred kilobytes; the router refuses grammars that need more than 128 MiB or a second to
-# compile.
+# The router refuses grammars that need more than 128 MiB or a second to compile.
 MAX_NUM_KEPT = 64
 MAX_BYTES_KEPT = 2**21
 NUM_COMPILERS = 2
-# A mask takes some hundredths of a millisecond.
 NUM_MASK_THREADS = 4
 WORD_BITS = 32
 
@@ -62,7 +60,6 @@ class Constraint:
         return self.compiled.num_users > 1
 
     def follow(self, token_ids: Sequence[int], prompt_len: int) -> None:
-        """Advances to the end of the output. Args: token_ids: prompt and output."""
         new = token_ids[prompt_len + self._num_followed :]
         self._num_followed += len(new)
         if new and not self.error and not self.matcher.consume_tokens(list(new)):
@@ -143,7 +140,6 @@ class Grammars:
                 constraint.fail("nothing may follow")
             if constraint.error:
                 masks[row] = -1
-                # The next output compiles the grammar again.
                 if self._kept.get(constraint.compiled.text) is constraint.compiled:
                     del self._kept[constraint.compiled.text]
         return masks

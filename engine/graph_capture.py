@@ -1,5 +1,3 @@
-"""Capture of forward passes as CUDA graphs."""
-
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -14,8 +14,7 @@ from tandem.engine.upload import Packed
 
 
 class _Graph(NamedTuple):
-    """A captured step and its tensors, which must live as long as it does.
-
+    """
     Attributes:
         staged: (16 * batch_size,) uint8, int64 numbers: the tokens known on the host, then each row's index in the
             memory of tokens.
@@ -81,11 +80,7 @@ class DecodeGraphs:
         self._sizes = sorted(self._graphs)
 
     def run(self, batch: Batch, fed_ids: torch.Tensor | None) -> GraphOutput | None:
-        """Runs a decode batch; returns None if it, or the batch that feeds it, is larger than every graph.
-
-        Args:
-            fed_ids: the feed's sampled tokens of all sequences, int64 on the device.
-        """
+        """Runs a decode batch; returns None if it, or the batch that feeds it, is larger than every graph."""
         num_sequences = len(batch.sequences)
         size = next((size for size in self._sizes if size >= num_sequences), None)
         if size is None or (fed_ids is not None and len(fed_ids) > self._max_batch_size):

@@ -1,5 +1,3 @@
-"""Launched forward passes of one engine whose results have not been taken."""
-
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
@@ -36,7 +34,7 @@ class ForwardPart(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """Waits for the forward pass and passes on its results. Called once, after it has left the list."""
+        """Waits for the forward pass and passes on its results. Called once."""
 
 
 @dataclass(eq=False, slots=True)
@@ -90,11 +88,11 @@ class LaunchList:
             self.collect_oldest()
 
     def using(self, table_id: int) -> list[Completion]:
-        """Returns the unfinished forward passes launched with this page table."""
+        """Unfinished forward passes launched with this page table."""
         return [launch.output for launch in self._launches if not launch.output.done() and launch.uses(table_id)]
 
     def num_ready(self, page_ids: Sequence[int]) -> int:
-        """Returns the length of the prefix of these pages that no running forward pass writes a prompt into."""
+        """Length of the prefix of these pages that no running forward pass writes a prompt into."""
         running = [launch.written for launch in self._launches if not launch.output.done()]
         # Most forward passes write none of these pages.
         unready = [written for written in running if not written.isdisjoint(page_ids)]

@@ -1,5 +1,3 @@
-"""Log probabilities of sampled tokens, for requests that ask."""
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +15,6 @@ class SampledLogprobs:
 
     Attributes:
         rows: the rows that ask.
-        num_top: number of most likely tokens for each of these rows.
         chosen: (len(rows),) float32, of the sampled tokens.
         top_ids: (len(rows), k) int64, k at least every num_top, the most likely first.
         top: (len(rows), k) float32, of top_ids.
@@ -42,7 +39,7 @@ class SampledLogprobs:
 def gather_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, sequences: Sequence[TokenSequence]
 ) -> SampledLogprobs | None:
-    """Computes the log softmax of the model's own logits for the rows that ask; None if none does.
+    """Computes the log softmax of the model's own logits for the rows that ask.
 
     Args:
         logits: (num_rows, vocab_size) float32, unprocessed.

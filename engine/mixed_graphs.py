@@ -26,8 +26,8 @@ LAUNCH_FACTOR = 2
 class MixedSizes:
     """
     Attributes:
-        num_decoded: numbers of decoded sequences, ascending.
-        num_prompt_tokens: numbers of prompt tokens, ascending; empty if and only if num_decoded is.
+        num_decoded: ascending.
+        num_prompt_tokens: ascending; empty if and only if num_decoded is.
     """
 
     num_decoded: tuple[int, ...] = ()
@@ -43,7 +43,6 @@ class MixedSizes:
         return sorted(pairs, key=sum, reverse=True)
 
     def smallest(self, num_decoded: int, num_prompt_tokens: int, num_prompts: int = 1) -> tuple[int, int] | None:
-        """Returns the smallest pair that fits, if any."""
         if num_prompts > MAX_PROMPTS:
             return None
         row = bisect_left(self.num_decoded, num_decoded)
@@ -64,10 +63,8 @@ class MixedSizes:
 
 
 class _Graph(NamedTuple):
-    """A captured forward pass and its tensors, which must live as long as it does.
-
+    """
     Attributes:
-        decode, prefill: attention of each kind, shared among graphs.
         input_ids: decoded tokens with padding, then prompt tokens with padding.
     """
 
@@ -78,11 +75,7 @@ class _Graph(NamedTuple):
 
 
 class MixedGraphs:
-    """A graph for each pair of sizes; a batch is padded on both sides.
-
-    Attributes:
-        sizes: empty if the backend has no prefill graphs.
-    """
+    """A graph for each pair of sizes; a batch is padded on both sides."""
 
     def __init__(
         self,
@@ -126,11 +119,7 @@ class MixedGraphs:
                 )
 
     def run(self, batch: Batch, fed_ids: torch.Tensor | None) -> GraphOutput | None:
-        """Runs a mixed batch; returns None if no graph fits it, or the batch that feeds it.
-
-        Args:
-            fed_ids: the feed's sampled tokens of decoded sequences, int64 on the device.
-        """
+        """Runs a mixed batch; returns None if no graph fits it, or the batch that feeds it."""
         num_decoded = len(batch.decoded)
         size = self.sizes.smallest(num_decoded, batch.num_tokens - num_decoded, len(batch.prompts))
         if size is None:

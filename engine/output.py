@@ -1,5 +1,3 @@
-"""Result of a forward pass, and its use on the device by the next one."""
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +7,10 @@ from tandem.sampling_params import TokenLogprobs
 
 
 class ForwardOutput(ABC):
+    """Result of a forward pass that may still be running."""
+
     def sample(self) -> None:
-        """Samples the tokens of a batch that `waits_for_tokens`, once its sequences have the previous step's tokens.
-        Does nothing for other batches."""
+        """Samples the tokens of a batch that `waits_for_tokens`, once its sequences have the previous step's tokens."""
         return
 
     @abstractmethod
@@ -32,7 +31,7 @@ class ForwardOutput(ABC):
         requested, or without these."""
 
     def duration_s(self) -> float:
-        """Waits, then returns the device's time in seconds. Asynchronous engines only."""
+        """Waits, then returns the device's time. Asynchronous engines only."""
         raise NotImplementedError
 
 

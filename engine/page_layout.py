@@ -13,8 +13,7 @@ _LAYOUTS: Choices[PageLayout] = Choices(
 
 
 def page_layout_of(config: ModelConfig, page_size: int, dtype: str, kv_cache_dtype: str) -> PageLayout:
-    """Returns the page layout of a model.
-
+    """
     Args:
         dtype: torch's name of the engine's dtype.
         kv_cache_dtype: one of KV_CACHE_DTYPES.

@@ -22,8 +22,7 @@ SIZES = tuple(size for start, end, step in _STEPS for size in range(start + step
 
 
 class _Graph(NamedTuple):
-    """A captured forward pass and its tensors, which must live as long as it does.
-
+    """
     Attributes:
         staged: (8 * (num_tokens + MAX_PROMPTS),) uint8, int64 numbers: the tokens to compute, then the rows that need
             logits.
@@ -47,7 +46,6 @@ class PrefillGraphs:
         max_pages_per_sequence: int,
         on_progress: Callable[[str], None],
     ) -> None:
-        """Args: sizes: a subset of SIZES; the backend may support none."""
         from tandem.engine.layers.most_likely import MostLikely
 
         self._model = model
@@ -68,7 +66,6 @@ class PrefillGraphs:
         return bool(self._sizes) and num_tokens <= self._sizes[-1]
 
     def run(self, batch: Batch) -> GraphOutput | None:
-        """Runs a prefill batch; returns None if no graph fits it."""
         num_tokens = batch.num_tokens
         index = bisect_left(self._sizes, num_tokens)
         if index == len(self._sizes) or len(batch.sequences) > MAX_PROMPTS:

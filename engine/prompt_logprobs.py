@@ -14,7 +14,7 @@ from tandem.engine.models.base import Model
 from tandem.engine.upload import Packed
 from tandem.prompt_logprobs import PackedLogprobs
 
-# No more rows of logits at a time than for sampling the first tokens of a full batch.
+# As many as for the first tokens of a full batch.
 MAX_SLICE_ROWS = MAX_PREFILL_BATCH_SIZE
 
 
@@ -43,7 +43,7 @@ class ScoredPrompts:
     top: torch.Tensor
 
     def to_sequences(self, num_sequences: int) -> list[PackedLogprobs | None]:
-        """Returns one entry per sequence, None without any. They must have arrived."""
+        """Call once the copies have arrived."""
         found: list[PackedLogprobs | None] = [None] * num_sequences
         columns = [t.numpy() for t in (self.chosen, self.ranks, self.top_ids, self.top)]
         begin = 0
@@ -63,8 +63,7 @@ class ScoredPrompts:
 
 
 def score_prompts(model: Model, hidden: torch.Tensor, batch: Batch) -> ScoredPrompts | None:
-    """Computes the log softmax of the model's own logits for prompt tokens behind a computed one; None if no sequence
-    asks.
+    """Computes the log softmax of the model's own logits for prompt tokens behind a computed one.
 
     Args:
         hidden: (batch.num_tokens, hidden_size), output of the last layer.
@@ -99,7 +98,6 @@ def score_prompts(model: Model, hidden: torch.Tensor, batch: Batch) -> ScoredPro
     for start in range(0, num_tokens, MAX_SLICE_ROWS):
         part = slice(start, start + MAX_SLICE_ROWS)
         _score(model.logits(hidden[all_rows[part]]).float(), all_targets[part], [column[part] for column in columns])
-    # torch uses pinned memory here.
     return ScoredPrompts(spans, *(column.to("cpu", non_blocking=True) for column in columns))
 
 
@@ -108,7 +106,6 @@ def _score(logits: torch.Tensor, targets: torch.Tensor, columns: Sequence[torch.
     own = targets.unsqueeze(1)
     logprobs = torch.log_softmax(logits, dim=-1)
     chosen.copy_(logprobs.gather(1, own).squeeze(1))
-    # By logits, as in tandem.engine.logprobs.
     ranks.copy_((logits > logits.gather(1, own)).sum(dim=-1) + 1)
     if top.shape[1]:
         found = most_likely(logits, top.shape[1])

@@ -8,5 +8,5 @@ def select_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def replace_rows(x: torch.Tensor, rows: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-    """Returns a copy of x with `by` in these rows (as of `select_rows`), or `by` itself if they are all."""
+    """Returns a copy of x with `by` in these rows, or `by` itself if they are all."""
     return by if len(rows) == len(x) else x.index_copy(0, rows, by)

@@ -36,6 +36,11 @@ from tandem.engine.upload import Packed
 
 @dataclass(frozen=True, slots=True)
 class SamplerOutput:
+    """
+    Attributes:
+        token_ids: (num_rows,) int64, on the device of the logits.
+    """
+
     token_ids: torch.Tensor
     logprobs: SampledLogprobs | None = None
 

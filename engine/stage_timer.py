@@ -14,7 +14,7 @@ class StageTimer:
         self._began = 0.0
 
     def begin(self, name: str) -> None:
-        """Args: name: a suffix in parentheses, "(2 of 9)", is progress within one stage."""
+        """A suffix of the name in parentheses, "(2 of 9)", is progress within one stage."""
         self.end()
         self.current, self._began = name.partition(" (")[0], time.perf_counter()
 

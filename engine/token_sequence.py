@@ -1,5 +1,3 @@
-"""One sequence in the engine: token ids, a page table, and lengths instead of flags."""
-
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,8 +13,7 @@ NO_TABLE = 0
 
 
 class LogitBias:
-    """A request's logit bias as arrays.
-
+    """
     Attributes:
         token_ids: (n,) int64, ascending, distinct.
         values: (n,) float64, added to these tokens' logits.
@@ -50,7 +47,6 @@ class TokenSequence:
         cached_len: tokens whose KV is in the pool.
         device_len: tokens with KV in the pool after the current forward pass.
         num_pending: sampled tokens, or tokens being sampled, that are not in token_ids yet.
-        table_id: number of the page table (`PageHandle.table_id`).
     """
 
     token_ids: list[int]
@@ -74,7 +70,7 @@ class TokenSequence:
             self.bias = LogitBias(self.sampling.logit_bias)
 
     def known_ids(self) -> "np.ndarray[Any, np.dtype[np.int64]]":
-        """Returns a copy of token_ids; converts only tokens that are new since the last call."""
+        """Converts only tokens that are new since the last call."""
         self._mirror.extend(self.token_ids[len(self._mirror) :])
         return np.array(self._mirror, dtype=np.int64)
 
@@ -84,7 +80,6 @@ class TokenSequence:
 
     @property
     def must_go_on(self) -> bool:
-        """True if the output has fewer than min_tokens."""
         min_tokens = self.sampling.min_tokens
         return min_tokens > 0 and self.length - self.prompt_len < min_tokens and bool(self.stop_token_ids)
 

@@ -1,5 +1,3 @@
-"""Non-blocking uploads of host arrays, in one copy."""
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,8 +35,7 @@ class Packed:
         memory[: self.num_bytes].copy_(self._on_host(pinned=True), non_blocking=True)
 
     def views(self, memory: torch.Tensor) -> list[torch.Tensor]:
-        """Returns views of the arrays in `memory`, (at least num_bytes,) uint8. The last one takes the rest of the
-        memory."""
+        """Views of the arrays in `memory`, (at least num_bytes,) uint8."""
         ends = [offset + numbers.nbytes for offset, numbers in zip(self._offsets, self._arrays, strict=True)]
         ends[-1] = len(memory)
         return [
