@@ -25,6 +25,8 @@ from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import VOCAB_SIZE
 from tests.fakes.stand_in import stands_in_for
 
+# About 5 ms of an H100 or H200.
+DEVICE_CYCLES = 9_000_000
 TIMEOUT_S = 60.0
 # After each number of decode steps this many requests come; their prompts and outputs are of many lengths.
 ARRIVALS = {0: 3, 1: 1, 5: 2, 17: 1, 18: 3, 40: 1}
@@ -92,6 +94,8 @@ class Served:
     def __init__(
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch, *, overlap: bool, chunk_size: int = 4096
     ) -> None:
+        # An earlier worker on this engine may have left a step in flight.
+        engine.launches.collect_all_but(0)
         prefill, decode = PrefillConfig(chunk_size, overlap=overlap), DecodeConfig(overlap=overlap)
         self.worker = LocalWorker(engine, prefill, decode, self._receive)
         self.tokens: dict[str, list[int]] = {}
@@ -293,6 +297,8 @@ def test_mixed_steps_are_launched_without_waiting_and_feed_each_other(
     @stands_in_for(Engine.forward)
     def recorded(engine: Engine, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
         modes.append((batch.mode, batch.feed is not None))
+        # A forward pass of this small model would end before the next one is composed.
+        torch.cuda._sleep(DEVICE_CYCLES)
         return forward(engine, batch, meanwhile)
 
     rng = random.Random(5)
