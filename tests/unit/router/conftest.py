@@ -18,5 +18,5 @@ def any_tokenizer(
     raw = byte_level() if request.param == "bytes" else sentencepiece()
     if request.param != "bytes":
         raw.decoder = DECODERS[request.param]
-    config = {"vocab_size": raw.get_vocab_size() + 3}  # some ids are no tokens
+    config = {"vocab_size": raw.get_vocab_size() + 3}  # some ids are unused
     return Tokenizer(save(tmp_path_factory.mktemp("model"), raw, config))

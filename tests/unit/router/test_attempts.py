@@ -1,4 +1,4 @@
-"""What follows the end of an attempt: the next one, or an error that says why there is none."""
+"""After an attempt's end: the next attempt, or an error with its reason."""
 
 import pytest
 
@@ -81,7 +81,7 @@ async def test_a_link_that_tells_of_its_worker_s_end_is_no_failure_but_breaking_
         assert len(h.p[0].of(Prefill)) == attempt + 1 and not client.task.done()
         h.p[0].link_to_life(d.worker_id, d.incarnation)
         h.router.check_deadlines()
-    # Three broke their links and counted as none, as many again as failures.
+    # Three broke their links and are excused, as many as failures are allowed.
     with pytest.raises(UnavailableError, match="given up after 3 failed attempts"):
         await client.task
 

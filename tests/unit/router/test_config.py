@@ -1,4 +1,4 @@
-"""What a router cannot be told."""
+"""Invalid configurations of a router."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def test_origins_are_as_browsers_send_them(origin: str) -> None:
 
 
 def test_a_class_is_looked_for_only_when_it_is_needed() -> None:
-    # A configuration is read where the class may not be: on the command line, by tests of the file's values.
+    # A configuration may be read where the class is not installed.
     assert RouterConfig("nowhere", "fake", 400, routing="not_installed.policies:Mine").routing
 
 

@@ -29,7 +29,7 @@ class Context:
 
 
 class ControlStream:
-    """One worker's, from the worker's end."""
+    """The worker's end of a stream."""
 
     def __init__(self, router: Router) -> None:
         self._batches: asyncio.Queue[Any] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""Errors for clients: each has a code in both protocols, and none is too long to be sent."""
+"""Each error has a code in both protocols and a message of bounded length."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Routers telling each other what they have in hand, with real gRPC between them."""
+"""Exchange of loads between routers, over real gRPC."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ TOKEN = "the-token"
 
 
 class End:
-    """Attributes: own: what this router has in hand; counts: what it knows of the others."""
+    """Attributes: own: this router's load; counts: the others'."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -68,7 +68,7 @@ def test_each_knows_what_all_others_have() -> None:
             assert time.monotonic() - changed < 10 * INTERVAL_S
             assert ends[2].counts.counts_of("r0") == ends[0].own
             assert (ends[1].counts.num_queued, ends[0].counts.num_queued) == (2, 1)
-            # One that is gone has nothing, and is heard again when it is back at its address.
+            # A router that is gone counts nothing, and is heard again at the same address.
             port = int(ends[0].address.rpartition(":")[2])
             await ends[0].stop()
             gone = time.monotonic()

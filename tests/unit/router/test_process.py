@@ -1,4 +1,4 @@
-"""The router's process: what it cannot start with, and how it stops."""
+"""Start and stop of the router's process."""
 
 import shutil
 import socket
@@ -119,7 +119,7 @@ def test_each_port_has_so_many_connections_and_no_more(router_model_dir: Path) -
 
 
 def answers(address: str) -> bool:
-    """Whether a request gets an answer within a second, over as many connections as it takes."""
+    """Returns whether a request is answered within a second, on any number of connections."""
     host, _, port = address.rpartition(":")
     for _ in range(100):
         with socket.create_connection((host, int(port)), timeout=10.0) as connection:
@@ -151,7 +151,7 @@ def test_a_variable_that_opentelemetry_refuses_keeps_no_router_from_starting(
     def refuse(*_: str) -> None:
         raise ValueError("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT must be a number")
 
-    # The library reads some variables once, when it is imported.
+    # The library reads some variables once, at its import.
     monkeypatch.setattr("tandem.router.observe.otlp.OtlpExporter", refuse)
     endpoint = "http://127.0.0.1:9/v1/traces"
     process = RouterProcess(

@@ -1,4 +1,4 @@
-"""Resume tokens: who may use them, and that they say what they were given."""
+"""Resume tokens keep their content and work only with their own key."""
 
 import base64
 

@@ -1,4 +1,4 @@
-"""The router with scripted workers and an injected clock: requests come and go, workers too."""
+"""The router with scripted workers and an injected clock."""
 
 import asyncio
 from dataclasses import replace
@@ -96,7 +96,7 @@ async def test_without_any_wait_nobody_to_serve_is_said_at_once() -> None:
         with pytest.raises(UnavailableError, match=reason):
             await h.request().task
     h = RouterHarness(0, 1, worker_wait_timeout_s=0)
-    ScriptedWorker(h.router, "p0", "prefill")  # joined, but without a link yet
+    ScriptedWorker(h.router, "p0", "prefill")  # joined, without a link yet
     with pytest.raises(UnavailableError, match="no prefill worker has a link"):
         await h.request().task
 
@@ -116,7 +116,7 @@ async def test_overload_is_said_at_once_and_hurts_nobody_in_hand() -> None:
     await settle()
     with pytest.raises(OverloadedError, match="2 requests wait for their first token"):
         await h.request().task
-    # A request that has its first token waits no more.
+    # A request with its first token does not wait.
     h.p[0].say(first_token(clients[0].tracker.request_id, 0, 0, 10))
     await settle()
     third = h.request()
@@ -203,7 +203,7 @@ async def test_a_worker_that_connects_again_replaces_itself() -> None:
     again = ScriptedWorker(h.router, "d0", "decode", life="next")
     assert h.d[0].disconnected == "it has connected again"
     assert isinstance(again.sent[0], Welcome)
-    # The prefill worker's link was to the old life: it is not used until it says that the new one is up.
+    # The link led to the old life: it is unused until the new one is reported up.
     await settle()
     assert not client.task.done() and not again.of(Admit)
     assert h.p[0].of(Peers)[-1].decode_workers[0].worker_id == "d0"
@@ -217,13 +217,13 @@ async def test_a_link_to_a_worker_that_only_its_router_lost_serves_again_when_th
     h = RouterHarness()
     h.router.lose_worker(h.d[0].worker, "disconnected", "its control stream ended")
     assert h.router.not_ready_reason()
-    # It is the same life, and the prefill worker, whose link never went down, says nothing more of it.
+    # The same life; the prefill worker's link never went down, so it reports nothing.
     again = ScriptedWorker(h.router, "d0", "decode")
     assert not h.router.not_ready_reason()
     client = h.request()
     await settle()
     assert [admit.attempt for admit in again.of(Admit)] == [0]
-    # A link that does go down meanwhile is not used.
+    # A link that did go down is not used.
     h.router.lose_worker(again.worker, "disconnected", "its control stream ended")
     h.p[0].say(LinkState("d0", "d0-life", up=False, reason="cut"))
     ScriptedWorker(h.router, "d0", "decode")
@@ -238,11 +238,11 @@ async def test_workers_whose_pages_differ_cannot_join() -> None:
     with pytest.raises(ValueError, match="models differ: this worker has loaded other"):
         ScriptedWorker(h.router, "d9", "decode", page_format=other)
     assert h.router.workers.get("d9") is None
-    # Nor drive out the one whose name they take.
+    # Nor may it drive out the worker whose name it takes.
     with pytest.raises(ValueError, match="models differ: this worker has loaded other"):
         ScriptedWorker(h.router, "d0", "decode", page_format=other)
     assert h.router.workers.get("d0") is h.d[0].worker
-    # Nor come when all others have gone: the router's tokenizer is that of the model it began with.
+    # Nor may it join when all others are gone: the router keeps its first model's tokenizer.
     for scripted in (*h.p, *h.d):
         h.router.lose_worker(scripted.worker, "disconnected", "gone")
     with pytest.raises(ValueError, match="models differ"):

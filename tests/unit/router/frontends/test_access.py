@@ -1,4 +1,4 @@
-"""Who may send requests, and how many at once."""
+"""API keys, their limits, and their cache namespaces."""
 
 import itertools
 
@@ -110,7 +110,7 @@ def test_no_name_that_a_client_gives_leads_into_another_key_s_namespace() -> Non
     names = ["", "a", "/", "second", others, others.rstrip("/"), f"{others}/", "../" + others]
     first, second = ({namespaces.of(key, name) for name in names} for key in ("first", "second"))
     assert not first & second
-    # Within a key's own, each name is another.
+    # Each name of a key is a namespace of its own.
     assert len(first) == len(second) == len(names)
 
 
@@ -118,7 +118,7 @@ def test_routers_of_one_cluster_agree_and_workers_learn_no_key() -> None:
     one, other = CacheNamespaces(TOKEN, False), CacheNamespaces(TOKEN, False)
     assert one.of("sk-secret", "a") == other.of("sk-secret", "a")
     assert "sk-secret" not in one.of("sk-secret", "a")
-    # Nor can anybody who guesses a key find it confirmed outside of the cluster.
+    # A guessed key cannot be confirmed outside of the cluster.
     assert CacheNamespaces("another", False).of("sk-secret", "a") != one.of("sk-secret", "a")
 
 

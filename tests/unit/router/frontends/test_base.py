@@ -1,4 +1,4 @@
-"""What every frontend does with a request before it is served."""
+"""Requests before they are served, in every frontend."""
 
 import asyncio
 from typing import Any

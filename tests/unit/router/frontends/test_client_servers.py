@@ -20,7 +20,7 @@ OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 @pytest.fixture
 def shared() -> Iterator[tuple[int, int]]:
-    """Ports for gRPC and HTTP that somebody holds for the routers."""
+    """Yields gRPC and HTTP ports that are held for the routers."""
     ports = ReservedPorts()
     yield port_of(ports.reserve("127.0.0.1", 0, "grpc_port")), port_of(ports.reserve("127.0.0.1", 0, "http_port"))
     ports.close()
@@ -48,7 +48,7 @@ def router(model_dir: Path, shared: tuple[int, int], name: str) -> Iterator[Rout
 
 
 def names_at(grpc_port: int, num_connections: int = 40) -> set[str]:
-    """Which routers answer at a port; each goes by another model name here."""
+    """Returns the names of the routers at a port; each has its own model name here."""
     names = set()
     for _ in range(num_connections):
         with TandemClient(f"127.0.0.1:{grpc_port}") as client:

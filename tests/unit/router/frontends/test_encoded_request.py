@@ -1,4 +1,4 @@
-"""Large requests over gRPC are refused before they are parsed, and those that could be served are not."""
+"""Large gRPC requests that cannot be served are refused before they are parsed."""
 
 import pytest
 
@@ -82,7 +82,7 @@ def test_a_small_request_is_the_parser_s() -> None:
         (field(CHAT, field(1, field(1, b"") * MANY)), f"messages has more than {MAX_MESSAGE_FIELDS} fields"),
         (field(TEXT, b"") * MANY, f"the request has more than {MAX_FIELDS} fields"),
         (varint(15 << 3) + b"\1" + b"\x7b" * MANY, "holds what is no field"),
-        # The check ends at what is too much, whatever follows.
+        # The check stops at the limit.
         (field(CHAT, field(1, b"") * MANY) + b"\xff", "the chat has more than"),
     ],
     ids=[

@@ -1,4 +1,4 @@
-"""When an output counts as over, and who counts as a client that does not read."""
+"""The end of an output, and clients that do not read."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ UNREAD = "its client does not read"
 
 
 def patient() -> RouterHarness:
-    """Its workers need not talk."""
+    """Returns a router whose workers may be silent."""
     return RouterHarness(heartbeat_timeout_s=1e6, stall_timeout_s=1e6)
 
 
@@ -57,11 +57,11 @@ def test_an_output_that_ends_before_its_siblings_is_over_and_not_unread(caplog: 
         finish(h, early)
         await settle()
         assert pieces[-1] == (0, Piece(1, [], "", [], "length"))
-        # Somebody may have to write the last piece yet: a router that drains waits for it.
+        # The last piece may have to be written yet: a draining router waits for it.
         assert h.router.num_requests == 2
         assert b'tandem_requests_total{outcome="length"} 1.0' in h.router.metrics.exposition()
         with access.hold(""):
-            pass  # Another request of this key is let in.
+            pass  # Another request of this key is admitted.
         pass_delivery_timeout(h)
         assert h.router.num_requests == 1
         finish(h, late)
@@ -88,7 +88,7 @@ def test_a_client_that_does_not_read_keeps_nothing_and_can_still_read_what_is_th
             assert UNREAD in caplog.text
             assert h.router.num_requests == 0
             with access.hold(""):
-                pass  # Another request of this key is let in.
+                pass  # Another request of this key is admitted.
             assert [await unread.next_piece() for _ in range(3)] == [
                 Piece(0, [ord("a")], "a", []),
                 Piece(1, [], "", [], "length"),

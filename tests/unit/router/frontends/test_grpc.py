@@ -28,11 +28,11 @@ class Refused(Exception):
 
 
 class Context:
-    """Of a call; aborting it raises, as gRPC's does.
+    """A call's context; aborting it raises, as in gRPC.
 
     Attributes:
-        responses: that were written.
-        trailers: as they went out at the end.
+        responses: written responses.
+        trailers: trailers at the end.
     """
 
     def __init__(self, responses: list[pb.GenerateResponse] | None = None, **metadata: str) -> None:
@@ -260,7 +260,7 @@ def test_a_prompt_s_logprobs_come_once_with_the_first_tokens() -> None:
         (prefill,) = h.p.of(Prefill)
         assert (prefill.sampling.num_prompt_logprobs, prefill.sampling.min_tokens) == (1, 2)
         request_id, num_tokens = admit.request_id, len(admit.prompt_ids) - 1
-        # Tokens that overtake them wait.
+        # Tokens that overtake the log probabilities wait.
         h.d.say(tokens(request_id, 0, 0, b"ab"))
         await h.settle()
         assert not h.responses
@@ -328,7 +328,7 @@ def test_what_a_request_says_of_itself_reaches_the_policy() -> None:
         ("", {"x_request_id": "proxy's-1"}, "proxy's-1", "proxy's-1"),
         ("mine", {"x_request_id": "proxy's-1"}, "mine", "mine"),
         ("", {"x_request_id": "x" * 129}, None, None),
-        # The message may name what metadata cannot hold.
+        # The message may hold a name that metadata cannot.
         ("mein Größtes", {}, "mein Größtes", ""),
     ],
 )

@@ -1,4 +1,4 @@
-"""A client that goes on at another router, with scripted workers."""
+"""Resuming at another router over gRPC, with scripted workers."""
 
 import asyncio
 from typing import Any
@@ -21,7 +21,7 @@ KEYS = ("first-key", "second-key")
 
 
 class Replica:
-    """One router of a cluster, with workers of its own for what it alone would hear of them."""
+    """One router of a cluster, with workers of its own to tell its messages from others'."""
 
     def __init__(self, cluster_token: str = "secret", **config: Any) -> None:
         config = {"cluster_token": cluster_token, "api_keys": KEYS, **config}
@@ -86,7 +86,7 @@ def test_the_second_router_carries_on_from_what_the_client_has() -> None:
         call = await two.start(resumed(asked, token, b"Hello", 5))
         admit = two.admit
         assert (bytes(admit.prompt_ids), bytes(admit.output_ids)) == (b"hi", b"Hello")
-        # As in every attempt of the first: the same seed, the same limit, the same age.
+        # The same seed, limit and age as in every attempt of the first.
         assert admit.sampling == one.admit.sampling
         assert admit.arrival_ns == one.admit.arrival_ns == two.p.of(Prefill)[-1].arrival_ns
         two.p.say(first(admit.request_id, 0, 5, ord(",")))
@@ -97,7 +97,7 @@ def test_the_second_router_carries_on_from_what_the_client_has() -> None:
         assert two.responses[0].index == 5 and two.responses[0].request_id == "mine"
         last = two.responses[-1]
         assert (last.finish_reason, last.usage.completion_tokens) == (pb.FINISH_REASON_LENGTH, 9)
-        # It can go on once more, with the token of either.
+        # It can be resumed again, with either token.
         again = two.responses[0].resume_token
         for sealed in (token, again):
             three = Replica()

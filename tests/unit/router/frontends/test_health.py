@@ -23,7 +23,7 @@ TIMEOUT_S = 10.0
 
 @asynccontextmanager
 async def served(service: HealthService) -> AsyncIterator[tuple[str, Any]]:
-    """The address, and a stub of a client."""
+    """Yields the address and a client's stub."""
     server = new_server()
     health_pb2_grpc.add_HealthServicer_to_server(service, server)
     address = bind(server, "127.0.0.1", 0)
@@ -62,7 +62,7 @@ def test_who_watches_hears_of_every_change_and_of_nothing_else() -> None:
             service.publish({"": False, "one": False})
             assert (await watch.read()).status == Response.NOT_SERVING
             with pytest.raises(TimeoutError):
-                # The protocol has the call go on: the service may become known.
+                # By the protocol the call goes on: the service may become known.
                 await asyncio.wait_for(unknown.read(), 0.2)
 
     run(scenario)

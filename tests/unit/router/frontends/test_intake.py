@@ -1,4 +1,4 @@
-"""What gRPC requests may take of the router's memory and of others' time, over sockets."""
+"""Memory and time that gRPC requests may take, over sockets."""
 
 import asyncio
 import time
@@ -29,7 +29,7 @@ OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.max_send_message_length", -1), 
 
 @contextmanager
 def router(model_dir: Path, **config: Any) -> Iterator[str]:
-    """The gRPC address of a router without workers."""
+    """Yields the gRPC address of a router without workers."""
     process = RouterProcess(RouterConfig(str(model_dir), "fake", 64, grpc_port=0, http_port=0, **config))
     try:
         yield process.start().grpc
@@ -48,7 +48,7 @@ def test_strangers_may_send_a_few_words(router_model_dir: Path) -> None:
         check, watch = channel.unary_unary(CHECK), channel.unary_stream(WATCH)
 
         def named(num_bytes: int) -> bytes:
-            """A request of this many bytes."""
+            """Returns a request of this size."""
             return health_pb2.HealthCheckRequest(service="x" * (num_bytes - 3)).SerializeToString()
 
         code, _ = refusal(lambda: check(named(intake.MAX_SMALL_BYTES), timeout=TIMEOUT_S))
@@ -75,7 +75,7 @@ def test_whoever_shows_no_key_is_refused_before_the_request_is_read(router_model
         raw_http2.connect(address) as connection,
     ):
         connection.sendall(raw_http2.call(1, GENERATE, b"x" * 1000, num_announced=MAX_BYTES))
-        # A connection that says nothing more is closed with an answer too, after 10 seconds.
+        # A silent connection is closed with an answer too, after 10 seconds.
         connection.settimeout(5.0)
         assert raw_http2.HEADERS in raw_http2.frames_until(connection, raw_http2.HEADERS)
 
@@ -90,7 +90,7 @@ def test_messages_that_do_not_come_hold_up_nobody(
     with router(router_model_dir) as address, raw_http2.connect(address) as connection:
         for i in range(20):
             connection.sendall(raw_http2.call(2 * i + 1, method, b"x" * 1000, num_announced=MAX_BYTES))
-        # By now all slots are taken.
+        # All slots are taken now.
         time.sleep(0.03)
         with TandemClient(address) as client, grpc.insecure_channel(address) as channel:
             began = time.monotonic()
@@ -112,7 +112,7 @@ def test_watching_with_long_names_costs_strangers_more_than_the_router(router_mo
             for call in calls:
                 codes[refusal(lambda call=call: next(call))[0].name] += 1
         assert codes == {"RESOURCE_EXHAUSTED": 100}
-        # It was 3,695 MiB and 13 s.
+        # Without the limit: 3,695 MiB and 13 s.
         assert growth() < 600 * MIB
         assert gap() < 3.0
 
@@ -120,7 +120,7 @@ def test_watching_with_long_names_costs_strangers_more_than_the_router(router_mo
 @pytest.mark.slow
 @pytest.mark.parametrize(("key", "code", "limit"), [("wrong", "UNAUTHENTICATED", 100), (KEY, "INVALID_ARGUMENT", 900)])
 def test_many_large_requests_take_little_at_a_time(router_model_dir: Path, key: str, code: str, limit: int) -> None:
-    """Args: limit: MiB; it was 1,162 and 1,985."""
+    """Args: limit: MiB; without slots it took 1,162 and 1,985."""
     request = pb.GenerateRequest(text="a" * (MAX_BYTES - 100)).SerializeToString()
 
     async def send_all(address: str) -> Counter[str]:
@@ -141,13 +141,13 @@ def test_many_large_requests_take_little_at_a_time(router_model_dir: Path, key: 
             await channel.close()
         return Counter(codes)
 
-    # The length is such that 8 MiB of text cannot fit it.
+    # A model length that 8 MiB of text cannot fit.
     with attacked_router(str(router_model_dir)) as attacked:
         with attacked.bystander() as gap, attacked.watched() as growth:
             codes = asyncio.run(send_all(attacked.addresses.grpc))
         assert codes == {code: 200}
         assert growth() < limit * MIB
-        # Large messages of somebody with a key are copied and checked, which takes a core's time.
+        # Large messages with a valid key are copied and checked, which takes a core's time.
         assert gap() < (3.0 if key == "wrong" else 10.0)
 
 

@@ -1,4 +1,4 @@
-"""Kept responses stay within their bounds, and a conversation is whole as long as somebody goes on with it."""
+"""Kept responses stay within their bounds, and continued conversations stay whole."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,7 +41,7 @@ def test_a_conversation_is_whole_though_its_beginning_is_forgotten() -> None:
 
 
 def test_what_is_no_longer_kept_can_be_gone_on_with_by_who_has_found_it() -> None:
-    """An answer may take minutes to make."""
+    """An answer may take minutes."""
     kept = KeptResponses(FakeClock())
     keep(kept, "1")
     keep(kept, "2", previous=kept.find("1", KEY))

@@ -29,7 +29,7 @@ def test_others_have_their_turns_and_the_identities_are_the_same() -> None:
 
 
 class CountedPrompt(Sequence[int]):
-    """Attributes: num_read: tokens that have been copied out of it."""
+    """Attributes: num_read: tokens copied out of it."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self._token_ids = token_ids
@@ -45,7 +45,7 @@ class CountedPrompt(Sequence[int]):
 
 
 def test_every_token_is_looked_at_in_one_turn_alone() -> None:
-    """Turns that copied all before would be the longer the longer the prompt is."""
+    """Copies of all earlier tokens would cost quadratic time."""
     prompt = CountedPrompt(range(4 * 20 * TURN_PAGES + 3))
     asyncio.run(prefix_identities_in_turns(prompt, 4, ""))
     assert prompt.num_read == len(prompt)

@@ -1,4 +1,4 @@
-"""A generation's pieces on their way out: one at a time, in order, and the end."""
+"""Pieces are written one at a time, in order, up to the end."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,8 +19,7 @@ from tests.fakes.tokenizer import ByteTokenizer
 
 
 class Call:
-    """One that is answered. Attributes: written: what was passed to gRPC; taken: a future for each, which says that it
-    has gone out."""
+    """A call. Attributes: written: pieces passed to gRPC; taken: a future for each, set when it has gone out."""
 
     def __init__(self, harness: RouterHarness, write: Callable[[Piece], None] = lambda piece: None) -> None:
         self.written: list[Piece] = []
@@ -51,7 +50,7 @@ class Call:
 
 
 async def begin(harness: RouterHarness, call: Call) -> str:
-    """Passes the first token on; returns the request's id."""
+    """Passes on the first token; returns the request's id."""
     await settle()
     request_id = call.tracker.request_id
     harness.p[0].say(first_token(request_id, 0, 0, 10))
@@ -70,7 +69,7 @@ async def test_a_piece_goes_out_when_the_one_before_is_taken_and_has_all_that_ca
     assert call.token_ids == [[10]]
     await call.take()
     assert call.token_ids == [[10], [11, 12]]
-    # Nothing has come yet when this is taken.
+    # Nothing new has come when this is taken.
     await call.take()
     h.d[0].say(step_tokens(request_id, 0, 3, 13))
     await settle()
@@ -140,7 +139,7 @@ async def test_a_client_that_leaves_ends_what_is_being_written() -> None:
     call.task.cancel()
     await asyncio.gather(call.task, return_exceptions=True)
     assert [m.request_id for m in h.d[0].of(Abort)] == [request_id]
-    # What gRPC and the workers still say has no effect.
+    # Later messages of gRPC and workers have no effect.
     call.taken[0].cancel()
     h.d[0].say(step_tokens(request_id, 0, 1, 11))
     await settle()

@@ -1,4 +1,4 @@
-"""How many messages may be on their way in at once, and who gives way."""
+"""Limits on concurrent reads, and the reads that give way."""
 
 import asyncio
 from typing import Any
@@ -12,7 +12,7 @@ from tests.fakes.router_harness import run, settle
 
 
 class Sender:
-    """A message on its way in through slots."""
+    """A message that arrives through slots."""
 
     def __init__(self, slots: ReadSlots, name: str = "", connection: str = "") -> None:
         self.begun = False
@@ -90,13 +90,13 @@ async def test_a_thousand_calls_of_one_connection_keep_no_other_waiting() -> Non
     await settle()
     others = [Sender(s, str(number), f"other {number}") for number in range(3)]
     began = asyncio.get_running_loop().time()
-    # Their messages are there with their calls.
+    # Their messages come with their calls.
     assert await asyncio.gather(*(other.send() for other in others)) == ["0", "1", "2"]
     assert asyncio.get_running_loop().time() - began < 1.0
     for sender in flood:
         sender.reading.cancel()
     await asyncio.gather(*(sender.reading for sender in flood), return_exceptions=True)
-    # Nothing is left of them.
+    # No waiting call is left over.
     last = [Sender(s, connection="flood") for _ in range(4)]
     await settle()
     assert all(sender.begun for sender in last) and not s._waiting and not s._num_waiting
@@ -128,7 +128,7 @@ async def test_who_leaves_gives_up_the_place_held_or_waited_for() -> None:
     reading.reading.cancel()
     await settle()
     assert await last.send() == "last"
-    # A place that is given to one that leaves at the same moment goes to the next.
+    # A slot for a call that leaves at the same moment goes to the next.
     first, second, third = Sender(s), Sender(s), Sender(s, "third")
     await settle()
     first.reading.cancel()

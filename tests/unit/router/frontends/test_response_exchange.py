@@ -1,4 +1,4 @@
-"""Routers asking each other for the responses that they keep, with real gRPC between them."""
+"""Lookup of responses between routers, over real gRPC."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -24,7 +24,7 @@ KEY = "digest"
 
 @asynccontextmanager
 async def two_routers(token: str = TOKEN) -> AsyncIterator[tuple[ResponseExchange, ResponseExchange, grpc.aio.Server]]:
-    """The first can ask the second, whose server comes with them. Args: token: what the first shows."""
+    """Yields two routers and the second one's server. Args: token: the first router's."""
     server = new_server([cluster_auth(TOKEN)])
     address = bind(server, "127.0.0.1", 0)
     first = ResponseExchange("r0", {"r1": address}, KeptResponses(FakeClock()), ClusterCredentials(token))
@@ -65,7 +65,7 @@ def test_a_response_is_found_where_its_id_says() -> None:
             assert await first.find(two, "another key's", with_earlier=True) is None
             assert await first.find(first.new_id(), KEY, with_earlier=True) is None
             assert await first.find("", KEY, with_earlier=True) is None
-            # What is gone on with here is kept here, all of it.
+            # A continued conversation is kept here, all of it.
             three = first.new_id()
             keep(first, three, b"c", found)
             assert not await first.forget(two, "another key's")
@@ -114,7 +114,7 @@ def test_no_more_are_asked_for_at_once_than_fit(monkeypatch: pytest.MonkeyPatch)
             with pytest.raises(OverloadedError):
                 await first.find(response_id, KEY, with_earlier=True)
             first._slots.release()
-            # A slot is given back, also where nobody has answered.
+            # A slot is given back even without an answer.
             for _ in range(3):
                 assert await first.find(response_id, KEY, with_earlier=True)
 

@@ -1,4 +1,4 @@
-"""What a client asks of the choice of tokens."""
+"""Clients' sampling options."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Recordings for clients, against a real router without workers."""
+"""Recordings for clients, with a real router without workers."""
 
 import contextlib
 import time
@@ -38,7 +38,7 @@ def test_a_router_records_itself_and_lets_go_of_a_client_that_leaves(router_mode
         parts.close()
         deadline = time.monotonic() + 10.0
         while True:
-            # The router learns a moment later that the first client has gone.
+            # The router notices a moment later that the first client has gone.
             with contextlib.suppress(TandemError):
                 assert {part.process for part in client.record(0.05)} == {"router-0"}
                 break
@@ -52,7 +52,7 @@ def test_who_does_not_read_a_recording_keeps_others_from_theirs_for_a_while_alon
     router_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracing, "TIMEOUT_S", 1.0)
-    # More than a connection takes before anybody reads.
+    # More than a connection buffers.
     monkeypatch.setattr(Recorder, "stop", lambda _: Recording(deque([("t", "x" * 1000, 1, 2)] * 20_000), 0))
     with router(router_model_dir) as address, TandemClient(address) as client:
         unread = client.record(0.05)
@@ -111,7 +111,7 @@ def test_the_command_says_what_is_wrong_and_leaves_the_older_file(
         assert out.read_text() == "an older one"
         assert main([*trace, str(tmp_path / "nowhere" / "trace.json"), "--api-key", "first-key"]) == 1
         assert "No such file or directory" in capsys.readouterr().err
-    # What is no file is not replaced by one.
+    # A path that is no file is not replaced.
     assert main(["trace", "--address", "127.0.0.1:1", "--out", str(tmp_path)]) == 1
     assert "is no file" in capsys.readouterr().err
     for seconds in ("0", "61", "-1", "nan", "many"):

@@ -1,4 +1,4 @@
-"""Clocks that are seconds apart, over ways that take different times."""
+"""Clocks that are seconds apart, over unequal ways."""
 
 import random
 
@@ -17,7 +17,7 @@ class Way:
     """A probe's way to a worker and back. The router's clock is the true one.
 
     Attributes:
-        offset_ns: of the worker's clock.
+        offset_ns: offset of the worker's clock.
     """
 
     def __init__(self, offset_ns: int) -> None:
@@ -25,14 +25,14 @@ class Way:
         self.now = 10**18
 
     def round_trip(self, there_ns: int, back_ns: int, held_ns: int = 0) -> ClockReply:
-        """Args: held_ns: by the worker, between the probe and its answer."""
+        """Args: held_ns: time between the probe and the worker's answer."""
         sent = self.now
         received = sent + there_ns + self.offset_ns
         self.now += there_ns + held_ns + back_ns
         return ClockReply(sent, received, received + held_ns)
 
     def first(self, there_ns: int, back_ns: int) -> ClockOffset:
-        """What is known after one round trip."""
+        """Returns the offset after one round trip."""
         return ClockOffset(self.round_trip(there_ns, back_ns), self.now)
 
 
@@ -54,7 +54,7 @@ def test_the_error_stays_within_the_uncertainty_however_the_ways_differ(offset_n
             offset.observe(reply, way.now)
             uncertainty = offset.uncertainty_ns(way.now)
             assert error_ns(offset, way) <= uncertainty + 1
-            # Half a round trip at most, though most of the time may be spent on one of the two ways.
+            # Half a round trip at most, even if one way takes most of it.
             assert uncertainty <= (there + slower * back) / 2 * 1.001 + 1000
             way.now += S
 
@@ -72,7 +72,7 @@ def test_a_clock_that_drifts_is_followed(drift: float) -> None:
     way = Way(S)
     offset = way.first(MS, MS)
     for second in range(600):
-        # The ways are fast once in a minute alone.
+        # The ways are fast only once a minute.
         delay = MS // 10 if second % 60 == 0 else 20 * MS
         offset.observe(way.round_trip(delay, delay), way.now)
         for _ in range(10):
@@ -85,7 +85,7 @@ def test_a_clock_that_drifts_is_followed(drift: float) -> None:
 
 @pytest.mark.parametrize("drift", [MAX_DRIFT, -MAX_DRIFT])
 def test_a_clock_may_drift_while_its_worker_is_stopped_between_probe_and_answer(drift: float) -> None:
-    # It drifts by a millisecond, ten times as much as both ways take.
+    # It drifts by 1 ms, ten times both ways.
     sent, way_ns, held_ns = 10**18, MS // 20, 10 * S
     received, heard = sent + way_ns, sent + 2 * way_ns + held_ns
     drifted_ns = round(drift * held_ns)
@@ -146,7 +146,7 @@ def test_moments_are_moved_onto_the_router_s_clock() -> None:
     offsets.stamp(tracker, [Moment("prefill_started", 5 * S + 20 * MS), Moment("first_token", 5 * S + 30 * MS)])
     assert (tracker.moments["prefill_started"], tracker.moments["first_token"]) == (20 * MS, 30 * MS)
     assert tracker.clock_uncertainty_ns == pytest.approx(MS, rel=0.01)
-    # The decode worker passes on when the prefill worker began to ship.
+    # The decode worker passes on the prefill worker's start of shipping.
     offsets.stamp(tracker, [Moment("ship_started", 5 * S + 31 * MS), Moment("decode_started", -3 * S + 40 * MS)])
     assert (tracker.moments["ship_started"], tracker.moments["decode_started"]) == (31 * MS, 40 * MS)
     assert tracker.clock_uncertainty_ns == pytest.approx(2 * MS, rel=0.01)

@@ -7,7 +7,7 @@ from tests.fakes.router_harness import run, settle
 
 
 async def next_tokens(queue: TokenQueue) -> list[int] | None:
-    """All tokens that have come, at least one; None once there will be no more."""
+    """Returns the new tokens, at least one; None at the end."""
     while not (token_ids := queue.take_tokens()) and not queue.is_exhausted:
         await queue.news()
     return token_ids or None

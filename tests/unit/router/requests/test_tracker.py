@@ -28,7 +28,7 @@ def finished(attempt: int, num_tokens: int) -> Finished:
 
 
 def test_tokens_pass_in_order_each_once_whatever_the_workers_do() -> None:
-    # What the prefill worker and the decode worker say, each in order, is interleaved in every way.
+    # All interleavings of the prefill worker's and the decode worker's messages, each in order.
     tokens = [10, 11, 12, 13]
     decode: list[tuple[str, Any]] = [
         ("tokens", TokenEvent("r", 0, 0, (10, 11))),

@@ -1,4 +1,4 @@
-"""Whatever parts an output has, a message's events put together are the message."""
+"""A message's events add up to the message, for any parts of an output."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ from tests.fakes.given_output import GivenOutput, outputs
 
 
 def put_together(events: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-    """What a client makes of them."""
+    """Returns the message that a client makes of the events."""
     message: dict[str, Any] = {}
     pieces: list[str] = []
     is_open = False

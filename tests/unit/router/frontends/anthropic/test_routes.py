@@ -33,13 +33,13 @@ async def message_of(cluster: HttpCluster, **fields: Any) -> dict[str, Any]:
 
 
 def prompt_of(cluster: HttpCluster) -> str:
-    """The text of the last one."""
+    """Returns the text of the last prompt."""
     tokenizer = chat_templates.tokenizer(chat_templates.QWEN25)
     return b"".join(map(tokenizer.token_piece, cluster.d.of(Admit)[-1].prompt_ids)).decode()
 
 
 def names(answer: DoorAnswer) -> list[str]:
-    """Of a stream's events, those of deltas by their kind, and once."""
+    """Returns the names of a stream's events without repetitions; deltas by kind."""
     found: list[str] = []
     for name, content in answer.events:
         assert content["type"] == name
@@ -120,7 +120,7 @@ async def test_a_call_that_is_asked_for() -> None:
         assert [block["type"] for block in message["content"]] == ["tool_use"]
         assert message["stop_reason"] == "tool_use"
         assert cluster.d.of(Admit)[-1].sampling.grammar
-    # What says that there is none is text.
+    # The statement that there is no such function is text.
     message = await message_of(cluster, tools=CLIENT_TOOLS, tool_choice={"type": "none"})
     assert (message["content"][0]["type"], message["stop_reason"]) == ("text", "end_turn")
 
@@ -145,7 +145,7 @@ async def test_thinking_can_be_turned_off() -> None:
     tokens = {}
     for kind in ("enabled", "adaptive", "disabled"):
         tokens[kind] = (await message_of(cluster, thinking={"type": kind}))["usage"]["input_tokens"]
-    # The template writes that nothing was thought.
+    # The template writes an empty thought.
     assert tokens["disabled"] > tokens["enabled"] == tokens["adaptive"]
 
 
@@ -323,7 +323,7 @@ async def test_the_key_may_stand_in_their_header() -> None:
     cluster = cluster_of(chat_templates.QWEN25, "Hello.")
     headers = {"authorization": "", "x-api-key": KEYS[1]}
     assert (await ask(cluster, headers=headers)).status == 200
-    # Elsewhere it is none.
+    # Other paths have OpenAI's errors.
     assert (await call(cluster, "/v1/models", method="GET", headers=headers)).status == 401
 
 

@@ -1,4 +1,4 @@
-"""What costs too much to start for each test."""
+"""Fixtures that are too slow to start for each test."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from tandem.router.process import RouterProcess
 
 @pytest.fixture(scope="package")
 def address(router_model_dir: Path) -> Iterator[tuple[str, int]]:
-    """The HTTP port of a router without workers."""
+    """Yields the HTTP port of a router without workers."""
     process = RouterProcess(RouterConfig(str(router_model_dir), "fake", 64, grpc_port=0, http_port=0))
     try:
         host, _, port = process.start().http.rpartition(":")

@@ -1,4 +1,4 @@
-"""What of an output waits to be written, and how tokens are named."""
+"""Output that waits to be written, and names of tokens."""
 
 import pytest
 

@@ -31,7 +31,7 @@ class Response:
 
     @property
     def chunks(self) -> list[Any]:
-        """Of a stream."""
+        """Returns a stream's chunks."""
         *events, done, _ = self.body.decode().split("\n\n")
         assert done == "data: [DONE]"
         return [json.loads(event.partition("data: ")[2]) for event in events]
@@ -100,7 +100,7 @@ class HttpHarness:
         return response
 
     async def answer(self, text: bytes) -> None:
-        """The workers' answer to the one request that has come: so many tokens."""
+        """Has the workers answer the one request with these bytes as tokens."""
         await settle()
         (admit,) = self.d.of(Admit)
         self.p.say(first_token(admit.request_id, 0, 0, text[0]))
@@ -116,7 +116,7 @@ async def test_prometheus_finds_all_routers_where_they_are() -> None:
         return {target["targets"][0] for target in targets if target["labels"]["process"] in routers}
 
     assert await found("0.0.0.0:8001", "0.0.0.0:8002") == {"a.test:8001", "a.test:8002"}
-    # These are on two hosts.
+    # Two hosts.
     assert await found("10.0.0.1:8001", "10.0.0.2:8001") == {"10.0.0.1:8001", "10.0.0.2:8001"}
 
 

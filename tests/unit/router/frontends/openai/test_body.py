@@ -1,4 +1,4 @@
-"""JSON to the letter."""
+"""Strict JSON bodies."""
 
 import json
 from typing import Any
@@ -40,7 +40,7 @@ BIAS = {str(i): -100 for i in range(300)}
     [
         {"prompt": [[1] * 2048] * 128, "logit_bias": BIAS, "stop_token_ids": [1] * 300},
         {"messages": [MESSAGE] * 2048, "logit_bias": BIAS},
-        # Nothing of this is more than one string.
+        # All of this is inside one string.
         {"prompt": ',[{"' * 400_000},
         {"prompt": '\\"' * 400_000},
         {"prompt": "\\" * 400_001},
@@ -60,7 +60,7 @@ def test_what_could_be_served_is_read(content: dict[str, Any]) -> None:
         (b"[" + b"[]," * 20_000 + b"1]", "the body has more than 16384 lists and objects", None),
         (b"[" + b"{}," * 20_000 + b"1]", "the body has more than 16384 lists and objects", None),
         (b"[" + b'"",' * 40_000 + b"1]", "the body has more than 32768 strings", None),
-        # The text does not hide what comes after it.
+        # The string does not hide the text after it.
         (b'["\\\\", "\\"' + b"," * 9 + b'", ' + b"1," * 300_001 + b"1]", "the body has more than 300000 items", None),
         (
             b'{"logit_bias": {' + b'"1":1,' * 40_000 + b'"1":1}}',

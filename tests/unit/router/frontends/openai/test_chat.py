@@ -1,4 +1,4 @@
-"""Chats with tools and reasoning, over routers with scripted workers that say the tokens of a given text."""
+"""Chats with tools and reasoning, over scripted workers that answer with a given text."""
 
 import asyncio
 import json
@@ -47,14 +47,14 @@ def calling(arguments: str) -> dict[str, Any]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recalls, "RECALL_TIMEOUT_S", 0.4)
     monkeypatch.setattr(recalls, "WAIT_TIMEOUT_S", 0.6)
-    # Looking at a grammar takes a process, which has tests of its own.
+    # The real check runs in another process, which has its own tests.
     monkeypatch.setattr(grammar_check, "check", grammar_check.translate)
 
 
 def cluster_of(
     template: str, text: str, special: tuple[str, ...] = chat_templates.SPECIAL, **config: Any
 ) -> HttpCluster:
-    """The model says this text, and ends."""
+    """The model answers with this text and ends."""
     tokenizer = chat_templates.tokenizer(template, special)
     output = [*tokenizer.tokenize(text, False).ids, chat_templates.EOS]
     return HttpCluster(output, tokenizer=tokenizer, max_model_len=8000, **config)
@@ -66,7 +66,7 @@ async def ask(
     """Args: as for HttpCluster."""
     num_before = len(cluster.d.of(Admit))
     call = cluster.routers[number].post(body, last_event_id)
-    # Grammars are looked at in a process of their own.
+    # Grammars are checked in another process.
     while not call.task.done() and len(cluster.d.of(Admit)) == num_before:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     if not call.task.done():
@@ -86,7 +86,7 @@ def called(message: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def put_together(events: list[Any]) -> dict[str, Any]:
-    """What a client makes of a stream."""
+    """Returns the message that a client makes of a stream."""
     message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": [], "finish_reason": None}
     for event in events:
         if not event.content["choices"]:
@@ -116,7 +116,7 @@ async def test_calls_come_whole_and_streamed() -> None:
     streamed = put_together(stream.events)
     assert called(streamed) == CALLS and streamed["finish_reason"] == "tool_calls"
     assert streamed["content"] == "Let me see."
-    # Arguments come as they are made.
+    # Arguments arrive in pieces.
     assert sum("tool_calls" in event.choice["delta"] for event in stream.events) > 10
 
 
@@ -166,7 +166,7 @@ def test_a_stream_goes_on_behind_any_of_its_events(kind: str, step: int) -> None
     @run
     async def test() -> None:
         cluster = cluster_of(template, text, tool_parser="hermes" if template is chat_templates.DEEPSEEK_R1 else "auto")
-        # With so many tokens at once one piece of the text has several parts.
+        # With this many tokens at once, one piece of text has several parts.
         whole = await ask(cluster, body, step=step)
         expected = put_together(whole.events)
         assert called(expected) == CALLS
@@ -199,7 +199,7 @@ async def test_a_stream_that_broke_off_goes_on_with_what_its_workers_make() -> N
 
 @run
 async def test_what_stands_in_a_streams_chunks() -> None:
-    """As OpenAI's are: a call begins with its name and no arguments."""
+    """As with OpenAI, a call begins with its name and no arguments."""
     text = '<tool_call>{"name": "now", "arguments": {"a": 1}}</tool_call>'
     cluster = cluster_of(chat_templates.QWEN25, text)
     stream = await ask(cluster, {**BODY, "stream": True}, step=1000)
@@ -240,7 +240,7 @@ async def test_a_call_that_the_length_cuts_off() -> None:
 
 @run
 async def test_bound_calls_are_written_in_the_models_own_way() -> None:
-    """What the workers are told to keep to is what the parser reads."""
+    """The workers' grammar and the parser agree."""
     named = {"type": "function", "function": {"name": "get_weather"}}
     for template, special, text, key in (
         (
@@ -275,7 +275,7 @@ async def test_bound_calls_are_written_in_the_models_own_way() -> None:
 
 
 def follows(grammar: str, text: str) -> bool:
-    """Whether a text keeps to a grammar and is whole."""
+    """Returns whether a text matches a grammar completely."""
     matcher = LLMatcher(LLTokenizer(TokenizerWrapper(grammar_check._Bytes())), grammar, log_level=0, limits=LIMITS)
     assert not matcher.is_error(), matcher.get_error()
     return matcher.consume_tokens(list(text.encode())) and matcher.is_accepting()
@@ -291,11 +291,11 @@ async def test_a_grammar_is_for_what_follows_the_reasoning() -> None:
     grammar = cluster.d.of(Admit)[-1].sampling.grammar
     assert follows(grammar, "<think>\nhm\n</think>\n\n{}") and follows(grammar, "{}")
     assert not follows(grammar, "hm") and not follows(grammar, "<think>hm</think>hm")
-    # Without reasoning it is for all of it.
+    # Without reasoning the grammar covers the whole output.
     await message_of(cluster, {**body, "chat_template_kwargs": {"enable_thinking": False}})
     grammar = cluster.d.of(Admit)[-1].sampling.grammar
     assert follows(grammar, "{}") and not follows(grammar, "<think>\nhm\n</think>\n\n{}")
-    # A model that the prompt has begun to reason has to end that.
+    # A model that the prompt made begin to reason must end that.
     cluster = cluster_of(chat_templates.DEEPSEEK_R1, "hm\n</think>\n\n{}")
     assert (await message_of(cluster, body))["reasoning_content"] == "hm"
     grammar = cluster.d.of(Admit)[-1].sampling.grammar
@@ -340,7 +340,7 @@ async def test_reasoning_is_counted_where_its_marks_are_several_tokens() -> None
     options = {"stream": True, "stream_options": {"include_usage": True}}
     stream = await ask(cluster, {"messages": [USER], "max_tokens": 300, **options})
     details = stream.events[-1].content["usage"]["completion_tokens_details"]
-    # It is counted where the mark was seen: with all that had come by then.
+    # Counted at the mark, with all tokens that had come by then.
     assert len("hm</think>") <= details["reasoning_tokens"] <= len(cluster.output)
 
 
@@ -351,13 +351,13 @@ async def test_reasoning_is_counted() -> None:
     answer = json.loads((await ask(cluster, {"messages": [USER], "max_tokens": 300})).body)
     num_tokens = cluster.output.index(chat_templates.tokenizer(chat_templates.QWEN3).token_id("</think>")) + 1
     assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": num_tokens}
-    # While it comes all tokens are of it.
+    # While the reasoning comes, all tokens count as reasoning.
     options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     stream = await ask(cluster, {"messages": [USER], "max_tokens": 300, **options})
     usages = [event.content["usage"] for event in stream.events[1:]]
     counted = [(u["completion_tokens"], u["completion_tokens_details"]["reasoning_tokens"]) for u in usages]
     assert all(num_reasoning == min(num_all, num_tokens) for num_all, num_reasoning in counted) and len(counted) > 5
-    # A client that has all but the usage is told the same.
+    # A client that lacks only the usage gets the same.
     body = {"messages": [USER], "max_tokens": 300, "stream": True, "stream_options": {"include_usage": True}}
     stream = await ask(cluster, body)
     again = await ask(cluster, body, stream.events[-2].id)
@@ -523,7 +523,7 @@ async def talk_with(client: openai.AsyncOpenAI, cluster: HttpCluster) -> None:
     message = (await asked).choices[0].message
     calls: list[Any] = message.tool_calls or []
     assert [(call.function.name, call.function.arguments) for call in calls] == CALLS
-    # The same message goes back as it came.
+    # The message goes back unchanged.
     results = [{"role": "tool", "tool_call_id": call.id, "content": "1"} for call in calls]
     history: list[Any] = [USER, message, *results]
 

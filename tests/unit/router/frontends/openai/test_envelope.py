@@ -1,4 +1,4 @@
-"""What all answers over HTTP have around them, at the sockets of a router without workers."""
+"""Headers around all HTTP answers, on the sockets of a router without workers."""
 
 import http.client
 import json
@@ -45,7 +45,7 @@ def serve(model_dir: Path, **options: object) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def server(router_model_dir: Path) -> Iterator[Server]:
-    """For pages of one origin, behind a proxy, with a key."""
+    """A router with a key, behind a proxy, for pages of one origin."""
     yield from serve(router_model_dir, allowed_origins=(ORIGIN,), root_path="/tandem", api_keys=("secret",))
 
 
@@ -133,7 +133,7 @@ def test_without_the_option_nothing_is_said_to_browsers(plain: Server) -> None:
 def test_behind_a_proxy_the_description_has_its_prefix(server: Server) -> None:
     server.ask("GET", "/openapi.json", **KEY)
     assert json.loads(server.body)["servers"] == [{"url": "/tandem"}]
-    # The proxy strips the prefix; where one does not, it makes no difference.
+    # With and without a proxy that strips the prefix.
     for path in ("/v1/models", "/tandem/v1/models"):
         assert server.ask("GET", path, **KEY).status == 200
     server.ask("GET", "/sd", **KEY)

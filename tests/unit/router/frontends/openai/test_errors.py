@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients know them."""
+"""OpenAI's form of errors."""
 
 import json
 from typing import Any
@@ -55,7 +55,7 @@ def test_the_first_thing_that_is_wrong_in_one_line(body: Any, message: str, para
     kind = ChatCompletionRequest if "messages" in body else CompletionRequest
     with pytest.raises(ValidationError) as invalid:
         kind.model_validate(body)
-    # The framework puts in front that it is the body.
+    # The framework puts "body" in front.
     errors = [{**error, "loc": ("body", *error["loc"])} for error in invalid.value.errors()]
     refusal = invalid_body(RequestValidationError(errors))
     assert (str(refusal), refusal.param) == (message, param)

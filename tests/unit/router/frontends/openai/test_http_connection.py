@@ -1,4 +1,4 @@
-"""Clients must come to the end of a request's head."""
+"""Limits on request heads."""
 
 import socket
 import time
@@ -18,7 +18,7 @@ def test_a_request_that_does_not_come(address: tuple[str, int], part: bytes, mon
     with socket.create_connection(address, timeout=10.0) as connection:
         connection.sendall(part)
         assert read_all(connection) == b""
-    # uvloop counts whole milliseconds, from the beginning of its turn: its timers may come a little early.
+    # uvloop counts whole milliseconds from the start of its turn, so timers may fire a little early.
     assert time.monotonic() - began >= WAIT_S - 0.01
 
 

@@ -1,4 +1,4 @@
-"""What clients of other servers send: taken where it changes nothing, and refused where it would."""
+"""Other servers' fields: accepted where they change nothing, else refused."""
 
 import time
 from typing import Any
@@ -16,7 +16,7 @@ USER = {"role": "user", "content": "hi"}
 
 
 def read(**fields: Any) -> CompletionRequest | ChatRequest:
-    """A body, of a chat if it has messages."""
+    """Reads a body; with messages it is a chat."""
     kind = ChatRequest if "messages" in fields else CompletionRequest
     return kind.model_validate(fields if "messages" in fields else {"prompt": "hi", **fields})
 
@@ -118,7 +118,7 @@ def test_many_unknown_fields_cost_no_more_than_a_few() -> None:
         began = time.perf_counter()
         unknown = CompletionRequest.model_validate(many).unknown_fields
         took_s.append(time.perf_counter() - began)
-    # It is ten microseconds; going through the names would be ten milliseconds and more.
+    # It takes 10 µs; a loop over the names would take 10 ms and more.
     assert min(took_s) < 0.002
     assert unknown.num_fields == 300_000
     assert unknown.names == ["n" * MAX_NAME_CHARACTERS] * MAX_NAMED

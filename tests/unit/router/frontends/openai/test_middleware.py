@@ -1,4 +1,4 @@
-"""What an HTTP client may send, and how fast."""
+"""Size and pace of HTTP bodies."""
 
 import json
 import socket
@@ -35,7 +35,7 @@ def test_bodies_count_from_when_they_are_read_until_the_answer(router_model_dir:
         for framing in (b"content-length: 1000\r\n\r\n", b"transfer-encoding: chunked\r\n\r\n3e7\r\n"):
             held.append(socket.create_connection((host, int(port)), timeout=10.0))
             held[-1].sendall(HEAD + framing + b" " * 999)
-        # What has come of a body counts, not what is announced.
+        # Received bytes count, not announced ones.
         held.append(socket.create_connection((host, int(port)), timeout=10.0))
         held[-1].sendall(HEAD + b"content-length: 1000\r\n\r\n  ")
         held[-1].settimeout(0.3)
@@ -50,7 +50,7 @@ def test_bodies_count_from_when_they_are_read_until_the_answer(router_model_dir:
         assert "take all the memory there is" in error["message"]
         for connection in held:
             connection.close()
-        # The server learns of it when it next looks at them.
+        # The server notices at its next look.
         deadline = time.monotonic() + 10.0
         while error_of(response)[0] == 429 and time.monotonic() < deadline:
             with socket.create_connection((host, int(port)), timeout=10.0) as other:

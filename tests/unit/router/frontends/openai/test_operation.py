@@ -1,4 +1,4 @@
-"""What operators and measuring programs ask over HTTP."""
+"""HTTP routes for operators and benchmarks."""
 
 import json
 
@@ -66,7 +66,7 @@ async def test_a_model_of_several_names() -> None:
     for name in ("fake", "org/alias"):
         call = cluster.routers[0].post({"model": name, "prompt": "hi", "max_tokens": 1})
         await cluster.serve(1)
-        # As elsewhere, the first name stands in answers.
+        # Answers show the first name.
         assert json.loads((await call.finish()).body)["model"] == "fake"
     answer = await ask(cluster, "GET", "/v1/models/other")
     assert answer.status == 404 and answer.json["error"]["code"] == "model_not_found"

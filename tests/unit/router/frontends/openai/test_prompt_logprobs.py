@@ -1,5 +1,4 @@
-"""Log probabilities of prompts over HTTP, over scripted workers: the log probability of the token at a position is
-minus that, and so is that of the most likely ones."""
+"""Prompt log probabilities over HTTP with scripted workers: each value is minus its position."""
 
 import asyncio
 import json
@@ -26,7 +25,7 @@ OUTPUT = ord("!")
 
 
 def scored(prefill: Prefill, start: int, end: int) -> PromptScored:
-    """What a worker says of the tokens at these positions. The most likely ones are 97, 98 and so on."""
+    """Returns a worker's message about these positions. The most likely tokens are 97, 98 and so on."""
     num_top = prefill.sampling.num_prompt_logprobs
     assert num_top is not None
     positions = range(start, end)
@@ -42,7 +41,7 @@ def scored(prefill: Prefill, start: int, end: int) -> PromptScored:
 
 
 async def serve(cluster: HttpCluster) -> list[Prefill]:
-    """Serves all that has come: one token each."""
+    """Serves all requests so far with one token each."""
     await settle()
     requests: list[Prefill] = cluster.p.of(Prefill)
     for prefill in requests:
@@ -75,7 +74,7 @@ def answer(**body: Any) -> Any:
 
 
 def listed(num_top: int) -> list[Any]:
-    """Of PROMPT, in vLLM's form."""
+    """Returns PROMPT's log probabilities in vLLM's form."""
 
     def entry(position: int, token_id: int, rank: int) -> dict[str, Any]:
         names = {0xC3: "bytes:\\xc3", 0xA9: "bytes:\\xa9"}
@@ -118,7 +117,7 @@ def test_echo_puts_the_prompt_in_front_of_the_output() -> None:
         "top_logprobs": [None, {"bytes:\\xc3": -1, "a": -1}, {"bytes:\\xa9": -2, "a": -2}]
         + [{token: -p, "a": -p} for p, token in ((3, "l"), (4, "l"), (5, "o"))]
         + [{"!": -0.5}],
-        # A token that completes a character begins where that does.
+        # A token that completes a character begins at that character.
         "text_offset": [0, 1, 1, 2, 3, 4, 5],
     }
 
@@ -171,7 +170,7 @@ def test_one_request_may_not_ask_for_too_many() -> None:
     assert stream.status == 400 and stream.error["param"] == "prompt_logprobs"
     assert f"one request may ask for {MAX_PROMPT_LOGPROBS}" in stream.error["message"]
     assert len(answer(prompt=prompts[:3], prompt_logprobs=20)["choices"]) == 3
-    # Each of several outputs has its prompt's, in each form that is asked for.
+    # Each output repeats its prompt's, in each requested form.
     shown = {"prompt": prompts[0], "prompt_logprobs": 20, "echo": True, "logprobs": 20}
     assert ask(**shown, n=16)[0].status == 200
     assert ask(**shown, n=17)[0].status == 400

@@ -1,4 +1,4 @@
-"""What completions and chat completions do alike with a request."""
+"""Common parts of completions and chat completions."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def test_options_are_openai_s() -> None:
     assert (options.seed, options.stop, options.logit_bias) == (2**64 - 1, ["x"], {7: 2.0})
     assert options.plain == {"temperature": 1.0}
     assert sampling_options(frontend, body(temperature=0, top_k=3), 5, None).plain == {"temperature": 0, "top_k": 3}
-    # Usage is in every answer that is no stream.
+    # Every unstreamed answer has the usage.
     sampling_options(frontend, body(stream_options={"include_usage": True}), 5, None)
 
 

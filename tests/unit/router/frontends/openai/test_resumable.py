@@ -1,4 +1,4 @@
-"""A client over HTTP that goes on with a stream, at any router, with scripted workers that keep records."""
+"""Resuming a stream over HTTP at any router, with scripted workers that keep records."""
 
 import asyncio
 import random
@@ -21,7 +21,7 @@ from tests.fakes.tokenizer import ByteTokenizer
 COMPLETION = {"prompt": PROMPT, "stream": True, "max_tokens": 9}
 CHAT = {"messages": [{"role": "user", "content": PROMPT}], "stream": True, "max_tokens": 9}
 USAGE = {"stream_options": {"include_usage": True}}
-# It has characters of several bytes, a stop string that begins and does not come, and one that does.
+# Multi-byte characters, a false start of a stop string, and a stop string.
 OUTPUT = "aéSTO b日STOP and on".encode()
 BODIES = {
     "plain": COMPLETION,
@@ -48,7 +48,7 @@ def cluster_of(output: Any = OUTPUT, tokenizer: Any = None, **config: Any) -> Ht
 
 
 async def begun(cluster: HttpCluster, body: dict[str, Any], num_tokens: int) -> Stream:
-    """Served by the first router up to there, when the connection breaks."""
+    """Serves a request at the first router up to this token, where its connection breaks."""
     call = cluster.routers[0].post(body)
     await cluster.serve(num_tokens)
     return await call.leave()
@@ -63,7 +63,7 @@ async def whole(cluster: HttpCluster, body: dict[str, Any]) -> Stream:
 
 
 async def resumed(cluster: HttpCluster, body: dict[str, Any], last: Event, number: int = 1) -> Stream:
-    """What is left, at the second router."""
+    """Returns the rest from the second router."""
     num_before = len(cluster.d.of(Admit))
     call = cluster.routers[number].post(body, last.id)
     await settle()
@@ -75,7 +75,7 @@ async def resumed(cluster: HttpCluster, body: dict[str, Any], last: Event, numbe
 
 
 def contents(*parts: list[Event]) -> dict[str, Any]:
-    """What a client makes of the events of a stream and of those that it got later."""
+    """Joins the events of a stream and of its resumption."""
     events = [event for part in parts for event in part]
     choices = [event.choice for event in events if event.content["choices"]]
     return {
@@ -88,7 +88,7 @@ def contents(*parts: list[Event]) -> dict[str, Any]:
 
 
 def without_name(found: dict[str, Any]) -> dict[str, Any]:
-    """Two answers to the same request differ in what they are called."""
+    """Two answers to the same request have different ids."""
     return {name: value for name, value in found.items() if name != "answers"}
 
 
@@ -100,7 +100,7 @@ async def test_the_second_router_carries_on_where_the_text_ends() -> None:
     call = cluster.routers[1].post(COMPLETION, first.events[-1].id)
     await settle()
     before, after = cluster.d.of(Admit)
-    # As in every further attempt: the same seed, the same limit, the same age; what is there is fixed.
+    # The same seed, limit and age as in every further attempt; known tokens are fixed.
     assert (bytes(after.prompt_ids), bytes(after.output_ids)) == (b"hi", b"Hello")
     assert (after.sampling, after.arrival_ns) == (before.sampling, before.arrival_ns)
     assert cluster.p.of(Prefill)[-1].arrival_ns == before.arrival_ns
@@ -122,7 +122,7 @@ def test_a_stream_that_has_ended_goes_on_after_any_of_its_events(body: dict[str,
             for router in (0, 1):
                 rest = await resumed(cluster, body, last, router)
                 assert contents(stream.events[: number + 1], rest.events) == contents(stream.events)
-                # What came now has ids too, though no worker was asked to compute anything under a new name.
+                # These have ids too, though no worker was asked to compute under the new name.
                 for end, later in enumerate(rest.events[:2], 1):
                     again = await resumed(cluster, body, later, router)
                     found = contents(stream.events[: number + 1], rest.events[:end], again.events)
@@ -142,9 +142,9 @@ def test_a_stream_that_breaks_anywhere_goes_on_from_there_and_from_before(body: 
         for num_tokens in range(1, len(OUTPUT)):
             first = await begun(cluster, body, num_tokens)
             if not first.events:
-                # There is half a character, or what may be a stop string. This client begins again.
+                # Half a character, or the start of a stop string: this client begins again.
                 continue
-            # It lost the last event too, or none.
+            # It lost the last event, or none.
             for end in (len(first.events), len(first.events) // 2):
                 if end:
                     rest = await resumed(cluster, body, first.events[end - 1])
@@ -161,7 +161,7 @@ async def test_a_stream_goes_on_again_and_again() -> None:
     body = {**BODIES["chat with usage and stop"]}
     undisturbed = without_name(contents((await whole(cluster_of(), body)).events))
     seen = (await begun(cluster, body, 3)).events
-    # The first time nothing comes but what may be a stop string.
+    # At first only the possible start of a stop string comes.
     for router, num_tokens, num_events in ((1, 5, 0), (2, 8, 2), (0, 11, 1)):
         call = cluster.routers[router].post(body, seen[-1].id)
         await cluster.serve(num_tokens)
@@ -169,7 +169,7 @@ async def test_a_stream_goes_on_again_and_again() -> None:
         assert len(more) == num_events
         seen += more
     assert len({event.id.partition(".")[0] for event in seen}) == 3
-    # Every id that it has ever seen still leads to the rest.
+    # Every id so far leads to the rest.
     for end in range(1, len(seen) + 1):
         rest = await resumed(cluster, body, seen[end - 1], 1)
         assert without_name(contents(seen[:end], rest.events)) == undisturbed
@@ -177,14 +177,14 @@ async def test_a_stream_goes_on_again_and_again() -> None:
 
 @run
 async def test_two_at_once_from_the_same_event() -> None:
-    """A client that asks again before it has heard of the first."""
+    """A client that retries before the first answer."""
     cluster = cluster_of(b"Hello, you")
     first = await begun(cluster, COMPLETION, 3)
     calls = [cluster.routers[i].post(COMPLETION, first.events[-1].id) for i in (0, 1)]
     await settle()
     assert len(cluster.d.of(Admit)) == 3
     await cluster.serve(9)
-    # One of them was served to its end; the other can take over from what that has sent, in its own name.
+    # One was served to its end; the other can take over from it, in its own name.
     texts = [call.stream.text for call in calls]
     assert sorted(texts) == ["", "lo, yo"]
     for call in calls:
@@ -196,7 +196,7 @@ async def test_tokens_that_the_router_never_heard_of_are_not_computed_again() ->
     cluster = cluster_of(b"Hello, you")
     call = cluster.routers[0].post(COMPLETION)
     await cluster.serve(3)
-    # It stands still, and the decode worker goes on for a while.
+    # The router stands still while the decode worker goes on.
     for worker in (cluster.p, cluster.d):
         worker.leave(cluster.routers[0].router)
     await cluster.serve(6)
@@ -240,7 +240,7 @@ def test_with_every_tokenizer(any_tokenizer: Tokenizer) -> None:
     scenario()
 
 
-# --- What is refused. ---
+# --- refusals ---
 
 
 def refusal(stream: Stream) -> tuple[int, str | None, str | None]:
@@ -276,7 +276,7 @@ def test_another_body_is_refused(change: dict[str, Any]) -> None:
         first = await begun(cluster, COMPLETION, 3)
         answer = await cluster.routers[1].post({**COMPLETION, **change}, first.events[-1].id).finish()
         assert refusal(answer) == (400, None, "Last-Event-ID") and "same body" in answer.error["message"]
-        # The order of its fields means nothing.
+        # The order of fields does not matter.
         again = dict(reversed(COMPLETION.items()))
         assert (await resumed(cluster, again, first.events[-1])).status == 200
 
@@ -321,7 +321,7 @@ async def test_a_record_that_does_not_reach_what_the_client_has_is_lost() -> Non
     cluster.d.records = type(cluster.d.records)(2**20)
     answer = await cluster.routers[1].post(COMPLETION, first.events[-1].id).finish()
     assert refusal(answer) == (410, "stream_lost", "Last-Event-ID")
-    # A client that has no more than that goes on.
+    # A client with no more than that can resume.
     assert (await resumed(cluster, COMPLETION, first.events[0])).text == "ello, yo"
     cluster.p.records = type(cluster.p.records)(2**20)
     answer = await cluster.routers[1].post(COMPLETION, first.events[0].id).finish()
@@ -339,7 +339,7 @@ async def test_a_worker_that_stands_still_holds_nobody_up_for_long() -> None:
     await asyncio.sleep(recalls.RECALL_TIMEOUT_S + 0.2)
     assert len(cluster.d.of(Admit)) == 2
     await call.leave()
-    # What the one that answers does not know the other may.
+    # The silent worker may know more.
     cluster.p.is_stopped, cluster.d.is_stopped = False, True
     answer = await cluster.routers[1].post(COMPLETION, first.events[-1].id).finish()
     assert refusal(answer) == (503, "unavailable", None)
@@ -354,7 +354,7 @@ async def test_many_who_guess_are_bounded_and_leave_nothing() -> None:
         worker.is_stopped = True
     guesses = [router.post(COMPLETION, f"{secrets.token_urlsafe(16)}.1.1", KEYS[1]) for _ in range(4 * MAX_RECALLS)]
     refusals = [refusal(await guess.finish()) for guess in guesses]
-    # How many had their turn in time depends on the machine; the first ones had it at once, and the last ones had not.
+    # The number of lookups in time depends on the machine; the first ones had their turn, the last ones not.
     num_asked = refusals.count((503, "unavailable", None))
     assert MAX_RECALLS <= num_asked < 4 * MAX_RECALLS
     assert refusals.count((429, "overloaded", None)) == 4 * MAX_RECALLS - num_asked
@@ -390,7 +390,7 @@ async def test_a_key_has_no_more_in_hand_with_it() -> None:
 
 @run
 async def test_what_is_recalled_counts_as_in_hand() -> None:
-    """The body is small, and the record as long as the model's length allows."""
+    """The body is small, and its record as long as the model's length."""
     config = {"max_body_bytes": 4096, "max_bytes_in_hand": 16384}
     cluster = cluster_of(bytes(range(1, 256)), **config)
     body = {**COMPLETION, "max_tokens": 255}
@@ -404,7 +404,7 @@ async def test_what_is_recalled_counts_as_in_hand() -> None:
     assert (await resumed(cluster, body, first.events[0])).is_done
 
 
-# --- Silence. ---
+# --- silence ---
 
 
 def test_a_stream_without_events_has_comments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,7 +422,7 @@ def test_a_stream_without_events_has_comments(monkeypatch: pytest.MonkeyPatch) -
         await cluster.serve(9)
         stream = await call.finish()
         assert stream.is_done and stream.body.endswith(b"[DONE]\n\n")
-        # An empty line after a comment would be an event to some clients.
+        # Some clients take an empty line after a comment for an event.
         assert b":\n\n" not in stream.body
 
     scenario()

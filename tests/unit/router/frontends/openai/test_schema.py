@@ -41,7 +41,7 @@ MESSAGE = {"role": "user", "content": "hi"}
     ids=lambda fields: "-".join(list(fields)[:3]),
 )
 def test_the_first_error_in_a_list_is_the_last(fields: dict[str, Any]) -> None:
-    # Each costs a kilobyte and some microseconds, and a body can hold millions.
+    # Each costs a kilobyte and microseconds, and a body can hold millions.
     kind = ChatRequest if "messages" in fields else CompletionRequest
     with pytest.raises(ValidationError) as invalid:
         kind.model_validate(fields)

@@ -1,4 +1,4 @@
-"""POST /generate, as SGLang's benchmark asks for it."""
+"""POST /generate, as SGLang's benchmark uses it."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ def test_what_the_benchmark_sends() -> None:
     *events, done = answer.events
     assert done == "[DONE]"
     told = [json.loads(event) for event in events]
-    # Each event has all of the text so far.
+    # Each event has the whole text so far.
     assert [event["text"] for event in told if event["text"]][-1] == "hello"
     assert all("hello".startswith(event["text"]) for event in told)
     numbers = [event["meta_info"]["completion_tokens"] for event in told]

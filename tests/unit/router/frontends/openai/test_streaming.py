@@ -102,11 +102,11 @@ async def test_work_ends_with_its_client() -> None:
     assert ended.is_set()
 
 
-# --- Silence. ---
+# --- silence ---
 
 
 class SlowClient:
-    """Takes what it is sent while `takes` is set, and stays."""
+    """A client that reads while `takes` is set, and stays connected."""
 
     def __init__(self) -> None:
         self.takes = asyncio.Event()
@@ -133,7 +133,7 @@ async def events_of(queue: "asyncio.Queue[str]") -> AsyncGenerator[Event]:
 
 
 async def begin(client: SlowClient, queue: "asyncio.Queue[str]") -> "asyncio.Task[None]":
-    """A stream whose client takes the first event, and then no more."""
+    """Begins a stream whose client takes only the first event."""
     answering = asyncio.create_task(
         EventStream(events_of(queue), ("", '{"text":"a"}'))({}, client.receive, client.send)
     )

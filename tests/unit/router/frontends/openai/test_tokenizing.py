@@ -63,7 +63,7 @@ def test_a_program_that_tokenizes_here_learns_the_special_tokens_and_the_templat
     answer = asyncio.run(http_request(make(model_dir)[1], "GET", "/tokenizer_info", None)).json
     assert answer["chat_template"] == (model_dir / "chat_template.jinja").read_text()
     assert answer["model_max_length"] == MAX_MODEL_LEN
-    # Its ids are asked for by their texts.
+    # Gives ids by text.
     tokenizer = Tokenizer(model_dir)
     assert tokenizer.encode(answer["eos_token"]) == [tokenizer.eos_token_ids[0]]
 

@@ -1,4 +1,4 @@
-"""The tables of fields that others know."""
+"""The tables of other servers' fields."""
 
 from itertools import combinations
 

@@ -14,7 +14,7 @@ def test_the_page_asks_for_nothing_that_is_not_here() -> None:
         wanted = re.findall(r'(?:src|href)="([^"#]+)"', text) + re.findall(r'(?:from|import) "\./([^"]+)"', text)
         for target in wanted:
             assert PREFIX + target.removeprefix("page/") in PAGE_PATHS, f"{name} asks for {target}"
-        # An address of another machine would be stopped by the policy, and show here first.
+        # The security policy would block an address of another machine.
         assert not re.findall(r"(?:https?:)?//(?!www\.w3\.org/2000/svg)[a-z]", text), name
 
 
@@ -37,7 +37,7 @@ def test_a_path_in_front_of_the_page() -> None:
     proxied = load_asset(PAGE, "/tandem")
     assert b'<base href="/tandem/">' in proxied.content
     assert proxied.etag != load_asset(PAGE).etag
-    # The address counts from the first element that has one.
+    # A base element applies to the addresses behind it.
     assert proxied.content.index(b"<base") < proxied.content.index(b"<link")
 
 

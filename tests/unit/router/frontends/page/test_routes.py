@@ -1,4 +1,4 @@
-"""The page is open and has no data; its data are behind the key, bounded, and dropped by whoever leaves."""
+"""The page is open and without data; its data need the key and are bounded."""
 
 import json
 import socket
@@ -29,7 +29,7 @@ FRAME_BYTES = 250_000
 
 @contextmanager
 def router(model_dir: Path, **config: Any) -> Iterator[tuple[str, int]]:
-    """The HTTP port of a router without workers, on a thread of its own."""
+    """Yields the HTTP port of a router without workers."""
     process = RouterProcess(RouterConfig(str(model_dir), "fake", 64, grpc_port=0, http_port=0, **config))
     try:
         host, _, port = process.start().http.rpartition(":")
@@ -40,7 +40,7 @@ def router(model_dir: Path, **config: Any) -> Iterator[tuple[str, int]]:
 
 @pytest.fixture(scope="module")
 def quick() -> Iterator[None]:
-    """Frames every twentieth of a second."""
+    """Sets twenty frames a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(feed, "INTERVAL_S", 0.05)
         yield
@@ -53,7 +53,7 @@ def keyed(router_model_dir: Path, quick: None) -> Iterator[tuple[str, int]]:
 
 
 def ask(address: tuple[str, int], path: str, method: str = "GET", **headers: str) -> HTTPResponse:
-    """The connection is closed with the answer."""
+    """Asks on a connection of its own."""
     connection = HTTPConnection(*address, timeout=10.0)
     connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
     return connection.getresponse()
@@ -105,7 +105,7 @@ async def test_a_page_behind_a_proxy_asks_for_its_parts_there() -> None:
 
 def test_heads_have_no_body(keyed: tuple[str, int]) -> None:
     for path, headers in (("/", BROWSER), ("/page/page.js", {}), ("/live", AUTHORIZED)):
-        # The answer is over with its head: the connection is free for the next request.
+        # The answer ends with its head, so the connection is free.
         with closing(HTTPConnection(*keyed, timeout=10.0)) as connection:
             for _ in range(2):
                 connection.request("HEAD", path, headers=headers)
@@ -177,13 +177,13 @@ def test_a_viewer_that_does_not_read_holds_nothing_up_and_is_sent_little(
             numbers: list[int] = []
             while len(numbers) < 120:
                 frame = next_frame(other)
-                # On a busy machine this one may miss a frame too.
+                # A busy machine may miss a frame.
                 if "number" in frame:
                     numbers.append(frame["number"])
             num_made, received = len(made), b""
             while received.count(b'"whole":true') < 2:
                 received += slow.recv(2**20)
-        # What the kernel holds for a connection is a few megabytes.
+        # The kernel buffers a few megabytes per connection.
         assert num_made * FRAME_BYTES > 29 * 10**6
         assert len(received) < 12 * 10**6
 

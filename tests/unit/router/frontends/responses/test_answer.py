@@ -1,4 +1,4 @@
-"""Whatever parts an output has, a response's events put together are the response."""
+"""A response's events add up to the response, for any parts of an output."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def answer_of(output: GivenOutput, ended: list[Any]) -> ResponseAnswer:
 
 
 class Client:
-    """What a client makes of events, and what it may rely on."""
+    """A client that checks and joins events."""
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
@@ -35,7 +35,7 @@ class Client:
 
     def _take_of_item(self, name: str, content: dict[str, Any]) -> None:
         if name == "output_item.added":
-            # One is open at a time.
+            # One item is open at a time.
             assert content["output_index"] == len(self.items) == len(self.done)
             self.items.append(content["item"])
             self.text = ""

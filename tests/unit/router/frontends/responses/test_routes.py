@@ -26,13 +26,13 @@ async def response_of(cluster: HttpCluster, **fields: Any) -> dict[str, Any]:
 
 
 def prompt_of(cluster: HttpCluster) -> str:
-    """The text of the last one."""
+    """Returns the text of the last prompt."""
     tokenizer = chat_templates.tokenizer(chat_templates.QWEN25)
     return b"".join(map(tokenizer.token_piece, cluster.d.of(Admit)[-1].prompt_ids)).decode()
 
 
 def names(answer: DoorAnswer) -> list[str]:
-    """Of a stream's events, those of deltas once."""
+    """Returns the names of a stream's events; repeated deltas once."""
     found: list[str] = []
     for number, (name, content) in enumerate(answer.events):
         assert (content["type"], content["sequence_number"]) == (name, number)
@@ -106,7 +106,7 @@ async def test_calls_and_their_results() -> None:
     await response_of(cluster, input=[{"role": "user", "content": "hi"}, said, weather, now, result], tools=FUNCTIONS)
     by_hand = prompt_of(cluster)
     assert "Sunny." in by_hand and by_hand.count("Let me see.") == 1
-    # What was kept leads to the same prompt.
+    # The kept conversation leads to the same prompt.
     await response_of(cluster, input=[result], previous_response_id=response["id"], tools=FUNCTIONS)
     assert prompt_of(cluster) == by_hand
 
@@ -181,7 +181,7 @@ async def test_a_conversation_goes_on() -> None:
     second = await response_of(cluster, input="again", previous_response_id=first["id"])
     prompt = prompt_of(cluster)
     assert "hi" in prompt and "Hello." in prompt and "again" in prompt
-    # Instructions are of one request.
+    # Instructions apply to one request.
     assert "Be brief." not in prompt
     assert second["previous_response_id"] == first["id"]
     branch = await response_of(cluster, input="another", previous_response_id=first["id"])
@@ -203,7 +203,7 @@ async def test_to_another_key_a_response_is_unknown() -> None:
         ("DELETE", f"{PATH}/{response_id}", None),
     ):
         theirs = await call(cluster, path, body, method=method, headers=other)
-        # This router has never had it.
+        # This router never had it.
         unknown = await call(cluster, path, body, method=method, headers=other, router=1)
         assert (theirs.status, theirs.body) == (404, unknown.body)
     assert theirs.json()["error"]["code"] == "response_not_found"
