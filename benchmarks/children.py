@@ -15,7 +15,7 @@ _CPU_CLOCK = 2
 
 
 class Child:
-    """A process that answers one question at a time. Use as a context manager, which ends it."""
+    """A process that answers one question at a time. Use as a context manager."""
 
     def __init__(self, target: Callable[..., None], *args: Any) -> None:
         """Args: target: called in the child with a pipe and `args`; returns when `questions(pipe)` ends."""
@@ -43,7 +43,6 @@ class Child:
         return self._pipe.recv()
 
     def send(self, question: Any) -> None:
-        """Asks without waiting for the answer."""
         self._pipe.send(question)
 
     def ask(self, question: Any, timeout_s: float = START_TIMEOUT_S) -> Any:
@@ -52,9 +51,8 @@ class Child:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of a process, including ended threads, in seconds. Raises OSError."""
-    # /proc and psutil count ticks of 10 ms; the process's CPU clock counts nanoseconds. This is the clock id that
-    # clock_getcpuclockid(3) returns, which Python does not offer.
+    """Return a process's user and system time in seconds, including ended threads. Raises OSError."""
+    # /proc and psutil count ticks of 10 ms. This is the clock id of clock_getcpuclockid(3), which Python lacks.
     return time.clock_gettime(~pid << 3 | _CPU_CLOCK)
 
 
@@ -63,7 +61,7 @@ def rss_mib(pid: int) -> float:
 
 
 def questions(pipe: Connection) -> Iterator[Any]:
-    """Yields the parent's questions until the pipe closes."""
+    """Yield the parent's questions until the pipe closes."""
     while True:
         try:
             yield pipe.recv()

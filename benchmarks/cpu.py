@@ -1,8 +1,7 @@
 """Compares a cluster's output tokens per second on a CPU with transformers' generate.
 
-Both compute the same greedy outputs in float32 with the same number of threads. They take turns, and ratios are taken
-within a turn. A cluster's time lasts from sending the requests over gRPC to the end of the last answer, prefill
-included.
+Both compute the same greedy outputs in float32 with equally many threads, in turns; ratios are taken within a turn. A
+cluster's time lasts from sending the requests over gRPC to the end of the last answer.
 """
 
 import argparse
@@ -29,9 +28,9 @@ from tandem.v1 import inference_pb2 as pb
 MODEL = "smollm2-135m-instruct"
 TEXT = Path(__file__).parents[1] / "docs/architecture.md"
 PROMPT_LEN = 64
-# Distance between the starts of two prompts in TEXT: no prompt is a prefix of another, so no cache helps.
+# Distance between the starts of prompts in TEXT: none is a prefix of another.
 STRIDE = 19
-# By number of concurrent requests: aim for the ratio of tokens per second.
+# Aims for the ratio of tokens per second, by number of concurrent requests.
 AIMS = {1: 1.1, 8: 1.0}
 
 Prompts = Sequence[Sequence[int]]
@@ -39,7 +38,7 @@ Outputs = list[list[int]]
 
 
 class Round(NamedTuple):
-    """One turn of each side over the same prompts. Attributes: num_equal: requests with equal outputs."""
+    """One turn of each side. Attributes: num_equal: requests with equal outputs."""
 
     tandem_s: float
     generate_s: float
@@ -54,7 +53,6 @@ class Tandem:
         self._threads = ThreadPoolExecutor(max(AIMS))
 
     def __call__(self, prompts: Prompts) -> tuple[Outputs, list[float]]:
-        """Returns the outputs and each transfer's milliseconds."""
         answers = list(self._threads.map(self._answer, prompts))
         return [token_ids for token_ids, _ in answers], [transfer_ms for _, transfer_ms in answers]
 
@@ -90,7 +88,7 @@ class Generate:
 
 
 def make_prompts(model_dir: Path, num_prompts: int) -> Outputs:
-    """Cuts prompts with different beginnings from TEXT, which wraps around."""
+    """Cut prompts with different beginnings from TEXT, which wraps around."""
     from tandem.router.text.tokenizer import Tokenizer
 
     tokens = Tokenizer(model_dir).encode(TEXT.read_text())
@@ -98,7 +96,6 @@ def make_prompts(model_dir: Path, num_prompts: int) -> Outputs:
 
 
 def compare(tandem: Tandem, generate: Generate, prompts: Prompts, *, tandem_first: bool) -> Round:
-    """Runs one turn of each side."""
     seconds: dict[str, float] = {}
     outputs: dict[str, Outputs] = {}
     transfer_ms: list[float] = []
@@ -114,7 +111,6 @@ def compare(tandem: Tandem, generate: Generate, prompts: Prompts, *, tandem_firs
 
 
 def summarize(batch_size: int, max_tokens: int, rounds: Sequence[Round]) -> dict[str, Any]:
-    """Returns medians over the rounds."""
     num_tokens = batch_size * max_tokens
     ratios = [r.generate_s / r.tandem_s for r in rounds]
     num_equal = sum(r.num_equal for r in rounds)
@@ -139,7 +135,6 @@ def run(cluster: Cluster, arguments: argparse.Namespace) -> list[dict[str, Any]]
     model_dir = resolve_model(MODEL)
     tandem = Tandem(cluster.addresses.grpc, arguments.max_tokens)
     generate = Generate(str(model_dir), arguments.max_tokens, arguments.threads)
-    # The first round warms up.
     prompts = iter(make_prompts(model_dir, sum(AIMS) * (arguments.rounds + 1)))
     results = []
     for batch_size in AIMS:
@@ -173,7 +168,6 @@ def show(results: Sequence[dict[str, Any]]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0 if every aim is met, 1 otherwise."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="measured turns of each side (%(default)s)")
     parser.add_argument("--max-tokens", type=int, default=128, help="output tokens of each request (%(default)s)")

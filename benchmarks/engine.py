@@ -1,7 +1,6 @@
 """Measures one engine on one GPU through the whole engine loop, without sockets.
 
 Weights and prompts are random; prompts share no prefix. Floors (engine/floors.py) come from rates of the same run.
-Parts:
 
 decode    a decode step: (time for 257 output tokens - time for 1) / 256, all requests at once, prompts of 1,024 tokens
 prefill   prompt tokens per second until every request has its first token
@@ -37,13 +36,7 @@ NUM_RUNS = 3
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """
-    Attributes:
-        prompt_len, num_steps: of requests in decode steps.
-        prefills: concurrent requests, and tokens of each.
-        workload_prompt, workload_output: maximum lengths.
-        sweep_prompts: lengths of a lone prompt.
-    """
+    """Attributes: prefills: (requests, tokens of each); workload_prompt, workload_output: maximum lengths."""
 
     batches: Sequence[int] = (1, 8, 32, 128, 256)
     prompt_len: int = 1024
@@ -61,7 +54,6 @@ class Sizes:
 
     @property
     def num_tokens(self) -> int:
-        """Capacity of a pool for any of the runs."""
         # Round each request up to a page.
         decode = self.max_batch_size * (self.prompt_len + self.num_steps + PAGE_SIZE)
         prefill = max(count * (prompt_len + PAGE_SIZE) for count, prompt_len in self.prefills)
@@ -71,7 +63,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Attributes: floor: best possible value, in the same unit; None: unknown."""
+    """Attributes: floor: best possible value, in the same unit, or None."""
 
     name: str
     value: float
@@ -80,7 +72,6 @@ class Result:
 
     @property
     def ratio(self) -> float | None:
-        """Its time over the floor's time."""
         if self.floor is None:
             return None
         return self.floor / self.value if self.unit == "tok/s" else self.value / self.floor
@@ -97,7 +88,6 @@ class EngineBenchmark:
         self._sizes = sizes
 
     def at(self, **sizes: Any) -> "EngineBenchmark":
-        """Returns this benchmark with some Sizes replaced."""
         sizes_then = replace(self._sizes, **sizes)
         return EngineBenchmark(self._loop, self._model, self._limits, sizes_then, self._kv_cache_dtype)
 
@@ -143,7 +133,6 @@ class EngineBenchmark:
             yield Result(f"decode step, batch {size}", (many_s - once_s) / num_steps * 1e3, "ms", floor_s * 1e3)
 
     def _first_token_s(self, num_requests: int, prompt_len: int) -> float:
-        """Returns median seconds until all first tokens, without the first run."""
         times = [self._loop.run([(prompt_len, 1)] * num_requests) for _ in range(NUM_RUNS + 1)]
         return statistics.median(times[1:])
 

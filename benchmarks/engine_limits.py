@@ -1,4 +1,4 @@
-"""Measures the rates of one GPU, from which engine/floors.py derives the shortest possible times."""
+"""Measures one GPU's rates, the input of engine/floors.py."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ def measure_limits() -> Limits:
 
 
 def sustained_matmul_rate() -> float:
-    """Returns the matmul rate after SUSTAINED_S of load, which lowers the clock at the power limit."""
+    """Return the matmul rate after SUSTAINED_S of load, which lowers the clock at the power limit."""
     matmul = _matmul()
     num_runs = round(SUSTAINED_S * _matmul_rate(matmul) / (2 * MATMUL_SIZE**3))
     for _ in range(num_runs):

@@ -37,12 +37,7 @@ class Loop:
         self._num_requests = 0
 
     def run(self, requests: Sequence[tuple[int, int]], grammars: Sequence[str] = ()) -> float:
-        """Serves requests that arrive at once; returns the seconds until the last one ends.
-
-        Args:
-            requests: prompt and output lengths.
-            grammars: for the first requests.
-        """
+        """Serve requests of (prompt, output) lengths, all at once; return the seconds until the last ends."""
         prompts = [self._rng.choices(range(self._vocab_size), k=prompt_len) for prompt_len, _ in requests]
         started = time.perf_counter()
         of_each = [*grammars, *[""] * (len(requests) - len(grammars))]
@@ -52,18 +47,15 @@ class Loop:
         return time.perf_counter() - started
 
     def start(self, num_requests: int, prompt_len: int, max_tokens: int) -> None:
-        """Submits requests and waits for all first tokens."""
         for _ in range(num_requests):
             self._submit(self._rng.choices(range(self._vocab_size), k=prompt_len), max_tokens)
         self._worker.run_until(lambda: self.counts.num_first == self._num_requests, RUN_TIMEOUT_S)
 
     def decode(self, num_steps: int) -> None:
-        """Runs `num_steps` more decode steps."""
         target = self.counts.num_decode_steps + num_steps
         self._worker.run_until(lambda: self.counts.num_decode_steps >= target, RUN_TIMEOUT_S)
 
     def finish(self) -> None:
-        """Runs until all requests have ended."""
         self._worker.run_until(lambda: self.counts.num_ended == self._num_requests, RUN_TIMEOUT_S)
 
     def _submit(self, prompt: Sequence[int], max_tokens: int, grammar: str = "") -> None:
@@ -74,7 +66,6 @@ class Loop:
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that build_loop reads."""
     parser.add_argument("--model", required=True, help="a directory with a model's config.json; its weights are random")
     parser.add_argument("--attention-backend", choices=(AUTO, *ATTENTION_BACKENDS.names), default=AUTO)
     parser.add_argument("--quantization", choices=QUANTIZATIONS, default=QUANTIZATIONS[0], help="fp8: FP8 weights")
@@ -84,7 +75,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def open_model(parser: argparse.ArgumentParser, directory: Path, quantization: str = QUANTIZATIONS[0]) -> ModelConfig:
-    """Returns the model's configuration; without a model or a GPU, exits with status 2 and one line on stderr."""
+    """Return the model's configuration; without a model or a GPU, exit with status 2."""
     try:
         if not directory.is_dir():
             raise ValueError(f"--model {directory} is no directory; it must be one with a model's config.json")
@@ -99,7 +90,7 @@ def open_model(parser: argparse.ArgumentParser, directory: Path, quantization: s
 def build_loop(
     arguments: argparse.Namespace, num_tokens: int, max_batch_size: int, on_progress: Callable[[str], None]
 ) -> Loop:
-    """Builds an engine in bfloat16 on the GPU. Args: num_tokens: capacity of the pool."""
+    """Build an engine in bfloat16 on the GPU. Args: num_tokens: capacity of the pool."""
     model = ModelConfig.from_dir(Path(arguments.model))
     engine = build_dummy_engine(
         arguments.model,
@@ -121,7 +112,7 @@ def build_loop(
 
 
 def build_dummy_engine(model_dir: str, on_progress: Callable[[str], None], **options: Any) -> EngineBase:
-    """Builds an engine with random weights in bfloat16 on the GPU. Args: options: of EngineConfig."""
+    """Build an engine with random weights in bfloat16 on the GPU."""
     config = EngineConfig(
         model_dir, load_format="dummy", device="cuda", dtype="bfloat16", page_size=PAGE_SIZE, **options
     )

@@ -1,7 +1,7 @@
 """Compares FP8 weights, and FP8 weights and pages, with bfloat16 on one GPU: three engines in one process, in turns.
 
-Weights and prompts are random; prompts share nothing. Measures decode steps with prompts of 1,024 tokens, and prompt
-tokens per second until all requests have their first token, over floors (engine/floors.py) from rates of the same run.
+Weights and prompts are random; prompts share nothing. Measures decode steps behind 1,024 tokens, and prompt tokens per
+second until all first tokens, over floors (engine/floors.py) from rates of the same run.
 """
 
 import argparse
@@ -29,19 +29,16 @@ SIZES = Sizes(batches=BATCHES, num_steps=NUM_STEPS, prefills=PREFILLS, sweep_bat
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Medians of one measure. Attributes: by_kind: results by the keys of KINDS."""
-
     name: str
     by_kind: dict[str, Result]
 
     def speedup(self, kind: str) -> float:
-        """Speed relative to the first kind."""
         first, other = (*self.by_kind.values(),)[0], self.by_kind[kind]
         return other.value / first.value if other.unit == "tok/s" else first.value / other.value
 
 
 def compare(benchmarks: Mapping[str, EngineBenchmark], sizes: Sizes, num_turns: int) -> Iterator[Compared]:
-    """Takes each measure of all kinds in turns. Args: benchmarks: by the keys of KINDS."""
+    """Take each measure of all kinds in turns."""
     for size in sizes.batches:
         at_size = {kind: benchmark.at(batches=(size,)) for kind, benchmark in benchmarks.items()}
         yield _median([{kind: next(b.decode()) for kind, b in at_size.items()} for _ in range(num_turns)])

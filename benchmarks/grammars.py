@@ -1,8 +1,8 @@
-"""Measures the cost of constraining outputs by a grammar: decode steps on a GPU, masks on the host.
+"""Measures the cost of grammars: decode steps on a GPU, masks on the host.
 
 Weights and prompts are random. The tokenizer is trained on the installed Python files, up to the model's vocabulary
 size. A step's cost is (time for 129 output tokens - time for 1) / 128, all requests at once, prompts of 256 tokens.
-Each request has its own JSON schema, for a list that outlasts the output.
+Each request has its own JSON schema.
 """
 
 import argparse
@@ -32,7 +32,7 @@ TRAINING_BYTES = 60_000_000
 
 
 def grammar(number: int) -> str:
-    """Returns the grammar of a list that outlasts the output."""
+    """Return the grammar of a list that outlasts the output."""
     person = {
         "type": "object",
         "properties": {

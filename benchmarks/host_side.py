@@ -1,7 +1,7 @@
 """Measures scheduling and page bookkeeping without a model.
 
-Real schedulers, caches, leases and handovers of a prefill and a decode worker, over an engine that returns at once and
-a transport that moves nothing. Times are CPU times of the one thread, medians of several repetitions.
+Uses real schedulers, caches, leases and handovers, over an engine that returns at once and a transport that moves
+nothing. Times are CPU times of the one thread, medians of several repetitions.
 """
 
 import functools
@@ -24,18 +24,13 @@ from tandem.rpc.codec import WORKER_CODEC
 PAGE_SIZE = 16
 # Average over four pages of each sequence.
 NUM_STEPS = 4 * PAGE_SIZE
-# Aim for a doubled size: linear growth, plus a margin for processor caches that overflow.
+# Linear growth for a doubled size, plus a margin for overflowing processor caches.
 MAX_GROWTH = 2.6
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """
-    Attributes:
-        batches: batch sizes of decode steps; neighbours that double give growth.
-        context: tokens of each request in them.
-        prompts: prompt lengths, doubling.
-    """
+    """Attributes: batches, prompts: doubling sizes give growth; context: tokens of each decoding request."""
 
     batches: Sequence[int] = (1, 64, 128, 256, 512)
     context: int = 1000
@@ -48,7 +43,6 @@ PREFILL_AIMS_MS = {8192: 2.0}
 
 
 def cpu_ms(work: Callable[[], object]) -> float:
-    """Returns milliseconds of this thread's CPU time."""
     start = time.thread_time_ns()
     work()
     return (time.thread_time_ns() - start) / 1e6
@@ -59,7 +53,6 @@ def new_prompt(num_tokens: int, seed: int) -> list[int]:
 
 
 def decode_rows(batch_size: int, sizes: Sizes) -> Iterator[Row]:
-    """Measures decode steps with contexts of about sizes.context tokens."""
     workers = HostWorkers(PAGE_SIZE, num_pages=batch_size * (sizes.context // PAGE_SIZE + 64))
     for n in range(batch_size):
         workers.submit(new_prompt(sizes.context + n % PAGE_SIZE, n), max_tokens=NUM_STEPS * (sizes.repeats + 2))
@@ -85,7 +78,7 @@ def decode_rows(batch_size: int, sizes: Sizes) -> Iterator[Row]:
 
 
 def prefill_rows(num_tokens: int, sizes: Sizes) -> Iterator[Row]:
-    """Measures a new prompt and a fully cached one."""
+    """Measure a new prompt and a fully cached one."""
     times: dict[str, list[float]] = {"match and insert": [], "  whole prefill in chunks": []}
     cached_times: dict[str, list[float]] = {name: [] for name in times}
     for seed in range(sizes.repeats):
@@ -104,7 +97,6 @@ def prefill_rows(num_tokens: int, sizes: Sizes) -> Iterator[Row]:
 
 
 def match_and_insert(cache: CacheManager, prompt: list[int]) -> None:
-    """Makes a prefill's calls to the cache."""
     handle = cache.acquire_pages(prompt, len(prompt), max_cached_len=len(prompt) - 1)
     assert handle is not None
     cache.cache_pages(handle, prompt, len(prompt))
@@ -112,7 +104,6 @@ def match_and_insert(cache: CacheManager, prompt: list[int]) -> None:
 
 
 def growth_rows(rows: Sequence[Row], what: str, sizes: Sequence[int]) -> Iterator[Row]:
-    """Ratios of neighbours of which one is twice the other."""
     by_name = {row.name: row.value for row in rows}
     for small, large in itertools.pairwise(sizes):
         if large == 2 * small:
@@ -131,7 +122,6 @@ def measure(sizes: Sizes) -> list[Row]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0 if every aim is met, 1 otherwise."""
     arguments = argument_parser(__doc__).parse_args(argv)
     return report(measure(Sizes()), "Scheduling and page bookkeeping, CPU time", arguments.json)
 

@@ -58,8 +58,6 @@ class InstantOutput(ForwardOutput):
 
 
 class InstantEngine(EngineBase):
-    """Computes nothing. Attributes: latest: sequences of the latest batch."""
-
     def __init__(self, pool: KvPool) -> None:
         super().__init__(pool)
         self.latest: Sequence[TokenSequence] = ()
@@ -97,8 +95,6 @@ class NoReceiver(ReceiverTransport):
 
 
 class HostWorkers:
-    """Attributes: last_tokens: the decode worker's latest message to the router."""
-
     def __init__(self, page_size: int, num_pages: int) -> None:
         self._numbers = itertools.count()
         self._prefill_outbox, self._decode_outbox = StepOutbox(self._from_prefill), StepOutbox(self._from_decode)
@@ -133,7 +129,7 @@ class HostWorkers:
         self.prefill.receive(FromRouter(Prefill(request_id, 0, prompt, (), sampling, "d")))
 
     def prefill_steps(self) -> None:
-        """Steps the prefill worker until it is idle."""
+        """Step the prefill worker until it is idle."""
         while _turn(self.prefill, self._prefill_outbox):
             pass
 
@@ -169,7 +165,6 @@ class HostWorkers:
 
 
 def _turn(scheduler: Scheduler, outbox: StepOutbox) -> bool:
-    """Does one turn of the engine thread."""
     worked = scheduler.step()
     scheduler.stats()
     outbox.flush()

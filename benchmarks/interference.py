@@ -1,9 +1,9 @@
 """Measures handovers, and the effect of arriving prompts on running streams, on one cluster, cell by cell.
 
 A cell is a load of `tandem bench`: prompts alone (lone, long-32k), prompts arriving beside running streams (steady-3,
-steady-6), and prompts that all arrive at once (burst-64x256: 64 prompts of 256 tokens). Each cell writes NAME.json
-(figures, percentiles of the ledger's phases and of the clients' measures), NAME.jsonl (requests) and NAME.txt (tables);
-summary.json has all figures. On a CPU the loads are much smaller, and the aims do not apply.
+steady-6), or 64 prompts of 256 tokens at once (burst-64x256). Each cell writes NAME.json (figures, percentiles of
+phases and clients' measures), NAME.jsonl (requests) and NAME.txt (tables); summary.json has all figures. On a CPU the
+loads are much smaller, and the aims do not apply.
 
   python -m benchmarks.interference --out results --cells lone steady-3 -- --chunk-size 4096
 """
@@ -49,14 +49,14 @@ from tandem.engine.weights.resolve import resolve_model
 # The aim for a plain copy in benchmarks.kv_transfer.
 COPY_GB_PER_S = 375.0
 QUIET = Console(quiet=True)
-# Above the seeds of all cells.
+# Above all cells' seeds.
 WARMUP_SEED = 1001
 SUFFIXES = (".json", ".jsonl", ".txt")
 SHOWN = ("p50", "p90", "p99", "max")
 
 
 def layout_of(flags: Sequence[str]) -> PageLayout:
-    """Returns the page layout of a cluster with these flags of `tandem serve`. Raises ValueError."""
+    """Return the page layout for these flags of `tandem serve`. Raises ValueError."""
     parser = argparse.ArgumentParser(prog="tandem serve", allow_abbrev=False)
     add_serve_options(parser)
     config = cluster_config(parser.parse_args(flags), {})
@@ -66,12 +66,12 @@ def layout_of(flags: Sequence[str]) -> PageLayout:
 
 
 def own_copy_ms(layout: PageLayout, num_tokens: int, gb_per_s: float) -> float:
-    """Milliseconds to copy the pages of one prompt at the link's plain rate."""
+    """Return the milliseconds to copy one prompt's pages at the link's plain rate."""
     return layout.num_pages_for(num_tokens) * layout.page_bytes / (gb_per_s * 1e9) * 1e3
 
 
 def warm_up(address: str, sizes: Sizes, cells: Sequence[Cell], vocab_size: int) -> None:
-    """Sends a few prompts of each length, so that no run compiles, allocates or connects."""
+    """Send a few prompts of each length, so that no run compiles, allocates or connects."""
     by_length = {cell.input_tokens: cell for cell in reversed(cells)}
     for number, cell in enumerate(by_length.values()):
         num_prompts = 4 if cell.kind == "alone" else max(4, (cell.num_prompts or sizes.num_streams) // 4)
@@ -83,7 +83,7 @@ def warm_up(address: str, sizes: Sizes, cells: Sequence[Cell], vocab_size: int) 
 def run_cell(
     cell: Cell, sizes: Sizes, address: str, vocab_size: int, timeout_s: float
 ) -> tuple[list[dict[str, Any]], list[RequestRecord]]:
-    """Returns each run's result and all records. Raises TimeoutError, EndpointError, RuntimeError."""
+    """Raises TimeoutError, EndpointError, RuntimeError."""
     request_timeout_s = (sizes.lead_s + sizes.seconds if cell.kind == "steady" else 0.0) + 2 * RUN_GRACE_S
     configs = bench_configs(cell, sizes, address, vocab_size, request_timeout_s)
     results, records = [], []
@@ -115,7 +115,6 @@ def write_cell(
     results: Sequence[dict[str, Any]],
     records: Sequence[RequestRecord],
 ) -> None:
-    """Raises OSError."""
     whole = {
         "cell": asdict(cell),
         "rows": [row_json(row) for row in rows],
@@ -134,7 +133,6 @@ def write_cell(
 
 
 def without_curves(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Drops what only plots and reruns need, at every level."""
     return {
         name: without_curves(value) if isinstance(value, Mapping) else value
         for name, value in values.items()
@@ -143,14 +141,13 @@ def without_curves(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def remove_results(out: Path, cells: Sequence[Cell]) -> None:
-    """Removes an earlier run's files, so that a failed cell leaves none."""
+    """Remove an earlier run's files, so that a failed cell leaves none."""
     for cell in cells:
         for suffix in SUFFIXES:
             (out / f"{cell.name}{suffix}").unlink(missing_ok=True)
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Flags behind `--` are for `tandem serve` (`serve`)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_arguments(parser)
     add: Any = parser.add_argument
@@ -178,7 +175,7 @@ def measure_cells(
     deadline: float,
     summary: dict[str, Any],
 ) -> None:
-    """Measures cells while time is left; updates the summary after each. Args: deadline: on the monotonic clock."""
+    """Measure cells until `deadline` on the monotonic clock; update the summary after each."""
     lone_ttft_ms: float | None = None
     for cell in cells:
         left_s, expected_s = deadline - time.monotonic(), expected_seconds(cell, sizes)

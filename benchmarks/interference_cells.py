@@ -17,7 +17,6 @@ from tandem.bench.workloads.synthetic import Lengths
 from tandem.lifecycle import PHASES
 
 Distribution = Mapping[str, Any]
-# Clients' measures in milliseconds, by their names in tables and files.
 CLIENT_TTFT, CLIENT_GAP, CLIENT_ITL = "client: TTFT", "client: first to second", "client: later gaps"
 STREAMS_ITL, STREAMS_QUIET_ITL = "streams: ITL", "streams: ITL before arrivals"
 # All streams have begun this many seconds after the run's start.
@@ -29,9 +28,7 @@ class Cell:
     """
     Attributes:
         kind: "alone": prompts one after another; "steady": arrivals beside running streams; "burst": all at once.
-        num_prompts: of each run, except in a "steady" cell.
         num_runs: runs with different prompts, whose requests are pooled.
-        rate: arrivals per second of a "steady" cell.
         expected_s: duration of the cell, without the arrivals of a "steady" one.
     """
 
@@ -57,12 +54,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """
-    Attributes:
-        seconds: duration of the arrivals beside streams.
-        lead_s: duration of the streams before the arrivals.
-        num_clients: client processes.
-    """
+    """Attributes: seconds: of the arrivals beside streams; lead_s: of the streams before; num_clients: processes."""
 
     cells: tuple[Cell, ...]
     num_streams: int
@@ -120,10 +112,7 @@ DEFAULTS = {
 def bench_configs(
     cell: Cell, sizes: Sizes, address: str, vocab_size: int, timeout_s: float, first_seed: int | None = None
 ) -> list[BenchConfig]:
-    """Returns one configuration for each run of a cell. No two runs share a prompt, so that nothing is cached.
-
-    Args: first_seed: of the runs' prompts; None: the cell's own.
-    """
+    """Return a cell's runs. No two share a prompt, so that nothing is cached."""
     if first_seed is None:
         first_seed = 1 + 10 * sizes.names.index(cell.name)
     lengths = Lengths(cell.input_tokens, cell.input_tokens), Lengths(cell.output_tokens, cell.output_tokens)
@@ -155,12 +144,12 @@ def bench_configs(
 
 
 def num_not_whole(records: Sequence[RequestRecord]) -> int:
-    """Counts requests without a whole answer, except streams cut by the run's end."""
+    """Count requests without a whole answer, except streams cut by the run's end."""
     return sum(record.error not in (("", "cut") if record.group == "streams" else ("",)) for record in records)
 
 
 def distributions(records: Sequence[RequestRecord]) -> dict[str, Distribution]:
-    """Returns the ledger's phases and the clients' measures over whole requests, in milliseconds."""
+    """Return the phases and the clients' measures of whole requests, in milliseconds."""
     requests = [record for record in records if record.group == "requests" and not record.error]
     streams = [record for record in records if record.group == "streams"]
     measures = [RequestMeasures.of(record) for record in requests]
@@ -184,11 +173,11 @@ def rows_of(
     own_copy_ms: float | None,
     lone_ttft_ms: float | None,
 ) -> list[Row]:
-    """Returns a cell's figures and aims, without those that have no values.
+    """Return a cell's figures and aims.
 
     Args:
-        own_copy_ms: time of one prompt's pages at the link's plain rate; None: unknown.
-        lone_ttft_ms: median TTFT of prompts alone on the cluster; None: not measured.
+        own_copy_ms: time of one prompt's pages at the link's plain rate, or None.
+        lone_ttft_ms: median TTFT of prompts alone on the cluster, or None.
     """
     rows = [Row("requests that are whole", len(records) - num_not_whole(records), "", low=len(records))]
 
@@ -236,7 +225,6 @@ def rows_of(
 
 
 def _gaps_within(records: Iterable[RequestRecord], begin_s: float, end_s: float) -> Iterator[float]:
-    """Yields gaps that end between these moments."""
     for record in records:
         for before, after in pairwise(record.times):
             if begin_s < after <= end_s:
@@ -244,7 +232,7 @@ def _gaps_within(records: Iterable[RequestRecord], begin_s: float, end_s: float)
 
 
 def _p99_of_its_second(records: Sequence[RequestRecord]) -> float:
-    """Returns the p99 of streams' gaps, each over the median gap of its second, while requests are served.
+    """Return the p99 of streams' gaps over the median gap of the same second, while requests are served.
 
     Growing contexts lengthen steps, which is not interference.
     """

@@ -5,8 +5,8 @@
 --over tcp  pages of 1.5 MiB between two CPU pools over loopback, plain and over TLS; CPU time is that of both ends, and
             "busy" adds a thread computing in Python at each end
 
-Pushes follow one another; figures are medians. Over GPUs a push lasts until the sender knows that its pages are read
-and, one-sided, written; over tcp, until both ends are done.
+Figures are medians of successive pushes. Over GPUs a push ends when the sender knows that its pages are read and,
+one-sided, written; over tcp, when both ends are done.
 """
 
 import asyncio
@@ -60,8 +60,9 @@ def _wait(completion: Any, poll_s: float) -> None:
 
 
 def serve_gpu_end(pipe: Connection, visible: str, kv_cache_dtype: str) -> None:
-    """Either end, on one GPU: ("listen", transport), ("dial", transport, endpoint), ("expect", first number, pushes),
-    ("push", first number, pushes) answered by each push's seconds, ("close",)."""
+    """Serve an end on one GPU: ("listen", transport), ("dial", transport, endpoint), ("expect", first number, pushes),
+    ("push", first number, pushes) answered by each push's seconds, ("close",).
+    """
     os.environ["CUDA_VISIBLE_DEVICES"] = visible
     # Pins the process to the CPUs beside its GPU, as in a worker.
     GpuOpening().wait()
@@ -103,7 +104,6 @@ def serve_gpu_end(pipe: Connection, visible: str, kv_cache_dtype: str) -> None:
 
 
 def serve_plain_copy(pipe: Connection) -> None:
-    """Sends the rate of a 1 GiB copy from one GPU to the other, in GB/s."""
     import torch
 
     src = torch.empty(2**30, dtype=torch.uint8, device="cuda:0").random_(0, 256)
@@ -158,8 +158,9 @@ def measure_between_gpus(kv_cache_dtype: str) -> list[Row]:
 
 
 def serve_tcp_end(pipe: Connection) -> None:
-    """Either end: ("listen", tls), ("dial", tls, endpoint), ("expect", number), ("push", number), ("busy", bool),
-    ("close",)."""
+    """Serve an end: ("listen", tls), ("dial", tls, endpoint), ("expect", number), ("push", number), ("busy", bool),
+    ("close",).
+    """
     from tandem.engine.kvcache.pool import CpuKvPool
     from tandem.kvtransfer.transports.tcp import Tcp
     from tandem.rpc.credentials import ClusterCredentials
@@ -195,7 +196,6 @@ def serve_tcp_end(pipe: Connection) -> None:
 
 
 def _compute(idle: threading.Event) -> None:
-    """Computes in Python until `idle` is set, in place of an engine thread."""
     sys.setswitchinterval(0.0002)
     while not idle.is_set():
         sum(range(1000))

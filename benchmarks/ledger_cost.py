@@ -1,9 +1,8 @@
 """Measures the cost of the ledger: the router's CPU per token and time to the first token, with and without it.
 
-Two real routers with scripted workers take turns under the same clients. One of them is patched from outside: it stamps
-nothing, makes no phases and fills no histograms, and its workers send no moments. Requests are whole, because most of
-the cost is per request. CPU time is that of the router's process. Intervals are for the median over all pairs of runs,
-at 95 % or slightly more.
+Two real routers with scripted workers take turns under the same clients. One is patched to stamp nothing, make no
+phases and fill no histograms, and its workers send no moments. Requests are whole, because most of the cost is per
+request. Intervals are for the median over all pairs of runs, at 95 % or slightly more.
 """
 
 import math
@@ -56,8 +55,6 @@ def serve_router_without(pipe: Connection, model_dir: str, log_dir: str) -> None
 
 
 class Side:
-    """One router and its workers."""
-
     def __init__(self, held: ExitStack, directory: str, *, keeps_ledger: bool) -> None:
         serve = serve_router if keeps_ledger else serve_router_without
         self.router = held.enter_context(Child(serve, directory, directory))
@@ -71,7 +68,7 @@ class Side:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Returns a distribution-free 95 % confidence interval of the median; the whole range for fewer than six values."""
+    """Return a distribution-free 95 % confidence interval of the median; the whole range below six values."""
     ordered, num = sorted(values), len(values)
     left_out, tail = 0, 1 / 2**num
     while tail + math.comb(num, left_out + 1) / 2**num <= 0.025:
@@ -90,9 +87,8 @@ def ratio_rows(name: str, ratios: Sequence[float], **limit: float) -> list[Row]:
 
 
 def measure(num_pairs: int, num_requests: int, num_tokens: int, num_waits: int) -> list[Row]:
-    """Args: num_requests, num_waits: per run."""
     rates: dict[bool, list[float]] = {True: [], False: []}
-    # Both sides should have about one token per message: several in one message are cheaper.
+    # Several tokens in one message are cheaper: both sides need about one.
     per_message: dict[bool, list[float]] = {True: [], False: []}
     waits: dict[bool, list[float]] = {True: [], False: []}
     with ExitStack() as held:
@@ -101,7 +97,6 @@ def measure(num_pairs: int, num_requests: int, num_tokens: int, num_waits: int) 
         sides = {kept: Side(held, directory, keeps_ledger=kept) for kept in (True, False)}
         asked = held.enter_context(Child(clients.serve_clients))
         for number in range(-1, num_pairs):
-            # Alternate which side is first.
             order = (True, False) if number % 2 else (False, True)
             for kept in order:
                 side = sides[kept]
@@ -132,7 +127,6 @@ def measure(num_pairs: int, num_requests: int, num_tokens: int, num_waits: int) 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0 if every aim is met, 1 otherwise."""
     parser = argument_parser(__doc__)
     parser.add_argument("--pairs", type=int, default=20, help="measured pairs of runs (%(default)s)")
     parser.add_argument("--requests", type=int, default=256, help="per run (%(default)s)")

@@ -1,8 +1,8 @@
 """Compares one mixed forward, of a prompt's piece and a decode step, with two forwards (see Engine.mixes).
 
-One engine on one GPU with random weights, and graphs as in a worker of role both. Launches follow such a worker: a
-mixed forward while the one before runs; of two forwards, the piece while the step before runs, but the step after the
-piece has ended, because a prompt that ends with the piece joins the step.
+One engine on one GPU with random weights, and graphs. Launches follow a worker of role both: a mixed forward while the
+one before runs; of two forwards, the piece while the step before runs, but the step after the piece has ended, because
+a prompt that ends with the piece joins the step.
 """
 
 import random
@@ -33,13 +33,11 @@ NUM_PAGES = (max(num_rows * num_context for num_rows, num_context in STEPS) + LO
 def sequence_of(
     num_tokens: int, num_cached: int, first_page: int, vocab_size: int, rng: random.Random
 ) -> TokenSequence:
-    """Returns a sequence with pages from `first_page` on; its cached pages hold arbitrary data."""
     pages = list(range(first_page, first_page + -(-num_tokens // PAGE_SIZE)))
     return TokenSequence(rng.choices(range(vocab_size), k=num_tokens), num_tokens, pages, num_cached)
 
 
 def seconds_of(engine: EngineBase, decoded: Sequence[TokenSequence], piece: TokenSequence, *, mixed: bool) -> float:
-    """Returns the mean seconds of a step with a piece."""
     previous: ForwardOutput | None = None
     began = 0.0
     for number in range(NUM_WARMUPS + NUM_REPEATS):

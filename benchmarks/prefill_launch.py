@@ -1,6 +1,6 @@
-"""Measures the launch on the host and the whole forward of prefills, with CUDA graphs and with single kernel launches.
+"""Measures the host's launch and the whole forward of prefills, with CUDA graphs and with single kernel launches.
 
-One engine on one GPU with random weights; prompts are random and not cached.
+One engine on one GPU; weights and prompts are random.
 """
 
 import argparse
@@ -30,7 +30,6 @@ MAX_SHARE = 0.5
 
 
 def batch_of(num_prompts: int, num_tokens: int, vocab_size: int, rng: random.Random) -> Batch:
-    """Returns a batch of new prompts."""
     pages_of_each = -(-num_tokens // PAGE_SIZE)
     sequences = []
     for number in range(num_prompts):
@@ -42,7 +41,7 @@ def batch_of(num_prompts: int, num_tokens: int, vocab_size: int, rng: random.Ran
 
 
 def time_forwards(engine: EngineBase, batches: Sequence[Batch]) -> tuple[float, float]:
-    """Returns median milliseconds until the launch and until the tokens, without the first forward."""
+    """Return median milliseconds until the launch and until the tokens."""
     launched, whole = [], []
     for batch in batches:
         began = time.perf_counter()
@@ -82,7 +81,6 @@ def measure(model_dir: str, vocab_size: int) -> Iterator[Row]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0 if every aim is met, 1 otherwise."""
     parser: argparse.ArgumentParser = argument_parser(__doc__)
     parser.add_argument("--model", required=True, help="a directory with a model's config.json; its weights are random")
     arguments = parser.parse_args(argv)

@@ -1,12 +1,12 @@
 """Measures the router: CPU per token and per request, added time to the first token, memory over many requests.
 
-Four processes: a real router; a prefill and a decode worker without an engine, on real control streams; clients over
-loopback; and a bare gRPC server ("raw") that sends the same messages to the same clients. Router and raw take turns.
-CPU time is that of the server's process alone, so other load on the machine matters little.
+Four processes: a real router; scripted prefill and decode workers on real control streams; clients over loopback; and a
+bare gRPC server ("raw") that sends the same messages to the same clients. Router and raw take turns. CPU time is that
+of the server's process alone, so other load on the machine matters little.
 
 Tokens are measured while all streams run: `full`, as fast as gRPC takes the messages, and `paced`, one step at fixed
-intervals. A router that falls behind puts several tokens of a stream into one message, which makes each cheaper: the
-table has tokens per message.
+intervals. A router that falls behind puts several tokens into one message, which makes each cheaper: the table has
+tokens per message.
 """
 
 import statistics
@@ -39,9 +39,7 @@ class Sizes:
     """
     Attributes:
         seconds: measured time of each server in a round.
-        step_interval_s: of the slow pace, per stream.
-        long_requests: per server and round.
-        first_tokens: sequential requests per server.
+        step_interval_s: of the slow pace.
         sample_every: short requests to warm up, and between samples of memory.
     """
 
@@ -56,8 +54,6 @@ class Sizes:
 
 
 class Bench:
-    """The four processes. Use as a context manager."""
-
     def __enter__(self) -> "Bench":
         with ExitStack() as held:
             directory = held.enter_context(tempfile.TemporaryDirectory())
@@ -76,16 +72,15 @@ class Bench:
         self._held.close()
 
     def pace(self, step_interval_s: float) -> None:
-        """Sets the step interval; 0: as fast as possible."""
         for child in (self.raw, self._workers):
             child.ask(step_interval_s)
 
     def run(self, function: Any, *arguments: Any) -> Any:
-        """Runs a function of benchmarks.router_clients in the clients' process."""
+        """Run a function of benchmarks.router_clients in the clients' process."""
         return self._clients.ask((function, *arguments), clients.RUN_TIMEOUT_S)
 
     def usage(self, side: str, function: Any, *arguments: Any) -> clients.Usage:
-        """As run, for a server: "router", "http" (the router's other frontend) or "raw"."""
+        """As `run`, for the server "router", "http" (the router's other frontend) or "raw"."""
         server = self.raw if side == "raw" else self.router
         return self.run(function, self.addresses[side], server.pid, *arguments)
 
@@ -111,7 +106,7 @@ def stream_rows(bench: Bench, num_streams: int, sizes: Sizes, *, paced: bool) ->
 
 
 def long_request_rows(bench: Bench, sizes: Sizes) -> Iterator[Row]:
-    """Cost of a token including its share of a whole request; paced."""
+    """Measure a token's cost including its share of a whole request; paced."""
     bench.pace(NUM_AT_ONCE * sizes.step_interval_s)
     rates: dict[str, list[float]] = {"raw": [], "router": []}
     for _ in range(sizes.rounds):
@@ -127,7 +122,6 @@ def long_request_rows(bench: Bench, sizes: Sizes) -> Iterator[Row]:
 def first_token_rows(bench: Bench, sizes: Sizes) -> Iterator[Row]:
     bench.pace(0.0)
     addresses = (bench.addresses["raw"], bench.addresses["router"])
-    # Warm up.
     bench.run(clients.first_tokens, addresses, sizes.first_tokens // 10 + 1, NUM_SHORT_TOKENS)
     raw, router = bench.run(clients.first_tokens, addresses, sizes.first_tokens, NUM_SHORT_TOKENS)
     raw_waits, router_waits = (statistics.quantiles(result.waits, n=100) for result in (raw, router))
@@ -140,7 +134,6 @@ def first_token_rows(bench: Bench, sizes: Sizes) -> Iterator[Row]:
 
 
 def first_token_parts(requests: Sequence[dict[str, tuple[float, float]]]) -> Iterator[Row]:
-    """Splits the time to the first token by the router's own phases."""
     parts: dict[str, list[float]] = {"tokenize": [], "choose workers": [], "to the worker": [], "and back": []}
     for phases in requests:
         tokenized = phases["tokenize"][1]
@@ -188,7 +181,6 @@ def measure(sizes: Sizes) -> list[Row]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0 if every aim is met, 1 otherwise."""
     parser = argument_parser(__doc__)
     sizes = Sizes()
     parser.add_argument("--rounds", type=int, default=sizes.rounds, help="turns of each server (%(default)s)")

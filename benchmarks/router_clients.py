@@ -1,4 +1,4 @@
-"""Clients of the router's benchmarks. Each public coroutine is a run, for serve_clients in a process of its own."""
+"""Clients of the router's benchmarks. Each public coroutine is a run for serve_clients."""
 
 import asyncio
 import json
@@ -20,12 +20,11 @@ from tandem.v1 import inference_pb2_grpc
 RUN_TIMEOUT_S = 600.0
 # For the first tokens of all streams.
 BEGIN_TIMEOUT_S = 60.0
-# Share of the measured time that precedes it.
+# Share of the measured time.
 WARM_UP = 0.2
 # Time for the server to clean up.
 SETTLE_S = 0.5
 NUM_CONNECTIONS = 8
-# More tokens than any stream gets before it is cut.
 ENDLESS = 900_000
 # 64 tokens of the benchmark's byte-level tokenizer.
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it rests. "
@@ -39,7 +38,7 @@ class Received:
 
 
 class Usage(NamedTuple):
-    """Counts of the measured part of a run, and the server's CPU seconds."""
+    """Counts of the measured part, and the server's CPU seconds."""
 
     num_tokens: int
     num_messages: int
@@ -47,14 +46,14 @@ class Usage(NamedTuple):
 
 
 class FirstTokens(NamedTuple):
-    """Milliseconds to the first message of each request, and the request's phases: (start, duration) by name."""
+    """Each request's milliseconds to the first message, and phases: (start, duration) by name."""
 
     waits: list[float]
     phases: list[dict[str, tuple[float, float]]]
 
 
 def serve_clients(pipe: Connection) -> None:
-    """Answers (function of this module, *arguments) with the function's result."""
+    """Answer (function of this module, *arguments) with the function's result."""
     loop_thread = LoopThread()
     loop_thread.start()
     for function, *arguments in questions(pipe):
@@ -63,7 +62,6 @@ def serve_clients(pipe: Connection) -> None:
 
 
 async def stream(address: str, pid: int, num_streams: int, seconds: float) -> Usage:
-    """Measures concurrent streams over gRPC from the server with process id `pid`."""
     received = Received()
     async with _stubs(address) as stubs:
         streams = (
@@ -80,7 +78,7 @@ async def stream_http(address: str, pid: int, num_streams: int, seconds: float) 
 
 
 async def requests(address: str, pid: int, num_requests: int, num_at_once: int, num_tokens: int) -> Usage:
-    """Measures whole requests, `num_at_once` in hand. Raises RuntimeError if tokens are missing."""
+    """Raises RuntimeError if tokens are missing."""
     numbers, received, start_s = iter(range(num_requests)), Received(), cpu_s(pid)
 
     async def one_after_the_other(stub: Any) -> None:
@@ -95,7 +93,6 @@ async def requests(address: str, pid: int, num_requests: int, num_at_once: int, 
 
 
 async def first_tokens(addresses: Sequence[str], num_requests: int, num_tokens: int) -> list[FirstTokens]:
-    """Sends requests to each server in turns, one at a time; returns each server's results."""
     results = [FirstTokens([], []) for _ in addresses]
     async with AsyncExitStack() as stack:
         channels = [await stack.enter_async_context(open_channel(address)) for address in addresses]
@@ -115,7 +112,7 @@ async def first_tokens(addresses: Sequence[str], num_requests: int, num_tokens: 
 async def _measure(
     streams: Iterable[Coroutine[Any, Any, None]], received: Received, num_streams: int, pid: int, seconds: float
 ) -> Usage:
-    """Starts endless streams, measures them once all have their first token, and cuts them."""
+    """Start endless streams, measure them after their first tokens, and cut them."""
     tasks = [asyncio.create_task(one) for one in streams]
     try:
         async with asyncio.timeout(BEGIN_TIMEOUT_S):
@@ -136,7 +133,6 @@ async def _measure(
 
 
 def _check_running(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Raises RuntimeError if a stream has ended."""
     for task in tasks:
         if task.done():
             raise RuntimeError("a stream ended before it was cut") from task.exception()
@@ -155,7 +151,6 @@ def request(request_id: str, num_tokens: int) -> pb.GenerateRequest:
 
 
 async def receive(call: Callable[[pb.GenerateRequest], Any], sent: pb.GenerateRequest, received: Received) -> None:
-    """Reads one stream to its end. Args: call: sends a request and yields responses."""
     is_new = True
     async for response in call(sent):
         received.num_streams += is_new
@@ -175,7 +170,7 @@ async def _receive_http(address: str, received: Received) -> None:
             if line.startswith(b"data: {"):
                 text = json.loads(line[len("data: ") :])["choices"][0]["text"]
                 received.num_streams += is_new
-                # A token is a space and a word.
+                # A token has one space.
                 received.num_tokens += text.count(" ")
                 received.num_messages += 1
                 is_new = False

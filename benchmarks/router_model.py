@@ -1,4 +1,4 @@
-"""Models for benchmarks: a model directory for a router alone, and a tokenizer for models without one."""
+"""A model directory for a router alone, and a tokenizer for models without one."""
 
 import itertools
 import json
@@ -10,14 +10,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 MODEL_NAME = "benchmark"
 MAX_MODEL_LEN = 1_000_000
-# The router's output is made of four-letter words, about as long as English tokens. One token per byte precedes them.
+# Four-letter words, about as long as English tokens, preceded by one token per byte.
 WORDS = ["".join(letters) for letters in itertools.product("bdfg", "aeiou", "klmnprst", "aeiou")]
 NUM_BYTES = 256
 _CONSONANTS, _VOWELS = "bdfghjklmnprstvz", "aeiou"
 
 
 def output_token(index: int) -> int:
-    """The token at this index of every output."""
     return NUM_BYTES + index % len(WORDS)
 
 
@@ -26,7 +25,7 @@ def token_text(token_id: int) -> str:
 
 
 def write_model_dir(directory: Path) -> None:
-    """Writes the files that a router reads: a byte-level tokenizer and the limits."""
+    """Write a router's files: a byte-level tokenizer and the limits."""
     tokenizer = byte_level_tokenizer(WORDS)
     tokenizer.save(str(directory / "tokenizer.json"))
     vocab_size = tokenizer.get_vocab_size()
@@ -35,10 +34,7 @@ def write_model_dir(directory: Path) -> None:
 
 
 def fit_to_serve(model: str, directory: Path) -> str:
-    """Copies a model without a tokenizer into `directory` with one; returns the copy, or any other model as it is.
-
-    Raises OSError.
-    """
+    """Copy a model without a tokenizer into `directory` with one; return the directory to serve. Raises OSError."""
     source = Path(model)
     if not (source / "config.json").is_file() or (source / "tokenizer.json").is_file():
         return model
@@ -54,7 +50,7 @@ def fit_to_serve(model: str, directory: Path) -> str:
 
 
 def byte_level_tokenizer(words: Iterable[str], vocab_size: int | None = None) -> Tokenizer:
-    """Returns a tokenizer of all bytes and of these words, each with a space before it, cut off at `vocab_size`."""
+    """Return a tokenizer of bytes and of words with a leading space, cut off at `vocab_size`."""
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("Ġ" + word for word in words)][:vocab_size]
     tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

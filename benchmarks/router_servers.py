@@ -19,7 +19,7 @@ from tandem.v1 import inference_pb2_grpc
 
 
 def serve_router(pipe: Connection, model_dir: str, log_dir: str) -> None:
-    """Runs a router as the launcher starts it; sends its addresses."""
+    """Run a router as the launcher starts it; send its addresses."""
     logs.configure("router", LogConfig(directory=log_dir))
     process = RouterProcess(RouterConfig(model_dir, MODEL_NAME, MAX_MODEL_LEN, grpc_port=0, http_port=0))
     addresses = process.start()
@@ -32,7 +32,7 @@ def serve_router(pipe: Connection, model_dir: str, log_dir: str) -> None:
 
 
 def serve_raw(pipe: Connection) -> None:
-    """Runs the bare server; sends its address, then takes step intervals."""
+    """Run the bare server; send its address, then take step intervals."""
     service = RawService()
     loop_thread = LoopThread()
     loop_thread.start()
@@ -44,11 +44,7 @@ def serve_raw(pipe: Connection) -> None:
 
 
 class RawService(inference_pb2_grpc.InferenceServicer):
-    """Sends the router's messages, one token each.
-
-    Attributes:
-        step_interval_s: seconds between tokens, in step for all streams; 0: as fast as possible.
-    """
+    """Sends the router's messages, one token each, in step for all streams."""
 
     def __init__(self) -> None:
         self.step_interval_s = 0.0
@@ -57,7 +53,6 @@ class RawService(inference_pb2_grpc.InferenceServicer):
         self._ticker: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
-        """Returns its address."""
         server = self._server = new_server()
         inference_pb2_grpc.add_InferenceServicer_to_server(self, server)
         address = bind(server, "127.0.0.1", 0)

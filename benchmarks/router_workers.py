@@ -1,4 +1,4 @@
-"""Prefill and decode workers without an engine: real control streams to a router, and instant answers."""
+"""Scripted prefill and decode workers with real control streams to a router."""
 
 import asyncio
 import contextlib
@@ -54,12 +54,11 @@ PREFILL_ID, DECODE_ID, DECODE_LIFE = "prefill", "decode", "decode-life"
 
 
 def serve_workers(pipe: Connection, address: str, tells_moments: bool = True) -> None:
-    """As serve_pair, of one router. Args: tells_moments: False: workers send no moments of requests."""
     _serve(pipe, [DecodeWorker()], [address], tells_moments)
 
 
 def serve_pair(pipe: Connection, addresses: Sequence[str], number: int) -> None:
-    """Runs a prefill and a decode worker of several routers; answers once they joined, then takes step intervals."""
+    """Run a pair for several routers; answer once they joined, then take step intervals."""
     _serve(pipe, [DecodeWorker(str(number)) for _ in addresses], addresses, True, str(number))
 
 
@@ -81,8 +80,6 @@ def _serve(
 
 
 class ScriptedWorker(ABC):
-    """One worker's control stream. Attributes: tells_moments: whether it sends moments, as a real worker does."""
-
     def __init__(self, worker_id: str, incarnation: str, role: str) -> None:
         self._hello = Hello(
             PROTOCOL_VERSION, worker_id, incarnation, role, "none", "nowhere:1", 1, PAGE_FORMAT, NUM_PAGES, PAGE_SIZE
@@ -94,7 +91,6 @@ class ScriptedWorker(ABC):
         self._probes: list[tuple[int, int]] = []
 
     async def join(self, address: str) -> None:
-        """Returns when the router has accepted the worker."""
         self._task = asyncio.create_task(self._run(address))
         await self._joined.wait()
 
@@ -103,11 +99,11 @@ class ScriptedWorker(ABC):
 
     @abstractmethod
     async def ready(self) -> None:
-        """Waits for messages to send."""
+        """Wait for messages to send."""
 
     @abstractmethod
     def step(self) -> list[WorkerMessage]:
-        """Returns the messages to send."""
+        """Return the messages to send."""
 
     async def _run(self, address: str) -> None:
         async with open_channel(address) as channel:
@@ -142,7 +138,7 @@ class ScriptedWorker(ABC):
 
 @dataclass(eq=False, slots=True)
 class Running:
-    """A request at the decode worker. Attributes: since: arrival time in nanoseconds."""
+    """A request at the decode worker. Attributes: since: arrival, in nanoseconds."""
 
     request_id: str
     attempt: int
@@ -155,11 +151,10 @@ class DecodeWorker(ScriptedWorker):
     """Adds a token to every request at each step.
 
     Attributes:
-        step_interval_s: between steps; 0: as fast as gRPC takes the messages.
+        step_interval_s: 0: as fast as gRPC takes the messages.
     """
 
     def __init__(self, number: str = "") -> None:
-        """Args: number: suffix of the name."""
         super().__init__(DECODE_ID + number, DECODE_LIFE + number, "decode")
         self.step_interval_s = 0.0
         self._running: dict[str, Running] = {}
@@ -167,7 +162,6 @@ class DecodeWorker(ScriptedWorker):
         self._step_at = 0.0
 
     def start_decoding(self, request: Prefill) -> None:
-        """Starts decoding a request that has its first token."""
         running = Running(request.request_id, request.attempt, request.sampling.max_tokens, now_ns())
         self._running[request.request_id] = running
         self._wake.set()
@@ -198,10 +192,9 @@ class DecodeWorker(ScriptedWorker):
 
 
 class PrefillWorker(ScriptedWorker):
-    """Answers every request with a first token at once and passes it to the decode worker."""
+    """Answers every request with a first token at once."""
 
     def __init__(self, decode: DecodeWorker, number: str = "") -> None:
-        """Args: number: suffix of its name and of its decode worker's."""
         super().__init__(PREFILL_ID + number, "prefill-life" + number, "prefill")
         self._decode = decode
         self._outbox: list[WorkerMessage] = [LinkState(DECODE_ID + number, DECODE_LIFE + number, up=True)]

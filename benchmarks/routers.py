@@ -1,9 +1,7 @@
-"""Measures tokens per second through 1, 2, 4 and 8 routers in front of the same workers.
+"""Measures tokens per second through 1, 2, 4 and 8 routers in front of the same scripted workers.
 
-Real routers in processes of their own behind shared ports; prefill and decode workers without an engine, with control
-streams to all routers; clients over loopback. Clients use `connections` to the shared port, which the kernel deals out,
-or a few of our own `clients`, which spread their calls themselves. Each stream has a token every five milliseconds, or
-as often as possible.
+Clients use `connections` to the shared port, which the kernel deals out, or a few of our own `clients`, which spread
+their calls themselves. Each stream has a token every five milliseconds, or as often as possible.
 
 With `--step 0` a worker's message holds one request or all, and a token's cost varies by a factor of two between runs.
 Routers, pairs of workers and client processes need a core each.
@@ -51,7 +49,7 @@ BEGIN_STEP_INTERVAL_S = 0.5
 
 
 def serve_replica(pipe: Connection, config: RouterConfig, log_dir: str) -> None:
-    """Runs one router: sends its addresses; None opens the shared ports; other questions ask for its request count."""
+    """Run one router: send its addresses; None opens the shared ports; other questions ask for its request count."""
     logs.configure(config.router_id, LogConfig(directory=log_dir))
     process = RouterProcess(config)
     pipe.send(process.start())
@@ -66,8 +64,9 @@ def serve_replica(pipe: Connection, config: RouterConfig, log_dir: str) -> None:
 
 
 def serve_load(pipe: Connection, addresses: Sequence[str]) -> None:
-    """Runs streams: ("begin", way, number of streams, number of connections or clients) waits for all first tokens;
-    a number of seconds is answered by the tokens and messages; None ends the streams."""
+    """Run streams: ("begin", way, number of streams, number of connections or clients) waits for all first tokens;
+    a number of seconds is answered by the tokens and messages; None ends the streams.
+    """
     loop_thread = LoopThread()
     loop_thread.start()
     load = Load(addresses)
@@ -85,8 +84,6 @@ def serve_load(pipe: Connection, addresses: Sequence[str]) -> None:
 
 
 class Load:
-    """The streams of one process, over the addresses in turn."""
-
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
         self._received = Received()
@@ -106,7 +103,6 @@ class Load:
             self._check_running()
 
     async def count(self, seconds: float) -> tuple[int, int]:
-        """Returns the tokens and messages of `seconds`."""
         await asyncio.sleep(WARM_UP_S)
         num_tokens, num_messages = self._received.num_tokens, self._received.num_messages
         await asyncio.sleep(seconds)
@@ -127,7 +123,6 @@ class Load:
 
 @asynccontextmanager
 async def _opened(way: str, address: str) -> AsyncIterator[Any]:
-    """Yields a call that sends a request and yields responses."""
     if way == "connections":
         async with open_channel(address) as channel:
             yield inference_pb2_grpc.InferenceStub(channel).Generate
@@ -137,7 +132,6 @@ async def _opened(way: str, address: str) -> AsyncIterator[Any]:
 
 
 def measure(num_routers: int, args: Any, model_dir: str, log_dir: str) -> list[Row]:
-    """Measures each kind of clients and number of streams."""
     rows = []
     with ExitStack() as stack:
         reserved = ReservedPorts()
@@ -169,7 +163,7 @@ def measure(num_routers: int, args: Any, model_dir: str, log_dir: str) -> list[R
 
 
 def measure_raw(num_servers: int, args: Any) -> list[Row]:
-    """Measures the smaller number of streams from bare servers, with connections spread evenly."""
+    """Measure the smaller number of streams from bare servers."""
     num_streams = NUM_STREAMS[0]
     with ExitStack() as stack:
         servers = [stack.enter_context(Child(serve_raw)) for _ in range(num_servers)]
@@ -187,7 +181,6 @@ def measure_raw(num_servers: int, args: Any) -> list[Row]:
 def _streams(
     paced: Sequence[Child], loads: Sequence[Child], way: str, num_streams: int, num_shared_by: int, step_ms: float
 ) -> Iterator[None]:
-    """Runs streams during the block. Args: paced: processes that take a step interval."""
     # Slow steps leave the servers time to start streams.
     _ask_all(paced, BEGIN_STEP_INTERVAL_S)
     _ask_all(loads, ("begin", way, num_streams // len(loads), max(1, num_shared_by // len(loads))))
@@ -246,7 +239,6 @@ def main() -> int:
 
 
 def _speed_ups(rows: Sequence[Row], numbers: Sequence[int]) -> list[Row]:
-    """Returns the median speed-up of each number of routers over one."""
     of = {n: [row.value for row in rows if row.name.startswith(f"{n} routers")] for n in numbers}
     if 1 not in of:
         return []

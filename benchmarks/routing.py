@@ -1,8 +1,8 @@
 """Measures the router's bookkeeping with many workers and requests.
 
-The router runs in this process without sockets. Workers are only names. Prompts have 1,000 tokens and share the first
-half. Submitting lasts from `submit_request` to its return: checking, choosing workers, informing both. Times are median
-CPU times of the thread.
+The router runs in this process without sockets; workers are only names. Prompts have 1,000 tokens and share the first
+half. Submitting is one call of `submit_request`: checking, choosing workers, informing both. Times are median CPU times
+of the thread.
 """
 
 import itertools
@@ -53,7 +53,7 @@ class Requests:
                 self._connect(f"{role}-{number}", role, num_workers)
 
     def submit(self) -> tuple[ActiveRequest, float]:
-        """Submits a new request; returns it and the milliseconds taken."""
+        """Return a submitted request and the milliseconds taken."""
         prompt_ids = [*self._shared, *self._token_ids(NUM_PROMPT_TOKENS - len(self._shared))]
         sampling = SamplingParams(NUM_OUTPUT_TOKENS, seed=1)
         tracker = self.router.make_tracker(
@@ -80,7 +80,7 @@ class Requests:
 def choice_rows(num_workers: int, num_requests: int, max_ms: float | None) -> Iterator[Row]:
     for routing in ROUTING_POLICIES.names:
         requests = Requests(num_workers, routing)
-        # Give every worker some history first.
+        # Give every worker some history.
         for _ in range(min(num_workers, num_requests)):
             requests.router.close_request(requests.submit()[0])
         times = [requests.submit()[1] for _ in range(num_requests)]
@@ -89,7 +89,6 @@ def choice_rows(num_workers: int, num_requests: int, max_ms: float | None) -> It
 
 
 def in_hand_rows(num_requests: int) -> Iterator[Row]:
-    """Measures the cost of idle requests in hand."""
     requests = Requests(2, "least_loaded")
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
@@ -119,7 +118,6 @@ def identity_rows() -> Iterator[Row]:
 
 
 def measure(num_workers: int, num_requests: int, num_in_hand: int) -> list[Row]:
-    """Args: num_workers: of each role; num_requests: per policy; num_in_hand: idle requests, on few workers."""
     return [
         *choice_rows(max(1, num_workers // 4), num_requests, None),
         *choice_rows(num_workers, num_requests, MAX_CHOICE_MS),
@@ -129,7 +127,6 @@ def measure(num_workers: int, num_requests: int, num_in_hand: int) -> list[Row]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0 if every aim is met, 1 otherwise."""
     parser = argument_parser(__doc__)
     parser.add_argument("--workers", type=int, default=500, help="of each role (%(default)s)")
     parser.add_argument("--requests", type=int, default=200, help="per policy (%(default)s)")

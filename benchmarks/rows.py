@@ -13,7 +13,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One result. Attributes: low, high: bounds of the aim; None: none."""
+    """Attributes: low, high: bounds of the aim, or None."""
 
     name: str
     value: float
@@ -27,20 +27,17 @@ class Row:
 
     @property
     def aim(self) -> str:
-        """The aim in words; "" without one."""
         limits = (("at least", self.low), ("at most", self.high))
         return " and ".join(f"{word} {limit:g}" for word, limit in limits if limit is not None)
 
 
 def argument_parser(description: str | None) -> argparse.ArgumentParser:
-    """Returns a parser with the option --json."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     return parser
 
 
 def table_of(rows: Sequence[Row], title: str) -> Table:
-    """Returns a table of values and aims."""
     table = Table("what", title=title)
     for column in ("value", "aim", "ok"):
         table.add_column(column, justify="right")
@@ -55,7 +52,7 @@ def row_json(row: Row) -> dict[str, Any]:
 
 
 def report(rows: Sequence[Row], title: str, json_file: Path | None) -> int:
-    """Prints the results and writes them to `json_file`; returns 0 if every aim is met, 1 otherwise."""
+    """Print the results and write them to `json_file`; return 0 if every aim is met, 1 otherwise."""
     Console().print(table_of(rows, title))
     if json_file:
         json_file.write_text(json.dumps([row_json(row) for row in rows], indent=2) + "\n")

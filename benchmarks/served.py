@@ -32,12 +32,10 @@ class StartError(Exception):
 
 
 class Served:
-    """A running cluster on free ports. Use as a context manager, which ends all its processes.
+    """A running cluster on free ports. Use as a context manager.
 
     Attributes:
-        address: of its gRPC port.
         ready_s: seconds from the process's start until it printed its address.
-        lines: output so far.
     """
 
     def __init__(self, flags: Sequence[str], log_dir: Path, start_timeout_s: float) -> None:
@@ -46,7 +44,6 @@ class Served:
         self.lines: list[str] = []
         began = time.monotonic()
         self.process = subprocess.Popen(
-            # A unique name, because a cluster of the default name may be running.
             [
                 *(sys.executable, "-m", "tandem.deploy.cli.main", "serve", *flags),
                 *("--name", f"bench-{secrets.token_hex(6)}", "--grpc-port", "0", "--http-port", "0"),
@@ -56,7 +53,7 @@ class Served:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            # Ctrl-C goes to the benchmark, which then stops the cluster.
+            # Ctrl-C is for the benchmark, which stops the cluster.
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))},
             # If the benchmark is killed, the cluster stops.
@@ -105,7 +102,7 @@ class Served:
 
 @contextmanager
 def within(seconds: float, what: str) -> Iterator[None]:
-    """Raises TimeoutError inside the block after `seconds`, or at an enclosing `within`'s limit. Main thread only."""
+    """Raise TimeoutError in the block after `seconds`, or at an enclosing `within`'s limit. Main thread only."""
 
     def on_alarm(signum: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"{what}: not over within {seconds:.0f} s")

@@ -1,8 +1,7 @@
 """Measures the start of `tandem serve`, part by part.
 
-Starts and stops a cluster several times and prints when each part of the start was over. The first run is separate,
-because it reads from disk and may compile. All other options are those of `tandem serve`; dummy weights need only a
-config.json:
+Starts and stops a cluster several times and prints when each part was over. The first run is separate, because it reads
+from disk and may compile. All other options are those of `tandem serve`; dummy weights need only a config.json:
 
   python -m benchmarks.start_up --runs 5 --device cuda --model DIRECTORY --load-format dummy --prefill 1 --decode 1
 """
@@ -25,7 +24,7 @@ from rich.table import Table
 from benchmarks.router_model import fit_to_serve
 from benchmarks.served import Served, StartError
 
-# A worker's stages in order. A worker may skip some, or pass them unseen.
+# In order. A worker may skip some, or pass them unseen.
 STAGES = (
     "starting",
     "importing",
@@ -37,7 +36,7 @@ STAGES = (
     "loaded",
     "ready",
 )
-# Rows of the table, and the last stage that must be over in every worker.
+# Rows, and the last stage that must be over in every worker.
 WORKER_ROWS = (
     ("workers run", "starting"),
     ("workers have imported", "importing"),
@@ -52,7 +51,7 @@ _IS_WORKER = re.compile(r"(prefill|decode|both)-\d+")
 
 
 def until(lines: Sequence[str]) -> dict[str, float]:
-    """Returns seconds from the command's start to the end of each part, from its output."""
+    """Return seconds from the start to the end of each part, from the command's output."""
     began: dict[str, dict[str, float]] = {}
     ready = None
     for line in lines:
@@ -71,13 +70,11 @@ def until(lines: Sequence[str]) -> dict[str, float]:
 
 
 def _over(stages: dict[str, float], last: str) -> float:
-    """Returns when a worker began the first stage behind `last`."""
     behind = STAGES[STAGES.index(last) + 1 :]
     return min(seconds for stage, seconds in stages.items() if stage in behind)
 
 
 def summary(runs: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Args: runs: seconds by row."""
     later = runs[1:] or runs
     return {
         row: {"first": runs[0][row], "median_of_later": round(statistics.median(run[row] for run in later), 2)}
@@ -93,7 +90,6 @@ def print_table(runs: Sequence[dict[str, float]], console: Console) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0 if the cluster started in each run, 1 otherwise."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )

@@ -1,10 +1,10 @@
 """Measures the effect of long prompts on running streams, for several layouts of the same devices.
 
-Clusters start one after the other (--layouts). On two devices: two workers of role both, or a prefill and a decode
-worker. On one device: a worker of role both with mixed steps (mixed), with pieces of prompts between decode steps
-(pieces), or with whole chunks between them (chunks). Each gets the same load of `tandem bench`: running streams, and
-prompts that arrive at a rate or, with --burst, all at once. Each layout writes NAME.json (result), NAME.jsonl
-(requests) and NAME.txt (tables); summary.json has the headline figures.
+On two devices: two workers of role both, or a prefill and a decode worker. On one device: a worker of role both with
+mixed steps (mixed), with pieces of prompts between decode steps (pieces), or with whole chunks between them (chunks).
+Clusters start one after the other (--layouts) and get the same load of `tandem bench`: running streams, and prompts
+that arrive at a rate or, with --burst, all at once. Each layout writes NAME.json (result), NAME.jsonl (requests) and
+NAME.txt (tables); summary.json has the headline figures.
 
   python -m benchmarks.steady_streams --device cuda --model DIRECTORY --load-format dummy --out results
   tandem bench plot results/both.json results/1p1d.json --out itl.png
@@ -49,7 +49,7 @@ DEFAULT_LAYOUTS = "both", "1p1d"
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Attributes: seconds: duration of the arrivals; lead_s: duration of the streams before; num_burst: 0: none."""
+    """Attributes: seconds: of the arrivals; lead_s: of the streams before; num_burst: 0: none."""
 
     num_streams: int
     stream_tokens: int
@@ -67,12 +67,10 @@ DEFAULTS = {
     "cuda": Sizes(64, 8192, 4096, 64, 3.0, 30.0, 3.0, 8, 75.0),
     "cpu": Sizes(4, 512, 256, 8, 0.3, 30.0, 3.0, 2, 120.0),
 }
-# For the last answer and the run's own work.
 RUN_GRACE_S = 30.0
 
 
 def bench_config(address: str, label: str, sizes: Sizes, vocab_size: int) -> BenchConfig:
-    """Returns the load of every layout: the same prompts at the same times."""
     arrivals = ArrivalConfig("poisson", sizes.rate)
     if sizes.num_burst:
         arrivals = ArrivalConfig("burst", rate=sizes.num_burst, burst_size=sizes.num_burst)
@@ -95,7 +93,7 @@ def bench_config(address: str, label: str, sizes: Sizes, vocab_size: int) -> Ben
 
 
 def warmup_config(address: str, sizes: Sizes, vocab_size: int) -> BenchConfig:
-    """Returns a load of other prompts, so that the measured run does not compile, allocate or connect."""
+    """Return other prompts, so that the measured run does not compile, allocate or connect."""
     config = bench_config(address, "warming up", sizes, vocab_size)
     workload = replace(config.workload, kind="synthetic", num_requests=sizes.warmup_prompts, seed=1)
     arrivals = ArrivalConfig("closed", concurrency=max(1, sizes.warmup_prompts // 2))
@@ -105,12 +103,7 @@ def warmup_config(address: str, sizes: Sizes, vocab_size: int) -> BenchConfig:
 def run_layout(
     name: str, label: str, flags: Sequence[str], sizes: Sizes, vocab_size: int, out: Path, deadline: float
 ) -> dict[str, Any]:
-    """Measures one cluster and writes the results; returns the headline figures.
-
-    Args: deadline: on the monotonic clock.
-
-    Raises: StartError, TimeoutError, EndpointError, RuntimeError.
-    """
+    """Measure one cluster and write the results. Raises StartError, TimeoutError, EndpointError, RuntimeError."""
     quiet = Console(quiet=True)
     with (
         Served(flags, out / f"{name}-logs", min(sizes.start_timeout_s, deadline - time.monotonic())) as served,
@@ -129,15 +122,13 @@ def run_layout(
 
 
 def remove_results(out: Path) -> None:
-    """Removes an earlier run's files, so that a failed layout leaves none."""
+    """Remove an earlier run's files, so that a failed layout leaves none."""
     for name in LAYOUTS:
         for suffix in (".json", ".jsonl", ".txt", "-serve.txt"):
             (out / f"{name}{suffix}").unlink(missing_ok=True)
 
 
 def headline(result: dict[str, Any], ready_s: float) -> dict[str, Any]:
-    """Milliseconds and counts of a run's result."""
-
     def ms(of: dict[str, Any] | None, *names: str) -> dict[str, float | None]:
         return {name: None if of is None else round(of[name] * 1e3, 2) for name in names}
 
@@ -156,7 +147,6 @@ def headline(result: dict[str, Any], ready_s: float) -> dict[str, Any]:
 
 
 def serve_flags(arguments: argparse.Namespace, directory: Path) -> list[str]:
-    """Returns flags of `tandem serve` except the workers. Args: directory: for a copy of a model without tokenizer."""
     threads = ["--threads", str(arguments.threads)] if arguments.threads else []
     model = fit_to_serve(arguments.model, directory)
     return ["--model", model, "--device", arguments.device, "--load-format", arguments.load_format, *threads]
@@ -173,7 +163,6 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0 if every layout was measured and every prompt answered, 1 otherwise."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_arguments(parser)
     add: Any = parser.add_argument

@@ -1,5 +1,4 @@
-"""The demo: starts a cluster of one prefill and one decode worker, has a short conversation over gRPC, and shows where
-the time went and which pages moved."""
+"""Starts a prefill and a decode worker, holds a short conversation over gRPC, and shows timings and page transfers."""
 
 import argparse
 import functools
@@ -48,6 +47,6 @@ if __name__ == "__main__":
     parser.add_argument("--device", choices=DEVICES, default="cpu", help="cuda: a GPU for each worker (%(default)s)")
     parser.add_argument("--dtype", choices=("auto", *DTYPES), default="auto", help="of weights and KV (%(default)s)")
     arguments = parser.parse_args()
-    # Port 0 means any that is free, so that the demo runs beside whatever else is served on this host.
+    # Port 0 is any free port.
     config = ClusterConfig(model=MODEL, device=arguments.device, dtype=arguments.dtype, grpc_port=0, http_port=0)
     sys.exit(run_cluster(config, functools.partial(converse, arguments)))

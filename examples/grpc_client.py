@@ -3,7 +3,7 @@
     make serve                     # in another terminal
     .venv/bin/python examples/grpc_client.py
 
-TANDEM_ADDRESS (HOST:PORT) and TANDEM_API_KEY say where and as whom, if not at 127.0.0.1:50051 and without a key.
+TANDEM_ADDRESS (default 127.0.0.1:50051) and TANDEM_API_KEY select the cluster.
 
 Clients in other languages generate their stubs from tandem/v1/inference.proto.
 """

@@ -1,16 +1,16 @@
 """Talks with a cluster through the stock OpenAI client (`pip install openai`).
 
-make serve                                           # in another terminal
-.venv/bin/pip install openai && .venv/bin/python examples/openai_client.py
+    make serve                                           # in another terminal
+    .venv/bin/pip install openai && .venv/bin/python examples/openai_client.py
 
-TANDEM_URL and TANDEM_API_KEY say where and as whom, if not at http://127.0.0.1:8000 and without a key.
+TANDEM_URL (default http://127.0.0.1:8000) and TANDEM_API_KEY select the cluster.
 """
 
 import os
 
 from openai import OpenAI
 
-# The key is only looked at if the cluster was started with one; the client wants a string in any case.
+# The client requires a key; the cluster ignores it unless it was started with keys.
 url = os.environ.get("TANDEM_URL", "http://127.0.0.1:8000")
 client = OpenAI(base_url=f"{url}/v1", api_key=os.environ.get("TANDEM_API_KEY", "none"))
 model = client.models.list().data[0].id
@@ -37,7 +37,6 @@ for chunk in stream:
     if chunk.choices:
         print(chunk.choices[0].delta.content or "", end="", flush=True)
     if chunk.usage:
-        # What the prefill worker found in its radix cache it did not compute again.
         print("\ncached prompt tokens:", chunk.usage.prompt_tokens_details.cached_tokens)
 
 print("\nThree completions of one prompt; the same seed gives the same three again:")

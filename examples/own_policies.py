@@ -1,4 +1,4 @@
-"""Policies of one's own, one of each kind, each an import path away (docs/extending.md):
+"""User-defined policies, one of each kind, loaded by import path (docs/extending.md):
 
     PYTHONPATH=examples tandem serve --model smollm2-135m-instruct --prefill 1 --decode 2 \\
         --routing own_policies:StickySessions --schedule own_policies:ShortestPromptFirst \\
@@ -17,8 +17,10 @@ from tandem.router.workers.worker import Pair, Worker
 
 
 class StickySessions(RoutingPolicy):
-    """Sends a session's requests to the workers that served it last, whose caches have its earlier turns, and others to
-    those with the fewest requests. Of the sessions that anybody may make up it remembers the newest."""
+    """Sends a session to the workers that served it last and cached its earlier turns, others to the least loaded.
+
+    Remembers only the newest sessions, because clients may make up any number.
+    """
 
     MAX_NUM_SESSIONS = 10_000
 
@@ -30,7 +32,7 @@ class StickySessions(RoutingPolicy):
         home = self._homes.get(request.session_id)
         if home in candidates:
             return home
-        # As min() over the pairs by the sum of both, and in proportion to the workers instead of the pairs.
+        # Like min() over all pairs by the sum of both, at a cost per worker instead of per pair.
         return candidates.least(lambda worker: worker.num_assigned, lambda worker: worker.num_assigned)
 
     def attempt_started(self, pair: Pair, request: RoutingRequest) -> None:
@@ -45,15 +47,17 @@ class StickySessions(RoutingPolicy):
 
 
 class ShortestPromptFirst(PrefillPolicy):
-    """Computes short prompts before long ones, which wait no longer than the scheduler lets anybody be overtaken."""
+    """Computes short prompts first; the scheduler limits how long other prompts are overtaken."""
 
     def order(self, queue: Sequence[QueuedRequest], cache: CacheManager) -> list[QueuedRequest]:
         return sorted(queue, key=lambda queued: len(queued.token_ids))
 
 
 class SegmentedLru(EvictionPolicy):
-    """Evicts pages that only one request has used before those that several have, so that a flood of prompts that never
-    come again leaves the prefixes alone that many share; of equals, what was not used for longest."""
+    """Evicts pages that one request used before pages that several used, and among equals the least recently used.
+
+    A flood of unique prompts then leaves common prefixes cached.
+    """
 
     def key(self, node: EvictableNode) -> tuple[float, ...]:
         return (min(node.num_hits, 1), node.last_access)

@@ -1,7 +1,7 @@
 """Implementations of an interface, by the names used in configurations.
 
-A table holds import paths and imports nothing: a process without torch can read the names, and CUDA code is imported
-only where it runs. A user's class is named by its own path, `package.module:Class`.
+A table holds import paths and imports nothing, so processes without torch or CUDA can read the names. A user's class is
+named by its own path, `package.module:Class`.
 """
 
 import difflib
@@ -19,21 +19,14 @@ _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class Choice(NamedTuple):
-    """An implementation. Attributes: path: "package.module:Class"; devices: devices that it supports."""
-
     path: str
     devices: tuple[str, ...] = DEVICES
 
 
 class Choices(Generic[T]):
-    """A table of implementations, in order of preference.
-
-    Attributes:
-        interface: "package.module:Class" that every implementation must derive from.
-    """
+    """A table of implementations of `interface` (package.module:Class), in order of preference."""
 
     def __init__(self, interface: str, choices: Mapping[str, Choice | str]) -> None:
-        """Args: choices: by name; a bare path supports every device."""
         self.interface = interface
         self._choices = {name: Choice(c) if isinstance(c, str) else c for name, c in choices.items()}
 
@@ -42,16 +35,14 @@ class Choices(Generic[T]):
         return tuple(self._choices)
 
     def for_device(self, device: str) -> tuple[str, ...]:
-        """Return the names that support a device."""
         return tuple(name for name, choice in self._choices.items() if device in choice.devices)
 
     def check(self, field: str, name: str, *, device: str = "", besides: Sequence[str] = ()) -> None:
-        """Check that a name is in the table or has the form of a path. Imports nothing.
+        """Check that a name is in the table or in `besides`, or has the form of a path. Imports nothing.
 
         Args:
             field: option that was given, for the message.
             device: required device, or "" for any.
-            besides: further valid names.
 
         Raises:
             ValueError: the message names the field and its valid values.
@@ -73,8 +64,7 @@ class Choices(Generic[T]):
         """Import the class with this name or path.
 
         Raises:
-            ValueError: it does not exist, does not derive from the interface, or is abstract; the message gives
-                advice.
+            ValueError: it does not exist, does not derive from the interface, or is abstract.
             ImportError: a package needed by a class of the table is not installed.
         """
         is_known = name in self._choices
@@ -90,21 +80,18 @@ class Choices(Generic[T]):
 
 
 def is_path(name: str) -> bool:
-    """Return whether `name` has the form package.module:Class."""
     return isinstance(name, str) and _PATH.fullmatch(name) is not None
 
 
 def _import_own(path: str) -> Any:
-    """Import a user's class. Raises ValueError with advice."""
     try:
         return _import(path)
     except ImportError as error:
-        # Give advice only if this module is missing, not one of its own imports.
+        # Not for the module's own missing imports.
         is_missing = f"{path.partition(':')[0]}.".startswith(f"{error.name}.")
         advice = "; install it, or name its directory in PYTHONPATH" if is_missing else ""
         raise ValueError(f"{path} cannot be imported: {error}{advice}") from error
     except Exception as error:
-        # A user's module may raise anything.
         raise ValueError(f"{path} cannot be imported: {error!r}") from error
 
 

@@ -1,7 +1,4 @@
-"""Parts shared by the configurations of several packages: frozen dataclasses, validated on construction.
-
-Each package's own configuration is in its `config.py`. Nothing here imports torch.
-"""
+"""Parts common to the packages' configurations (`config.py` in each). Imports no torch."""
 
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -10,12 +7,12 @@ from typing import Any, Literal, NamedTuple
 
 Role = Literal["prefill", "decode", "both"]
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
-# Worker counts per role; "any" are workers of `--workers`, with links to each other.
+# "any" are workers of `--workers`, with links to each other.
 WorkerKind = Role | Literal["any"]
 WORKER_KINDS: tuple[WorkerKind, ...] = (*ROLES, "any")
 DEVICES = ("cpu", "cuda")
 LOG_LEVELS = ("debug", "info", "warning", "error")
-# Every certificate inside a cluster carries this name. It is in no DNS: the signing authority counts.
+# In every certificate inside a cluster. It is in no DNS: the signing authority counts.
 SERVER_NAME = "cluster.tandem.internal"
 
 
@@ -36,7 +33,6 @@ def require_positive(config: object, *names: str) -> None:
 
 
 def default_of(config: type, name: str) -> Any:
-    """Return the default of a configuration's field, so that it is declared once."""
     (default,) = [f.default for f in fields(config) if f.name == name]
     assert default is not MISSING
     return default
@@ -51,7 +47,7 @@ def require_api_key(key: str) -> None:
 
 
 class ApiKey(NamedTuple):
-    """An API key. Attributes: max_priority: highest priority it may ask for; None: the general limit."""
+    """Attributes: max_priority: highest priority that the key may request; None: the general limit."""
 
     key: str
     max_priority: int | None = None
@@ -77,11 +73,10 @@ def parse_api_key(text: str) -> ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """TLS on the client ports.
+    """TLS on the client ports, from PEM files.
 
     Attributes:
-        cert_file, key_file: PEM files of the server's certificate chain and private key.
-        client_ca_file: PEM file of authorities; if set, clients must present a certificate that one of them signed.
+        client_ca_file: authorities; if set, clients must present a certificate that one of them signed.
     """
 
     cert_file: str
@@ -94,48 +89,31 @@ class TlsConfig:
 
 @dataclass(frozen=True, slots=True)
 class ClusterTls:
-    """Mutual TLS between the processes of a cluster.
-
-    Attributes:
-        ca: PEM of the trusted authorities.
-        cert, key: PEM of this process's certificate chain and private key.
-    """
+    """Mutual TLS between the processes of a cluster, as PEM data. Attributes: ca: the trusted authorities."""
 
     ca: bytes = field(repr=False)
     cert: bytes = field(repr=False)
     key: bytes = field(repr=False)
 
     def read(self) -> "ClusterTls":
-        """Return itself; see ClusterTlsFiles.read."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterTlsFiles:
-    """ClusterTls in PEM files that every process reads on its own host, so no key travels."""
+    """ClusterTls in files that every process reads on its own host, so no key travels."""
 
     ca_file: str
     cert_file: str
     key_file: str
 
     def read(self) -> ClusterTls:
-        """Read the current files; they may have been replaced.
-
-        Raises:
-            OSError: a file cannot be read.
-        """
+        """Read the current files, which may have been replaced. Raises OSError."""
         return ClusterTls(*(Path(file).read_bytes() for file in (self.ca_file, self.cert_file, self.key_file)))
 
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """Logging of a process.
-
-    Attributes:
-        level: debug adds a line per batch.
-        directory: directory of the log files; "" for standard error.
-    """
-
     level: str = "info"
     directory: str = ""
 

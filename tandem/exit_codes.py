@@ -1,11 +1,11 @@
 """Exit statuses of a cluster's processes."""
 
-# Failures, and mistakes that the user can correct, as for shells and argparse.
+# Failures, and mistakes of the user, as in shells and argparse.
 FAILED = 1
 USAGE = 2
-# Plus the signal's number, as for shells.
+# Plus the signal's number.
 SIGNALLED = 128
-# Exits of the cluster's own processes, distinct so that Ray's log names the cause.
+# Distinct, so that Ray's log names the cause.
 ENGINE_FAILED = 70
 NO_ROUTER = 71
 CONTROL_FAILED = 72

@@ -10,5 +10,4 @@ START_TIMES = {
 
 
 def start_times(device: str) -> ForwardTimes:
-    """Args: device: "cpu", "cuda" or "cuda:0"."""
     return START_TIMES["cuda" if device.startswith("cuda") else "cpu"]

@@ -1,9 +1,8 @@
-"""Limits of a grammar, equal where a grammar is checked and where it is followed."""
+"""Limits of grammars, the same for checking and for generation."""
 
 from llguidance import LLParserLimits
 
-# A mask takes some hundredths of a millisecond. These limits bound it to about 4 ms, because a step waits for it;
-# llguidance's defaults allow 300 ms.
+# Bound a mask, for which a step waits, to about 4 ms; most take hundredths of a millisecond. The defaults allow 300 ms.
 LIMITS = LLParserLimits(max_items_in_row=2_000, step_lexer_fuel=40_000, step_max_items=5_000, max_lexer_states=20_000)
 # llguidance's errors quote the grammar and the parser's state.
 MAX_ERROR_LENGTH = 300

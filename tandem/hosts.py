@@ -9,29 +9,24 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-# netdevice(7): struct ifconf, and struct ifreq with its address on 64-bit systems. Format strings can be pickled with
-# `own_addresses`; a Struct cannot.
+# netdevice(7): struct ifconf and struct ifreq on 64-bit systems. A Struct cannot be pickled with `own_addresses`.
 _SIOCGIFCONF = 0x8912
 _IFCONF = "iP"
 _IFREQ = "16s4x4s16x"
 _MAX_ADDRESSES = 1024
-# Namespaces that processes must share to map each other's memory and to watch each other exit. A process with its own
-# network counts as another host.
+# A process with its own network counts as another host.
 _NAMESPACES = ("pid", "ipc", "net")
 
 
 @functools.cache
 def host_id() -> str:
-    """Return an id that two processes share if and only if they run on one host in the same namespaces.
-
-    Only such processes may map each other's memory or watch each other's pid. The id changes with each boot.
-    """
+    """Return an id that two processes share only on one host, in one boot and in the same namespaces."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return " ".join([boot, *(str(Path(f"/proc/self/ns/{name}").stat().st_ino) for name in _NAMESPACES)])
 
 
 def own_addresses() -> list[tuple[str, str]]:
-    """Return (interface, IPv4 address) pairs of this host, including loopback."""
+    """Return (interface, IPv4 address) pairs, including loopback."""
     buffer = array.array("B", bytes(_MAX_ADDRESSES * struct.calcsize(_IFREQ)))
     location, num_bytes = buffer.buffer_info()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as some:
@@ -47,9 +42,7 @@ def choose_address(addresses: Sequence[tuple[str, str]], network: str, default: 
     """Choose the address at which other hosts reach this one.
 
     Args:
-        addresses: result of `own_addresses`.
-        network: an interface's name, or a network like "10.0.0.0/16"; "" selects `default`.
-        default: the address of Ray's node.
+        network: an interface's name, or a network like "10.0.0.0/16"; "" selects `default`, the address of Ray's node.
 
     Raises:
         ValueError: no address matches.
@@ -74,12 +67,11 @@ def check_network(network: str) -> None:
 
 
 def interface_of(address: str) -> str:
-    """Return the interface that has an address of this host, or ""."""
+    """Return the interface with this address, or ""."""
     return next((interface for interface, own in own_addresses() if own == address), "")
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this host can reach `host`, an address or a name."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -87,7 +79,6 @@ def is_loopback(host: str) -> bool:
 
 
 def is_any(host: str) -> bool:
-    """Return whether `host` stands for all addresses of its host."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_unspecified
     except ValueError:

@@ -1,10 +1,8 @@
-"""The life of a request: the moments and phases that metrics, traces, logs, timelines and benchmarks share.
+"""Moments and phases of a request, common to metrics, traces, logs, timelines and benchmarks.
 
-A *moment* is stamped with `now_ns` by the process where it happens and travels with that process's messages. The router
-converts it to its own clock (router/requests/clock_offsets.py). A *phase* is the time between two moments.
-
-Phases of the *critical path* follow each other without a gap: every instant of a request belongs to exactly one, and
-their durations add up to `e2e`. All other phases overlap them.
+The process where a *moment* happens stamps it with `now_ns`; the router converts it to its own clock
+(router/requests/clock_offsets.py). A *phase* is the time between two moments. Phases of the *critical path* follow each
+other without a gap and add up to `e2e`; all others overlap them.
 """
 
 import time
@@ -12,23 +10,23 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 # Stamped by the router.
-RECEIVED = "received"  # The request arrived.
-TOKENIZED = "tokenized"  # The prompt is tokenized.
+RECEIVED = "received"
+TOKENIZED = "tokenized"
 WAITING = "waiting"  # The request enters the waiting room: no workers for the attempt.
 FIRST_ASSIGNED = "first_assigned"  # Workers chosen for the first of several attempts.
 ASSIGNED = "assigned"  # Workers chosen; Admit and Prefill are sent.
-FIRST_TOKEN_SENT = "first_token_sent"  # The first token is sent to the client.
+FIRST_TOKEN_SENT = "first_token_sent"
 ENDED = "ended"  # The request ended for its client.
 # Stamped by the prefill worker.
-PREFILL_RECEIVED = "prefill_received"  # Prefill arrived.
+PREFILL_RECEIVED = "prefill_received"
 PREFILL_STARTED = "prefill_started"  # Pages locked, lease requested.
 SHIP_STARTED = "ship_started"  # First push to the decode worker.
-FIRST_TOKEN = "first_token"  # First token sampled.
+FIRST_TOKEN = "first_token"
 # Stamped by the decode worker.
-LEASE_GRANTED = "lease_granted"  # Pages granted.
+LEASE_GRANTED = "lease_granted"
 COMMITTED = "committed"  # Committed arrived: all pages are here.
 DECODE_STARTED = "decode_started"  # The step of the second token begins.
-SECOND_TOKEN = "second_token"  # Second token sampled.
+SECOND_TOKEN = "second_token"
 LAST_TOKEN = "last_token"  # Last token sampled; by the prefill worker if it is also the first.
 
 # Reset by each further attempt.
@@ -38,8 +36,6 @@ DECODE_MOMENTS = (LEASE_GRANTED, COMMITTED, DECODE_STARTED, SECOND_TOKEN, LAST_T
 
 
 class PhaseSpec(NamedTuple):
-    """A phase, with the moments that normally start and end it."""
-
     name: str
     start: str
     end: str
@@ -69,30 +65,25 @@ OVERLAPPING = (
     PhaseSpec("e2e", RECEIVED, ENDED, "the whole request"),
 )
 PHASES = CRITICAL_PATH + OVERLAPPING
-# The phases that a client can measure itself.
+# Phases that a client can measure itself.
 TOTALS = ("ttft", "e2e")
 
 
-# Read once, so that all times of a process share one scale.
 _EPOCH_NS = time.time_ns() - time.monotonic_ns()
 
 
 def now_ns() -> int:
     """Return nanoseconds since the epoch, for observation only, never for a deadline.
 
-    This is the monotonic clock plus its offset from the wall clock at process start. Setting the wall clock while
-    requests run would otherwise yield negative phases and break the measured clock offsets. Drift from the wall clock
-    is harmless: times of different processes are compared by measured offsets only.
+    This is the monotonic clock plus its offset from the wall clock at process start: setting the wall clock would yield
+    negative phases and break the measured clock offsets. Drift is harmless, because processes compare by measured
+    offsets.
     """
     return time.monotonic_ns() + _EPOCH_NS
 
 
 class PhaseTiming(NamedTuple):
-    """A completed phase: its start after RECEIVED and its duration, in milliseconds, never negative.
-
-    Attributes:
-        on_critical_path: the phase is one of those that add up to `e2e`.
-    """
+    """A completed phase, in milliseconds; it starts relative to RECEIVED. Never negative."""
 
     name: str
     start_ms: float
@@ -103,9 +94,8 @@ class PhaseTiming(NamedTuple):
 def critical_path(moments: Mapping[str, int]) -> list[PhaseTiming]:
     """Return the critical path's phases in order, without gaps.
 
-    The first begins at RECEIVED. The last ends at ENDED, or at the latest known moment of a running request. A missing
-    moment extends the phase before it. A moment that, by another clock, precedes its predecessor is
-    moved to it.
+    The first starts at RECEIVED. The last ends at ENDED, or at a running request's latest moment. A missing moment
+    extends the phase before it. A moment that, by another clock, precedes its predecessor is moved to it.
 
     Args:
         moments: nanoseconds by moment name, of the last attempt; must contain RECEIVED.
@@ -132,11 +122,7 @@ def critical_path(moments: Mapping[str, int]) -> list[PhaseTiming]:
 
 
 def phase_timings(moments: Mapping[str, int]) -> list[PhaseTiming]:
-    """Return the critical path, followed by the overlapping phases with both ends known.
-
-    Args:
-        moments: as for `critical_path`.
-    """
+    """Return the critical path, then the overlapping phases with both ends known."""
     phases = critical_path(moments)
     received = moments[RECEIVED]
     ended = moments.get(ENDED)

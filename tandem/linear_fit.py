@@ -14,8 +14,8 @@ FORGETTING_S = 20.0
 # Time constant of the usual factors' geometric means, in seconds, and their floor relative to the start.
 USUAL_S = 120.0
 LEAST_USUAL = 1e-3
-# A factor unobserved for longer than USUAL_S returns to its start with this time constant, on a logarithmic scale, so
-# that a worker with a long slow period is tried again.
+# Time constant of the return to the start, on a logarithmic scale, of a factor unobserved for longer than USUAL_S, so
+# that a slow worker is tried again.
 FORGIVEN_S = 600.0
 # Directions with less remaining weight are unknown; dividing by it would overflow.
 LEAST_KNOWN = 1e-9
@@ -26,15 +26,16 @@ MAX_UNREAD = 8
 class LinearFit:
     """Recursive least squares of relative errors.
 
-    An observation's weight decays with newer observations of its kind and with time. With few or uniform observations
-    the factors stay near their usual values: the start at first, later a mean over minutes, so that one slow period of
-    an idle worker is forgotten.
+    An observation's weight decays with newer ones of its kind and with time. With few or uniform observations the
+    factors stay near their usual values: first the start, later a mean over minutes, so that one slow period is
+    forgotten.
     """
 
     def __init__(self, start: Sequence[float], memory: float = 64.0) -> None:
-        """Args:
-        start: initial factors, all positive.
-        memory: number of observations after which a weight has decayed to 1/e.
+        """
+        Args:
+            start: initial factors, all positive.
+            memory: number of observations after which a weight has decayed to 1/e.
         """
         self._start = tuple(start)
         self._lost = 1.0 / memory
@@ -47,7 +48,7 @@ class LinearFit:
         self._multiples = [1.0] * size
         self._num_observed = 0
         self._num_unread = 0
-        # Factors observed since `pass_time`, and the time without observations of each.
+        # Factors observed since `pass_time`, and each factor's time without observations.
         self._seen: set[int] = set()
         self._unseen_s = [0.0] * size
 
@@ -56,7 +57,6 @@ class LinearFit:
         return self._num_observed > 0
 
     def observe(self, numbers: Sequence[float], seconds: float) -> None:
-        """Args: numbers: multipliers of the factors; not all 0."""
         parts = [factor * number for factor, number in zip(self._start, numbers, strict=True)]
         expected = sum(parts)
         shares = {i: part / expected for i, part in enumerate(parts) if part}
@@ -97,16 +97,12 @@ class LinearFit:
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """The fitted factors, never negative."""
         if self._num_unread:
             self._solve()
         return tuple(multiple * start for multiple, start in zip(self._multiples, self._start, strict=True))
 
     def _forget(self, shares: Mapping[int, float]) -> None:
-        """Decay what is known in the direction of an observation, and nothing else.
-
-        A thousand steps without a prompt must not erase the fit for prompts.
-        """
+        """Decay only the direction of an observation: steps without prompts must not erase the fit for prompts."""
         towards = [sum(row[i] * share for i, share in shares.items()) for row in self._products]
         known = sum(towards[i] * share for i, share in shares.items())
         if known <= LEAST_KNOWN:
@@ -125,7 +121,7 @@ class LinearFit:
         self._multiples = [found.get(i, 0.0) for i in range(len(self._start))]
 
     def _solve_for(self, chosen: list[int]) -> dict[int, float]:
-        """Solve for a subset of factors, dropping negative ones. Args: chosen: factors that are not 0."""
+        """Solve for a subset of factors, dropping negative ones."""
         weight = self._weight
         rows = [
             [self._products[i][j] + (weight if i == j else 0.0) for j in chosen]
@@ -140,7 +136,7 @@ class LinearFit:
 
 
 def _solve(rows: list[list[float]]) -> list[float]:
-    """Solve linear equations given as rows with their right side last. The matrix is positive definite."""
+    """Solve linear equations, given as rows with their right side last. The matrix is positive definite."""
     size = len(rows)
     for i in range(size):
         for k in range(i + 1, size):

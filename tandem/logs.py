@@ -15,9 +15,6 @@ def log_file(directory: str, name: str) -> Path:
 def configure(name: str, log: LogConfig) -> None:
     """Log to standard error or, with a directory, append to DIRECTORY/NAME.log.
 
-    Args:
-        name: the process's name in the cluster.
-
     Raises:
         ValueError: the file cannot be written.
     """
@@ -31,5 +28,5 @@ def configure(name: str, log: LogConfig) -> None:
         except OSError as error:
             raise ValueError(f"cannot write the log {path}: {error.strerror}; choose another log_dir") from error
     logging.basicConfig(level=max(level, logging.INFO), format=FORMAT, handlers=[handler], force=True)
-    # Only our loggers follow the level: debug lines of libraries would bury the cluster's.
+    # Debug lines of libraries would bury the cluster's.
     logging.getLogger("tandem").setLevel(level)

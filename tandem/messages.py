@@ -1,7 +1,6 @@
 """Messages between router and workers and between linked workers, as plain values.
 
-Schedulers and the request tracker use these classes and never protobuf; tandem.rpc.codec translates them. Field names
-and meanings match proto/tandem/v1/worker.proto and kv_link.proto.
+Schedulers and routers use these classes; tandem.rpc.codec translates them to the protobuf messages of the same names.
 """
 
 from dataclasses import dataclass, field
@@ -14,24 +13,14 @@ PROTOCOL_VERSION = 6
 
 @dataclass(frozen=True, slots=True)
 class PageFormat:
-    """Properties that must be equal at both ends of a link before pages may cross it.
-
-    Attributes:
-        model_fingerprint: equal if and only if two workers loaded equal weights.
-        page_bytes: size of one page.
-        layout: the pool layout's tag.
-    """
+    """Properties that both ends of a link must share to exchange pages: equal weights, page size and pool layout."""
 
     model_fingerprint: str
     page_bytes: int
     layout: str
 
     def mismatch(self, other: "PageFormat", own_name: str, other_name: str) -> str:
-        """Explain why pages of the two formats cannot be exchanged; "" if they can.
-
-        Args:
-            own_name, other_name: the workers' names, for the message.
-        """
+        """Explain why pages of the two formats cannot be exchanged; "" if they can."""
         if self.model_fingerprint != other.model_fingerprint:
             return (
                 f"models differ: {own_name} has loaded {self.model_fingerprint}, {other_name} "
@@ -47,12 +36,10 @@ class PageFormat:
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """Traffic from one worker to another over one transport, since the worker's start.
+    """Traffic to one worker over one transport, since the sender's start.
 
     Attributes:
-        receiver_id: the decode worker.
-        copying_ns: time with at least one copy in flight. Bytes over this time are the link's rate, to within the half
-            millisecond that noticing a finished copy may take.
+        copying_ns: time with a copy in flight, within the half millisecond that noticing its end may take.
     """
 
     transport: str
@@ -64,10 +51,10 @@ class Shipped:
 
 @dataclass(frozen=True, slots=True)
 class ForwardTimes:
-    """A worker's forward pass times, in seconds, as a linear function of the batch.
+    """A worker's forward times in seconds, linear in the batch. All 0 until the worker has reported.
 
     Attributes:
-        prefill_s: constant term of a prefill forward; all fields are 0 until the worker has reported.
+        prefill_s: constant term of a prefill forward.
         prompt_token_s: per prompt token.
         attended_token_s: per attended token; n prompt tokens behind m cached ones attend to n * m + n * n / 2.
         step_s, request_s, kv_token_s: per decode step, per request in it, per token of KV it attends to.
@@ -92,10 +79,8 @@ class WorkerStats:
         num_running: requests being computed; at prefill also those waiting for their handover.
         prompt_tokens_computed, output_tokens_computed: tokens whose KV this worker computed.
         prefix_cached_tokens: prompt tokens found in this worker's cache. Role `both` counts them once, at prefill.
-        num_given_back: running requests given back because no page was free.
+        num_given_back: running requests given back for lack of pages.
         num_leases_expired: granted leases that no prefill worker filled in time.
-        shipped: one entry per transport and receiver.
-        forward_times: the current fit.
     """
 
     num_queued: int = 0
@@ -117,7 +102,7 @@ class WorkerStats:
 # About ten per request: a frozen dataclass takes three times as long to create.
 @dataclass(slots=True)
 class Moment:
-    """A named moment of tandem.lifecycle, in nanoseconds since the epoch on the worker's clock."""
+    """A moment of tandem.lifecycle, in nanoseconds since the epoch on the worker's clock."""
 
     name: str
     time_ns: int
@@ -131,12 +116,10 @@ class Hello:
     """A worker introduces itself.
 
     Attributes:
-        page_size: tokens of one page.
-        metrics_address: "host:port" of the worker's metrics; empty if it serves none.
-        num_restarts: number of times the cluster has restarted it.
-        has_links: role `both` only: the worker hands over to other workers and takes over from them.
-        max_request_pages: pages of the largest request it accepts; 0 means its whole pool.
-        host: host id (tandem.hosts.host_id), equal for workers of one host.
+        metrics_address: "" if it serves no metrics.
+        has_links: role `both` only: it is linked to other workers.
+        max_request_pages: largest accepted request; 0 means the whole pool.
+        host: tandem.hosts.host_id.
         rack: equal for hosts of one rack; "" if unknown.
         max_batch_size: maximum requests in a decode step; 0 if unknown.
     """
@@ -162,11 +145,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Sent at fixed intervals. A `step` that stands still counts as loss, as silence does.
-
-    Attributes:
-        step: the scheduler's step count.
-    """
+    """Sent at fixed intervals. A `step` that stands still counts as loss, like silence."""
 
     step: int
     stats: WorkerStats = field(default_factory=WorkerStats)
@@ -174,10 +153,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """A prefill worker reports that its link to one life of a decode worker opened, ended or cannot be opened.
-
-    It repeats the open links after each Welcome.
-    """
+    """A link to a decode worker's incarnation opened, ended or failed. Repeats open links after each Welcome."""
 
     decode_worker_id: str
     decode_incarnation: str
@@ -187,10 +163,10 @@ class LinkState:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """A prefill worker has sampled the token after a prompt. Sent at once, before the handover.
+    """The token after a prompt is sampled. Sent before the handover.
 
     Attributes:
-        index: the token's index in the whole output, including tokens of earlier attempts.
+        index: position in the whole output, including earlier attempts.
         cached_len: leading tokens already in the prefill worker's cache.
     """
 
@@ -207,10 +183,7 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """A prefill worker has scored a chunk of a prompt with log probabilities.
-
-    All chunks arrive, in order, before the attempt's FirstToken.
-    """
+    """Log probabilities of a prompt's chunk. All chunks precede FirstToken, in order."""
 
     request_id: str
     attempt: int
@@ -220,10 +193,7 @@ class PromptScored:
 # One per token: a frozen dataclass takes three times as long to create.
 @dataclass(slots=True)
 class TokenEvent:
-    """One request's part of Tokens.
-
-    The first event of an attempt repeats FirstToken's token, because either message may arrive first.
-    """
+    """One request's part of Tokens. The first repeats FirstToken's token, because either message may arrive first."""
 
     request_id: str
     attempt: int
@@ -241,7 +211,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A decode worker has sent a request's last token. FirstToken replaces it if the first token is the last.
+    """The last token of a request is sent. FirstToken replaces it if the first token is the last.
 
     Attributes:
         num_output_tokens: length of the whole output, over all attempts.
@@ -261,9 +231,9 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Moments of an attempt under way, so that requests that end early have timings too.
+    """Moments of a running attempt, so that requests that end early have timings.
 
-    A prefill worker sends it after the first of several chunks, a decode worker with the second token.
+    Sent after the first of several chunks (prefill) and with the second token (decode).
     """
 
     request_id: str
@@ -273,7 +243,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A worker ends an attempt that it cannot compute or hand over; another attempt may succeed."""
+    """Ends an attempt that the worker cannot compute or hand over; another attempt may succeed."""
 
     request_id: str
     attempt: int
@@ -282,7 +252,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Unservable:
-    """A worker ends an attempt whose request no worker can serve."""
+    """Ends an attempt whose request no worker can serve."""
 
     request_id: str
     attempt: int
@@ -291,9 +261,9 @@ class Unservable:
 
 @dataclass(frozen=True, slots=True)
 class PrefillDeferred:
-    """The decode worker had no pages in time for a computed prompt.
+    """The decode worker had no pages in time. The computed pages stay cached.
 
-    The router ends the attempt without counting a failure; the computed pages stay cached.
+    The router ends the attempt without counting a failure.
     """
 
     request_id: str
@@ -302,9 +272,9 @@ class PrefillDeferred:
 
 @dataclass(frozen=True, slots=True)
 class GaveBack:
-    """A decode worker that ran out of pages ends the attempt that is cheapest to redo.
+    """Ends the attempt that is cheapest to redo, when a decode worker has no free page.
 
-    The router restarts the request with the tokens so far, without counting a failure.
+    The router restarts the request with its tokens so far, without counting a failure.
     """
 
     request_id: str
@@ -313,9 +283,9 @@ class GaveBack:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
-    """A decode worker ends an attempt whose pages did not all arrive.
+    """Ends an attempt whose pages did not all arrive at the decode worker.
 
-    The lease expired, the link ended, or the prefill worker released the lease without telling the router.
+    The lease expired, the link ended, or the prefill worker released it without telling the router.
     """
 
     request_id: str
@@ -324,12 +294,11 @@ class LeaseLost:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """A worker's answer to Recall: its record of the request.
-
+    """
     Attributes:
-        attempt: the last attempt that the worker took part in.
+        attempt: the worker's last attempt.
         token_ids: the whole output so far, over all attempts.
-        resume_token: the token the router stored with the record; empty if there is no record.
+        resume_token: stored with the record; empty without a record.
     """
 
     recall_id: str
@@ -340,12 +309,7 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class ClockReply:
-    """A worker's answer to ClockProbe. Times are tandem.lifecycle.now_ns, in nanoseconds.
-
-    Attributes:
-        sent_ns: the probe's send time, on the router's clock.
-        received_ns, replied_ns: arrival of the probe and departure of the reply, on the worker's clock.
-    """
+    """Attributes: received_ns, replied_ns: on the worker's clock."""
 
     sent_ns: int
     received_ns: int
@@ -354,14 +318,13 @@ class ClockReply:
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefixes:
-    """A worker reports its cached prefixes by identity (tandem.prefix), packed, at its own page size.
+    """A worker reports its cached prefixes by packed identities (tandem.prefix), at its own page size.
 
-    A router that asked for them gets the whole set first, in a few messages, and then the changes.
+    The whole set comes first, in a few messages, then the changes.
 
     Attributes:
         number: increases by one with each message on a stream.
         is_whole: discard everything reported before.
-        stored, removed: identities of the pages added and removed.
     """
 
     number: int
@@ -375,11 +338,7 @@ class CachedPrefixes:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The router accepts a worker: its answer to Hello and the first message on the stream.
-
-    Attributes:
-        wants_prefixes: whether the worker should report its cached prefixes.
-    """
+    """Accepts a worker, first on the stream. Attributes: wants_prefixes: asks for CachedPrefixes."""
 
     router_incarnation: str
     wants_prefixes: bool = False
@@ -387,8 +346,6 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A decode worker to link to. A restarted worker is a new peer."""
-
     worker_id: str
     incarnation: str
     address: str
@@ -396,19 +353,19 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """The decode workers that prefill workers keep links to, sent whenever a worker joins or is lost."""
+    """All decode workers to link to, sent whenever one joins or is lost."""
 
     decode_workers: tuple[Peer, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """The router announces an attempt to its decode worker.
+    """Announces an attempt to its decode worker.
 
     Attributes:
         output_ids: tokens of earlier attempts.
-        duration_s: how long the worker remembers the attempt while no lease is granted.
-        record_id: name of the record that outlives the request; empty if none is needed.
+        duration_s: lifetime without a granted lease.
+        record_id: name of the record that outlives the request; "" for none.
         resume_token: stored with the record; opaque to workers.
     """
 
@@ -427,10 +384,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """The router has a prefill worker compute a prompt and hand it over to `decode_worker_id`.
-
-    The other fields are those of Admit.
-    """
+    """Has a worker compute a prompt and hand it over. Other fields: see Admit."""
 
     request_id: str
     attempt: int
@@ -447,17 +401,14 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class ClockProbe:
-    """A router asks for a worker's clock at `sent_ns` of its own (tandem.lifecycle.now_ns). Answered at once."""
+    """Attributes: sent_ns: on the router's clock (tandem.lifecycle.now_ns)."""
 
     sent_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The router ends an attempt: the client left, a stop string matched, or the attempt ended early.
-
-    A worker ignores it for an attempt that it does not know.
-    """
+    """Ends an attempt, e.g. because the client left. Workers ignore unknown attempts."""
 
     request_id: str
     attempt: int
@@ -465,7 +416,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """A router asks for a worker's record of a request, possibly another router's. Always answered."""
+    """Asks for a worker's record of a request, possibly another router's. Always answered."""
 
     recall_id: str
     record_id: str
@@ -473,12 +424,12 @@ class Recall:
 
 @dataclass(frozen=True, slots=True)
 class RepeatPrefixes:
-    """A router that missed a CachedPrefixes asks for the whole set again."""
+    """Asks for the whole set again, after a missed CachedPrefixes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResetCache:
-    """The router has a worker drop its cached prefixes, except pages in use."""
+    """Drop all cached prefixes, except pages in use."""
 
 
 # --- prefill worker to decode worker, on their link ------------------------------------------------------------
@@ -486,12 +437,12 @@ class ResetCache:
 
 @dataclass(frozen=True, slots=True)
 class LinkHello:
-    """A prefill worker opens an epoch.
+    """Opens an epoch.
 
-    The decode worker refuses it if version, incarnation or page format differ, or if it can open no offered transport.
+    Refused if version, incarnation or page format differ, or if the receiver can open no offered transport.
 
     Attributes:
-        sender_host: the sender's host (tandem.hosts.host_id); a process id is only meaningful there.
+        sender_host: tandem.hosts.host_id; `sender_pid` is meaningful only there.
     """
 
     protocol_version: int
@@ -506,7 +457,7 @@ class LinkHello:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """The sender asks for pages for `num_tokens` tokens, before it computes the first chunk."""
+    """Asks for pages, before the first chunk is computed."""
 
     lease_id: str
     request_id: str
@@ -516,10 +467,10 @@ class LeaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The sender settles a granted lease: all copies are done, and the decode worker takes the request over.
+    """Settles a granted lease: all copies are done, and the decode worker takes over.
 
     Attributes:
-        ship_started_ns: time of the first push, on the sender's clock; 0 if no page was pushed.
+        ship_started_ns: time of the first push, on the sender's clock; 0 without pushes.
         prefill_cached_len: leading tokens already in the sender's cache.
     """
 
@@ -535,7 +486,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The sender gives up a lease, granted or not. This settles it; none of its copies is running.
+    """Gives up a lease, granted or not, with no copies running. This settles the lease.
 
     Attributes:
         reported: the sender reports the attempt's end to the router, so the receiver does not.
@@ -567,12 +518,11 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class LinkWelcome:
-    """The receiver accepts the link: the epoch is open.
+    """Opens the epoch.
 
     Attributes:
-        transport: the receiver's choice among the offered transports.
         endpoint: address of the receiving end, opaque to all but the transport.
-        passed_over: "name: reason" for each offered transport that was skipped.
+        passed_over: "name: reason" for each skipped transport of the offer.
     """
 
     epoch: str
@@ -583,11 +533,7 @@ class LinkWelcome:
 
 @dataclass(frozen=True, slots=True)
 class LinkRefused:
-    """The receiver refuses the link.
-
-    Attributes:
-        no_transport: it has, or can open, none of the offered transports.
-    """
+    """Attributes: no_transport: the receiver can open none of the offered transports."""
 
     reason: str
     no_transport: bool = False
@@ -595,11 +541,11 @@ class LinkRefused:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The receiver promises pages for a lease.
+    """Promises pages for a lease.
 
     Attributes:
         cached_len: leading tokens that the receiver already has.
-        page_ids: destinations of the remaining pages, which the sender fills before it settles the lease.
+        page_ids: destinations of the remaining pages.
     """
 
     lease_id: str
@@ -609,7 +555,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The receiver grants no pages for a lease, which settles it.
+    """Settles a lease without pages.
 
     Attributes:
         reason: "gone": the attempt has ended; "too_large": it exceeds the pool; "unknown": no Admit of this attempt and
@@ -622,9 +568,9 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """The receiver asks for a granted lease back: it expired, or the attempt has ended.
+    """Asks for a granted lease back: it expired, or the attempt has ended.
 
-    The sender's answer settles it; until then the pages stay leased.
+    The pages stay leased until the sender settles the lease.
     """
 
     lease_id: str

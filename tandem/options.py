@@ -7,11 +7,10 @@ OPTION = "option"
 
 
 def option(default: Any, help: str, *, secret: bool = False, **more: Any) -> Any:
-    """Declares a dataclass field that a flag of `tandem serve` and a key of its YAML file set.
+    """Declare a dataclass field that a flag of `tandem serve` and a key of its YAML file set.
 
     Args:
         default: MISSING if the option must be given.
-        help: one line for help and documentation.
         secret: keep the value out of the configuration's repr.
         more: attributes of tandem.deploy.config.options.Option. `name` defaults to the field's name with dashes.
     """

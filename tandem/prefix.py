@@ -1,6 +1,6 @@
 """Identities of prompt prefixes, equal in every process and on every machine.
 
-An identity covers everything up to the end of a page: an 8-byte BLAKE2b digest of the previous identity and the page's
+A page's identity covers everything up to its end: an 8-byte BLAKE2b digest of the previous identity and the page's
 token ids (4 bytes each, little-endian). The digest of the namespace in UTF-8 precedes the first page.
 
 Identities may collide. They decide which worker serves a request, never which page is reused.
@@ -17,29 +17,23 @@ TOKEN_BYTES = 4
 
 
 def namespace_identity(namespace: str) -> bytes:
-    """Return the identity that precedes the first page in a namespace."""
     return blake2b(namespace.encode(), digest_size=IDENTITY_BYTES).digest()
 
 
 def page_identity(before: bytes, token_ids: Sequence[int]) -> bytes:
-    """Return the identity up to the end of a page. Args: before: identity up to its start."""
     page = struct.pack(f"<{len(token_ids)}I", *token_ids)
     return blake2b(before + page, digest_size=IDENTITY_BYTES).digest()
 
 
 def prefix_identities(token_ids: Sequence[int], page_size: int, namespace: str, known: Sequence[int] = ()) -> list[int]:
-    """Return the identities of all full pages as unsigned integers.
-
-    Args:
-        known: identities of the first pages, if already computed.
-    """
+    """Return the identities of all full pages as unsigned integers. Args: known: those of the first pages."""
     identities = list(known)
     extend_identities(identities, token_ids[len(known) * page_size :], page_size, namespace)
     return identities
 
 
 def extend_identities(identities: list[int], token_ids: Sequence[int], page_size: int, namespace: str) -> None:
-    """Append the identities of further full pages; cost depends on the new pages only.
+    """Append the identities of further full pages; the cost depends on the new pages only.
 
     Args:
         identities: identities of all previous pages.

@@ -21,11 +21,7 @@ class _Process(Collector):
 
 
 def process_registry(num_restarts: int) -> CollectorRegistry:
-    """Create a registry with the process's version, restarts, CPU time, memory and open files.
-
-    Args:
-        num_restarts: number of times the cluster has restarted the process.
-    """
+    """Create a registry with the process's version, restarts, CPU time, memory and open files."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     registry.register(_Process(num_restarts))

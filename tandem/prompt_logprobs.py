@@ -1,13 +1,11 @@
-"""Packed log probabilities of prompt tokens: a prompt may have a hundred thousand."""
+"""Packed log probabilities of prompts, which may have 100,000 tokens."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLogprobs:
-    """Log probabilities of consecutive prompt tokens, and the most likely tokens at their positions.
-
-    Arrays are packed little-endian, so that no process on the way unpacks them.
+    """Log probabilities of consecutive prompt tokens, in little-endian arrays that no process on the way unpacks.
 
     Attributes:
         start: position of the first token in the prompt, at least 1.

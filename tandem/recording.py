@@ -9,7 +9,7 @@ from tandem.lifecycle import now_ns
 
 # Slices kept per process, the latest. A busy decode worker adds 2,000 a second.
 MAX_SLICES = 2**17
-# Shorter laps without numbers are dropped: polling would fill the recording with them.
+# Drops the laps of polling.
 MIN_LAP_NS = 2_000
 
 # Tracks of a worker.
@@ -22,18 +22,11 @@ REQUESTS = "requests"
 
 
 def copies_to(worker_id: str) -> str:
-    """Return the track of a link's copies."""
     return f"copies to {worker_id}"
 
 
 class Slice(NamedTuple):
-    """A span of time on a track, in nanoseconds since the epoch. The recorder stores plain tuples, which are cheaper.
-
-    Attributes:
-        request_tokens: tokens computed for each of `request_ids`.
-        numbers: named counts.
-        detail: free text.
-    """
+    """A span of time, in nanoseconds since the epoch. Attributes: request_tokens: tokens computed per request."""
 
     track: str
     name: str
@@ -46,14 +39,9 @@ class Slice(NamedTuple):
 
 
 class Recording:
-    """A finished recording, handed to another thread.
-
-    Attributes:
-        num_dropped: oldest slices dropped for lack of room.
-    """
+    """A finished recording. Attributes: num_dropped: oldest slices dropped for lack of room."""
 
     def __init__(self, kept: deque[tuple[Any, ...]], num_dropped: int) -> None:
-        """Args: kept: slices as plain tuples."""
         self._kept = kept
         self.num_dropped = num_dropped
 
@@ -65,25 +53,18 @@ class Recording:
         return [Slice(*self._kept.popleft()) for _ in range(min(num_slices, len(self._kept)))]
 
 
-# Completion test, device time, and the start of the slice.
 _Watched = tuple[Callable[[], bool], Callable[[], float] | None, tuple[Any, ...]]
 
 
 class Recorder:
-    """Records slices of one thread. While off, every method returns at once.
-
-    Attributes:
-        is_on: check it before computing expensive arguments.
-    """
+    """Records slices of one thread. Check `is_on` before computing expensive arguments."""
 
     def __init__(self, max_slices: int = MAX_SLICES, clock: Callable[[], int] = now_ns) -> None:
-        """Args: clock: nanoseconds since the epoch."""
         self.is_on = False
         self._clock = clock
         self._slices: deque[tuple[Any, ...]] = deque(maxlen=max_slices)
         self._num_added = 0
         self._turn_ns = self._lap_ns = 0
-        # Unfinished asynchronous work.
         self._watched: list[_Watched] = []
 
     def start(self) -> None:
@@ -134,11 +115,7 @@ class Recorder:
                 self._keep((ENGINE, name, start_ns, self._lap_ns, request_ids, (), numbers, ""))
 
     def end_turn(self, number: int, *, worked: bool) -> None:
-        """End the turn and its last lap, in which the thread sent its messages.
-
-        Args:
-            worked: keep the turn; idle turns are dropped.
-        """
+        """End the turn and its last lap. Args: worked: False drops an idle turn."""
         if self.is_on:
             self.lap("tell")
             if worked:
@@ -169,14 +146,13 @@ class Recorder:
     def started(
         self, track: str, name: str, start_ns: int, done: Callable[[], bool], request_id: str, **numbers: int
     ) -> None:
-        """Track other asynchronous work. Args: done: as for `launched`."""
         if self.is_on:
             watched: _Watched = (done, None, (track, name, start_ns, (request_id,), (), numbers))
             if not self._keep_if_done(watched):
                 self._watched.append(watched)
 
     def look(self) -> None:
-        """Keep the slices of asynchronous work that has completed."""
+        """Keep the slices of completed asynchronous work."""
         if self._watched:
             self._watched = [watched for watched in self._watched if not self._keep_if_done(watched)]
 

@@ -1,8 +1,7 @@
-"""Request ids on control messages: unique over all routers and incarnations, with their owner's name."""
+"""Request ids of control messages, unique over all routers and incarnations."""
 
 
 def make_request_id(router_incarnation: str, number: int) -> str:
-    """Args: number: unique within the router's incarnation."""
     return f"{router_incarnation}-{number}"
 
 

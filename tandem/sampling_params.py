@@ -11,9 +11,9 @@ MAX_LOGIT_BIAS = 100.0
 # OpenAI's limit for logit_bias. Both lists travel with every attempt and are read in every step.
 MAX_NUM_BIASED = 300
 MAX_NUM_STOP_TOKENS = 300
-# UTF-8 bytes of a grammar, which travels with every attempt too.
+# In UTF-8; travels with every attempt too.
 MAX_GRAMMAR_BYTES = 2**16
-# Limits of the fields of the messages between processes.
+# Limits of the protobuf fields.
 MAX_TEMPERATURE = 3.4e38
 MAX_TOP_K = 2**31 - 1
 MAX_UINT32 = 2**32 - 1
@@ -32,20 +32,20 @@ class SamplingParams:
         max_tokens: maximum output tokens over all attempts, at least 1.
         min_tokens: output tokens before a stop token may be chosen, unless a grammar allows nothing else; at most
             max_tokens.
-        temperature: 0 to MAX_TEMPERATURE; below GREEDY_BELOW_TEMPERATURE the most likely token is chosen.
+        temperature: 0 to MAX_TEMPERATURE; greedy below GREEDY_BELOW_TEMPERATURE.
         top_k: keep only the k most likely tokens; 0 or -1 keeps all.
         top_p: keep the most likely tokens up to this total probability, 0 to 1; at least one token stays.
         min_p: keep tokens with at least this fraction of the most likely token's probability, 0 to 1.
-        repetition_penalty: applied to tokens of prompt and output, 0.01 to 100; 1 disables it.
-        presence_penalty: applied to tokens in the output, -2 to 2.
-        frequency_penalty: applied per occurrence in the output, -2 to 2.
+        repetition_penalty: for tokens of prompt and output, 0.01 to 100; 1 disables it.
+        presence_penalty: for tokens in the output, -2 to 2.
+        frequency_penalty: per occurrence in the output, -2 to 2.
         logit_bias: (token id, bias of -100 to 100) pairs, ascending by token id, without duplicates.
-        seed: 64 bits; with the position in the sequence, the only source of randomness. Unused by greedy decoding.
-        stop_token_ids: tokens that end the output, with the end-of-sequence ids unless the client ignores these.
-        num_logprobs: alternatives to report per output token, 0 to MAX_LOGPROBS, or None.
-        num_prompt_logprobs: alternatives to report per prompt token, 0 to MAX_LOGPROBS, or None.
-        grammar: constraint on the output, in llguidance's format; "" for none. A complete output may end with a stop
-            token; a stop token that is text may end it earlier.
+        seed: 64 bits; with the position in the sequence, the only source of randomness.
+        stop_token_ids: tokens that end the output, including end-of-sequence ids unless the client ignores them.
+        num_logprobs, num_prompt_logprobs: alternatives to report per output or prompt token, 0 to MAX_LOGPROBS, or
+            None.
+        grammar: in llguidance's format; "" for none. A complete output may end with a stop token; a stop token that is
+            text may end it earlier.
 
     Raises:
         ValueError: a value is out of range, not a number, or infinite; the message names the field.
@@ -114,17 +114,13 @@ class SamplingParams:
         )
 
     def with_seed(self, seed: int) -> "SamplingParams":
-        """Return a copy with another 64-bit seed.
-
-        Skips validation: a request may have a hundred outputs that differ only in their seed.
-        """
+        """Copy without validation: a request may have a hundred outputs that differ only in their seed."""
         assert 0 <= seed <= MAX_SEED
         copied: Any = copy(self)
         object.__setattr__(copied, "seed", seed)
         return copied
 
     def without_prompt_logprobs(self) -> "SamplingParams":
-        """Return a copy that asks for no prompt log probabilities."""
         if self.num_prompt_logprobs is None:
             return self
         copied: Any = copy(self)
@@ -134,11 +130,7 @@ class SamplingParams:
     def finish_reason(
         self, token_id: int, num_output_tokens: int, stop_token_ids: Collection[int] | None = None
     ) -> str:
-        """Return "stop", "length" or "" for an output that ends with `token_id`.
-
-        Args:
-            stop_token_ids: the stop tokens as a set, for callers that ask at every step.
-        """
+        """Return "stop", "length" or "" for an output that ends with `token_id`."""
         if token_id in (self.stop_token_ids if stop_token_ids is None else stop_token_ids):
             return "stop"
         if num_output_tokens >= self.max_tokens:
@@ -151,7 +143,7 @@ class SamplingParams:
         _check("logit_bias's token ids", max(token_ids), 0, MAX_UINT32)
         if any(low >= high for low, high in pairwise(token_ids)):
             raise ValueError("logit_bias must be in order of token ids, each once")
-        # The message is built only for suspects. The comparison is written so that NaN is one.
+        # Build messages only for suspects, including NaN.
         for token_id, bias in self.logit_bias:
             if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
                 _check(f"logit_bias of token {token_id}", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
@@ -159,20 +151,13 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class TopLogprob:
-    """One of the most likely tokens at a position."""
-
     token_id: int
     logprob: float
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log probabilities of one token, before bias, penalties, temperature and filters.
-
-    Attributes:
-        logprob: natural logarithm of the token's probability.
-        top: most likely tokens in descending order; may include the token itself.
-    """
+    """Natural log probabilities of one token, before bias, penalties, temperature and filters. `top` is descending."""
 
     logprob: float
     top: tuple[TopLogprob, ...] = ()
@@ -181,6 +166,6 @@ class TokenLogprobs:
 def _check(name: str, value: float, low: float, high: float) -> None:
     # A limit that travelled as float32 may exceed itself slightly.
     slack = 1e-6 if isinstance(value, float) else 0
-    # The comparison is written so that NaN fails.
+    # NaN fails this comparison.
     if not low - abs(low) * slack <= value <= high * (1 + slack):
         raise ValueError(f"{name} must be between {low:g} and {high:g}, not {value:g}")

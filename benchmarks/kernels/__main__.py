@@ -5,8 +5,8 @@ prefill   each operation of a prefill's layer, and how the GPU's rate falls unde
 products  each matrix of a layer by every available kernel, in bfloat16 and FP8
 step      kernels of a whole decode step by name, idle time between steps, and traces for Perfetto
 
-decode, prefill and products run an operation for every layer of the model in one CUDA graph, so that no matrix
-is cached when its turn comes, and print the median microseconds of one layer.
+The first three run an operation for every layer of the model in one CUDA graph, so that no matrix is cached when its
+turn comes, and print the median microseconds of one layer.
 """
 
 import argparse
@@ -28,7 +28,7 @@ PREFILLS = ((2, 8192), (32, 512), (1, 512))
 
 
 def prefill_shape(text: str) -> tuple[int, int]:
-    """ "8x1024" to (8, 1024). Raises argparse.ArgumentTypeError."""
+    """Parse "8x1024" into (8, 1024). Raises argparse.ArgumentTypeError."""
     count, times, length = text.partition("x")
     if not (times and count.isdecimal() and length.isdecimal() and int(count) and int(length)):
         raise argparse.ArgumentTypeError(f"{text!r} is not PROMPTSxTOKENS: write for example 8x1024")

@@ -1,4 +1,4 @@
-"""Reads decode steps from a profiler's trace: their kernels, and the GPU's idle time between steps."""
+"""Reads kernels and the GPU's idle time between decode steps from a profiler's trace. Times are in microseconds."""
 
 import bisect
 import gzip
@@ -17,7 +17,7 @@ _LAST_KERNEL = "argmax"
 
 
 class DeviceEvent(NamedTuple):
-    """A kernel, copy or fill. Attributes: start, end: microseconds; launch: correlation id."""
+    """A kernel, copy or fill. Attributes: launch: correlation id."""
 
     name: str
     start: float
@@ -27,14 +27,12 @@ class DeviceEvent(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Attributes: start, end: microseconds."""
-
     start: float
     end: float
 
 
 class KernelUse(NamedTuple):
-    """Attributes: num_calls: per step; time: microseconds per step."""
+    """Attributes: num_calls, time: per step."""
 
     name: str
     num_calls: float
@@ -42,7 +40,7 @@ class KernelUse(NamedTuple):
 
 
 def read_trace(path: Path) -> list[DeviceEvent]:
-    """Returns the device events of a trace in Chrome's JSON format, by start."""
+    """Read the device events of a trace in Chrome's JSON format, by start."""
     text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     events = [
         DeviceEvent(
@@ -59,12 +57,9 @@ def read_trace(path: Path) -> list[DeviceEvent]:
 
 
 def find_steps(events: Sequence[DeviceEvent]) -> list[Span]:
-    """Each step from its first model kernel to its last.
+    """Return each step from its first model kernel to its last.
 
-    With CUDA graphs a step is one graph launch. Without, a step ends with the argmax kernel.
-
-    Raises:
-        ValueError: the trace has neither graphs nor an argmax kernel.
+    A step is one CUDA graph launch, or without graphs ends with the argmax kernel. Raises ValueError without either.
     """
     kernels = [event for event in events if event.is_kernel]
     launches: dict[int, list[DeviceEvent]] = {}
@@ -80,12 +75,11 @@ def find_steps(events: Sequence[DeviceEvent]) -> list[Span]:
 
 
 def gaps_between(steps: Sequence[Span]) -> list[Span]:
-    """From the end of each step's last kernel to the start of the next step's first."""
     return [Span(before.end, after.start) for before, after in itertools.pairwise(steps)]
 
 
 def idle_times(events: Sequence[DeviceEvent], gaps: Sequence[Span]) -> list[float]:
-    """Microseconds of each gap during which nothing ran, not even a copy."""
+    """Return the time of each gap during which nothing ran, not even a copy."""
     starts = [event.start for event in events]
     idle = []
     for gap in gaps:
@@ -98,7 +92,7 @@ def idle_times(events: Sequence[DeviceEvent], gaps: Sequence[Span]) -> list[floa
 
 
 def kernel_uses(events: Sequence[DeviceEvent], steps: Sequence[Span]) -> list[KernelUse]:
-    """Returns kernels, copies and fills from the first step's start to the last one's, by name, longest first."""
+    """Return the uses by name, from the first step's start to the last one's, longest first."""
     num_steps = len(steps) - 1
     counts: Counter[str] = Counter()
     times: dict[str, float] = {}

@@ -31,11 +31,11 @@ WEIGHT_SCALE = 0.02
 
 
 class Measured(NamedTuple):
-    """
+    """Microseconds of one layer.
+
     Attributes:
-        time: microseconds for one layer.
-        floor: the longer of the times for its bytes and its operations, in microseconds.
-        is_part: True if another row includes it.
+        floor: the longer of the times for its bytes and its operations.
+        is_part: another row includes it.
     """
 
     name: str
@@ -53,12 +53,10 @@ class LayerKernels:
         self._norm = Norm(self._random(model.hidden_size), model.rms_norm_eps)
 
     def decode_step(self, batch_size: int, kv_len: int) -> Iterator[Measured]:
-        """Args: kv_len: length of each sequence, in tokens."""
         yield from self._products(batch_size)
         yield self._decode_attention(batch_size, kv_len)
 
     def prefill(self, num_prompts: int, prompt_len: int) -> Iterator[Measured]:
-        """Measures a forward of uncached prompts."""
         num_tokens = num_prompts * prompt_len
         yield from self._products(num_tokens)
         yield from self._prefill_attention(num_prompts, prompt_len)
@@ -111,7 +109,7 @@ class LayerKernels:
         return Measured(name, self.time(run_all, len(linears)), self._floor(num_bytes, flops))
 
     def _pass(self, name: str, num_moved: int, run: Callable[[], object]) -> Measured:
-        """Times a memory-bound operation. Args: num_moved: numbers read and written."""
+        """Time a memory-bound operation. Args: num_moved: numbers read and written."""
 
         def run_all() -> None:
             for _ in range(self._model.num_layers):
@@ -189,7 +187,7 @@ class LayerKernels:
         return Measured("attention, all of it", time, self._floor(kv_numbers * BYTES_PER_NUMBER))
 
     def time(self, run: Callable[[], object], num_layers: int) -> float:
-        """Returns the median microseconds of one layer in a CUDA graph. Args: run: launches `num_layers` layers."""
+        """Return the median microseconds of one layer in a CUDA graph. Args: run: launches `num_layers` layers."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -217,7 +215,6 @@ class LayerKernels:
 
 
 def _sequences(count: int, length: int, num_pages: int, cached_len: int) -> list[TokenSequence]:
-    """Sequences of `num_pages` scattered pages each, whose tokens after `cached_len` are next in a forward."""
     pages = random.Random(0).sample(range(count * num_pages), count * num_pages)
     sequences = [
         TokenSequence([0] * length, length, pages[i * num_pages : (i + 1) * num_pages], cached_len=cached_len)

@@ -32,7 +32,7 @@ from tandem.engine.layers.product_tiles import (
 from tandem.engine.layers.products import Products, product_of
 from tandem.engine.models.config import ModelConfig
 
-# Minimum size of the matrices multiplied one after the other, so that no cache holds them.
+# Minimum size of all matrices together, so that no cache holds them.
 MIN_BYTES = 2**28
 # Candidate tiles: outputs, bytes of a row per step, blocks per multiprocessor, and blocks that share a tile.
 OUTPUTS, STEP_BYTES, BLOCKS_PER_SM, SPLITS = (64, 128), (128, 256), (1, 2), (1, 2, 4)
@@ -71,10 +71,10 @@ class ProductKernels:
         }
 
     def products(self, num_tokens: int) -> Iterator[Row]:
-        """Times the library, and our own kernel with the chosen tile and the fastest tiles.
+        """Time the library, and our own kernel with the chosen tile and the fastest tiles.
 
-        Times include the gate's product of "gate_up" (except with block scales) and the residual sum of "o" and "down".
-        Quantizing is a separate figure.
+        Times include the gate's product of "gate_up" (except with block scales) and the residual sum of "o" and "down",
+        but not quantizing.
         """
         for name in self._shapes:
             yield self._row(name, num_tokens)
@@ -167,7 +167,7 @@ def _tiles(product: Product, device: Device) -> Iterator[Tile]:
                     for num_splits in (1,) if is_block or product.is_gated else SPLITS:
                         tile = Tile(tokens, outputs, depth, 0, num_warps, num_splits)
                         tile = tile._replace(num_stages=min(MAX_STAGES, max_stages(tile, product, share)))
-                        # Blocks that share tiles run as one wave, and the memory for their sums is limited.
+                        # Blocks that share tiles run as one wave, with limited memory for their sums.
                         num_sums = num_tiles(tile, product) * num_splits * max(tokens * outputs, MAX_SPLIT_TILE)
                         has_room = num_splits == 1 or num_sums <= device.num_multiprocessors * MAX_SPLIT_TILE
                         if divides(tile, product) and tile.num_stages > 1 and has_room:

@@ -1,9 +1,8 @@
 """Kernels of a decode step by name, and the GPU's idle time between two steps.
 
-Three runs, because tracing slows the host down: one with nothing traced, for the time between two CUDA graphs; one that
-traces the device alone, for the table of kernels; and one that traces the host too, for Perfetto
-(https://ui.perfetto.dev). The host's ranges are plan (page tables), launch (a whole forward) and collect (waiting for
-tokens). With --nsys nothing is traced here, and the same names are NVTX ranges:
+Three runs, because tracing slows the host: untraced, for the time between CUDA graphs; tracing the device, for the
+table of kernels; and tracing the host too, for Perfetto (https://ui.perfetto.dev). The host's ranges are plan (page
+tables), launch (a whole forward) and collect (waiting for tokens). With --nsys they are NVTX ranges instead:
     nsys profile --capture-range=cudaProfilerApi --cuda-graph-trace=node python -m benchmarks.kernels step --nsys ...
 """
 
@@ -41,12 +40,10 @@ PREFILL_LEN = 4096
 NUM_WARMUP_STEPS = 50
 # Enough for Perfetto: each step is hundreds of kernels.
 NUM_TRACED_STEPS = 10
-# Requests outlast the measured steps, so that no step has a smaller batch.
+# Keeps the batch full in all measured steps.
 NUM_SPARE_TOKENS = 20
-# Of the table of kernels: rows, and letters of a kernel's name.
 MAX_ROWS = 30
 MAX_NAME = 90
-# Traced methods, and the name of their range.
 RANGES: tuple[tuple[type, str, str], ...] = (
     (AttentionBackend, "plan", "plan"),
     (GraphedAttention, "plan", "plan"),
@@ -56,7 +53,7 @@ RANGES: tuple[tuple[type, str, str], ...] = (
 
 
 def annotate(range_of: Callable[[str], AbstractContextManager[Any]]) -> None:
-    """Wraps every implementation of RANGES' methods in a named range."""
+    """Wrap every implementation of RANGES' methods in a named range."""
     for base, method, name in RANGES:
         for cls in _subclasses(base):
             if method in vars(cls) and method not in getattr(cls, "__abstractmethods__", ()):
@@ -87,7 +84,7 @@ def profile(activities: Sequence[ProfilerActivity], path: Path, run: Callable[[]
 
 @dataclass(frozen=True)
 class GraphLaunch:
-    """Attributes: late: host seconds of the launch, if the device had run out of work by its end; else 0."""
+    """Attributes: late: host seconds of the launch, if the device ran out of work by its end; else 0."""
 
     before: torch.cuda.Event
     after: torch.cuda.Event
@@ -119,22 +116,20 @@ class GraphGaps:
         torch.cuda.CUDAGraph.replay = self._replay  # type: ignore[method-assign]
 
     def microseconds(self) -> list[float]:
-        """From the end of each graph to the start of the next, including copies and the whole of a late launch."""
+        """Return the time from each graph's end to the next start, including copies and a late launch."""
         torch.cuda.synchronize()
         pairs = itertools.pairwise(self.launches)
         return [one.after.elapsed_time(other.before) * 1e3 + other.late * 1e6 for one, other in pairs]
 
 
 class StepProfiler:
-    """Steady decode steps of one batch size."""
-
     def __init__(self, loop: Loop, batch_size: int, prompt_len: int) -> None:
         self._loop = loop
         self._batch_size = batch_size
         self._prompt_len = prompt_len
 
     def run_steps(self, num_steps: int, within: Callable[[Callable[[], None]], None]) -> None:
-        """Fills the batch, warms up, and passes `within` a function that decodes `num_steps` steps."""
+        """Fill the batch, warm up, and pass `within` a function that decodes `num_steps` steps."""
         max_tokens = NUM_WARMUP_STEPS + num_steps + NUM_SPARE_TOKENS
         self._loop.start(self._batch_size, self._prompt_len, max_tokens)
         self._loop.decode(NUM_WARMUP_STEPS)
@@ -142,14 +137,13 @@ class StepProfiler:
         self._loop.finish()
 
     def device_events(self, num_steps: int) -> list[DeviceEvent]:
-        """Returns the device events of `num_steps` steps, traced without the host."""
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "steps.json"
             self.run_steps(num_steps, lambda run: profile([ProfilerActivity.CUDA], path, run))
             return read_trace(path)
 
     def graph_gaps(self, num_steps: int) -> list[float]:
-        """Returns microseconds between the graphs of `num_steps` steps, untraced; empty without graphs."""
+        """Return microseconds between untraced graphs; empty without graphs."""
         with GraphGaps() as gaps:
             self.run_steps(num_steps, lambda run: run())
         return gaps.microseconds()[NUM_WARMUP_STEPS:num_steps]
@@ -159,7 +153,7 @@ class StepProfiler:
 
 
 def show(events: Sequence[DeviceEvent], graph_gaps: Sequence[float], num_layers: int, console: Console) -> None:
-    # The profiler may have missed a part of the first and the last step.
+    # The profiler may miss parts of the first and last step.
     steps = find_steps(events)[1:-1]
     gaps = gaps_between(steps)
     uses = kernel_uses(events, steps)
@@ -197,7 +191,6 @@ def show(events: Sequence[DeviceEvent], graph_gaps: Sequence[float], num_layers:
 
 
 def profile_steps(arguments: argparse.Namespace, model: ModelConfig) -> None:
-    """Args: arguments: of `python -m benchmarks.kernels step`."""
     max_tokens = NUM_WARMUP_STEPS + arguments.num_steps + NUM_SPARE_TOKENS
     num_tokens = arguments.batch_size * (arguments.prompt_len + max_tokens + PAGE_SIZE)
     prefill_len = min(PREFILL_LEN, model.max_position_embeddings)

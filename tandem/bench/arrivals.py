@@ -1,4 +1,4 @@
-"""When requests leave."""
+"""Arrival times of sessions."""
 
 import random
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ ARRIVALS: tuple[ArrivalKind, ...] = ("closed", "poisson", "gamma", "constant", "
 class ArrivalConfig:
     """
     Attributes:
-        rate: mean sessions per second; not for "closed".
+        rate: mean sessions per second; unused by "closed".
         burstiness: shape of "gamma": 1 is Poisson, less is more clustered. Gaps have the mean 1 / rate and the variance
             1 / (burstiness * rate ** 2).
         burst_size: sessions per burst.
-        concurrency: sessions in hand, for "closed".
+        concurrency: sessions in flight, for "closed".
     """
 
     kind: ArrivalKind = "closed"
@@ -38,7 +38,7 @@ class ArrivalConfig:
 
 
 def arrival_times(config: ArrivalConfig, seed: int) -> Iterator[float | None]:
-    """Yields seconds from the run's start, without end; None for each session of "closed"."""
+    """Yield endless seconds from the run's start; None for each session of "closed"."""
     rng = random.Random(f"{seed}/arrivals")
     moment, number = 0.0, 0
     while True:

@@ -1,27 +1,26 @@
-"""Tells whether the client was fast enough for its figures to be the server's."""
+"""Warns if the client was too slow for the results to describe the server."""
 
 from typing import Any
 
 from tandem.bench.measures import distribution
 from tandem.bench.processes import RunResult
 
-# A request is late if it leaves this long after its due time.
+# A request is late if sent this long after its due time.
 LATE_S = 0.005
-# Share of late requests that is worth a warning.
 LATE_SHARE = 0.01
-# A process that uses this share of a core adds to the measured times.
+# Above this share of a core, a process adds to the measured times.
 BUSY_SHARE = 0.8
 # Below this share, more processes would not help.
 IDLE_SHARE = 0.3
-# Warn if the p99 of the loop's lateness exceeds this.
+# Maximum p99 of the loop's lateness.
 LAG_S = 0.005
 MANY_TOKENS_PER_CHUNK = 1.05
-# Tolerates prompts that share a page or a template's beginning.
+# Tolerates a shared page or template.
 CACHED_SHARE = 0.1
 
 
 def client_summary(run: RunResult) -> dict[str, Any]:
-    """Summarizes all client processes. chunks_per_cpu_s estimates the client's own ceiling."""
+    """Summarize all client processes. chunks_per_cpu_s estimates the client's own ceiling."""
     lateness = [record.lateness_s for record in run.records if record.group == "requests" and not record.is_warmup]
     num_late = sum(late > LATE_S for late in lateness)
     cpu_s = sum(usage.cpu_s for usage in run.usages)
@@ -39,7 +38,6 @@ def client_summary(run: RunResult) -> dict[str, Any]:
 
 
 def warnings_about(result: dict[str, Any]) -> list[str]:
-    """Returns warnings for readers of the figures."""
     client, requests = result["client"], result["requests"]
     warnings = []
     if not result["is_whole"]:

@@ -21,15 +21,13 @@ from tandem.bench.workloads.table import make_sessions
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Where results go besides the terminal; None: nowhere."""
-
     result: Path | None = None
     requests: Path | None = None
     plots: Path | None = None
     report: Path | None = None
 
     def check(self) -> None:
-        """Raises ValueError if a file cannot be written, before anything is measured."""
+        """Raises ValueError if a file cannot be written, before any measurement."""
         for file in (self.result, self.requests, self.report):
             if file is not None:
                 _check_writable(file)
@@ -40,12 +38,11 @@ class Outputs:
 
 
 def _check_writable(file: Path) -> None:
-    """Raises ValueError."""
     if not file.absolute().parent.is_dir():
         raise ValueError(f"{file} cannot be written: there is no directory {file.absolute().parent}")
     is_new = not file.exists()
     if not is_new and not (file.is_file() or file.is_dir()):
-        # The reader of a pipe would take its closing for the end.
+        # Closing a pipe would end it for its reader.
         return
     try:
         file.open("a").close()
@@ -56,13 +53,10 @@ def _check_writable(file: Path) -> None:
 
 
 def run_once(config: BenchConfig, outputs: Outputs, console: Console) -> dict[str, Any]:
-    """Measures, prints and writes one run; returns its result.
+    """Measure, print and write one run; return its result.
 
-    Raises:
-        ValueError: the trace cannot be used.
-        EndpointError: the server cannot be measured.
-        RuntimeError: a client process died.
-        OSError: a file cannot be written.
+    Raises ValueError for an invalid trace, EndpointError if the server cannot be measured, RuntimeError if a client
+    process dies, OSError if a file cannot be written.
     """
     outputs.check()
     result, run = measure(config, console)
@@ -74,10 +68,9 @@ def run_once(config: BenchConfig, outputs: Outputs, console: Console) -> dict[st
 def run_sweep(
     config: BenchConfig, swept: SweepConfig, good_share: float, outputs: Outputs, console: Console
 ) -> dict[str, Any]:
-    """Finds the highest value with enough good requests; prints and writes all runs that ended.
+    """Find the highest value with enough good requests; print and write all completed runs.
 
-    Returns:
-        The result of the best run, or else of the first, including the sweep. Raises as `run_once`.
+    Returns the best run's result, or else the first's, with the sweep. Raises as `run_once`.
     """
     if outputs.requests is not None:
         raise ValueError("the requests of a sweep are not written: leave out --requests-out, or make single runs")
@@ -89,7 +82,7 @@ def run_sweep(
         assert config.arrivals is not None
         at_rate = replace(config.arrivals, rate=value)
         arrivals = at_rate if swept.variable == "rate" else replace(config.arrivals, concurrency=int(value))
-        # Different prompts in each run, so that none is in the server's cache.
+        # New prompts in each run, so that none is in the server's cache.
         workload = replace(config.workload, seed=config.workload.seed + number)
         result, _ = measure(replace(config, arrivals=arrivals, workload=workload), console)
         if not result["is_whole"]:
@@ -120,13 +113,13 @@ def run_sweep(
 
 
 def compare(files: Sequence[Path], out: Path) -> None:
-    """`tandem bench report`. Raises ValueError if a file is not a result, OSError."""
+    """Run `tandem bench report`. Raises ValueError if a file is not a result, OSError."""
     Outputs(report=out).check()
     write_report([read_result(file) for file in files], out)
 
 
 def plot_gaps(files: Sequence[Path], out: Path) -> None:
-    """`tandem bench plot`. Raises ValueError without gaps, OSError."""
+    """Run `tandem bench plot`. Raises ValueError without gaps, OSError."""
     Outputs(report=out).check()
     figure = gaps_figure([read_result(file) for file in files])
     if figure is None:
@@ -135,7 +128,7 @@ def plot_gaps(files: Sequence[Path], out: Path) -> None:
 
 
 def measure(config: BenchConfig, console: Console) -> tuple[dict[str, Any], RunResult]:
-    """Returns a run's result and its records. Raises as `run_once`, except for files."""
+    """Return a run's result and records. Raises as `run_once`, except for files."""
     sessions = make_sessions(config.workload, config.arrivals, config.duration_s)
     num_requests = sum(len(session.turns) for session in sessions if session.group == "requests")
     runner = RunnerConfig(
@@ -151,7 +144,7 @@ def measure(config: BenchConfig, console: Console) -> tuple[dict[str, Any], RunR
 
 
 def _write(result: dict[str, Any], outputs: Outputs, records: Sequence[RequestRecord]) -> None:
-    """Writes every file that can be written, because a run is costly to repeat. Raises OSError."""
+    """Write every file that can be written, because runs are costly. Raises OSError."""
     failures = []
     writes: list[tuple[Path | None, Callable[[Path], None]]] = [
         (outputs.result, lambda file: write_result(result, file)),

@@ -1,4 +1,4 @@
-"""Everything that a run can be told."""
+"""Configuration of a run."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +19,11 @@ TRACES: tuple[WorkloadKind, ...] = ("mooncake", "azure")
 class WorkloadConfig:
     """
     Attributes:
-        num_requests: sessions of "multi-turn"; first requests of a trace. None: 100, or the whole trace.
+        num_requests: sessions of "multi-turn", requests of other workloads; None: 100, or the whole trace.
         num_turns, think_s: of "multi-turn": turns of a session, and seconds between an answer and the next turn.
-        num_streams, stream_input_tokens, stream_output_tokens: of "steady-streams".
-        spread_streams: whether streams begin at spread context lengths, as if they had run for a while.
-        lead_s: seconds that streams run before the first arrival.
-        trace, time_scale: file of a trace, and factor of its times.
+        spread_streams: start streams at spread context lengths, as if they had run for a while.
+        lead_s: seconds of streams alone before the first arrival.
+        time_scale: factor of a trace's times.
     """
 
     kind: WorkloadKind = "synthetic"
@@ -63,9 +62,8 @@ class BenchConfig:
     """
     Attributes:
         arrivals: None: those of the trace.
-        duration_s: seconds after which no session begins; None: no limit.
+        duration_s: seconds after which no session starts; None: no limit.
         warmup_requests, warmup_s: first requests, or first seconds, to leave out.
-        label: name in tables and plots.
     """
 
     endpoint: EndpointConfig

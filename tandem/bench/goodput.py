@@ -15,7 +15,7 @@ _NAMES = ("ttft", "ttft_from_sent", "tpot", "itl_max", "itl_mean", "e2e")
 
 
 def parse_duration(text: str) -> float:
-    """Parses seconds from "25ms", "0.5s", "2m" or "100us". Raises ValueError."""
+    """Parse "25ms", "0.5s", "2m" or "100us" into seconds. Raises ValueError."""
     found = _DURATION.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"a duration is a number with its unit, such as 500ms or 2s, not {text!r}")
@@ -24,13 +24,13 @@ def parse_duration(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Limits of a request, in seconds by measure. All must hold."""
+    """Limits in seconds, by measure. All must hold."""
 
     limits: tuple[tuple[str, float], ...]
 
     @classmethod
     def parse(cls, text: str) -> "Slo":
-        """Parses "ttft=500ms,itl_p95=25ms". Raises ValueError."""
+        """Parse "ttft=500ms,itl_p95=25ms". Raises ValueError."""
         limits = {}
         for item in text.split(","):
             name, equals, value = item.strip().partition("=")
@@ -43,9 +43,9 @@ class Slo:
         return cls(tuple(limits.items()))
 
     def missed(self, record: RequestRecord) -> list[str]:
-        """Returns the names of missed limits.
+        """Return the names of missed limits; requests without gaps meet every limit on gaps.
 
-        Requests without gaps meet every limit on gaps. Requests with an error are not good, whatever this returns.
+        A request with an error is not good, whatever this returns.
         """
         measures = RequestMeasures.of(record)
         return [name for name, limit in self.limits if _value(measures, name) > limit]
@@ -55,7 +55,7 @@ class Slo:
 
 
 def goodput(records: Sequence[RequestRecord], slo: Slo, duration_s: float) -> dict[str, Any]:
-    """Returns the goodput of measured requests, without those cut by the run's end. Args: duration_s: of the run."""
+    """Count measured requests, except those cut by the run's end."""
     counted = [record for record in records if not record.is_warmup and record.error != "cut"]
     num_good = sum(slo.is_good(record) for record in counted)
     missed: dict[str, int] = {name: 0 for name, _ in slo.limits}
@@ -74,7 +74,7 @@ def goodput(records: Sequence[RequestRecord], slo: Slo, duration_s: float) -> di
 
 
 def _value(measures: RequestMeasures, name: str) -> float:
-    """Returns seconds; infinity where a required value is missing."""
+    """Return seconds; infinity for a missing required value."""
     if name == "itl_mean":
         return sum(measures.gaps) / len(measures.gaps) if measures.gaps else 0.0
     if name == "itl_max":

@@ -1,4 +1,4 @@
-"""Latencies and throughputs of requests, from the times of their chunks. docs/bench.md has the formulas."""
+"""Latencies and throughputs from the times of chunks; docs/bench.md has the formulas."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -11,15 +11,12 @@ from typing import TypedDict
 from tandem.bench.records import RequestRecord
 
 PERCENTS = (50, 90, 95, 99)
-# Percentiles of a distribution's curve, for plots: smooth, with detail at the upper end.
+# Percentiles of a distribution's curve, for plots.
 CURVE = (*range(100), 99.5, 99.9, 100)
-# Measures in seconds, in the order of tables.
 LATENCIES = ("ttft", "ttft_from_sent", "tpot", "itl", "itl_p95", "itl_max", "e2e")
 
 
 class Distribution(TypedDict):
-    """Attributes: curve: percentiles of CURVE."""
-
     count: int
     mean: float
     p50: float
@@ -32,16 +29,13 @@ class Distribution(TypedDict):
 
 
 class Summary(TypedDict):
-    """Measures of a group of requests, as in a result's JSON. Requests that warm up count only in num_warmup.
+    """Measures of a group of requests, as in a result's JSON, in seconds. Warm-up requests count only in num_warmup.
 
     Attributes:
-        num_requests: measured requests.
         num_cut: requests cut by the run's end.
-        errors, error_examples: requests and one detail by kind of error, without cut ones.
+        errors, error_examples: number and one detail per kind of error, without cut requests.
         requests_per_s, input_tokens_per_s: of whole requests.
-        num_cached_tokens: None if the server reports none for any request.
         counted_by: requests by the source of their token counts.
-        ttft, itl, ...: seconds; None without values.
     """
 
     num_requests: int
@@ -74,14 +68,13 @@ class Summary(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class RequestMeasures:
-    """Measures of one request, in seconds; None without a value, such as the gap of a single token.
+    """Measures of one request, in seconds; None without a value, such as the TPOT of a single token.
 
     Attributes:
-        ttft: from the due time to the first chunk.
+        ttft, e2e: from the due time to the first chunk, or to the end of the answer.
         ttft_from_sent: from sending to the first chunk.
         tpot: from the first chunk to the last, per token after the first.
         gaps: between consecutive chunks.
-        e2e: from the due time to the end of the answer.
     """
 
     ttft: float | None
@@ -109,7 +102,7 @@ class RequestMeasures:
 
 
 def percentile(in_order: Sequence[float], percent: float) -> float:
-    """Interpolates linearly between the two nearest values, as numpy's default. Args: in_order: not empty."""
+    """Interpolate linearly between the two nearest values, like numpy's default. Args: in_order: not empty."""
     place = (len(in_order) - 1) * percent / 100
     below = math.floor(place)
     above = min(below + 1, len(in_order) - 1)
@@ -117,7 +110,6 @@ def percentile(in_order: Sequence[float], percent: float) -> float:
 
 
 def distribution(values: Iterable[float]) -> Distribution | None:
-    """Returns the distribution of the values; None without values."""
     in_order = sorted(values)
     if not in_order:
         return None
@@ -136,7 +128,6 @@ def distribution(values: Iterable[float]) -> Distribution | None:
 
 
 def summarize(records: Sequence[RequestRecord]) -> Summary:
-    """Summarizes requests over their whole lives."""
     measured = [record for record in records if not record.is_warmup]
     whole = [record for record in measured if not record.error]
     begin = min((record.due_s for record in measured), default=0.0)
@@ -151,10 +142,10 @@ def summarize(records: Sequence[RequestRecord]) -> Summary:
 
 
 def summarize_within(records: Sequence[RequestRecord], begin: float, end: float) -> Summary:
-    """Summarizes streams between two moments of the run, including streams cut by its end.
+    """Summarize streams between two moments, including streams cut by the run's end.
 
-    Counts chunks, and gaps that end, between the moments. There is no TTFT and no E2E: a stream's own beginning and end
-    are not measured.
+    Counts chunks, and gaps that end, between the moments. TTFT and E2E are None: a stream's own start and end do not
+    count.
     """
     measured = [record for record in records if not record.is_warmup]
     running = [_within(record, begin, end) for record in measured if record.error in ("", "cut")]
@@ -165,7 +156,7 @@ def summarize_within(records: Sequence[RequestRecord], begin: float, end: float)
 def _summarize(
     records: Sequence[RequestRecord], timed: Sequence[RequestRecord], begin: float, end: float, num_output: int
 ) -> Summary:
-    """Without TTFT and E2E. Args: timed: records of the requests with measures; num_output: their output tokens."""
+    """Args: timed: requests with measures."""
     measured = [record for record in records if not record.is_warmup]
     whole = [record for record in measured if not record.error]
     failed = [record for record in measured if record.error not in ("", "cut")]
@@ -217,7 +208,7 @@ def _num_cached_tokens(records: Sequence[RequestRecord]) -> int | None:
 
 
 def _within(record: RequestRecord, begin: float, end: float) -> RequestRecord:
-    """Keeps the chunks between these moments, and the chunk before, where the first gap begins."""
+    """Keep the chunks in the window, and the chunk before, where the first gap starts."""
     first = max(bisect_left(record.times, begin) - 1, 0)
     last = bisect_right(record.times, end)
     counts = record.counts[first:last]
@@ -225,7 +216,6 @@ def _within(record: RequestRecord, begin: float, end: float) -> RequestRecord:
 
 
 def _tokens_within(record: RequestRecord, begin: float, end: float) -> int:
-    """Counts tokens between these moments, without the chunk before."""
     return sum(count for moment, count in zip(record.times, record.counts, strict=False) if begin <= moment <= end)
 
 

@@ -1,4 +1,4 @@
-"""Pictures of runs, from their results alone."""
+"""Plots of runs, from their results alone."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 130
-# Measures with a distribution plot, and their titles.
 DISTRIBUTIONS = (
     ("ttft", "TTFT"),
     ("tpot", "TPOT"),
@@ -27,13 +26,11 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 
 def require_matplotlib() -> None:
-    """Raises ValueError if it is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError(f"plots and reports need matplotlib: {INSTALL}")
 
 
 def distribution_figure(results: Sequence[dict[str, Any]], measure: str, title: str) -> "Figure | None":
-    """Plots the share of values up to each time, a line per run; None without values."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 3.4), layout="constrained")
@@ -60,10 +57,7 @@ def distribution_figure(results: Sequence[dict[str, Any]], measure: str, title: 
 
 
 def gaps_figure(results: Sequence[dict[str, Any]]) -> "Figure | None":
-    """Plots gaps over time, of steady streams or else of requests: a panel per run, one scale, marks at arrivals.
-
-    Returns None without gaps.
-    """
+    """Plot gaps over time, of steady streams or else of requests, with marks at arrivals; None without gaps."""
     from matplotlib.figure import Figure
 
     shown = [result for result in results if result["series"]["itl"] is not None]
@@ -85,7 +79,7 @@ def _draw_gaps(axes: "Axes", result: dict[str, Any], colour: str) -> None:
     gaps, at_s = series["itl"], series["itl"]["at_s"]
     has_streams = "streams" in result
     if has_streams:
-        # Mark only arrivals beside streams; otherwise marks would be everywhere.
+        # Without streams, marks would be everywhere.
         for number, moment in enumerate(series["arrivals_s"]):
             label = "a prompt arrives" if number == 0 else None
             axes.axvline(moment, ymax=0.06, color="#444444", linewidth=0.8, label=label)
@@ -94,7 +88,6 @@ def _draw_gaps(axes: "Axes", result: dict[str, Any], colour: str) -> None:
     axes.plot(at_s, high, color=colour, linewidth=0.8, alpha=0.8, drawstyle="steps-mid", label="99 of 100 are shorter")
     axes.plot(at_s, median, color="#222222", linewidth=1.1, drawstyle="steps-mid", label="median gap")
     axes.set_ylabel("ITL, ms")
-    # The title has the figures of the whole run, for readers of the picture alone.
     itl = (result.get("streams") or result["requests"])["itl"]
     in_all = f" - ITL p50 {itl['p50'] * 1e3:.1f} ms, p99 {itl['p99'] * 1e3:.1f} ms" if itl else ""
     axes.set_title(result["label"] + (": steady streams" if has_streams else "") + in_all, fontsize=10, loc="left")
@@ -102,7 +95,6 @@ def _draw_gaps(axes: "Axes", result: dict[str, Any], colour: str) -> None:
 
 
 def sweep_figure(sweep: dict[str, Any]) -> "Figure":
-    """Plots the share of good requests and the output tokens per second of a sweep's runs."""
     from matplotlib.figure import Figure
 
     trials = sorted(sweep["trials"], key=lambda one: one["value"])
@@ -125,7 +117,6 @@ def sweep_figure(sweep: dict[str, Any]) -> "Figure":
 
 
 def figures_of(results: Sequence[dict[str, Any]]) -> dict[str, "Figure"]:
-    """Returns all plots of these runs, by file name."""
     figures = {name: distribution_figure(results, name, title) for name, title in DISTRIBUTIONS} | {
         "itl_over_time": gaps_figure(results)
     }
@@ -139,7 +130,7 @@ def png(figure: "Figure") -> bytes:
 
 
 def write_plots(results: Sequence[dict[str, Any]], directory: Path) -> None:
-    """A PNG file for each. Raises OSError."""
+    """Write a PNG file per plot. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, figure in figures_of(results).items():
         (directory / f"{name}.png").write_bytes(png(figure))

@@ -1,6 +1,6 @@
 """Client processes of a run. Each sends its share of the sessions; all start at one moment.
 
-Their records are merged, so that measures are computed from all requests, never from means of means.
+Measures are computed from the merged records, never from means of means.
 """
 
 import asyncio
@@ -24,18 +24,16 @@ from tandem.bench.workloads.base import Session
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
-# Interval of progress reports, and silence after which a client process is given up.
 PROGRESS_S = 0.25
 SILENCE_TIMEOUT_S = 60.0
-# Delay of the common start, so that every process learns of it.
+# Delay of the common start, so that every process learns of it in time.
 LEAD_S = 0.2
-# Interval of the loop's lateness samples.
 LAG_EVERY_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class ClientUsage:
-    """Attributes: wall_s: duration; lags_s: lateness of the loop to its timers."""
+    """Attributes: lags_s: lateness of the loop's timers."""
 
     cpu_s: float
     wall_s: float
@@ -44,7 +42,7 @@ class ClientUsage:
 
 @dataclass(slots=True)
 class RunResult:
-    """Attributes: started_at: on the monotonic clock; is_whole: False if the run was stopped early."""
+    """Attributes: started_at: on the monotonic clock; is_whole: False if stopped early."""
 
     server: ServerDescription
     started_at: float = 0.0
@@ -60,14 +58,12 @@ def run_processes(
     num_processes: int,
     on_progress: Callable[[float, list[Progress]], None] = lambda seconds, progress: None,
 ) -> RunResult:
-    """Runs to the end, or to Ctrl-C, which keeps the records so far.
+    """Run to the end, or until Ctrl-C, which keeps the records so far.
 
     Args:
-        on_progress: called a few times per second with the seconds since the start and each process's progress.
+        on_progress: called a few times per second with the elapsed seconds and each process's progress.
 
-    Raises:
-        EndpointError: the server cannot be measured.
-        RuntimeError: a client process died or hangs.
+    Raises EndpointError if the server cannot be measured, RuntimeError if a client process dies or hangs.
     """
     has_concurrency = any(session.due_s is None and session.group == "requests" for session in sessions)
     num_processes = min(num_processes, config.concurrency) if has_concurrency else num_processes
@@ -84,7 +80,6 @@ def run_processes(
 
 
 def _share(sessions: Sequence[Session], number: int, num_processes: int) -> list[Session]:
-    """Deals sessions out in turn, each group separately."""
     streams = [session for session in sessions if session.group == "streams"]
     others = [session for session in sessions if session.group != "streams"]
     return streams[number::num_processes] + others[number::num_processes]
@@ -114,7 +109,6 @@ class _Child:
             self._words.send(words)
 
     def cause_of_death(self) -> str:
-        """In words; empty if it is not known."""
         self._process.join(STOP_TIMEOUT_S)
         code = self._process.exitcode
         if code is None or code >= 0:
@@ -132,8 +126,6 @@ class _Child:
 
 
 class _Conductor:
-    """The side of the process that started them."""
-
     def __init__(self, children: list[_Child], on_progress: Callable[[float, list[Progress]], None]) -> None:
         self._children = children
         self._running = list(children)
@@ -213,7 +205,7 @@ def _serve(
 
 
 def _allow_many_files() -> None:
-    """Raises the limit of open files: each request in hand needs a connection."""
+    """Raise the limit of open files: each request in flight needs a connection."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -223,7 +215,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     try:
         from tandem.rpc.grpc_loop import GrpcLoop
     except ImportError:
-        # Without uvloop, asyncio's loop is slower but equally correct.
+        # asyncio's loop is slower but equally correct.
         return asyncio.new_event_loop()
     return GrpcLoop()
 
@@ -258,7 +250,7 @@ class _Client:
             self._tell("error", str(error))
             return
         try:
-            # Encode and collect garbage before the start is agreed on.
+            # Encode and collect garbage before the common start.
             runner = Runner(self._sessions, self._client, self._config, lambda: time.monotonic() - self._start)
             self._runner = runner
             # A full collection would stop the loop, and a run makes few cycles.

@@ -11,10 +11,10 @@ GROUPS: tuple[Group, ...] = ("requests", "streams")
 # Sources of a chunk's token count, the most exact first.
 #   token_ids         ids in the chunk
 #   continuous_usage  the server's count with each chunk
-#   usage             the server's count at the end equals the number of chunks: one each
-#   characters        the server's count at the end, divided by the lengths of the chunks' texts
-#   length            the wanted length, which the server says was reached, divided likewise
-#   chunks            no count: one token per chunk
+#   usage             one per chunk: the server's final count equals the number of chunks
+#   characters        the server's final count, divided by text lengths
+#   length            the wanted length, if reached, divided likewise
+#   chunks            one per chunk, without any count
 CountedBy = Literal["", "token_ids", "continuous_usage", "usage", "characters", "length", "chunks"]
 
 # Reasons for an answer that is not whole; "": it is whole.
@@ -29,18 +29,16 @@ ErrorKind = Literal["", "refused", "unreachable", "failed", "timeout", "too_shor
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Times are seconds from the run's start, on a monotonic clock that all client processes share.
+    """Times are seconds from the run's start, on a monotonic clock common to all client processes.
 
     Attributes:
         index: position in the workload.
         due_s: arrival time; without one, the time of sending.
-        ended_s: end of the answer, whole or not.
-        times: arrival of each chunk with output.
-        counts: tokens of each of these chunks.
+        times, counts: arrival and tokens of each chunk with output.
         num_output_tokens: the server's count, or the sum of `counts`.
-        prompt_tokens, cached_tokens: the server's counts; None: not reported.
+        prompt_tokens, cached_tokens: the server's counts, or None.
         phases_ms: the server's own phases (gRPC).
-        output_digest: of a whole answer's tokens, or of its text without token ids; equal for equal answers.
+        output_digest: hash of a whole answer's token ids, or else of its text.
     """
 
     index: int
@@ -67,7 +65,6 @@ class RequestRecord:
         return self.sent_s - self.due_s
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a line of --requests-out."""
         return {
             "index": self.index,
             "group": self.group,

@@ -47,12 +47,10 @@ _COUNTS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
 
 
 def write_report(results: Sequence[dict[str, Any]], file: Path) -> None:
-    """Raises OSError."""
     file.write_text(render(results))
 
 
 def render(results: Sequence[dict[str, Any]]) -> str:
-    """Returns the HTML. Args: results: of runs or sweeps."""
     parts = ["<h1>tandem bench</h1>", _warnings(results), "<h2>Runs</h2>", _counts(results)]
     for group, title in (("requests", "Latencies"), ("streams", "Steady streams")):
         shown = [result for result in results if group in result]
@@ -97,7 +95,7 @@ def _latencies(results: Sequence[dict[str, Any]], group: str) -> str:
 
 
 def _settings(results: Sequence[dict[str, Any]]) -> str:
-    """Returns a row per setting, differing ones first."""
+    """Return a row per setting, differing ones first."""
     flat = [dict(_flatten(result["config"])) for result in results]
     names = list(dict.fromkeys(name for settings in flat for name in settings))
     names.sort(key=lambda name: len({settings.get(name) for settings in flat}) == 1)

@@ -21,7 +21,6 @@ NUM_BUCKETS = 400
 
 
 def make_result(config: BenchConfig, run: RunResult) -> dict[str, Any]:
-    """Returns the result without single requests."""
     requests = [record for record in run.records if record.group == "requests"]
     streams = [record for record in run.records if record.group == "streams"]
     summary = summarize(requests)
@@ -50,7 +49,6 @@ def make_result(config: BenchConfig, run: RunResult) -> dict[str, Any]:
 
 
 def write_result(result: dict[str, Any], file: Path) -> None:
-    """Raises OSError."""
     file.write_text(json.dumps(result, indent=1) + "\n")
 
 
@@ -68,14 +66,14 @@ def read_result(file: Path) -> dict[str, Any]:
 
 
 def write_records(records: Sequence[RequestRecord], file: Path) -> None:
-    """Writes a JSON line per request, by time of sending. Raises OSError."""
+    """Write a JSON line per request, by time of sending. Raises OSError."""
     with file.open("w") as lines:
         for record in sorted(records, key=lambda one: one.sent_s):
             lines.write(json.dumps(record.to_json(), separators=(",", ":")) + "\n")
 
 
 def _config_json(config: BenchConfig) -> dict[str, Any]:
-    """Returns the configuration without secrets."""
+    """Return the configuration without secrets."""
     described = asdict(config)
     endpoint = described["endpoint"]
     endpoint["api_key"] = "(set)" if endpoint["api_key"] else ""
@@ -87,7 +85,7 @@ def _config_json(config: BenchConfig) -> dict[str, Any]:
 
 
 def _gaps_over_time(records: Sequence[RequestRecord]) -> dict[str, Any] | None:
-    """Returns count, p50, p99 and maximum of the gaps that end in each stretch of the run."""
+    """Bucket gaps by the time at which they end."""
     gaps = sorted((after, after - before) for record in records for before, after in pairwise(record.times))
     if not gaps:
         return None

@@ -10,12 +10,10 @@ from tandem.bench.clients.base import Answer, BenchClient, Clock, RequestError
 from tandem.bench.records import RequestRecord
 from tandem.bench.workloads.base import PromptPart, Session, Turn
 
-# Resolution of event loops' timers; the rest of a wait polls the clock between other work.
+# Resolution of event loops' timers; the rest of a wait polls the clock.
 SPIN_S = 0.0015
-# Time for requests just sent to leave.
 MEANWHILE_S = 0.005
-# Prompt tokens encoded in advance, enough for most runs: encoding blocks the loop and thus the measurement. 6 bytes a
-# token.
+# Prompt tokens encoded in advance, at 6 bytes each: encoding blocks the loop and distorts measurements.
 LOOK_AHEAD_TOKENS = 8_000_000
 
 
@@ -23,11 +21,10 @@ LOOK_AHEAD_TOKENS = 8_000_000
 class RunnerConfig:
     """
     Attributes:
-        concurrency: sessions in hand, of those without an arrival time.
-        duration_s: seconds after which no session and no turn begins; None: no limit.
-        warmup_requests: first requests of the workload to leave out.
-        warmup_s: first seconds to leave out.
-        ignore_eos: whether an output shorter than requested is an error.
+        concurrency: sessions in flight, of those without an arrival time.
+        duration_s: seconds after which no turn starts; None: no limit.
+        warmup_requests, warmup_s: first requests, and first seconds, to leave out.
+        ignore_eos: an output shorter than requested is an error.
     """
 
     concurrency: int = 1
@@ -39,8 +36,6 @@ class RunnerConfig:
 
 @dataclass(slots=True)
 class Progress:
-    """What has come so far."""
-
     num_sent: int = 0
     num_ended: int = 0
     num_failed: int = 0
@@ -49,10 +44,8 @@ class Progress:
 
 
 class Runner:
-    """Attributes: records: of all requests sent so far."""
-
     def __init__(self, sessions: Sequence[Session], client: BenchClient, config: RunnerConfig, clock: Clock) -> None:
-        """Encodes the first prompts, which is slow. Args: clock: seconds from the run's start; negative before."""
+        """Encodes the first prompts. Args: clock: seconds from the run's start; negative before."""
         self._client = client
         self._config = config
         self._clock = clock
@@ -68,9 +61,8 @@ class Runner:
         self.records: list[RequestRecord] = []
 
     async def run(self) -> None:
-        """Returns when all requests have ended; streams run until `cut_streams`."""
+        """Return when all requests have ended; streams run until `cut_streams`."""
         await self._until(0.0)
-        # Stopping the run cancels it here, with all its tasks.
         async with asyncio.TaskGroup() as streams:
             self._stream_tasks = [streams.create_task(self._repeat(session)) for session in self._streams]
             async with asyncio.TaskGroup() as requests:
@@ -86,7 +78,6 @@ class Runner:
             self._progress.arrivals_over = True
 
     def cut_streams(self) -> None:
-        """The requests of all processes have ended."""
         for task in self._stream_tasks:
             task.cancel()
 
@@ -112,7 +103,6 @@ class Runner:
             await self._serve(session, prepared)
 
     def _is_over(self, moment: float) -> bool:
-        """Whether nothing begins any more."""
         return self._config.duration_s is not None and moment >= self._config.duration_s
 
     async def _repeat(self, session: Session) -> None:
@@ -120,7 +110,7 @@ class Runner:
             await self._serve(replace(session, turns=(session.begins_with,)))
         while True:
             await self._serve(session)
-            # Pause before asking a server again that refuses at once.
+            # The server may refuse at once.
             await asyncio.sleep(0.01)
 
     def _prepare_first(self, session: Session) -> Any:
@@ -187,10 +177,7 @@ class Runner:
 
 
 class _Ahead:
-    """Sessions whose first requests are encoded in advance, in part."""
-
     def __init__(self, sessions: Sequence[Session], num_tokens: int, prepare: Callable[[Session], Any]) -> None:
-        """Args: num_tokens: prompt tokens to encode in advance."""
         self._sessions = deque(sessions)
         self._prepare = prepare
         self._prepared: deque[tuple[Session, Any]] = deque()
@@ -203,7 +190,7 @@ class _Ahead:
         return len(self._sessions) + len(self._prepared)
 
     def fill(self) -> bool:
-        """Encodes one more prompt if there is room; returns whether it did."""
+        """Encode one more prompt if there is room; return whether it did."""
         if self._tokens_left <= 0 or not self._sessions:
             return False
         session = self._sessions.popleft()

@@ -22,7 +22,7 @@ class SweepConfig:
 
     @classmethod
     def parse(cls, text: str) -> "SweepConfig":
-        """Of "rate=1..20". Raises ValueError."""
+        """Parse "rate=1..20". Raises ValueError."""
         name, _, limits = text.partition("=")
         low_text, dots, high_text = limits.partition("..")
         if name not in VARIABLES or not dots:
@@ -37,8 +37,6 @@ class SweepConfig:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run of a sweep. Attributes: value: rate or concurrency."""
-
     value: float
     good_share: float
     result: dict[str, Any]
@@ -53,11 +51,11 @@ class SweepResult:
 
 
 def sweep(config: SweepConfig, good_share: float, run: Callable[[float, int], Trial], into: SweepResult) -> None:
-    """Doubles from the lowest value until too few requests are good, then bisects.
+    """Double from the lowest value until too few requests are good, then bisect.
 
     Args:
-        run: makes one run; called with the value and the run's number.
-        into: gets each run as it ends, so that a stopped sweep keeps them.
+        run: makes one run from a value and the run's number.
+        into: gets each run as it ends, for stopped sweeps.
     """
 
     def is_good(value: float) -> bool:

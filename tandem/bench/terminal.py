@@ -1,4 +1,4 @@
-"""Progress and figures in a terminal."""
+"""Progress and results in a terminal."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from rich.table import Table
 
 from tandem.bench.runner import Progress
 
-# Below this share, waiting dominates the client's time, and the cost of a chunk is unknown.
+# Below this share, the cost of a chunk cannot be estimated.
 _TELLING_CPU_SHARE = 0.3
 _COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
 _ROWS = (
@@ -23,7 +23,7 @@ _ROWS = (
 
 
 class LiveProgress:
-    """A context manager with one line of progress; shows nothing without a terminal."""
+    """One line of progress; shows nothing without a terminal."""
 
     def __init__(self, console: Console, num_requests: int) -> None:
         self._num_requests = num_requests
@@ -40,7 +40,6 @@ class LiveProgress:
             self._live.stop()
 
     def show(self, seconds: float, progress: list[Progress]) -> None:
-        """Args: seconds: since the start; progress: of each client process."""
         if self._live is None:
             return
         ended, sent, failed, tokens = (
@@ -60,7 +59,6 @@ class LiveProgress:
 
 
 def print_result(console: Console, result: dict[str, Any]) -> None:
-    """The figures of one run."""
     requests = result["requests"]
     server = result["server"]
     console.print(f"\n[bold]{result['label']}[/]: {server['model']}", highlight=False)
@@ -124,7 +122,6 @@ def _print_latencies(console: Console, summary: dict[str, Any], title: str) -> N
 
 
 def print_trials(console: Console, sweep: dict[str, Any]) -> None:
-    """Prints a sweep's runs and its finding."""
     name = sweep["variable"]
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     for column in (name, "good", "requests/s", "output tok/s", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99"):

@@ -1,12 +1,11 @@
-"""Clients for a cluster's gRPC frontend: TandemClient for threads, AsyncTandemClient for asyncio.
+"""Clients of a cluster's gRPC frontend: TandemClient for threads, AsyncTandemClient for asyncio.
 
     with TandemClient("127.0.0.1:50051") as client:
         for response in client.chat("What is the capital of France?", max_tokens=32):
             print(response.text, end="", flush=True)
 
-Requests and responses are the messages of `tandem/v1/inference.proto`; `make_request` builds one from plain
-Python values. A client spreads its calls over all routers of a cluster, whichever of them it was given; and a stream
-whose router dies goes on at another, with the very next token.
+Messages are those of `tandem/v1/inference.proto`; `make_request` builds a request from Python values. A client spreads
+its calls over all routers of the cluster. If a router dies, its streams resume at another with the next token.
 """
 
 from tandem.client.clients import AsyncTandemClient, TandemClient

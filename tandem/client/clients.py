@@ -1,4 +1,4 @@
-"""The two clients. What is alike in both is in `StreamProgress` and `RouterTargets`, which know no sockets."""
+"""The synchronous and the asyncio client. `StreamProgress` and `RouterTargets` hold their common logic."""
 
 import asyncio
 import contextlib
@@ -18,14 +18,13 @@ from tandem.v1 import inference_pb2_grpc, recording_pb2_grpc
 from tandem.v1 import recording_pb2 as recording
 
 _INFO_TIMEOUT_S = 5.0
-# A recording has come so long after its end, or is given up.
+# Time to collect a recording after its end.
 _COLLECT_TIMEOUT_S = 90.0
-# So long is waited at first for routers to answer at their own ports; those that answer later are used later.
+# Initial wait for routers to answer at their own ports; later ones join later.
 _REACH_TIMEOUT_S = 1.0
 _OPTIONS = [
     ("grpc.enable_http_proxy", 0),
-    # While a call is under way a router that has said nothing for 5 s is asked, and given up after 5 more: a cable that
-    # is cut ends no connection.
+    # Keepalive during calls, because a cut cable breaks no connection.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -34,9 +33,7 @@ _Channel = TypeVar("_Channel", grpc.Channel, grpc.aio.Channel)
 
 
 class _Client(Generic[_Channel]):
-    """What both clients have: whom they talk to, as whom, and a channel to each router."""
-
-    # The module that opens channels of their kind.
+    # grpc or grpc.aio.
     _rpc: Any
 
     def __init__(
@@ -51,20 +48,19 @@ class _Client(Generic[_Channel]):
         Args:
             address: "host:port" of the cluster's gRPC port, or of one router's own.
             api_key: sent with every call if not empty.
-            tls: None: a plain connection.
-            one_router: stay with whichever router answers at that address, and do not go on elsewhere when it dies.
+            tls: None for plain text.
+            one_router: call only the router at `address`, without failover.
         """
         self.address = address
         self._metadata = metadata(api_key)
         self._credentials = tls.credentials() if tls else None
         self._one_router = one_router
         self._targets = RouterTargets(address)
-        # The first is to `address`; others are opened when they are needed.
         self._channels: dict[str, _Channel] = {address: self._open(address)}
         self._prepare()
 
     def _prepare(self) -> None:
-        """Makes what a client has besides."""
+        """Create the subclass's state."""
         raise NotImplementedError
 
     def _open(self, address: str) -> _Channel:
@@ -76,7 +72,7 @@ class _Client(Generic[_Channel]):
 
 
 class TandemClient(_Client[grpc.Channel]):
-    """Talks to a cluster; safe to use from several threads. Use as a context manager, or close it."""
+    """A thread-safe client of a cluster. Use as a context manager, or close it."""
 
     _rpc = grpc
 
@@ -92,13 +88,12 @@ class TandemClient(_Client[grpc.Channel]):
         self.close()
 
     def close(self) -> None:
-        """Ends all calls."""
         with self._lock:
             for channel in self._channels.values():
                 channel.close()
 
     def generate(self, request: pb.GenerateRequest, timeout_s: float | None = None) -> Generator[pb.GenerateResponse]:
-        """Streams responses; closing the iterator aborts the request. Raises TandemError."""
+        """Stream responses; closing the iterator aborts the request. Raises TandemError."""
         progress = StreamProgress(request, timeout_s)
         while True:
             address, channel = self._next_channel(request.session_id, progress.time_left())
@@ -118,15 +113,15 @@ class TandemClient(_Client[grpc.Channel]):
             time.sleep(RETRY_DELAY_S)
 
     def complete(self, prompt: str | Sequence[int], **options: Any) -> Generator[pb.GenerateResponse]:
-        """Continues a text or token ids; `options` are those of `make_request`. Raises TandemError, ValueError."""
+        """Continue a text or token ids. Args: options: of `make_request`. Raises TandemError, ValueError."""
         return self.generate(make_request(prompt, **options))
 
     def chat(self, messages: Messages, **options: Any) -> Generator[pb.GenerateResponse]:
-        """Answers a conversation; `options` are those of `make_request`. Raises TandemError, ValueError."""
+        """Answer a conversation. Args: options: of `make_request`. Raises TandemError, ValueError."""
         return self.generate(make_request(messages=messages, **options))
 
     def server_info(self, timeout_s: float = _INFO_TIMEOUT_S) -> pb.ServerInfo:
-        """Asks whichever router answers at `address`. Raises TandemError."""
+        """Ask the router at `address`. Raises TandemError."""
         stub = inference_pb2_grpc.InferenceStub(self._channels[self.address])
         try:
             return stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=timeout_s, metadata=self._metadata)
@@ -134,8 +129,10 @@ class TandemClient(_Client[grpc.Channel]):
             raise translate(error, self.address) from error
 
     def record(self, duration_s: float) -> Generator[recording.RecordedPart]:
-        """Has the whole cluster record what it does for so many seconds, and gives that part by part; closing the
-        iterator ends the recording. Raises TandemError."""
+        """Record all processes of the cluster for `duration_s`, then stream the recording.
+
+        Closing the iterator ends the recording. Raises TandemError.
+        """
         stub = recording_pb2_grpc.TracingStub(self._channels[self.address])
         request = recording.RecordRequest(duration_s=duration_s)
         call = stub.Record(request, timeout=duration_s + _COLLECT_TIMEOUT_S, metadata=self._metadata)
@@ -147,7 +144,6 @@ class TandemClient(_Client[grpc.Channel]):
             call.cancel()
 
     def _next_channel(self, session_id: str, time_left: float | None) -> tuple[str, grpc.Channel]:
-        """Where the next call goes. Args: time_left: in seconds, for the call; None: as long as it takes."""
         if self._one_router:
             return self.address, self._channels[self.address]
         with self._lock:
@@ -157,11 +153,10 @@ class TandemClient(_Client[grpc.Channel]):
             return address, self._channels[address]
 
     def _ask(self, timeout_s: float) -> None:
-        """Finds out which routers there are, and connects to them."""
         try:
             info = self.server_info(timeout_s)
         except TandemError:
-            # The call that is to be made will say what is wrong.
+            # The next call will report the error.
             self._targets.mark_unanswered()
             return
         addresses = self._targets.set_routers([router.grpc_address for router in info.routers])
@@ -172,7 +167,7 @@ class TandemClient(_Client[grpc.Channel]):
             if address not in self._channels:
                 self._channels[address] = self._open(address)
             ready = grpc.channel_ready_future(self._channels[address])
-            # A router that is busy is used from when it answers on.
+            # A busy router is used once it answers.
             ready.add_done_callback(lambda _, address=address: self._targets.mark_reached(address))
             connecting.append(ready)
         deadline = time.monotonic() + min(timeout_s, _REACH_TIMEOUT_S)
@@ -182,7 +177,7 @@ class TandemClient(_Client[grpc.Channel]):
 
 
 class AsyncTandemClient(_Client[grpc.aio.Channel]):
-    """Talks to a cluster from one asyncio loop. Use as an async context manager, or close it."""
+    """TandemClient for one asyncio loop. Use as an async context manager, or close it."""
 
     _rpc = grpc.aio
 
@@ -199,7 +194,6 @@ class AsyncTandemClient(_Client[grpc.aio.Channel]):
         await self.close()
 
     async def close(self) -> None:
-        """Ends all calls."""
         for task in self._connecting:
             task.cancel()
         for channel in self._channels.values():
@@ -208,7 +202,6 @@ class AsyncTandemClient(_Client[grpc.aio.Channel]):
     async def generate(
         self, request: pb.GenerateRequest, timeout_s: float | None = None
     ) -> AsyncIterator[pb.GenerateResponse]:
-        """Streams responses; closing the iterator aborts the request. Raises TandemError."""
         progress = StreamProgress(request, timeout_s)
         while True:
             address, channel = await self._next_channel(request.session_id, progress.time_left())
@@ -228,15 +221,12 @@ class AsyncTandemClient(_Client[grpc.aio.Channel]):
             await asyncio.sleep(RETRY_DELAY_S)
 
     def complete(self, prompt: str | Sequence[int], **options: Any) -> AsyncIterator[pb.GenerateResponse]:
-        """As TandemClient.complete."""
         return self.generate(make_request(prompt, **options))
 
     def chat(self, messages: Messages, **options: Any) -> AsyncIterator[pb.GenerateResponse]:
-        """As TandemClient.chat."""
         return self.generate(make_request(messages=messages, **options))
 
     async def server_info(self, timeout_s: float = _INFO_TIMEOUT_S) -> pb.ServerInfo:
-        """Asks whichever router answers at `address`. Raises TandemError."""
         stub: Any = inference_pb2_grpc.InferenceStub(self._channels[self.address])
         try:
             return await stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=timeout_s, metadata=self._metadata)
@@ -244,7 +234,6 @@ class AsyncTandemClient(_Client[grpc.aio.Channel]):
             raise translate(error, self.address) from error
 
     async def record(self, duration_s: float) -> AsyncIterator[recording.RecordedPart]:
-        """As TandemClient.record."""
         stub: Any = recording_pb2_grpc.TracingStub(self._channels[self.address])
         request = recording.RecordRequest(duration_s=duration_s)
         call = stub.Record(request, timeout=duration_s + _COLLECT_TIMEOUT_S, metadata=self._metadata)
@@ -257,7 +246,6 @@ class AsyncTandemClient(_Client[grpc.aio.Channel]):
             call.cancel()
 
     async def _next_channel(self, session_id: str, time_left: float | None) -> tuple[str, grpc.aio.Channel]:
-        """Where the next call goes. Args: time_left: in seconds, for the call; None: as long as it takes."""
         if self._one_router:
             return self.address, self._channels[self.address]
         async with self._lock:
@@ -267,11 +255,10 @@ class AsyncTandemClient(_Client[grpc.aio.Channel]):
             return address, self._channels[address]
 
     async def _ask(self, timeout_s: float) -> None:
-        """Finds out which routers there are, and connects to them."""
         try:
             info = await self.server_info(timeout_s)
         except TandemError:
-            # The call that is to be made will say what is wrong.
+            # The next call will report the error.
             self._targets.mark_unanswered()
             return
         addresses = self._targets.set_routers([router.grpc_address for router in info.routers])
@@ -280,7 +267,7 @@ class AsyncTandemClient(_Client[grpc.aio.Channel]):
         for address in addresses:
             if address not in self._channels:
                 self._channels[address] = self._open(address)
-            # A router that is busy is used from when it answers on.
+            # A busy router is used once it answers.
             self._connecting.add(asyncio.create_task(self._connect(address)))
         await asyncio.wait(self._connecting, timeout=min(timeout_s, _REACH_TIMEOUT_S))
         self._connecting = {task for task in self._connecting if not task.done()}
@@ -291,5 +278,4 @@ class AsyncTandemClient(_Client[grpc.aio.Channel]):
 
 
 def _info_timeout(time_left: float | None) -> float:
-    """How long to ask for, in seconds, on the way to a call that has so long."""
     return _INFO_TIMEOUT_S if time_left is None else min(time_left, _INFO_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""What a client has of one stream, and how it goes on with it when the stream breaks."""
+"""Progress of one stream, and its resumption after a break."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -8,32 +8,29 @@ import grpc
 
 from tandem.v1 import inference_pb2 as pb
 
-# A router's own word on how a call ended has this trailer; a connection that breaks has none.
+# A router's own status carries this trailer; a broken connection has none.
 ROUTER_TRAILER = "tandem-router"
-# A stream that has broken is given up if nothing has come since for so long: a router that dies is back within a few
-# seconds.
+# A broken stream fails after this time without a message; a dead router is back within a few seconds.
 GO_ON_WITHIN_S = 30.0
 RETRY_DELAY_S = 0.2
 
 
 class StreamProgress:
-    """Belongs to one call of `generate`."""
-
     def __init__(
         self, request: pb.GenerateRequest, timeout_s: float | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Args: timeout_s: for the whole request, over all streams; None: as long as it takes."""
+        """Args: timeout_s: for the whole request; None: no limit."""
         self._request = request
         self._clock = clock
         self._deadline = None if timeout_s is None else clock() + timeout_s
-        # When the first stream broke of those from which nothing has come; None: what came last has not broken.
+        # Time of the first break since the last message.
         self._broken_since: float | None = None
         self._token = b""
         self._token_ids: list[int] = []
         self._num_characters = 0
 
     def next_request(self) -> pb.GenerateRequest:
-        """What to send now: the request as it is, or one that goes on where the last stream broke."""
+        """Return the original request, or one that resumes where the last stream broke."""
         if not self._token_ids:
             return self._request
         request = pb.GenerateRequest()
@@ -44,7 +41,6 @@ class StreamProgress:
         return request
 
     def time_left(self) -> float | None:
-        """Seconds for the next stream; None: as long as it takes."""
         return None if self._deadline is None else max(0.0, self._deadline - self._clock())
 
     def add(self, response: pb.GenerateResponse) -> None:
@@ -54,10 +50,10 @@ class StreamProgress:
         self._num_characters += len(response.text)
 
     def goes_on_after(self, error: Any) -> bool:
-        """Whether a stream that has ended in this error is to be gone on with, perhaps at another router."""
+        """Return whether to resume the stream, perhaps at another router."""
         if self._token_ids and not self._token:
             return False
-        # Where the streams of a router that has died all go on at once, there may be no room for each at first.
+        # Other routers may be full while all streams of a dead one resume at once.
         is_full = bool(self._token_ids) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         is_broken = error.code() is grpc.StatusCode.UNAVAILABLE and not _is_a_routers(error.trailing_metadata())
         if not (is_full or is_broken):

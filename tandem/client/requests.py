@@ -1,4 +1,4 @@
-"""Requests as plain Python values, and what a client needs besides."""
+"""Requests from plain Python values, and the clients' errors and TLS."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,16 +12,12 @@ from tandem.v1 import inference_pb2 as pb
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 
-# A conversation is given as text of one user message, as role-content mappings, or as protobuf messages.
+# Text of one user message, role-content mappings, or protobuf messages.
 Messages = str | Sequence[Mapping[str, str] | pb.ChatMessage]
 
 
 class TandemError(Exception):
-    """A call failed.
-
-    Attributes:
-        code: the gRPC status code's name, such as "UNAVAILABLE".
-    """
+    """A failed call. Attributes: code: name of the gRPC status code, such as "UNAVAILABLE"."""
 
     def __init__(self, code: str, details: str) -> None:
         super().__init__(details)
@@ -33,8 +29,8 @@ class ClientTls:
     """TLS to the router.
 
     Attributes:
-        ca_file: PEM file of the authorities to trust; empty: the system's.
-        cert_file, key_file: the client's own certificate and key, where the router asks for one.
+        ca_file: PEM file of the trusted authorities; empty: the system's.
+        cert_file, key_file: the client's own, if the router requires a certificate.
     """
 
     ca_file: str = ""
@@ -62,16 +58,16 @@ def make_request(
     structured_output: Mapping[str, Any] | None = None,
     **sampling: Any,
 ) -> pb.GenerateRequest:
-    """Builds a request from a text, token ids or a chat; what is left out has the server's defaults.
+    """Build a request from a text, token ids or a chat; omitted fields get the server's defaults.
 
     Args:
-        structured_output: what the output keeps to, one of {"json_schema": dict or str}, {"regex": str},
-            {"choices": list of str}, {"grammar": str}.
+        structured_output: one of {"json_schema": dict or str}, {"regex": str}, {"choices": list of str}, {"grammar":
+            str}.
         sampling: fields of SamplingParams, such as max_tokens, temperature, seed, stop.
 
     Raises:
-        ValueError: neither or both of `prompt` and `messages` are given, structured_output names none of these or
-            several, or a sampling field does not exist.
+        ValueError: not exactly one of `prompt` and `messages`, not exactly one constraint, or an unknown sampling
+            field.
     """
     if (prompt is None) == (messages is None):
         raise ValueError("exactly one of prompt and messages is needed")
@@ -108,15 +104,13 @@ def make_request(
 
 
 def metadata(api_key: str) -> tuple[tuple[str, str], ...]:
-    """What is sent with every call."""
     return (("authorization", f"Bearer {api_key}"),) if api_key else ()
 
 
 def translate(error: Any, address: str) -> TandemError:
-    """Of an error that gRPC has raised."""
+    """Convert a gRPC error, with advice on unreachable servers and timeouts."""
     code, details = error.code(), error.details() or ""
-    # These are gRPC's own words, for a port where nobody answers, or a name that no host has; a router that lacks a
-    # worker says so in other words.
+    # gRPC's own messages for a closed port or an unknown name. A router without workers uses other words.
     if code is grpc.StatusCode.UNAVAILABLE and details.startswith(("failed to connect", "errors resolving")):
         details = f"no cluster answers at {address}; start one with `tandem serve`, or see to TLS if it asks for it"
     elif code is grpc.StatusCode.DEADLINE_EXCEEDED and details == "Deadline Exceeded":

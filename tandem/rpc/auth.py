@@ -1,4 +1,4 @@
-"""Who may call: tokens in headers and in the metadata of gRPC calls, checked before anything is read of a request."""
+"""Tokens in headers and in gRPC metadata, checked before any part of a request is read."""
 
 import hashlib
 import hmac
@@ -12,7 +12,7 @@ HEALTH_PREFIX = "/grpc.health.v1.Health/"
 
 
 class TokenSet:
-    """Secrets that are compared without telling by the time taken how much of a guess was right."""
+    """Secrets, compared in constant time."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self._digests = [_digest(token) for token in tokens]
@@ -22,7 +22,7 @@ class TokenSet:
 
     def __contains__(self, token: str) -> bool:
         digest = _digest(token)
-        # All are compared, whichever matches.
+        # Compare with all, so that the time does not depend on which one matches.
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
 
 
@@ -31,21 +31,20 @@ def _digest(token: str) -> bytes:
 
 
 def bearer_token(authorization: str | None) -> str:
-    """The token of an Authorization header, "Bearer TOKEN"; "" if there is none in it, or no header."""
+    """Return the token of an Authorization header "Bearer TOKEN", or ""."""
     scheme, _, token = (authorization or "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def cluster_metadata(token: str) -> tuple[tuple[str, str], ...]:
-    """What a process of the cluster sends with its calls to another."""
     return ((CLUSTER_TOKEN_HEADER, token),) if token else ()
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls by their metadata with UNAUTHENTICATED, all but health checks."""
+    """Refuses calls by their metadata with UNAUTHENTICATED, except health checks."""
 
     def __init__(self, refusal: Callable[[dict[str, str]], str]) -> None:
-        """Args: refusal: given a call's metadata, returns why it is refused, or ""."""
+        """Args: refusal: maps a call's metadata to the reason for its refusal, or ""."""
         self._refusal = refusal
 
     async def intercept_service(
@@ -62,7 +61,6 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
 
 
 def cluster_auth(token: str) -> AuthInterceptor:
-    """Lets in only callers that show the cluster's token."""
     tokens = TokenSet([token])
 
     def refusal(metadata: dict[str, str]) -> str:
@@ -74,13 +72,10 @@ def cluster_auth(token: str) -> AuthInterceptor:
 
 
 def _refusing(handler: grpc.RpcMethodHandler, reason: str) -> grpc.RpcMethodHandler:
-    """A handler with as many responses that refuses the call without reading a request."""
-
     async def refuse(_: Any, context: grpc.aio.ServicerContext) -> None:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
 
-    # Where a method has one request, gRPC reads the whole of it before it calls the handler; where it has many, the
-    # handler reads them, or does not.
+    # gRPC reads a single request before it calls the handler, but leaves a request stream to the handler.
     if handler.response_streaming:
         return grpc.stream_stream_rpc_method_handler(refuse)
     return grpc.stream_unary_rpc_method_handler(refuse)

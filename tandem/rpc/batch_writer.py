@@ -1,4 +1,4 @@
-"""One bidirectional gRPC stream of message batches, from either side."""
+"""The writing side of a gRPC stream of message batches."""
 
 import asyncio
 import logging
@@ -10,21 +10,19 @@ from tandem.rpc.codec import BatchCodec
 
 logger = logging.getLogger(__name__)
 
-# One batch holds no more than this: many long prompts that come together go out in several, between which others have
-# a turn.
+# Limits of a batch: between the batches of many long prompts, other tasks get a turn.
 MAX_BATCH_MESSAGES = 16
 MAX_BATCH_BYTES = MAX_MESSAGE_BYTES // 4
 
 
 class BatchWriter:
-    """Collects messages and writes all that have come together as one batch.
+    """Writes all waiting messages as one batch, from an asyncio loop's thread.
 
-    Belongs to an asyncio loop and is used from its thread only. `send` never blocks: what a peer does not read waits
-    here, until heartbeats find that peer lost and the stream is closed.
+    `send` never blocks: messages for a slow peer wait until heartbeats declare it lost.
 
     Attributes:
-        num_sent: messages that `send` was given.
-        num_taken: those of them that are written, as far as gRPC's own buffers let it: the others wait here.
+        num_sent: messages passed to `send`.
+        num_taken: messages passed on to gRPC, within its flow control.
     """
 
     def __init__(self, codec: BatchCodec) -> None:
@@ -41,12 +39,11 @@ class BatchWriter:
             self._wake.set()
 
     def close(self) -> None:
-        """Ends `batches` once what was sent has been taken."""
         self._closed = True
         self._wake.set()
 
     async def batches(self) -> AsyncIterator[Any]:
-        """Protobuf batches, for gRPC to write; ends after close, or if a message cannot be encoded."""
+        """Yield protobuf batches for gRPC, until `close` or a message that cannot be encoded."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -56,7 +53,7 @@ class BatchWriter:
                 try:
                     encoded = list(self._encode(together))
                 except Exception:
-                    # To gRPC an error here is a cancelled call, which tells nobody anything.
+                    # gRPC would report the error only as a cancelled call.
                     logger.exception("the stream ends: a message could not be encoded")
                     self._closed = True
                     return
@@ -77,6 +74,6 @@ class BatchWriter:
 
 
 def is_cancelled() -> bool:
-    """Whether the current task was asked to end, as opposed to a call of it having been cancelled."""
+    """Return whether the current task was cancelled, as opposed to one of its calls."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,4 +1,4 @@
-"""gRPC channels and servers with the options shared by all packages."""
+"""gRPC channels and servers with common options."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,20 +7,19 @@ import grpc
 
 from tandem.hosts import is_loopback
 
-# Prompts travel as packed token ids: 64 MiB holds many requests of any model's length.
+# Holds many prompts of any length, as packed token ids.
 MAX_MESSAGE_BYTES = 64 * 2**20
-# Calls in flight per connection; further calls wait at the client. Larger than the default queue limit, so that an
-# overloading client gets an error before its calls wait silently.
+# Calls in flight per connection; further calls wait at the client. Exceeds the default queue limit, so that an
+# overloading client gets errors before its calls wait silently.
 MAX_STREAMS = 2048
 
-# Limits of the clients' port. The server pings a silent client after this interval and drops it after this timeout.
+# The clients' port: the server pings a silent client, then drops it.
 KEEPALIVE_INTERVAL_MS = 60_000
 KEEPALIVE_TIMEOUT_MS = 20_000
-# Clients may ping an idle connection this often; gRPC closes the connection of one that pings more.
+# gRPC closes an idle connection with more frequent pings.
 MIN_PING_INTERVAL_MS = 2_000
-# An idle connection is closed; the client's next call opens a new one.
 MAX_IDLE_MS = 300_000
-# Deadline for the TLS handshake and the HTTP/2 settings of a new connection.
+# TLS handshake and HTTP/2 settings of a new connection.
 HANDSHAKE_TIMEOUT_MS = 10_000
 # All calls together, including waiting and refused ones. Each holds tens of kB.
 MAX_CALLS = 8192
@@ -34,7 +33,7 @@ _BETWEEN_HOSTS: list[tuple[str, Any]] = [
     ("grpc.keepalive_time_ms", HOST_KEEPALIVE_INTERVAL_MS),
     # Also sets TCP_USER_TIMEOUT, which limits unacknowledged data.
     ("grpc.keepalive_timeout_ms", HOST_KEEPALIVE_TIMEOUT_MS),
-    # An idle link sends nothing but pings.
+    # An idle link sends only pings.
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", HOST_KEEPALIVE_INTERVAL_MS // 2),
 ]
@@ -43,7 +42,6 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # One connection per channel, so that the end of one stream does not end another.
     ("grpc.use_local_subchannel_pool", 1),
-    # Ignore proxies from the environment.
     ("grpc.enable_http_proxy", 0),
 ]
 
@@ -54,8 +52,6 @@ def open_channel(
     """Open a channel to another process of the cluster. Between hosts, keepalives detect an unreachable peer.
 
     Args:
-        address: "host:port".
-        credentials: TLS credentials, or None for plain text.
         server_name: name that the server's certificate must carry, whatever the address.
     """
     between_hosts = [] if is_loopback(address.rpartition(":")[0]) else _BETWEEN_HOSTS
@@ -72,8 +68,8 @@ def new_server(
     """Create a server for other processes of the cluster.
 
     Args:
-        reuse_ports: allow other sockets with this option to share its ports.
-        host: listening address. For non-loopback addresses, keepalives detect unreachable callers.
+        reuse_ports: let other sockets with this option share its ports.
+        host: unless it is loopback, keepalives detect unreachable callers.
     """
     options = [
         *_OPTIONS,
@@ -94,13 +90,7 @@ def new_client_facing_server(
     max_connections: int,
     reuse_ports: bool = False,
 ) -> grpc.aio.Server:
-    """Create a server for clients.
-
-    Args:
-        max_receive_bytes: largest message; gRPC refuses larger ones with RESOURCE_EXHAUSTED.
-        max_connections: further connections are closed on arrival.
-        reuse_ports: as for new_server.
-    """
+    """Create a server for clients; closes connections beyond `max_connections`."""
     options = [
         *_OPTIONS,
         ("grpc.so_reuseport", int(reuse_ports)),
@@ -124,9 +114,6 @@ def new_client_facing_server(
 
 def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> str:
     """Bind a server and return "host:port"; port 0 picks a free port.
-
-    Args:
-        credentials: TLS credentials, or None for plain text.
 
     Raises:
         ValueError: the port is in use, or the address is not local.

@@ -1,8 +1,7 @@
-"""Between the plain messages of tandem.messages and protobuf.
+"""Translates the messages of tandem.messages to protobuf and back.
 
-Both sides use the same names: a dataclass and the protobuf message of the same name have the same fields, and a batch
-message wraps each of its messages in a oneof. So one codec built from the field lists serves every message, and a
-class without a protobuf twin fails when this module is imported, not when it is first sent.
+A dataclass and the protobuf message of the same name have the same fields, so one codec serves every message. A class
+without a protobuf twin fails at import.
 """
 
 import dataclasses
@@ -23,8 +22,6 @@ T = TypeVar("T")
 
 
 class StructCodec:
-    """Translates one dataclass to its protobuf twin and back."""
-
     def __init__(self, cls: type, proto_cls: type[Message]) -> None:
         names = {f.name for f in proto_cls.DESCRIPTOR.fields}
         own = {f.name for f in dataclasses.fields(cls)}
@@ -35,9 +32,9 @@ class StructCodec:
         hints = get_type_hints(cls)
         fields = [f.name for f in dataclasses.fields(cls)]
         translators = [_translators(hints[name], proto_cls, name) for name in fields]
-        # Each field stands here with its name and how to encode it, which is None where the value passes as it is.
+        # None: the value is passed as it is.
         self._encoders = [(name, encode) for name, (encode, _) in zip(fields, translators, strict=True)]
-        # A router decodes every token: all values are taken at once, and only those translated that need it.
+        # Routers decode every token: fetch all values at once and translate only where needed.
         self._values = _getter(fields)
         self._decoders = [(position, decode) for position, (_, decode) in enumerate(translators) if decode]
         # None is encoded by leaving the field out.
@@ -65,8 +62,7 @@ class StructCodec:
 
 
 def _getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """Gets these attributes of an object."""
-    # Of a single name, attrgetter gets the bare value.
+    # With a single name, attrgetter returns the bare value.
     return attrgetter(*names) if len(names) > 1 else lambda value: tuple(getattr(value, name) for name in names)
 
 
@@ -76,10 +72,10 @@ def _translators(
     if get_origin(hint) is tuple:
         (item, *_) = get_args(hint)
         if get_origin(item) is tuple:
-            # A map travels as pairs in order of their first parts.
+            # A map becomes pairs, sorted by key.
             return dict, lambda mapping: tuple(sorted(mapping.items()))
         if not dataclasses.is_dataclass(item):
-            # The slice is a list: from protobuf's own container a tuple takes three times as long.
+            # The slice is a list; a tuple from protobuf's own container takes three times as long.
             return None, lambda values: tuple(values[:])
         nested = StructCodec(item, _nested_proto(proto_cls, name))  # type: ignore[arg-type]
         return (
@@ -97,13 +93,12 @@ def _nested_proto(proto_cls: type[Message], name: str) -> type[Message]:
 
 
 def _message_class(field: Any) -> type[Message]:
-    """The class of the values of a message field, given its descriptor."""
     assert field.message_type is not None
     return GetMessageClass(field.message_type)
 
 
 class TokensCodec:
-    """Translates m.Tokens, of which there is one for each step: each field of its events is a list of protobuf's."""
+    """Translates m.Tokens, which protobuf has as one list per field of its events."""
 
     def encode(self, tokens: m.Tokens) -> worker_pb2.Tokens:
         events = tokens.events
@@ -119,7 +114,7 @@ class TokensCodec:
         )
 
     def decode(self, proto: worker_pb2.Tokens) -> m.Tokens:
-        """Raises ValueError if the lists do not belong together."""
+        """Raises ValueError if the lists' lengths do not match."""
         token_ids = _cut(tuple(proto.token_ids[:]), proto.num_tokens)
         fields = (proto.request_ids[:], proto.attempts[:], proto.indices[:], token_ids)
         if proto.num_logprobs:
@@ -129,7 +124,6 @@ class TokensCodec:
 
 
 def _cut(values: tuple[T, ...], lengths: Sequence[int]) -> list[tuple[T, ...]]:
-    """Pieces of these lengths."""
     ends = list(accumulate(lengths))
     if (ends[-1] if ends else 0) != len(values):
         raise ValueError(f"{len(values)} values, and lengths that do not add up to it")
@@ -161,7 +155,7 @@ class BatchCodec:
         return batch
 
     def decode(self, batch: Any) -> list[Any]:
-        """Raises ValueError on a message of a later protocol version, which this one does not know."""
+        """Raises ValueError on a message of an unknown kind, from a later protocol version."""
         decoded = []
         for envelope in batch.messages:
             name = envelope.WhichOneof("message")

@@ -1,4 +1,4 @@
-"""What the processes of a cluster know each other by: its token, and certificates where they speak TLS."""
+"""Credentials of a cluster's processes."""
 
 import logging
 import os
@@ -14,25 +14,18 @@ logger = logging.getLogger(__name__)
 
 
 class ClusterCredentials:
-    """One process's own, from any of its threads: what its servers ask for, and what its calls and connections show.
+    """One process's token and certificates for mutual TLS, usable from any thread.
 
-    Certificates in files are read again for each new connection, so new ones take the place of old ones in a cluster
-    that runs. Where they cannot be read any more, what was read last stays.
+    Certificate files are read for each new connection, so they can be replaced. If unreadable, the last ones stay in
+    use.
 
     Attributes:
         metadata: of every call to another process.
-        secure: whether the cluster's processes speak TLS with each other.
+        secure: the cluster uses TLS internally.
     """
 
     def __init__(self, token: str = "", tls: ClusterTls | ClusterTlsFiles | None = None) -> None:
-        """
-        Args:
-            token: "" shows none.
-            tls: None: plain connections.
-
-        Raises:
-            ValueError: a file of the certificates cannot be read.
-        """
+        """Raises ValueError if a certificate file cannot be read."""
         self.metadata = cluster_metadata(token)
         self.secure = tls is not None
         self._tls = tls
@@ -42,7 +35,6 @@ class ClusterCredentials:
             raise ValueError(f"{error.filename} of the cluster's TLS cannot be read: {error.strerror}") from error
 
     def open_channel(self, address: str) -> grpc.aio.Channel:
-        """To another process of the cluster."""
         tls = self._newest()
         if tls is None:
             return open_channel(address)
@@ -50,7 +42,7 @@ class ClusterCredentials:
         return open_channel(address, credentials, SERVER_NAME)
 
     def for_server(self) -> grpc.ServerCredentials | None:
-        """For a port that only processes of the cluster get into; None: it is plain."""
+        """Return credentials for an internal port; None for plain text."""
         tls = self._newest()
         if tls is None:
             return None
@@ -66,11 +58,10 @@ class ClusterCredentials:
         return grpc.dynamic_ssl_server_credentials(_configuration(tls), newer, require_client_authentication=True)
 
     def context(self, *, server_side: bool) -> ssl.SSLContext | None:
-        """For a connection that is not gRPC's, to or from another process, which is called SERVER_NAME; None: it is
-        plain.
+        """Return a context for a non-gRPC connection between processes; None for plain text.
 
         Raises:
-            ssl.SSLError: the certificate and the key that are there now do not belong together.
+            ssl.SSLError: the current certificate and key do not match.
         """
         tls = self._newest()
         return make_context(tls, server_side=server_side) if tls is not None else None
@@ -85,19 +76,19 @@ class ClusterCredentials:
 
 
 def make_context(tls: ClusterTls, *, server_side: bool) -> ssl.SSLContext:
-    """Asks the other side for a certificate for SERVER_NAME, and shows one.
+    """Return a context that presents a certificate and requires one for SERVER_NAME.
 
     Raises:
-        ssl.SSLError: these are no certificates, or the key is not the certificate's.
+        ssl.SSLError: invalid certificates, or the key is not the certificate's.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     if server_side:
-        # A client that never reads would leave tickets unread, and its close would be a reset.
+        # A client that never reads leaves tickets unread, and its close becomes a reset.
         context.num_tickets = 0
     context.load_verify_locations(cadata=tls.ca.decode())
-    # OpenSSL is given keys as files alone: this one has no name and is in memory, for this process only.
+    # OpenSSL takes keys only as files: use an anonymous one in memory.
     descriptor = os.memfd_create("tandem-tls", os.MFD_CLOEXEC)
     with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123
         file.write(tls.key + b"\n" + tls.cert)

@@ -1,10 +1,9 @@
-"""An asyncio loop for a process that sends many messages over grpc.aio.
+"""An asyncio loop for processes that send many messages over grpc.aio.
 
-grpc.aio has a thread of its own, the poller, that learns of each event, such as a message that has gone out, and writes
-a byte to a socket for it, at which the loop wakes and handles all events that have come. Left alone, the two run by
-turns: the poller is woken for each message that the loop sends and takes the processor from it, and the loop wakes for
-each byte, though the first one was word enough of all events. That is two switches between threads and two system calls
-for each message.
+grpc.aio's poller thread writes a byte to a socket for each event, such as a sent message. The byte wakes the loop,
+which handles all waiting events. By default, each sent message wakes the poller, which preempts the loop, and each byte
+wakes
+the loop again: two thread switches and two system calls per message.
 """
 
 import contextlib
@@ -17,12 +16,12 @@ from typing import Any
 
 import uvloop
 
-# More bytes than events ever wait.
+# More than the events that ever wait.
 MAX_WAITING_BYTES = 65536
 
 
 class GrpcLoop(uvloop.Loop):
-    """uvloop's, on which the events of many messages are handled together."""
+    """A uvloop that handles the events of many messages together."""
 
     def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
         if isinstance(fd, socket.socket) and _is_grpcs(callback):
@@ -37,8 +36,8 @@ def _is_grpcs(callback: Callable[..., Any]) -> bool:
 
 
 def _handle_together(events: socket.socket, handle: Callable[..., Any]) -> None:
-    # An event waits before its byte is written, so none is missed whose byte is taken here. gRPC takes one itself, and
-    # does not mind that there is none left.
+    # Events are queued before their bytes are written, so taking bytes here loses none. gRPC reads one byte itself and
+    # tolerates an empty socket.
     num_bytes = 1
     with contextlib.suppress(BlockingIOError):
         num_bytes = len(events.recv(MAX_WAITING_BYTES))
@@ -47,16 +46,15 @@ def _handle_together(events: socket.socket, handle: Callable[..., Any]) -> None:
             handle()
             return
         except RuntimeError:
-            # gRPC has one queue for all loops of a process. It has taken out an event of a loop that is closed by now,
-            # for which nobody waits, and has left those behind it, whose bytes are taken.
+            # gRPC has one queue for all loops of a process. It removed an event of a closed loop and stopped, but the
+            # bytes of the events behind it are gone.
             continue
 
 
 def _calm_poller() -> None:
-    """Has the poller run beside the loop, where a processor is free, or after it, but not in its place: a thread of
-    this class gets its share as before, and takes no other's processor when it is woken."""
+    """Keep the poller from preempting the loop; SCHED_BATCH keeps its share of CPU time."""
     for thread in threading.enumerate():
-        # Python names a thread by what it runs.
+        # Python names a thread after its target.
         if "_poll_wrapper" in thread.name and thread.native_id is not None:
             # A sandbox may forbid it.
             with contextlib.suppress(OSError):

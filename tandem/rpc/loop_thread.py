@@ -1,4 +1,4 @@
-"""A thread with an asyncio loop, for a process whose other threads hand it work."""
+"""A thread with an asyncio loop that other threads hand work to."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ STOP_TIMEOUT_S = 5.0
 
 
 class LoopThread:
-    """Attributes: loop: of the thread; there once `start` has returned."""
+    """Attributes: loop: set once `start` has returned."""
 
     def __init__(self, make_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop) -> None:
         self._make_loop = make_loop
@@ -28,11 +28,7 @@ class LoopThread:
         self.loop = self._started.result(START_TIMEOUT_S)
 
     def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """Runs a coroutine there and waits for it; from any other thread.
-
-        Raises:
-            TimeoutError: it takes longer. It is cancelled then.
-        """
+        """Run a coroutine on the loop from another thread. Raises TimeoutError after cancelling it."""
         assert self.loop is not None
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
@@ -42,7 +38,7 @@ class LoopThread:
             raise
 
     def stop(self) -> None:
-        """Ends the loop and its thread; what still runs there is dropped."""
+        """End the loop and its thread; running tasks are dropped."""
         if self.loop is not None:
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(STOP_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Metrics over HTTP, for a process that has no HTTP port otherwise."""
+"""Metrics over HTTP, for processes without another HTTP port."""
 
 import logging
 import sys
@@ -17,28 +17,22 @@ from tandem.rpc.auth import TokenSet, bearer_token
 logger = logging.getLogger(__name__)
 
 PATH = "/metrics"
-# A reader that says nothing or takes nothing for this long is given up.
+# Timeout for a reader that neither sends nor receives.
 REQUEST_TIMEOUT_S = 5.0
-# The serving thread sees within this time that it is to end.
+# Delay within which the serving thread notices `close`.
 POLL_INTERVAL_S = 0.1
 
 
 class MetricsServer:
-    """Serves a registry at GET /metrics, from threads of its own: a slow reader keeps nobody waiting.
-
-    Attributes:
-        address: "host:port".
-    """
+    """Serves a registry at GET /metrics, with a thread per reader."""
 
     def __init__(self, registry: CollectorRegistry, host: str, api_keys: Sequence[str] = ()) -> None:
-        """Opens a free port.
-
+        """
         Args:
-            api_keys: one of them is asked for as a bearer token; empty lets everybody in. Each is "KEY" or
-                "KEY MAX_PRIORITY".
+            api_keys: accepted bearer tokens, as "KEY" or "KEY MAX_PRIORITY"; empty admits everybody.
 
         Raises:
-            OSError: the address is not ours.
+            OSError: the address is not local.
         """
         self._server = _Server(registry, host, TokenSet([parse_api_key(text).key for text in api_keys]))
         self.address = f"{host}:{self._server.server_address[1]}"
@@ -48,13 +42,12 @@ class MetricsServer:
         thread.start()
 
     def close(self) -> None:
-        """Answers nobody any more."""
         self._server.shutdown()
         self._server.server_close()
 
 
 class _Server(ThreadingTCPServer):
-    """Not http.server's own, which looks its address up in the DNS when it binds."""
+    """Unlike http.server's class, binds without a DNS lookup."""
 
     daemon_threads = True
 

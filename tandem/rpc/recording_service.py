@@ -1,4 +1,4 @@
-"""One process's own part of a recording, served to the router that a client has asked for it."""
+"""Serves one process's part of a recording to a router."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -10,18 +10,18 @@ from tandem.v1 import recording_pb2 as pb
 from tandem.v1 import recording_pb2_grpc
 
 MAX_DURATION_S = 60.0
-# A loop that does not end its recording within this time is stuck.
+# Time for the process's loop to end its recording.
 STOP_TIMEOUT_S = 10.0
-# So many slices of a worker, or of a router, are made a message at once; that takes half a millisecond. A router's are
-# requests, with all their moments.
+# Slices encoded at a time, of a worker and of a router, in half a millisecond. A router's slices are requests with all
+# their moments.
 SLICES_PER_PART = 200
 REQUESTS_PER_PART = 50
-# Of one process. It is what MAX_SLICES take several times over, unless each is about many requests.
+# Limit per process: several times the size of MAX_SLICES slices, unless each names many requests.
 MAX_BYTES = 64 * 2**20
 
 
 class RecordingService(recording_pb2_grpc.RecordingServicer):
-    """On the asyncio thread. One recording is made at a time."""
+    """Makes one recording at a time."""
 
     def __init__(
         self,
@@ -33,10 +33,8 @@ class RecordingService(recording_pb2_grpc.RecordingServicer):
     ) -> None:
         """
         Args:
-            process: its name in the cluster.
-            start: begins to record.
-            stop: ends that; calls what it is given with what was recorded, soon, from any thread.
-            slices_per_part: that are made a message without a turn for anybody else.
+            stop: ends recording, and soon passes the result to its argument, from any thread.
+            slices_per_part: slices encoded before other tasks get a turn.
         """
         self._process = process
         self._role = role
@@ -61,7 +59,6 @@ class RecordingService(recording_pb2_grpc.RecordingServicer):
             yield pb.RecordedPart(process=self._process, role=self._role)
             await asyncio.sleep(request.duration_s)
         finally:
-            # However this ends, nothing is recorded any more.
             stopping = self._stopped()
             self._is_recording = False
         try:
@@ -79,12 +76,11 @@ class RecordingService(recording_pb2_grpc.RecordingServicer):
                 yield part
             else:
                 num_dropped += len(slices)
-            # Tokens have their turn between two parts.
+            # Let tokens pass between two parts.
             await asyncio.sleep(0)
         yield pb.RecordedPart(process=self._process, role=self._role, num_dropped=num_dropped)
 
     def _stopped(self) -> "asyncio.Future[Recording]":
-        """Ends the recording; the future is what was recorded."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Recording] = loop.create_future()
 
@@ -108,7 +104,7 @@ def encode_slice(kept: Slice) -> pb.RecordedSlice:
         track=kept.track,
         name=kept.name,
         start_ns=kept.start_ns,
-        # A clock may be set back meanwhile.
+        # The clock may have been set back meanwhile.
         duration_ns=max(0, kept.end_ns - kept.start_ns),
         request_ids=kept.request_ids,
         request_tokens=kept.request_tokens,

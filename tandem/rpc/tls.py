@@ -1,4 +1,4 @@
-"""TLS from PEM files, which are checked before anything is started with them."""
+"""TLS from PEM files, checked before use."""
 
 import ssl
 from pathlib import Path
@@ -9,11 +9,7 @@ from tandem.config import TlsConfig
 
 
 def server_credentials(tls: TlsConfig) -> grpc.ServerCredentials:
-    """For the clients' gRPC port. With client_ca_file, only clients that show a certificate get through.
-
-    Raises:
-        ValueError: a file cannot be used; the message says which and why.
-    """
+    """Return credentials for the clients' gRPC port. Raises ValueError as `check_tls_files`."""
     check_tls_files(tls.cert_file, tls.key_file, tls.client_ca_file)
     pair = (Path(tls.key_file).read_bytes(), Path(tls.cert_file).read_bytes())
     authorities = Path(tls.client_ca_file).read_bytes() if tls.client_ca_file else None
@@ -21,14 +17,10 @@ def server_credentials(tls: TlsConfig) -> grpc.ServerCredentials:
 
 
 def check_tls_files(cert_file: str, key_file: str, ca_file: str) -> None:
-    """Finds out what gRPC would not say: it reports a bad file as a port that is taken or a server that is not there.
-
-    Args:
-        cert_file, key_file: a certificate and its private key; both empty: none.
-        ca_file: certificates of authorities; empty: none.
+    """Check files whose faults gRPC would report as a busy port or an absent server.
 
     Raises:
-        ValueError: a file cannot be read or is no PEM file of its kind, or the key is not the certificate's.
+        ValueError: a file cannot be read or is not PEM of its kind, or the key is not the certificate's.
     """
     if cert_file or key_file:
         _check_certificates(cert_file, "the TLS certificate")
@@ -45,7 +37,7 @@ def check_tls_files(cert_file: str, key_file: str, ca_file: str) -> None:
 
 
 class _Passphrase:
-    """Called for a key that has one."""
+    """Called only for an encrypted key."""
 
     def __init__(self, key_file: str) -> None:
         self._key_file = key_file

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class InferenceStub:
-    """The client contract of a Tandem cluster.
+    """The client API of a Tandem cluster.
     """
 
     def __init__(self, channel):
@@ -48,18 +48,18 @@ class InferenceStub:
 
 
 class InferenceServicer:
-    """The client contract of a Tandem cluster.
+    """The client API of a Tandem cluster.
     """
 
     def Generate(self, request, context):
         """Streams the completion of one prompt. Errors come as gRPC status codes:
-        INVALID_ARGUMENT    a bad prompt or sampling value, another model, or a prompt that does not fit
-        UNAUTHENTICATED     the API key (metadata "authorization": "Bearer KEY") is missing or wrong
-        RESOURCE_EXHAUSTED  the queue is full, this key has as many requests in hand as it may, or the message is too large
+        INVALID_ARGUMENT    invalid prompt or sampling value, unknown model, or a prompt that does not fit
+        UNAUTHENTICATED     missing or wrong API key (metadata "authorization": "Bearer KEY")
+        RESOURCE_EXHAUSTED  full queue, request limit of the API key, or message too large
         UNAVAILABLE         no worker can serve the request now, or the cluster is shutting down; try again
         DEADLINE_EXCEEDED   the call's deadline, or the server's own limit, passed
-        INTERNAL            a mistake of the server's own, such as a routing policy that fails
-        A client that ends the call aborts the request.
+        INTERNAL            server error, such as a failing routing policy
+        Ending the call aborts the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -93,7 +93,7 @@ def add_InferenceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Inference:
-    """The client contract of a Tandem cluster.
+    """The client API of a Tandem cluster.
     """
 
     @staticmethod

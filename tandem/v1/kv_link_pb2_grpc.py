@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class KvLinkStub:
-    """The ordered channel on which a prefill worker (the sender) leases pages at a decode worker (the receiver) and
-    settles the leases. The bytes of the pages travel beside it, over a transport. One stream is one epoch.
+    """Ordered channel on which a prefill worker (sender) leases pages at a decode worker (receiver) and settles the
+    leases. Pages travel over a transport. One stream is one epoch. tandem/messages.py describes the messages.
     """
 
     def __init__(self, channel):
@@ -44,8 +44,8 @@ class KvLinkStub:
 
 
 class KvLinkServicer:
-    """The ordered channel on which a prefill worker (the sender) leases pages at a decode worker (the receiver) and
-    settles the leases. The bytes of the pages travel beside it, over a transport. One stream is one epoch.
+    """Ordered channel on which a prefill worker (sender) leases pages at a decode worker (receiver) and settles the
+    leases. Pages travel over a transport. One stream is one epoch. tandem/messages.py describes the messages.
     """
 
     def Link(self, request_iterator, context):
@@ -71,8 +71,8 @@ def add_KvLinkServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KvLink:
-    """The ordered channel on which a prefill worker (the sender) leases pages at a decode worker (the receiver) and
-    settles the leases. The bytes of the pages travel beside it, over a transport. One stream is one epoch.
+    """Ordered channel on which a prefill worker (sender) leases pages at a decode worker (receiver) and settles the
+    leases. Pages travel over a transport. One stream is one epoch. tandem/messages.py describes the messages.
     """
 
     @staticmethod

@@ -47,12 +47,12 @@ class TracingServicer:
     """
 
     def Record(self, request, context):
-        """Records what all workers and routers do for some seconds, and then streams it; docs/tracing.md says what it means. One
-        recording is made at a time. Errors, besides those of any call:
-        INVALID_ARGUMENT    a duration that is not offered
-        PERMISSION_DENIED   there are several API keys, whose requests would all be seen, and no --allow-tracing
+        """Records all workers and routers for some seconds, then streams the recording (docs/tracing.md). One recording at a
+        time. Errors, besides those of any call:
+        INVALID_ARGUMENT    duration out of range
+        PERMISSION_DENIED   several API keys, whose requests would be visible, without --allow-tracing
         RESOURCE_EXHAUSTED  another recording is being made
-        A client that ends the call ends the recording.
+        Ending the call ends the recording.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,7 +107,7 @@ class Tracing:
 
 
 class RecordingStub:
-    """Served by each worker and each router for the router that a client asks for a recording, of themselves alone.
+    """Served by each worker and router, of itself alone, to the router that collects a recording.
     """
 
     def __init__(self, channel):
@@ -124,7 +124,7 @@ class RecordingStub:
 
 
 class RecordingServicer:
-    """Served by each worker and each router for the router that a client asks for a recording, of themselves alone.
+    """Served by each worker and router, of itself alone, to the router that collects a recording.
     """
 
     def RecordProcess(self, request, context):
@@ -150,7 +150,7 @@ def add_RecordingServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Recording:
-    """Served by each worker and each router for the router that a client asks for a recording, of themselves alone.
+    """Served by each worker and router, of itself alone, to the router that collects a recording.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RouterPeerStub:
-    """Served by each router for the others of its cluster, beside the workers' control streams.
+    """Served by each router to the other routers, beside the workers' control streams.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,11 @@ class RouterPeerStub:
 
 
 class RouterPeerServicer:
-    """Served by each router for the others of its cluster, beside the workers' control streams.
+    """Served by each router to the other routers, beside the workers' control streams.
     """
 
     def ShareCounts(self, request_iterator, context):
-        """Each router tells every other what it has in hand, a few times a second. The call never ends by itself.
+        """Reports the caller's load a few times per second. The call never ends by itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +70,7 @@ def add_RouterPeerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RouterPeer:
-    """Served by each router for the others of its cluster, beside the workers' control streams.
+    """Served by each router to the other routers, beside the workers' control streams.
     """
 
     @staticmethod
@@ -102,7 +102,7 @@ class RouterPeer:
 
 
 class RouterResponsesStub:
-    """Served likewise: clients may come to another router than the one that keeps the response they name.
+    """Finds a response that another router keeps.
     """
 
     def __init__(self, channel):
@@ -119,7 +119,7 @@ class RouterResponsesStub:
 
 
 class RouterResponsesServicer:
-    """Served likewise: clients may come to another router than the one that keeps the response they name.
+    """Finds a response that another router keeps.
     """
 
     def FindResponse(self, request, context):
@@ -145,7 +145,7 @@ def add_RouterResponsesServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RouterResponses:
-    """Served likewise: clients may come to another router than the one that keeps the response they name.
+    """Finds a response that another router keeps.
     """
 
     @staticmethod

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class ClusterStub:
-    """Served by the router on its cluster port. A worker opens one Control stream when it is ready and keeps it for
-    its life; whatever ends the stream ends every attempt that ran on that worker.
+    """Served by the router on its cluster port. Each worker keeps one Control stream; its end ends every attempt on that
+    worker. tandem/messages.py describes the messages.
     """
 
     def __init__(self, channel):
@@ -44,8 +44,8 @@ class ClusterStub:
 
 
 class ClusterServicer:
-    """Served by the router on its cluster port. A worker opens one Control stream when it is ready and keeps it for
-    its life; whatever ends the stream ends every attempt that ran on that worker.
+    """Served by the router on its cluster port. Each worker keeps one Control stream; its end ends every attempt on that
+    worker. tandem/messages.py describes the messages.
     """
 
     def Control(self, request_iterator, context):
@@ -71,8 +71,8 @@ def add_ClusterServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Cluster:
-    """Served by the router on its cluster port. A worker opens one Control stream when it is ready and keeps it for
-    its life; whatever ends the stream ends every attempt that ran on that worker.
+    """Served by the router on its cluster port. Each worker keeps one Control stream; its end ends every attempt on that
+    worker. tandem/messages.py describes the messages.
     """
 
     @staticmethod
@@ -130,14 +130,14 @@ class WorkerAdminServicer:
     """
 
     def CheckIntegrity(self, request, context):
-        """Runs CacheManager.check_integrity on the engine thread between two steps.
+        """Runs CacheManager.check_integrity on the engine thread between steps.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadMetrics(self, request, context):
-        """What the worker tells Prometheus, for a router to pass on.
+        """Returns the worker's metrics, for a router to pass on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -18,12 +18,10 @@ Clock = Callable[[], float]
 
 
 class EndpointError(Exception):
-    """The server cannot be measured: it is unreachable or refuses the client."""
+    """The server is unreachable or refuses the client."""
 
 
 class RequestError(Exception):
-    """A request has no whole answer."""
-
     def __init__(self, kind: ErrorKind, detail: str) -> None:
         super().__init__(detail)
         self.kind: ErrorKind = kind
@@ -31,16 +29,12 @@ class RequestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ServerDescription:
-    """Attributes: model: name for requests; detail: the server's own description."""
-
     model: str
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The part of an answer that later turns repeat. Attributes: token_ids: None: unknown."""
-
     token_ids: "array[int] | None"
     text: str
 
@@ -54,14 +48,11 @@ class Answer:
 class EndpointConfig:
     """
     Attributes:
-        url: grpc://HOST:PORT, or http://HOST[:PORT]/v1, or https.
-        model: name for requests; empty: the server's first model.
-        headers: additional headers of every call.
-        tls: for grpc. The files below imply it.
-        ignore_eos: whether outputs have the wanted length regardless of the model.
-        continuous_usage: whether to ask an OpenAI-compatible server for counts with each chunk.
-        timeout_s: of a whole request.
-        connect_timeout_s: of a connection, and of the first question to the server.
+        url: grpc://HOST:PORT, or http(s)://HOST[:PORT]/v1.
+        model: empty: the server's first model.
+        tls: for grpc; implied by the files below.
+        continuous_usage: ask an OpenAI-compatible server for token counts with each chunk.
+        connect_timeout_s: also of the first question to the server.
     """
 
     url: str
@@ -84,36 +75,30 @@ class BenchClient(ABC):
 
     @abstractmethod
     async def open(self) -> ServerDescription:
-        """Asks the server what it is. Raises EndpointError."""
+        """Raises EndpointError."""
 
     @abstractmethod
     def prepare(self, parts: Sequence[PromptPart], num_output_tokens: int) -> Any:
-        """Returns a request for `send`, so that slow work is done before it is due."""
+        """Encode a request for `send`, before it is due."""
 
     @abstractmethod
     async def send(self, prepared: Any, record: RequestRecord, clock: Clock) -> Answer:
-        """Sends a request and reads its answer to the end, recording times and counts.
-
-        Raises:
-            RequestError: the answer is not whole; the record has its part.
-        """
+        """Send a request and read its whole answer into the record. Raises RequestError if it is not whole."""
 
     @abstractmethod
     async def close(self) -> None: ...
 
 
 def messages(parts: Sequence[PromptPart]) -> list[tuple[Role, str]]:
-    """Returns a chat's roles and texts. Merges consecutive parts of one role: many chat templates refuse two user
-    messages in a row.
-    """
+    """Return roles and texts with equal neighbors merged: many chat templates refuse two user messages in a row."""
     return [(role, " ".join(part.text for part in group)) for role, group in groupby(parts, lambda part: part.role)]
 
 
 def count_chunks(record: RequestRecord, usage_tokens: int | None, lengths: Sequence[int]) -> None:
-    """Settles the tokens of each chunk for servers that do not report them.
+    """Estimate the tokens per chunk if the server does not report them.
 
     Args:
-        usage_tokens: the server's count of the whole output; None: not reported.
+        usage_tokens: the server's count for the whole output, or None.
         lengths: characters of each chunk.
     """
     if usage_tokens is None:

@@ -1,17 +1,16 @@
-"""Server-sent events, out of pieces as they come."""
+"""Parser of server-sent events."""
 
 from collections.abc import Iterator
 
 
 class EventParser:
-    """Parses the data of server-sent events; ignores other fields and comments."""
+    """Parses the data of events; ignores other fields and comments."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """Returns the data of each event that is now complete."""
         rest = self._rest + piece if self._rest else piece
         lines = rest.split(b"\n")
         self._rest = lines.pop()

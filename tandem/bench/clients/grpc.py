@@ -1,4 +1,4 @@
-"""Tandem's own protocol: every chunk has token ids."""
+"""A client for Tandem's gRPC API: every chunk has token ids."""
 
 import asyncio
 from array import array
@@ -25,8 +25,7 @@ from tandem.v1 import inference_pb2 as pb
 
 SCHEME = "grpc://"
 _METHODS = "/tandem.v1.Inference/"
-# Opened before the run. Calls beyond a connection's limit (2,048 at Tandem) would wait at the client and count as the
-# server's time.
+# Calls beyond a connection's limit (2,048 at Tandem) would wait at the client but count as the server's time.
 NUM_CONNECTIONS = 8
 _CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
@@ -46,8 +45,6 @@ _KINDS: dict[grpc.StatusCode, ErrorKind] = {
 
 @dataclass(slots=True)
 class _Connection:
-    """Attributes: num_calls: at the moment."""
-
     channel: grpc.aio.Channel
     generate: Any
     num_calls: int = 0

@@ -1,7 +1,6 @@
 """One HTTP/1.1 connection for sequential requests, parsed by httptools.
 
-Pieces of an answer are handled in the loop's own read callback. No task has to wake up first, so no other stream's work
-delays a token's timestamp.
+Data is handled in the loop's read callback. No task has to wake up first, so other streams delay no timestamp.
 """
 
 import asyncio
@@ -24,13 +23,7 @@ class ConnectionLostError(Exception):
 
 
 class HttpConnection(asyncio.Protocol):
-    """
-    Attributes:
-        num_requests: sent so far.
-        is_open: whether another request can be sent.
-        headers: of the latest answer, by lower-case name.
-        error_body: of the latest answer, if its status was not 200.
-    """
+    """Attributes: error_body: of the latest answer, if its status was not 200."""
 
     def __init__(self) -> None:
         self.num_requests = 0
@@ -40,14 +33,13 @@ class HttpConnection(asyncio.Protocol):
         self._on_body: Callable[[bytes], None] | None = None
         self._done: asyncio.Future[int] | None = None
         self._has_begun = False
-        # True if the answer ends with the connection, as in HTTP/1.0.
+        # As in HTTP/1.0.
         self._ends_with_connection = False
         self.headers: dict[str, str] = {}
         self.error_body = bytearray()
 
     @classmethod
     async def connect(cls, url: SplitResult, context: ssl.SSLContext | None) -> "HttpConnection":
-        """Raises OSError."""
         assert url.hostname is not None
         port = url.port or (443 if url.scheme == "https" else 80)
         loop = asyncio.get_running_loop()
@@ -55,14 +47,10 @@ class HttpConnection(asyncio.Protocol):
         return connection
 
     async def request(self, data: bytes, on_body: Callable[[bytes], None]) -> int:
-        """Sends a request and waits for the end of its answer.
+        """Send a request and return the status at the end of its answer.
 
         Args:
-            data: head and body.
             on_body: called with each piece of the body if the status is 200.
-
-        Returns:
-            The status.
 
         Raises:
             ConnectionLostError: the connection ended early, or the answer is not HTTP.
@@ -98,7 +86,7 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._parser is None or self._done is None:
-            # Unsolicited, such as an answer before the server closes an idle connection.
+            # Unsolicited, such as an error before the server closes an idle connection.
             self.close()
             return
         self._has_begun = True

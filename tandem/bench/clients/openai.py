@@ -27,15 +27,14 @@ from tandem.bench.workloads.base import PromptPart
 
 MAX_ERROR_CHARACTERS = 300
 _PATHS = {"completions": "/completions", "chat": "/chat/completions"}
-# Fields of a chat's chunk with output, as text or in another form.
+# Fields of a chat chunk with output.
 _DELTA_TEXTS = ("reasoning_content", "reasoning", "content", "refusal")
 _DELTA_CALLS = ("tool_calls", "function_call")
-# Upper bound of a plausible count.
 MAX_TOKENS = 2**31
 
 
 class OpenAIBenchClient(BenchClient):
-    """Has a connection per request in hand, and reuses idle ones, the latest first."""
+    """Uses one connection per request in flight, preferring the latest idle one."""
 
     def __init__(self, config: EndpointConfig) -> None:
         self._config = config
@@ -131,7 +130,6 @@ class OpenAIBenchClient(BenchClient):
             self._idle.append(connection)
 
     def _take_idle(self) -> HttpConnection | None:
-        """Returns an idle connection that the server has not closed."""
         while self._idle:
             if (connection := self._idle.pop()).is_open:
                 return connection
@@ -174,16 +172,13 @@ class OpenAIBenchClient(BenchClient):
 
 
 class _Reading:
-    """One answer in progress. Attributes: texts: of its chunks; error: the first; "": none."""
-
     def __init__(self, record: RequestRecord, clock: Clock) -> None:
         self._record = record
         self._clock = clock
         self._events = EventParser()
         self._usage_tokens: int | None = None
-        # True if every chunk came with the server's running count.
+        # Every chunk so far had the server's running count.
         self._is_counted = True
-        # Characters per chunk.
         self._lengths: list[int] = []
         self._finish_reason = ""
         self._is_done = False
@@ -192,7 +187,7 @@ class _Reading:
 
     @property
     def is_over(self) -> bool:
-        """True if the server has marked the end: some send no [DONE], but a finish reason."""
+        """True if the server marked the end: some send no [DONE], but a finish reason."""
         return self._is_done or bool(self._finish_reason)
 
     def feed(self, piece: bytes) -> None:
@@ -243,7 +238,6 @@ class _Reading:
             self._record.counts.append(num_new)
 
     def settle(self) -> None:
-        """The answer is over: its tokens are counted."""
         record, lengths = self._record, self._lengths
         if self._is_counted and self._usage_tokens is not None and sum(record.counts) == self._usage_tokens:
             record.counted_by, record.num_output_tokens = "continuous_usage", self._usage_tokens
@@ -261,7 +255,7 @@ class _Reading:
 
 
 def _output_of(choice: dict[str, Any]) -> tuple[str, int]:
-    """Returns a chunk's text, and the characters of its output in any form. Raises TypeError."""
+    """Return a chunk's text and the characters of all its output. Raises TypeError."""
     if not (delta := choice.get("delta")):
         text = choice.get("text") or ""
         return text + "", len(text)
@@ -279,7 +273,6 @@ def _count(value: Any) -> int:
 
 
 def _form(connection: HttpConnection) -> str:
-    """Returns the reason, if the answer may not be an event stream."""
     if encoding := connection.headers.get("content-encoding"):
         return f": it is compressed ({encoding}), which was not asked for"
     kind = connection.headers.get("content-type", "")
@@ -294,7 +287,6 @@ def _tls_context(config: EndpointConfig) -> ssl.SSLContext:
 
 
 def _message(body: bytes) -> str:
-    """Returns an error's message, or the beginning of any other body."""
     try:
         return str(json.loads(body)["error"]["message"])[:MAX_ERROR_CHARACTERS]
     except (ValueError, LookupError, TypeError):

@@ -1,4 +1,4 @@
-"""Which client speaks with which endpoint."""
+"""Chooses the client for an endpoint."""
 
 import importlib.util
 
@@ -25,7 +25,6 @@ def check_endpoint(config: EndpointConfig) -> None:
 
 
 def make_client(config: EndpointConfig) -> BenchClient:
-    """For a configuration that `check_endpoint` has let pass."""
     if config.url.startswith("grpc://"):
         from tandem.bench.clients.grpc import GrpcBenchClient
 

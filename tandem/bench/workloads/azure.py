@@ -15,7 +15,7 @@ _FRACTION = re.compile(r"(\.\d{6})\d+")
 
 class Azure(Workload):
     def __init__(self, make: PromptMaker, file: Path, time_scale: float = 1.0, limit: int | None = None) -> None:
-        """Args: time_scale: factor of the times; limit: number of first requests."""
+        """Args: limit: number of first requests."""
         self._make = make
         self._file = file
         self._time_scale = time_scale

@@ -1,4 +1,4 @@
-"""The interface of workloads: sessions of turns, made before a run begins."""
+"""The interface of workloads: sessions of turns, made before a run."""
 
 from abc import ABC, abstractmethod
 from array import array
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from tandem.bench.records import Group
 
-# Longer than any model's context: protects memory from a mistake in a trace.
+# Protects memory from a mistake in a trace.
 MAX_TRACE_LENGTH = 20_000_000
 
 Role = Literal["system", "user", "assistant"]
@@ -16,12 +16,7 @@ Role = Literal["system", "user", "assistant"]
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """A piece of a prompt, as token ids or as text.
-
-    Attributes:
-        num_tokens: exact for token ids; for text, the number of words, about a token each.
-        token_ids: None: text.
-    """
+    """A piece of a prompt. Attributes: num_tokens: exact for token ids; for text, the number of words."""
 
     role: Role
     num_tokens: int
@@ -34,7 +29,7 @@ class Turn:
     """One request of a session. Its prompt is the session so far and `parts`.
 
     Attributes:
-        stand_in: replaces the answer in later prompts of token ids if the server reports no ids; None: last turn.
+        stand_in: replaces an answer without token ids in later prompts of token ids; None: last turn.
         think_s: seconds between the last answer's end and this turn.
     """
 
@@ -66,15 +61,10 @@ class Workload(ABC):
 
     @abstractmethod
     def sessions(self) -> list[Session]:
-        """Returns sessions by arrival.
-
-        Raises:
-            ValueError: they cannot be made, such as from an unreadable trace.
-        """
+        """Return sessions by arrival. Raises ValueError, such as for an unreadable trace."""
 
 
 def numbered(turns_of_sessions: Sequence[Sequence[Turn]]) -> list[Session]:
-    """Sessions without arrival times."""
     sessions, index = [], 0
     for turns in turns_of_sessions:
         sessions.append(Session(index, tuple(turns)))
@@ -83,12 +73,7 @@ def numbered(turns_of_sessions: Sequence[Sequence[Turn]]) -> list[Session]:
 
 
 def timed(turns: Sequence[tuple[float, Turn]], time_scale: float) -> list[Session]:
-    """Sorts a trace's turns into sessions, the first at 0.
-
-    Args:
-        turns: each with its time, in seconds from any origin.
-        time_scale: factor of the times.
-    """
+    """Turn a trace's (seconds, turn) pairs into sessions, the first at 0. Args: time_scale: factor of the times."""
     in_order = sorted(turns, key=lambda pair: pair[0])
     return [
         Session(index, (turn,), due_s=(at_s - in_order[0][0]) * time_scale)
@@ -97,7 +82,7 @@ def timed(turns: Sequence[tuple[float, Turn]], time_scale: float) -> list[Sessio
 
 
 def trace_length(value: Any) -> int:
-    """Returns a trace's number of tokens, at least 1. Raises ValueError, TypeError, OverflowError."""
+    """Raises ValueError, TypeError, OverflowError."""
     num_tokens = int(value)
     if not 0 <= num_tokens <= MAX_TRACE_LENGTH:
         raise ValueError(f"{value} is no number of tokens from 0 to {MAX_TRACE_LENGTH:,}")

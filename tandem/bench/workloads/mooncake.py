@@ -16,7 +16,7 @@ BLOCK_TOKENS = 512
 
 class Mooncake(Workload):
     def __init__(self, make: PromptMaker, file: Path, time_scale: float = 1.0, limit: int | None = None) -> None:
-        """Args: time_scale: factor of the times; limit: number of first requests."""
+        """Args: limit: number of first requests."""
         self._make = make
         self._file = file
         self._time_scale = time_scale

@@ -29,7 +29,7 @@ class PromptMaker:
     """The same seed and key make the same part, in any order of calls."""
 
     def __init__(self, seed: int, prompt_as: PromptAs, vocab_size: int = DEFAULT_VOCAB_SIZE) -> None:
-        """Args: vocab_size: upper bound of token ids; FIRST_TOKEN_ID is the lower one."""
+        """Args: vocab_size: token ids are drawn from FIRST_TOKEN_ID up to this."""
         self._seed = seed
         self._prompt_as = prompt_as
         self._words = _WORDS.split()

@@ -7,10 +7,9 @@ from tandem.bench.workloads.prompts import PromptMaker
 
 
 class SteadyStreams(Workload):
-    """Streams begin at once and again when they end, until the last arrival has its answer.
+    """Streams start at once and restart when they end, until the last arrival has its answer.
 
-    Streams that all begin with their first token lengthen their contexts, and steps, until the first ones end. Spread
-    streams begin at all context lengths, so that only arrivals change the steps.
+    Spread streams start at all context lengths, so that steps do not lengthen with the contexts.
     """
 
     def __init__(
@@ -23,7 +22,6 @@ class SteadyStreams(Workload):
         *,
         are_spread: bool = False,
     ) -> None:
-        """Args: num_input, num_output: tokens of each stream."""
         self._make = make
         self._arriving = arriving
         self._num_streams = num_streams
@@ -41,7 +39,7 @@ class SteadyStreams(Workload):
         return streams + list(self._arriving)
 
     def _midway(self, number: int) -> Turn:
-        """Returns a stream whose prompt includes a share of its output, by its number."""
+        """Return a stream whose prompt includes a share of its output, by its number."""
         num_had = number * self._num_output // self._num_streams
         prompt = self._make.part("user", self._num_input + num_had, f"stream/{number}/midway")
         return Turn((prompt,), self._num_output - num_had)

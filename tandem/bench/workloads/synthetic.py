@@ -23,8 +23,6 @@ class Lengths:
 
 
 class Synthetic(Workload):
-    """Sessions of `num_turns` turns."""
-
     def __init__(
         self,
         make: PromptMaker,
@@ -41,7 +39,6 @@ class Synthetic(Workload):
         Args:
             input_lengths: tokens that a turn adds to the prompt, without the system prompt.
             num_system_tokens: length of the system prompt of all sessions.
-            think_s: seconds between an answer's end and the next turn.
         """
         self._make = make
         self._seed = seed

@@ -20,13 +20,9 @@ MAX_REQUESTS = 1_000_000
 def make_sessions(
     config: WorkloadConfig, arrivals: ArrivalConfig | None, duration_s: float | None = None
 ) -> list[Session]:
-    """
-    Args:
-        arrivals: None: those of the trace.
-        duration_s: of the run; later arrivals need not be made. None: no limit.
+    """Args: arrivals: None: those of the trace; duration_s: later arrivals are left out.
 
-    Raises:
-        ValueError: the trace cannot be used, or too many sessions would arrive.
+    Raises ValueError if the trace cannot be used, or too many sessions would arrive.
     """
     make = PromptMaker(config.seed, config.prompt_as, config.vocab_size)
     lead_s = config.lead_s if config.kind == "steady-streams" else 0.0

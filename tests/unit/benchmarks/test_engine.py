@@ -1,4 +1,4 @@
-"""The benchmark of the engine and its analysis of traces, on a CPU: that they measure what they name."""
+"""The engine benchmark and its analysis of traces, on a CPU."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -51,7 +51,7 @@ def loop(model_dir: Path) -> Iterator[Loop]:
 def test_every_part_measures_what_it_names(loop: Loop, model_dir: Path) -> None:
     benchmark = EngineBenchmark(loop, ModelConfig.from_dir(model_dir), Limits(1e10, 1e11), SIZES)
     results = [*benchmark.decode(), *benchmark.prefill(), *benchmark.workload(), *benchmark.sweep()]
-    # A prompt longer than the model allows is left out of the sweep.
+    # The sweep omits prompts that are too long for the model.
     assert [result.name for result in results] == [
         "decode step, batch 1",
         "decode step, batch 2",
@@ -66,7 +66,7 @@ def test_every_part_measures_what_it_names(loop: Loop, model_dir: Path) -> None:
         "first token, 1 x 16",
         "first token, 1 x 32",
     ]
-    # A step's time is a difference, which on a busy machine may come out below zero for so few steps.
+    # A step's time is a difference, negative at times on a busy machine.
     assert all(result.value > 0 for result in results if "decode" not in result.name)
     assert all(result.ratio is not None for result in results if "workload" not in result.name)
 
@@ -88,7 +88,7 @@ def test_fp8_and_bfloat16_are_measured_in_turns(
     ]
     for row in rows:
         floors = [row.by_kind[kind].floor for kind in fp8.KINDS]
-        # Pages count in decode steps alone.
+        # Only decode steps count pages.
         assert None not in floors and len({*floors}) == (3 if "decode" in row.name else 2)
     times = {kind: Result("x", value, "ms", 1.0) for kind, value in zip(fp8.KINDS, (4.0, 2.0, 1.6), strict=True)}
     faster = fp8.Compared("x", times)

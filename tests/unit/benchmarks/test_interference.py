@@ -1,4 +1,4 @@
-"""The benchmark of interference: cells have prompts of their own and figures of their requests, and none is silent."""
+"""The interference benchmark: cells with separate prompts, their figures and their files."""
 
 import json
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ BURST = Cell("burst-64x256", "burst", 256, 16, num_prompts=2)
 
 
 def a_request(handover_ms: float = 4.0, **more: Any) -> RequestRecord:
-    """Due at 2 s, first token at 2.1 s, second 20 ms later, then one each 10 ms."""
+    """Due at 2 s, first token at 2.1 s, second 20 ms later, then one every 10 ms."""
     phases = {"handover": handover_ms, "transfer": handover_ms - 1, "first_to_second": handover_ms + 12}
     return record([2.1, 2.12, 2.13, 2.14], due_s=2.0, phases_ms=phases, **more)
 
@@ -62,7 +62,6 @@ def test_a_request_that_failed_has_no_part_in_the_figures_and_counts_as_not_whol
     assert distributions(records)["handover"]["max"] == pytest.approx(4.0)
     assert num_not_whole(records) == 1
     assert interference.problems(interference.described(records, [], [], ["slow"])) == ["failed: lost", "slow"]
-    # A stream may be cut, a request may not.
     assert num_not_whole([a_request(error="cut")]) == 1
     assert num_not_whole([record([0.1], group="streams", error="failed")]) == 1
     assert not judged(BURST, records)["requests that are whole"].ok
@@ -163,7 +162,7 @@ class FakeServed:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[RequestRecord]]:
-    """What cells give, by name. Those that are not there take too long."""
+    """Results of cells by name; other cells time out."""
     gives: dict[str, list[RequestRecord]] = {}
 
     def run_cell(cell: Cell, *_: object) -> Any:
@@ -214,7 +213,7 @@ def test_a_cell_for_which_no_time_is_left_is_said_to_be_left_out(
     tmp_path: Path, measured: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     measured.update({"lone": [a_request()], "steady-3": [a_request(), a_stream()]})
-    # Enough for the first, which takes 15 s, and not for the second.
+    # Enough for the first, which takes 15 s, but not for the second.
     status, summary = run(tmp_path, "--limit", "18")
     assert status == 1 and "left_out" in summary["cells"]["steady-3"]
     assert "steady-3: left out" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What is read from a profiler's trace."""
+"""Steps, gaps and kernels read from a profiler's trace."""
 
 import gzip
 import json
@@ -29,8 +29,7 @@ def graph(start: float, launch: int) -> list[dict[str, Any]]:
 
 
 def test_steps_with_graphs(tmp_path: Path) -> None:
-    """Two of them 10 µs long, 5 µs apart, with a copy of 2 µs and a lone kernel of 1 µs in between; the third follows
-    after 3 µs."""
+    """Steps of 10 µs: after 5 µs with a copy of 2 µs and a lone kernel of 1 µs, the second; after 3 µs, the third."""
     between = [event("Memcpy HtoD", 11, 13, 50, "gpu_memcpy"), event("gather", 12.5, 13.5, 51)]
     host = [{"ph": "X", "cat": "cuda_runtime", "name": "cudaGraphLaunch", "ts": 0, "dur": 3, "args": {}}]
     events = read(tmp_path, [*graph(15, 2), *host, *between, *graph(0, 1), *graph(28, 3), {"ph": "M"}])
@@ -80,7 +79,7 @@ def test_implementations_run_within_named_ranges(monkeypatch: pytest.MonkeyPatch
         def __exit__(self, *_: object) -> None:
             entered.append(f"end of {self.name}")
 
-    # Classes of the product stay as they are.
+    # Leave the product's classes unchanged.
     monkeypatch.setattr(steps, "_subclasses", lambda cls: [Output] if cls is ForwardOutput else [])
     steps.annotate(Range)
     assert Output().token_ids() == [1]

@@ -1,4 +1,4 @@
-"""What is timed of a step with a piece of a prompt."""
+"""Timing of a step with a piece of a prompt."""
 
 from collections import Counter
 
@@ -14,7 +14,7 @@ NUM_STEPS = NUM_WARMUPS + NUM_REPEATS
 def test_the_same_is_computed_again_and_again_in_one_forward_and_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixed_forward, "STEPS", ((2, 32),))
     monkeypatch.setattr(mixed_forward, "PIECES", ((8, 16), (5, 0)))
-    # So that two forwards take twice as long as one.
+    # Two forwards take twice as long as one.
     engine = FakeEngine(8, PAGE_SIZE, asynchronous=True)
     monkeypatch.setattr(mixed_forward.time, "perf_counter", lambda: len(engine.batches))
     rows = list(measure(engine, 50))
@@ -32,7 +32,7 @@ def test_the_same_is_computed_again_and_again_in_one_forward_and_in_two(monkeypa
         ("mixed", (1, 1, 8)): NUM_STEPS,
         ("mixed", (1, 1, 5)): NUM_STEPS,
     }
-    # The next one is launched while one runs, and all have run in the end.
+    # All forwards have run in the end.
     assert engine.num_launched == 0
 
 

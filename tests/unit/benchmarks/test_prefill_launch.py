@@ -1,4 +1,4 @@
-"""What is measured of a prefill's launch."""
+"""Timing of a prefill's launch."""
 
 import random
 
@@ -16,7 +16,7 @@ def test_each_prompt_has_pages_of_its_own() -> None:
 
 
 def test_a_forward_is_timed_until_its_launch_and_until_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The clock is read before, after the launch, and when the tokens are there.
+    # Times before, after the launch, and at the tokens.
     times = iter([0.0, 9.0, 9.0, 10.0, 10.002, 10.005, 20.0, 20.004, 20.009, 30.0, 30.003, 30.007])
     monkeypatch.setattr(prefill_launch.time, "perf_counter", lambda: next(times))
     engine = FakeEngine(8, 16)

@@ -1,4 +1,4 @@
-"""What a start took is read from what the command printed, whatever was too quick to be seen."""
+"""Parts of a start, read from the command's output."""
 
 from io import StringIO
 
@@ -51,7 +51,6 @@ def test_the_first_run_is_shown_apart() -> None:
     file = StringIO()
     print_table(runs, Console(file=file, width=120))
     assert "20.0" in file.getvalue() and "8.0" in file.getvalue()
-    # A single run is all there is to know.
     assert summary(runs[:1]) == {"ready": {"first": 20.0, "median_of_later": 20.0}}
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of steady streams: its figures are the run's, it leaves nothing running, and all of its waits end."""
+"""The benchmark of steady streams: figures, cleanup and time limits."""
 
 import time
 from dataclasses import replace

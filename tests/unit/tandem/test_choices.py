@@ -1,4 +1,4 @@
-"""Names of implementations, and classes of somebody else's."""
+"""Names of implementations, and user-defined classes."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -10,7 +10,7 @@ from tandem.choices import Choice, Choices, is_path
 
 
 class Shape:
-    """What the table's classes derive from."""
+    """The table's interface."""
 
 
 class Square(Shape):

@@ -1,4 +1,4 @@
-"""What a host is known by and reached at."""
+"""A host's identity and addresses."""
 
 import os
 import subprocess
@@ -40,9 +40,9 @@ def test_loopback_is_among_the_addresses() -> None:
         ("", "192.0.2.7"),
         ("eth1", "10.1.0.7"),
         ("10.2.0.0/16", "10.2.0.7"),
-        # As somebody writes it who has looked at an address.
+        # A network given by one of its addresses.
         ("10.2.0.9/16", "10.2.0.7"),
-        # Of several the one that is known to be reached.
+        # Ray's own choice is preferred.
         ("0.0.0.0/0", "192.0.2.7"),
     ],
 )

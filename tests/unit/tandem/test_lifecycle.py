@@ -36,7 +36,7 @@ MS = 1_000_000
 
 
 def path(**at_ms: float) -> dict[str, tuple[float, float]]:
-    """Start and end of each phase of the critical path. Args: at_ms: the moments."""
+    """Return start and end of each critical phase. Args: at_ms: the moments."""
     phases = critical_path({name: round(at * MS) for name, at in at_ms.items()})
     return {p.name: (p.start_ms, p.start_ms + p.duration_ms) for p in phases}
 
@@ -124,7 +124,7 @@ def test_attempts_that_ended_early_are_one_phase() -> None:
     assert restarted["assign"] == (1, 2)
     assert restarted["earlier_attempts"] == (2, 7)
     assert restarted["prefill"] == (8, 9)
-    # It never got further workers.
+    # No further workers.
     assert path(received=0, tokenized=1, first_assigned=2, waiting=4, ended=9)["earlier_attempts"] == (2, 9)
 
 

@@ -1,4 +1,4 @@
-"""Least squares, with the newest counting most."""
+"""Least squares, weighted by age."""
 
 import random
 
@@ -70,7 +70,7 @@ def test_an_outlier_counts_for_little_and_what_lasts_is_believed() -> None:
 
 @pytest.mark.parametrize("first", [0.2, 5.0])
 def test_a_slow_time_is_forgotten_by_who_is_not_asked(first: float) -> None:
-    """Also where it began with factors that are far from right."""
+    """Even if the initial factors were far off."""
     fit = LinearFit((1.0, 1e-3))
 
     def serve(seconds: int, slowness: float) -> None:
@@ -86,7 +86,7 @@ def test_a_slow_time_is_forgotten_by_who_is_not_asked(first: float) -> None:
     for _ in range(4 * 180):
         fit.pass_time(0.25)
     fixed, each = fit.factors
-    # What is usual has moved by a sixth of the way.
+    # The usual factors have moved by a sixth of the way.
     assert fixed + 1000 * each < 5 * 2 * first
 
 
@@ -107,7 +107,7 @@ def test_who_was_slow_for_so_long_that_it_became_usual_is_forgiven_too() -> None
 
 @pytest.mark.parametrize("interval_s", [0.25, 2.0, 10.0])
 def test_what_is_usual_is_learned_of_who_is_asked_seldom(interval_s: float) -> None:
-    """And not forgotten in a lull of a minute."""
+    """And kept during a minute without observations."""
     fit = LinearFit((1.0, 1e-3))
     for number in range(4 * 3600):
         if number % (4 * interval_s) == 0:

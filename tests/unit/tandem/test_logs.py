@@ -1,4 +1,4 @@
-"""What a process of the cluster logs, and where."""
+"""Log files and levels."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 from tandem.config import LogConfig
 from tandem.logs import configure
 
-# A process that is configured like one of the cluster and says something everywhere.
+# A process that is configured like one of the cluster and logs at every level.
 SCRIPT = """
 import logging, sys
 from tandem.config import LogConfig
@@ -22,7 +22,7 @@ for name in ("tandem.worker.process", "tandem.router.router", "tandem.decode_wor
 
 
 def run(name: str, level: str, directory: str) -> str:
-    """What such a process wrote to standard error."""
+    """Return the process's standard error."""
     command = [sys.executable, "-c", SCRIPT, name, level, directory]
     return subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stderr
 

@@ -30,7 +30,7 @@ def test_identities_are_the_same_in_every_process(seed: str) -> None:
     environment = {**os.environ, "PYTHONHASHSEED": seed}
     told = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert told.stdout.strip() == str(prefix_identities(range(70000, 70032), 16, "tenant"))
-    # Nor do they change: what one version has noted of them, another may read.
+    # Stable between versions.
     assert prefix_identities([1, 2, 3], 1, "tenant") == prefix_identities([1, 2, 3], 1, "tenant")
 
 

@@ -1,4 +1,4 @@
-"""Where a request stands in every queue."""
+"""Order of requests in every queue."""
 
 import pytest
 

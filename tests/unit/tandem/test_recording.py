@@ -9,7 +9,7 @@ LAP_NS = 10 * MIN_LAP_NS
 
 
 def ticking() -> Recorder:
-    """Its clock goes on by a lap whenever it is looked at."""
+    """Its clock advances by a lap at each reading."""
     numbers = itertools.count(1)
     return Recorder(clock=lambda: next(numbers) * LAP_NS)
 
@@ -80,7 +80,7 @@ def test_a_forward_is_seen_to_end_without_being_waited_for() -> None:
         compose.end_ns,
         ["a", "b"],
     )
-    # It begins with its launch, and ends when that is noticed.
+    # From the launch until the end is noticed.
     assert forward == Slice(
         DEVICE,
         "prefill",

@@ -1,4 +1,4 @@
-"""What sampling parameters admit."""
+"""Valid and invalid sampling parameters."""
 
 import math
 from dataclasses import replace

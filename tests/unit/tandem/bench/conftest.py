@@ -17,7 +17,7 @@ class Scripted:
     http: str
 
     def sent(self) -> list[tuple[float, list[float]]]:
-        """When each request since the last question came, and when its chunks were sent, by the monotonic clock."""
+        """Return arrival and chunk times of each request since the last call, on the monotonic clock."""
         found: list[tuple[float, list[float]]] = self.child.ask("sent")
         return found
 
@@ -27,7 +27,7 @@ ScriptedServers = Callable[..., Scripted]
 
 @pytest.fixture(scope="package")
 def scripted() -> Iterator[ScriptedServers]:
-    """One server for each script, for all tests."""
+    """One server per script, for all tests."""
     with ExitStack() as held:
         servers: dict[Script, Scripted] = {}
 

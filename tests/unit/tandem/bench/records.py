@@ -1,4 +1,4 @@
-"""Records of requests as tests need them."""
+"""Records of requests for tests."""
 
 from array import array
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from tandem.bench.records import RequestRecord
 
 
 def record(times: Sequence[float], *, due_s: float = 0.0, index: int = 0, **more: Any) -> RequestRecord:
-    """One token in each chunk, unless `counts` says otherwise."""
+    """One token per chunk, unless `counts` differs."""
     counts = array("I", more.pop("counts", [1] * len(times)))
     made = RequestRecord(index, more.pop("group", "requests"), due_s, more.pop("sent_s", due_s), 10, len(times))
     made.times, made.counts = array("d", times), counts

@@ -1,4 +1,4 @@
-"""A server that answers with made-up tokens at known times, over gRPC and OpenAI's HTTP API."""
+"""A server with made-up tokens at known times, over gRPC and OpenAI's HTTP API."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
 
 MODEL = "scripted"
-# Timers are this coarse; the rest of a wait is spent polling the clock.
+# Resolution of timers; the rest of a wait polls the clock.
 SPIN_S = 0.0015
 CACHED_TOKENS = 3
 
@@ -28,7 +28,7 @@ class Script:
     Attributes:
         ttft_s: seconds from a request's arrival to its first chunk.
         gaps_s: seconds between chunks, repeated in a cycle.
-        is_exact: whether to busy-wait for the last milliseconds, which costs a core for a few streams.
+        is_exact: busy-wait for the last milliseconds, which costs a core for a few streams.
     """
 
     ttft_s: float = 0.05
@@ -39,7 +39,7 @@ class Script:
 
 @dataclass(slots=True)
 class Sent:
-    """Times of one request's arrival and of its chunks, on the monotonic clock."""
+    """Arrival of one request and of its chunks, on the monotonic clock."""
 
     received: float
     times: list[float]
@@ -53,7 +53,7 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
         self.sent: list[Sent] = []
 
     async def start(self, grpc_port: int = 0, http_port: int = 0) -> tuple[int, int]:
-        """Listens on loopback; returns both ports."""
+        """Listen on loopback; return both ports."""
         self._grpc = grpc.aio.server()
         inference_pb2_grpc.add_InferenceServicer_to_server(self, self._grpc)
         grpc_port = self._grpc.add_insecure_port(f"127.0.0.1:{grpc_port}")
@@ -66,7 +66,6 @@ class ScriptedServer(inference_pb2_grpc.InferenceServicer):
         await self._grpc.stop(0)
 
     async def _chunks(self, num_tokens: int) -> AsyncIterator[list[int]]:
-        """Yields each chunk's token ids when the chunk is due."""
         sent = Sent(time.monotonic(), [])
         self.sent.append(sent)
         script, due = self._script, sent.received + self._script.ttft_s
@@ -167,7 +166,7 @@ def _respond(writer: asyncio.StreamWriter, content: dict[str, Any]) -> None:
 
 
 def serve_scripted(pipe: Connection, script: Script) -> None:
-    """Target of a benchmarks.children.Child: sends both ports, then answers each question with the latest requests."""
+    """Target of a benchmarks.children.Child: sends both ports, then answers questions with the latest requests."""
     with asyncio.Runner(loop_factory=GrpcLoop) as runner:
         runner.run(_serve(pipe, script))
 

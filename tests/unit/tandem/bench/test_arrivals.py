@@ -1,4 +1,4 @@
-"""Requests leave at the times that were asked for."""
+"""Arrival times of each kind."""
 
 import statistics
 from itertools import islice, pairwise

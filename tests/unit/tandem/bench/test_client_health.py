@@ -1,4 +1,4 @@
-"""The client says when its own figures are doubtful."""
+"""Warnings about doubtful results."""
 
 from dataclasses import replace
 from typing import Any

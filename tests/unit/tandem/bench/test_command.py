@@ -1,4 +1,4 @@
-"""Runs and sweeps from a configuration to files."""
+"""Runs and sweeps, from a configuration to files."""
 
 import json
 from io import StringIO
@@ -49,7 +49,6 @@ def test_steady_streams_are_measured_beside_arrivals(scripted: ScriptedServers, 
     assert read_result(tmp_path / "run.json")["requests"] == json.loads(json.dumps(result["requests"]))
     lines = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
     assert {line["group"] for line in lines} == {"requests", "streams"}
-    # The streams run before the first arrival.
     assert min(line["due_s"] for line in lines if line["group"] == "requests") == pytest.approx(0.2)
 
 
@@ -58,7 +57,7 @@ def test_turns_are_counted_as_requests(scripted: ScriptedServers) -> None:
 
 
 def test_a_sweep_ends_where_too_few_are_good(scripted: ScriptedServers, tmp_path: Path) -> None:
-    """Each run has other prompts, and the result has all of them."""
+    """Each run has other prompts, and the result includes all runs."""
     url, outputs = scripted(FAST).grpc, Outputs(result=tmp_path / "sweep.json")
     good = config(url, slo=Slo.parse("e2e=20s"))
     result = run_sweep(good, SweepConfig("rate", 20, 40), 0.9, outputs, quiet())

@@ -1,4 +1,4 @@
-"""Which requests are good, against a count by hand and by brute force."""
+"""Good requests, against counts by hand and by brute force."""
 
 from itertools import pairwise
 
@@ -25,10 +25,10 @@ def test_what_is_no_slo_is_refused(text: str) -> None:
 def test_a_count_by_hand() -> None:
     slo = Slo.parse("ttft=1s,itl_max=500ms")
     records = [
-        record([1.0, 1.5]),  # Both limits are just kept to.
-        record([1.1, 1.2]),  # This one is late,
-        record([0.5, 1.2]),  # this one stalls,
-        record([1.2, 2.0]),  # and this one does both.
+        record([1.0, 1.5]),  # meets both limits exactly
+        record([1.1, 1.2]),  # late
+        record([0.5, 1.2]),  # stalls
+        record([1.2, 2.0]),  # both
         record([0.1]),
         record([0.1, 0.2], error="too_short"),
         record([], error="refused"),
@@ -52,7 +52,7 @@ times = st.lists(st.integers(1, 400).map(lambda n: n / 100), min_size=1, max_siz
 @settings(max_examples=50)
 @given(st.lists(times, min_size=1, max_size=12), st.integers(1, 300), st.integers(1, 100), st.integers(1, 400))
 def test_by_brute_force(all_times: list[list[float]], ttft: int, itl: int, e2e: int) -> None:
-    # Half a hundredth is added to each limit, so that no rounding decides.
+    # Offset by half a step, so that rounding never decides.
     limits = [limit / 100 + 0.005 for limit in (ttft, itl, itl, e2e)]
     slo = Slo(tuple(zip(("ttft", "itl_p95", "tpot", "e2e"), limits, strict=True)))
     num_good = 0

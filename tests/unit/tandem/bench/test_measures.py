@@ -1,4 +1,4 @@
-"""The measures of known moments."""
+"""Measures of known times."""
 
 import statistics
 from itertools import pairwise
@@ -71,7 +71,7 @@ def test_what_warmed_up_or_failed_is_in_no_latency() -> None:
 
 
 def test_streams_are_measured_while_the_others_run() -> None:
-    """The gap in which the first request arrived counts, and no gap before it."""
+    """Counts the gap in which the first request arrived, but no earlier gap."""
     stream = record([0.0, 5.0, 6.0, 8.0, 9.0], group="streams", error="cut")
     summary: Any = summarize_within([stream], 5.5, 8.5)
     assert summary["itl"]["max"] == 2.0 and summary["itl"]["count"] == 2
@@ -92,7 +92,7 @@ def test_nothing_has_no_distribution() -> None:
 
 
 def test_tokens_of_streams_are_those_that_came_in_the_window() -> None:
-    """The chunk before it is where a gap begins, and no token of the window; nor is anything of a stream before it."""
+    """The chunk before the window starts its first gap but adds no token, like any earlier chunk."""
     before = record([1.0, 2.0, 3.0], group="streams")
     stream = record([0.0, 5.0, 6.0, 8.0, 9.0], group="streams", error="cut")
     summary = summarize_within([before, stream], 5.5, 8.5)

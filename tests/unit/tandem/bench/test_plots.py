@@ -1,4 +1,4 @@
-"""Pictures are made of what runs have measured."""
+"""Plots of runs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Whole runs by client processes, against a server that says when it has sent what."""
+"""Whole runs by client processes, against a server that reports its own times."""
 
 import multiprocessing
 import os
@@ -26,8 +26,7 @@ from tests.unit.tandem.bench.conftest import Scripted, ScriptedServers
 from tests.unit.tandem.bench.scripted_server import Script
 
 NUM_TOKENS = 12
-# On a machine that does something else many times are longer. A quarter of them are not, and what a tool itself adds is
-# in every one.
+# For the lower quartile: other load delays some values, the tool itself all of them.
 TOLERANCE_S = 0.001
 NUM_TRIES = 3
 # Timers of an idle loop are a millisecond late.
@@ -47,7 +46,7 @@ def endpoint_of(server: Scripted, kind: str) -> EndpointConfig:
 
 
 def off(measured: list[float], true: list[float]) -> float:
-    """The lower quartile of how far they are apart."""
+    """Return the lower quartile of the differences."""
     return statistics.quantiles((abs(a - b) for a, b in zip(measured, true, strict=True)), n=4)[0]
 
 
@@ -61,7 +60,7 @@ def test_measures_are_those_of_the_server_within_a_millisecond(scripted: Scripte
         sent = server.sent()
         assert len(sent) == len(result.records) == 9
         assert all(not record.error and record.num_output_tokens == NUM_TOKENS for record in result.records)
-        # No chunk is seen before it was sent: the clock is the same.
+        # One clock: no chunk arrives before it was sent.
         assert all(
             result.started_at + seen >= was
             for record, (_, times) in zip(result.records, sent, strict=True)
@@ -77,7 +76,7 @@ def test_measures_are_those_of_the_server_within_a_millisecond(scripted: Scripte
 
 
 def differences(result: RunResult, sent: list[tuple[float, list[float]]]) -> dict[str, float]:
-    """How far each measure is from the server's own. One request left after the other, so their order is the same."""
+    """Return each measure's difference from the server's own. Requests are sequential, so their order is the same."""
     measures = [RequestMeasures.of(record) for record in result.records]
     left = [result.started_at + record.sent_s for record in result.records]
     gaps = [[b - a for a, b in pairwise(times)] for _, times in sent]
@@ -96,10 +95,10 @@ def test_goodput_is_that_of_the_script(scripted: ScriptedServers, kind: str) -> 
     endpoint = endpoint_of(scripted(SCRIPT), kind)
     for _ in range(NUM_TRIES):
         records = run_processes(endpoint, RunnerConfig(), sessions(5), 1).records
-        # No request of the script can be sooner than 30 ms to the first token and 76 ms from there to the last.
+        # The script takes 30 ms to the first token and 76 ms from there to the last.
         assert num_good(records, "ttft=29ms") == num_good(records, "e2e=105ms") == 0
         assert num_good(records, "ttft=1s,tpot=1s,itl_p95=1s,e2e=5s") == 5
-        # A client that has stood still finds tokens that came meanwhile all at once, without any gaps.
+        # A stalled client sees all waiting tokens at once, without gaps.
         if not any(num_good(records, limits) for limits in ("tpot=200us", "itl_max=2ms", "ttft=1s,itl_max=2ms")):
             return
     pytest.fail("gaps of 5 ms were good by a limit of 2 ms")
@@ -119,7 +118,6 @@ def test_several_processes_are_put_together_exactly(scripted: ScriptedServers) -
     assert len(result.usages) == 2 and all(usage.cpu_s > 0 for usage in result.usages)
     by_index = sorted(result.records, key=lambda record: record.index)
     assert [record.due_s for record in by_index] == [number * 0.02 for number in range(9)]
-    # They share one clock and one beginning.
     came = sorted(received for received, _ in server.sent())
     left = sorted(result.started_at + record.sent_s for record in result.records)
     assert statistics.median(abs(a - b) for a, b in zip(came, left, strict=True)) < 0.02
@@ -189,7 +187,7 @@ def test_a_process_that_dies_is_noticed(scripted: ScriptedServers) -> None:
 
 
 def test_ctrl_c_is_nothing_to_a_client_process_from_its_beginning(scripted: ScriptedServers) -> None:
-    """It reaches the whole group, also while the processes still import what they need."""
+    """It reaches the whole group, even while the processes import modules."""
     blocked: set[bool] = set()
 
     def look(*_: object) -> None:

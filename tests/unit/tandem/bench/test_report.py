@@ -1,4 +1,4 @@
-"""The report is one file that needs nothing else."""
+"""The report is one self-contained file."""
 
 import re
 from html.parser import HTMLParser

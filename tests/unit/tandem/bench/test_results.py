@@ -1,4 +1,4 @@
-"""What is written of a run can be read again, and says nothing that is secret."""
+"""Results can be read back and contain no secrets."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Requests leave when they should, and what comes of them is noted, whichever way they end: in virtual time."""
+"""Times and outcomes of requests, in virtual time."""
 
 import asyncio
 from array import array
@@ -16,11 +16,11 @@ from tests.fakes.virtual_time import hold_up
 
 
 class FakeClient(BenchClient):
-    """Answers after a while with the tokens 0, 1, ... of the wanted number.
+    """Answers after a delay with the tokens 0, 1, ... of the wanted number.
 
     Attributes:
         prompts: of all requests so far.
-        most_at_once: requests in hand.
+        most_at_once: maximum requests in flight.
     """
 
     def __init__(self, delay_s: float = 0.01, *, tells_ids: bool = True) -> None:
@@ -89,7 +89,7 @@ def test_open_arrivals_leave_at_their_times_whatever_becomes_of_the_others() -> 
 
 
 def test_a_request_that_could_not_leave_in_time_is_late_and_its_time_counts_from_then() -> None:
-    """What holds the client up does not shift the arrivals."""
+    """A delayed client does not shift the arrivals."""
 
     class Slow(FakeClient):
         async def send(self, prepared: Any, record: RequestRecord, clock: Clock) -> Answer:
@@ -223,8 +223,6 @@ def test_who_stops_a_run_has_what_came_until_then() -> None:
 
 
 class SlowToEncode(FakeClient):
-    """Attributes: num_prepared: requests that have been encoded."""
-
     num_prepared = 0
 
     def prepare(self, parts: Sequence[PromptPart], num_output_tokens: int) -> Any:
@@ -234,7 +232,7 @@ class SlowToEncode(FakeClient):
 
 
 def test_what_is_sent_first_is_encoded_before_the_beginning() -> None:
-    """However long that takes: what arrives at once would be late, and its TTFT would be the client's."""
+    """Otherwise the first arrivals would be late, and their TTFT the client's own."""
     client = SlowToEncode()
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""The highest rate is found, with few runs."""
+"""A sweep finds the highest rate in few runs."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from tandem.bench.sweep import RESOLUTION, SweepConfig, SweepResult, Trial, swee
 
 
 def run_sweep(config: SweepConfig, limit: float) -> SweepResult:
-    """Against a server that serves everybody well up to the limit, and nobody beyond."""
+    """Every request is good up to the limit, none beyond."""
     found = SweepResult()
     sweep(config, 0.9, lambda value, _: Trial(value, 1.0 if value <= limit else 0.0, {}), found)
     return found

@@ -1,4 +1,4 @@
-"""A person sees the figures that the result has."""
+"""The terminal shows the result's figures."""
 
 from io import StringIO
 

@@ -1,4 +1,4 @@
-"""Both clients against scripted routers, with real gRPC between them."""
+"""Both clients against scripted routers, over real gRPC."""
 
 import asyncio
 import socket
@@ -20,7 +20,7 @@ from tests.fakes.clock import FakeClock
 
 
 class Broken:
-    """What gRPC says of a connection that breaks."""
+    """gRPC's error for a broken connection."""
 
     def code(self) -> grpc.StatusCode:
         return grpc.StatusCode.UNAVAILABLE
@@ -33,12 +33,12 @@ OUTPUT = [10, 11, 12, 13, 14, 15]
 
 
 class ScriptedRouter(inference_pb2_grpc.InferenceServicer):
-    """Serves OUTPUT, a token a message, from wherever a client goes on.
+    """Serves OUTPUT, one token per message, from any point of resumption.
 
     Attributes:
-        breaks_after: it breaks each stream after so many messages; None: never.
-        own_error: it ends each call in its own words.
-        requests: all that it was sent.
+        breaks_after: messages after which each stream breaks, or None.
+        own_error: status that ends each call.
+        requests: all received requests.
     """
 
     def __init__(self, cluster: list["ScriptedRouter"], name: str) -> None:
@@ -54,7 +54,7 @@ class ScriptedRouter(inference_pb2_grpc.InferenceServicer):
         return f"127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        # What breaks a stream takes the whole server with it, as the death of a router does.
+        # A break stops the whole server, like a router's death.
         self._server = grpc.server(futures.ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
         inference_pb2_grpc.add_InferenceServicer_to_server(self, self._server)
         self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")

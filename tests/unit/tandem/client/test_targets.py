@@ -1,4 +1,4 @@
-"""Which router a client's next call goes to."""
+"""The router for a client's next call."""
 
 from tandem.client.targets import AVOID_S, RouterTargets
 from tests.fakes.clock import FakeClock
@@ -88,6 +88,6 @@ def test_what_is_out_of_reach_is_left_out() -> None:
     assert {found.next() for _ in range(9)} == {REACHED[0]}
     found.mark_reached(REACHED[2])
     assert {found.next() for _ in range(9)} == {REACHED[0], REACHED[2]}
-    # Another cluster is there now, with other ports.
+    # Another cluster, with other ports.
     found.set_routers(["0.0.0.0:8001", "0.0.0.0:7003"])
     assert {found.next() for _ in range(9)} == {REACHED[2]}

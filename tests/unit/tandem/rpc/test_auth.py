@@ -1,4 +1,4 @@
-"""Tokens: how they are compared, and which calls are refused without one."""
+"""Comparison of tokens, and refusal of calls without one."""
 
 import asyncio
 import hmac
@@ -79,7 +79,7 @@ def test_time_tells_nothing_about_a_guess(guess: str, monkeypatch: pytest.Monkey
     tokens = TokenSet(["alpha", "beta-which-is-longer", "gamma"])
     monkeypatch.setattr(auth, "hmac", type("Spy", (), {"compare_digest": staticmethod(compare)}))
     assert (guess in tokens) == (guess in ("alpha", "gamma"))
-    # By a function whose time depends on lengths alone, which are all the same; and all of them, whichever matches.
+    # All are compared in constant time.
     assert len(compared) == 3
     assert {len(side) for pair in compared for side in pair} == {32}
 
@@ -91,7 +91,7 @@ def refusal(error: grpc.aio.AioRpcError) -> str:
 
 @asynccontextmanager
 async def serving(add: Callable[[grpc.aio.Server], None]) -> AsyncIterator[str]:
-    """The address of a server that asks for the cluster's token."""
+    """Yield the address of a server that requires the cluster's token."""
     server = new_server([cluster_auth(TOKEN)])
     add(server)
     address = bind(server, "127.0.0.1", 0)
@@ -140,7 +140,7 @@ def test_every_kind_of_call_is_refused_and_none_is_read() -> None:
     async def scenario() -> None:
         async with serving(add) as address, open_channel(address) as channel:
             for kind in kinds:
-                # No end of the requests comes: the answer must not wait for it.
+                # The answer must not wait for the end of the requests.
                 call: Any = getattr(channel, kind)(f"/test/{kind}")(*([b"x"] if kind.startswith("unary") else []))
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     await (call.read() if kind.endswith("stream") else call)
@@ -184,7 +184,7 @@ def test_nobody_joins_the_cluster_without_the_token(metadata: Any) -> None:
         async with serving(port.add) as address, open_channel(address) as channel:
             stub: Any = worker_pb2_grpc.ClusterStub(channel)
             call = stub.Control(metadata=metadata)
-            # Before anything is said: gRPC's client calls a refusal INTERNAL that comes while it writes.
+            # Send nothing: gRPC's client reports a refusal during a write as INTERNAL.
             with pytest.raises(grpc.aio.AioRpcError):
                 await call.read()
             assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -193,7 +193,6 @@ def test_nobody_joins_the_cluster_without_the_token(metadata: Any) -> None:
                 await call.write(WORKER_CODEC.encode([hello("p", "prefill")]))
                 await call.read()
             assert not port.worker_ids
-            # The same call with the token is welcome.
             call = stub.Control(metadata=cluster_metadata(TOKEN))
             await call.write(WORKER_CODEC.encode([hello("p", "prefill")]))
             await call.read()

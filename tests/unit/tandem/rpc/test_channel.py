@@ -1,4 +1,4 @@
-"""How many calls a gRPC client can have on one connection."""
+"""Limits of concurrent calls on one connection."""
 
 import asyncio
 from pathlib import Path
@@ -14,19 +14,18 @@ from tandem.rpc.channel import open_channel
 from tandem.v1 import inference_pb2, inference_pb2_grpc
 
 NUM_STREAMS = 3
-# Long against a call that is answered, which takes a few milliseconds.
+# An answered call takes a few milliseconds.
 IMPATIENT_S = 0.3
 TIMEOUT_S = 10.0
 
 
 async def model_name(connection: grpc.aio.Channel, timeout_s: float = TIMEOUT_S) -> str:
-    """A call that the router answers at once."""
     stub = inference_pb2_grpc.InferenceStub(connection)
     return (await stub.GetServerInfo(inference_pb2.GetServerInfoRequest(), timeout=timeout_s)).model
 
 
 async def watch(connection: grpc.aio.Channel) -> grpc.aio.UnaryStreamCall:
-    """A call that goes on for as long as its client likes, once it has begun."""
+    """Start an endless call; return once it is running."""
     call = health_pb2_grpc.HealthStub(connection).Watch(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
     await call.read()
     return call

@@ -1,4 +1,4 @@
-"""Messages survive the wire."""
+"""Messages survive encoding."""
 
 import asyncio
 import dataclasses
@@ -20,7 +20,7 @@ from tests.fakes.sampling_params import any_sampling_params
 
 ROOT = Path(__file__).parents[4]
 
-# The dataclass field types that messages are made of; int is the narrowest integer that any field has.
+# Types of message fields; int is the narrowest integer of any field.
 SCALARS = {
     str: st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
     int: st.integers(0, 2**31 - 1),

@@ -1,4 +1,4 @@
-"""Mutual TLS between processes, over real sockets: who has no certificate of the cluster's own gets nowhere."""
+"""Mutual TLS between processes, over real sockets."""
 
 import asyncio
 import socket
@@ -45,7 +45,7 @@ async def serving(credentials: ClusterCredentials) -> AsyncIterator[str]:
 
 
 async def ask(channel: grpc.aio.Channel) -> str:
-    """Raises grpc.aio.AioRpcError: nobody got through."""
+    """Raises grpc.aio.AioRpcError."""
     async with channel:
         stub: Any = worker_pb2_grpc.WorkerAdminStub(channel)
         request = worker_pb2.CheckIntegrityRequest()
@@ -88,7 +88,7 @@ def with_anothers(address: str) -> grpc.aio.Channel:
 
 @pytest.mark.parametrize("dial", [open_channel, without_certificate, with_anothers])
 def test_a_caller_without_a_certificate_of_the_cluster_gets_nowhere(dial: Callable[[str], grpc.aio.Channel]) -> None:
-    """Though it has the token."""
+    """Even with the token."""
 
     async def scenario() -> None:
         async with serving(OURS) as address:
@@ -124,7 +124,7 @@ def test_a_connection_that_says_nothing_is_closed(
         async with serving(credentials) as address:
             host, port = address.split(":")
             with socket.create_connection((host, int(port)), TIMEOUT_S) as silent:
-                # What is plain says first which HTTP/2 it speaks.
+                # A plain server would first send its HTTP/2 settings.
                 while await asyncio.to_thread(silent.recv, 1024):
                     pass
 
@@ -144,13 +144,13 @@ def test_new_certificates_in_the_files_take_the_place_of_old_ones(tmp_path: Path
     async def scenario() -> None:
         async with serving(both) as address:
             assert await ask(both.open_channel(address)) == "none"
-            # Another authority, which nobody would mix with the first in earnest.
+            # Of another authority.
             written(tmp_path, OTHER)
             assert await ask(both.open_channel(address)) == "none"
             assert await ask(ClusterCredentials(TOKEN, OTHER).open_channel(address)) == "none"
             with pytest.raises(grpc.aio.AioRpcError):
                 await ask(OURS.open_channel(address))
-            # Without any it goes on with those.
+            # Without a key file the last certificates stay in use.
             (tmp_path / "key").unlink()
             assert await ask(both.open_channel(address)) == "none"
 

@@ -19,7 +19,7 @@ NUM_MESSAGES = 20
 
 
 class Streams(grpc.GenericRpcHandler):
-    """All streams get their next message at the same moment, and the next step comes when all have been taken."""
+    """All streams get their next message at once, as soon as all have taken the previous one."""
 
     def __init__(self) -> None:
         self._steps = asyncio.Barrier(NUM_STREAMS)
@@ -34,7 +34,7 @@ class Streams(grpc.GenericRpcHandler):
 
 
 async def serve_streams() -> tuple[list[list[bytes]], set[int]]:
-    """What each client received, and how the threads are scheduled that tell the loop of gRPC's events."""
+    """Return each client's messages, and the scheduling policies of gRPC's poller threads."""
     server = new_server()
     server.add_generic_rpc_handlers((Streams(),))
     address = bind(server, "127.0.0.1", 0)
@@ -46,7 +46,7 @@ async def serve_streams() -> tuple[list[list[bytes]], set[int]]:
     async with open_channel(address) as channel:
         ask = channel.unary_stream("/any/method")
         received = await asyncio.gather(*(read(ask(bytes([n]))) for n in range(NUM_STREAMS)))
-        # gRPC ends the thread with its last server and channel.
+        # The thread ends with gRPC's last server and channel.
         pollers = [thread for thread in threading.enumerate() if "_poll_wrapper" in thread.name]
         policies = {os.sched_getscheduler(thread.native_id or 0) for thread in pollers}
     await server.stop(0)
@@ -65,7 +65,7 @@ def test_every_message_comes_in_order_and_the_poller_takes_nobody_s_processor() 
 
 
 class PollerCompletionQueue:
-    """As far as the loop sees gRPC's own. Events are the loops that they belong to."""
+    """The loop's view of gRPC's class. An event is the loop it belongs to."""
 
     def __init__(self) -> None:
         self.events: list[str] = []

@@ -1,4 +1,4 @@
-"""A process's own part of a recording, over real gRPC."""
+"""One process's part of a recording, over real gRPC."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -18,7 +18,7 @@ from tests.fakes.link_ends import wait_until
 
 
 class Process:
-    """Attributes: answers: whether its loop says what it has recorded."""
+    """Attributes: answers: its loop returns the recording."""
 
     def __init__(self) -> None:
         self.recorder = Recorder()
@@ -105,7 +105,7 @@ def test_one_recording_at_a_time_and_none_that_lasts_for_ever() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
             await stub.RecordProcess(pb.RecordRequest(duration_s=1.0)).read()
         assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        # A client that goes away ends its recording, and the next one is served.
+        # A leaving client ends its recording.
         first.cancel()
         await wait_until(lambda: not process.recorder.is_on)
         next_one = stub.RecordProcess(pb.RecordRequest(duration_s=0.01))

@@ -1,4 +1,4 @@
-"""TLS files are checked by name, and a router that was given them speaks TLS."""
+"""Checks of TLS files, and a router with TLS."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from tests.conftest import Certificates
 
 @contextmanager
 def router(config: RouterConfig) -> Iterator[str]:
-    """A router without workers; gives its address."""
+    """Run a router without workers; yield its address."""
     process = RouterProcess(config)
     try:
         yield process.start().grpc
@@ -61,7 +61,7 @@ def test_a_bad_file_is_named(certificates: Certificates, tmp_path: Path) -> None
 
 
 def lock_key(key: str, locked: Path) -> None:
-    """Writes the key again, with a passphrase."""
+    """Encrypt the key with a passphrase."""
     from cryptography.hazmat.primitives import serialization
 
     loaded = serialization.load_pem_private_key(Path(key).read_bytes(), None)
@@ -106,7 +106,7 @@ def test_the_client_commands_take_tls_files_and_keys(
     served = RouterConfig(str(router_model_dir), "fake", 64, grpc_port=0, http_port=0, tls=tls, api_keys=("secret",))
     with router(served) as address:
         status = ["status", "--address", address, *flags]
-        # Not ready, for there are no workers.
+        # Not ready without workers.
         assert main([*status, "--api-key", "secret"]) == 1
         assert "not ready" in capsys.readouterr().out
         monkeypatch.setenv("TANDEM_API_KEY", "secret")

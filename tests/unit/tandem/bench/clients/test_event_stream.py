@@ -1,4 +1,4 @@
-"""Events come out whole, however their bytes are cut."""
+"""Events are parsed from any split of their bytes."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""What a cluster may answer over gRPC, and what is made of it."""
+"""A cluster's answers and errors over gRPC."""
 
 import asyncio
 from array import array
@@ -60,7 +60,7 @@ def ask(
     connect_timeout_s: float = 20.0,
     **config: Any,
 ) -> tuple[RequestRecord, Any]:
-    """One request; returns its record, and the answer or the error."""
+    """Send one request; return its record, and the answer or the error."""
 
     async def main() -> tuple[RequestRecord, Any]:
         server = grpc.aio.server()
@@ -127,7 +127,6 @@ def test_errors_by_their_kind(status: grpc.StatusCode, kind: str) -> None:
     record, error = ask(Failing(status))
     assert isinstance(error, RequestError) and error.kind == kind
     assert str(error) == f"{status.name}: in other words"
-    # What came before is kept.
     assert record.num_output_tokens == 1
 
 

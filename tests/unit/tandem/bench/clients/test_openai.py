@@ -1,4 +1,4 @@
-"""What servers of OpenAI's API may send, and what is made of it."""
+"""Answers and errors of OpenAI-compatible servers."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ Answerer = Callable[[str, dict[str, Any], asyncio.StreamWriter], Awaitable[None]
 
 @asynccontextmanager
 async def serving(answer: Answerer, context: ssl.SSLContext | None = None) -> AsyncIterator[str]:
-    """A server that answers as it is told. Yields its base URL."""
+    """Run a server with this answer; yield its base URL."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -60,7 +60,7 @@ def usage(num_tokens: int, cached: int | None = None) -> dict[str, Any]:
 
 
 def ask(answer: bytes | Answerer, **config: Any) -> tuple[RequestRecord, Any]:
-    """One request; returns its record, and the answer or the error."""
+    """Send one request; return its record, and the answer or the error."""
 
     async def always(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         assert isinstance(answer, bytes)
@@ -184,7 +184,7 @@ def test_connections_are_kept_and_one_that_was_closed_meanwhile_is_no_error() ->
 
     async def note(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         if len(writers) == 2:
-            # It closes as the next request comes, of which nothing has been answered.
+            # Closed when the next request arrives, before any answer.
             writers.append(writer)
             writer.transport.abort()
             return
@@ -279,7 +279,7 @@ def delta(reason: str | None = None, **content: Any) -> dict[str, Any]:
 
 
 def test_a_count_that_comes_with_the_last_chunk_makes_it_none_of_the_output() -> None:
-    """Servers that count once, in the chunk that says why the output ended: that one has no token."""
+    """Some servers count once, in the chunk with the finish reason, which has no token."""
     last = delta("length", content="") | usage(3)
     record, _ = ask(events(*(delta(content="ab") for _ in range(3)), last, b"[DONE]"), api="chat")
     assert (record.counted_by, list(record.counts), len(record.times)) == ("usage", [1, 1, 1], 3)
@@ -303,7 +303,7 @@ def test_whatever_a_chat_puts_out_is_output(part: dict[str, Any]) -> None:
 
 
 def test_an_answer_with_tokens_none_of_which_was_seen_is_not_whole() -> None:
-    """Its first token has no time, so it would be missing among the TTFTs and nowhere else."""
+    """Its first token has no time, so it would only be missing from the TTFTs."""
     _, error = ask(events(text(""), text("", "length"), {"choices": [], **usage(2)}, b"[DONE]"))
     assert isinstance(error, RequestError) and error.kind == "failed" and "--continuous-usage" in str(error)
 
@@ -347,7 +347,7 @@ def test_an_end_may_be_told_by_the_last_chunk_alone() -> None:
 
 
 def test_a_connection_that_was_closed_while_it_was_idle_is_no_error() -> None:
-    """Servers close them after a few seconds, so at low rates every other request would have failed."""
+    """Servers close idle connections after seconds: at low rates, every other request would fail."""
 
     async def once(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         writer.write(events(text("a"), b"[DONE]"))
@@ -381,7 +381,7 @@ def test_errors_say_what_is_to_be_done(answer: bytes, detail: str) -> None:
 
 
 def test_parts_of_one_role_are_one_message() -> None:
-    """Blocks of a trace's prompt are no messages of their own: many chat templates refuse two of a user in a row."""
+    """Many chat templates refuse two user messages in a row."""
     parts = [PromptPart("system", 1, text="be"), PromptPart("user", 1, text="why"), PromptPart("user", 1, text="not")]
     client = OpenAIBenchClient(EndpointConfig("http://h/v1", api="chat", model="m"))
     body = json.loads(client.prepare(parts, 1).partition(b"\r\n\r\n")[2])
@@ -389,7 +389,6 @@ def test_parts_of_one_role_are_one_message() -> None:
 
 
 def test_a_client_that_may_open_no_more_connections_says_so() -> None:
-    """It is nothing that the server has done."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     async def main() -> None:

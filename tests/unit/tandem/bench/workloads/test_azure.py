@@ -1,4 +1,4 @@
-"""An Azure trace is replayed with its times and lengths."""
+"""Times and lengths of a replayed Azure trace."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, text: str, message: str) ->
 
 
 def test_a_trace_that_is_in_no_order_is_put_in_order(tmp_path: Path) -> None:
-    """Nothing is due before the beginning: it would be late before it could leave."""
+    """No request is due before the start."""
     head, *rows = TRACE.splitlines(keepends=True)
     assert read(tmp_path, head + rows[2] + rows[0] + rows[1]) == read(tmp_path, TRACE)
 

@@ -1,4 +1,4 @@
-"""A Mooncake trace is replayed with its times, lengths and common blocks."""
+"""Times, lengths and common blocks of a replayed Mooncake trace."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def tokens(session: Session) -> list[object]:
-    """Of the prompt: ids, or words."""
+    """Return the prompt's ids or words."""
     parts: tuple[PromptPart, ...] = session.turns[0].parts
     return [token for part in parts for token in (part.token_ids if part.token_ids is not None else part.text.split())]
 
@@ -36,7 +36,7 @@ def test_equal_hash_ids_are_equal_blocks(file: Path, prompt_as: PromptAs) -> Non
     assert [len(prompt) for prompt in prompts] == [1300, 1024, 700]
     assert prompts[0][:1024] == prompts[1]
     assert prompts[2][:BLOCK_TOKENS] == prompts[0][:BLOCK_TOKENS]
-    # What no block covers is the request's own.
+    # Tokens beyond the blocks are unique.
     assert prompts[2][BLOCK_TOKENS:] != prompts[0][BLOCK_TOKENS:700]
     assert [session.turns[0].num_output_tokens for session in sessions] == [52, 26, 1]
 
@@ -63,7 +63,7 @@ def test_a_trace_that_is_not_there_or_empty_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_trace_that_is_in_no_order_is_put_in_order(tmp_path: Path) -> None:
-    """Nothing is due before the beginning: it would be late before it could leave."""
+    """No request is due before the start."""
     path = tmp_path / "trace.jsonl"
     path.write_text("".join(json.dumps(entry) + "\n" for entry in reversed(TRACE)))
     sessions = Mooncake(PromptMaker(0, "ids"), path).sessions()

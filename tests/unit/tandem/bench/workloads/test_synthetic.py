@@ -1,4 +1,4 @@
-"""Prompts and outputs have the wanted lengths, and what they are to have in common."""
+"""Lengths and common parts of synthetic prompts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Sessions get their times from the arrivals, or from the trace."""
+"""Sessions with times of arrivals or of a trace."""
 
 from itertools import islice
 
