@@ -14,7 +14,7 @@ import pytest
 
 from tandem.deploy.host.process_tree import descendants, end_processes, send_signal
 from tandem.deploy.host.run_record import RunOwner, default_directory, end_leftovers, remove_record, write_record
-from tandem.processes import ProcessId
+from tandem.processes import ProcessId, read_stat
 
 SLEEP = "import time; time.sleep(60)"
 
@@ -36,6 +36,13 @@ time.sleep(60)
 STUBBORN = """
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+NEGLECTFUL = f"""
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", {SLEEP!r}])
 print("ready", flush=True)
 time.sleep(60)
 """
@@ -75,6 +82,16 @@ def test_ended_child_is_reaped() -> None:
         assert time.monotonic() - began < 2.0
         with pytest.raises(ChildProcessError):
             os.waitpid(process.pid, os.WNOHANG)
+
+
+def test_zombie_of_another_parent_counts_as_ended() -> None:
+    """Where init does not reap, as in many containers, such a zombie stays."""
+    with running(NEGLECTFUL) as parent:
+        (child,) = descendants(parent.pid)
+        began = time.monotonic()
+        assert end_processes([child], 5.0) == []
+        assert time.monotonic() - began < 2.0
+        assert read_stat(child.pid) is not None and descendants(parent.pid) == []
 
 
 def test_process_that_ignores_sigterm_is_killed_after_the_grace() -> None:
