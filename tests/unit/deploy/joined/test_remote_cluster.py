@@ -86,6 +86,10 @@ def test_another_cluster_of_the_same_name_is_left_alone(ray: FakeRay) -> None:
     assert ray.ended == ["own"]
 
 
+class Told(SealedActor[SupervisorOrder]):
+    order_type = SupervisorOrder
+
+
 class FakeSupervisor:
     """Calls are answered at once, by the life that there is.
 
@@ -99,7 +103,7 @@ class FakeSupervisor:
         self.begin("first")
 
     def begin(self, life: str) -> None:
-        self.life, self.told = life, SealedActor[SupervisorOrder](None)
+        self.life, self.told = life, Told(None)
 
     def __getattr__(self, name: str) -> Any:
         answers = {"state": self._state, "public_key": self.told.public_key, "tell": self.told.tell}

@@ -79,7 +79,7 @@ class FakeHosted:
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
-    def saved(self, name: str) -> Any:
+    def saved(self, name: str, kind: type) -> Any:
         return self.notes.get(name)
 
     def save(self, name: str, note: Any) -> None:
