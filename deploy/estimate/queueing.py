@@ -25,7 +25,7 @@ class Running:
         Args:
             steps: seconds of a step of 1, 2, ... sequences, up to the worker's maximum.
             tokens_per_s: requested from each worker.
-            num_workers: workers over which new sequences are balanced; more workers reduce the variance on each.
+            num_workers: workers that balance new sequences, which reduces the variance on each.
         """
         self.is_stable = tokens_per_s * steps[-1] < len(steps)
         logarithms = [0.0]
@@ -41,10 +41,9 @@ class Running:
         return sum(number * share for number, share in enumerate(self.shares))
 
     def crowded(self, largest: int) -> float:
-        """Returns the share of requests with over 5 % of their steps above `largest` sequences.
+        """Returns the share of requests with over 5 % of their steps above `largest`; at the maximum, without a place.
 
-        An arriving request sees the time average and adds itself. If `largest` is the worker's maximum: the share that
-        finds no place.
+        An arriving request sees the time average and adds itself.
         """
         if not self.is_stable:
             return 1.0

@@ -42,7 +42,6 @@ class Load:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of a whole request."""
         return self.prompt_len + self.output_len
 
     @property
@@ -58,7 +57,6 @@ class Split:
     Attributes:
         num_both: workers of role both; if any, all are.
         rate: requests/s within the limits; 0: none.
-        bottleneck: "prefill", "decode" or "both".
         batch_size: mean sequences per decoding worker at that rate.
         chunk_size: prompt tokens per prefill forward, or per mixed step of a worker of role both.
     """
@@ -81,7 +79,7 @@ def splits(worker: Worker, load: Load, num_gpus: int) -> list[Split]:
     Raises:
         ValueError: a request does not fit a worker's pool.
     """
-    found = [*_all_apart(worker, load, num_gpus), _both(worker, load, num_gpus)]
+    found = [*_disaggregated_splits(worker, load, num_gpus), _both(worker, load, num_gpus)]
     return sorted(found, key=lambda split: -split.rate)
 
 
@@ -102,7 +100,7 @@ def splits_for(worker: Worker, load: Load, rate: float) -> list[Split]:
 
 def largest_batch(worker: Worker, load: Load) -> int:
     """Returns a decode worker's largest batch within the ITL limit and its pool; 0: none."""
-    return _num_within(_decode_steps(worker, load, "decode"), load.itl)
+    return _largest_within(_decode_steps(worker, load, "decode"), load.itl)
 
 
 def prefill_rate(worker: Worker, load: Load, num_workers: int) -> float:
@@ -116,44 +114,43 @@ def decode_rate(worker: Worker, load: Load) -> float:
     if load.output_len == 1:
         return inf
     steps = _decode_steps(worker, load, "decode")
-    largest = _num_within(steps, load.itl)
+    largest = _largest_within(steps, load.itl)
 
     def is_served(rate: float) -> bool:
-        return _even(Running(steps, rate * (load.output_len - 1)), largest, load) >= load.good_share
+        return _itl_share(Running(steps, rate * (load.output_len - 1)), largest, load) >= load.good_share
 
-    return highest(is_served, _most(steps, load))
+    return highest(is_served, _max_decode_rate(steps, load))
 
 
-def _all_apart(worker: Worker, load: Load, num_gpus: int) -> Iterator[Split]:
-    """Yields all splits into prefill and decode workers."""
+def _disaggregated_splits(worker: Worker, load: Load, num_gpus: int) -> Iterator[Split]:
     if num_gpus < 2:
         return
     worker.pool_tokens("prefill", load.num_tokens)
-    of_decode = decode_rate(worker, load)
+    decode_worker_rate = decode_rate(worker, load)
     steps = _decode_steps(worker, load, "decode") if load.output_len > 1 else []
     for num_prefill in range(1, num_gpus):
-        yield _apart(worker, load, num_prefill, num_gpus - num_prefill, of_decode, steps)
+        yield _disaggregated(worker, load, num_prefill, num_gpus - num_prefill, decode_worker_rate, steps)
 
 
-def _apart(
-    worker: Worker, load: Load, num_prefill: int, num_decode: int, of_decode: float, steps: list[float]
+def _disaggregated(
+    worker: Worker, load: Load, num_prefill: int, num_decode: int, decode_worker_rate: float, steps: list[float]
 ) -> Split:
-    """Args: of_decode: from `decode_rate`; steps: seconds of decode steps by batch size."""
+    """Args: decode_worker_rate: from `decode_rate`; steps: seconds of decode steps by batch size."""
     most = prefill_rate(worker, load, num_prefill)
     if load.output_len == 1:
         return Split(num_prefill, num_decode, 0, most, "prefill", 0, worker.chunk_size)
-    largest = _num_within(steps, load.itl)
+    largest = _largest_within(steps, load.itl)
 
     def running(rate: float) -> Running:
         return Running(steps, rate / num_decode * (load.output_len - 1), num_decode)
 
     def is_served(rate: float) -> bool:
         in_time = 1 - _late(worker, load, num_prefill, rate)
-        return in_time * _even(running(rate), largest, load) >= load.good_share
+        return in_time * _itl_share(running(rate), largest, load) >= load.good_share
 
-    rate = highest(is_served, min(most, num_decode * _most(steps, load)))
+    rate = highest(is_served, min(most, num_decode * _max_decode_rate(steps, load)))
     num_running = round(running(rate).mean) if rate else 0
-    bottleneck = "prefill" if most <= num_decode * of_decode else "decode"
+    bottleneck = "prefill" if most <= num_decode * decode_worker_rate else "decode"
     return Split(num_prefill, num_decode, 0, rate, bottleneck, num_running, worker.chunk_size)
 
 
@@ -171,14 +168,14 @@ def _both(worker: Worker, load: Load, num_workers: int) -> Split:
     def is_served(rate: float) -> bool:
         found = running(rate)
         in_time = 1 - steps.late(rate / num_workers, num_workers, load.ttft, found)
-        return in_time * _even(found, steps.num_within(rate / num_workers), load) >= load.good_share
+        return in_time * _itl_share(found, steps.num_within(rate / num_workers), load) >= load.good_share
 
-    rate = highest(is_served, num_workers * _most(plain, load))
+    rate = highest(is_served, num_workers * _max_decode_rate(plain, load))
     num_running = round(running(rate).mean) if rate else 0
-    return Split(0, 0, num_workers, rate, "both", num_running, steps.pieces[max(0, num_running - 1)])
+    return Split(0, 0, num_workers, rate, "both", num_running, steps.chunk_sizes[max(0, num_running - 1)])
 
 
-def _even(running: Running, largest: int, load: Load) -> float:
+def _itl_share(running: Running, largest: int, load: Load) -> float:
     """Returns the share of requests within the ITL limit. Args: largest: the largest batch within it."""
     if load.itl == inf:
         # Any wait is in time, unless the queue grows without bound.
@@ -187,26 +184,20 @@ def _even(running: Running, largest: int, load: Load) -> float:
 
 
 def _late(worker: Worker, load: Load, num_workers: int, rate: float) -> float:
-    """Returns the share of prompts beyond the TTFT limit."""
     service = worker.prefill(1, load.prompt_len)
     return late(num_workers, rate * service / num_workers, service, load.ttft - service)
 
 
 def _decode_steps(worker: Worker, load: Load, role: Role) -> list[float]:
-    """Returns the seconds of a decode step of 1, 2, ... sequences, up to the worker's maximum.
-
-    Raises:
-        ValueError: a request does not fit a worker's pool.
-    """
+    """Returns the seconds of a decode step of 1, 2, ... sequences, up to the worker's maximum."""
     num_running = min(worker.max_batch_size, worker.pool_tokens(role, load.num_tokens) // load.num_tokens)
     return [worker.decode_step(size, load.kv_len) for size in range(1, num_running + 1)]
 
 
-def _num_within(steps: list[float], limit: float) -> int:
-    """Returns the largest batch within the limit; 0: none."""
+def _largest_within(steps: list[float], limit: float) -> int:
     return bisect_right(steps, limit)
 
 
-def _most(steps: list[float], load: Load) -> float:
+def _max_decode_rate(steps: list[float], load: Load) -> float:
     """Returns the highest requests/s that one worker can decode, without limits."""
     return max(size / step for size, step in enumerate(steps, 1)) / (load.output_len - 1)

@@ -21,12 +21,11 @@ from tandem.engine.kvcache.sizing import DeviceMemory, choose_num_pages
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.page_layout import page_layout_of
 
-# Bytes on an H200 with an 8B model (docs/reports/h200): CUDA's context; workspaces of FlashInfer and other libraries;
-# decode graphs of up to 256 sequences.
+# Bytes on an H200 with an 8B model (docs/reports/h200): CUDA's context, libraries' workspaces, decode graphs up to 256.
 CONTEXT = int(0.52 * GIB)
 WORKSPACES = int(1.3 * GIB)
 GRAPHS = int(0.74 * GIB)
-# Float32 copies of a sampled row of logits during a step, and copies of a prompt token's MLP activations.
+# Float32 copies of a sampled logits row, and copies of a prompt token's MLP activations.
 LOGITS_COPIES = 8
 MLP_COPIES = 2
 
@@ -38,8 +37,7 @@ class Factors(NamedTuple):
 
     Attributes:
         decode_share, prefill_share: reached share of the matrix product rate.
-        own_layer_s, layer_s: start and end of a layer's kernels in a decode step, with Tandem's and with library
-            kernels.
+        own_layer_s, layer_s: per-layer overhead of a decode step, with Tandem's and with library kernels.
         graph_layer_s: the same in a CUDA graph with prompts.
     """
 
@@ -55,7 +53,7 @@ FP8 = Factors(0.52, 0.76, 18e-6, 33e-6, 95e-6)
 # Share of the copy rate at which decode attention reads pages.
 KV_READ_SHARE = 0.98
 FP8_KV_READ_SHARE = 0.92
-# Seconds: launch of one prefill layer by the host, and the rest of such a forward.
+# Seconds: the host's launch of one prefill layer, and the rest of such a forward.
 LAUNCH_LAYER_S = 190e-6
 FORWARD_S = 3e-3
 # A mixed step runs two attention kernels per layer, and attention of few queries does not fill a GPU.
@@ -120,30 +118,21 @@ class Worker:
         return hypot(self._weights_s, computing) + self._kv_s(batch_size * kv_len) + layers
 
     def prefill(self, num_requests: int, prompt_len: int, chunk_size: int = 0) -> float:
-        """Returns the seconds until prompts that start together have their first tokens.
-
-        Args:
-            chunk_size: tokens per forward; 0: the worker's.
-        """
+        """Returns the seconds to compute prompts together. Args: chunk_size: tokens per forward; 0: the worker's."""
         num_tokens = num_requests * prompt_len
         num_forwards = -(-num_tokens // (chunk_size or self.chunk_size))
         rate = self.gpu.limits.matmul_rate * self._factors.prefill_share
         computing = prefill_products(self.model, num_requests, prompt_len, rate) / num_forwards
         return num_forwards * self._prompts_s(computing)
 
-    def piece(self, num_tokens: int, num_before: int) -> float:
+    def chunk(self, num_tokens: int, num_before: int) -> float:
         """Returns the seconds of a forward of one chunk. Args: num_before: tokens of its prompt already computed."""
         rate = self.gpu.limits.matmul_rate * self._factors.prefill_share
         products = mixed_products(self.model, 0, num_tokens, rate)
         return self._prompts_s(products + attention_flops(self.model, num_tokens, num_before) / rate)
 
     def mixed_step(self, batch_size: int, kv_len: int, num_tokens: int, num_before: int) -> float:
-        """Returns the seconds of a mixed step.
-
-        Args:
-            num_tokens: size of the chunk.
-            num_before: tokens of its prompt already computed.
-        """
+        """Returns the seconds of a mixed step. Args: num_tokens, num_before: as for `chunk`."""
         rate, factors = self.gpu.limits.matmul_rate, self._factors
         share = factors.prefill_share
         if batch_size + num_tokens <= MAX_SMALL_PRODUCT:

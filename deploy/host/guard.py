@@ -21,7 +21,7 @@ from tandem.deploy.host.process_tree import become_subreaper, die_with_parent, e
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
-# Time between SIGTERM and SIGKILL for descendants of an ended launcher.
+# Between SIGTERM and SIGKILL for descendants.
 _SWEEP_GRACE_S = 2.0
 # Everything must be gone 10 s after the guard's death.
 _ORPHAN_GRACE_S = 5.0
@@ -36,27 +36,21 @@ _IDLE_WAIT_S = 60.0
 def run_guarded(main: Callable[[], int], *, stop_grace_s: float = 20.0) -> int:
     """Runs `main` in a child process; returns its status once none of its descendants is left.
 
-    SIGINT, SIGTERM and SIGHUP reach `main` as SIGTERM, which raises SystemExit unless `main` sets a handler. ray.init()
-    sets one too, so `main` sets its own after that. SIGTERM may come more than once; only the first should count.
+    SIGINT, SIGTERM and SIGHUP reach `main` as SIGTERM, maybe repeatedly. It raises SystemExit unless `main` sets a
+    handler, after ray.init(), which sets one too. The child is killed after `stop_grace_s`, on a second Ctrl-C, or on
+    SIGQUIT. If this process is killed, `main` gets SIGTERM and a few seconds. Exit functions (atexit) do not run.
 
-    The child is killed after `stop_grace_s`, on a second Ctrl-C, or on SIGQUIT. If this process is killed, `main` gets
-    SIGTERM and a few seconds. Exit functions (atexit) do not run.
-
-    The calling process must have one thread and no children.
-
-    Returns:
-        The status of `main`; 128 + signal if a signal killed it.
+    The calling process must have one thread and no children. A signal's status is 128 + signal.
     """
     if threading.active_count() > 1:
-        # Only the forking thread exists in the child, and PDEATHSIG reports the death of that thread.
+        # PDEATHSIG reports the death of the forking thread.
         raise RuntimeError("run_guarded() needs a process with a single thread")
     become_subreaper()
     # Signals ignored from the start (nohup, background jobs) stay ignored.
     ignored = {s for s in _STOP_SIGNALS if signal.getsignal(s) is signal.SIG_IGN}
     stop_signals = set(_STOP_SIGNALS) - ignored | {signal.SIGTERM}
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # Shells let background jobs ignore SIGINT because of the terminal's Ctrl-C. `kill -INT` still counts: the kernel
-    # queues even an ignored signal if it is blocked.
+    # Background jobs ignore the terminal's Ctrl-C, but `kill -INT` counts: blocked, even an ignored signal is queued.
     waited_for = stop_signals | {signal.SIGCHLD, signal.SIGINT}
     # Blocked signals stay pending, so none is lost between a check and a wait.
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
@@ -86,7 +80,7 @@ def run_guarded(main: Callable[[], int], *, stop_grace_s: float = 20.0) -> int:
 def _watch(
     launcher_pid: int, stop_fd: int, waited_for: set[signal.Signals], in_background: bool, stop_grace_s: float
 ) -> int:
-    """The guard's loop: forwards stop signals through `stop_fd` until the launcher ends; returns its status.
+    """Forwards stop signals through `stop_fd` until the launcher ends; returns its status.
 
     Args:
         in_background: ignore the terminal's Ctrl-C.
@@ -138,7 +132,6 @@ def _launch(
     stop_signals: set[signal.Signals],
     orphan_grace_s: float,
 ) -> NoReturn:
-    """The launcher's part, from fork to exit."""
     status = 1
     try:
         die_with_parent(signal.SIGTERM)
@@ -203,10 +196,10 @@ def _set_handlers(stop_signals: set[signal.Signals]) -> None:
 
 
 def _obey_and_outlive(guard_fd: int, stop_fd: int, grace_s: float) -> None:
-    """The launcher's watch thread: stops `main` when the guard asks, and ends the process after the guard's death.
+    """Stops `main` when the guard asks, and ends the process after the guard's death.
 
-    It signals the main thread, where Python runs handlers. The guard cannot signal the process: another thread could
-    take the signal, the main thread would sleep on, and no handler would run until then.
+    Signals the main thread, where Python runs handlers. A signal to the process could go to another thread and leave
+    the main thread asleep.
     """
     main_thread = threading.main_thread().ident
     assert main_thread is not None

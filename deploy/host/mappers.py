@@ -1,4 +1,4 @@
-"""Tracks which processes may still map a dead process's memory, which keeps it from the replacement."""
+"""Tracks the processes that still map a dead process's memory: its replacement needs that memory."""
 
 from collections.abc import Collection
 
@@ -38,7 +38,7 @@ class Mappers:
         self._deadlines.pop(name, None)
 
     def take_released(self, name: str, now: float) -> bool:
-        """Return whether a dead process may restart: its memory is unmapped, or the limit has passed. Then drops it."""
+        """Return whether a dead process may restart, unmapped or after the limit, and then drop it."""
         if self._mappers.get(name) and now < self._deadlines[name]:
             return False
         self._mappers.pop(name, None)

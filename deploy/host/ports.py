@@ -32,7 +32,7 @@ class ClusterPorts:
     routers: dict[str, RouterAddresses]
 
     def configs(self, config: RouterConfig) -> list[RouterConfig]:
-        """Returns each router's configuration, in order of `routers`. Args: config: the common part."""
+        """Returns each router's configuration. Args: config: the common part."""
         is_shared = len(self.routers) > 1
         return [
             replace(
@@ -77,18 +77,17 @@ class ReservedPorts:
         return ClusterPorts(ClientAddresses(grpc, http), routers)
 
     def reserve(self, host: str, port: int, field: str) -> str:
-        """Takes a free port; 0 picks one. Returns "host:port".
+        """Takes a port, or a free one for 0; returns "host:port".
 
         Args:
-            field: the port's field of the configuration, for the error.
+            field: of the configuration, for the error.
 
         Raises:
             ValueError: as for `reserve_all`.
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            # SO_REUSEPORT would also share the port with another cluster, so first bind without it. SO_REUSEADDR, as
-            # in servers, permits ports with connections in TIME_WAIT.
+            # First bind without SO_REUSEPORT, which would share another cluster's port. SO_REUSEADDR permits TIME_WAIT.
             with socket.socket(family) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((host, port))

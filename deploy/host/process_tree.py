@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 _POLL_S = 0.02
-# A killed process needs time to free its memory. A process stuck in the kernel never ends.
+# A killed process needs time to free its memory.
 _KILL_WAIT_S = 3.0
 
 
@@ -40,7 +40,7 @@ def descendants(root_pid: int | None = None) -> list[ProcessId]:
 
 
 def end_processes(processes: Iterable[ProcessId], grace_s: float) -> list[ProcessId]:
-    """Sends SIGTERM and, after `grace_s`, SIGKILL; reaps own children. Returns the processes still alive."""
+    """Sends SIGTERM, then SIGKILL after `grace_s`; reaps children. Returns the processes still alive."""
     left = list(processes)
     for signum, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_WAIT_S)):
         for process in left:
@@ -54,13 +54,10 @@ def end_processes(processes: Iterable[ProcessId], grace_s: float) -> list[Proces
 
 
 def end_descendants(grace_s: float) -> list[ProcessId]:
-    """Ends every descendant of this process, also new ones; returns the processes still alive.
-
-    Only a subreaper finds descendants whose parents have ended.
-    """
+    """Ends all descendants; returns those still alive. Only a subreaper finds the ones whose parents have ended."""
     deadline = time.monotonic() + grace_s
     while left := descendants():
-        # After the deadline a round has no grace. Two rounds later, the rest is stuck or keeps forking.
+        # Two rounds without grace later, the rest is stuck or keeps forking.
         if time.monotonic() > deadline + 2 * _KILL_WAIT_S:
             break
         end_processes(left, max(0.0, deadline - time.monotonic()))
@@ -85,10 +82,7 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(signum: signal.Signals) -> None:
-    """Has the kernel send this process `signum` when the thread that forked it ends.
-
-    The kernel reports no earlier death: check os.getppid() afterwards.
-    """
+    """Has the kernel send `signum` when the forking thread ends. For an earlier end, check os.getppid() afterwards."""
     _prctl(_PR_SET_PDEATHSIG, signum)
 
 

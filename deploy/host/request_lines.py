@@ -27,7 +27,7 @@ class RequestLineServer:
         """
         Args:
             show: called from the thread with each line; lines are printable.
-            name: a name that routers already know; "": a new name.
+            name: known to routers; "": a new name.
         """
         self.name = name or f"tandem-requests-{secrets.token_hex(16)}"
         self._show = show

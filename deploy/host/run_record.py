@@ -22,14 +22,14 @@ _END_GRACE_S = 2.0
 
 @dataclass(frozen=True)
 class RunOwner:
-    """The two processes that own a running cluster."""
+    """The two processes of a running cluster's command."""
 
     guard: ProcessId
     launcher: ProcessId
 
     @staticmethod
     def of_launcher() -> "RunOwner":
-        """Returns the owner of this launcher's run."""
+        """Called by the launcher."""
         return RunOwner(guard=ProcessId.of(os.getppid()), launcher=ProcessId.of(os.getpid()))
 
 
@@ -38,12 +38,11 @@ class RunAbout:
     """A cluster's state, for commands.
 
     Attributes:
-        name: of the cluster.
         state: "starting", "serving" or "stopping".
         grpc, http: client addresses, each "host:port"; "" before they are known.
         log: file with the launcher's output; "": it goes to a terminal.
         log_dir: directory of the processes' logs; "": Ray's own.
-        stop_limit_s: longest time that a stop takes, in seconds.
+        stop_limit_s: longest duration of a stop, in seconds.
     """
 
     name: str
@@ -100,21 +99,19 @@ def write_record(
 
 
 def remove_record(directory: Path, owner: RunOwner) -> None:
-    """Removes the record of a stopped run, if any."""
     _remove(_record_path(directory, owner))
 
 
 def end_leftovers(directory: Path) -> list[ProcessId]:
     """Ends processes of runs whose guard and launcher are dead; removes their records and tokens.
 
-    Returns the processes found alive. A record stays while one of them survives.
+    Returns the processes found alive; their record stays while one survives.
     """
     if not directory.is_dir():
         return []
     check_private(directory)
     found: list[ProcessId] = []
     for path in directory.glob("*.json"):
-        # A concurrent start may have removed it.
         with contextlib.suppress(FileNotFoundError):
             found += _end_run(path)
     for path in directory.glob("*.token"):
@@ -213,14 +210,13 @@ def _path_stem(directory: Path, launcher: ProcessId) -> Path:
 
 
 def _remove(path: Path) -> None:
-    """Removes a run's record and the files beside it."""
     for suffix in (".draft", ".token", ".sock"):
         path.with_suffix(suffix).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
 
 
 def _machine() -> list[str]:
-    """Returns the boot and the pid namespace that give process ids their meaning."""
+    """Returns the boot id and pid namespace: pids are valid within these."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return [boot, str(Path("/proc/self/ns/pid").readlink())]
 

@@ -50,15 +50,11 @@ class ServedCluster:
     """The only replica; lives as long as the cluster."""
 
     def __init__(self, config: str, name: str) -> None:
-        """Returns once the cluster serves; until then Serve counts the application as starting.
-
-        Raises:
-            RuntimeError: the cluster does not start.
-        """
+        """Returns once the cluster serves. Raises RuntimeError: the cluster does not start."""
         self._name = name
         self._address = ray.get_runtime_context().gcs_address
         self._heard_at = time.monotonic()
-        # The cluster of a dead replica may still run, or be stopping.
+        # A dead replica's cluster may still run.
         cluster = self._found()
         if cluster is None:
             self._start(config)
@@ -68,9 +64,7 @@ class ServedCluster:
         self._cluster: RemoteCluster | None = cluster
 
     def check_health(self) -> None:
-        """Called by Serve every few seconds; Serve replaces the replica on an error.
-
-        A draining cluster counts as healthy: another replica would wait for it anyway.
+        """Called by Serve, which replaces the replica on an error. A draining cluster is healthy.
 
         Raises:
             RuntimeError: the cluster has ended, or its supervisor is silent for SILENCE_LIMIT_S.
@@ -116,7 +110,6 @@ class ServedCluster:
         return None
 
     def _start(self, config: str) -> None:
-        # Clients expect the routers at this node's address.
         here = ray.util.get_node_ip_address()
         done = subprocess.run(
             [

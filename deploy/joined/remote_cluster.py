@@ -18,7 +18,7 @@ from tandem.deploy.on_ray.sealed_actor import sealed_order
 
 POLL_INTERVAL_S = 0.2
 CALL_TIMEOUT_S = 10.0
-# A restarted supervisor has taken over within this time.
+# Exceeds a supervisor's restart.
 SILENCE_LIMIT_S = 60.0
 _CONCURRENT_CALLS = 8
 # Variables for finding and fetching models.
@@ -86,7 +86,6 @@ class RemoteCluster:
 
     @staticmethod
     def find(name: str, address: str) -> "RemoteCluster | None":
-        """Returns the cluster of this name, or None."""
         try:
             return RemoteCluster(name, address, ray.get_actor(SUPERVISOR, namespace_of(name)))
         except ValueError:
@@ -101,7 +100,6 @@ class RemoteCluster:
         """
         state = self._call(functools.partial(self._actor.state.remote, self._next_line))
         if state is not None and state.life != self._life:
-            # Another life counts its lines anew.
             if not self._tell():
                 return None
             self._life, self._next_line = state.life, 0
@@ -123,17 +121,17 @@ class RemoteCluster:
         return directory
 
     def stop(self, show: Callable[[str], None], *, limit_s: float) -> str:
-        """Drains and ends the cluster; returns the error, or "", once none of its processes is left.
+        """Drains and ends the cluster; returns its error, or "".
 
         Args:
-            limit_s: time after which the processes are killed, as they are after SILENCE_LIMIT_S without an answer.
+            limit_s: time after which its processes are killed, as after SILENCE_LIMIT_S without an answer.
         """
         began = heard_at = time.monotonic()
         error = ""
         who = uuid.uuid4().hex
         with contextlib.suppress(GoneError):
             while True:
-                # Repeated, because a restarted supervisor does not know of the stop.
+                # A restarted supervisor does not know of the stop.
                 self._call(functools.partial(self._actor.stop.remote, who))
                 state = self.look()
                 now = time.monotonic()
@@ -151,7 +149,7 @@ class RemoteCluster:
         return error
 
     def end(self) -> None:
-        """Kills the rest of the cluster, but not a later cluster of the same name."""
+        """Kills the cluster, but not a later one of the same name."""
         ray.kill(self._actor)
         if self._is_replaced():
             return
@@ -160,7 +158,7 @@ class RemoteCluster:
         hosted.forget()
 
     def scale(self, counts: Mapping[str, int]) -> Iterator[Mapping[str, Any]]:
-        """Yields the lines of the answer, in the form of tandem.deploy.serve.
+        """Yields the lines of the answer, as tandem.deploy.serve.
 
         Raises:
             RemoteError: the cluster does not serve, or its supervisor dies.
@@ -228,7 +226,7 @@ class GoneError(Exception):
 
 
 def _portable(config: ClusterConfig) -> ClusterConfig:
-    """Returns the configuration with absolute paths."""
+    """Makes paths absolute."""
     whole: dict[str, Any] = {name: str(Path(path).absolute()) for name in _PATHS if (path := getattr(config, name))}
     if Path(config.model).exists():
         whole["model"] = str(Path(config.model).absolute())

@@ -48,8 +48,7 @@ def find_logs(cluster: str, process: str, log_dir: str) -> list[ProcessLog]:
     """Returns the logs of all lives of a process, the latest last, also of earlier clusters of that name.
 
     Args:
-        cluster, process: names.
-        log_dir: the cluster's log directory on each node; "": Ray's own.
+        log_dir: the nodes' log directory; "": Ray's own.
     """
     lives = sorted(_lives(cluster).get(process, []))
     path = str(log_file(log_dir, process)) if log_dir else ""
@@ -64,7 +63,7 @@ def process_names(cluster: str) -> list[str]:
 
 
 class LogReader:
-    """Reads logs on their nodes. Use one per command: Ray keeps the code it sends, per reader, until the command ends."""
+    """Reads logs on their nodes. One per command: Ray keeps the sent code of each reader until the command ends."""
 
     def __init__(self) -> None:
         self._remote = ray.remote(_read)
@@ -106,10 +105,7 @@ class LogReader:
 
 
 def _lives(cluster: str) -> dict[str, list[tuple[int, str, str, int]]]:
-    """Returns start time, node, address and pid of each life, by process name.
-
-    Start times order the lives: life numbers begin at 0 in each cluster of a name.
-    """
+    """Returns start time, node, address and pid of each life, by process. Life numbers repeat in later clusters."""
     found: dict[str, list[tuple[int, str, str, int]]] = {}
     for table in state.state._connect_and_get_accessor().get_actor_table(None, None):
         actor = ActorTableData.FromString(table)

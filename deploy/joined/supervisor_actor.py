@@ -1,9 +1,7 @@
 """A cluster's launcher as a Ray actor: it outlives the command, and Ray restarts it when it dies.
 
-The next life takes over the running cluster. Commands call the actor over Ray; no call blocks for long.
-
-The order comes sealed, after the actor's creation. The next life reads it from its notes, and asks the cluster's
-processes for their key.
+The next life takes over the running cluster: it reads its order from its notes, and their key from the cluster's
+processes. Commands call the actor over Ray; no call blocks for long.
 """
 
 import contextlib
@@ -49,13 +47,13 @@ class SupervisorState:
     """The answer to a command.
 
     Attributes:
-        life: id of the actor's life; line numbers restart with each life.
+        life: id of the actor's life, in which lines count from 0.
         phase: STARTING, SERVING, STOPPING or ENDED.
         parts: start-up step of each part of the cluster.
         lines: lines from the requested number on.
         next_line: number of the next line.
         grpc, http: addresses of the client ports; "" before they are known.
-        model_name: the model's name for clients.
+        model_name: its name for clients.
         error: reason of the end; "" after a requested stop.
         is_usage: True if the configuration caused the error.
     """
@@ -73,8 +71,6 @@ class SupervisorState:
 
 
 class SupervisorActor(SealedActor[SupervisorOrder]):
-    """Runs the cluster on its own thread."""
-
     order_type = SupervisorOrder
 
     def __init__(self, ray_address: str, cluster_name: str, spans_nodes: bool) -> None:
@@ -114,15 +110,11 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
         )
 
     def log_directory(self) -> str | None:
-        """Returns the log directory on each node; "": Ray's own; None: not known yet."""
+        """Returns the nodes' log directory; "": Ray's own; None: not known yet."""
         return self._log_directory
 
     def stop(self, who: str) -> None:
-        """Requests a drain and the end of the cluster. A second requester ends the drain at once.
-
-        Args:
-            who: id of the requester, which repeats its request to each life.
-        """
+        """Drains and ends the cluster; a second requester ends the drain. Args: who: the requester's id."""
         self._stoppers.add(who)
         self._stop.set()
 
@@ -135,10 +127,7 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
         return len(self._jobs) - 1
 
     def scale_lines(self, number: int, timeout_s: float) -> tuple[list[str], bool, str, bool]:
-        """Waits up to timeout_s for progress of a job.
-
-        Returns new lines, whether the job is over, its error, and whether the request caused the error.
-        """
+        """Returns a job's new lines, whether it is over, its error, and whether the request caused that."""
         if number >= len(self._jobs):
             raise ValueError("the cluster's supervisor was started again meanwhile; ask once more")
         job = self._jobs[number]
@@ -168,7 +157,7 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
                 logger.warning("the supervisor is back, and takes over what runs")
                 cluster.recover(saved)
             else:
-                # An earlier cluster of this name may have left processes.
+                # Left by an earlier cluster of this name.
                 hosted.end_all()
                 hosted.forget()
                 hosted.save(ORDER, order)

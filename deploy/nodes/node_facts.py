@@ -26,9 +26,9 @@ class NodeFacts(NamedTuple):
     Attributes:
         version: installed version of tandem-llm; "": not installed.
         sources: digest of the importable package; "": none.
-        model: digest of the model's config.json and the sizes of its weight files, whose content only workers read.
+        model: digest of config.json and the sizes of the weight files.
         model_error: why the model is unreadable, or "".
-        addresses: interface and address pairs (tandem.hosts).
+        addresses: interfaces and their addresses.
         num_cpus: CPUs that a process may use.
         available_bytes: memory available for pools.
     """
@@ -43,7 +43,7 @@ class NodeFacts(NamedTuple):
 
 
 def node_facts(package: str, model_dir: str) -> dict[str, Any]:
-    """Returns this host's NodeFacts as a dict, because Ray's pickle of the result must need no class of ours.
+    """Returns this host's NodeFacts as a dict: Ray pickles the result, and the node may lack our classes.
 
     Args:
         package: import name of the cluster's code.
@@ -90,7 +90,7 @@ def _model(directory: Path) -> tuple[str, str]:
         for path in sorted(directory.iterdir()):
             if not path.is_file():
                 continue
-            # Raises OSError if it is unreadable.
+            # Check that it is readable.
             path.open("rb").close()
             if path.suffix == _WEIGHTS:
                 digest.update(f"{path.name} {path.stat().st_size}\n".encode())

@@ -1,8 +1,7 @@
 """Places the processes of a cluster on several Ray nodes.
 
-Each process has its own placement group of one bundle, which keeps its CPU and GPU during a restart. When a node is
-lost, Ray moves its workers' groups to nodes with room, or queues them. A router's group is bound to its node's address,
-which clients and workers know, and waits for that node.
+Each process has a placement group of one bundle, which keeps its CPU and GPU during a restart. Ray moves the workers'
+groups of a lost node to others with room, or queues them. A router's group waits for its node, whose address is known.
 """
 
 import logging
@@ -37,17 +36,16 @@ from tandem.router.config import RouterAddresses
 
 logger = logging.getLogger(__name__)
 
-# This package must be the same on every node.
 CODE = "tandem"
 
-# A node's first process takes seconds to start, and longer if Ray brings the code.
+# Covers a node's first process, and its code if Ray brings that.
 ANSWER_TIMEOUT_S = 60.0
 PLACED_TIMEOUT_S = 10.0
 POLL_INTERVAL_S = 0.05
 # Ray's resource of each node, with capacity 1.
 _OF_NODE = "node:{}"
 _ON_NODE = 0.001
-# Name of the actor that holds a node's ports.
+# Actor that holds a node's ports.
 _HOLDER = "ports-{}"
 
 
@@ -72,12 +70,7 @@ class _Holder:
 
 @dataclass(frozen=True, slots=True)
 class SavedPlacement:
-    """The state of a NodePlacement, for the supervisor's next life.
-
-    Attributes:
-        processes: need and hexadecimal placement group id, by process name.
-        holders: life and ports of each port holder, by node.
-    """
+    """A NodePlacement for the supervisor's next life. Attributes: processes: need and group id (hex)."""
 
     workers: tuple[str, ...]
     routers: tuple[str, ...]
@@ -94,7 +87,6 @@ class NodePlacement:
     def __init__(
         self, config: ClusterConfig, hosted: HostedRay, workers: Sequence[str], routers: Sequence[str]
     ) -> None:
-        """Args: workers, routers: process names."""
         self._config = config
         self._hosted = hosted
         self._workers = workers
@@ -138,14 +130,10 @@ class NodePlacement:
         )
 
     def holders(self) -> list[Any]:
-        """Returns the port holders."""
         return [holder.actor for holder in self._holders.values()]
 
     def place(self, model_dir: str) -> ClusterPorts:
-        """Chooses and checks nodes, and reserves room and ports there.
-
-        Args:
-            model_dir: an absolute path.
+        """Chooses and checks nodes, and reserves room and ports there. Args: model_dir: an absolute path.
 
         Raises:
             ValueError: there is no room, or a node lacks the code or the model.
@@ -171,16 +159,14 @@ class NodePlacement:
         return {"num_cpus": 1, "scheduling_strategy": PlacementGroupSchedulingStrategy(self._processes[name].group, 0)}
 
     def is_here(self, router: str) -> bool:
-        """Return whether a router is on this process's node."""
         assert ray_worker._global_node is not None
         return self._router_nodes[router] == ray_worker._global_node.node_ip_address
 
     def is_placed(self, name: str) -> bool:
-        """Return whether a process has a node."""
         return bool(_node_of(self._processes[name].group))
 
     def has_room(self, name: str) -> bool:
-        """Return whether a process to restart has a node; logs each change once."""
+        """Return whether a process to restart has a node; log each change once."""
         process = self._processes[name]
         node_id = _node_of(process.group)
         if not node_id:
@@ -198,7 +184,7 @@ class NodePlacement:
         return True
 
     def ports_of(self, router: str) -> tuple[Any, ...]:
-        """Replaces a dead port holder of a router's node; returns the references that the router's start waits for."""
+        """Replaces the node's dead port holder; returns the references that the router's start waits for."""
         node = self._router_nodes[router]
         holder = self._holders[node]
         dead, _ = ray.wait([holder.alive], timeout=0)
@@ -208,7 +194,6 @@ class NodePlacement:
         return (again.actor.hold_again.remote(again.wanted),)
 
     def close(self) -> None:
-        """Releases all room and ports."""
         for holder in self._holders.values():
             ray.kill(holder.actor)
         for process in self._processes.values():
@@ -216,10 +201,7 @@ class NodePlacement:
         self._holders, self._processes = {}, {}
 
     def num_threads(self, worker: str) -> int:
-        """Returns the default number of CPU threads of a worker.
-
-        The first workers on a node share its CPUs. Added workers get the smallest such share.
-        """
+        """Returns a worker's share of its node's CPUs; for added workers the smallest share."""
         node = self._node_of_worker.get(worker)
         if node is None:
             return min(map(self.num_threads, self._workers))
@@ -227,12 +209,12 @@ class NodePlacement:
         return max(1, self._facts[node].num_cpus // together)
 
     def pools(self) -> list[PoolsOfNode]:
-        """Returns the pools of the cluster's first workers, one each, by node."""
+        """Returns the pools of the initial workers, by node."""
         counts = Counter(self._node_of_worker.values())
         return [PoolsOfNode(node, num, self._facts[node].available_bytes) for node, num in counts.items()]
 
     def add_workers(self, names: Sequence[str]) -> None:
-        """Reserves room for more workers. Without room, they wait for it."""
+        """Reserves room for more workers, which wait until there is room."""
         nodes = _free_nodes()
         ids = {node.address: node.node_id for node in nodes}
         try:
@@ -243,7 +225,6 @@ class NodePlacement:
             self._take_room(name, address, ids[address])
 
     def remove_workers(self, names: Sequence[str]) -> None:
-        """Releases the room of ended workers."""
         for name in names:
             remove_placement_group(self._processes.pop(name).group)
 
@@ -254,7 +235,7 @@ class NodePlacement:
     def _choose(self, nodes: Sequence[FreeNode]) -> dict[str, str]:
         """Returns node addresses by process name, workers first."""
         config = self._config
-        # A specific address belongs to this host only.
+        # A specific address is this host's.
         for_routers = nodes if hosts.is_any(config.host) else nodes[:1]
         places = choose_nodes(for_routers, [_need(0)] * len(self._routers), config.placement_strategy)
         self._router_nodes = dict(zip(self._routers, places, strict=True))
@@ -334,7 +315,7 @@ class NodePlacement:
             holder = self._holders[node] = self._start_holder(node, wanted, 0)
             numbers = _answer(holder.actor.hold.remote(wanted), node)
             holder.wanted = [one._replace(port=number) for one, number in zip(wanted, numbers, strict=True)]
-            # All nodes use the shared ports found on the first one.
+            # The first node's shared ports apply to all nodes.
             shared = holder.wanted[: len(shared)]
             client_host = own_host if hosts.is_any(config.host) else config.host
             rest = iter(numbers[len(shared) :])
@@ -357,7 +338,7 @@ class NodePlacement:
 
 
 def _check_facts(address: str, facts: NodeFacts, own: NodeFacts, model_dir: str) -> None:
-    """Raises ValueError: the node's code or model differs from this host's."""
+    """Raises ValueError: code or model differ from this host's."""
     advice = "install the same there, or have Ray bring it (ship_code)"
     if not facts.sources:
         raise ValueError(f"node {address} of the Ray has no tandem-llm, which is {own.version} here; {advice}")

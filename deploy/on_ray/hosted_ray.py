@@ -1,8 +1,4 @@
-"""The Ray of a supervisor that is itself an actor.
-
-The cluster's actors outlive the supervisor. They have names in the cluster's namespace, where the restarted supervisor
-finds them.
-"""
+"""The Ray of a supervisor that is an actor. The cluster's actors outlive it, and its next life finds them by name."""
 
 import contextlib
 import threading
@@ -28,7 +24,7 @@ from tandem.deploy.on_ray.sealed import KeyPair, seal
 from tandem.deploy.on_ray.sealed_actor import sealed_order
 
 SUPERVISOR = "supervisor"
-# Names of a supervisor's notes: its order, and the state of its cluster.
+# The supervisor's notes.
 ORDER, STATE = "order", "state"
 _PREFIX = "tandem-"
 # Covers the time in which Ray brings a node the code.
@@ -47,7 +43,6 @@ class _Note:
 
 
 def namespace_of(cluster: str) -> str:
-    """Returns the Ray namespace of a cluster's actors."""
     return f"{_PREFIX}{cluster}"
 
 
@@ -59,16 +54,11 @@ def find_clusters() -> list[str]:
 
 
 class HostedRay(JoinedRay):
-    """A Ray that this process already takes part in; `start` and `stop` change nothing."""
+    """A Ray that this process is already part of."""
 
     def __init__(self, address: str, cluster: str, *, spans_nodes: bool = False) -> None:
-        """
-        Args:
-            cluster: its name.
-            spans_nodes: as for JoinedRay.
-        """
         self._own_namespace = namespace_of(cluster)
-        # Opens the notes. Every process of the cluster has the private key; Ray does not.
+        # Opens the notes. The cluster's processes have it too, Ray does not.
         self._keys: KeyPair | None = None
         super().__init__(address, self._own_namespace, spans_nodes=spans_nodes)
 
@@ -77,19 +67,18 @@ class HostedRay(JoinedRay):
         self.check_room(num_processes)
 
     def stop(self) -> None:
-        """Does nothing: the actor ends by itself."""
+        """Does nothing."""
 
     def naming(self, name: str) -> dict[str, Any]:
         return {"name": name, "namespace": self._own_namespace, "lifetime": "detached"}
 
     def create(self, actor_class: Any, order: Any) -> Any:
-        """As RayBase, but seals the order to the new actor's key, on a thread. Returns at once."""
+        """Seals the order to the new actor's key, on a thread; returns at once."""
         actor = actor_class.remote(None)
         threading.Thread(target=self._tell, args=(actor, order), name="tell", daemon=True).start()
         return actor
 
     def group_name(self, process: str) -> str:
-        """Returns the name of a process's placement group."""
         return f"{self._own_namespace}/{process}"
 
     def find_actors(self) -> dict[str, dict[int, Any]]:
@@ -98,7 +87,6 @@ class HostedRay(JoinedRay):
         for named in list_named_actors(all_namespaces=True):
             name, _, life = named["name"].rpartition(".")
             if named["namespace"] == self._own_namespace and name and life.isdigit():
-                # The actor may have ended meanwhile.
                 with contextlib.suppress(ValueError):
                     found[name][int(life)] = ray.get_actor(named["name"], self._own_namespace)
         return found
@@ -112,27 +100,21 @@ class HostedRay(JoinedRay):
                     ray.kill(actor)
 
     def save(self, name: str, note: object) -> None:
-        """Stores a note in Ray for the next life of this actor, sealed to the cluster's key.
-
-        Args:
-            name: ORDER or STATE; replaces the earlier note of that name.
-            note: a dataclass.
-        """
+        """Stores a note for the next life of this actor, sealed. Args: name: ORDER or STATE; note: a dataclass."""
         sealed = seal(encode(note), self._own_keys().public_key)
         note_bytes = encode(_Note(_own_actor_id(), sealed))
         internal_kv._internal_kv_put(name.encode(), note_bytes, overwrite=True, namespace=self._key())
 
     def saved(self, name: str, kind: type[T]) -> T | None:
-        """Returns the note that an earlier life of this actor saved last under that name.
+        """Returns the last note of an earlier life of this actor.
 
-        None if there is none, if another supervisor of this cluster name wrote it, or if no process answers with the
-        key.
+        None if there is none, another cluster's supervisor wrote it, or no process has the key.
 
         Args:
             kind: class of the note.
 
         Raises:
-            ValueError: the note is not one of `save`.
+            ValueError: the note is not of `kind`.
         """
         found = internal_kv._internal_kv_get(name.encode(), namespace=self._key())
         note = decode(_Note, found) if found else None
@@ -186,5 +168,5 @@ class HostedRay(JoinedRay):
 
 
 def _own_actor_id() -> str | None:
-    """Returns the actor id, the same in all lives of an actor; None outside an actor."""
+    """The same in all lives of an actor; None outside an actor."""
     return ray.get_runtime_context().get_actor_id()

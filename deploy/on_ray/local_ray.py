@@ -47,9 +47,8 @@ class LocalRay(RayBase):
         """Args: directory: private to this user; holds the token and, in `ray`, logs and sockets."""
         self._directory = directory
         self._token_path = ray_token_path(directory, ProcessId.of(os.getpid()))
-        # Ray's later processes read the token too. tmpfiles.d(5) does not clean a directory that is locked.
+        # Locked: tmpfiles.d(5) must not remove the token, which Ray's later processes read too.
         self._held: int | None = None
-        # Open and locked for as long as the token is needed.
         self._token_file: TextIO | None = None
 
     @property
@@ -72,7 +71,7 @@ class LocalRay(RayBase):
         fcntl.flock(self._held, fcntl.LOCK_SH)
         self._token_path.unlink(missing_ok=True)
         self._token_file = open(self._token_path, "x", opener=_private)  # noqa: SIM115
-        # The lock tells other starts, also in other containers, that the token is in use. They ignore an empty file.
+        # The lock tells other starts, also in other containers, that the token is in use.
         fcntl.flock(self._token_file, fcntl.LOCK_SH)
         self._token_file.write(token)
         self._token_file.flush()
@@ -96,7 +95,7 @@ class LocalRay(RayBase):
             except (ValueError, OSError):
                 raise
             except Exception as error:
-                # Ray raises a plain Exception if its node is late.
+                # A plain Exception: Ray's node is late.
                 raise StartError(
                     f"Ray did not start: {error}; if this host does not have too much else to do, "
                     f"{self.log_directory} says more"
@@ -104,9 +103,8 @@ class LocalRay(RayBase):
         check_closed(ray.get_runtime_context().gcs_address)
 
     def stop(self) -> None:
-        """Ends this Ray."""
         ray.shutdown()
-        # Otherwise a later Ray of this process, started by others, would need the file.
+        # A later Ray of this process would need the file.
         if os.environ.get("RAY_AUTH_TOKEN_PATH") == str(self._token_path):
             del os.environ["RAY_AUTH_TOKEN_PATH"]
         # `start` has already reported an unusable path.
@@ -141,14 +139,13 @@ def _watch_nodes(gcs_address: str) -> AliveNodes:
 
 
 def rephrase_errors() -> None:
-    """Logs Ray's messages as one line each, without deaths of processes, which the supervisor logs."""
+    """Logs Ray's messages as one line each, except deaths of processes, which the supervisor logs."""
 
     def say(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
         for message in data["lines"]:
             if not message.startswith(_DEATH):
                 logger.warning("Ray: %s", " ".join(message.split())[:_MAX_MESSAGE_LEN])
 
-    # Ray has no option for this.
     ray_worker.print_to_stdstream = say
 
 

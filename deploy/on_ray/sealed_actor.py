@@ -7,7 +7,6 @@ from typing import Generic, TypeVar
 from tandem.deploy.on_ray.codec import decode, encode
 from tandem.deploy.on_ray.sealed import KeyPair, seal
 
-# The supervisor sends the order as soon as the process answers.
 ORDER_TIMEOUT_S = 60.0
 
 T = TypeVar("T")
@@ -38,15 +37,12 @@ class SealedActor(Generic[T]):
             self._is_told.set()
 
     def public_key(self) -> bytes:
-        """Returns the key to seal its order to; each life of the actor has its own."""
+        """Returns the key to seal its order to, new in each life."""
         assert self._keys is not None
         return self._keys.public_key
 
     def tell(self, sealed: bytes) -> None:
-        """Takes its order; only the first one counts.
-
-        Args:
-            sealed: from `sealed_order`.
+        """Takes a `sealed_order`; only the first one counts.
 
         Raises:
             ValueError: the message cannot be opened, or is not an order for this actor.

@@ -1,4 +1,4 @@
-"""Finding and ending process trees, on plain subprocesses; and the records that outlive a killed run."""
+"""Process trees of plain subprocesses, and records of killed runs."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tandem.processes import ProcessId, read_stat
 
 SLEEP = "import time; time.sleep(60)"
 
-# A subreaper with a child, a grandchild in a session of its own, and an orphan that forked twice.
+# A subreaper with a child, a grandchild in its own session, and a twice-forked orphan.
 TREE = f"""
 import subprocess, sys, time
 from tandem.deploy.host.process_tree import become_subreaper, descendants
@@ -50,7 +50,7 @@ time.sleep(60)
 
 @contextmanager
 def running(script: str) -> Iterator[ProcessId]:
-    """A script in a process of its own, once it has said that it is ready."""
+    """Runs a script in a subprocess; enters once it printed "ready"."""
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -136,7 +136,7 @@ def test_leftovers_of_a_dead_run_are_ended(tmp_path: Path) -> None:
     directory = tmp_path / "tandem"
     assert end_leftovers(directory) == []
     with running(TREE) as root:
-        # A process that the record does not know is found below one that it knows.
+        # The record lists the root only; its descendants are found.
         path = write_record(directory, owner_gone(), [root, ProcessId(os.getpid(), 1)])
         assert directory.stat().st_mode & 0o777 == 0o700
         tree = {root, *descendants(root.pid)}
@@ -160,7 +160,7 @@ def test_run_with_a_living_owner_is_left_alone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_records_that_mean_nothing_here_end_nothing(tmp_path: Path) -> None:
+def test_foreign_and_corrupt_records_end_nothing(tmp_path: Path) -> None:
     with running("print('ready', flush=True); " + SLEEP) as process:
         path = write_record(tmp_path, owner_gone(), [process])
         record = json.loads(path.read_text())

@@ -28,7 +28,7 @@ class Worker(SealedActor[Order]):
         return self._wait_order(timeout_s)
 
 
-def test_it_waits_until_it_is_told() -> None:
+def test_it_waits_for_its_order() -> None:
     worker = Worker(None)
     got: list[object] = []
     thread = threading.Thread(target=lambda: got.append(worker.start()))
@@ -90,5 +90,5 @@ class Other:
     keys: int = 0
 
 
-def test_one_that_is_created_with_its_order_does_not_wait() -> None:
+def test_an_order_at_creation_needs_no_wait() -> None:
     assert Worker(ORDER).start(0.0) == ORDER
