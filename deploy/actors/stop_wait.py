@@ -1,11 +1,13 @@
-"""What an actor's `wait_stopped` waits for."""
+"""The event behind an actor's `wait_stopped`."""
 
 import threading
 
 
 class StopWait:
-    """One waits at a time: whoever asks again, because it could not be reached for a while, takes the place of the one
-    before, which would occupy one of the actor's threads for good."""
+    """An event with one waiter at a time.
+
+    A new waiter releases the previous one: after a lost connection, that call would block an actor thread forever.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -13,7 +15,7 @@ class StopWait:
         self._is_over = False
 
     def wait(self) -> None:
-        """Returns after `set`, or when it is called again."""
+        """Returns after `set` or the next `wait`."""
         mine = threading.Event()
         with self._lock:
             before, self._latest = self._latest, mine

@@ -1,4 +1,4 @@
-"""A worker of any role as a Ray actor. The launcher imports this too, without what a worker needs."""
+"""A worker of any role as a Ray actor. The launcher imports this too, so the worker's own imports come in `start`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,23 +14,25 @@ from tandem.deploy.on_ray.sealed_actor import SealedActor
 if TYPE_CHECKING:
     from tandem.worker.process import WorkerProcess
 
-# Of Ray's labels of a node the first that it has says which hosts are near each other.
+# Ray's node labels that name a rack. The first one present counts.
 RACK_LABELS = ("rack", "ray.io/availability-zone")
 
 
 class WorkerActor(SealedActor[WorkerPlan]):
-    """Starts, stops and watches the process; no request ever crosses a Ray call."""
+    """Starts, stops and probes a worker process. Requests never travel over Ray."""
+
+    order_type = WorkerPlan
 
     def __init__(self, plan: WorkerPlan | None) -> None:
         super().__init__(plan)
         self._progress = "starting"
-        # It is there once a worker's imports are over.
+        # Set once the worker's imports are done.
         self._process: WorkerProcess | None = None
         self._stopped = StopWait()
 
     def start(self) -> None:
-        """Loads the model; raises ValueError if it cannot be served, or the log not be written."""
-        plan = _at_home(self._wait_order())
+        """Loads the model. Raises ValueError: the model cannot be served, or the log file cannot be written."""
+        plan = _with_node_address(self._wait_order())
         worker = plan.worker
         logs.configure(worker.worker_id, worker.log)
         self._set_progress("importing")
@@ -45,7 +47,7 @@ class WorkerActor(SealedActor[WorkerPlan]):
         collect_seldom()
 
     def connect(self, router_addresses: Sequence[str]) -> None:
-        """Joins the cluster, once started; raises TimeoutError if none of the routers answers."""
+        """Joins the cluster. Raises TimeoutError: no router answers."""
         assert self._process is not None
         self._process.connect(router_addresses)
 
@@ -53,11 +55,11 @@ class WorkerActor(SealedActor[WorkerPlan]):
         return self._progress
 
     def mapped_workers(self) -> list[str]:
-        """The workers, dead ones too, whose memory this one maps."""
+        """Returns the workers, also dead ones, whose memory this worker maps."""
         return self._process.mapped_workers() if self._process is not None else []
 
     def wait_stopped(self) -> None:
-        """Returns after stop, or when it is called again; the caller sees an error at once if the process dies."""
+        """Returns after `stop` or on the next call of this method. The caller gets an error if the process dies."""
         self._stopped.wait()
 
     def stop(self) -> None:
@@ -69,12 +71,8 @@ class WorkerActor(SealedActor[WorkerPlan]):
         self._progress = progress
 
 
-def _at_home(plan: WorkerPlan) -> WorkerPlan:
-    """The plan with the address and the rack of the node that this process is on.
-
-    Raises:
-        ValueError: it has no address that fits.
-    """
+def _with_node_address(plan: WorkerPlan) -> WorkerPlan:
+    """Returns the plan with this node's address and rack. Raises ValueError: no address of the node fits."""
     if not plan.spans_nodes:
         return plan
     from tandem.deploy.on_ray.ray_module import ray, ray_worker

@@ -1,4 +1,4 @@
-"""The process of a worker of any role, with all that a worker imports: torch takes seconds."""
+"""Builds the worker of a plan. Imports all of a worker's modules; torch takes seconds."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from tandem.worker.process import WorkerProcess
 
 
 def worker_process(plan: WorkerPlan, on_progress: Callable[[str], None]) -> WorkerProcess:
-    """Args: on_progress: told what start-up does next."""
+    """Args: on_progress: called with each step of the start."""
     return WorkerProcess(plan.worker, _role(plan), on_progress)
 
 

@@ -1,4 +1,4 @@
-"""The shape of a model by the name that `tandem serve` takes."""
+"""Reads a model's shape by the name that `tandem serve` takes."""
 
 from pathlib import Path
 
@@ -7,13 +7,12 @@ from tandem.engine.weights.resolve import resolve_model
 
 
 def read_model(name: str, quantization: str) -> ModelConfig:
-    """Reads its config.json. A hub model comes from the local hub cache, and from the network only if it is not there;
-    weights are not fetched.
+    """Reads config.json, from the hub if the local cache lacks it. Fetches no weights.
 
     Args:
         quantization: as in EngineConfig.
 
     Raises:
-        ValueError: the model cannot be found or fetched, or is of a kind that is not supported.
+        ValueError: the model is not found, not fetched or not supported.
     """
     return ModelConfig.from_dir(Path(resolve_model(name, "dummy"))).quantized(quantization)

@@ -1,36 +1,31 @@
-"""What requests that arrive independently of each other (Poisson) wait for, and how many of them run at once.
-
-docs/estimate.md has the formulas in words.
-"""
+"""Waiting times and batch sizes under Poisson arrivals. docs/estimate.md explains the formulas."""
 
 from collections.abc import Callable, Sequence
 from math import exp, inf, log
 
 _BISECTIONS = 24
-# A request lives through several independent numbers of others beside it. That its slow steps are more than one in
-# twenty is so many times as likely as that there are too many of them at a moment, by simulation of decode workers with
-# good shares of 0.8 to 0.99.
+# The batch size changes several times in a request's life. So P(over 5 % of its steps are slow) is this multiple of
+# P(the batch is too large at one moment), by simulation of decode workers with good shares of 0.8 to 0.99.
 PEAKS_PER_LIFE = 4
 
 
 class Running:
-    """How many sequences a worker decodes at once.
+    """The distribution of a decode worker's batch size.
 
-    Each step gives all of them a token, so they share the worker as in processor sharing: whatever the distribution of
-    output lengths, the probability of n is that of n - 1, times the tokens asked for in a step of n, divided by n.
+    Each step gives every sequence a token, as in processor sharing. For any distribution of output lengths,
+    P(n) = P(n - 1) * tokens requested during a step of n / n.
 
     Attributes:
-        shares: of the time, with 0, 1, 2, ... sequences.
-        is_stable: whether the worker keeps up with the tokens.
+        shares: share of time with 0, 1, 2, ... sequences.
+        is_stable: the worker keeps up with the tokens.
     """
 
     def __init__(self, steps: Sequence[float], tokens_per_s: float, num_workers: int = 1) -> None:
         """
         Args:
-            steps: seconds of a step of 1, 2, ... sequences, as many as a worker runs at most.
-            tokens_per_s: that are asked of each worker.
-            num_workers: those that new sequences are spread over by their load. The more there are, the less the number
-                on each of them varies.
+            steps: seconds of a step of 1, 2, ... sequences, up to the worker's maximum.
+            tokens_per_s: requested from each worker.
+            num_workers: workers that balance new sequences, which reduces the variance on each.
         """
         self.is_stable = tokens_per_s * steps[-1] < len(steps)
         logarithms = [0.0]
@@ -46,9 +41,10 @@ class Running:
         return sum(number * share for number, share in enumerate(self.shares))
 
     def crowded(self, largest: int) -> float:
-        """The share of requests of which more than one step in twenty has more sequences than `largest`: one that comes
-        finds as many as there are in the mean of time, and is one more. Where a worker runs no
-        more, those that find no place."""
+        """Returns the share of requests with over 5 % of their steps above `largest`; at the maximum, without a place.
+
+        An arriving request sees the time average and adds itself.
+        """
         if not self.is_stable:
             return 1.0
         if largest + 1 == len(self.shares):
@@ -57,15 +53,14 @@ class Running:
 
 
 def late(num_servers: int, utilisation: float, service: float, wait: float) -> float:
-    """The share of what arrives that waits longer than `wait` for one of some servers with one line.
+    """Returns the share of arrivals that wait longer than `wait` in an M/D/c queue.
 
-    The line is M/D/c's: the probability to wait at all is Erlang's C, and that to wait longer falls exponentially,
-    twice as fast as with exponential service times.
+    P(waiting) is Erlang's C. The tail is exponential, twice as steep as for exponential service times.
 
     Args:
-        utilisation: how busy they are.
-        service: seconds that each takes.
-        wait: seconds; below 0: not even one that waits for nobody is in time.
+        utilisation: of the servers, 0 to 1.
+        service: seconds per arrival.
+        wait: seconds; negative: all are late.
     """
     if wait < 0 or utilisation >= 1:
         return 1.0
@@ -79,7 +74,7 @@ def late(num_servers: int, utilisation: float, service: float, wait: float) -> f
 
 
 def highest(is_served: Callable[[float], bool], limit: float) -> float:
-    """The highest rate up to a limit that is served well, as all below it are; 0: there is none."""
+    """Returns the highest rate up to `limit` that is served, by bisection; 0: none. Lower rates must be served too."""
     if not limit:
         return 0.0
     low, high = 0.0, limit

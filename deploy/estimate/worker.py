@@ -1,5 +1,4 @@
-"""What one worker can do: how many tokens its pool holds, and how long its forwards take. docs/estimate.md says where
-the formulas and their figures are from."""
+"""Pool size and forward times of one worker. docs/estimate.md explains the formulas and figures."""
 
 from dataclasses import dataclass
 from math import hypot
@@ -22,26 +21,24 @@ from tandem.engine.kvcache.sizing import DeviceMemory, choose_num_pages
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.page_layout import page_layout_of
 
-# In bytes, of an H200 with an 8B model (docs/reports/h200): CUDA's own context, FlashInfer's workspaces and what
-# libraries keep, and what is kept for decode graphs of up to 256 sequences.
+# Bytes on an H200 with an 8B model (docs/reports/h200): CUDA's context, libraries' workspaces, decode graphs up to 256.
 CONTEXT = int(0.52 * GIB)
 WORKSPACES = int(1.3 * GIB)
 GRAPHS = int(0.74 * GIB)
-# A sampled row of logits takes so many float32 copies while a step runs, and a prompt's token as many numbers for each
-# of the MLP's.
+# Float32 copies of a sampled logits row, and copies of a prompt token's MLP activations.
 LOGITS_COPIES = 8
 MLP_COPIES = 2
 
 
 class Factors(NamedTuple):
-    """How far forwards with weights of one kind are from what a GPU reaches in plain copies and large matrix products:
-    fitted to H200s with models of 0.6B and 8B (docs/benchmarks.md).
+    """Costs of forwards relative to a GPU's copies and matrix products, per weight format.
+
+    Fitted to H200s with models of 0.6B and 8B (docs/benchmarks.md).
 
     Attributes:
-        decode_share, prefill_share: of the rate of matrix products.
-        own_layer_s, layer_s: what a layer's kernels take to begin and end in a decode step, with our own kernels alone
-            and with libraries'.
-        graph_layer_s: the same in a CUDA graph with a prompt.
+        decode_share, prefill_share: reached share of the matrix product rate.
+        own_layer_s, layer_s: per-layer overhead of a decode step, with Tandem's and with library kernels.
+        graph_layer_s: the same in a CUDA graph with prompts.
     """
 
     decode_share: float
@@ -53,32 +50,27 @@ class Factors(NamedTuple):
 
 BFLOAT16 = Factors(1.0, 0.82, 12.5e-6, 28e-6, 55e-6)
 FP8 = Factors(0.52, 0.76, 18e-6, 33e-6, 95e-6)
-# Of the rate of copies at which decode attention reads pages of bfloat16, and of FP8.
+# Share of the copy rate at which decode attention reads pages.
 KV_READ_SHARE = 0.98
 FP8_KV_READ_SHARE = 0.92
-# In seconds: what the host takes to launch a layer of a prefill, and what such a forward takes beside its layers.
+# Seconds: the host's launch of one prefill layer, and the rest of such a forward.
 LAUNCH_LAYER_S = 190e-6
 FORWARD_S = 3e-3
-# A layer of a forward that decodes and computes prompts has attention of both kinds, one behind the other, and that of
-# few queries does not fill a GPU.
+# A mixed step runs two attention kernels per layer, and attention of few queries does not fill a GPU.
 SECOND_ATTENTION_S = 21e-6
 MIXED_ATTENTION_SHARE = 0.36
-# Products of so many tokens take what they take in decode steps.
+# Products of up to this many tokens reach `decode_share`.
 MAX_SMALL_PRODUCT = 256
-# Our own kernels are for so many sequences.
+# Largest batch of Tandem's decode kernels.
 MAX_OWN_BATCH_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A model on one GPU, with the options of `tandem serve` that matter here.
-
-    Attributes:
-        mixed_steps: whether a worker of role both may compute prompts in one forward with decode steps.
+    """A model on one GPU. The fields are options of `tandem serve`.
 
     Raises:
-        ValueError: on construction, for FP8 weights on a GPU that does not multiply them, or for quantized pages on one
-            that has no kernels for them.
+        ValueError: the GPU has no FP8 for quantized weights or pages.
     """
 
     model: ModelConfig
@@ -104,7 +96,7 @@ class Worker:
             )
 
     def memory(self, role: Role) -> DeviceMemory:
-        """The GPU's memory with the weights in it and the pool still to come."""
+        """Returns the GPU's memory after loading the weights, before allocating the pool."""
         logits = 4 * LOGITS_COPIES * self.max_batch_size * self.model.vocab_size
         mlp = 2 * MLP_COPIES * self.chunk_size * self.model.intermediate_size
         forward = max(0 if role == "prefill" else logits, 0 if role == "decode" else mlp)
@@ -113,19 +105,12 @@ class Worker:
         return DeviceMemory(self.gpu.memory, free, taken, 0 if role == "prefill" else GRAPHS, forward)
 
     def pool_tokens(self, role: Role, longest: int) -> int:
-        """Tokens of KV that the worker's pool holds.
-
-        Args:
-            longest: tokens of a sequence that it must hold.
-
-        Raises:
-            ValueError: it does not; the message has the figures and says what to change.
-        """
+        """Returns the pool's size in tokens. Raises ValueError: the pool holds fewer than `longest` tokens."""
         layout = page_layout_of(self.model, self.page_size, "bfloat16", self.kv_cache_dtype)
         return self.page_size * choose_num_pages(self.memory(role), layout, 0, self.mem_fraction_static, longest)
 
     def decode_step(self, batch_size: int, kv_len: int) -> float:
-        """Seconds of a decode step. Args: kv_len: tokens of each sequence."""
+        """Returns the seconds of a decode step. Args: kv_len: tokens of each sequence."""
         limits, factors = self.gpu.limits, self._factors
         computing = decode_products(self.model, batch_size, limits.matmul_rate * factors.decode_share)
         is_own = self.gpu.has_own_kernels and batch_size <= MAX_OWN_BATCH_SIZE
@@ -133,30 +118,21 @@ class Worker:
         return hypot(self._weights_s, computing) + self._kv_s(batch_size * kv_len) + layers
 
     def prefill(self, num_requests: int, prompt_len: int, chunk_size: int = 0) -> float:
-        """Seconds until as many prompts have their first tokens, which begin together.
-
-        Args:
-            chunk_size: tokens of a forward; 0: the worker's own.
-        """
+        """Returns the seconds to compute prompts together. Args: chunk_size: tokens per forward; 0: the worker's."""
         num_tokens = num_requests * prompt_len
         num_forwards = -(-num_tokens // (chunk_size or self.chunk_size))
         rate = self.gpu.limits.matmul_rate * self._factors.prefill_share
         computing = prefill_products(self.model, num_requests, prompt_len, rate) / num_forwards
         return num_forwards * self._prompts_s(computing)
 
-    def piece(self, num_tokens: int, num_before: int) -> float:
-        """Seconds of a forward of as many tokens of a prompt, behind others that were computed before."""
+    def chunk(self, num_tokens: int, num_before: int) -> float:
+        """Returns the seconds of a forward of one chunk. Args: num_before: tokens of its prompt already computed."""
         rate = self.gpu.limits.matmul_rate * self._factors.prefill_share
         products = mixed_products(self.model, 0, num_tokens, rate)
         return self._prompts_s(products + attention_flops(self.model, num_tokens, num_before) / rate)
 
     def mixed_step(self, batch_size: int, kv_len: int, num_tokens: int, num_before: int) -> float:
-        """Seconds of a decode step and a piece of a prompt in one forward.
-
-        Args:
-            num_tokens: of the piece.
-            num_before: tokens of that prompt that were computed before.
-        """
+        """Returns the seconds of a mixed step. Args: num_tokens, num_before: as for `chunk`."""
         rate, factors = self.gpu.limits.matmul_rate, self._factors
         share = factors.prefill_share
         if batch_size + num_tokens <= MAX_SMALL_PRODUCT:
@@ -171,12 +147,12 @@ class Worker:
         return FP8 if self.model.quantization else BFLOAT16
 
     def _prompts_s(self, computing: float) -> float:
-        """Seconds of a forward of prompts. Args: computing: seconds of its products and its attention."""
+        """Returns the seconds of a prefill forward. Args: computing: seconds of products and attention."""
         launching = self.model.num_layers * LAUNCH_LAYER_S
         launched = max(computing, self._weights_s, launching) + FORWARD_S
         if computing > launching + FORWARD_S:
             return launched
-        # Launching would take as long as computing: there is a graph, which takes no longer.
+        # Launching would dominate, so the engine uses a graph.
         return min(launched, hypot(self._weights_s, computing) + self.model.num_layers * self._factors.graph_layer_s)
 
     @property
@@ -185,14 +161,14 @@ class Worker:
 
     @property
     def _weights_s(self) -> float:
-        """Seconds to read all weights."""
+        """Seconds to read the weights."""
         return read_weight_bytes(self.model) / self.gpu.limits.copy_bandwidth
 
     def _kv_s(self, num_tokens: int) -> float:
-        """Seconds in which decode attention reads as many tokens' KV."""
+        """Returns the seconds for decode attention to read the KV of `num_tokens` tokens."""
         share = FP8_KV_READ_SHARE if self._has_quantized_pages else KV_READ_SHARE
         return num_tokens * self.kv_bytes_per_token / (self.gpu.limits.copy_bandwidth * share)
 
     def transfer(self, num_tokens: int) -> float:
-        """Seconds in which as many tokens' pages arrive at another GPU of the host."""
+        """Returns the seconds to send the pages of `num_tokens` tokens to another GPU of the host."""
         return num_tokens * self.kv_bytes_per_token / self.gpu.reached_link

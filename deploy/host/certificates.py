@@ -1,4 +1,4 @@
-"""Certificates for what a cluster's processes say to each other: made for one life of it, or given in files."""
+"""TLS certificates between a cluster's processes: made for one run of the cluster, or read from files."""
 
 import ssl
 from datetime import UTC, datetime, timedelta
@@ -8,16 +8,14 @@ from tandem.config import SERVER_NAME, ClusterTls, ClusterTlsFiles
 from tandem.rpc.credentials import make_context
 from tandem.rpc.tls import check_tls_files
 
-# No cluster runs for as long; one that is started again has others.
+# Longer than any cluster runs.
 VALIDITY = timedelta(days=10 * 365)
-# Hosts' clocks may be apart.
 CLOCK_SKEW = timedelta(days=1)
 
 
 def make_certificates() -> ClusterTls:
-    """An authority, of which nobody has the key any more, and the one certificate that it has signed, for all of the
-    cluster's processes: ECDSA over P-256, nothing in files."""
-    # It takes a while to import, and few clusters need it.
+    """Makes one certificate (ECDSA over P-256) for all processes and its authority, whose key is thrown away."""
+    # Slow to import, and few clusters need it.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -72,26 +70,26 @@ def make_certificates() -> ClusterTls:
 
 
 def given_certificates(ca_file: str, cert_file: str, key_file: str) -> ClusterTlsFiles:
-    """Files for every process to read, on whichever host it is.
+    """Checks the files that every process reads on its own host.
 
     Raises:
-        ValueError: a file cannot be used, or a process could not know another by these; the message says why.
+        ValueError: a file is unusable, or two processes with these files cannot authenticate each other.
     """
     check_tls_files(cert_file, key_file, ca_file)
-    # A process's working directory may be another.
+    # Processes may have other working directories.
     files = ClusterTlsFiles(*(str(Path(file).absolute()) for file in (ca_file, cert_file, key_file)))
-    _check_meeting(files)
+    _check_handshake(files)
     return files
 
 
-def _check_meeting(files: ClusterTlsFiles) -> None:
-    """Has two ends with these certificates meet. Raises ValueError: they do not know each other."""
+def _check_handshake(files: ClusterTlsFiles) -> None:
+    """Raises ValueError: a handshake between two processes with these files fails."""
     tls = files.read()
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = make_context(tls, server_side=False).wrap_bio(to_client, to_server, server_hostname=SERVER_NAME)
     server = make_context(tls, server_side=True).wrap_bio(to_server, to_client, server_side=True)
     try:
-        # Each has its turn until it waits for the other: two flights of the client's, one of the server's.
+        # Two flights of the client and one of the server.
         for end in (client, server, client, server):
             try:
                 end.do_handshake()

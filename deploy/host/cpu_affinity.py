@@ -1,22 +1,20 @@
-"""Which CPUs a worker runs on: those beside its GPU, where the host says which these are."""
+"""Pins a worker to the CPUs local to its GPU."""
 
 import os
 from collections.abc import Collection
 from pathlib import Path
 
 SYSFS = Path("/sys")
-# A worker's two threads, those of a transport and of grammars run at the same time: fewer would cost more than memory
-# that is further away. A container's own CPUs may be next to all on the other side.
+# A worker's two threads, a transport's and the grammars' run at once: fewer CPUs cost more than remote memory does.
 MIN_CPUS = 4
 
 
 def run_beside(pci_id: str, sysfs: Path = SYSFS, min_cpus: int = MIN_CPUS) -> str:
-    """Keeps this process, with all the threads that it has, to those of its CPUs that are beside a device. Says what it
-    did, for the log.
+    """Pins all threads of this process to the CPUs local to a device. Returns a line for the log.
 
     Args:
-        pci_id: domain:bus:device.function, as drivers write it.
-        min_cpus: if fewer are beside it, the process keeps all that it has.
+        pci_id: domain:bus:device.function.
+        min_cpus: with fewer local CPUs, the affinity stays as it is.
     """
     allowed = os.sched_getaffinity(0)
     chosen = cpus_beside(pci_id, allowed, sysfs)
@@ -25,7 +23,7 @@ def run_beside(pci_id: str, sysfs: Path = SYSFS, min_cpus: int = MIN_CPUS) -> st
     if len(chosen) < min_cpus:
         return f"runs on all of its {len(allowed)} CPUs: only {len(chosen)} of them are beside {pci_id}"
     pinned = set[int]()
-    # Whichever thread starts another meanwhile passes on what it may use itself.
+    # New threads inherit the affinity of the thread that starts them, so repeat until no thread is left.
     while threads := {int(thread.name) for thread in Path("/proc/self/task").iterdir()} - pinned:
         for thread in threads:
             try:
@@ -33,16 +31,16 @@ def run_beside(pci_id: str, sysfs: Path = SYSFS, min_cpus: int = MIN_CPUS) -> st
             except ProcessLookupError:
                 pass
             except OSError as error:
-                # A container may forbid it, or have lost CPUs meanwhile.
+                # The container may forbid it, or has lost CPUs.
                 return f"cannot be kept to the CPUs beside {pci_id}: {error.strerror}"
         pinned |= threads
     return f"runs on CPUs {_as_list(chosen)} of its {len(allowed)}, which are beside {pci_id}"
 
 
 def cpus_beside(pci_id: str, allowed: Collection[int], sysfs: Path = SYSFS) -> set[int]:
-    """Those of the CPUs that are beside a device; none if the host does not say, or names all of them, or none."""
+    """Returns the allowed CPUs local to a device; empty if the host names none, or all of them."""
     domain, _, rest = pci_id.lower().partition(":")
-    # The NVIDIA tools write domains with eight digits, the kernel with four.
+    # NVIDIA's tools write domains with eight digits, the kernel with four.
     name = f"{int(domain, 16):04x}:{rest}"
     try:
         beside = _parsed((sysfs / "bus/pci/devices" / name / "local_cpulist").read_text())
@@ -53,7 +51,7 @@ def cpus_beside(pci_id: str, allowed: Collection[int], sysfs: Path = SYSFS) -> s
 
 
 def _parsed(cpu_list: str) -> set[int]:
-    """Of a list as the kernel writes it: "0-15,32-47". Raises ValueError for anything else."""
+    """Parses the kernel's format, "0-15,32-47". Raises ValueError."""
     cpus = set[int]()
     for part in cpu_list.strip().split(","):
         first, _, last = part.partition("-")
@@ -62,7 +60,6 @@ def _parsed(cpu_list: str) -> set[int]:
 
 
 def _as_list(cpus: Collection[int]) -> str:
-    """As the kernel writes it."""
     parts: list[list[int]] = []
     for cpu in sorted(cpus):
         if parts and cpu == parts[-1][-1] + 1:

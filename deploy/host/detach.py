@@ -1,4 +1,4 @@
-"""A command that goes on without its terminal, once what it starts is ready."""
+"""Runs a command that leaves its terminal once it is ready."""
 
 import contextlib
 import os
@@ -19,17 +19,17 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_detached(main: Callable[[Callable[[], None]], int], log: Path) -> int:
-    """Runs `main` in a process without a terminal, in a session of its own, and shows what it says until it is ready or
-    has ended.
+    """Runs `main` in a child process in its own session, and shows its output until it is ready or ends.
 
-    Ctrl-C, or SIGTERM, has it end as long as it is not ready; the end of this process, or of its terminal, does not.
+    Until then Ctrl-C and SIGTERM stop the child. The death of this process or its terminal does not. The calling
+    process must have one thread.
 
     Args:
-        main: given what it calls when it is ready; its result is the exit status.
-        log: the file for what it says, made anew.
+        main: gets a function to call when ready; returns the exit status.
+        log: file for the output, replaced.
 
-    Returns 0 if it is ready, else its exit status; 128 and the signal's number if it has ended well because of one. The
-    calling process must have one thread.
+    Returns:
+        0 if the child is ready, else its exit status; 128 + signal if a signal ended it cleanly.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -55,10 +55,9 @@ def run_detached(main: Callable[[Callable[[], None]], int], log: Path) -> int:
     try:
         if _show(log, reader):
             return 0
-        # One that is not ready has ended, or is about to.
         status = _status(os.waitpid(pid, 0)[1])
         if received and not status:
-            # Whoever goes on with what was started would find nothing.
+            # Not 0: no cluster runs.
             print("Given up before it was ready", file=sys.stderr)
             return exit_codes.SIGNALLED + received[0]
         return status
@@ -69,7 +68,7 @@ def run_detached(main: Callable[[Callable[[], None]], int], log: Path) -> int:
 
 
 def _show(log: Path, reader: int) -> bool:
-    """Shows what is said, until it is ready or has ended; returns whether it is ready."""
+    """Shows the log until the child is ready or has ended; returns whether it is ready."""
     with log.open(encoding="utf-8", errors="replace") as said:
         while True:
             has_news, _, _ = select.select([reader], [], [], _LOOK_INTERVAL_S)
@@ -91,7 +90,7 @@ def _run(main: Callable[[Callable[[], None]], int], log_fd: int, writer: int) ->
         os.close(log_fd)
 
         def on_ready() -> None:
-            # Whoever waited may be gone.
+            # The parent may be gone.
             with contextlib.suppress(BrokenPipeError):
                 os.write(writer, _READY)
             os.close(writer)

@@ -1,4 +1,4 @@
-"""A worker's GPU is opened while the worker imports torch: the driver takes a good part of a second for either."""
+"""Opens a worker's GPU during the import of torch, which saves a good part of a second."""
 
 import ctypes
 import logging
@@ -15,8 +15,10 @@ _PCI_ID_BYTES = 32
 
 
 class GpuOpening:
-    """Opens the first GPU that this process sees, in a thread of its own, and keeps the process to the CPUs beside it.
-    What cannot be opened is left to torch, which says why."""
+    """Opens the first visible GPU on a thread and pins the process to the CPUs local to it.
+
+    On failure torch opens the GPU, and reports the error.
+    """
 
     def __init__(
         self,
@@ -29,12 +31,12 @@ class GpuOpening:
         self._thread.start()
 
     def wait(self) -> None:
-        """Returns when it is open, or cannot be opened."""
+        """Returns when the GPU is open or has failed to open."""
         self._thread.join()
 
     def _open(self) -> None:
         try:
-            # Calls through ctypes leave Python to others, who import meanwhile.
+            # ctypes calls release the GIL for the imports.
             driver = self._load_driver(_DRIVER)
             device, context = ctypes.c_int(), ctypes.c_void_p()
             pci_id = ctypes.create_string_buffer(_PCI_ID_BYTES)
@@ -42,7 +44,7 @@ class GpuOpening:
                 return
             if not driver.cuDeviceGetPCIBusId(pci_id, _PCI_ID_BYTES, device):
                 logger.info("%s", self._run_beside(pci_id.value.decode()))
-            # torch works in this context too. It is kept for the life of the process, as torch would keep it.
+            # torch uses this primary context too, and likewise never releases it.
             driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
         except (OSError, AttributeError, ValueError) as error:
             logger.info("the GPU is opened by torch: %s", error)

@@ -1,8 +1,7 @@
-"""Two processes that see to it that nothing a command started outlives the command.
+"""Ends everything that a command started, however the command ends.
 
-The guard is the command's own process: it waits, passes stop signals on and sweeps up. The launcher is its
-child and does the work. Each outlives the other's sudden death long enough to end all that was started:
-both are subreapers, so a descendant whose parent ended comes to them, whatever it did to its session.
+The guard, the command's own process, forwards stop signals and cleans up. The launcher, its child, does the work. If
+one is killed, the other ends all descendants. Both are subreapers, so orphans in other sessions are reparented to them.
 """
 
 import contextlib
@@ -22,50 +21,45 @@ from tandem.deploy.host.process_tree import become_subreaper, die_with_parent, e
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
-# Descendants get this much between SIGTERM and SIGKILL, once the launcher has ended or given up.
+# Between SIGTERM and SIGKILL for descendants.
 _SWEEP_GRACE_S = 2.0
-# Without a guard the launcher is its own last resort, and all must be gone 10 s after the guard.
+# Everything must be gone 10 s after the guard's death.
 _ORPHAN_GRACE_S = 5.0
-# Wrappers such as `uv run` pass on a Ctrl-C that the terminal already sent to everyone: that is one stop, not two.
+# `uv run` and others forward the terminal's Ctrl-C, which then arrives twice.
 _SAME_STOP_S = 0.5
 _KILL_WAIT_S = 5.0
-# It is the si_code of signals that the terminal's keys make (SI_KERNEL).
+# si_code of signals from the terminal's keys (SI_KERNEL).
 _SENT_BY_KERNEL = 0x80
 _IDLE_WAIT_S = 60.0
 
 
 def run_guarded(main: Callable[[], int], *, stop_grace_s: float = 20.0) -> int:
-    """Runs `main` in a child process and returns its status once nothing it started is left.
+    """Runs `main` in a child process; returns its status once none of its descendants is left.
 
-    SIGINT (Ctrl-C), SIGTERM and SIGHUP all reach `main` as SIGTERM, which raises SystemExit there until
-    `main` sets a handler of its own; ray.init() sets one too, so `main` sets its own after that. SIGTERM may
-    come more than once (a service manager signals every process): only the first should count. After
-    `stop_grace_s`, on a second Ctrl-C or on SIGQUIT, the child is killed. If this process is killed, `main`
-    gets SIGTERM and a few seconds. `main` stops what it started: exit functions (atexit) do not run, and what
-    is left is ended.
+    SIGINT, SIGTERM and SIGHUP reach `main` as SIGTERM, maybe repeatedly. SIGTERM raises SystemExit unless `main` sets
+    its own handler; ray.init() sets one too, so set it afterwards. The child is killed after `stop_grace_s`, on a
+    second Ctrl-C, or on SIGQUIT. If this process is killed, `main` gets SIGTERM and a few seconds. Exit functions
+    (atexit) do not run.
 
-    The calling process must have one thread and no children. The status of a child that a signal killed is
-    128 + signal.
+    The calling process must have one thread and no children. A signal's status is 128 + signal.
     """
     if threading.active_count() > 1:
-        # Only the forking thread survives in the child; and the child is told of that thread's death.
+        # PDEATHSIG reports the death of the forking thread.
         raise RuntimeError("run_guarded() needs a process with a single thread")
     become_subreaper()
-    # A signal that was ignored from the start (nohup, a script's background job) stays ignored.
+    # Signals ignored from the start (nohup, background jobs) stay ignored.
     ignored = {s for s in _STOP_SIGNALS if signal.getsignal(s) is signal.SIG_IGN}
     stop_signals = set(_STOP_SIGNALS) - ignored | {signal.SIGTERM}
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # A shell has a script's background jobs ignore SIGINT for the sake of the terminal's Ctrl-C, which is meant for
-    # the foreground; whoever sends one by `kill -INT` means this very process. The kernel keeps even an ignored signal
-    # for a process that blocks it.
+    # Background jobs ignore the terminal's Ctrl-C, but `kill -INT` counts: blocked, even an ignored signal is queued.
     waited_for = stop_signals | {signal.SIGCHLD, signal.SIGINT}
-    # Blocked signals queue up until waited for, so none can slip in between a check and a wait.
+    # Blocked signals stay pending, so none is lost between a check and a wait.
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
     try:
         sys.stdout.flush()
         sys.stderr.flush()
         guard_pid = os.getpid()
-        # It is opened here for the launcher to inherit: there it could already be too late.
+        # Opened before the fork: in the launcher, the guard could be dead already.
         guard_fd = os.pidfd_open(guard_pid)
         stop_fd = os.eventfd(0)
         launcher_pid = os.fork()
@@ -78,7 +72,7 @@ def run_guarded(main: Callable[[], int], *, stop_grace_s: float = 20.0) -> int:
         _reap()
         return status
     finally:
-        # A further Ctrl-C while stopping asked for no more than what has been done.
+        # Drop repeated stop signals: the stop is done.
         while signal.sigtimedwait(waited_for, 0):
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
@@ -87,10 +81,10 @@ def run_guarded(main: Callable[[], int], *, stop_grace_s: float = 20.0) -> int:
 def _watch(
     launcher_pid: int, stop_fd: int, waited_for: set[signal.Signals], in_background: bool, stop_grace_s: float
 ) -> int:
-    """The guard's part: passes on stop signals, through `stop_fd`, until the launcher has ended; returns its status.
+    """Forwards stop signals through `stop_fd` until the launcher ends; returns its status.
 
     Args:
-        in_background: a Ctrl-C of the terminal is meant for others.
+        in_background: ignore the terminal's Ctrl-C.
     """
     asked_at: float | None = None
     killed = False
@@ -103,7 +97,7 @@ def _watch(
         now = time.monotonic()
         if now >= deadline:
             if killed:
-                # The launcher is stuck in the kernel: waiting longer would change nothing.
+                # The launcher is stuck in the kernel.
                 return exit_codes.SIGNALLED + signal.SIGKILL
             os.kill(launcher_pid, signal.SIGKILL)
             killed = True
@@ -123,7 +117,7 @@ def _watch(
 
 
 def _reap() -> dict[int, int]:
-    """Takes leave of every child that has ended, adopted ones too; returns wait statuses by pid."""
+    """Reaps all ended children; returns wait statuses by pid."""
     statuses = {}
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
@@ -139,17 +133,14 @@ def _launch(
     stop_signals: set[signal.Signals],
     orphan_grace_s: float,
 ) -> NoReturn:
-    """The launcher's part, from fork to exit."""
     status = 1
     try:
-        # The signal comes at the death of the thread that forked: the guard has only the one.
         die_with_parent(signal.SIGTERM)
         become_subreaper()
         if os.getppid() == guard_pid:
             watch = (guard_fd, stop_fd, orphan_grace_s)
 
             def watched() -> int:
-                # From here on a stop may come at any moment.
                 _set_handlers(stop_signals)
                 threading.Thread(target=_obey_and_outlive, args=watch, name="guard-watch", daemon=True).start()
                 return main()
@@ -157,7 +148,7 @@ def _launch(
             status = _status_of(watched)
     finally:
         try:
-            # The guard's death, or a hasty user, must not interrupt the sweep.
+            # Another SIGTERM must not interrupt the cleanup.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         finally:
             try:
@@ -165,7 +156,7 @@ def _launch(
                 sys.stdout.flush()
                 sys.stderr.flush()
             finally:
-                # The launcher never returns into the caller's frames, which are the guard's to finish.
+                # The caller's frames are the guard's to finish.
                 os._exit(status & 0xFF)
 
 
@@ -182,12 +173,11 @@ def _status_of(main: Callable[[], int]) -> int:
 
 
 def _set_handlers(stop_signals: set[signal.Signals]) -> None:
-    """Makes SIGTERM the one stop signal of the launcher, whose copy of a Ctrl-C does nothing.
+    """Makes SIGTERM the launcher's only stop signal.
 
-    The launcher stays in the guard's process group: in a group of its own it would be in the background,
-    stopped as soon as it reads the terminal, and Ctrl-Z would stop the guard alone. So the terminal's
-    Ctrl-C reaches both, and only the guard's counts. The handler is an empty one and not SIG_IGN, because
-    programs started from here would inherit that. (Ray's own processes block SIGINT.)
+    The launcher shares the guard's process group, for reading the terminal and for Ctrl-Z. So Ctrl-C reaches both, and
+    only the guard acts on it. The handler is empty, not SIG_IGN, which child programs would inherit. Ray's own
+    processes block SIGINT.
     """
     stopping = False
 
@@ -207,12 +197,10 @@ def _set_handlers(stop_signals: set[signal.Signals]) -> None:
 
 
 def _obey_and_outlive(guard_fd: int, stop_fd: int, grace_s: float) -> None:
-    """The launcher's watch over the guard: stops `main` when the guard says so and, once the guard is dead, ends this
-    process too, whatever `main` does.
+    """Stops `main` when the guard asks, and ends the process after the guard's death.
 
-    Python runs handlers in the main thread, so that is the thread to signal. Had the guard signalled the process, any
-    thread could take it: the kernel passes over a main thread that has yet to wake for the same Ctrl-C's SIGINT. It
-    would sleep on after that, and no handler would run before its wait is over.
+    Signals the main thread, where Python runs handlers. A signal to the process could go to another thread and leave
+    the main thread asleep.
     """
     main_thread = threading.main_thread().ident
     assert main_thread is not None

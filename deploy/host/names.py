@@ -1,4 +1,4 @@
-"""The names of the clusters that run on this host: each is one cluster's at a time."""
+"""Locks on the names of this host's clusters."""
 
 import fcntl
 import os
@@ -9,16 +9,16 @@ from tandem.deploy.host.run_record import check_private
 
 
 class ClusterName:
-    """A name, from when it is taken until it is let go, or the process ends."""
+    """A taken name, until `close` or the end of the process."""
 
     def __init__(self, directory: Path, name: str) -> None:
         """
         Args:
-            directory: of this user's clusters.
+            directory: where this user's locks are.
 
         Raises:
-            NameTakenError: another cluster has it.
-            PermissionError: the directory is not this user's alone.
+            NameTakenError: another cluster has the name.
+            PermissionError: other users can write to the directory.
         """
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_private(directory)
@@ -38,7 +38,7 @@ class ClusterName:
                 file.close()
                 raise NameTakenError(self._path.stem) from error
             try:
-                # Whoever had it may have removed the file between the two steps.
+                # The previous holder may have removed the file after it was opened here.
                 if os.fstat(file.fileno()).st_ino == self._path.stat().st_ino:
                     return file
             except FileNotFoundError:
@@ -47,4 +47,4 @@ class ClusterName:
 
 
 class NameTakenError(Exception):
-    """A cluster of that name runs already."""
+    """Another cluster has the name."""

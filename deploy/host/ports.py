@@ -1,7 +1,6 @@
-"""The ports of a cluster's routers, held by whoever started it for as long as the cluster lives.
+"""Reserves the routers' ports for the life of the cluster, so that a restarted router keeps them.
 
-So a router that is started again finds its ports free, and everybody else finds it where it was. What is held here is
-bound and does not listen: no connection ever comes to it.
+The launcher's sockets are bound but do not listen, so they get no connections.
 """
 
 import contextlib
@@ -15,7 +14,7 @@ from tandem.router.config import RouterAddresses, RouterConfig, host_of, port_of
 
 
 class ClientAddresses(NamedTuple):
-    """Where clients find a cluster, each "host:port"."""
+    """A cluster's addresses for clients, each "host:port"."""
 
     grpc: str
     http: str
@@ -25,15 +24,15 @@ class ClientAddresses(NamedTuple):
 class ClusterPorts:
     """
     Attributes:
-        shared: the clients' ports, at which every router listens.
-        routers: each router's own, by its name. Where there is one router, the clients' ports are its own.
+        shared: client ports, at which every router listens.
+        routers: each router's own addresses by name; a single router's client ports are the shared ones.
     """
 
     shared: ClientAddresses
     routers: dict[str, RouterAddresses]
 
     def configs(self, config: RouterConfig) -> list[RouterConfig]:
-        """What each router is told, in the order of their names. Args: config: what all are told."""
+        """Returns each router's configuration. Args: config: the common part."""
         is_shared = len(self.routers) > 1
         return [
             replace(
@@ -53,17 +52,16 @@ class ClusterPorts:
 
 
 class ReservedPorts:
-    """Used as a context manager, or closed."""
+    """Sockets that hold ports until `close`."""
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
 
     def reserve_all(self, config: ClusterConfig) -> ClusterPorts:
-        """Reserves all that a cluster's routers listen at.
+        """Reserves all ports of a cluster's routers.
 
         Raises:
-            ValueError: a port is taken, or the address is not ours; the message says which field of `config` would
-                help.
+            ValueError: a port is taken, or the address is not this host's; the message names the field of `config`.
         """
         grpc = self.reserve(config.host, config.grpc_port, "grpc_port")
         http = self.reserve(config.host, config.http_port, "http_port")
@@ -79,18 +77,17 @@ class ReservedPorts:
         return ClusterPorts(ClientAddresses(grpc, http), routers)
 
     def reserve(self, host: str, port: int, field: str) -> str:
-        """Takes a port that nobody else has; 0 picks a free one. Returns "host:port".
+        """Takes a port, or a free one for 0; returns "host:port".
 
         Args:
-            field: where the port is configured, for the message.
+            field: of the configuration, for the error.
 
         Raises:
-            ValueError: as in reserve_all.
+            ValueError: as for `reserve_all`.
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            # A port that is shared could be shared with another cluster, too: first it is looked at alone. Servers bind
-            # in the same way: a port whose last connections are still winding down is free.
+            # First bind without SO_REUSEPORT, which would share another cluster's port. SO_REUSEADDR permits TIME_WAIT.
             with socket.socket(family) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((host, port))
@@ -99,7 +96,7 @@ class ReservedPorts:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             held.bind((host, port))
             address = f"{host}:{held.getsockname()[1]}"
-            # Two that start at the same moment may both find it free: a name of the kernel's own can be had once alone.
+            # Two concurrent starts may both pass the probe. Only one can bind this abstract name.
             name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._sockets.append(name)
             name.bind(f"\0tandem {address}")
@@ -110,7 +107,7 @@ class ReservedPorts:
         return address
 
     def reserve_again(self, ports: ClusterPorts) -> None:
-        """Takes what was reserved for a cluster whose routers listen there, as far as nobody else has it since."""
+        """Takes the ports of a running cluster again, except those taken by others meanwhile."""
         for address in {*ports.shared, *(address for own in ports.routers.values() for address in own)}:
             host, _, port = address.rpartition(":")
             held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -1,10 +1,15 @@
-"""Finding and ending the processes that descend from one of ours (Linux)."""
+"""Finds and ends the descendants of a process (Linux).
+
+Not built on psutil: its `wait_procs` waits for zombies that another parent does not reap, its `children` fails where
+/proc hides other users' processes (hidepid=1), and its `send_signal` can hit a reused pid between check and kill.
+"""
 
 import contextlib
 import ctypes
 import os
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,17 +19,17 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 _POLL_S = 0.02
-# A killed process needs a moment to give its memory back; one stuck in the kernel never ends.
+# A killed process needs time to free its memory.
 _KILL_WAIT_S = 3.0
 
 
 def descendants(root_pid: int | None = None) -> list[ProcessId]:
-    """Every living descendant of a process (by default this one), itself excluded, oldest first."""
-    children: dict[int, list[ProcessId]] = {}
+    """Returns the living descendants of a process (default: this one), oldest first."""
+    children = defaultdict[int, list[ProcessId]](list)
     for entry in Path("/proc").iterdir():
         stat = read_stat(int(entry.name)) if entry.name.isdigit() else None
         if stat is not None and not stat.is_zombie:
-            children.setdefault(stat.parent, []).append(ProcessId(int(entry.name), stat.start_time))
+            children[stat.parent].append(ProcessId(int(entry.name), stat.start_time))
     found: list[ProcessId] = []
     parents = [os.getpid() if root_pid is None else root_pid]
     while parents:
@@ -35,30 +40,24 @@ def descendants(root_pid: int | None = None) -> list[ProcessId]:
 
 
 def end_processes(processes: Iterable[ProcessId], grace_s: float) -> list[ProcessId]:
-    """Ends processes with SIGTERM and, after `grace_s`, SIGKILL; returns those that live all the same.
-
-    Children of this process that have ended are reaped.
-    """
+    """Sends SIGTERM, then SIGKILL after `grace_s`; reaps children. Returns the processes still alive."""
     left = list(processes)
     for signum, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_WAIT_S)):
         for process in left:
             send_signal(process, signum)
         deadline = time.monotonic() + wait_s
-        left = [process for process in left if not _is_over(process)]
+        left = [process for process in left if not _has_ended(process)]
         while left and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-            left = [process for process in left if not _is_over(process)]
+            left = [process for process in left if not _has_ended(process)]
     return left
 
 
 def end_descendants(grace_s: float) -> list[ProcessId]:
-    """Ends every descendant of this process, those started meanwhile too; returns those that live all the same.
-
-    Only a subreaper finds the descendants whose parents ended before.
-    """
+    """Ends all descendants; returns those still alive. Only a subreaper finds the ones whose parents have ended."""
     deadline = time.monotonic() + grace_s
     while left := descendants():
-        # Past the deadline a round has no grace; what appears two rounds on is stuck, or multiplies.
+        # Two rounds without grace later, the rest is stuck or keeps forking.
         if time.monotonic() > deadline + 2 * _KILL_WAIT_S:
             break
         end_processes(left, max(0.0, deadline - time.monotonic()))
@@ -66,28 +65,24 @@ def end_descendants(grace_s: float) -> list[ProcessId]:
 
 
 def send_signal(process: ProcessId, signum: signal.Signals) -> None:
-    """Signals a process if it is still the one that started then; else does nothing."""
+    """Signals a process; does nothing if it has ended, even if its pid is in use again."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         descriptor = os.pidfd_open(process.pid)
         try:
-            # This is checked with the descriptor open: from here on it cannot come to mean another process.
-            stat = read_stat(process.pid)
-            if stat is not None and stat.start_time == process.start_time:
+            # The open descriptor stays bound to one process, so the check holds until the signal is sent.
+            if ProcessId.of(process.pid) == process:
                 signal.pidfd_send_signal(descriptor, signum)
         finally:
             os.close(descriptor)
 
 
 def become_subreaper() -> None:
-    """Makes this process the parent of every descendant whose own parent ends, in place of init."""
+    """Makes this process, instead of init, the new parent of descendants whose parent ends."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(signum: signal.Signals) -> None:
-    """Has the kernel send this process `signum` when the thread that forked it ends.
-
-    A parent that ended before the call goes unnoticed, so the caller looks at os.getppid() afterwards.
-    """
+    """Has the kernel send `signum` when the forking thread ends. For an earlier end, check os.getppid() afterwards."""
     _prctl(_PR_SET_PDEATHSIG, signum)
 
 
@@ -98,12 +93,11 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
 
 
-def _is_over(process: ProcessId) -> bool:
+def _has_ended(process: ProcessId) -> bool:
     if process.is_alive():
         return False
-    stat = read_stat(process.pid)
-    # An adopted orphan that ended stays a zombie until this process asks for its status.
-    if stat is not None and stat.start_time == process.start_time and stat.parent == os.getpid():
-        with contextlib.suppress(ChildProcessError):
+    # A child or adopted orphan stays a zombie until this process reaps it.
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        if ProcessId.of(process.pid) == process:
             os.waitpid(process.pid, os.WNOHANG)
     return True

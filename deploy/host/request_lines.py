@@ -1,4 +1,4 @@
-"""Takes the routers' lines about requests and shows them to whoever started the cluster."""
+"""Receives the routers' request lines and shows them in the launcher's terminal."""
 
 import contextlib
 import os
@@ -17,8 +17,7 @@ _STOP_TIMEOUT_S = 2.0
 
 
 class RequestLineServer:
-    """A socket without a place in the file system, so that nothing is left of it, and the thread that reads it. Only
-    processes of this user are listened to.
+    """An abstract Unix socket, which leaves no file, and its reader thread. Serves only this user's processes.
 
     Attributes:
         name: of the socket, for RouterConfig.
@@ -27,8 +26,8 @@ class RequestLineServer:
     def __init__(self, show: Callable[[str], None], name: str = "") -> None:
         """
         Args:
-            show: called from the thread with each line, in which everything is printable.
-            name: that routers know already; "": a new one.
+            show: called from the thread with each line; lines are printable.
+            name: known to routers; "": a new name.
         """
         self.name = name or f"tandem-requests-{secrets.token_hex(16)}"
         self._show = show
@@ -36,13 +35,13 @@ class RequestLineServer:
         self._listener.bind(f"\0{self.name}")
         self._listener.listen(_BACKLOG)
         self._listener.setblocking(False)
-        # Its other end is closed to stop the thread.
+        # Closing the writer stops the thread.
         self._stop_reader, self._stop_writer = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="request-lines", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """What has come is shown before this returns."""
+        """Shows the received lines, then stops."""
         self._stop_writer.close()
         self._thread.join(_STOP_TIMEOUT_S)
 
@@ -53,7 +52,7 @@ class RequestLineServer:
                 selector.register(own, selectors.EVENT_READ)
             is_stopping = False
             while True:
-                # Lines that are there when it stops are read still.
+                # After a stop, pending lines are still read.
                 ready = selector.select(0 if is_stopping else None)
                 ends = [key.fileobj for key, _ in ready if key.fileobj is not self._stop_reader]
                 if is_stopping and not ends:
@@ -79,7 +78,7 @@ class RequestLineServer:
             selector.register(connection, selectors.EVENT_READ)
 
     def _read(self, connection: socket.socket) -> bool:
-        """Shows a line; returns whether there may be more."""
+        """Shows a line; returns whether the connection is open."""
         try:
             data = connection.recv(MAX_LINE_BYTES)
         except BlockingIOError:

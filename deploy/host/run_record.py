@@ -1,7 +1,7 @@
-"""Records of running clusters, so that the next start can end what a killed one left behind.
+"""Records of running clusters on this host.
 
-A guard and a launcher (see tandem.deploy.host.guard) clean up after each other; only when both are killed at the same
-moment do processes stay. Their record tells a later start which ones.
+Guard and launcher (tandem.deploy.host.guard) clean up after each other. If both are killed at once, the next start ends
+the processes of their record.
 """
 
 import contextlib
@@ -22,28 +22,27 @@ _END_GRACE_S = 2.0
 
 @dataclass(frozen=True)
 class RunOwner:
-    """The two processes of ours that a running cluster belongs to."""
+    """The two processes of a running cluster's command."""
 
     guard: ProcessId
     launcher: ProcessId
 
     @staticmethod
     def of_launcher() -> "RunOwner":
-        """The owner of the run whose launcher calls this."""
+        """Called by the launcher."""
         return RunOwner(guard=ProcessId.of(os.getppid()), launcher=ProcessId.of(os.getpid()))
 
 
 @dataclass(frozen=True)
 class RunAbout:
-    """What commands are told of a cluster that runs here.
+    """A cluster's state, for commands.
 
     Attributes:
-        name: of the cluster.
         state: "starting", "serving" or "stopping".
-        grpc, http: the clients' ports, each "host:port"; "" before they are known.
-        log: the file with what it says to whoever started it; "": a terminal has it.
-        log_dir: where its processes write their logs; "": Ray knows.
-        stop_limit_s: how long stopping it takes at most.
+        grpc, http: client addresses, each "host:port"; "" before they are known.
+        log: file with the launcher's output; "": it goes to a terminal.
+        log_dir: directory of the processes' logs; "": Ray's own.
+        stop_limit_s: longest duration of a stop, in seconds.
     """
 
     name: str
@@ -57,7 +56,7 @@ class RunAbout:
 
 @dataclass(frozen=True)
 class Run:
-    """A cluster with a name that runs on this host."""
+    """A named cluster that runs on this host."""
 
     owner: RunOwner
     about: RunAbout
@@ -65,22 +64,23 @@ class Run:
 
 
 def default_directory() -> Path:
-    """Where this user's records are kept: the same for every command, whatever session it is run from."""
+    """Returns this user's directory of records, the same in every session."""
     return Path(f"/tmp/tandem-{os.getuid()}")
 
 
 def logs_of_detached(directory: Path, name: str) -> Path:
-    """Where the last detached cluster of that name has its logs, or had them. Args: directory: as of the records."""
+    """Returns the log directory of the last detached cluster of that name. Args: directory: of the records."""
     return directory / "clusters" / name
 
 
 def write_record(
     directory: Path, owner: RunOwner, processes: Iterable[ProcessId], about: RunAbout | None = None
 ) -> Path:
-    """Writes or replaces the record of a run, atomically; the directory is made if need be.
+    """Writes or replaces the record of a run, atomically.
 
     Args:
-        about: of a cluster with a name.
+        directory: made if missing.
+        about: None: the cluster has no name.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_private(directory)
@@ -99,21 +99,19 @@ def write_record(
 
 
 def remove_record(directory: Path, owner: RunOwner) -> None:
-    """Removes the record of a run that has stopped; there need not be one."""
     _remove(_record_path(directory, owner))
 
 
 def end_leftovers(directory: Path) -> list[ProcessId]:
-    """Ends what runs without a living guard and launcher left behind, and removes their records and tokens.
+    """Ends processes of runs whose guard and launcher are dead; removes their records and tokens.
 
-    Returns the processes it found alive and set out to end. A record is kept while one of them lives on.
+    Returns the processes found alive; their record stays while one survives.
     """
     if not directory.is_dir():
         return []
     check_private(directory)
     found: list[ProcessId] = []
     for path in directory.glob("*.json"):
-        # Another start may be at the same work and have removed it.
         with contextlib.suppress(FileNotFoundError):
             found += _end_run(path)
     for path in directory.glob("*.token"):
@@ -123,17 +121,17 @@ def end_leftovers(directory: Path) -> list[ProcessId]:
 
 
 def find_runs(directory: Path) -> list[Run]:
-    """The clusters with names that run here, by their names; those of other containers are not among them.
+    """Returns this host's named clusters, sorted by name, without those of other containers.
 
     Raises:
-        PermissionError: somebody else could have written which there are.
+        PermissionError: other users can write to the directory.
     """
     if not directory.is_dir():
         return []
     check_private(directory)
     found = []
     for path in directory.glob("*.json"):
-        # It may end meanwhile, or be another version's.
+        # The run may end meanwhile, or be of another version.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             record = json.loads(path.read_text())
             owner = RunOwner(_from_json(record["guard"]), _from_json(record["launcher"]))
@@ -143,21 +141,17 @@ def find_runs(directory: Path) -> list[Run]:
 
 
 def control_path(directory: Path, owner: RunOwner) -> Path:
-    """Where a run is spoken to: beside its record, with which it goes."""
+    """Returns the path of a run's control socket, which is removed with its record."""
     return _record_path(directory, owner).with_suffix(".sock")
 
 
 def ray_token_path(directory: Path, launcher: ProcessId) -> Path:
-    """Where the token of a run's Ray is kept: beside the run's record, with which it goes."""
+    """Returns the path of the token of a run's Ray, which is removed with its record."""
     return _path_stem(directory, launcher).with_suffix(".token")
 
 
 def check_private(directory: Path) -> None:
-    """Refuses a directory where somebody else could have written which processes to end.
-
-    Raises:
-        PermissionError: it is not this user's alone to write to.
-    """
+    """Raises PermissionError: other users can write to the directory, and so choose which processes are killed."""
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise PermissionError(
@@ -179,7 +173,7 @@ def _end_run(path: Path) -> list[ProcessId]:
     if boot != this_boot:
         _remove(path)
         return []
-    # In another container, pids mean other processes: that record is for a start over there.
+    # Pids of another container mean other processes. A start there ends them.
     if namespace != this_namespace or any(owner.is_alive() for owner in owners):
         return []
     left = {process for process in processes if process.is_alive()}
@@ -190,20 +184,19 @@ def _end_run(path: Path) -> list[ProcessId]:
 
 
 def _remove_if_stale(token: Path) -> None:
-    """Removes a token without a record, if the process that it is named for does not run any more: of a cluster that
-    something else than a guarded command had started, such as a test."""
+    """Removes a token without a record whose process is dead: a test or another unguarded program left it."""
     pid, _, start_time = token.stem.partition("-")
     if not (pid.isdigit() and start_time.isdigit()) or token.with_suffix(".json").exists():
         return
     if ProcessId(int(pid), int(start_time)).is_alive():
         return
     with token.open() as file:
-        # The process may be another container's: there pids mean other processes, but a lock is seen from everywhere.
+        # Pids of another container mean other processes, but locks are visible across containers.
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
-        # Whoever has just made it has yet to lock it.
+        # An empty file was just made and is not locked yet.
         if os.fstat(file.fileno()).st_size:
             token.unlink()
 
@@ -217,14 +210,13 @@ def _path_stem(directory: Path, launcher: ProcessId) -> Path:
 
 
 def _remove(path: Path) -> None:
-    """Removes a run's record and what is kept beside it."""
     for suffix in (".draft", ".token", ".sock"):
         path.with_suffix(suffix).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
 
 
 def _machine() -> list[str]:
-    """What a pid and a start time are relative to."""
+    """Returns the boot id and pid namespace: pids are valid within these."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return [boot, str(Path("/proc/self/ns/pid").readlink())]
 

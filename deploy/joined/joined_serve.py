@@ -1,6 +1,6 @@
-"""`tandem serve` on a Ray that is there: the command only watches, for the cluster's supervisor is an actor.
+"""`tandem serve` on an existing Ray: the command watches, and the cluster's supervisor is an actor.
 
-So what kills the command leaves the cluster. What asks it to stop, such as Ctrl-C, stops the cluster too.
+Killing the command leaves the cluster running. Ctrl-C and SIGTERM stop the cluster.
 """
 
 import functools
@@ -36,12 +36,12 @@ from tandem.deploy.supervise.progress import StartProgress
 WATCH_INTERVAL_S = 0.5
 _NEVER_THERE = "the cluster's supervisor has ended before it said anything; Ray's logs say why, or somebody stopped it"
 
-# Given the model's name and the clients' ports, tells a person.
+# Shows the model's name and the client addresses.
 Announce = Callable[[str, ClientAddresses], None]
 
 
 def serve_joined(config: ClusterConfig, announce: Announce, *, detach: bool, stop_grace_s: float) -> int:
-    """Returns the exit status: once the cluster is ready, with `detach`, else when it has stopped."""
+    """Returns the exit status once the cluster has stopped, or with `detach` once it is ready."""
     run = functools.partial(_run, config, announce, detach=detach, stop_grace_s=stop_grace_s)
     return run_guarded(run, stop_grace_s=stop_grace_s)
 
@@ -57,7 +57,7 @@ def _run(config: ClusterConfig, announce: Announce, *, detach: bool, stop_grace_
         raise SystemExit(0)
 
     def on_stop(signum: int, frame: FrameType | None) -> None:
-        # It may run only once: set() holds a lock.
+        # Ignore repeats: set() holds a lock.
         signal.signal(signum, signal.SIG_IGN)
         stop.set()
 
@@ -94,7 +94,7 @@ def _run(config: ClusterConfig, announce: Announce, *, detach: bool, stop_grace_
 
 
 class _Watch:
-    """What the command does with its cluster."""
+    """Follows one cluster and shows its output."""
 
     def __init__(
         self,
@@ -111,14 +111,14 @@ class _Watch:
         self.addresses = ClientAddresses("", "")
 
     def start(self) -> int | None:
-        """Shows the start; returns the exit status if it comes to no good, or to a stop."""
+        """Shows the start; returns the exit status if it fails or is stopped, else None."""
         state: SupervisorState | None = None
         with StartProgress(self._console, started_s_ago=RunOwner.of_launcher().guard.age_s()) as progress:
             while not self._stop.wait(POLL_INTERVAL_S):
                 try:
                     seen = self._cluster.look()
                 except GoneError:
-                    # Whoever stops a cluster leaves its supervisor no time for a farewell.
+                    # `tandem stop` kills the supervisor before this command can read its end.
                     return self._was_stopped() if state is not None else _fail(_NEVER_THERE, exit_codes.FAILED)
                 if seen is None:
                     continue
@@ -138,7 +138,7 @@ class _Watch:
         return None
 
     def wait(self) -> int:
-        """Shows what is said until the cluster has ended, or is to stop; returns the exit status."""
+        """Shows output until the cluster ends or a stop is requested; returns the exit status."""
         while not self._stop.wait(WATCH_INTERVAL_S):
             try:
                 state = self._cluster.look()

@@ -1,6 +1,6 @@
-"""A cluster as an application of Ray Serve: this is how KubeRay's RayService starts, watches, stops and replaces one.
+"""A cluster as a Ray Serve application, for KubeRay's RayService.
 
-Serve passes no request on: clients call the routers' own ports, on the host where this application's one replica is.
+Serve forwards no requests: clients call the routers' ports on the host of the application's only replica.
 """
 
 import contextlib
@@ -18,20 +18,20 @@ from tandem.deploy.on_ray.ray_module import ray
 
 _ARGUMENTS = {"config", "name"}
 _POLL_S = 0.5
-# A drain may take as long as its cluster lets it; Serve ends the replica after `graceful_shutdown_timeout_s`.
+# The cluster limits its drain, and Serve kills the replica after `graceful_shutdown_timeout_s`.
 _STOP_LIMIT_S = 24 * 3600.0
 _NUM_ERROR_LINES = 20
 
 
 def application(arguments: Mapping[str, str]) -> Any:
-    """What `import_path` names; returns a ray.serve.Application.
+    """The target of `import_path`; returns a ray.serve.Application.
 
     Args:
-        arguments: config: path of a file with the options of `tandem serve`, on the replica's host; name: that of the
-            cluster, DEFAULT_NAME if it is left out.
+        arguments: `config`: path of a `tandem serve` configuration on the replica's host; `name`: of the cluster,
+            default DEFAULT_NAME.
 
     Raises:
-        ValueError: there are others, or no config.
+        ValueError: an argument is unknown, or `config` is missing.
     """
     if unknown := set(arguments) - _ARGUMENTS:
         raise ValueError(
@@ -39,7 +39,7 @@ def application(arguments: Mapping[str, str]) -> Any:
         )
     if not arguments.get("config"):
         raise ValueError("args need config, the path of a file with the options of `tandem serve`")
-    # Who imports this has Ray Serve call it, which few installations have all of.
+    # Few installations have Ray Serve.
     from ray import serve
 
     deployment: Any = serve.deployment(ServedCluster, name="ServedCluster", num_replicas=1)
@@ -47,18 +47,14 @@ def application(arguments: Mapping[str, str]) -> Any:
 
 
 class ServedCluster:
-    """Its one replica: there as long as the cluster is, and the other way round."""
+    """The only replica; lives as long as the cluster."""
 
     def __init__(self, config: str, name: str) -> None:
-        """Returns once the cluster serves, so that Serve has the application wait until then.
-
-        Raises:
-            RuntimeError: it does not start, and why.
-        """
+        """Returns once the cluster serves. Raises RuntimeError: the cluster does not start."""
         self._name = name
         self._address = ray.get_runtime_context().gcs_address
         self._heard_at = time.monotonic()
-        # An earlier replica may have died without its cluster, or be stopping it.
+        # A dead replica's cluster may still run.
         cluster = self._found()
         if cluster is None:
             self._start(config)
@@ -68,12 +64,10 @@ class ServedCluster:
         self._cluster: RemoteCluster | None = cluster
 
     def check_health(self) -> None:
-        """Serve calls this every some seconds, and replaces a replica that raises.
-
-        One that was asked to stop is let drain: another replica would have to wait for that anyway.
+        """Called by Serve, which replaces the replica on an error. A draining cluster is healthy.
 
         Raises:
-            RuntimeError: the cluster has ended, or its supervisor has not answered for a minute.
+            RuntimeError: the cluster has ended, or its supervisor is silent for SILENCE_LIMIT_S.
         """
         assert self._cluster is not None
         try:
@@ -88,19 +82,19 @@ class ServedCluster:
             raise RuntimeError(f"the supervisor of the cluster {self._name} does not answer")
 
     def __del__(self) -> None:
-        """Serve calls this when the replica is to end: the cluster drains, and ends."""
+        """Called by Serve to end the replica: drains and ends the cluster."""
         cluster = getattr(self, "_cluster", None)
         self._cluster = None
         if cluster is not None:
-            # Where all of Ray ends there is nothing left to stop.
+            # If Ray ends, so does the cluster.
             with contextlib.suppress(GoneError, RayEndedError):
-                # Whoever asks one that is asked already has it cut its requests short.
+                # A second stop request would cut the drain short.
                 while (state := cluster.look()) is not None and state.phase in (STOPPING, ENDED):
                     time.sleep(_POLL_S)
                 cluster.stop(print, limit_s=_STOP_LIMIT_S)
 
     def _found(self) -> RemoteCluster | None:
-        """The cluster once it serves; None: there is none, or no longer."""
+        """Waits for a cluster of this name to serve; None: none exists, or it ends."""
         while self._name in find_clusters() and (cluster := RemoteCluster.find(self._name, self._address)) is not None:
             try:
                 state = cluster.look()
@@ -116,7 +110,6 @@ class ServedCluster:
         return None
 
     def _start(self, config: str) -> None:
-        # Its routers are where clients look for them: at the address of this node.
         here = ray.util.get_node_ip_address()
         done = subprocess.run(
             [

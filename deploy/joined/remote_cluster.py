@@ -1,4 +1,4 @@
-"""A cluster whose supervisor is a Ray actor, as commands see it: from any process that has joined that Ray."""
+"""A command's view of a cluster whose supervisor is a Ray actor, from any process on that Ray."""
 
 import contextlib
 import functools
@@ -18,10 +18,10 @@ from tandem.deploy.on_ray.sealed_actor import sealed_order
 
 POLL_INTERVAL_S = 0.2
 CALL_TIMEOUT_S = 10.0
-# A supervisor that has died is started again, and has taken over, within this time.
+# Exceeds a supervisor's restart.
 SILENCE_LIMIT_S = 60.0
 _CONCURRENT_CALLS = 8
-# Where models are, and what lets one fetch them.
+# Variables for finding and fetching models.
 _ENVIRONMENT = (
     "TANDEM_CACHE",
     "XDG_CACHE_HOME",
@@ -40,18 +40,18 @@ _PATHS = (
 
 
 class RemoteError(Exception):
-    """A cluster cannot be spoken to; the message is for a person."""
+    """A cluster does not answer; the message is for users."""
 
 
 class NameOnRayTakenError(Exception):
-    """A cluster of that name is on that Ray already."""
+    """The Ray has another cluster of that name."""
 
 
 class RemoteCluster:
-    """One cluster by its name, on the Ray that this process has joined."""
+    """A cluster on the joined Ray."""
 
     def __init__(self, name: str, address: str, actor: Any, order: SupervisorOrder | None = None) -> None:
-        """Args: order: what its supervisor is told, in each life of it; None: that is somebody else's business."""
+        """Args: order: sent to each life of the supervisor; None: another command sends it."""
         self._order = order
         self._name = name
         self._address = address
@@ -61,10 +61,10 @@ class RemoteCluster:
 
     @staticmethod
     def create(config: ClusterConfig) -> "RemoteCluster":
-        """Has a supervisor start it, which begins on this host.
+        """Creates a supervisor, if possible on this host, which starts the cluster.
 
         Raises:
-            NameOnRayTakenError: there is one of that name.
+            NameOnRayTakenError: the Ray has another cluster of that name.
         """
         name = config.cluster_name
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
@@ -86,22 +86,20 @@ class RemoteCluster:
 
     @staticmethod
     def find(name: str, address: str) -> "RemoteCluster | None":
-        """That of this name; None: there is none."""
         try:
             return RemoteCluster(name, address, ray.get_actor(SUPERVISOR, namespace_of(name)))
         except ValueError:
             return None
 
     def look(self) -> SupervisorState | None:
-        """How it is, with the lines that are new since the last look; None: its supervisor does not answer now.
+        """Returns the state with the lines since the last look; None: the supervisor does not answer now.
 
         Raises:
-            GoneError: it has ended, supervisor and all.
-            RayEndedError: so has its Ray.
+            GoneError: the cluster and its supervisor have ended.
+            RayEndedError: Ray has ended.
         """
         state = self._call(functools.partial(self._actor.state.remote, self._next_line))
         if state is not None and state.life != self._life:
-            # Of another life everything is new.
             if not self._tell():
                 return None
             self._life, self._next_line = state.life, 0
@@ -111,11 +109,11 @@ class RemoteCluster:
         return state
 
     def log_directory(self) -> str:
-        """Where its processes write their logs, each on its node; "": where Ray has them.
+        """Returns the log directory on each node; "": Ray's own.
 
         Raises:
-            GoneError: it has ended, supervisor and all.
-            RemoteError: its supervisor does not answer now.
+            GoneError: the cluster has ended.
+            RemoteError: the supervisor does not answer now.
         """
         directory: str | None = self._call(self._actor.log_directory.remote)
         if directory is None:
@@ -123,17 +121,17 @@ class RemoteCluster:
         return directory
 
     def stop(self, show: Callable[[str], None], *, limit_s: float) -> str:
-        """Has it drain and end; returns when nothing of it is left, with what went wrong, or "".
+        """Drains and ends the cluster; returns its error, or "".
 
         Args:
-            limit_s: after which, as after too long a silence, it is ended in any case.
+            limit_s: time after which its processes are killed, as after SILENCE_LIMIT_S without an answer.
         """
         began = heard_at = time.monotonic()
         error = ""
         who = uuid.uuid4().hex
         with contextlib.suppress(GoneError):
             while True:
-                # One that was started again meanwhile does not know yet.
+                # A restarted supervisor does not know of the stop.
                 self._call(functools.partial(self._actor.stop.remote, who))
                 state = self.look()
                 now = time.monotonic()
@@ -151,7 +149,7 @@ class RemoteCluster:
         return error
 
     def end(self) -> None:
-        """Ends what there still is of it, at once, and nothing of another that has its name since."""
+        """Kills the cluster, but not a later one of the same name."""
         ray.kill(self._actor)
         if self._is_replaced():
             return
@@ -160,10 +158,10 @@ class RemoteCluster:
         hosted.forget()
 
     def scale(self, counts: Mapping[str, int]) -> Iterator[Mapping[str, Any]]:
-        """The lines of the answer, as tandem.deploy.serve has them for clusters of this host.
+        """Yields the lines of the answer, as tandem.deploy.serve.
 
         Raises:
-            RemoteError: it does not serve, or its supervisor has died meanwhile.
+            RemoteError: the cluster does not serve, or its supervisor dies.
         """
         try:
             number = ray.get(self._actor.scale.remote(dict(counts)), timeout=CALL_TIMEOUT_S)
@@ -180,7 +178,7 @@ class RemoteCluster:
             raise RemoteError(f"the supervisor of {self._name} does not answer; what it was at may go on") from error
 
     def _tell(self) -> bool:
-        """Has a new life of the supervisor know what it is to do, if this process does; whether that was possible."""
+        """Sends the order, if any, to a new life of the supervisor; returns False if it does not answer."""
         if self._order is None:
             return True
         public_key = self._call(self._actor.public_key.remote)
@@ -189,10 +187,10 @@ class RemoteCluster:
         return public_key is not None
 
     def _call(self, call: Callable[[], Any]) -> Any:
-        """What an actor answers; None: it does not, or is being started again.
+        """Returns the supervisor's answer; None: there is none now.
 
         Raises:
-            GoneError: it is not started again.
+            GoneError: the supervisor has ended for good.
         """
         self._check_up()
         try:
@@ -200,7 +198,7 @@ class RemoteCluster:
         except TimeoutError:
             return None
         except RayActorError:
-            # Ray would wait for a minute for the part of it that knows.
+            # With Ray's head gone, the lookup would take a minute.
             self._check_up()
             if RemoteCluster.find(self._name, self._address) is None or self._is_replaced():
                 raise GoneError(self._name) from None
@@ -210,7 +208,7 @@ class RemoteCluster:
             return None
 
     def _is_replaced(self) -> bool:
-        """Whether another cluster has its name, which was free once it had ended."""
+        """Return whether a later cluster has the name."""
         found = RemoteCluster.find(self._name, self._address)
         return found is not None and found._actor._actor_id != self._actor._actor_id
 
@@ -220,15 +218,15 @@ class RemoteCluster:
 
 
 class RayEndedError(Exception):
-    """Nobody is left to ask, nor anything of a cluster."""
+    """Ray has ended, and the cluster with it."""
 
 
 class GoneError(Exception):
-    """A cluster has ended."""
+    """The cluster has ended."""
 
 
 def _portable(config: ClusterConfig) -> ClusterConfig:
-    """With whole paths, for a process whose working directory is another."""
+    """Makes paths absolute."""
     whole: dict[str, Any] = {name: str(Path(path).absolute()) for name in _PATHS if (path := getattr(config, name))}
     if Path(config.model).exists():
         whole["model"] = str(Path(config.model).absolute())

@@ -1,4 +1,4 @@
-"""Logs of a cluster's processes, wherever on its Ray they run, or ran: Ray remembers for long where that was."""
+"""Logs of a cluster's current and past processes, on all nodes of its Ray."""
 
 import codecs
 import os
@@ -18,20 +18,20 @@ from tandem.deploy.on_ray.ray_module import (
 )
 from tandem.logs import log_file
 
-# Of a file's end, where it is shown for the first time.
+# Shown from the end of a log at first.
 MAX_BYTES = 1 << 20
 # A node's first process takes seconds to start.
 _ANSWER_TIMEOUT_S = 30.0
-# Lines by which Ray knows whose words follow.
+# Prefixes of lines that Ray writes into the logs.
 _RAYS_OWN = (":job_id:", ":actor_name:", ":task_name:")
 
 
 class ProcessLog(NamedTuple):
     """
     Attributes:
-        node_id, address: of the node that has it.
-        path: of the file; "": Ray has what the process wrote to its standard error.
-        pid: of the process, by which Ray names that file.
+        node_id, address: the node with the log.
+        path: the file; "": Ray's file of the process's standard error.
+        pid: process id in the name of Ray's file.
     """
 
     node_id: str
@@ -41,16 +41,14 @@ class ProcessLog(NamedTuple):
 
 
 class LogError(Exception):
-    """A log cannot be read; the message is for a person."""
+    """A log cannot be read; the message is for users."""
 
 
 def find_logs(cluster: str, process: str, log_dir: str) -> list[ProcessLog]:
-    """The logs of a process, that of its latest life last; [] if there never was one of that name. Where an earlier
-    cluster had the same name its lives come before.
+    """Returns the logs of all lives of a process, the latest last, also of earlier clusters of that name.
 
     Args:
-        cluster, process: their names.
-        log_dir: where the cluster's processes write their logs, each on its own node; "": where Ray has them.
+        log_dir: the nodes' log directory; "": Ray's own.
     """
     lives = sorted(_lives(cluster).get(process, []))
     path = str(log_file(log_dir, process)) if log_dir else ""
@@ -60,31 +58,30 @@ def find_logs(cluster: str, process: str, log_dir: str) -> list[ProcessLog]:
 
 
 def process_names(cluster: str) -> list[str]:
-    """Those of the processes that there are or were."""
+    """Returns the names of a cluster's current and past processes."""
     return sorted(_lives(cluster))
 
 
 class LogReader:
-    """Reads logs on the nodes that have them. One serves for all that a command reads: what is sent along to the nodes
-    Ray keeps for as long as that runs, once for each reader."""
+    """Reads logs on their nodes. One per command: Ray keeps the sent code of each reader until the command ends."""
 
     def __init__(self) -> None:
         self._remote = ray.remote(_read)
 
     def read(self, log: ProcessLog, position: int | None) -> tuple[str, int]:
-        """What stands in a log from a position on, in bytes, and the position after it.
+        """Returns a log's text from a byte position on, and the next position.
 
         Args:
-            position: None: of its end as much as is shown.
+            position: None: the last MAX_BYTES.
 
         Raises:
-            LogError: the node is away, or has no such file.
+            LogError: the node is gone, or has no such file.
         """
         if not any(node["Alive"] and node["NodeID"] == log.node_id for node in ray.nodes()):
             raise LogError(f"the node {log.address}, which has the log, is not in the Ray any more")
         here = sys.modules[__name__]
         there = NodeAffinitySchedulingStrategy(log.node_id, soft=False)
-        # The node may have none of our code.
+        # The node may lack our code.
         ray.cloudpickle.register_pickle_by_value(here)
         try:
             read: Callable[..., Any] = self._remote.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote
@@ -100,7 +97,7 @@ class LogReader:
             raise LogError(f"the node {log.address} has no log {log.path or f'of the process {log.pid}'}")
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         text = decoder.decode(data)
-        # The rest of its last character is yet to be read.
+        # The last character may be incomplete.
         position -= len(decoder.getstate()[0])
         if not log.path:
             text = "".join(line for line in text.splitlines(keepends=True) if not line.startswith(_RAYS_OWN))
@@ -108,8 +105,7 @@ class LogReader:
 
 
 def _lives(cluster: str) -> dict[str, list[tuple[int, str, str, int]]]:
-    """By the processes' names: when each life of it began, its node, address and process id. Which life it is says
-    less: each cluster of a name counts from 0."""
+    """Returns start time, node, address and pid of each life, by process. Life numbers repeat in later clusters."""
     found: dict[str, list[tuple[int, str, str, int]]] = {}
     for table in state.state._connect_and_get_accessor().get_actor_table(None, None):
         actor = ActorTableData.FromString(table)
@@ -121,7 +117,7 @@ def _lives(cluster: str) -> dict[str, list[tuple[int, str, str, int]]]:
 
 
 def _read(path: str, pid: int, position: int, num_bytes: int) -> tuple[str, bytes, int]:
-    """Runs on the node: the file's path or "", what stands in it from a position on, and the position after that."""
+    """Runs on the node; returns the file's path or "", its bytes from a position on, and the next position."""
     if not path:
         assert ray_worker._global_node is not None
         of_pid = Path(ray_worker._global_node.get_logs_dir_path()).glob(f"worker-*-{pid}.err")

@@ -1,9 +1,7 @@
-"""The launcher of a cluster as a Ray actor: it outlives whoever created it, and Ray starts it again when it has died.
+"""A cluster's launcher as a Ray actor: it outlives the command, and Ray restarts it when it dies.
 
-Another life of it takes over what runs. A command asks it over Ray calls, none of which waits for long.
-
-What it is to do it is told once it is there, because Ray keeps what an actor is created with and carries it to other
-hosts in the clear. Another life finds that among its notes, which the cluster's processes have the key to.
+The next life takes over the running cluster: it reads its order from its notes, and their key from the cluster's
+processes. Commands call the actor over Ray; no call blocks for long.
 """
 
 import contextlib
@@ -32,13 +30,13 @@ STARTING, SERVING, STOPPING, ENDED = "starting", "serving", "stopping", "ended"
 _MAX_LINES = 2000
 _DRAIN_REPORT_INTERVAL_S = 1.0
 _ORDER_POLL_S = 0.2
-# So long its last words can be asked for.
+# After the end, commands can read the last lines for this time.
 _FAREWELL_S = 5.0
 
 
 @dataclass(frozen=True)
 class SupervisorOrder:
-    """What it is told. Attributes: environment: what of that of whoever starts the cluster says where models are."""
+    """Attributes: environment: the starting command's variables for finding and fetching models."""
 
     config: ClusterConfig
     environment: Mapping[str, str] = field(repr=False)
@@ -46,18 +44,18 @@ class SupervisorOrder:
 
 @dataclass(frozen=True)
 class SupervisorState:
-    """What a command is told.
+    """The answer to a command.
 
     Attributes:
-        life: another one has begun its lines anew.
+        life: id of the actor's life, in which lines count from 0.
         phase: STARTING, SERVING, STOPPING or ENDED.
-        parts: what each part of the cluster does while it starts.
-        lines: what was said from the number on that was asked for.
-        next_line: the number of the line after these.
-        grpc, http: the clients' ports; "" before they are known.
-        model_name: what clients call the model.
-        error: why it has ended, or "" for a stop that was asked for.
-        is_usage: whether whoever started it can put that right.
+        parts: start-up step of each part of the cluster.
+        lines: lines from the requested number on.
+        next_line: number of the next line.
+        grpc, http: addresses of the client ports; "" before they are known.
+        model_name: its name for clients.
+        error: reason of the end; "" after a requested stop.
+        is_usage: True if the configuration caused the error.
     """
 
     life: str
@@ -73,7 +71,7 @@ class SupervisorState:
 
 
 class SupervisorActor(SealedActor[SupervisorOrder]):
-    """Runs the cluster on a thread of its own."""
+    order_type = SupervisorOrder
 
     def __init__(self, ray_address: str, cluster_name: str, spans_nodes: bool) -> None:
         super().__init__(None)
@@ -93,7 +91,7 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
         self._thread.start()
 
     def state(self, from_line: int = 0) -> SupervisorState:
-        """Args: from_line: the number of the first line that is asked for."""
+        """Args: from_line: number of the first requested line."""
         lines = list(self._lines)
         next_line = self._num_lines
         first = next_line - len(lines)
@@ -112,21 +110,16 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
         )
 
     def log_directory(self) -> str | None:
-        """Where the cluster's processes write their logs, each on its node; "": where Ray has them; None: it does not
-        know yet."""
+        """Returns the nodes' log directory; "": Ray's own; None: not known yet."""
         return self._log_directory
 
     def stop(self, who: str) -> None:
-        """Asks it to drain and to end. What is asked for by a second one is to end at once.
-
-        Args:
-            who: asks, for nobody knows whether an earlier life of this process was told.
-        """
+        """Drains and ends the cluster; a second requester ends the drain. Args: who: the requester's id."""
         self._stoppers.add(who)
         self._stop.set()
 
     def scale(self, counts: Mapping[str, int]) -> int:
-        """As Cluster.scale; returns the number under which scale_lines knows it. Raises ValueError while it does not
+        """Starts Cluster.scale; returns the job's number for `scale_lines`. Raises ValueError: the cluster does not
         serve."""
         if self._cluster is None or self._phase != SERVING:
             raise ValueError(f"the cluster is {self._phase}")
@@ -134,8 +127,7 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
         return len(self._jobs) - 1
 
     def scale_lines(self, number: int, timeout_s: float) -> tuple[list[str], bool, str, bool]:
-        """What was done since this was last asked, within timeout_s; whether that was all; why it could not be
-        done; and whether the one who asked can put that right."""
+        """Returns a job's new lines, whether it is over, its error, and whether the request caused that."""
         if number >= len(self._jobs):
             raise ValueError("the cluster's supervisor was started again meanwhile; ask once more")
         job = self._jobs[number]
@@ -151,7 +143,7 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
         address, name, spans_nodes = self._place
         hosted = HostedRay(address, name, spans_nodes=spans_nodes)
         try:
-            order, saved = self._find_out(hosted)
+            order, saved = self._get_order(hosted)
             config = order.config
             self._log_directory = config.log_dir
             os.environ.update(order.environment)
@@ -165,7 +157,7 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
                 logger.warning("the supervisor is back, and takes over what runs")
                 cluster.recover(saved)
             else:
-                # Whoever ended another supervisor of this name may have been ended before it ended the rest.
+                # Left by an earlier cluster of this name.
                 hosted.end_all()
                 hosted.forget()
                 hosted.save(ORDER, order)
@@ -195,23 +187,25 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
                 self._error = self._error or f"{type(error).__name__}: {error}"
             self._phase = ENDED
             time.sleep(_FAREWELL_S)
-            # Its name is free for another cluster from now on.
+            # This frees the cluster's name.
             ray.kill(ray.get_runtime_context().current_actor)
 
-    def _find_out(self, hosted: "HostedRay") -> "tuple[SupervisorOrder, ClusterState | None]":
-        """What this life of the cluster is, and what an earlier life of this process has noted of it, or None.
+    def _get_order(self, hosted: "HostedRay") -> "tuple[SupervisorOrder, ClusterState | None]":
+        """Returns the order, and the state saved by an earlier life or None.
 
         Raises:
-            ClusterError: nobody is left who knows.
+            ClusterError: neither the notes nor a command have the order.
         """
         from tandem.deploy.errors import ClusterError
+        from tandem.deploy.launcher import ClusterState
         from tandem.deploy.on_ray.hosted_ray import ORDER, STATE
 
         deadline = time.monotonic() + ORDER_TIMEOUT_S
         while time.monotonic() < deadline:
-            if (order := hosted.saved(ORDER)) is not None and (saved := hosted.saved(STATE)) is not None:
+            order = hosted.saved(ORDER, SupervisorOrder)
+            if order is not None and (saved := hosted.saved(STATE, ClusterState)) is not None:
                 return order, saved
-            # Whoever starts the cluster tells every life of this process, so what runs is asked first.
+            # The notes come first: the starting command sends its order to every life.
             with contextlib.suppress(TimeoutError):
                 return self._wait_order(_ORDER_POLL_S), None
             if self._stop.is_set():
@@ -243,11 +237,11 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
 
 
 class _StoppedError(Exception):
-    """A stop was asked for before the cluster was ready."""
+    """A stop was requested before the cluster was ready."""
 
 
 class _LineHandler(logging.Handler):
-    """Has whoever watches the cluster see its warnings."""
+    """Shows warnings to commands that watch the cluster."""
 
     def __init__(self, say: Any) -> None:
         super().__init__(logging.WARNING)

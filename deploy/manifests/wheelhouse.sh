@@ -1,6 +1,6 @@
 #!/bin/sh
-# Puts all that an install needs into a directory, for machines without a network. It runs on a machine with the same
-# version of Python, system and processor as theirs, from the root of a checkout:
+# Collects all packages of an install in a directory, for machines without a network. Run it on a machine with the same
+# Python version, system and processor, from the root of a checkout:
 #
 #   deploy/manifests/wheelhouse.sh wheelhouse            # for CPUs, with the demo's model
 #   deploy/manifests/wheelhouse.sh wheelhouse cuda13     # for GPUs; cuda12 likewise
@@ -18,13 +18,13 @@ case $extra in
     cuda13) index=cu130 constraints="--constraint constraints/cuda13.txt" ;;
     *) echo "$extra must be serve, cuda12 or cuda13" >&2; exit 2 ;;
 esac
-# torch's builds for one kind of device are in its own index; TORCH_INDEX names a mirror of that.
+# torch's index has builds per device; TORCH_INDEX names a mirror.
 torch_index=${TORCH_INDEX:-https://download.pytorch.org/whl/$index}
 
 mkdir -p "$directory"
 "$python" -m pip wheel --quiet --no-deps --wheel-dir "$directory" .
 "$python" -m pip download --quiet --dest "$directory" --index-url "$torch_index" "$(grep '^torch==' constraints/base.txt)"
-# shellcheck disable=SC2086 # These are two words, or none.
+# shellcheck disable=SC2086 # Two words, or none.
 "$python" -m pip download --quiet --dest "$directory" --find-links "$directory" \
     --constraint constraints/base.txt $constraints "$(echo "$directory"/tandem_llm-*.whl)[$extra]"
 if [ "$extra" = serve ]; then

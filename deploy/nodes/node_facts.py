@@ -1,7 +1,6 @@
-"""What a node of Ray's is asked before anything of the cluster is started there.
+"""Facts about a Ray node, checked before a process starts there.
 
-It runs on nodes that may have none of our code, so Ray sends SENT_MODULES along, which import the standard library
-alone.
+The node may lack our code: Ray sends SENT_MODULES, which import only the standard library.
 """
 
 import hashlib
@@ -18,21 +17,20 @@ from tandem.hosts import own_addresses
 DISTRIBUTION = "tandem-llm"
 _CONFIG = "config.json"
 _WEIGHTS = ".safetensors"
-# This one and those of ours that it imports.
+# This module and our modules that it imports.
 SENT_MODULES = [sys.modules[name] for name in (__name__, own_addresses.__module__, available_memory_bytes.__module__)]
 
 
 class NodeFacts(NamedTuple):
     """
     Attributes:
-        version: of our distribution there; "": it is not installed.
-        sources: a digest of the code that an actor would import there; "" if there is none.
-        model: a digest of the model's configuration, and of the sizes of its weights' files. (What the weights are a
-            worker finds out when it has loaded them.)
-        model_error: why the model's directory cannot be used there, or "".
-        addresses: as tandem.hosts has them.
-        num_cpus: that a process may run on there.
-        available_bytes: memory that pools could take there.
+        version: installed version of tandem-llm; "": not installed.
+        sources: digest of the importable package; "": none.
+        model: digest of config.json and the sizes of the weight files.
+        model_error: why the model is unreadable, or "".
+        addresses: interfaces and their addresses.
+        num_cpus: CPUs that a process may use.
+        available_bytes: memory available for pools.
     """
 
     version: str
@@ -45,11 +43,11 @@ class NodeFacts(NamedTuple):
 
 
 def node_facts(package: str, model_dir: str) -> dict[str, Any]:
-    """The facts of this host, by their names: what is pickled must need no class of ours.
+    """Returns this host's NodeFacts as a dict: Ray pickles the result, and the node may lack our classes.
 
     Args:
-        package: the cluster's code.
-        model_dir: what workers and routers read, as an absolute path.
+        package: import name of the cluster's code.
+        model_dir: an absolute path.
     """
     model, model_error = _model(Path(model_dir))
     return {
@@ -75,7 +73,7 @@ def _sources(package: str) -> str:
     if found is None or not found.submodule_search_locations:
         return ""
     root, digest = Path(found.submodule_search_locations[0]), hashlib.sha256()
-    # In a checkout the subpackages are links, which Path.rglob does not follow.
+    # Path.rglob does not follow a checkout's links to subpackages.
     for path in sorted(
         Path(directory, name) for directory, _, names in os.walk(root, followlinks=True) for name in names
     ):
@@ -92,7 +90,7 @@ def _model(directory: Path) -> tuple[str, str]:
         for path in sorted(directory.iterdir()):
             if not path.is_file():
                 continue
-            # Whether it can be read is for the operating system to say.
+            # Check that it is readable.
             path.open("rb").close()
             if path.suffix == _WEIGHTS:
                 digest.update(f"{path.name} {path.stat().st_size}\n".encode())

@@ -1,8 +1,7 @@
-"""A cluster over several nodes of a Ray: which process is where, and what it finds there.
+"""Places the processes of a cluster on several Ray nodes.
 
-Each process has a placement group of its own, one bundle. So its CPU and GPU stay its own while it is started again;
-and where a node is lost, Ray moves the groups of its workers, one by one, to wherever there is room, or keeps them
-until there is. A router's group is bound to its node's address, by which clients and workers know it, and waits for it.
+Each process has a placement group of one bundle, which keeps its CPU and GPU during a restart. Ray moves the workers'
+groups of a lost node to others with room, or queues them. A router's group waits for its node, whose address is known.
 """
 
 import logging
@@ -22,6 +21,7 @@ from tandem.deploy.on_ray.hosted_ray import HostedRay
 from tandem.deploy.on_ray.ray_module import (
     NodeAffinitySchedulingStrategy,
     PlacementGroup,
+    PlacementGroupID,
     PlacementGroupSchedulingStrategy,
     RayError,
     placement_group,
@@ -36,23 +36,22 @@ from tandem.router.config import RouterAddresses
 
 logger = logging.getLogger(__name__)
 
-# The package that every node must have in the same version.
 CODE = "tandem"
 
-# A node's first process takes seconds to start, and longer where Ray brings it the code.
+# Covers a node's first process, and its code if Ray brings that.
 ANSWER_TIMEOUT_S = 60.0
 PLACED_TIMEOUT_S = 10.0
 POLL_INTERVAL_S = 0.05
-# Ray gives every node such a resource, of 1.
+# Ray's resource of each node, with capacity 1.
 _OF_NODE = "node:{}"
 _ON_NODE = 0.001
-# The name of the actor that holds a node's ports.
+# Actor that holds a node's ports.
 _HOLDER = "ports-{}"
 
 
 @dataclass(slots=True)
 class _Process:
-    """Attributes: need: what it takes of a node; group: has that for it; is_waiting: whether that has been said."""
+    """Attributes: need: resources by name; group: holds them; is_waiting: True once its wait was logged."""
 
     need: Mapping[str, float]
     group: PlacementGroup
@@ -61,7 +60,7 @@ class _Process:
 
 @dataclass(slots=True)
 class _Holder:
-    """Of the ports of one node's routers. Attributes: life: how many there were before; alive: ends with the actor."""
+    """A node's port holder. Attributes: life: number of earlier holders; alive: reference that ends with the actor."""
 
     life: int
     actor: Any
@@ -71,11 +70,11 @@ class _Holder:
 
 @dataclass(frozen=True, slots=True)
 class SavedPlacement:
-    """What another process needs to go on with it; NodePlacement says what each is."""
+    """A NodePlacement for the supervisor's next life. Attributes: processes: need and group id (hex)."""
 
     workers: tuple[str, ...]
     routers: tuple[str, ...]
-    processes: dict[str, tuple[dict[str, float], PlacementGroup]]
+    processes: dict[str, tuple[dict[str, float], str]]
     facts: dict[str, NodeFacts]
     router_nodes: dict[str, str]
     node_of_worker: dict[str, str]
@@ -83,29 +82,31 @@ class SavedPlacement:
 
 
 class NodePlacement:
-    """From the choice of nodes to the end of the cluster. Its calls wait for no node that is lost."""
+    """The nodes of a cluster's processes. No call waits for a lost node."""
 
     def __init__(
         self, config: ClusterConfig, hosted: HostedRay, workers: Sequence[str], routers: Sequence[str]
     ) -> None:
-        """Args: workers, routers: their names."""
         self._config = config
         self._hosted = hosted
         self._workers = workers
         self._routers = routers
         self._processes: dict[str, _Process] = {}
-        # Nodes by their addresses in Ray.
+        # By the node's address in Ray.
         self._facts: dict[str, NodeFacts] = {}
-        # Those of the processes, as they were chosen.
+        # Node addresses by process name, as first chosen.
         self._router_nodes: dict[str, str] = {}
         self._node_of_worker: dict[str, str] = {}
         self._holders: dict[str, _Holder] = {}
 
     @staticmethod
     def restored(config: ClusterConfig, hosted: HostedRay, saved: SavedPlacement) -> "NodePlacement":
-        """What an earlier process like this one has saved."""
+        """Restores a placement; replaces port holders that have died."""
         placement = NodePlacement(config, hosted, saved.workers, saved.routers)
-        placement._processes = {name: _Process(need, group) for name, (need, group) in saved.processes.items()}
+        placement._processes = {
+            name: _Process(need, PlacementGroup(PlacementGroupID.from_hex(group)))
+            for name, (need, group) in saved.processes.items()
+        }
         placement._facts = saved.facts
         placement._router_nodes, placement._node_of_worker = saved.router_nodes, saved.node_of_worker
         running = hosted.find_actors()
@@ -121,7 +122,7 @@ class NodePlacement:
         return SavedPlacement(
             tuple(self._workers),
             tuple(self._routers),
-            {name: (dict(process.need), process.group) for name, process in self._processes.items()},
+            {name: (dict(process.need), process.group.id.hex()) for name, process in self._processes.items()},
             self._facts,
             self._router_nodes,
             self._node_of_worker,
@@ -129,17 +130,13 @@ class NodePlacement:
         )
 
     def holders(self) -> list[Any]:
-        """The actors that hold routers' ports."""
         return [holder.actor for holder in self._holders.values()]
 
     def place(self, model_dir: str) -> ClusterPorts:
-        """Chooses nodes, makes sure that each can run what it is to, and takes the processes' room and ports there.
-
-        Args:
-            model_dir: an absolute path.
+        """Chooses and checks nodes, and reserves room and ports there. Args: model_dir: an absolute path.
 
         Raises:
-            ValueError: there is no room, or a node lacks something; the message names it.
+            ValueError: there is no room, or a node lacks the code or the model.
         """
         nodes = _free_nodes()
         chosen = self._choose(nodes)
@@ -158,21 +155,18 @@ class NodePlacement:
         return self._hold_ports()
 
     def actor_options(self, name: str) -> dict[str, Any]:
-        """What the actor of that name is asked for with, besides its GPUs."""
+        """Returns the Ray options of an actor, without its GPUs."""
         return {"num_cpus": 1, "scheduling_strategy": PlacementGroupSchedulingStrategy(self._processes[name].group, 0)}
 
     def is_here(self, router: str) -> bool:
-        """Whether a router is on this process's node."""
         assert ray_worker._global_node is not None
         return self._router_nodes[router] == ray_worker._global_node.node_ip_address
 
     def is_placed(self, name: str) -> bool:
-        """Whether a node has the process's room."""
         return bool(_node_of(self._processes[name].group))
 
     def has_room(self, name: str) -> bool:
-        """Whether a process that is to be started again has a node. That it has none, and that it has one again, is
-        said once."""
+        """Return whether a process to restart has a node; log each change once."""
         process = self._processes[name]
         node_id = _node_of(process.group)
         if not node_id:
@@ -190,7 +184,7 @@ class NodePlacement:
         return True
 
     def ports_of(self, router: str) -> tuple[Any, ...]:
-        """What a router's start must wait for: its node's ports are held again, if their holder has died."""
+        """Replaces the node's dead port holder; returns the references that the router's start waits for."""
         node = self._router_nodes[router]
         holder = self._holders[node]
         dead, _ = ray.wait([holder.alive], timeout=0)
@@ -200,7 +194,6 @@ class NodePlacement:
         return (again.actor.hold_again.remote(again.wanted),)
 
     def close(self) -> None:
-        """Gives back all room and ports."""
         for holder in self._holders.values():
             ray.kill(holder.actor)
         for process in self._processes.values():
@@ -208,8 +201,7 @@ class NodePlacement:
         self._holders, self._processes = {}, {}
 
     def num_threads(self, worker: str) -> int:
-        """CPU threads for a worker where none are configured: those of the first workers of a node share its CPUs, and
-        others have as many."""
+        """Returns a worker's share of its node's CPUs; for added workers the smallest share."""
         node = self._node_of_worker.get(worker)
         if node is None:
             return min(map(self.num_threads, self._workers))
@@ -217,12 +209,12 @@ class NodePlacement:
         return max(1, self._facts[node].num_cpus // together)
 
     def pools(self) -> list[PoolsOfNode]:
-        """Of the workers that the cluster starts with, each of which has one."""
+        """Returns the pools of the initial workers, by node."""
         counts = Counter(self._node_of_worker.values())
         return [PoolsOfNode(node, num, self._facts[node].available_bytes) for node, num in counts.items()]
 
     def add_workers(self, names: Sequence[str]) -> None:
-        """Takes room for further workers; those that find none now have it when there is some."""
+        """Reserves room for more workers, which wait until there is room."""
         nodes = _free_nodes()
         ids = {node.address: node.node_id for node in nodes}
         try:
@@ -233,7 +225,6 @@ class NodePlacement:
             self._take_room(name, address, ids[address])
 
     def remove_workers(self, names: Sequence[str]) -> None:
-        """Gives back the room of workers that have ended."""
         for name in names:
             remove_placement_group(self._processes.pop(name).group)
 
@@ -242,9 +233,9 @@ class NodePlacement:
         return _need(self._config.num_devices // self._config.num_workers if self._config.device == "cuda" else 0)
 
     def _choose(self, nodes: Sequence[FreeNode]) -> dict[str, str]:
-        """The nodes' addresses by the processes' names, workers first."""
+        """Returns node addresses by process name, workers first."""
         config = self._config
-        # An address belongs to one host.
+        # A specific address is this host's.
         for_routers = nodes if hosts.is_any(config.host) else nodes[:1]
         places = choose_nodes(for_routers, [_need(0)] * len(self._routers), config.placement_strategy)
         self._router_nodes = dict(zip(self._routers, places, strict=True))
@@ -292,7 +283,7 @@ class NodePlacement:
             self._facts[address] = facts
 
     def _take_room(self, name: str, address: str, node_id: str) -> None:
-        # It outlives the supervisor, whose successor goes on with it.
+        # The group must outlive the supervisor.
         options: dict[str, Any] = {
             "strategy": "STRICT_PACK",
             "name": self._hosted.group_name(name),
@@ -303,7 +294,7 @@ class NodePlacement:
             group = placement_group([need], **options)
         else:
             need = self._worker_need
-            # A hint: when this node is lost any other will do.
+            # Only a hint: if this node is lost, any other fits.
             group = placement_group([need], **options, _soft_target_node_id=node_id)
         self._processes[name] = _Process(need, group)
 
@@ -324,7 +315,7 @@ class NodePlacement:
             holder = self._holders[node] = self._start_holder(node, wanted, 0)
             numbers = _answer(holder.actor.hold.remote(wanted), node)
             holder.wanted = [one._replace(port=number) for one, number in zip(wanted, numbers, strict=True)]
-            # Whichever was free on the first node is to be free on all.
+            # The first node's shared ports apply to all nodes.
             shared = holder.wanted[: len(shared)]
             client_host = own_host if hosts.is_any(config.host) else config.host
             rest = iter(numbers[len(shared) :])
@@ -339,7 +330,7 @@ class NodePlacement:
         return ClusterPorts(addresses, {name: routers[name] for name in self._routers})
 
     def _start_holder(self, node: str, wanted: list[WantedPort], life: int) -> _Holder:
-        # A node that has come back has another id and the same address.
+        # A node that comes back has a new id but the same address.
         options: dict[str, Any] = {"num_cpus": 0, "resources": {_OF_NODE.format(node): _ON_NODE}, "max_concurrency": 2}
         options |= self._hosted.naming(f"{_HOLDER.format(node)}.{life}")
         actor: Any = ray.remote(PortHolder).options(**options, max_restarts=0).remote()
@@ -347,7 +338,7 @@ class NodePlacement:
 
 
 def _check_facts(address: str, facts: NodeFacts, own: NodeFacts, model_dir: str) -> None:
-    """Raises ValueError: the node is not as this host is."""
+    """Raises ValueError: code or model differ from this host's."""
     advice = "install the same there, or have Ray bring it (ship_code)"
     if not facts.sources:
         raise ValueError(f"node {address} of the Ray has no tandem-llm, which is {own.version} here; {advice}")
@@ -380,7 +371,7 @@ def _answer(ref: Any, node: str) -> Any:
 
 
 def _free_nodes() -> list[FreeNode]:
-    """Those that are alive, this process's first."""
+    """Returns the alive nodes, this process's first."""
     here = ray.get_runtime_context().get_node_id()
     free = state.available_resources_per_node()
     nodes = [
@@ -392,7 +383,7 @@ def _free_nodes() -> list[FreeNode]:
 
 
 def _node_of(group: PlacementGroup) -> str:
-    """The id of the node that has a group's room; "" while none has."""
+    """Returns the id of a group's node; "" while Ray has no room for it."""
     found = placement_group_table(group)
     return next(iter(found["bundles_to_node_id"].values())) if found.get("state") == "CREATED" else ""
 

@@ -1,4 +1,4 @@
-"""Holds routers' ports on another node than the launcher's, as the launcher does on its own (deploy/host/ports.py)."""
+"""Holds routers' ports (deploy/host/ports.py) on another node."""
 
 import contextlib
 import threading
@@ -12,9 +12,9 @@ from tandem.router.config import port_of
 class WantedPort(NamedTuple):
     """
     Attributes:
-        host: the address, or one that stands for all.
-        port: 0: a free one.
-        field: where it is configured, for the message.
+        host: an address, or the wildcard.
+        port: 0: any free port.
+        field: the port's field of the configuration, for errors.
     """
 
     host: str
@@ -23,23 +23,25 @@ class WantedPort(NamedTuple):
 
 
 class PortHolder:
-    """An actor; what it holds is free when it ends."""
+    """An actor that holds ports until it ends."""
 
     def __init__(self) -> None:
         self._ports = ReservedPorts()
         self._ended = threading.Event()
 
     def hold(self, wanted: Sequence[WantedPort]) -> list[int]:
-        """Takes ports that nobody else has; returns their numbers. Raises ValueError: one is taken."""
+        """Takes free ports; returns their numbers. Raises ValueError: a port is taken."""
         return [port_of(self._ports.reserve(*one)) for one in wanted]
 
     def hold_again(self, wanted: Sequence[WantedPort]) -> None:
-        """Takes those that an earlier holder had. One that cannot be had now is shared by routers that live, or
-        somebody else's: then the router that wants it will say so."""
+        """Takes the ports of an earlier holder, as far as they are free.
+
+        Running routers may share a port. If another program has it, the router's start reports that.
+        """
         for one in wanted:
             with contextlib.suppress(ValueError):
                 self._ports.reserve(*one)
 
     def wait_ended(self) -> None:
-        """Never returns; the caller sees an error at once if the process dies."""
+        """Never returns. The caller gets an error if the process dies."""
         self._ended.wait()

@@ -1,7 +1,6 @@
-"""Ray's node without what a cluster of one host has no use for.
+"""Starts a Ray node without services that a cluster on one host does not need, which saves seconds.
 
-Ray has options for none of this. Each change is made only to a Ray that has what is changed; another starts as ever, a
-few seconds later.
+Ray has no options for this. A Ray without the patched attributes starts as usual.
 """
 
 import contextlib
@@ -9,24 +8,23 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-# It gives the ids of the nodes that are up.
+# Returns the ids of the alive nodes.
 AliveNodes = Callable[[], Collection[str]]
-# The autoscaler has nothing to scale, the dashboard's server shows nothing, and nobody wants the logs that the last one
-# reads. Each would be a Python process that starts beside ours, and Ray waits for the dashboard's.
+# Autoscaler, dashboard and log monitor: a Python process each, and Ray waits for the dashboard.
 UNUSED_SERVICES = ("start_monitor", "start_api_server", "start_log_monitor")
-# Ray looks once a second whether its node has come up, which takes a little less.
+# Ray itself polls once a second for its node, which takes a little less to start.
 LOOK_INTERVAL_S = 0.01
 LOOK_TIMEOUT_S = 30.0
 
 
 @contextlib.contextmanager
 def bare_node(node_class: type, services: Any, watch_nodes: Callable[[str], AliveNodes]) -> Iterator[None]:
-    """Whoever calls ray.init within it gets such a node.
+    """Inside this context ray.init starts such a node.
 
     Args:
-        node_class: Ray's, which starts its processes.
+        node_class: Ray's class that starts the processes.
         services: Ray's module of that name.
-        watch_nodes: begins to watch the nodes of the GCS at an address.
+        watch_nodes: called with the address of a GCS.
     """
     with contextlib.ExitStack() as changes:
         for name in UNUSED_SERVICES:
@@ -39,7 +37,7 @@ def bare_node(node_class: type, services: Any, watch_nodes: Callable[[str], Aliv
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, by: Any) -> Iterator[None]:
-    """Something of Ray's is another within it."""
+    """Replaces an attribute inside this context."""
     original = getattr(owner, name)
     setattr(owner, name, by)
     try:
@@ -55,7 +53,7 @@ def _nothing(*args: object, **named: object) -> None:
 def _soon(get_node: Callable[..., Any], watch_nodes: Callable[[str], AliveNodes]) -> Callable[..., Any]:
     def looked_for(gcs_address: str, node_id: str, *args: Any, **named: Any) -> Any:
         deadline = time.monotonic() + LOOK_TIMEOUT_S
-        # A Ray that is asked for its nodes in another way is not looked at.
+        # Another version of Ray may list its nodes differently.
         with contextlib.suppress(AttributeError, TypeError, LookupError):
             alive_nodes = watch_nodes(gcs_address)
             while node_id not in alive_nodes() and time.monotonic() < deadline:

@@ -1,8 +1,4 @@
-"""A Ray that others have started (`ray start`), on this host and maybe more, which the cluster joins and leaves as it
-was.
-
-Who may call it, and from where, is up to whoever started it. Each cluster on it has a namespace of its own.
-"""
+"""An existing Ray (`ray start`), on one or more hosts, that the cluster joins. Each cluster has its own namespace."""
 
 import contextlib
 import logging
@@ -29,22 +25,21 @@ from tandem.deploy.on_ray.ray_signals import own_signals
 
 logger = logging.getLogger(__name__)
 
-# Of the environment, and of the Ray in this process.
 _SET = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
 class JoinedRay(RayBase):
-    """From joining it to leaving it."""
+    """This process's part in an existing Ray."""
 
     def __init__(
         self, address: str, namespace: str | None = None, *, spans_nodes: bool = False, ship_code: bool = False
     ) -> None:
         """
         Args:
-            address: "host:port", as `ray start` shows it.
-            namespace: of names there; None: one of its own.
-            spans_nodes: whether the cluster uses all of its nodes, and not this host alone.
-            ship_code: whether Ray brings the nodes this installation's code.
+            address: "host:port", as shown by `ray start`.
+            namespace: of actor names; None: a new one.
+            spans_nodes: use all nodes, not only this host.
+            ship_code: have Ray copy this installation's code to the nodes.
         """
         self._address = address
         self._namespace = namespace
@@ -58,10 +53,10 @@ class JoinedRay(RayBase):
         return joined.get_logs_dir_path() if joined is not None else f"the logs of the Ray at {self._address}"
 
     def start(self, num_processes: int) -> None:
-        """Joins it, and makes sure that this host has room for that many processes there.
+        """Joins the Ray.
 
         Raises:
-            ValueError: nobody is there, or it lets nobody in with this token, or it is of another version, or full.
+            ValueError: no Ray answers, or it refuses the token, has another version, or has too few CPUs left.
         """
         token = self._token_that_opens()
         for name in _SET:
@@ -81,12 +76,12 @@ class JoinedRay(RayBase):
                     runtime_env={"py_modules": [str(Path(tandem.__file__).parent)]} if self._ship_code else None,
                 )
         except (RuntimeError, ConnectionError, ValueError) as error:
-            # Another version of Python is among what it says then.
+            # For example, another version of Python.
             raise ValueError(f"cannot join the Ray at {self._address}: {' '.join(str(error).split())}") from error
         self.check_room(num_processes)
 
     def check_room(self, num_processes: int) -> None:
-        """Raises ValueError unless this host has room for so many more processes there."""
+        """Raises ValueError: the Ray has fewer free CPUs than `num_processes`."""
         num_cpus = self.num_free("CPU")
         if num_cpus < num_processes:
             where = "" if self._spans_nodes else " on this host"
@@ -96,7 +91,7 @@ class JoinedRay(RayBase):
             )
 
     def stop(self) -> None:
-        """Leaves it, which goes on."""
+        """Leaves the Ray, which keeps running."""
         ray.shutdown()
         for name, value in self._found.items():
             os.environ.pop(name, None)
@@ -113,12 +108,12 @@ class JoinedRay(RayBase):
         return sum(node["Alive"] for node in ray.nodes())
 
     def actor_options(self) -> dict[str, Any]:
-        # Others on it are to know that these run, and all must be on one host (if not: deploy/nodes/node_placement.py).
+        # Other jobs must see the CPUs as taken. All processes run on this host, unless NodePlacement places them.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         return {"num_cpus": 1, "scheduling_strategy": here}
 
     def _token_that_opens(self) -> str:
-        """The token that it asks for; "" if it asks for none."""
+        """Returns the Ray's token; "" if it needs none."""
         with contextlib.suppress(_ClosedError):
             self._check_version(self._call(""))
             logger.warning(
@@ -143,7 +138,7 @@ class JoinedRay(RayBase):
         return token
 
     def _given_token(self) -> str:
-        """As Ray looks for it."""
+        """Looks for the token where Ray does."""
         if token := os.environ.get("RAY_AUTH_TOKEN", "").strip():
             return token
         path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray/auth_token")
@@ -163,7 +158,7 @@ class JoinedRay(RayBase):
             ) from error
 
     def _check_version(self, answer: bytes) -> None:
-        # Ray compares versions too, once it has begun to take part.
+        # ray.init would find out later.
         if ray.__version__.encode() not in answer:
             raise ValueError(
                 f"the Ray at {self._address} is of another version than the one here, {ray.__version__}; both must be "
@@ -172,4 +167,4 @@ class JoinedRay(RayBase):
 
 
 class _ClosedError(Exception):
-    """It does not let us in with what we have shown."""
+    """The Ray refuses the token."""

@@ -1,7 +1,4 @@
-"""A Ray of the cluster's own, as one host wants it: on loopback alone, and closed to whoever lacks its token.
-
-Whoever gets at an open Ray runs code as its user.
-"""
+"""The cluster's own Ray: on loopback only, and with a token, because callers of an open Ray can run code."""
 
 import contextlib
 import fcntl
@@ -35,25 +32,23 @@ from tandem.processes import ProcessId
 
 logger = logging.getLogger(__name__)
 
-# Ray's own store is for its bookkeeping here: no request data and no KV ever enters it.
+# Only for Ray's bookkeeping: requests and KV pages never enter the store.
 OBJECT_STORE_BYTES = 80 * 2**20
-# Ray begins so when one of its processes has died, and goes on for a paragraph.
+# Start of Ray's paragraph on a dead process.
 _DEATH = "A worker died or was killed"
-# Some of it is a log of its own, thousands of characters long.
-_MAX_SAID = 400
+# Some of Ray's messages are thousands of characters long.
+_MAX_MESSAGE_LEN = 400
 
 
 class LocalRay(RayBase):
-    """One Ray on this host, from its start to its stop; a process has one at a time."""
+    """A Ray on this host, one at a time per process."""
 
     def __init__(self, directory: Path) -> None:
-        """Args: directory: where its token and, in `ray`, its logs and sockets are, for this user alone."""
+        """Args: directory: private to this user; holds the token and, in `ray`, logs and sockets."""
         self._directory = directory
         self._token_path = ray_token_path(directory, ProcessId.of(os.getpid()))
-        # Each of Ray's processes reads the token's file when it starts, in weeks too: what tidies up in /tmp leaves a
-        # directory alone that somebody holds a lock on (tmpfiles.d(5)).
+        # Locked: tmpfiles.d(5) must not remove the token, which Ray's later processes read too.
         self._held: int | None = None
-        # It stays open, and locked, for as long as the token is needed.
         self._token_file: TextIO | None = None
 
     @property
@@ -61,12 +56,12 @@ class LocalRay(RayBase):
         return f"{self._temp_directory()}/session_latest/logs"
 
     def start(self, num_processes: int) -> None:
-        """Starts Ray and makes sure that it is closed.
+        """Starts Ray and checks that it refuses calls without a token.
 
         Raises:
-            ValueError: this version of Ray, or what the environment tells it, leaves it open.
-            OSError: its token cannot be kept.
-            StartError: it did not come up.
+            ValueError: the version of Ray, or the environment, leaves it open.
+            OSError: the token cannot be written.
+            StartError: Ray did not start.
         """
         reset_settings = settings_reset()
         token = secrets.token_hex(32)
@@ -76,11 +71,11 @@ class LocalRay(RayBase):
         fcntl.flock(self._held, fcntl.LOCK_SH)
         self._token_path.unlink(missing_ok=True)
         self._token_file = open(self._token_path, "x", opener=_private)  # noqa: SIM115
-        # Other starts, in other containers too, tell by the lock that it is needed; they leave an empty file alone.
+        # The lock tells other starts, also in other containers, that the token is in use.
         fcntl.flock(self._token_file, fcntl.LOCK_SH)
         self._token_file.write(token)
         self._token_file.flush()
-        # The token itself in the environment would go before the file, and be another cluster's.
+        # This variable would take precedence over the file.
         os.environ.pop("RAY_AUTH_TOKEN", None)
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(self._token_path)
         os.environ["RAY_AUTH_MODE"] = "token"
@@ -100,7 +95,7 @@ class LocalRay(RayBase):
             except (ValueError, OSError):
                 raise
             except Exception as error:
-                # Where its node is not up in time Ray raises Exception itself.
+                # A plain Exception: Ray's node is late.
                 raise StartError(
                     f"Ray did not start: {error}; if this host does not have too much else to do, "
                     f"{self.log_directory} says more"
@@ -108,12 +103,11 @@ class LocalRay(RayBase):
         check_closed(ray.get_runtime_context().gcs_address)
 
     def stop(self) -> None:
-        """Ends whatever runs of it."""
         ray.shutdown()
-        # A Ray that is started from here later, and not by us, would insist on the file.
+        # A later Ray of this process would need the file.
         if os.environ.get("RAY_AUTH_TOKEN_PATH") == str(self._token_path):
             del os.environ["RAY_AUTH_TOKEN_PATH"]
-        # What cannot be removed could not be made either, and that has been said.
+        # `start` has already reported an unusable path.
         with contextlib.suppress(OSError):
             self._token_path.unlink()
         if self._token_file is not None:
@@ -130,7 +124,7 @@ class LocalRay(RayBase):
         return 1
 
     def actor_options(self) -> dict[str, Any]:
-        # Nobody else uses this Ray: it has nothing to account for.
+        # Only this cluster uses this Ray.
         return {"num_cpus": 0}
 
     def _temp_directory(self) -> str:
@@ -145,19 +139,18 @@ def _watch_nodes(gcs_address: str) -> AliveNodes:
 
 
 def rephrase_errors() -> None:
-    """Has what Ray says of its own accord come as one line among ours. That a process has died we say ourselves."""
+    """Logs Ray's messages as one line each, except deaths of processes, which the supervisor logs."""
 
     def say(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
         for message in data["lines"]:
             if not message.startswith(_DEATH):
-                logger.warning("Ray: %s", " ".join(message.split())[:_MAX_SAID])
+                logger.warning("Ray: %s", " ".join(message.split())[:_MAX_MESSAGE_LEN])
 
-    # There is no option for it; what Ray's processes print goes another way.
     ray_worker.print_to_stdstream = say
 
 
 def check_closed(address: str) -> None:
-    """Raises ValueError unless the Ray at this address is on loopback and refuses calls without a token."""
+    """Raises ValueError: the Ray is not on loopback, or answers calls without a token."""
     host = address.rpartition(":")[0].strip("[]")
     if not ipaddress.ip_address(host).is_loopback:
         raise ValueError(f"Ray {ray.__version__} listens at {address}, which is not loopback")

@@ -1,4 +1,4 @@
-"""A Ray that a cluster runs on: one of its own, or one that was there before and goes on without it."""
+"""The interface of a cluster's Ray, its own or an existing one."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -8,60 +8,59 @@ from tandem.deploy.on_ray.ray_probe import node_is_up
 
 
 class StartError(Exception):
-    """A Ray did not come up, though nothing is wrong with what it was asked for."""
+    """Ray did not start, though the configuration is valid."""
 
 
 class RayBase(ABC):
-    """A process has one at a time. What it did not start it does not stop."""
+    """One per process. Does not stop a Ray that it did not start."""
 
     @property
     @abstractmethod
     def log_directory(self) -> str:
-        """Where processes write what they print."""
+        """Directory of the processes' output."""
 
     @abstractmethod
     def start(self, num_processes: int) -> None:
-        """Has this process take part in Ray.
+        """Connects this process to Ray.
 
         Args:
-            num_processes: that the cluster will ask it for.
+            num_processes: number of actors that the cluster will create.
 
         Raises:
-            ValueError: it cannot be used as it is; the message says why.
-            OSError: what it needs of this host cannot be had.
-            StartError: it did not come up.
+            ValueError: this Ray is unusable.
+            OSError: the host lacks a resource.
+            StartError: Ray did not start.
         """
 
     @abstractmethod
     def stop(self) -> None:
-        """Leaves nothing behind of what start did, whether or not that came to its end."""
+        """Undoes `start`, also one that failed."""
 
     def is_up(self) -> bool:
-        """Whether there is a Ray of this process that could start something; looks and never waits."""
+        """Return whether this process's Ray node runs. Does not block."""
         taken_part_in = ray_worker._global_node
         return taken_part_in is not None and node_is_up(taken_part_in.raylet_socket_name)
 
     @abstractmethod
     def num_free(self, resource: str) -> int:
-        """How much of "GPU" or "CPU" there is on this host that nobody has."""
+        """Returns this host's free amount of "GPU" or "CPU"."""
 
     def naming(self, name: str) -> dict[str, Any]:
-        """What a process is asked for with besides, so that it is found by this name; {}: it ends with this process."""
+        """Returns the options that name an actor; {}: the actor has no name and ends with this process."""
         return {}
 
     def create(self, actor_class: Any, order: Any) -> Any:
-        """A process, which is told what it is to do.
+        """Creates an actor with its order.
 
         Args:
-            actor_class: of Ray, made of a SealedActor.
-            order: as that has it.
+            actor_class: Ray's class of a SealedActor.
         """
         return actor_class.remote(order)
 
     @abstractmethod
     def num_nodes(self) -> int:
-        """How many hosts there are whose processes could be the cluster's."""
+        """Returns the number of hosts that the cluster could use."""
 
     @abstractmethod
     def actor_options(self) -> dict[str, Any]:
-        """What every process is asked for with, besides its GPUs."""
+        """Returns the options of every actor, without GPUs."""

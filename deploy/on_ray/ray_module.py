@@ -1,4 +1,4 @@
-"""Ray itself, imported here alone: it reads some of its settings from the environment when it is first imported."""
+"""Imports Ray, after setting the environment variables that Ray reads on import. No other module imports Ray."""
 
 import os
 from collections.abc import Callable
@@ -6,16 +6,16 @@ from collections.abc import Callable
 os.environ.update(
     {
         "RAY_AUTH_MODE": "token",
-        # Named for other systems, this has Ray take loopback for the host's own address, and listen nowhere else.
+        # Despite its name, this makes Ray listen on loopback only.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        # Its autoscaler has nothing to scale, and its metrics would take the same port for every cluster.
+        # The default port would be the same for every cluster.
         "AUTOSCALER_METRIC_PORT": "0",
     }
 )
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-# Ray would run actors at nice 15: whatever else ran on the host would keep every token waiting.
+# Ray's default, nice 15, would let other programs delay every token.
 os.environ.setdefault("RAY_worker_niceness", "0")
-# Ray's node connects to its own object store a moment before that listens, and would try again after a second.
+# Ray's node connects to its object store a moment too early, and by default retries only after a second.
 os.environ.setdefault("RAY_raylet_client_connect_timeout_milliseconds", "20")
 os.environ.setdefault("RAY_raylet_client_num_connect_attempts", "500")
 
@@ -65,7 +65,7 @@ FIRST_VERSION = "2.52"
 
 
 def settings_reset() -> Callable[[], None]:
-    """What has Ray read its settings and the token anew, which it keeps otherwise; raises ValueError without one."""
+    """Returns a function that makes Ray read its settings and token again. Raises ValueError: Ray has no tokens."""
     try:
         from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""Asks a Ray whether it is there, before this process takes part in it and while it does."""
+"""Probes a Ray without joining it."""
 
 import socket
 
@@ -9,13 +9,13 @@ _TIMEOUT_S = 10.0
 
 
 def call_ray(address: str, token: str = "") -> bytes:
-    """Calls the Ray at an address and returns its answer, which has its version in it.
+    """Calls a Ray; returns its answer, which contains the version.
 
     Args:
-        token: to show; "" shows none.
+        token: "": none.
 
     Raises:
-        grpc.RpcError: it does not answer, or not to us.
+        grpc.RpcError: no answer, or a refusal.
     """
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
@@ -24,7 +24,7 @@ def call_ray(address: str, token: str = "") -> bytes:
 
 
 def node_is_up(socket_path: str) -> bool:
-    """Whether somebody listens at the socket of a node of Ray's. Looks and never waits."""
+    """Return whether a Ray node listens at its socket. Does not block."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
@@ -32,6 +32,6 @@ def node_is_up(socket_path: str) -> bool:
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except BlockingIOError:
-            # It has more callers than it could let in so far.
+            # The backlog is full.
             pass
         return True

@@ -1,8 +1,4 @@
-"""The signals of a process that takes part in Ray stay what it made of them.
-
-Ray's own handlers of SIGTERM end the process where it stands, with a status of their own and a stack of C++ calls.
-Whoever stops a start would get that.
-"""
+"""Keeps this process's signal handlers. Ray's SIGTERM handlers end the process at once, with a C++ stack trace."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,10 +9,7 @@ from tandem.deploy.on_ray.bare_node import replaced
 
 @contextlib.contextmanager
 def own_signals(utils: Any, constants: Any) -> Iterator[None]:
-    """Whoever calls ray.init within it keeps its handlers; the processes that Ray starts have theirs as ever.
-
-    Args: utils, constants: Ray's modules of about these names.
-    """
+    """Inside this context ray.init installs no handlers in this process. Args: utils, constants: Ray's modules."""
     with contextlib.ExitStack() as changes:
         if hasattr(utils, "set_sigterm_handler"):
             changes.enter_context(replaced(utils, "set_sigterm_handler", lambda handler: None))

@@ -1,23 +1,32 @@
-"""An actor that learns what it is to do once it is there: Ray carries what it is created with to its host in the clear,
-and keeps it."""
+"""An actor that gets its order later, sealed: Ray stores constructor arguments and sends them in the clear."""
 
-import pickle
 import threading
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
+from tandem.deploy.on_ray.codec import decode, encode
 from tandem.deploy.on_ray.sealed import KeyPair, seal
 
-# A cluster's supervisor tells as soon as the process is there.
 ORDER_TIMEOUT_S = 60.0
 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class _SealedOrder:
+    """The message of `tell`. Attributes: order: encoded."""
+
+    order: bytes
+    cluster_key: bytes
+
+
 class SealedActor(Generic[T]):
-    """Its subclasses ask for their orders by `_wait_order`."""
+    """Subclasses get their order from `_wait_order`. Attributes: order_type: class of the order."""
+
+    order_type: type[T]
 
     def __init__(self, order: T | None) -> None:
-        """Args: order: what it is to do; None: it is told that by `tell`, sealed."""
+        """Args: order: None: `tell` brings it, sealed."""
         self._order = order
         self._cluster_key = b""
         self._is_told = threading.Event()
@@ -28,34 +37,39 @@ class SealedActor(Generic[T]):
             self._is_told.set()
 
     def public_key(self) -> bytes:
-        """What its orders are to be sealed to; another life of it has another one."""
+        """Returns the key to seal its order to, new in each life."""
         assert self._keys is not None
         return self._keys.public_key
 
     def tell(self, sealed: bytes) -> None:
-        """Args: sealed: what `sealed_order` made. Only the first counts. Raises ValueError: it cannot be opened."""
+        """Takes a `sealed_order`; only the first one counts.
+
+        Raises:
+            ValueError: the message cannot be opened, or is not an order for this actor.
+        """
         assert self._keys is not None
-        words = self._keys.open(sealed)
+        told = decode(_SealedOrder, self._keys.open(sealed))
+        order = decode(self.order_type, told.order)
         if not self._is_told.is_set():
-            self._order, self._cluster_key = pickle.loads(words)
+            self._order, self._cluster_key = order, told.cluster_key
             self._is_told.set()
 
     def share_cluster_key(self, public_key: bytes) -> bytes:
-        """The cluster's key, sealed to this one; b"": it has none yet."""
+        """Returns the cluster's key, sealed to `public_key`; b"" before `tell`."""
         return seal(self._cluster_key, public_key) if self._cluster_key else b""
 
     def _wait_order(self, timeout_s: float = ORDER_TIMEOUT_S) -> T:
-        """Raises TimeoutError: nobody has told it."""
+        """Raises TimeoutError: no order came."""
         if not self._is_told.wait(timeout_s):
             raise TimeoutError(f"was not told what to do within {timeout_s:.0f} s")
         assert self._order is not None
         return self._order
 
 
-def sealed_order(order: Any, public_key: bytes, cluster_key: bytes = b"") -> bytes:
-    """An order for the actor with this key.
+def sealed_order(order: object, public_key: bytes, cluster_key: bytes = b"") -> bytes:
+    """Encodes and seals an order for the actor with this public key.
 
     Args:
-        cluster_key: what opens the supervisor's notes, which another life of that asks for; b"": it is not to have it.
+        cluster_key: opens the supervisor's notes; the supervisor's next life asks the actors for it. b"": none.
     """
-    return seal(pickle.dumps((order, cluster_key)), public_key)
+    return seal(encode(_SealedOrder(encode(order), cluster_key)), public_key)

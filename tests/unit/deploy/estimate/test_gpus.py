@@ -1,4 +1,4 @@
-"""Figures of GPUs: what is reached of a data sheet, and that each says where its figures are from."""
+"""Figures of GPUs, their reached shares and their sources."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Lines and numbers of running sequences, against simulations of them."""
+"""Queues and batch sizes against simulations."""
 
 import random
 from math import inf
@@ -34,7 +34,7 @@ def test_as_many_run_at_once_as_are_simulated_to() -> None:
     numbers, slow = _simulated(rate, output_len, steps)
     running = Running(steps, rate * output_len)
     assert running.mean == pytest.approx(sum(numbers) / len(numbers), rel=0.1)
-    # So many that the slow steps of one request in ten have more of them.
+    # For one request in ten, the slow steps are larger.
     largest = sorted(slow)[int(0.9 * len(slow))]
     assert running.crowded(largest + 5) < 0.1 < running.crowded(largest - 5)
 
@@ -47,7 +47,7 @@ def test_more_workers_even_out_and_too_many_requests_are_too_many_for_any_number
 
 
 def _simulated(rate: float, output_len: int, steps: list[float]) -> tuple[list[int], list[int]]:
-    """Of each step how many run, and for each request the number that one in twenty of its steps exceeds."""
+    """Returns each step's batch size, and for each request the 95th percentile of its steps."""
     rng = random.Random(7)
     now, arrival, numbers = 0.0, 0.0, []
     begins, num_running = [], 0

@@ -1,4 +1,4 @@
-"""How GPUs are shared out, against laws that hold for any model and what was measured on four H200s."""
+"""Splits of GPUs, against general laws and measurements on four H200s."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -21,9 +21,9 @@ def rate_of(found: list[Split], name: str) -> float:
     return rate
 
 
-# Four H200s served so many requests a second with 90 % good (docs/estimate.md), by split and limit between tokens.
+# Requests/s of four H200s with 90 % good (docs/estimate.md), by split and ITL limit.
 MEASURED = {("2:2", 0.015): 15.5, ("3:1", 0.015): 14.7, ("2:2", 0.025): 15.5, ("3:1", 0.025): 22.0}
-# Goodput of four workers in a simulated cluster: tokens, limit on gaps, and 3:1, 2:2, 1:3, 4 both.
+# Goodput of four workers in a simulated cluster: tokens, ITL limit, and 3:1, 2:2, 1:3, 4 both.
 MODELLED = {
     (4096, 256, 0.015): (17.4, 17.5, 7.5, 17.1),
     (4096, 256, 0.025): (21.8, 17.5, 7.5, 21.7),
@@ -35,14 +35,14 @@ MODELLED = {
     (512, 1024, 0.025): (16.9, 34.3, 51.7, 57.9),
     (512, 1024, 0.050): (16.9, 34.3, 51.7, 57.5),
 }
-# Where it turns on forwards that nobody has measured, of more than 128 sequences with a piece of a prompt.
+# These depend on unmeasured mixed steps of more than 128 sequences.
 UNMEASURED = (512, 1024, 0.015)
 
 
 @pytest.fixture
 def older_engine(monkeypatch: pytest.MonkeyPatch) -> Worker:
-    """What four GPUs were measured with: steps of 1, 32, 128 and 256 sequences of 1,152 tokens took 4.07, 5.96, 10.9
-    and 17.9 ms, a layer's attention to 64 of 4,096 tokens 272.6 microseconds of 256.9 at least; no mixed steps."""
+    """The measured configuration: steps of 1, 32, 128 and 256 sequences of 1,152 tokens took 4.07, 5.96, 10.9 and
+    17.9 ms; a layer's attention to 64 of 4,096 tokens took 272.6 us, of at least 256.9; no mixed steps."""
     older = worker.BFLOAT16._replace(decode_share=0.8, own_layer_s=13.5e-6, layer_s=30e-6)
     monkeypatch.setattr(worker, "BFLOAT16", older)
     monkeypatch.setattr(worker, "KV_READ_SHARE", 256.9 / 272.6)
@@ -56,12 +56,12 @@ def test_four_gpus_give_about_what_was_measured(name: str, itl: float, older_eng
 
 
 def test_whole_prompts_between_steps_give_about_what_was_measured(older_engine: Worker) -> None:
-    # The mean of a request's gaps had a limit of 25 ms.
+    # The limit was 25 ms on the mean of a request's gaps.
     found = splits(older_engine, Load(4096, 256, ttft=0.5), 4)
     assert rate_of(found, "4 both") == pytest.approx(27, rel=0.15)
 
 
-def test_pieces_of_one_size_between_steps_give_about_what_was_measured(
+def test_chunks_of_one_size_between_steps_give_about_what_was_measured(
     older_engine: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(both, "MIN_TOKENS", 512)
@@ -118,7 +118,7 @@ def test_without_a_limit_few_places_are_no_fault(max_batch_size: int) -> None:
     load = Load(4096, 256)
     decoded = max_batch_size / (255 * small.decode_step(max_batch_size, load.kv_len))
     assert rate_of(splits(small, load, 2), "1:1") == pytest.approx(min(decoded, prefill_rate(small, load, 1)), rel=0.02)
-    # With one, who finds none waits for it, and one in ten may.
+    # With a limit, an arrival without a place waits, and one in ten may.
     assert 0 < decode_rate(small, replace(load, itl=0.05)) < decoded
 
 

@@ -1,4 +1,4 @@
-"""One worker's estimate against what was measured on H200s (docs/benchmarks.md, docs/reports/h200)."""
+"""One worker's estimate against measurements on H200s (docs/benchmarks.md, docs/reports/h200)."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from tests.fakes.model_shapes import LLAMA_8B, QWEN_0_6B
 H200 = GPUS["h200"]
 WITHIN = 0.15
 LLAMA_8B_FP8 = LLAMA_8B.quantized("fp8")
-# Milliseconds of a step by batch size, sequences of 1,152 tokens: model, dtype of pages, and what was measured.
+# Measured milliseconds of a step of sequences of 1,152 tokens, by batch size, model and page dtype.
 DECODE_MS = {
     "llama": (LLAMA_8B, "auto", {1: 3.94, 32: 5.69, 128: 9.69, 256: 16.37}),
     "llama, another run": (LLAMA_8B, "auto", {1: 3.97, 8: 4.36, 32: 5.75, 128: 10.32, 256: 16.47}),
@@ -20,18 +20,18 @@ DECODE_MS = {
     "llama, FP8 pages too": (LLAMA_8B_FP8, "fp8_e4m3", {1: 2.54, 32: 3.69, 128: 6.79, 256: 11.28}),
     "qwen": (QWEN_0_6B, "auto", {1: 0.67, 32: 2.12, 128: 5.33, 256: 9.34}),
 }
-# Prompt tokens per second by number and length of prompts, in chunks of 16,384.
+# Prompt tokens/s by number and length of prompts, in chunks of 16,384.
 PREFILLS = {(1, 512): 36_438, (1, 8192): 40_300, (8, 8192): 39_233, (32, 2048): 43_600, (64, 512): 44_431}
 FP8_PREFILLS = {(1, 512): 51_999, (8, 8192): 63_196, (64, 512): 79_406}
 QWEN_PREFILLS = {(1, 8192): 298_000, (8, 8192): 310_000, (32, 2048): 455_000}
-# Milliseconds of single prompts by their tokens (benchmarks.prefill_launch); all but the longest have graphs.
+# Milliseconds of single prompts by tokens (benchmarks.prefill_launch); all but the longest have graphs.
 FORWARD_MS = {
     "llama": (LLAMA_8B, {128: 6.7, 512: 13.0, 1024: 25.1, 4096: 98.9}),
     "qwen": (QWEN_0_6B, {128: 1.9, 512: 2.5, 1024: 3.4, 4096: 11.6}),
 }
-# Milliseconds of forwards that decode and compute a piece of a prompt (benchmarks.mixed_forward): by sequences and
-# their tokens, for each of these tokens of the piece and those before it.
-PIECES = ((128, 0), (256, 0), (384, 2048), (512, 0), (512, 2048), (1024, 2048), (2048, 0))
+# Milliseconds of mixed steps (benchmarks.mixed_forward), by sequences and their tokens, for each of CHUNKS.
+# Each: tokens of the chunk, and of its prompt before it.
+CHUNKS = ((128, 0), (256, 0), (384, 2048), (512, 0), (512, 2048), (1024, 2048), (2048, 0))
 MIXED_MS = {
     (8, 4096): (7.6, 10.5, 14.9, 16.0, 17.2, 29.6, 52.9),
     (64, 1024): (9.5, 12.1, 19.5, 18.0, 18.8, 32.7, 56.5),
@@ -69,8 +69,8 @@ def test_single_prompts(model: ModelConfig, measured: dict[int, float]) -> None:
 
 @pytest.mark.parametrize("sequences", MIXED_MS)
 def test_mixed_steps(sequences: tuple[int, int]) -> None:
-    for piece, milliseconds in zip(PIECES, MIXED_MS[sequences], strict=True):
-        estimated = Worker(LLAMA_8B, H200).mixed_step(*sequences, *piece) * 1e3
+    for chunk, milliseconds in zip(CHUNKS, MIXED_MS[sequences], strict=True):
+        estimated = Worker(LLAMA_8B, H200).mixed_step(*sequences, *chunk) * 1e3
         assert estimated == pytest.approx(milliseconds, rel=WITHIN)
 
 
@@ -78,7 +78,7 @@ def test_fp8_weights_leave_room_and_take_less_time() -> None:
     plain, fp8 = Worker(LLAMA_8B, H200), Worker(LLAMA_8B_FP8, H200)
     more = fp8.pool_tokens("decode", 1) - plain.pool_tokens("decode", 1)
     assert more * 128 * 1024 == pytest.approx(6.98e9, rel=0.001)
-    # Their kernels take longer beside what they read.
+    # Kernels take longer beyond their reads.
     saved = plain.decode_step(1, 1152) - fp8.decode_step(1, 1152)
     assert 0.7 * 6.98e9 / 4.15e12 < saved < 6.98e9 / 4.15e12
     assert fp8.prefill(8, 8192) < 0.7 * plain.prefill(8, 8192)

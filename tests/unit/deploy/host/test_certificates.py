@@ -1,4 +1,4 @@
-"""Certificates for what a cluster's processes say to each other: whether two of them would know each other by these."""
+"""Certificates between a cluster's processes."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -27,7 +27,7 @@ def issue(directory: Path, name: str, authority: trustme.CA, **validity: Any) ->
     write(directory, cert=leaf.cert_chain_pems[0].bytes(), key=leaf.private_key_pem.bytes())
 
 
-def test_what_is_made_is_of_one_cluster_and_for_years(tmp_path: Path) -> None:
+def test_made_certificates_are_for_one_cluster_and_last_years(tmp_path: Path) -> None:
     one, other = make_certificates(), make_certificates()
     write(tmp_path, ca=one.ca, cert=one.cert, key=one.key)
     given(tmp_path)
@@ -41,7 +41,7 @@ def test_what_is_made_is_of_one_cluster_and_for_years(tmp_path: Path) -> None:
         assert certificate.signature_hash_algorithm is not None and "ec" in type(certificate.public_key()).__module__
 
 
-def test_given_ones_are_taken_by_whatever_authority_has_signed_them(tmp_path: Path) -> None:
+def test_files_of_any_authority_are_accepted(tmp_path: Path) -> None:
     authority = trustme.CA()
     intermediate = authority.create_child_ca()
     leaf = intermediate.issue_cert(SERVER_NAME)
@@ -89,9 +89,7 @@ def no_file(directory: Path) -> None:
         (no_file, "cannot be read: No such file"),
     ],
 )
-def test_ones_by_which_nobody_would_be_known_are_refused(
-    tmp_path: Path, spoil: Callable[[Path], None], reason: str
-) -> None:
+def test_files_that_fail_a_handshake_are_refused(tmp_path: Path, spoil: Callable[[Path], None], reason: str) -> None:
     tls = make_certificates()
     write(tmp_path, ca=tls.ca, cert=tls.cert, key=tls.key)
     spoil(tmp_path)

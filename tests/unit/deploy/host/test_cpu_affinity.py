@@ -1,4 +1,4 @@
-"""A worker runs on the CPUs beside its GPU, and on all of its CPUs where nobody says which these are."""
+"""A worker runs on the CPUs local to its GPU, or on all of its CPUs if the host names none."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ PCI_ID = "0000:c1:00.0"
 
 
 def sysfs(directory: Path, cpu_list: str, pci_id: str = PCI_ID) -> Path:
-    """A made-up host with one device. Args: cpu_list: what it says of the CPUs beside it."""
+    """A fake host with one device. Args: cpu_list: content of its local_cpulist."""
     device = directory / "bus/pci/devices" / pci_id
     device.mkdir(parents=True)
     (device / "local_cpulist").write_text(cpu_list)
@@ -21,11 +21,11 @@ def sysfs(directory: Path, cpu_list: str, pci_id: str = PCI_ID) -> Path:
 
 
 @pytest.mark.parametrize("pci_id", [PCI_ID, "0000:C1:00.0", "00000000:C1:00.0"])
-def test_the_device_is_found_however_its_id_is_written(pci_id: str, tmp_path: Path) -> None:
+def test_the_device_is_found_by_any_spelling_of_its_id(pci_id: str, tmp_path: Path) -> None:
     assert cpus_beside(pci_id, range(8), sysfs(tmp_path, "4-7\n")) == {4, 5, 6, 7}
 
 
-def test_a_domain_of_its_own_is_no_other(tmp_path: Path) -> None:
+def test_domains_are_told_apart(tmp_path: Path) -> None:
     root = sysfs(tmp_path, "0-3\n", "0001:c1:00.0")
     assert cpus_beside("00000001:C1:00.0", range(8), root) == {0, 1, 2, 3} and not cpus_beside(PCI_ID, range(8), root)
 
@@ -34,18 +34,18 @@ def test_a_domain_of_its_own_is_no_other(tmp_path: Path) -> None:
     ("cpu_list", "allowed", "chosen"),
     [
         ("0-1,4-5,7\n", range(8), {0, 1, 4, 5, 7}),
-        # Only what it may use already, and nothing if that is nothing.
+        # Only allowed CPUs; none if there are none.
         ("0-15\n", {2, 3, 20}, {2, 3}),
         ("0-15\n", {16, 17}, set()),
-        # All of them are no choice.
+        # All CPUs are local: no need to pin.
         ("0-7\n", range(8), set()),
         ("0-127\n", {3, 4}, set()),
-        # A host that does not say so leaves the file empty, or writes what nobody knows.
+        # The file may be empty, or of an unknown format.
         ("\n", range(8), set()),
         ("all\n", range(8), set()),
     ],
 )
-def test_the_cpus_beside_it_are_chosen_of_those_that_may_be_used(
+def test_local_cpus_are_chosen_from_allowed_ones(
     cpu_list: str, allowed: set[int], chosen: set[int], tmp_path: Path
 ) -> None:
     assert cpus_beside(PCI_ID, allowed, sysfs(tmp_path, cpu_list)) == chosen
@@ -56,7 +56,7 @@ def test_a_host_without_such_files_is_no_error(tmp_path: Path) -> None:
     assert "runs on all of its" in run_beside(PCI_ID, tmp_path)
 
 
-def test_a_worker_is_not_crowded_on_few_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_local_cpus_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pinned: list[set[int]] = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(12, 24)))
     monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cpus: pinned.append(cpus))
@@ -100,7 +100,7 @@ ended.set()
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is no choice")
-def test_all_threads_run_there_those_that_were_there_before_too(tmp_path: Path) -> None:
+def test_all_threads_are_pinned_also_earlier_ones(tmp_path: Path) -> None:
     allowed = sorted(os.sched_getaffinity(0))
     root = sysfs(tmp_path, f"{allowed[-1]}\n")
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What goes on without the terminal that it was started in."""
+"""Commands that leave their terminal."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "tandem.log"
 
 
-def test_it_goes_on_in_a_session_of_its_own_once_it_is_ready(log: Path) -> None:
+def test_it_continues_in_its_own_session_once_ready(log: Path) -> None:
     log.write_text("of an earlier run")
     body = (
         "print('ready', os.getpid(), os.getsid(0), os.isatty(0), flush=True); on_ready(); time.sleep(1); print('over')"
@@ -61,7 +61,7 @@ def test_it_goes_on_in_a_session_of_its_own_once_it_is_ready(log: Path) -> None:
 
 
 @pytest.mark.parametrize(("body", "status"), [("return 2", 2), ("os.kill(os.getpid(), signal.SIGKILL)", 137)])
-def test_what_ends_before_it_is_ready_hands_on_its_status(body: str, status: int, log: Path) -> None:
+def test_an_early_end_returns_its_status(body: str, status: int, log: Path) -> None:
     process = start(body, log)
     output, _ = process.communicate(timeout=20.0)
     assert process.returncode == status and output == "starting\n"
@@ -73,7 +73,7 @@ def test_an_error_is_shown(log: Path) -> None:
     assert process.returncode == 1 and "RuntimeError: a bug" in output
 
 
-def test_ctrl_c_stops_what_is_not_ready(log: Path) -> None:
+def test_ctrl_c_stops_a_command_that_is_not_ready(log: Path) -> None:
     stop = "signal.signal(signal.SIGTERM, lambda *_: (print('stopping', flush=True), os._exit(7)))"
     process = start(f"{stop}; print('set', flush=True); time.sleep(30)", log)
     wait_for("set", log)
@@ -83,8 +83,8 @@ def test_ctrl_c_stops_what_is_not_ready(log: Path) -> None:
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_what_ends_well_before_it_is_ready_was_given_up(signum: int, status: int, log: Path) -> None:
-    """`tandem serve --detach && tandem generate` is not to go on."""
+def test_a_clean_end_by_a_signal_is_a_failure(signum: int, status: int, log: Path) -> None:
+    """`tandem serve --detach && tandem generate` must not continue."""
     stop = "signal.signal(signal.SIGTERM, lambda *_: os._exit(0))"
     process = start(f"{stop}; print('set', flush=True); time.sleep(30)", log)
     wait_for("set", log)
@@ -93,7 +93,7 @@ def test_what_ends_well_before_it_is_ready_was_given_up(signum: int, status: int
     assert (process.returncode, errors) == (status, "Given up before it was ready\n")
 
 
-def test_who_is_killed_while_it_waits_ends_nothing(log: Path) -> None:
+def test_the_child_survives_a_killed_parent(log: Path) -> None:
     process = start("time.sleep(0.5); on_ready(); print('over', flush=True)", log)
     wait_for("starting", log)
     os.killpg(process.pid, signal.SIGKILL)

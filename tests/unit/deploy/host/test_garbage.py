@@ -1,4 +1,4 @@
-"""What is done for Python's garbage collector to stop processes seldom and shortly."""
+"""Python's garbage collector pauses processes rarely and briefly."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ from tandem.deploy.host.garbage import collect_seldom, freeze_objects
 looked_at = []
 
 def look(phase, info):
-    # Collections of the youngest alone are hundreds, and what these find is found by the next one too.
+    # Young collections number hundreds; the next one covers their objects too.
     if phase == "start" and info["generation"]:
         looked_at.append((info["generation"], len(gc.get_objects())))
 
@@ -41,7 +41,7 @@ gc.callbacks.append(look)
 {call}
 looked_at.clear()
 kept = []
-# Objects that stay, as requests and pages do: enough for several full collections by default.
+# Long-lived objects, like requests and pages: enough for several full collections by default.
 for _ in range(300_000):
     kept.append([None])
 print(sum(generation == 2 for generation, _ in looked_at), max(num for _, num in looked_at) - len(kept))
@@ -49,31 +49,31 @@ print(sum(generation == 2 for generation, _ in looked_at), max(num for _, num in
 
 
 def full_collections(call: str) -> tuple[int, int]:
-    """Their number, and the most objects besides those of the script that any collection had before it."""
+    """Returns the number of collections and the most objects, without the script's, that one visited."""
     num_full, num_objects = run(SCRIPT.format(call=call))
     return num_full, num_objects
 
 
 def run(script: str) -> list[int]:
-    """The numbers that it prints."""
+    """Returns the numbers that the script prints."""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     return [int(number) for number in done.stdout.split()]
 
 
-def test_what_is_imported_is_never_looked_at_again_and_the_rest_seldom() -> None:
+def test_imported_objects_are_never_visited_and_others_rarely() -> None:
     num_full, num_objects = full_collections("freeze_objects(); collect_seldom()")
     assert num_full == 0 and num_objects < 10_000
-    # The same script sees them where nothing is done about it.
+    # By default, collections visit them.
     num_full, num_objects = full_collections("")
     assert num_full > 0 and num_objects > 50_000
 
 
-def test_processes_that_serve_leave_what_they_have_at_their_start_alone(tmp_path: Path) -> None:
+def test_serving_processes_never_visit_objects_of_their_start(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "tiny")
     model_dir = str(tmp_path / "tiny")
     num_frozen, full_threshold, _ = run(COUNTS.format(actor=WORKER.format(model_dir=model_dir)))
     assert num_frozen > 50_000 and full_threshold == FULL_COLLECTION_THRESHOLD
-    # Requests leave cycles behind at a router: its full collections come as often as ever. But a step's tokens for some
-    # hundred requests are no reason to look at all that is young.
+    # Requests leave cycles at a router, so full collections are as frequent as by default. One step's tokens of some
+    # hundred requests must not cause a young collection.
     num_frozen, full_threshold, young_threshold = run(COUNTS.format(actor=ROUTER.format(model_dir=model_dir)))
     assert num_frozen > 20_000 and full_threshold < FULL_COLLECTION_THRESHOLD and young_threshold > 5000

@@ -1,4 +1,4 @@
-"""A GPU is opened beside the imports, and what cannot be opened is nobody's error here."""
+"""The GPU opens during the imports, and a failure is left to torch."""
 
 import ctypes
 import logging
@@ -10,7 +10,7 @@ from tandem.deploy.host.gpu_opening import GpuOpening
 
 
 class FakeDriver:
-    """Stands for NVIDIA's: notes the calls, all of which succeed but for one."""
+    """A fake NVIDIA driver. Records calls; all succeed except `failing`."""
 
     def __init__(self, failing: str = "") -> None:
         self.calls: list[str] = []
@@ -33,7 +33,7 @@ class FakeDriver:
 
 
 def opened(driver: FakeDriver) -> list[str]:
-    """Beside which devices the process was to run."""
+    """The devices given to run_beside."""
     beside: list[str] = []
 
     def run_beside(pci_id: str) -> str:
@@ -44,7 +44,7 @@ def opened(driver: FakeDriver) -> list[str]:
     return beside
 
 
-def test_it_is_opened_and_the_process_runs_beside_it() -> None:
+def test_the_gpu_is_opened_and_the_process_pinned() -> None:
     driver = FakeDriver()
     assert opened(driver) == ["0000:C1:00.0"]
     assert driver.calls == ["cuInit", "cuDeviceGet", "cuDeviceGetPCIBusId", "cuDevicePrimaryCtxRetain"]
@@ -56,12 +56,12 @@ def test_without_a_gpu_nothing_is_done(failing: str) -> None:
     assert opened(driver) == [] and driver.calls[-1] == failing
 
 
-def test_one_whose_place_nobody_knows_is_opened_all_the_same() -> None:
+def test_a_gpu_without_a_pci_id_is_opened() -> None:
     driver = FakeDriver("cuDeviceGetPCIBusId")
     assert opened(driver) == [] and driver.calls[-1] == "cuDevicePrimaryCtxRetain"
 
 
-def test_without_a_driver_torch_is_left_to_say_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_driver_is_logged_only(caplog: pytest.LogCaptureFixture) -> None:
     def no_driver(name: str) -> Any:
         raise OSError(f"{name}: cannot open shared object file")
 

@@ -1,4 +1,4 @@
-"""When a process that has died may be started again."""
+"""When a dead process may restart."""
 
 from tandem.deploy.host.mappers import MAPPED_LIMIT_S, Mappers
 
@@ -23,7 +23,7 @@ def test_a_mapper_that_dies_maps_nothing() -> None:
     assert mappers.take_released("p0", 1.0)
 
 
-def test_a_mapper_that_stands_still_keeps_nobody_away_for_ever() -> None:
+def test_a_hung_mapper_delays_a_restart_only_so_long() -> None:
     mappers = Mappers()
     mappers.has_died("d0", ["p0"], now=5.0)
     assert not mappers.take_released("d0", 4.9 + MAPPED_LIMIT_S)
@@ -31,7 +31,7 @@ def test_a_mapper_that_stands_still_keeps_nobody_away_for_ever() -> None:
     assert mappers.to_ask() == set()
 
 
-def test_who_has_not_died_or_is_mapped_by_nobody_may_start() -> None:
+def test_an_unmapped_process_may_start() -> None:
     mappers = Mappers()
     assert mappers.take_released("d0", 0.0)
     mappers.has_died("d0", [], now=0.0)

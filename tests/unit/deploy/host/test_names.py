@@ -1,4 +1,4 @@
-"""A cluster's name is its own as long as it lives."""
+"""A cluster keeps its name until it ends."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import pytest
 from tandem.deploy.host.names import ClusterName, NameTakenError
 
 
-def test_a_name_is_one_cluster_s_until_it_lets_it_go(tmp_path: Path) -> None:
+def test_a_name_belongs_to_one_cluster_until_closed(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     first = ClusterName(directory, "chat")
     with pytest.raises(NameTakenError, match="chat"):
@@ -24,7 +24,7 @@ def test_a_name_is_one_cluster_s_until_it_lets_it_go(tmp_path: Path) -> None:
     assert list(directory.iterdir()) == []
 
 
-def test_a_name_is_free_when_whoever_had_it_was_killed(tmp_path: Path) -> None:
+def test_a_name_is_free_once_its_process_was_killed(tmp_path: Path) -> None:
     script = f"""
 import sys, time
 from pathlib import Path
@@ -42,7 +42,7 @@ time.sleep(60)
     ClusterName(tmp_path, "chat").close()
 
 
-def test_a_directory_of_somebody_else_s_is_refused(tmp_path: Path) -> None:
+def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     with pytest.raises(PermissionError):
         ClusterName(tmp_path, "chat")

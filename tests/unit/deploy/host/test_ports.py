@@ -23,7 +23,7 @@ def listen(port: int, *, shared: bool) -> socket.socket:
     return socket.create_server(("127.0.0.1", port), reuse_port=shared)
 
 
-def test_one_router_listens_at_the_clients_ports_itself(ports: ReservedPorts) -> None:
+def test_a_single_router_has_the_shared_ports(ports: ReservedPorts) -> None:
     reserved = ports.reserve_all(ClusterConfig("m", grpc_port=0, http_port=0))
     (own,) = reserved.routers.values()
     assert (own.grpc, own.http) == (reserved.shared.grpc, reserved.shared.http)
@@ -35,33 +35,33 @@ def test_a_router_s_port_for_workers_is_bound_where_it_is_held(ports: ReservedPo
     assert (config.cluster_host, config.cluster_port) == ("127.0.0.1", port_of(reserved.routers["router-0"].cluster))
 
 
-def test_several_share_the_clients_ports_and_have_their_own(ports: ReservedPorts) -> None:
+def test_several_routers_share_ports_and_have_their_own(ports: ReservedPorts) -> None:
     reserved = ports.reserve_all(ClusterConfig("m", grpc_port=0, http_port=0, num_routers=3))
     assert list(reserved.routers) == ["router-0", "router-1", "router-2"]
     addresses = [*reserved.shared, *(address for own in reserved.routers.values() for address in own)]
     assert len(set(addresses)) == 2 + 3 * 3
 
 
-def test_a_reserved_port_is_for_those_who_are_let_in(ports: ReservedPorts) -> None:
+def test_a_reserved_port_is_for_sockets_with_reuseport(ports: ReservedPorts) -> None:
     port = port_of(ports.reserve("127.0.0.1", 0, "grpc_port"))
     with pytest.raises(OSError, match="in use"):
         listen(port, shared=False)
     with pytest.raises(ValueError, match=f"cannot listen on 127.0.0.1:{port}: .*; choose another grpc_port"):
         ReservedPorts().reserve("127.0.0.1", port, "grpc_port")
-    # Two listen, one dies, and its successor listens there again.
+    # Two listen; one ends, and its successor listens again.
     with listen(port, shared=True):
         listen(port, shared=True).close()
         listen(port, shared=True).close()
 
 
-def test_a_port_that_others_share_is_not_joined(ports: ReservedPorts) -> None:
+def test_a_port_shared_by_others_is_refused(ports: ReservedPorts) -> None:
     with listen(0, shared=True) as other:
         port = other.getsockname()[1]
         with pytest.raises(ValueError, match="choose another http_port"):
             ports.reserve("127.0.0.1", port, "http_port")
 
 
-def test_nothing_is_accepted_where_nobody_listens(ports: ReservedPorts) -> None:
+def test_a_held_port_accepts_no_connections(ports: ReservedPorts) -> None:
     port = port_of(ports.reserve("127.0.0.1", 0, "grpc_port"))
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5.0)
@@ -71,18 +71,18 @@ def test_nothing_is_accepted_where_nobody_listens(ports: ReservedPorts) -> None:
                 server.accept()[0].close()
 
 
-def test_a_port_is_free_again_when_the_cluster_is_gone(ports: ReservedPorts) -> None:
+def test_a_port_is_free_after_close(ports: ReservedPorts) -> None:
     port = port_of(ports.reserve("127.0.0.1", 0, "grpc_port"))
     ports.close()
     listen(port, shared=False).close()
 
 
-def test_an_address_that_is_not_ours(ports: ReservedPorts) -> None:
+def test_an_address_of_another_host_is_refused(ports: ReservedPorts) -> None:
     with pytest.raises(ValueError, match="choose another `host`"):
         ports.reserve("192.0.2.1", 0, "grpc_port")
 
 
-def test_of_many_that_start_at_once_one_gets_a_port(ports: ReservedPorts) -> None:
+def test_one_of_many_concurrent_starts_gets_a_port(ports: ReservedPorts) -> None:
     for _ in range(30):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

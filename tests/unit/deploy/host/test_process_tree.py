@@ -1,4 +1,4 @@
-"""Finding and ending process trees, on plain subprocesses; and the records that outlive a killed run."""
+"""Process trees of plain subprocesses, and records of killed runs."""
 
 import json
 import os
@@ -14,11 +14,11 @@ import pytest
 
 from tandem.deploy.host.process_tree import descendants, end_processes, send_signal
 from tandem.deploy.host.run_record import RunOwner, default_directory, end_leftovers, remove_record, write_record
-from tandem.processes import ProcessId
+from tandem.processes import ProcessId, read_stat
 
 SLEEP = "import time; time.sleep(60)"
 
-# A subreaper with a child, a grandchild in a session of its own, and an orphan that forked twice.
+# A subreaper with a child, a grandchild in its own session, and a twice-forked orphan.
 TREE = f"""
 import subprocess, sys, time
 from tandem.deploy.host.process_tree import become_subreaper, descendants
@@ -40,10 +40,17 @@ print("ready", flush=True)
 time.sleep(60)
 """
 
+NEGLECTFUL = f"""
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", {SLEEP!r}])
+print("ready", flush=True)
+time.sleep(60)
+"""
+
 
 @contextmanager
 def running(script: str) -> Iterator[ProcessId]:
-    """A script in a process of its own, once it has said that it is ready."""
+    """Runs a script in a subprocess; enters once it printed "ready"."""
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -75,6 +82,16 @@ def test_ended_child_is_reaped() -> None:
         assert time.monotonic() - began < 2.0
         with pytest.raises(ChildProcessError):
             os.waitpid(process.pid, os.WNOHANG)
+
+
+def test_zombie_of_another_parent_counts_as_ended() -> None:
+    """Where init does not reap, as in many containers, such a zombie stays."""
+    with running(NEGLECTFUL) as parent:
+        (child,) = descendants(parent.pid)
+        began = time.monotonic()
+        assert end_processes([child], 5.0) == []
+        assert time.monotonic() - began < 2.0
+        assert read_stat(child.pid) is not None and descendants(parent.pid) == []
 
 
 def test_process_that_ignores_sigterm_is_killed_after_the_grace() -> None:
@@ -119,7 +136,7 @@ def test_leftovers_of_a_dead_run_are_ended(tmp_path: Path) -> None:
     directory = tmp_path / "tandem"
     assert end_leftovers(directory) == []
     with running(TREE) as root:
-        # A process that the record does not know is found below one that it knows.
+        # The record lists the root only; its descendants are found.
         path = write_record(directory, owner_gone(), [root, ProcessId(os.getpid(), 1)])
         assert directory.stat().st_mode & 0o777 == 0o700
         tree = {root, *descendants(root.pid)}
@@ -143,7 +160,7 @@ def test_run_with_a_living_owner_is_left_alone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_records_that_mean_nothing_here_end_nothing(tmp_path: Path) -> None:
+def test_foreign_and_corrupt_records_end_nothing(tmp_path: Path) -> None:
     with running("print('ready', flush=True); " + SLEEP) as process:
         path = write_record(tmp_path, owner_gone(), [process])
         record = json.loads(path.read_text())

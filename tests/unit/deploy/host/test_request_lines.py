@@ -1,4 +1,4 @@
-"""What the routers say about requests comes to the terminal: a real router, and the launcher's end."""
+"""Request lines from a real router to the launcher's terminal."""
 
 import http.client
 import json
@@ -16,7 +16,7 @@ from tandem.router.process import RouterProcess
 
 
 class Terminal:
-    """Attributes: lines: that were shown."""
+    """Attributes: lines: shown lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -52,9 +52,9 @@ def test_a_router_s_lines_are_shown_without_prompt_and_key(router_model_dir: Pat
         assert post("secret-key", "first", prompt="aaaa", max_tokens=3) == 503
         assert terminal.wait("> first").endswith("prompt_tokens=4 max_tokens=3 temperature=1")
         assert "unavailable" in terminal.wait("< first")
-        # Strangers cannot fill a terminal.
+        # An unauthenticated client shows nothing.
         assert post("wrong-key", "second", prompt="a") == 401
-        # What a client says comes back in errors: no terminal may obey it.
+        # Errors quote the client: control characters must not reach the terminal.
         assert post("secret-key", "third", prompt="a", logit_bias={"\x1b[2Jx": 1}) == 400
         assert "?[2Jx" in terminal.wait("! third")
         assert not [line for line in terminal.lines if "aaaa" in line or "-key" in line or "second" in line]
@@ -63,7 +63,7 @@ def test_a_router_s_lines_are_shown_without_prompt_and_key(router_model_dir: Pat
         server.close()
 
 
-def test_nothing_is_left_of_it() -> None:
+def test_it_leaves_nothing_behind() -> None:
     num_threads, num_files = threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
     terminal = Terminal()
     server = RequestLineServer(terminal.lines.append)
@@ -71,7 +71,7 @@ def test_nothing_is_left_of_it() -> None:
         client.connect(f"\0{server.name}")
         client.send(b"the last line")
         server.close()
-        # What had come before it closed was shown.
+        # Lines received before the end were shown.
         assert terminal.lines == ["the last line"]
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client, pytest.raises(ConnectionRefusedError):
         client.connect(f"\0{server.name}")

@@ -1,4 +1,4 @@
-"""What `tandem serve` says of a cluster's start on a Ray that is there, with a cluster played by the test."""
+"""`tandem serve` on an existing Ray, with a fake cluster."""
 
 import threading
 from dataclasses import replace
@@ -17,7 +17,7 @@ READY = replace(LOADING, phase=SERVING, grpc="127.0.0.1:1", http="127.0.0.1:2", 
 
 
 class FakeCluster:
-    """Is found so, one look after another, and then is gone."""
+    """Returns these states one by one, then is gone."""
 
     def __init__(self, *states: SupervisorState | None) -> None:
         self._states = list(states)
@@ -38,17 +38,17 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joined_serve, "POLL_INTERVAL_S", 0.0)
 
 
-def test_what_is_warned_of_during_the_start_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_of_the_start_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert start(None, replace(LOADING, lines=["WARNING: the key travels in the clear"]), READY) is None
     said = capsys.readouterr().out
     assert "WARNING: the key travels in the clear" in said and "Ready after" in said
 
 
-def test_somebody_else_may_stop_a_cluster_that_starts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_starting_cluster_may_be_stopped_by_others(capsys: pytest.CaptureFixture[str]) -> None:
     assert start(LOADING) == 0
     assert "The cluster was stopped" in capsys.readouterr().out
 
 
-def test_a_supervisor_that_never_was_there_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_supervisor_that_never_answers_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     assert start(None) == 1
     assert capsys.readouterr().err.startswith("tandem: the cluster's supervisor has ended before it said anything")

@@ -1,4 +1,4 @@
-"""What a replica makes of the states of its cluster, which are played by the test."""
+"""A Serve replica and the states of its fake cluster."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ from tandem.deploy.joined.supervisor_actor import ENDED, SERVING, STOPPING
 
 
 class Cluster:
-    """Attributes: phases: at each look; None: its supervisor does not answer; then it is gone. num_asked: to stop."""
+    """Attributes: phases: one per look, None: no answer, at the end gone; num_asked: stop requests."""
 
     def __init__(self, *phases: str | None) -> None:
         self.phases = list(phases)
@@ -39,7 +39,7 @@ def replica(cluster: Cluster) -> Any:
     return made
 
 
-def test_a_drain_is_no_reason_to_replace_the_replica_and_the_end_is() -> None:
+def test_a_drain_is_healthy_and_an_end_is_not() -> None:
     served = replica(Cluster(SERVING, None, STOPPING, STOPPING, ENDED))
     for _ in range(4):
         served.check_health()
@@ -48,7 +48,7 @@ def test_a_drain_is_no_reason_to_replace_the_replica_and_the_end_is() -> None:
             served.check_health()
 
 
-def test_a_supervisor_that_is_silent_for_too_long_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_silence_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
     served = replica(Cluster(None, None))
     served.check_health()
     monkeypatch.setattr(ray_service, "SILENCE_LIMIT_S", -1.0)
@@ -57,7 +57,7 @@ def test_a_supervisor_that_is_silent_for_too_long_is_a_reason(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("phases", "num_asked"), [([SERVING], 1), ([None], 1), ([STOPPING, STOPPING, ENDED], 0)])
-def test_a_cluster_is_asked_to_stop_unless_it_has_been(phases: list[str | None], num_asked: int) -> None:
+def test_a_cluster_gets_one_stop_request(phases: list[str | None], num_asked: int) -> None:
     cluster = Cluster(*phases)
     served = replica(cluster)
     served.__del__()

@@ -1,4 +1,4 @@
-"""A command and its cluster, whose name may be another's by now, on a Ray played by the test."""
+"""A command and its cluster on a fake Ray; a later cluster may have the same name."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ from tandem.deploy.on_ray.sealed_actor import SealedActor
 
 
 class FakeRay:
-    """Attributes: named: who has the name; None: nobody; ended: what was ended."""
+    """Attributes: named: actor with the name, or None; ended: killed actors and removed state."""
 
     def __init__(self) -> None:
         self.named: Any = None
@@ -61,7 +61,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     return ray
 
 
-def test_a_supervisor_that_is_being_started_again_is_waited_for(ray: FakeRay) -> None:
+def test_a_restarting_supervisor_is_waited_for(ray: FakeRay) -> None:
     own = ray.named = actor("own")
     cluster = RemoteCluster("chat", "127.0.0.1:1", own)
     assert cluster.look() is None
@@ -69,7 +69,7 @@ def test_a_supervisor_that_is_being_started_again_is_waited_for(ray: FakeRay) ->
     assert ray.ended == ["own", "processes", "state"]
 
 
-def test_one_that_has_ended_is_gone(ray: FakeRay) -> None:
+def test_an_ended_supervisor_is_gone(ray: FakeRay) -> None:
     cluster = RemoteCluster("chat", "127.0.0.1:1", actor("own"))
     with pytest.raises(GoneError):
         cluster.look()
@@ -77,7 +77,7 @@ def test_one_that_has_ended_is_gone(ray: FakeRay) -> None:
     assert ray.ended == ["own", "processes", "state"]
 
 
-def test_another_cluster_of_the_same_name_is_left_alone(ray: FakeRay) -> None:
+def test_a_later_cluster_of_the_same_name_is_left_alone(ray: FakeRay) -> None:
     ray.named = actor("another")
     cluster = RemoteCluster("chat", "127.0.0.1:1", actor("own"))
     with pytest.raises(GoneError):
@@ -86,11 +86,15 @@ def test_another_cluster_of_the_same_name_is_left_alone(ray: FakeRay) -> None:
     assert ray.ended == ["own"]
 
 
+class Told(SealedActor[SupervisorOrder]):
+    order_type = SupervisorOrder
+
+
 class FakeSupervisor:
-    """Calls are answered at once, by the life that there is.
+    """Answers calls at once.
 
     Attributes:
-        life: of it, which has a key of its own.
+        life: current life, with its own key.
     """
 
     _actor_id = "own"
@@ -99,7 +103,7 @@ class FakeSupervisor:
         self.begin("first")
 
     def begin(self, life: str) -> None:
-        self.life, self.told = life, SealedActor[SupervisorOrder](None)
+        self.life, self.told = life, Told(None)
 
     def __getattr__(self, name: str) -> Any:
         answers = {"state": self._state, "public_key": self.told.public_key, "tell": self.told.tell}
@@ -109,9 +113,7 @@ class FakeSupervisor:
         return SupervisorState(self.life, STARTING, {}, [], 0, "", "", "", "", False)
 
 
-def test_each_life_of_a_supervisor_is_told_by_whoever_started_it_and_by_nobody_else(
-    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_starting_command_alone_sends_each_life_its_order(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "get", lambda ref, timeout: ref)
     order = SupervisorOrder(ClusterConfig("m", api_keys=("a-secret",)), {"HF_TOKEN": "another-secret"})
     assert "secret" not in repr(order)

@@ -1,4 +1,4 @@
-"""Where logs of processes are, and what is read of them."""
+"""Finding and reading logs of processes."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,24 +34,24 @@ def log(node: str, path: str, pid: int) -> ProcessLog:
     return ProcessLog(node.encode().hex(), NODES[node], path, pid)
 
 
-def test_the_latest_life_comes_last_and_other_clusters_have_theirs(lives: list[bytes]) -> None:
+def test_the_latest_life_comes_last_and_clusters_are_separate(lives: list[bytes]) -> None:
     lives += [life("prefill-0", 10, "b", 3), life("prefill-0", 9, "a", 2), life("prefill-0", 0, "a", 1)]
     lives += [life("prefill-0", 11, "a", 4, cluster="other"), life("router-0", 0, "a", 5)]
-    # One that has never run has no process.
+    # An actor that never ran has no pid.
     lives += [life("decode-0", 0, "a", 0)]
     assert find_logs("chat", "prefill-0", "") == [log("a", "", 1), log("a", "", 2), log("b", "", 3)]
     assert process_names("chat") == ["prefill-0", "router-0"]
     assert find_logs("chat", "decode-0", "") == []
 
 
-def test_an_earlier_cluster_of_the_name_has_no_later_lives(lives: list[bytes]) -> None:
+def test_lives_of_an_earlier_cluster_come_first(lives: list[bytes]) -> None:
     lives += [life("prefill-0", 0, "a", 4, began=9_000), life("prefill-0", 3, "b", 3, began=8_000)]
     assert find_logs("chat", "prefill-0", "") == [log("b", "", 3), log("a", "", 4)]
 
 
 @pytest.mark.parametrize("process", ["../router-0", "router-0.0", "/etc/passwd", "supervisor", ""])
 @pytest.mark.parametrize("cluster", ["chat", "chat.2", "chat/.."])
-def test_only_a_name_that_a_process_has_leads_to_a_file(lives: list[bytes], cluster: str, process: str) -> None:
+def test_unknown_names_have_no_logs(lives: list[bytes], cluster: str, process: str) -> None:
     lives += [life("router-0", 0, "a", 1), life("router-0", 0, "b", 2, cluster="chat.3")]
     assert find_logs(cluster, process, "/var/log") == []
 
@@ -62,7 +62,7 @@ def test_lives_of_one_node_share_a_file(lives: list[bytes]) -> None:
     assert find_logs("chat", "both-0", "/var/log") == [log("b", path, 0), log("a", path, 0)]
 
 
-def test_the_end_of_a_file_is_read_and_then_what_is_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_file_is_read_and_then_additions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "router-0.log"
     assert remote_logs._read(str(file), 0, -1, 4) == ("", b"", 0)
     file.write_bytes(b"0123456")
@@ -72,7 +72,7 @@ def test_the_end_of_a_file_is_read_and_then_what_is_added(tmp_path: Path, monkey
     with file.open("ab") as more:
         more.write(b"789abc")
     assert remote_logs._read(path, 0, position, 4) == (path, b"789a", 11)
-    # It was begun anew meanwhile.
+    # The file was truncated meanwhile.
     file.write_bytes(b"01")
     assert remote_logs._read(path, 0, 11, 4) == (path, b"01", 2)
 
@@ -82,14 +82,14 @@ def test_the_end_of_a_file_is_read_and_then_what_is_added(tmp_path: Path, monkey
     assert remote_logs._read("", 77, -1, 10)[1] == b"said" and remote_logs._read("", 7, -1, 10)[0] == ""
 
 
-def test_a_node_that_is_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_node_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes: list[dict[str, Any]] = [{"Alive": False, "NodeID": b"a".hex()}]
     monkeypatch.setattr(remote_logs, "ray", SimpleNamespace(nodes=lambda: nodes, remote=bool))
     with pytest.raises(LogError, match=r"10\.0\.0\.1.*is not in the Ray any more"):
         LogReader().read(log("a", "", 1), None)
 
 
-def test_a_character_that_is_not_whole_yet_is_read_once_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_character_is_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
     of = ProcessLog("a1" * 28, "10.0.0.1", "f", 0)
     nodes: list[dict[str, Any]] = [{"Alive": True, "NodeID": of.node_id}]
     written, end = "a Jörg".encode(), 4
@@ -103,7 +103,7 @@ def test_a_character_that_is_not_whole_yet_is_read_once_it_is(monkeypatch: pytes
         nodes=lambda: nodes,
         cloudpickle=SimpleNamespace(register_pickle_by_value=bool, unregister_pickle_by_value=bool),
         remote=remote,
-        # What has come is a character's first half, and then the rest of it.
+        # First half of a character, then the rest.
         get=lambda asked, timeout: ("f", written[asked[2] : end], end),
     )
     monkeypatch.setattr(remote_logs, "ray", played)

@@ -1,4 +1,4 @@
-"""What the supervisor of a cluster tells commands, with a cluster played by the test."""
+"""The supervisor's answers to commands, with a fake cluster."""
 
 import logging
 import threading
@@ -21,10 +21,10 @@ from tandem.deploy.on_ray.sealed_actor import sealed_order
 class FakeCluster:
     """
     Attributes:
-        start_error, stop_error: what its start and its stop end with.
-        num_left: requests that each look finds in hand while it drains.
-        is_draining: an earlier life of its supervisor was asked to stop it.
-        drain_s: for so long may requests go on.
+        start_error, stop_error: raised by `start` and `stop`.
+        num_left: running requests at each look during a drain.
+        is_draining: True if an earlier life got a stop request.
+        drain_s: limit of the drain.
     """
 
     start_error: Exception | None = None
@@ -71,7 +71,7 @@ class FakeCluster:
 
 
 class FakeHosted:
-    """Attributes: notes: that it finds, and makes; ended: what was done about what others had left."""
+    """Attributes: notes: saved notes; ended: removed leftovers."""
 
     notes: ClassVar[dict[str, Any]] = {}
     ended: ClassVar[list[str]] = []
@@ -79,7 +79,7 @@ class FakeHosted:
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
-    def saved(self, name: str) -> Any:
+    def saved(self, name: str, kind: type) -> Any:
         return self.notes.get(name)
 
     def save(self, name: str, note: Any) -> None:
@@ -93,7 +93,7 @@ class FakeHosted:
 
 
 class FakeRay:
-    """The process's own handle, which it ends by."""
+    """Records the kill of its own actor."""
 
     current_actor = "itself"
 
@@ -161,7 +161,7 @@ def test_a_stop_that_fails_leaves_no_supervisor_with_the_name(ray: FakeRay, monk
     assert ray.killed == ["itself"] and made.state().error == "RuntimeError: a bug"
 
 
-def test_a_log_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_log_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str, log: Any) -> None:
         raise ValueError("cannot write the log")
 
@@ -172,7 +172,7 @@ def test_a_log_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_another_life_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What runs is asked, and nobody has to tell it anything."""
+    """The notes have the order."""
     monkeypatch.setattr(FakeHosted, "notes", {"order": order(), "state": "what was saved"})
     made = SupervisorActor("127.0.0.1:1", "m", False)
     wait_for(made, SERVING)
@@ -183,19 +183,19 @@ def test_another_life_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     wait_for(made, ENDED)
 
 
-def test_another_life_goes_on_with_a_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_life_continues_a_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeHosted, "notes", {"order": order(), "state": "what was saved"})
     monkeypatch.setattr(FakeCluster, "is_draining", True)
     monkeypatch.setattr(FakeCluster, "num_left", 3)
     monkeypatch.setattr(FakeCluster, "drain_s", 0.1)
     made = SupervisorActor("127.0.0.1:1", "m", False)
-    # Nobody asks this life to stop.
+    # This life gets no stop request.
     wait_for(made, ENDED)
     assert made._cluster.calls == ["recover what was saved", "stop"]  # type: ignore[union-attr]
     assert made.state().lines[-1] == "Requests cut short: 3"
 
 
-def test_one_whom_nobody_tells_anything_says_so_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supervisor_without_an_order_fails_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_actor, "ORDER_TIMEOUT_S", 0.1)
     made = SupervisorActor("127.0.0.1:1", "m", False)
     wait_for(made, ENDED)
@@ -203,14 +203,14 @@ def test_one_whom_nobody_tells_anything_says_so_and_leaves_nothing(monkeypatch: 
     assert FakeHosted.ended == ["processes", "state"]
 
 
-def test_one_that_waits_to_be_told_can_be_stopped() -> None:
+def test_a_supervisor_without_an_order_can_be_stopped() -> None:
     made = SupervisorActor("127.0.0.1:1", "m", False)
     made.stop("me")
     wait_for(made, ENDED)
     assert made.state().error == ""
 
 
-def test_lines_are_told_from_a_number_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_returned_from_a_number_on(monkeypatch: pytest.MonkeyPatch) -> None:
     made = actor()
     wait_for(made, SERVING)
     deadline = time.monotonic() + 5.0
@@ -222,7 +222,7 @@ def test_lines_are_told_from_a_number_on(monkeypatch: pytest.MonkeyPatch) -> Non
         made._say(f"line {number}")
     state = made.state(before)
     assert state.lines == ["line 0", "line 1", "line 2"] and made.state(state.next_line).lines == []
-    # Old ones go, and whoever asks late gets what there is.
+    # Old lines are dropped; a late reader gets the rest.
     for number in range(3000):
         made._say(f"more {number}")
     assert made.state(before).lines[-1] == "more 2999" and len(made.state(before).lines) == 2000
@@ -239,7 +239,7 @@ def test_lines_are_told_from_a_number_on(monkeypatch: pytest.MonkeyPatch) -> Non
         (RuntimeError("a bug"), "RuntimeError: a bug", False),
     ],
 )
-def test_why_it_cannot_start_is_said(
+def test_a_failed_start_has_its_reason(
     error: Exception, said: str, is_usage: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeCluster, "start_error", error)
@@ -249,7 +249,7 @@ def test_why_it_cannot_start_is_said(
     assert made._cluster.calls == ["start", "stop"]  # type: ignore[union-attr]
 
 
-def test_a_stop_during_the_start_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_during_the_start_is_not_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeCluster, "is_held", True)
     made = actor()
     wait_for(made, STARTING)
@@ -261,14 +261,12 @@ def test_a_stop_during_the_start_is_no_failure(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(("num_stoppers", "ends"), [(1, False), (2, True)])
-def test_a_drain_is_cut_short_by_a_second_one_who_stops(
-    num_stoppers: int, ends: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_requester_ends_the_drain(num_stoppers: int, ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeCluster, "num_left", 3)
     made = actor(drain_timeout_s=60.0)
     wait_for(made, SERVING)
     for number in range(num_stoppers):
-        # Each asks again and again.
+        # Each requester repeats its request.
         for _ in range(3):
             made.stop(str(number))
     made._thread.join(0.5 if not ends else 5.0)

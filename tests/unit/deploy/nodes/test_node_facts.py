@@ -1,4 +1,4 @@
-"""What a node says of itself before it has any of our code."""
+"""Facts of a node that may lack our code."""
 
 import shutil
 import subprocess
@@ -28,7 +28,7 @@ def facts(model_dir: Path, package: str = "tandem") -> NodeFacts:
 
 
 def elsewhere(model_dir: Path, python_path: str) -> NodeFacts:
-    """As a Python says it that finds our code nowhere but there."""
+    """Returns the facts from a Python that finds our code only there."""
     for module in SENT_MODULES:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -47,22 +47,20 @@ def elsewhere(model_dir: Path, python_path: str) -> NodeFacts:
     return NodeFacts(**cloudpickle.loads(done.stdout))
 
 
-def test_it_is_asked_without_our_code_and_says_so(model_dir: Path, tmp_path: Path) -> None:
+def test_a_node_without_our_code_answers(model_dir: Path, tmp_path: Path) -> None:
     found = elsewhere(model_dir, str(tmp_path))
     assert found.sources == ""
     assert found.model == facts(model_dir).model and found.addresses == facts(model_dir).addresses
     assert found.available_bytes > 0
 
 
-def test_the_same_code_is_the_same_wherever_it_lies(model_dir: Path, tmp_path: Path) -> None:
-    # In an install the links of the checkout are directories.
+def test_the_digest_of_code_is_independent_of_its_place(model_dir: Path, tmp_path: Path) -> None:
+    # An install has directories in place of the checkout's links.
     shutil.copytree(ROOT / "tandem", tmp_path / "tandem", ignore=shutil.ignore_patterns("__pycache__"))
     assert elsewhere(model_dir, str(tmp_path)).sources == facts(model_dir).sources != ""
 
 
-def test_another_file_of_the_code_is_another_code(
-    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_changed_file_changes_the_digest(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "a_package_of_this_test"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -72,7 +70,7 @@ def test_another_file_of_the_code_is_another_code(
     assert facts(model_dir, package.name).sources not in ("", before)
 
 
-def test_a_model_is_told_by_its_configuration_and_the_sizes_of_its_weights(model_dir: Path) -> None:
+def test_a_model_is_identified_by_its_config_and_weight_sizes(model_dir: Path) -> None:
     found = facts(model_dir)
     (model_dir / "README.md").write_text("whatever")
     assert facts(model_dir).model == found.model
@@ -83,7 +81,7 @@ def test_a_model_is_told_by_its_configuration_and_the_sizes_of_its_weights(model
     assert facts(model_dir).model != found.model
 
 
-def test_a_model_that_is_not_there_is_said(model_dir: Path) -> None:
+def test_a_missing_model_is_an_error(model_dir: Path) -> None:
     (model_dir / "config.json").unlink()
     assert facts(model_dir).model_error == f"{model_dir}/config.json: No such file or directory"
     assert facts(model_dir / "missing").model_error

@@ -1,4 +1,4 @@
-"""Ray's node is started without services that nobody uses, and found as soon as it is up; other Rays start as ever."""
+"""Ray's node starts without unused services and is found at once; other versions of Ray start as usual."""
 
 from collections.abc import Collection
 
@@ -8,7 +8,7 @@ from tandem.deploy.on_ray.bare_node import UNUSED_SERVICES, bare_node
 
 
 class FakeNode:
-    """Stands for Ray's node, which starts processes."""
+    """A fake of Ray's node."""
 
     def __init__(self) -> None:
         self.started: list[str] = []
@@ -30,7 +30,7 @@ class FakeNode:
 
 
 class FakeServices:
-    """Stands for Ray's module: it finds a node that is up at once, and one that is not after a second."""
+    """A fake of Ray's module: finds an alive node at once, another after a second."""
 
     def __init__(self) -> None:
         self.num_looks = 0
@@ -49,22 +49,22 @@ class FakeServices:
         return f"{gcs_address} {node_id}"
 
 
-def test_what_nobody_uses_is_not_started() -> None:
+def test_unused_services_do_not_start() -> None:
     services = FakeServices()
     with bare_node(FakeNode, services, services.watch):
         assert FakeNode().start_all() == ["gcs"]
-    # A Ray of somebody else's in this process has all of it.
+    # Outside the context, all services start.
     assert FakeNode().start_all() == ["gcs", "monitor", "api server"]
 
 
-def test_the_node_is_asked_for_when_it_is_up() -> None:
+def test_the_node_is_looked_up_once_alive() -> None:
     services = FakeServices()
     with bare_node(FakeNode, services, services.watch):
         assert services.get_node("gcs:1", "node") == "gcs:1 node"
     assert services.num_looks == 3 and services.num_waits == 0
 
 
-def test_all_is_as_before_after_a_start_that_failed() -> None:
+def test_a_failed_start_restores_everything() -> None:
     services = FakeServices()
     with pytest.raises(RuntimeError), bare_node(FakeNode, services, services.watch):
         raise RuntimeError("no Ray")
@@ -73,7 +73,7 @@ def test_all_is_as_before_after_a_start_that_failed() -> None:
 
 
 @pytest.mark.parametrize("error", [AttributeError("_initialize"), TypeError("3 arguments"), KeyError("NodeID")])
-def test_a_ray_that_works_in_another_way_starts_as_ever(error: Exception) -> None:
+def test_another_version_of_ray_starts_as_usual(error: Exception) -> None:
     class OtherNode:
         def start_everything(self) -> str:
             return "started"
@@ -89,8 +89,8 @@ def test_a_ray_that_works_in_another_way_starts_as_ever(error: Exception) -> Non
     assert not any(hasattr(OtherNode, name) for name in UNUSED_SERVICES)
 
 
-def test_this_ray_has_what_is_changed() -> None:
-    """Otherwise nothing would be wrong but the time that a start takes."""
+def test_the_installed_ray_has_the_patched_attributes() -> None:
+    """Without them, a start would only take longer."""
     from tandem.deploy.on_ray.ray_module import node, services
 
     assert all(hasattr(node.Node, name) for name in UNUSED_SERVICES) and hasattr(services, "get_node")

@@ -1,16 +1,30 @@
-"""What a supervisor keeps for its next life, and how that opens it, with Ray's store of keys played by the test."""
+"""A supervisor's notes for its next life, with a fake of Ray's key-value store."""
 
+import pickle
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tandem.deploy.on_ray import hosted_ray
+from tandem.deploy.on_ray.codec import encode
 from tandem.deploy.on_ray.hosted_ray import ORDER, STATE, HostedRay
 from tandem.deploy.on_ray.ray_module import RayActorError
+from tandem.deploy.on_ray.sealed import seal
 from tandem.deploy.on_ray.sealed_actor import SealedActor, sealed_order
 
-NOTE = {"api_keys": ("a-secret",)}
+
+@dataclass(frozen=True)
+class Note:
+    api_keys: tuple[str, ...] = ()
+
+
+class Process(SealedActor[Note]):
+    order_type = Note
+
+
+NOTE = Note(("a-secret",))
 
 
 class FakeRay:
@@ -19,13 +33,13 @@ class FakeRay:
     Attributes:
         actor_id: of the process.
         kept: by namespace and key.
-        actors: the cluster's processes by their names; None: it dies when it is asked.
+        actors: the cluster's processes by name; None: the process dies when asked.
     """
 
     def __init__(self) -> None:
         self.actor_id = "a"
         self.kept: dict[tuple[bytes, bytes], bytes] = {}
-        self.actors: dict[str, SealedActor[Any] | None] = {}
+        self.actors: dict[str, Process | None] = {}
 
     def get_runtime_context(self) -> "FakeRay":
         return self
@@ -72,34 +86,46 @@ def hosted(cluster: str = "chat") -> HostedRay:
     return HostedRay("127.0.0.1:1", cluster)
 
 
-def process_of(supervisor: HostedRay | None = None) -> SealedActor[Any]:
-    """One that a supervisor has started and told; None: not yet."""
-    actor = SealedActor[Any](None)
+def process_of(supervisor: HostedRay | None = None) -> Process:
+    """Args: supervisor: sends the process its order; None: none does."""
+    actor = Process(None)
     if supervisor is not None:
-        actor.tell(sealed_order({}, actor.public_key(), supervisor._own_keys().private_key))
+        actor.tell(sealed_order(NOTE, actor.public_key(), supervisor._own_keys().private_key))
     return actor
 
 
-def test_only_what_the_same_supervisor_saved_is_gone_on_with(ray: FakeRay) -> None:
-    """One that was ended for good may have left its state, and another may have begun under its name since."""
+def test_only_notes_of_the_same_supervisor_count(ray: FakeRay) -> None:
+    """A killed supervisor may leave its notes, and a new one may take its name."""
     own = hosted()
-    assert own.saved(STATE) is None
+    assert own.saved(STATE, Note) is None
     own.save(STATE, NOTE)
-    assert own.saved(STATE) == NOTE and own.saved(ORDER) is None and hosted("other").saved(STATE) is None
+    assert own.saved(STATE, Note) == NOTE and own.saved(ORDER, Note) is None
+    assert hosted("other").saved(STATE, Note) is None
     ray.actor_id = "b"
-    assert own.saved(STATE) is None
+    assert own.saved(STATE, Note) is None
 
 
-def test_ray_cannot_read_what_it_keeps_and_the_next_life_learns_how_from_any_process(ray: FakeRay) -> None:
+def test_a_pickled_note_is_refused(ray: FakeRay) -> None:
+    own = hosted()
+    own.save(STATE, NOTE)
+    (key,) = ray.kept
+    sealed = seal(pickle.dumps(NOTE), own._own_keys().public_key)
+    for kept, kind in ((pickle.dumps(("a", sealed)), "_Note"), (encode(hosted_ray._Note("a", sealed)), "Note")):
+        ray.kept[key] = kept
+        with pytest.raises(ValueError, match=f"not a {kind} of this version"):
+            own.saved(STATE, Note)
+
+
+def test_ray_cannot_read_notes_and_the_next_life_gets_the_key_from_any_process(ray: FakeRay) -> None:
     first = hosted()
     first.save(STATE, NOTE)
     assert not any(b"a-secret" in kept for kept in ray.kept.values())
-    # One is not told yet, one dies, one was left by another cluster of this name.
+    # One has no order yet, one dies, one belongs to an earlier cluster of this name.
     ray.actors = {"decode-0.0": process_of(), "decode-1.0": None, "prefill-0.0": process_of(hosted())}
-    assert hosted().saved(STATE) is None, "nobody knows"
+    assert hosted().saved(STATE, Note) is None, "no process has the key"
     ray.actors["router-0.3"] = process_of(first)
     second = hosted()
-    assert second.saved(STATE) == NOTE
-    # It goes on with the same keys, which are what the processes have.
-    second.save(STATE, {})
-    assert hosted().saved(STATE) == {}
+    assert second.saved(STATE, Note) == NOTE
+    # The second life keeps the key that the processes have.
+    second.save(STATE, Note())
+    assert hosted().saved(STATE, Note) == Note()

@@ -1,4 +1,4 @@
-"""What keeps a cluster from joining a Ray is said before it takes part in it; what joining sets, leaving takes back."""
+"""Checks before joining a Ray, and the environment after leaving it."""
 
 import os
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ NODE = "0a" * 28
 
 
 class FakeGcs(grpc.GenericRpcHandler):
-    """Says its version to whoever shows its token, or to everybody if it has none."""
+    """Answers with its version if the token matches, or if it has none."""
 
     def __init__(self, token: str, version: str) -> None:
         self._token = token
@@ -47,7 +47,7 @@ def gcs(token: str = TOKEN, version: str = ray.__version__) -> Iterator[str]:
 
 
 class FakeRay:
-    """Stands for Ray once this process takes part in it. It has three CPUs left here, and many elsewhere."""
+    """A fake of the joined Ray, with three free CPUs on this host and many elsewhere."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.joined: list[tuple[str, dict[str, str]]] = []
@@ -59,7 +59,7 @@ class FakeRay:
         monkeypatch.setattr(ray, "nodes", self.nodes)
         monkeypatch.setattr(joined_ray, "state", self)
         monkeypatch.setattr(joined_ray, "rephrase_errors", lambda: None)
-        # What joining sets in the environment goes with the test, and so does what Ray has read of it.
+        # The test restores the environment and Ray's cached settings.
         for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
             monkeypatch.setenv(name, "")
             monkeypatch.delenv(name)
@@ -90,15 +90,13 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRay:
     return FakeRay(monkeypatch)
 
 
-def test_it_joins_with_the_token_and_leaves_the_environment_as_it_was(
-    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_joins_with_the_token_and_restores_the_environment(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     with gcs() as address:
         joined = JoinedRay(address)
         joined.start(3)
         assert fake.joined == [(address, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN})]
-        # Only what is on this host counts, and it is accounted for.
+        # Only this host's CPUs count, and each actor takes one.
         assert joined.num_free("GPU") == 1 and joined.actor_options()["num_cpus"] == 1
         assert joined.num_nodes() == 2
         joined.stop()
@@ -125,7 +123,7 @@ def test_one_without_a_token_is_joined_with_a_warning(fake: FakeRay, caplog: pyt
     assert "everybody who reaches it can run code as its user" in caplog.text
 
 
-def test_what_is_wrong_is_said_before_anything_of_ray_runs(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_come_before_ray_init(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(address: str, message: str) -> None:
         joined = JoinedRay(address)
         with pytest.raises(ValueError, match=message):
@@ -144,19 +142,19 @@ def test_what_is_wrong_is_said_before_anything_of_ray_runs(fake: FakeRay, monkey
     assert fake.joined == []
 
 
-def test_what_ray_says_itself_is_a_line_too(fake: FakeRay) -> None:
+def test_ray_errors_become_one_line(fake: FakeRay) -> None:
     fake.error = RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 1\n    Python: 3.9")
     with gcs(token="") as address, pytest.raises(ValueError, match=r"cannot join .*started with: Ray: 1 Python: 3\.9$"):
         JoinedRay(address).start(1)
 
 
-def test_a_full_one_is_said_to_be(fake: FakeRay) -> None:
+def test_a_full_ray_is_refused(fake: FakeRay) -> None:
     with gcs(token="") as address, pytest.raises(ValueError, match=r"has 3 CPUs left on this host.* its 4 processes"):
         JoinedRay(address).start(4)
 
 
 @pytest.mark.parametrize("token", ["t\u00f6ken", "two\nlines", "a\tb"])
-def test_a_token_that_none_can_be_is_said(token: str, fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_token_is_refused(token: str, fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", token)
     with gcs() as address, pytest.raises(ValueError, match="characters that no token has"):
         JoinedRay(address).start(1)

@@ -1,4 +1,4 @@
-"""A Ray that is open to others is not used; its token is this user's alone, and goes with its run."""
+"""An open Ray is refused; the token is private and is removed with its run."""
 
 import os
 import stat
@@ -23,7 +23,7 @@ from tandem.processes import ProcessId
 
 
 class FakeGcs(grpc.GenericRpcHandler):
-    """Answers every call in one way."""
+    """Answers every call with the same code."""
 
     def __init__(self, code: grpc.StatusCode) -> None:
         self._code = code
@@ -48,7 +48,7 @@ def gcs(code: grpc.StatusCode) -> Iterator[str]:
         server.stop(None).wait()
 
 
-def test_a_ray_that_asks_for_its_token_is_used() -> None:
+def test_a_ray_that_asks_for_its_token_is_accepted() -> None:
     with gcs(grpc.StatusCode.UNAUTHENTICATED) as address:
         check_closed(address)
 
@@ -60,12 +60,12 @@ def test_a_ray_that_asks_for_its_token_is_used() -> None:
         (grpc.StatusCode.UNIMPLEMENTED, "does not say whether it asks for a token: UNIMPLEMENTED"),
     ],
 )
-def test_a_ray_that_may_be_open_is_not(code: grpc.StatusCode, message: str) -> None:
+def test_a_ray_that_may_be_open_is_refused(code: grpc.StatusCode, message: str) -> None:
     with gcs(code) as address, pytest.raises(ValueError, match=message):
         check_closed(address)
 
 
-def test_nor_is_one_that_others_can_reach_or_nobody() -> None:
+def test_a_ray_beyond_loopback_or_unreachable_is_refused() -> None:
     for address in ("192.0.2.2:6379", "[2001:db8::1]:6379"):
         with pytest.raises(ValueError, match="which is not loopback"):
             check_closed(address)
@@ -76,7 +76,7 @@ def test_nor_is_one_that_others_can_reach_or_nobody() -> None:
 
 
 class FakeRay:
-    """Stands for Ray from its start on: notes what it finds then."""
+    """A fake of Ray; records the settings at its start."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tokens: list[str] = []
@@ -86,7 +86,7 @@ class FakeRay:
         monkeypatch.setattr(ray, "shutdown", self.shutdown)
         monkeypatch.setattr(ray, "get_runtime_context", lambda: self)
         monkeypatch.setattr(local_ray, "check_closed", lambda address: None)
-        # What a start leaves in the environment goes with the test.
+        # The test restores the environment.
         monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nowhere")
         monkeypatch.setenv("RAY_AUTH_TOKEN", "somebody-else-s")
 
@@ -103,14 +103,14 @@ class FakeRay:
         self.num_stops += 1
 
 
-def test_each_life_has_a_token_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_start_has_its_own_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake, directory = FakeRay(monkeypatch), tmp_path / "runs"
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     for _ in range(2):
         local = LocalRay(directory)
         local.start(3)
         assert fake.arguments["address"] == "local" and fake.arguments["num_cpus"] == 3
-        # Logs and sockets are where nobody else looks, too.
+        # Logs and sockets are private too.
         assert fake.arguments["_temp_dir"] == f"{directory}/ray"
         assert local.log_directory == f"{directory}/ray/session_latest/logs"
         local.stop()
@@ -120,13 +120,13 @@ def test_each_life_has_a_token_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
     assert LocalRay(directory).log_directory == "/own/ray/session_latest/logs"
 
 
-def test_what_its_own_workers_have_is_not_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_taken_resources_are_not_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 4.0})
     monkeypatch.setattr(ray, "available_resources", lambda: {"GPU": 1.0})
     assert LocalRay(tmp_path).num_free("GPU") == 1
 
 
-def test_one_that_does_not_come_up_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FakeRay(monkeypatch)
 
     def too_slow(**arguments: Any) -> None:
@@ -173,12 +173,12 @@ def test_a_killed_run_s_token_goes_with_its_record(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_token_without_a_record_goes_once_nobody_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_without_a_record_is_removed_once_unused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FakeRay(monkeypatch)
     local = LocalRay(tmp_path)
     local.start(1)
     [own] = tmp_path.iterdir()
-    # In another container the process is a stranger's, and its lock is all there is to see of it.
+    # For a process of another container, only its lock is visible.
     elsewhere = own.rename(tmp_path / f"{2**22 - 1}-1.token")
     stale, unwritten, running, other = (
         tmp_path / name
@@ -199,7 +199,7 @@ def test_a_token_without_a_record_goes_once_nobody_needs_it(tmp_path: Path, monk
     assert not elsewhere.exists()
 
 
-def test_of_a_death_ray_says_nothing_and_of_other_things_a_line(
+def test_ray_messages_are_one_line_and_deaths_are_dropped(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ray._private import worker
@@ -231,7 +231,7 @@ def test_of_a_death_ray_says_nothing_and_of_other_things_a_line(
     stop = threading.Event()
     monkeypatch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)
     local_ray.rephrase_errors()
-    # This is the thread that would write to the terminal.
+    # Ray's thread that would print to the terminal.
     words: Any = Words()
     worker.listen_error_messages(words, stop)
     (long, short) = [record.getMessage() for record in caplog.records]
@@ -240,6 +240,6 @@ def test_of_a_death_ray_says_nothing_and_of_other_things_a_line(
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_environment_is_set_whatever_it_was() -> None:
+def test_the_environment_is_overwritten() -> None:
     assert os.environ["RAY_AUTH_MODE"] == "token"
     assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"

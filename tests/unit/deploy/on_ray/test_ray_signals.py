@@ -1,4 +1,4 @@
-"""Ray's start leaves this process's handlers alone, and all of Ray's is as before afterwards."""
+"""Ray's start keeps this process's signal handlers."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +9,7 @@ from tandem.deploy.on_ray.ray_signals import own_signals
 
 
 class FakeRay:
-    """Stands for Ray's modules, and for what its init does with them."""
+    """A fake of Ray's modules and ray.init."""
 
     def __init__(self) -> None:
         self.handlers: list[str] = []
@@ -27,12 +27,12 @@ def test_no_handler_is_replaced() -> None:
     with own_signals(fake.utils, fake.constants):
         fake.init()
     assert fake.handlers == []
-    # A Ray of somebody else's in this process has its handlers.
+    # Outside the context, Ray sets its handlers.
     fake.init()
     assert fake.handlers == ["exit", "print a stack"]
 
 
-def test_all_is_as_before_after_a_start_that_was_stopped() -> None:
+def test_a_stopped_start_restores_everything() -> None:
     fake = FakeRay()
     with pytest.raises(SystemExit), own_signals(fake.utils, fake.constants):
         raise SystemExit(0)
@@ -40,14 +40,14 @@ def test_all_is_as_before_after_a_start_that_was_stopped() -> None:
     assert fake.handlers == ["exit", "print a stack"]
 
 
-def test_a_ray_that_works_in_another_way_is_left_alone() -> None:
+def test_another_version_of_ray_is_left_alone() -> None:
     utils, constants = SimpleNamespace(), SimpleNamespace()
     with own_signals(utils, constants):
         pass
     assert vars(utils) == vars(constants) == {}
 
 
-def test_this_ray_has_what_is_changed() -> None:
+def test_the_installed_ray_has_the_patched_attributes() -> None:
     from tandem.deploy.on_ray.ray_module import ray_constants, utils
 
     assert hasattr(utils, "set_sigterm_handler") and hasattr(ray_constants, "RAY_DISABLE_FAILURE_SIGNAL_HANDLER")

@@ -1,4 +1,4 @@
-"""What is sealed is for one key alone, and whoever changes it is found out."""
+"""Only one key opens a sealed message, and any change is detected."""
 
 import pytest
 from hypothesis import given
@@ -10,14 +10,14 @@ SECRET = b"-----BEGIN PRIVATE KEY-----"
 
 
 @given(st.binary(max_size=1000))
-def test_what_is_sealed_comes_out_as_it_was_and_is_not_seen(words: bytes) -> None:
+def test_a_sealed_message_is_hidden_and_opens_unchanged(words: bytes) -> None:
     keys = KeyPair()
     sealed = seal(words, keys.public_key)
     assert keys.open(sealed) == words and KeyPair(keys.private_key).open(sealed) == words
     assert len(words) < 8 or words not in sealed
 
 
-def test_nothing_is_sealed_alike_twice() -> None:
+def test_sealing_twice_differs() -> None:
     keys = KeyPair()
     assert seal(SECRET, keys.public_key) != seal(SECRET, keys.public_key)
 
@@ -44,6 +44,6 @@ def test_every_bit_counts() -> None:
 
 
 @pytest.mark.parametrize("key", [b"", b"short", bytes(32), bytes(33)], ids=["none", "short", "of no use", "long"])
-def test_only_a_public_key_is_sealed_to(key: bytes) -> None:
+def test_other_bytes_than_a_public_key_are_refused(key: bytes) -> None:
     with pytest.raises(ValueError):
         seal(SECRET, key)
