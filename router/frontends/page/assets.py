@@ -1,4 +1,4 @@
-"""The page's files: small, the same for everybody, without data."""
+"""The page's files: small, public, without data."""
 
 import hashlib
 from dataclasses import dataclass
@@ -12,7 +12,6 @@ _MEDIA_TYPES = {
     ".svg": "image/svg+xml",
 }
 PAGE = "page.html"
-# Path of the page's parts.
 PREFIX = "/page/"
 FILES = tuple(sorted(path.name for path in _DIRECTORY.iterdir() if path.suffix in _MEDIA_TYPES))
 PAGE_PATHS = ("/", *(f"{PREFIX}{name}" for name in FILES if name != PAGE))
@@ -22,19 +21,13 @@ _BASE = "<!-- base -->"
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """Attributes: etag: digest of the content."""
-
     content: bytes
     media_type: str
     etag: str
 
 
 def load_asset(name: str, root_path: str = "") -> Asset:
-    """Loads one of FILES.
-
-    Args:
-        root_path: path under which a proxy shows the server; the page's links use it.
-    """
+    """Args: root_path: path under which a proxy shows the server; the page's links use it."""
     path = _DIRECTORY / name
     content = path.read_bytes()
     if name == PAGE:

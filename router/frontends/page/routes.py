@@ -1,4 +1,4 @@
-"""The live page at `/` and its data. The page itself is open to everybody; the data need the API key."""
+"""The live page at `/` and its data. The page is public; the data need the API key."""
 
 from collections.abc import AsyncGenerator
 
@@ -11,7 +11,7 @@ from tandem.router.frontends.openai.streaming import Event, EventStream, begin_s
 from tandem.router.frontends.page.assets import FILES, PAGE, PREFIX, Asset, load_asset
 from tandem.router.observe.live.feed import LiveFeed, TooManyViewersError
 
-# Nothing from elsewhere is loaded, nothing in the markup runs, and no other page may frame this one.
+# No foreign content, no scripts in the markup, no framing by other pages.
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -42,7 +42,6 @@ def add_page(app: FastAPI, frontend: Frontend, feed: LiveFeed) -> None:
 
     @app.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
-        """The page, for browsers; JSON clients get a 404."""
         if not _wants_page(request.headers.get("accept", "")):
             frontend.identify(request.headers.get("authorization"), request.state.request_id)
             raise HTTPException(404)
@@ -52,14 +51,12 @@ def add_page(app: FastAPI, frontend: Frontend, feed: LiveFeed) -> None:
 
     @app.get(PREFIX + "{name}", include_in_schema=False)
     async def part(name: str, request: Request) -> Response:
-        """A file of the page."""
         if name not in assets or name == PAGE:
             raise HTTPException(404)
         return _asset_response(assets[name], request)
 
     @app.get("/live", include_in_schema=False)
     async def live(request: Request) -> Response:
-        """The page's data, once a second, until the client leaves."""
         if request.state.is_head:
             return Response(media_type=EventStream.media_type)
         try:
@@ -79,7 +76,7 @@ async def _events(feed: LiveFeed, key: str) -> AsyncGenerator[Event]:
 
 
 def _wants_page(accept: str) -> bool:
-    """Returns whether a client gets the page: browsers ask for it by name, and others may accept anything."""
+    """Browsers ask for HTML by name; other clients may accept anything."""
     kinds = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
     return "text/html" in kinds or "application/json" not in kinds
 

@@ -1,4 +1,4 @@
-// Makes and updates elements. Text is always set as text, so the server's words never become markup.
+// Makes and updates elements. Text is set as text, so the server's words never become markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -46,7 +46,7 @@ export function keepList(parent, items, keyOf, make, update) {
   for (const child of known.values()) child.remove();
 }
 
-// A bar of parts, each [class, value], with the same as `text`.
+// A bar of parts, each [class, value]; `text` describes it.
 export function stack(parts, total, text) {
   const bar = element("span", { class: "stack", role: "img", "aria-label": text, title: text });
   for (const [name, value] of parts) {

@@ -1,4 +1,4 @@
-// The page's number formats: one unit and width per quantity.
+// Number formats: one unit and width per quantity.
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 

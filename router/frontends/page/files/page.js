@@ -1,5 +1,5 @@
-// Reads and shows the cluster's frames. A frame has the whole present state; points, requests and journal are complete
-// in the first frame and new ones only in later frames.
+// Reads and shows the cluster's frames. Each frame has the whole state; points, requests and journal are complete in
+// the first frame only.
 
 import "./theme.js";
 import "./chat.js";

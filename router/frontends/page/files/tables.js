@@ -46,7 +46,7 @@ export function showWorkers(workers) {
 function updateWorker(line, worker) {
   const [name, device, queued, running, pages, cached, prompt, output, restarts] = line.children;
   line.className = worker.alive ? "" : "away";
-  // The work that it gets first, if its role is `both`.
+  // Its preferred work, if its role is `both`.
   const leans = worker.lean === "prefill" || worker.lean === "decode";
   const role = leans ? `${worker.role}, mostly ${worker.lean}` : worker.role;
   replaceIfNew(name, `${worker.alive} ${role}`, () => [
