@@ -1,4 +1,4 @@
-"""From an output's parts to Anthropic's message and events."""
+"""Makes Anthropic's message and events from an output's parts."""
 
 import json
 from typing import Any
@@ -18,15 +18,12 @@ class MessageAnswer(AnswerForm):
     """One message. A block of its content is open until the next begins."""
 
     def __init__(self, output: OneOutput, request_id: str, model: str, *, shows_cached: bool) -> None:
-        """
-        Args:
-            shows_cached: whether cached tokens are counted separately.
-        """
+        """Args: shows_cached: whether cached tokens are counted separately."""
         self._source = output
         self._request_id = request_id
         self._shows_cached = shows_cached
         self._blocks: list[dict[str, Any]] = []
-        # Kind of the open block; "": none.
+        # "": no block is open.
         self._kind = ""
         self._texts: list[str] = []
         self._message: dict[str, Any] = {
@@ -85,7 +82,7 @@ class MessageAnswer(AnswerForm):
             call_id = f"toolu_{self._source.digest_of(part.call)}"
             block = {"type": "tool_use", "id": call_id, "name": part.text, "input": {}}
         elif kind == "reasoning":
-            # Nobody checks signatures here.
+            # Signatures are not checked here.
             block = {"type": "thinking", "thinking": "", "signature": ""}
         else:
             block = {"type": "text", "text": ""}
@@ -121,7 +118,7 @@ def _event(name: str, **content: Any) -> NamedEvent:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Returns a call's arguments; {} if they are cut off or not JSON."""
+    """Returns {} if the arguments are cut off or not JSON."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -32,7 +32,6 @@ class AnthropicDoor:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (b"request-id", request_id.encode())]
                 if message["status"] >= 400:
-                    # Errors come in one piece.
                     start = message
                     return
             elif start and (body := message.get("body")):

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-# By status. Other statuses below 500 are the client's errors, the rest ours.
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",

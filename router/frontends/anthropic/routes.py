@@ -43,7 +43,7 @@ def add_messages(app: FastAPI, frontend: Frontend) -> None:
 
     @app.post(f"{PATH}/count_tokens", responses=errors)
     async def count_tokens(body: CountTokensRequest, request: Request) -> TokenCount:
-        """Number of prompt tokens of such a request."""
+        """Counts a request's prompt tokens."""
         count_unknown_fields(frontend, body)
         with fields_named(NAMES):
             with frontend.refusals_counted(request.state.request_id):

@@ -129,7 +129,7 @@ class InputMessage(LenientBody):
 
 
 class MessagesTool(Marked):
-    """A function of the client's."""
+    """A function that the client runs."""
 
     hints = others.TOOL_HINTS
 
@@ -203,7 +203,7 @@ class CountTokensRequest(SamplingFields):
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    # Its first name.
+    # Earlier name of output_config.format.
     output_format: OutputSchema | None = None
     cache_control: dict[str, Any] | None = None
     stop_sequences: Annotated[list[str], _FAIL_FAST] | None = None
@@ -215,7 +215,7 @@ class MessagesRequest(CountTokensRequest):
     max_tokens: int = Field(ge=1)
 
 
-# --- what is answered --------------------------------------------------------------------------------------------
+# --- Answers. ----------------------------------------------------------------------------------------------------
 
 
 class MessagesUsage(BaseModel):

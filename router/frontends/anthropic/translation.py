@@ -1,4 +1,4 @@
-"""From a request for a message to a chat's body."""
+"""Translates a request for a message to a chat's body."""
 
 import json
 from collections.abc import Iterator
@@ -41,9 +41,8 @@ def chat_of(body: CountTokensRequest, max_tokens: int | None) -> ChatRequest:
         "tool_choice": _choice(body),
     }
     if body.messages[-1].role == "assistant":
-        # The beginning of the answer.
         if "tool_calls" in messages[-1] or not messages[-1]["content"]:
-            raise InvalidRequestError("the last message is an assistant's without text to go on with", "messages")
+            raise InvalidRequestError("the last message is an assistant's without text to continue", "messages")
         content["continue_final_message"] = True
     if body.tools:
         content["tools"] = [
@@ -98,7 +97,7 @@ def _choice(body: CountTokensRequest) -> Any:
 
 
 def _messages_of(message: InputMessage) -> list[dict[str, Any]]:
-    """Returns the chat's messages for one message: results of calls become messages of their own."""
+    """Results of calls become messages of their own."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     return _assistant(message.content) if message.role == "assistant" else _user(message.role, message.content)

@@ -120,7 +120,7 @@ async def test_a_call_that_is_asked_for() -> None:
         assert [block["type"] for block in message["content"]] == ["tool_use"]
         assert message["stop_reason"] == "tool_use"
         assert cluster.d.of(Admit)[-1].sampling.grammar
-    # The statement that there is no such function is text.
+    # With tool_choice none, a call's markup is text.
     message = await message_of(cluster, tools=CLIENT_TOOLS, tool_choice={"type": "none"})
     assert (message["content"][0]["type"], message["stop_reason"]) == ("text", "end_turn")
 
@@ -257,7 +257,7 @@ async def test_a_failure_on_the_way_is_the_last_event() -> None:
             {"messages": [USER, {"role": "assistant", "content": ""}]},
             400,
             "invalid_request_error",
-            "messages: the last message is an assistant's without text to go on with",
+            "messages: the last message is an assistant's without text to continue",
         ),
         ({"stop_sequences": [""]}, 400, "invalid_request_error", "stop_sequences strings must have 1 to 1024"),
         (
@@ -323,7 +323,7 @@ async def test_the_key_may_stand_in_their_header() -> None:
     cluster = cluster_of(chat_templates.QWEN25, "Hello.")
     headers = {"authorization": "", "x-api-key": KEYS[1]}
     assert (await ask(cluster, headers=headers)).status == 200
-    # Other paths have OpenAI's errors.
+    # Other paths do not take this header.
     assert (await call(cluster, "/v1/models", method="GET", headers=headers)).status == 401
 
 
