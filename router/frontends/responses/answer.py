@@ -1,4 +1,4 @@
-"""From an output's parts to a response's object and events."""
+"""Makes a response's object and events from an output's parts."""
 
 import secrets
 import time
@@ -29,7 +29,7 @@ class ResponseAnswer(AnswerForm):
         model: str,
         on_end: Callable[[dict[str, Any]], None],
     ) -> None:
-        """Args: on_end: called with the response at its end, before its last event."""
+        """Args: on_end: called with the response before its last event."""
         self._body = body
         self._source = output
         self._on_end = on_end
@@ -37,7 +37,6 @@ class ResponseAnswer(AnswerForm):
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._kind = ""
-        # Text of the open item, joined once.
         self._texts: list[str] = []
         text_format = body.text.format if body.text else None
         wanted = text_format.model_dump(by_alias=True, exclude_none=True) if text_format else {"type": "text"}

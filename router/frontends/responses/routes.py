@@ -101,7 +101,7 @@ async def serve_response(
         if body.previous_response_id is not None:
             previous = await _previous(responses, body.previous_response_id, owner)
             turns = [part for turn in previous.turns() for part in (turn.input_items, turn.output_items)]
-            # The naming body may be a thousand times smaller.
+            # The body is small, and the conversation may be a thousand times larger.
             request.state.hold(sum(map(len, turns)))
             items = [item for turn in turns for item in _ITEMS.validate_json(turn)] + items
         chat_body = chat_of(body, items)
@@ -148,7 +148,6 @@ def _unknown(response_id: str) -> UnknownResponseError:
 
 
 def _with_ids(items: Sequence[Item]) -> list[dict[str, Any]]:
-    """Returns listed items; a message's content is a list of parts."""
     found = []
     for item in items:
         content = item.model_dump(exclude_none=True)

@@ -1,4 +1,4 @@
-"""From a request for a response to a chat's body."""
+"""Translates a request for a response to a chat's body."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -18,7 +18,7 @@ REQUEST = {
     "background": Unserved("answers are not made in the background by this server: wait for them, or stream", (False,)),
     "conversation": Unserved("conversations are not kept by this server: use previous_response_id, or send the items"),
     "prompt": Unserved("prompts are not kept by this server: send instructions and input"),
-    "truncation": Unserved("prompts are never cut here: send what is to be read", ("disabled",)),
+    "truncation": Unserved("prompts are never cut here: send only the part to read", ("disabled",)),
     "context_management": _not_supported("shortening a conversation is", []),
     "moderation": _not_supported("moderation is"),
     "top_logprobs": Unserved(_LOGPROBS, (0,)),
@@ -44,7 +44,7 @@ REQUEST_HINTS = frozenset(
         "prompt_cache_retention",
         "prompt_cache_options",
         "stream_options",
-        # Limits calls of server-side tools.
+        # Limits server-side tools.
         "max_tool_calls",
         "verbosity",
         "reasoning_effort",
