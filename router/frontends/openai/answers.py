@@ -1,5 +1,4 @@
-"""From generations to the JSON of an answer, whole or in chunks. Both are made of the same pieces, so their texts
-agree."""
+"""The JSON of an answer, whole or in chunks. Both come from the same pieces, so their texts agree."""
 
 import secrets
 import time
@@ -25,21 +24,17 @@ from tandem.router.requests.request_spec import TokenizedPrompt
 from tandem.router.text.detokenizer import IncrementalDetokenizer
 from tandem.sampling_params import TokenLogprobs
 
-# Characters of JSON; events with most tokens' texts are padded to the same length.
+# Characters of JSON: events with short texts are padded to the same length.
 OBFUSCATED_LENGTH = 64
 
 
 @dataclass(eq=False, slots=True)
 class ChoiceBuffer:
-    """Output of one choice that is not in the answer yet. An Answer owns one for each generation.
+    """Output of one choice that is not in the answer yet.
 
     Attributes:
-        detokenizer: detokenizer of the tokens in lists of log probabilities.
-        echo: the prompt's text to put in front.
-        text, token_ids, logprobs: output since the last `take_unsent`.
+        detokenizer: for the tokens in lists of log probabilities.
         num_characters: length of the echo and the listed tokens' text.
-        finish_reason: "" before the last piece.
-        is_begun: whether a part of the choice is in the answer.
     """
 
     detokenizer: IncrementalDetokenizer
@@ -64,12 +59,12 @@ class ChoiceBuffer:
 
 
 class Answer(ABC):
-    """The answer to one HTTP request: all outputs of its first prompt, then those of the next."""
+    """The answer to one HTTP request: all outputs of its first prompt, then the next one's."""
 
     id_prefix: str
     object_name: str
     chunk_object_name: str
-    # Whether a resumed output's text comes from its beginning, so that it can be parsed.
+    # Parsers need a resumed output's text from its beginning.
     _starts_over = False
 
     def __init__(
@@ -82,13 +77,7 @@ class Answer(ABC):
         stream: ResumableStream | None = None,
         wanted: WantedLogprobs | None = None,
     ) -> None:
-        """
-        Args:
-            generations: the same number for each prompt, one prompt after the other.
-            echoes: one text per generation, or none.
-            stream: the stream of one output whose events have ids.
-            wanted: log probabilities of the prompts that the client wants.
-        """
+        """Args: generations: the same number for each prompt; echoes: one per generation, or none."""
         self._frontend = frontend
         self._prompts = prompts
         self._generations = generations
@@ -104,16 +93,15 @@ class Answer(ABC):
 
     @classmethod
     def answer_id(cls, request_id: str) -> str:
-        """Returns the id of a new answer; a resumed stream keeps its own."""
         return f"{cls.id_prefix}-{request_id}"
 
     @abstractmethod
     def choice(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
-        """Returns a whole choice from everything in `buffer`."""
+        """Returns a whole choice."""
 
     @abstractmethod
     def delta(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
-        """Returns a chunk's choice from the new output in `buffer`."""
+        """Returns a chunk's choice."""
 
     async def choice_text(self, index: int, buffer: ChoiceBuffer) -> str:
         return to_json(self.choice(index, buffer))
@@ -122,11 +110,7 @@ class Answer(ABC):
         return to_json(self.delta(index, buffer))
 
     async def delta_texts(self, index: int, buffer: ChoiceBuffer, num_characters: int) -> list[tuple[str, int]]:
-        """Returns the choices of the next chunks as JSON, each with the length of the client's text after it.
-
-        Args:
-            num_characters: length of the text so far.
-        """
+        """Returns the next chunks' choices as JSON, each with the length of the client's text after it."""
         return [(await self.delta_text(index, buffer), num_characters)]
 
     async def own_fields(self) -> dict[str, str]:
@@ -136,11 +120,7 @@ class Answer(ABC):
         return None
 
     async def respond(self, body: Body, receive: Receive) -> Response:
-        """Returns the answer in one piece, or in chunks if the body asks for them.
-
-        Raises:
-            RequestError, ClientGoneError: before anything is sent.
-        """
+        """Raises RequestError, ClientGoneError before anything is sent."""
         if not body.stream:
             return json_text_response(await unless_client_leaves(receive, self._collect()))
         return await begin_stream(self._events(body.stream_options or StreamOptions()), receive)
@@ -160,8 +140,7 @@ class Answer(ABC):
         return piece
 
     def prompt_texts(self, index: int) -> tuple[PromptTexts, PromptLogprobs]:
-        """Returns the prompt's log probabilities of a choice that has begun. Each prompt's first output carries
-        them."""
+        """Each prompt's first output carries its log probabilities."""
         number = index // self._num_choices
         logprobs = self._generations[number * self._num_choices].tracker.prompt_logprobs
         assert logprobs is not None
@@ -175,7 +154,6 @@ class Answer(ABC):
         continuous = options.include_usage and options.continuous_usage_stats
         if options.include_usage and not continuous:
             head["usage"] = None
-        # Encode the chunks' common beginning once.
         beginning = to_json(head).removesuffix("}")
 
         def chunk(choice: str) -> str:
@@ -222,7 +200,6 @@ class Answer(ABC):
         }
 
     def _usage(self) -> dict[str, Any]:
-        """Each prompt counts once, whatever its number of outputs."""
         num_prompt_tokens = sum(len(prompt.token_ids) for prompt in self._prompts)
         num_output_tokens = self.num_output_tokens()
         cached = sum(g.tracker.prompt_cached_len or 0 for g in self._generations[:: self._num_choices])
@@ -241,15 +218,13 @@ class Answer(ABC):
 
 
 def obfuscated(content: str) -> str:
-    """Pads an event to a multiple of OBFUSCATED_LENGTH, so that the length of encrypted events tells less about the
-    text."""
+    """The padded length of an encrypted event tells less about its text."""
     num_missing = -(len(content) + len(',"obfuscation":""')) % OBFUSCATED_LENGTH
     noise = secrets.token_urlsafe(OBFUSCATED_LENGTH)[:num_missing]
     return f'{content[:-1]},"obfuscation":"{noise}"}}'
 
 
 def token_text(piece: bytes) -> str:
-    """Returns a token's name as text. Part of a character is shown as its bytes."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

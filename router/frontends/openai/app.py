@@ -54,12 +54,12 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     for status, description in {
         400: "bad input",
         401: "no API key, or a wrong one",
-        404: "unknown model, or nothing is known of the stream to go on with",
-        408: "the body does not come",
-        410: "the end of the stream to go on with is lost",
+        404: "unknown model, or unknown stream to resume",
+        408: "the body came too slowly",
+        410: "the end of the stream to resume is lost",
         413: "the body is too large",
         429: "too many requests",
-        500: "a mistake of the server's own",
+        500: "an error of the server",
         503: "no worker can serve the request now",
         504: "the request took too long",
     }.items()
@@ -67,7 +67,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 _TEXT = {"type": "string"}
 _EVENT = {"type": "object", "properties": {"id": _TEXT, "data": _TEXT}, "required": ["data"]}
 _STREAMED = {"text/event-stream": {"itemSchema": _EVENT}}
-LastEventId = Annotated[str | None, Header(description="The id of the last event seen, to go on with a stream.")]
+LastEventId = Annotated[str | None, Header(description="Id of the last event received; the answer resumes after it.")]
 
 
 def make_app(
@@ -76,12 +76,10 @@ def make_app(
     feed: LiveFeed | None = None,
     credentials: ClusterCredentials | None = None,
 ) -> ASGIApp:
-    """Makes the ASGI application with its middleware.
-
+    """
     Args:
-        responses: responses of all routers; None: this router's alone.
-        feed: data of the live page; None: this router's alone.
-        credentials: credentials for fetching workers' metrics; None: not needed.
+        responses, feed: None: this router's alone.
+        credentials: for fetching workers' metrics; None: not needed.
     """
     credentials = credentials or ClusterCredentials()
     if feed is None:
@@ -117,7 +115,7 @@ def make_app(
 
 
 def _description(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Removes the framework's own answer to bad bodies, which is never sent."""
+    """Removes the framework's 422, which is never sent."""
     description = describe()
     for operations in description["paths"].values():
         for operation in operations.values():
@@ -162,23 +160,19 @@ def _add_inference(app: FastAPI, frontend: Frontend) -> None:
 def _add_operation(app: FastAPI, frontend: Frontend, credentials: ClusterCredentials) -> None:
     @app.get("/health", include_in_schema=False)
     async def health() -> Response:
-        """200 while this process answers."""
         return json_response({"status": "ok"})
 
     @app.get("/ready", include_in_schema=False)
     async def ready() -> Response:
-        """200 if a request would be served now, else 503."""
         reason = frontend.router.not_ready_reason()
         return json_response({"ready": not reason, "reason": reason}, 503 if reason else 200)
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:
-        """The router's metrics in Prometheus' text format."""
         return Response(frontend.router.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/metrics/{worker_id}", include_in_schema=False)
     async def metrics_of_worker(worker_id: str) -> Response:
-        """A connected worker's metrics in the same format."""
         for worker in frontend.router.workers:
             if worker.worker_id == worker_id:
                 text = await read_metrics(worker.hello.address, credentials)
@@ -187,7 +181,6 @@ def _add_operation(app: FastAPI, frontend: Frontend, credentials: ClusterCredent
 
     @app.get("/sd", include_in_schema=False)
     async def service_discovery(request: Request) -> Response:
-        """Targets for Prometheus' HTTP service discovery."""
         # Routers of one host share the address that was just reached; their bound address may be 0.0.0.0.
         found_at = {frontend.config.router_id: request.url.netloc}
         if len(routers := frontend.config.routers) > 1:

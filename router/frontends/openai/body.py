@@ -1,7 +1,6 @@
-"""Parsing of bodies: strict JSON, with helpful errors.
+"""Parses bodies as strict JSON, after bounding their cost.
 
-The cost of a body is bounded before it is parsed. Text is cheap, but every number, string and object becomes a Python
-object, and a body can hold millions.
+Text is cheap, but every number, string and object becomes a Python object, and a body can hold millions.
 """
 
 import asyncio
@@ -18,31 +17,24 @@ from starlette.responses import Response
 from tandem.router.text.prompt_encoder import MAX_MESSAGES
 from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
 
-# Smaller bodies are parsed at once, in less than two milliseconds.
+# Parsed in under 2 ms.
 MAX_INLINE_BYTES = 2**16
-# Limit on a larger body's wait.
 PARSE_TIMEOUT_S = 60.0
-# Lists and objects, and strings and names: more than the longest chat has.
+# More than the longest chat has.
 MAX_CONTAINERS = 2**14
 MAX_STRINGS = 2**15
-# Items of lists and objects other than prompt tokens.
 MAX_OTHER_ITEMS = MAX_CONTAINERS + MAX_STRINGS
 
-# Most bodies have no escaped surrogate.
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class FieldRefusal(HTTPException):
-    """Attributes: param: the invalid field."""
-
     def __init__(self, message: str, param: str) -> None:
         super().__init__(400, message)
         self.param = param
 
 
 class JsonRoute(APIRoute):
-    """A route whose bodies are read with `parse_json`."""
-
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
 
@@ -74,11 +66,7 @@ def _parse_large(body: bytes, max_items: int) -> Any:
 
 
 def check_structure(body: bytes, max_items: int) -> None:
-    """Scans JSON as bytes; a few megabytes take a few milliseconds.
-
-    Raises:
-        HTTPException: it has more lists and objects, strings or items than any servable body.
-    """
+    """Scans JSON as bytes: a few megabytes take a few milliseconds. Raises HTTPException."""
     num_containers, num_items = body.count(b"[") + body.count(b"{"), body.count(b",")
     num_quotes = body.count(b'"')
     if num_containers > MAX_CONTAINERS or num_items > max_items or num_quotes > 2 * MAX_STRINGS:
@@ -100,7 +88,6 @@ def check_structure(body: bytes, max_items: int) -> None:
 
 
 def _culprit(body: bytes, max_items: int) -> HTTPException | None:
-    """Returns the refusal of the field that seems too long, if it is one of these."""
     for field, end, item, limit in (
         ("logit_bias", b"}", b":", MAX_NUM_BIASED),
         ("stop_token_ids", b"]", b",", MAX_NUM_STOP_TOKENS),
@@ -114,7 +101,7 @@ def _culprit(body: bytes, max_items: int) -> HTTPException | None:
 
 
 def parse_json(body: bytes) -> Any:
-    """Raises HTTPException: the body is not JSON, or has values that cannot be passed on."""
+    """Raises HTTPException."""
     try:
         text = body.decode()
         content = json.loads(text, parse_constant=_refuse_constant)

@@ -32,12 +32,7 @@ CALL_ID_CHARACTERS = 24
 
 @dataclass(frozen=True, slots=True)
 class BegunChat:
-    """A chat whose outputs can be served.
-
-    Attributes:
-        stream: the stream of one output whose events have ids.
-        reading: the form of its outputs; None: they are content alone.
-    """
+    """Attributes: reading: None: the outputs are content alone."""
 
     prompt: TokenizedPrompt
     generations: list[Generation]
@@ -58,9 +53,8 @@ class ChatAnswer(Answer):
         num_seen = stream.last.num_characters if stream and stream.last else 0
         self._parsers = [reading.parser(num_seen) for _ in chat.generations] if reading else []
         self._starts_over = reading is not None
-        # Parts of unstreamed outputs.
         self._parts: list[list[Part]] = [[] for _ in self._parsers]
-        # Number of reasoning tokens of each output whose reasoning is over.
+        # Reasoning tokens of each output whose reasoning is over.
         self._reasoning_ends: dict[int, int] = {}
 
     def opening(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
@@ -152,7 +146,6 @@ class ChatAnswer(Answer):
         return message
 
     def _call_id(self, index: int, call: int) -> str:
-        """Returns an id that every router makes alike."""
         # Several requests may share a client's id.
         seed = self._generations[index].tracker.sampling.seed
         digest = digest_of_call(f"{self._id} {self._created} {seed} {call}")
@@ -174,7 +167,7 @@ class ChatAnswer(Answer):
         return usage
 
     def _num_reasoning_tokens(self, index: int) -> int:
-        """Counts an output's reasoning tokens so far, including its marks. Called for every event."""
+        """Includes the marks."""
         if not self._parsers[index].has_reasoned:
             return 0
         return self._reasoning_ends.get(index, self._generations[index].num_output_tokens)
@@ -221,7 +214,7 @@ async def serve_chat(frontend: Frontend, body: ChatRequest, request: Request, la
 async def begin_chat(
     frontend: Frontend, body: ChatRequest, request: Request, last_event_id: str | None = None
 ) -> BegunChat:
-    """Plans a chat, tokenizes it, and makes its generations. Raises RequestError."""
+    """Raises RequestError."""
     with frontend.refusals_counted(request.state.request_id):
         plan = await plan_chat(frontend, body, request.app.state.parsing, last_event_id)
         chat = await _tokenize(frontend, plan, request.state)
@@ -231,8 +224,6 @@ async def begin_chat(
 
 @dataclass(frozen=True, slots=True)
 class _TokenizedChat:
-    """Attributes: as in BegunChat and SamplingOptions."""
-
     prompt: TokenizedPrompt
     reading: Reading | None
     grammar: str
@@ -259,7 +250,7 @@ def _spec(frontend: Frontend, plan: ChatPlan, chat: _TokenizedChat, state: State
     options = replace(plan.options, grammar=chat.grammar)
     return RequestSpec(
         chat.prompt,
-        # Without a limit of client or model, an answer may fill the model's length.
+        # Without a limit, an answer may fill the model's length.
         frontend.sampling_params(options, chat.prompt, frontend.sampling_defaults.max_tokens),
         key=state.key,
         client_request_id=state.request_id,
@@ -282,12 +273,11 @@ async def count_prompt_tokens(frontend: Frontend, body: ChatRequest, request: Re
 
 
 def digest_of_call(named: str) -> str:
-    """Returns an id of a call. Args: named: unique description of the call."""
+    """Args: named: unique description of the call."""
     return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()[:CALL_ID_CHARACTERS]
 
 
 def end_of_reasoning(frontend: Frontend, generation: Generation) -> int:
-    """Returns the number of reasoning tokens of an output whose reasoning has just ended."""
     token_ids, closing_id = generation.tracker.output_ids, frontend.output_format.closing_id
     if closing_id is not None and closing_id in token_ids:
         return token_ids.index(closing_id) + 1

@@ -1,4 +1,4 @@
-"""From a chat's body to a plan: the prompt's input, the sampling options, the calls, and the form of the output."""
+"""Plans a chat: its prompt, sampling options, calls and the form of its output."""
 
 import asyncio
 import json
@@ -38,12 +38,9 @@ class CallPlan:
     """The calls in an output, and its structure.
 
     Attributes:
-        parser: name of the parser that reads calls from the output; "none": the output has no calls.
-        names: names of the functions that may be called.
-        structure: structure of the output, or of the part behind its reasoning.
+        parser: name of the calls' parser; "none": the output has no calls.
+        structure: of the output, or of the part behind its reasoning.
         is_named: whether the client names the function to call.
-        max_calls: limit for one output; None: none.
-        calls_only: whether the output consists of calls alone.
     """
 
     parser: str
@@ -59,11 +56,8 @@ class ChatPlan:
     """A checked chat, before anything is computed for it.
 
     Attributes:
-        prompt: input of `Frontend.tokenize`.
         continued: text of the message that the output continues; "": a new message.
         options: sampling options without the grammar.
-        is_resumable: whether the answer's events have ids.
-        last_event: the event after which the client resumes a stream; None: a new answer.
     """
 
     body: ChatRequest
@@ -78,7 +72,7 @@ class ChatPlan:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The way in which the outputs of one request are read. Attributes: marks: special tokens in their text, by id."""
+    """The form of one request's outputs. Attributes: marks: special tokens in their text, by id."""
 
     calls: CallPlan
     beginning: Beginning
@@ -86,7 +80,7 @@ class Reading:
     format: OutputFormat
 
     def parser(self, num_seen: int) -> OutputParser:
-        """Returns the parser of one output. Args: num_seen: characters of its text whose parts the client has."""
+        """Args: num_seen: characters of the text whose parts the client has."""
         calls = self.calls
         return self.format.parser(
             calls.parser,
@@ -101,14 +95,7 @@ class Reading:
 async def plan_chat(
     frontend: Frontend, body: ChatRequest, threads: Executor, last_event_id: str | None = None
 ) -> ChatPlan:
-    """
-    Args:
-        threads: read long arguments of past calls.
-        last_event_id: header of a client that resumes a stream.
-
-    Raises:
-        RequestError: the body asks for something that is not served.
-    """
+    """Raises RequestError."""
     frontend.check_model(body.model or "")
     check_num_choices(1, body.n)
     num_logprobs = _num_logprobs(body)
@@ -140,12 +127,7 @@ def _max_tokens(body: ChatRequest) -> int | None:
 async def check_arguments(messages: Sequence[Message], threads: Executor) -> None:
     """Bounds the arguments of past calls, which are JSON within JSON, before they are parsed.
 
-    Args:
-        threads: check long arguments, which takes tens of milliseconds.
-
-    Raises:
-        InvalidRequestError: they hold too much.
-        OverloadedError: too many others are being checked.
+    Long arguments take tens of milliseconds and are checked on `threads`. Raises InvalidRequestError, OverloadedError.
     """
     arguments = _arguments(messages)
     if sum(map(len, arguments)) <= MAX_INLINE_BYTES:
@@ -168,7 +150,7 @@ def _arguments(messages: Sequence[Message]) -> list[str]:
 
 
 def plan_calls(output_format: OutputFormat, body: ChatRequest) -> CallPlan:
-    """Raises InvalidRequestError: the body's tools, tool_choice and structured output exclude each other."""
+    """Raises InvalidRequestError: tools, tool_choice and structured output exclude each other."""
     tools, choice = body.tools or [], body.tool_choice or "auto"
     named = choice if isinstance(choice, NamedTool) else None
     calls_only = named is not None or choice == "required"
@@ -208,7 +190,7 @@ def _named(tools: Sequence[Tool], named: NamedTool) -> list[Tool]:
 
 
 def _bound_parser(output_format: OutputFormat) -> str:
-    """Returns the parser of calls that a grammar makes: the model's own, if a grammar can write its form."""
+    """Returns the parser of grammar-made calls: the model's own, if a grammar can write its form."""
     name = output_format.tool_parser_name
     style = CALL_STYLES.get(name)
     if style is None or output_format.special_ids((style.opening.strip(), style.closing.strip())):
@@ -222,7 +204,7 @@ def _calls_structure(parser: str, tools: Sequence[Tool], max_calls: int | None) 
 
 
 def read_from(output_format: OutputFormat, plan: ChatPlan, prompt: TokenizedPrompt) -> Reading | None:
-    """Returns the way in which outputs of this prompt are read; None: they are content alone."""
+    """Returns None if the outputs are content alone."""
     style = output_format.reasoning_style
     if style is None:
         beginning = Beginning.ANSWER
@@ -237,7 +219,7 @@ def read_from(output_format: OutputFormat, plan: ChatPlan, prompt: TokenizedProm
 
 
 def whole_structure(structure: StructuredOutput | None, reading: Reading | None) -> StructuredOutput | None:
-    """Returns the structure of the whole output, including its reasoning. Raises InvalidRequestError."""
+    """Adds the reasoning to the structure. Raises InvalidRequestError."""
     if structure is None or reading is None or reading.beginning is Beginning.ANSWER:
         return structure
     if reading.format.special_ids((OPENING, CLOSING)):
@@ -252,14 +234,7 @@ def whole_structure(structure: StructuredOutput | None, reading: Reading | None)
 def chat_prompt(
     frontend: Frontend, messages: Sequence[Message], body: TemplateFields, tools: Sequence[Tool]
 ) -> Chat | list[dict[str, Any]]:
-    """Returns the input of the chat template.
-
-    Args:
-        tools: tools to show to the model.
-
-    Raises:
-        InvalidRequestError: fields exclude each other, or the template does not know documents.
-    """
+    """Raises InvalidRequestError: fields exclude each other, or the template does not use documents."""
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidRequestError(
             "continue_final_message and add_generation_prompt exclude each other: send one of them",

@@ -37,7 +37,6 @@ class CompletionAnswer(Answer):
     def shown(self, piece: Piece) -> Piece:
         if self.has_output:
             return piece
-        # A token is sampled anyway; max_tokens 0 ended the output before it.
         return Piece(0, [], "", [], "length" if piece.finish_reason else "")
 
     def num_output_tokens(self) -> int:
@@ -63,7 +62,6 @@ class CompletionAnswer(Answer):
 
     def delta(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
         text, token_ids, logprobs = buffer.take_unsent()
-        # The prompt goes before the first text.
         echo, buffer.echo = buffer.echo, ""
         buffer.num_characters += len(echo)
         return {
@@ -116,7 +114,6 @@ async def serve_completion(
             prompts = [await frontend.tokenize(prompt, namespace) for prompt in inputs]
             texts = [await frontend.prompt_text(prompt) for prompt in inputs] if body.echo else []
         num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-        # Each output repeats its prompt's.
         num_shown = num_tokens * (body.n or 1) * wanted_logprobs.num_forms
         frontend.check_prompt_logprobs(num_shown, wanted_logprobs.num_top, request.state.hold)
         answer_id = CompletionAnswer.answer_id(request_id)
@@ -144,7 +141,6 @@ async def serve_completion(
 
 
 def _inputs(prompt: str | list[Any]) -> list[PromptInput]:
-    """Splits one prompt or several: strings or lists of token ids."""
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         return list(prompt)
     return [prompt]

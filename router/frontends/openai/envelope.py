@@ -19,8 +19,7 @@ _TRACEPARENT, _TRACESTATE = TRACEPARENT.encode(), TRACESTATE.encode()
 
 
 def with_cors(app: ASGIApp, allowed_origins: Sequence[str]) -> ASGIApp:
-    """Lets pages of these origins read answers; "*": all. Preflights are answered before authentication, because they
-    carry no key."""
+    """Lets pages of these origins read answers; "*": all. Preflights carry no key, so this precedes authentication."""
     if not allowed_origins:
         return app
     return CORSMiddleware(
@@ -35,11 +34,9 @@ def with_cors(app: ASGIApp, allowed_origins: Sequence[str]) -> ASGIApp:
 
 
 class EnvelopeMiddleware:
-    """Outermost ASGI middleware. Sets in `scope["state"]`: `request_id`; `is_head`, whether the server omits the
-    answer's body; and `send`, the server's own, for bodies that need not pass all layers."""
+    """Outermost ASGI middleware. Sets in `scope["state"]`: `request_id`; `is_head`; and `send`, the server's own."""
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
-        """Args: root_path: path under which a proxy shows the server."""
         self._app = app
         self._root_path = root_path
 
@@ -56,9 +53,8 @@ class EnvelopeMiddleware:
         method = scope["method"]
         state["is_head"] = method == "HEAD"
         if method == "OPTIONS" and (b"content-length" in headers or b"transfer-encoding" in headers):
-            # Nobody reads a preflight's body, which has no limit and no key.
+            # A preflight's body has no limit and no key, so it is not read.
             added.append((b"connection", b"close"))
-        # The server omits a HEAD's body by its own copy of the scope.
         scope = {**scope, "root_path": self._root_path, "method": "GET" if method == "HEAD" else method}
 
         async def send_with_headers(message: Message) -> None:

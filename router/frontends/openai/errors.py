@@ -51,8 +51,7 @@ HTTP_ERRORS: tuple[tuple[type[RequestError], HttpError], ...] = (
 )
 
 
-# Seconds before a client may retry, by status: overload passes within a request's time, workers restart within seconds,
-# and another router may answer at once.
+# Seconds by status: overload passes within a request's time, workers restart within seconds.
 RETRY_AFTER_S = {429: "1", 503: "2"}
 
 
@@ -64,7 +63,6 @@ def json_response(content: Any, status: int = 200) -> Response:
 
 
 def json_text_response(text: str) -> Response:
-    """Returns a response with text that is already JSON in ASCII."""
     return Response(text, media_type="application/json")
 
 
@@ -99,7 +97,6 @@ def invalid_body(error: RequestValidationError) -> InvalidRequestError:
 
 
 def invalid_field(first: Mapping[str, Any], path: Sequence[int | str]) -> InvalidRequestError:
-    """Args: first: pydantic's error."""
     names = [str(part) for part in path if not str(part).startswith(TAG_MARK)]
     message = str(first["msg"]).removeprefix("Value error, ")
     if names[-1:] == ["type"] and isinstance(first.get("input"), str):

@@ -7,13 +7,13 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tandem.router.frontends.openai.errors import status_response
 
-# Counted from the connection or its last request to the end of the next head.
+# From the connection or its last request to the end of the next head.
 HEAD_TIMEOUT_S = 30.0
 MAX_HEAD_BYTES = 64 * 2**10
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which alone would wait for a head for ever and buffer all of it."""
+    """Adds limits: uvicorn waits for a head for ever and buffers all of it."""
 
     _head_timer: asyncio.TimerHandle | None = None
     _num_head_bytes = 0
@@ -37,8 +37,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if self._is_serving():
-            # A second request before the first answer: uvicorn would no longer notice that the first client leaves. No
-            # common client does this.
+            # uvicorn would no longer notice that the first request's client leaves. No common client does this.
             self._is_deaf = True
             self.transport.close()
             return

@@ -1,8 +1,7 @@
 """Reading of bodies: strict for served fields, lenient for others.
 
-A field is of one of four kinds. Declared fields are served and checked. `unserved` fields of other servers accept only
-values that change nothing; other values are refused, because they would change the answer. `hints` change no answer.
-Unknown fields are accepted and counted, and a few are named in the log.
+Declared fields are served and checked. `unserved` fields accept only values that change nothing. `hints` change no
+answer. Unknown fields are accepted and counted, and a few are named in the log.
 """
 
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
-# Limits on logged names; a body may have tens of thousands of unknown fields.
+# Limits on logged names: a body may have tens of thousands.
 MAX_NAMED = 8
 MAX_NAME_CHARACTERS = 64
 # Errors of this type name their field in the context, not in the path.
@@ -26,7 +25,6 @@ class Unserved:
     """A field that accepts only some values.
 
     Attributes:
-        refusal: message for any other value.
         taken: accepted values besides null.
     """
 
@@ -48,12 +46,11 @@ class UnknownFields:
     names: list[str] = field(default_factory=list)
 
 
-# Of the body that is being parsed, which happens without a break.
+# Fields of the body being parsed, which happens without a break.
 _noted: ContextVar[UnknownFields | None] = ContextVar("unknown fields", default=None)
 
 
 def _describe(schema: dict[str, Any], model: type["LenientBody"]) -> None:
-    """Adds the unserved fields to a body's description."""
     properties = schema.setdefault("properties", {})
     for name, known in model.unserved.items():
         properties[name] = {"enum": [*known.taken, None], "description": f"Anything else is refused: {known.refusal}"}
@@ -73,15 +70,13 @@ class LenientBody(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         super().__pydantic_init_subclass__(**kwargs)
-        # The names on the wire.
         cls._declared = frozenset(declared.alias or name for name, declared in cls.model_fields.items())
         cls._known = cls._declared | cls.unserved.keys() | cls.hints
 
     @model_validator(mode="wrap")
     @classmethod
     def _read(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        # Fast path: a body may have thousands of objects, an object tens of thousands of names, and most have only
-        # declared ones.
+        # Fast path: a body may have thousands of objects, mostly with declared names only.
         if not isinstance(data, dict) or data.keys() <= cls._declared:
             return handler(data)
         for name in sorted(cls.unserved.keys() & data.keys()):
@@ -92,7 +87,7 @@ class LenientBody(BaseModel):
 
 
 class LenientRequest(LenientBody):
-    """A whole body. Attributes: unknown_fields: unknown fields of all its objects."""
+    """A whole body, with the unknown fields of all its objects."""
 
     _unknown: UnknownFields = PrivateAttr(default_factory=UnknownFields)
 
@@ -124,5 +119,4 @@ def note_unknown(data: dict[str, Any], known: frozenset[str]) -> None:
 
 
 def refusal_of(name: str, message: str) -> PydanticCustomError:
-    """Returns an error that names a field, for a check of the whole object."""
     return PydanticCustomError(UNSERVED, "{refusal}", {"name": name, "refusal": message})

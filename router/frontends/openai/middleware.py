@@ -14,10 +14,10 @@ from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.openai.errors import error_response, status_response
 from tandem.router.frontends.page.assets import PAGE_PATHS
 
-# Paths without authentication: probes have no key, nor has the page before it asks for one.
+# Paths without authentication: probes and the page's files have no key.
 OPEN_PATHS = ("/health", "/ready", "/ping", *PAGE_PATHS)
 STATUS_OVERLOADED = 429
-# Limits on the gap between two parts of a body, and on all of it.
+# For the gap between two parts of a body, and for the whole body.
 BODY_TIMEOUT_S = 30.0
 WHOLE_BODY_TIMEOUT_S = 300.0
 # A refused body is read this far: a client that is still sending would miss the answer.
@@ -26,8 +26,8 @@ MAX_DISCARDED_BYTES = 64 * 2**20
 
 
 class AccessMiddleware:
-    """ASGI middleware. Sets in `scope["state"]`: `key`, the client's API key, and `hold`, a function that counts bytes
-    as in hand and raises OverloadedError."""
+    """ASGI middleware. Sets in `scope["state"]`: `key`, and `hold`, which counts bytes as in hand and raises
+    OverloadedError."""
 
     def __init__(self, app: ASGIApp, frontend: Frontend) -> None:
         self._app = app
@@ -66,7 +66,6 @@ class AccessMiddleware:
             await self._app(scope, body.receive, body.closing(send))
 
     def _count(self, hold: Callable[[int], None], request_id: str, num_bytes: int) -> None:
-        """Raises HTTPException: there is no memory for the bytes."""
         try:
             with self._frontend.refusals_counted(request_id):
                 hold(num_bytes)
@@ -75,11 +74,7 @@ class AccessMiddleware:
 
 
 class _Body:
-    """A request's body. `receive` raises HTTPException if it is too large or too slow.
-
-    Attributes:
-        count: called with the size of each part; raises HTTPException.
-    """
+    """A request's body. `receive` raises HTTPException if it is too large or too slow."""
 
     def __init__(self, receive: Receive, max_bytes: int, *, is_empty: bool) -> None:
         self._receive = receive
@@ -91,7 +86,7 @@ class _Body:
 
     async def receive(self) -> Message:
         if self._is_read:
-            # Waits for the client to leave, for as long as its request takes.
+            # Waits for the client to leave.
             return await self._receive()
         remaining_s = self._deadline - asyncio.get_running_loop().time()
         try:
@@ -112,15 +107,13 @@ class _Body:
         return message
 
     async def discard(self) -> None:
-        """Reads to the body's end, if that is near."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DISCARD_TIMEOUT_S):
                 while not self._is_read and self._num_bytes <= MAX_DISCARDED_BYTES:
                     await self._receive_part()
 
     def closing(self, send: Send) -> Send:
-        """Closes the connection after an answer to an unfinished body; otherwise its rest would be read without
-        limit."""
+        """Closes the connection after an answer to an unfinished body, whose rest has no limit."""
 
         async def closing_send(message: Message) -> None:
             if message["type"] == "http.response.start" and not self._is_read:

@@ -1,7 +1,6 @@
 """A chat with one output, for APIs with their own requests and answers.
 
-Such an API translates its request to a chat's body (`translated`), and an `AnswerForm` translates the output's parts to
-its answer.
+Such an API translates its request with `translated`, and its `AnswerForm` translates the output's parts.
 """
 
 import re
@@ -33,7 +32,6 @@ SAMPLING_FIELDS = tuple(SamplingFields.model_fields)
 
 _TEXT = {"type": "string"}
 _EVENT = {"type": "object", "properties": {"event": _TEXT, "data": _TEXT}, "required": ["event", "data"]}
-# OpenAPI description of streams of named events.
 STREAMED = {"text/event-stream": {"itemSchema": _EVENT}}
 
 # An event's name and content.
@@ -41,15 +39,7 @@ NamedEvent = tuple[str, dict[str, Any]]
 
 
 def translated(content: Mapping[str, Any], sampling: SamplingFields, names: Mapping[str, str]) -> ChatRequest:
-    """Makes a chat's body.
-
-    Args:
-        content: fields of the chat, without those of SamplingFields.
-        names: the client's names of these fields, where they differ.
-
-    Raises:
-        InvalidRequestError: the chat is not valid.
-    """
+    """Raises InvalidRequestError. Args: names: the client's names of the chat's fields, where they differ."""
     given = {name: value for name in SAMPLING_FIELDS if (value := getattr(sampling, name)) is not None}
     try:
         return ChatRequest.model_validate({**content, **given})
@@ -62,7 +52,6 @@ def translated(content: Mapping[str, Any], sampling: SamplingFields, names: Mapp
 
 @contextmanager
 def fields_named(names: Mapping[str, str]) -> Iterator[None]:
-    """Renames the chat's field to the client's in errors raised within. Args: names: as for `translated`."""
     try:
         yield
     except InvalidRequestError as error:
@@ -73,12 +62,6 @@ def fields_named(names: Mapping[str, str]) -> Iterator[None]:
 
 
 class OneOutput:
-    """A chat's only output.
-
-    Attributes:
-        finish_reason: as in Piece; "" before the end.
-    """
-
     def __init__(self, frontend: Frontend, chat: BegunChat, answer_id: str) -> None:
         self._frontend = frontend
         self._generations = chat.generations
@@ -90,11 +73,7 @@ class OneOutput:
         self.finish_reason = ""
 
     async def parts(self) -> AsyncGenerator[Sequence[Part]]:
-        """Serves the output. The first item, perhaps an empty list, comes with the first token.
-
-        Raises:
-            RequestError: as pieces_of.
-        """
+        """The first item, perhaps an empty list, comes with the first token. Raises as pieces_of."""
         async with aclosing(pieces_of(self._generations)) as pieces:
             async for _, piece in pieces:
                 self.finish_reason = piece.finish_reason
@@ -116,7 +95,7 @@ class OneOutput:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Number of reasoning tokens so far, including its marks."""
+        """Includes the marks."""
         if self._parser is None or not self._parser.has_reasoned:
             return 0
         return self.num_output_tokens if self._reasoning_end is None else self._reasoning_end
@@ -134,12 +113,11 @@ class OneOutput:
         return self._generation.tracker.sampling
 
     def digest_of(self, call: int) -> str:
-        """Returns the digest in a call's id."""
         return digest_of_call(f"{self._answer_id} {self.sampling.seed} {call}")
 
 
 class AnswerForm(ABC):
-    """An API's form of one answer: events, of which the whole answer is made too."""
+    """An API's form of one answer. The whole answer is made from the events."""
 
     @abstractmethod
     def begin(self) -> list[NamedEvent]:
@@ -158,7 +136,7 @@ class AnswerForm(ABC):
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
-        """Returns the answer, after `end`."""
+        """Called after `end`."""
 
 
 class NamedEventStream(EventStream):
@@ -174,14 +152,7 @@ class NamedEventStream(EventStream):
 async def respond(
     output: OneOutput, form: AnswerForm, receive: Receive, stream: type[NamedEventStream] | None
 ) -> Response:
-    """Returns the answer in one piece, or in events.
-
-    Args:
-        stream: class of the events; None: one piece.
-
-    Raises:
-        RequestError, ClientGoneError: before anything is sent.
-    """
+    """Raises RequestError, ClientGoneError before anything is sent. Args: stream: None: an answer in one piece."""
     if stream is None:
         await unless_client_leaves(receive, _collect(output, form))
         return json_response(form.whole())

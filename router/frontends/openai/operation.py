@@ -47,7 +47,6 @@ def add_operation(app: FastAPI, frontend: Frontend) -> None:
 
     @app.api_route("/ping", methods=["GET", "POST"], include_in_schema=False)
     async def ping() -> Response:
-        """200 while this process answers, as /health."""
         return json_response({"status": "ok"})
 
     @app.get("/version")

@@ -1,6 +1,6 @@
 """A prompt's log probabilities as JSON, in vLLM's and OpenAI's forms.
 
-There may be hundreds of thousands of numbers, so the JSON is made in pieces, and the loop runs between them.
+There may be hundreds of thousands of numbers, so the loop runs between pieces of JSON.
 """
 
 import asyncio
@@ -15,9 +15,8 @@ from tandem.router.requests.request_spec import TokenizedPrompt
 from tandem.router.text.detokenizer import IncrementalDetokenizer
 from tandem.router.text.tokenizer import Tokenizer
 
-# Entries per piece of JSON; they take a millisecond.
+# About a millisecond.
 PIECE_ENTRIES = 512
-# Lists in a completion's `logprobs`.
 ECHO_LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
@@ -31,7 +30,6 @@ class EchoTexts:
     text_offset: list[str] = field(default_factory=list)
 
     def before(self, output: Mapping[str, list[Any]] | None) -> str:
-        """Joins prompt and output, as JSON. Args: output: its lists by name."""
         lists = {
             name: [*getattr(self, name), *([to_json(output[name])[1:-1]] if output and output["tokens"] else [])]
             for name in ECHO_LISTS
@@ -45,7 +43,6 @@ class PromptTexts:
     def __init__(
         self, tokenizer: Tokenizer, name: Callable[[int], str], prompt: TokenizedPrompt, wanted: WantedLogprobs
     ) -> None:
-        """Args: name: returns a token's name as text."""
         self._tokenizer = tokenizer
         self._name = name
         self._token_ids = prompt.token_ids
@@ -81,7 +78,6 @@ class PromptTexts:
                     offsets.append(num_characters)
                     num_characters += len(detokenizer.decode_next((token_id,)))
                 top = [
-                    # The prompt's own token is always included.
                     {token: value} | {self._name(t.token_id): t.logprob for t in logprobs.top(position)[:num_top]}
                     for position, token, value in zip(range(start, end), tokens, values, strict=True)
                 ]
@@ -93,7 +89,6 @@ class PromptTexts:
         return self._echoed
 
     async def _pieces(self, num_top: int) -> AsyncIterator[tuple[int, int]]:
-        """Yields ranges of positions from the second token on; the loop runs after each."""
         step = max(1, PIECE_ENTRIES // (num_top + 1))
         for start in range(1, len(self._token_ids), step):
             yield start, min(start + step, len(self._token_ids))
@@ -104,7 +99,6 @@ class PromptTexts:
         own = self._entry(token_id, logprobs.logprobs[position - 1], logprobs.ranks[position - 1])
         top = enumerate(logprobs.top(position)[:num_top], 1)
         others = {t.token_id: self._entry(t.token_id, t.logprob, rank) for rank, t in top}
-        # The prompt's own token goes first.
         return {token_id: own} | {other: entry for other, entry in others.items() if other != token_id}
 
     def _entry(self, token_id: int, logprob: float, rank: int) -> dict[str, Any]:
@@ -112,10 +106,6 @@ class PromptTexts:
 
 
 def object_text(fields: Mapping[str, Any], made: Mapping[str, str]) -> str:
-    """Returns the JSON of an object, some of whose values are JSON already.
-
-    Args:
-        made: JSON by name; it replaces the values of `fields` in their places.
-    """
+    """Args: made: JSON by name, which replaces the values of `fields`."""
     values = {name: made.get(name) or to_json(value) for name, value in fields.items()} | dict(made)
     return "{" + ",".join(f"{to_json(name)}:{value}" for name, value in values.items()) + "}"

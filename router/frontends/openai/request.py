@@ -26,11 +26,11 @@ Body = CompletionRequest | ChatCompletionRequest
 
 @dataclass(frozen=True, slots=True)
 class WantedLogprobs:
-    """Log probabilities of the prompt that a body asks for.
+    """Numbers of most likely tokens that a body asks for with its prompt; None: no log probabilities.
 
     Attributes:
-        listed: number of most likely tokens in `prompt_logprobs`; None: not asked for.
-        echoed: number of most likely tokens in front of the output's; None: not asked for.
+        listed: in `prompt_logprobs`.
+        echoed: in front of the output's.
     """
 
     listed: int | None
@@ -53,17 +53,15 @@ class WantedLogprobs:
 
     @property
     def num_top(self) -> int | None:
-        """Number of most likely tokens that workers are asked for; None: nothing is asked for."""
         asked = [number for number in (self.listed, self.echoed) if number is not None]
         return max(asked, default=None)
 
 
 def count_unknown_fields(frontend: Frontend, body: LenientRequest) -> None:
-    """Counts a body's unknown fields and logs a few of their names."""
     unknown = body.unknown_fields
     if unknown.num_fields:
         frontend.router.metrics.unknown_fields(unknown.num_fields)
-        logger.debug("%d unknown fields, such as %s", unknown.num_fields, json.dumps(unknown.names))
+        logger.debug("%d unknown fields, for example %s", unknown.num_fields, json.dumps(unknown.names))
 
 
 def check_num_choices(num_prompts: int, n: int | None) -> None:
@@ -73,7 +71,6 @@ def check_num_choices(num_prompts: int, n: int | None) -> None:
 
 
 def max_prompt_tokens(frontend: Frontend) -> int:
-    """Limit for all outputs of one request together."""
     return max(MAX_PROMPT_TOKENS, frontend.config.max_model_len)
 
 
@@ -94,7 +91,9 @@ def structured_output(body: Body) -> StructuredOutput | None:
     if outputs is not None:
         named.append(("structured_outputs.", outputs.json_, outputs.regex, outputs.choice, outputs.grammar))
         if not any(outputs.model_dump().values()):
-            raise InvalidRequestError("structured_outputs names nothing to keep to", "structured_outputs")
+            raise InvalidRequestError(
+                "structured_outputs is empty: set json, regex, choice, grammar or json_object", "structured_outputs"
+            )
         if outputs.json_object:
             given.append(StructuredOutput("json_schema", JSON_OBJECT, "structured_outputs.json_object"))
     for prefix, schema, regex, options, grammar in named:
@@ -126,7 +125,6 @@ def sampling_options(
     num_logprobs: int | None,
     num_prompt_logprobs: int | None = None,
 ) -> SamplingOptions:
-    """Returns the body's options without its structured output."""
     given = {name: value for name in PLAIN_FIELDS if (value := getattr(body, name)) is not None}
     return SamplingOptions(
         max_tokens=max_tokens,
@@ -147,7 +145,7 @@ def cache_namespace(body: Body) -> str:
 
 
 def check_num_prompt_tokens(frontend: Frontend, prompts: Sequence[TokenizedPrompt], n: int | None) -> None:
-    """Raises InvalidRequestError: each output's workers are sent its whole prompt."""
+    """Raises InvalidRequestError: the workers of each output are sent its whole prompt."""
     num_tokens = sum(len(prompt.token_ids) for prompt in prompts) * (n or 1)
     limit = max_prompt_tokens(frontend)
     if num_tokens > limit:

@@ -1,11 +1,9 @@
 """Streams that a client can resume after its connection breaks or its router dies.
 
-An event's id holds the stream's secret name and the amount of output up to that event. To resume, the client sends its
-request again with the id of its last event. The tokens and the router's state come from the workers, which keep them
-under a digest of name and API key.
+An event's id holds the stream's secret name and the amount of output so far. To resume, the client repeats its request
+with its last event's id. Workers keep the tokens and the router's state under a digest of name and API key.
 
-The resumed stream uses two names. Output that was already recorded keeps the old name; output of the new request has a
-new one.
+Recorded output keeps the old name; output of the new request has a new one.
 """
 
 import hashlib
@@ -36,7 +34,6 @@ _PROMPT_FIELDS = {"prompt", "messages"}
 class EventId:
     """
     Attributes:
-        name: name of the stream.
         num_tokens: tokens whose text had come by this event, sent or waiting.
         num_characters: length of the text sent by this event, in Unicode code points.
         num_closing: closing events: 1 with the finish reason, 2 with the usage.
@@ -50,14 +47,14 @@ class EventId:
     @classmethod
     def parse(cls, text: str) -> "EventId":
         if (match := _EVENT_ID.fullmatch(text)) is None:
-            raise InvalidRequestError(f"{HEADER} is none of the ids that events have here", HEADER)
+            raise InvalidRequestError(f"{HEADER} is not an event id of this server", HEADER)
         name, *numbers = match.groups(default="0")
         return cls(name, *map(int, numbers))
 
 
 @dataclass(frozen=True, slots=True)
 class RecalledStream:
-    """A stream to resume. Attributes: last: the client's last event."""
+    """A stream to resume after its event `last`."""
 
     last: EventId
     state: ResumeState
@@ -65,13 +62,6 @@ class RecalledStream:
 
 
 class ResumableStream:
-    """An answer that can be resumed.
-
-    Attributes:
-        kept: record for its workers to keep.
-        recalled: stream that it resumes; None: it is new.
-    """
-
     def __init__(self, kept: KeptStream, name: str, recalled: RecalledStream | None) -> None:
         self.kept = kept
         self.recalled = recalled
@@ -84,11 +74,7 @@ class ResumableStream:
         return self.recalled.last if self.recalled else None
 
     def resumption(self, *, from_beginning: bool) -> Resumption | None:
-        """Returns where the new request goes on; None: it is new.
-
-        Args:
-            from_beginning: whether the text of the whole output is needed, including the part that the client has.
-        """
+        """Args: from_beginning: whether the client's part of the text is needed too."""
         resumption = self.recalled.resumption if self.recalled else None
         return replace(resumption, num_characters=0) if resumption and from_beginning else resumption
 
@@ -107,11 +93,7 @@ def is_resumable(body: CompletionRequest | ChatCompletionRequest, options: Sampl
 
 
 def last_event(header: str | None, *, is_resumable: bool) -> EventId | None:
-    """Returns the event after which the client resumes; None: a new answer.
-
-    Raises:
-        InvalidRequestError: the request cannot be resumed, or the header is malformed.
-    """
+    """Raises InvalidRequestError."""
     if not header:
         return None
     if not is_resumable:
@@ -127,15 +109,11 @@ async def recall_stream(
 ) -> RecalledStream | None:
     """Asks the workers for a stream.
 
-    Args:
-        last: the client's last event; None: a new answer.
-        hold: counts bytes as in hand.
-
     Raises:
         UnknownStreamError: no worker knows it, or it belongs to another key.
         LostStreamError: less is left than the client has.
         UnavailableError: some workers have not answered, and the others know too little.
-        OverloadedError: too many streams are being looked up, or memory is short.
+        OverloadedError: too many lookups, or memory is short.
     """
     if last is None:
         return None
@@ -143,11 +121,11 @@ async def recall_stream(
     record = found.record
     if record is None or len(record.token_ids) < last.num_tokens:
         if not found.is_certain:
-            raise UnavailableError("not all workers have said what they know of this stream; try again")
+            raise UnavailableError("some workers have not answered for this stream; try again")
         if record is None:
             raise UnknownStreamError("nothing is known of this stream: begin again, without the header", HEADER)
         raise LostStreamError("the end of this stream is lost: begin again, without the header", HEADER)
-    # The naming body may be a thousand times smaller.
+    # The body is small, and the record may be a thousand times larger.
     hold(TOKEN_BYTES * len(record.token_ids))
     resumption = Resumption(record.resume_token, record.token_ids, last.num_characters, last.num_tokens)
     return RecalledStream(last, frontend.open_resume_token(record.resume_token, key), resumption)
@@ -160,13 +138,7 @@ def make_stream(
     answer_id: str,
     recalled: RecalledStream | None,
 ) -> ResumableStream:
-    """
-    Args:
-        answer_id: id of a new answer.
-
-    Raises:
-        InvalidRequestError: this is not the recalled request.
-    """
+    """Raises InvalidRequestError: this is not the recalled request."""
     digest = hashlib.blake2b(body.model_dump_json(exclude=_PROMPT_FIELDS).encode(), digest_size=16).hexdigest()
     created = int(time.time())
     if recalled is not None:
@@ -179,5 +151,5 @@ def make_stream(
 
 
 def record_id(name: str, key: str) -> str:
-    """Returns the workers' name of a stream; it differs for another key."""
+    """Returns the workers' name of a stream, which depends on the key."""
     return hashlib.blake2b(f"{name} {key_digest(key)}".encode(), digest_size=16).hexdigest()

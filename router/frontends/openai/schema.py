@@ -1,7 +1,6 @@
-"""Bodies of OpenAI's completions and chat completions. lenient.py and unserved.py deal with unserved fields.
+"""Bodies of OpenAI's completions and chat completions. unserved.py has unserved fields.
 
-Checking stops at the first error, also inside lists and objects: every report costs memory and time, and a body can
-hold millions.
+Checking stops at the first error: every report costs memory and time, and a body can hold millions.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -33,7 +32,6 @@ LogitBias = Annotated[
 
 
 def _prompt_kind(value: Any) -> str | None:
-    """Chooses the union member to check a value as."""
     if not isinstance(value, list) or not value:
         return _text_or_list(value)
     match value[0]:
@@ -138,10 +136,10 @@ class CompletionRequest(_Request):
 
 
 class TextPart(BaseModel):
-    # There may be sixteen thousand parts, so no validator runs in Python; the message checks their names.
+    # There may be sixteen thousand parts, so no validator runs in Python.
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    # Conversations from OpenAI's Responses API name the first two by direction.
+    # OpenAI's Responses API names parts by direction.
     type: Literal["text", "input_text", "output_text"]
     text: str
 
@@ -159,7 +157,7 @@ MessageContent = Annotated[
 
 
 class ChatMessage(LenientBody):
-    """A message with text only. tools_schema.py adds tools."""
+    """A message with text only."""
 
     unserved = others.MESSAGE
     hints = others.MESSAGE_HINTS
@@ -184,7 +182,7 @@ class ChatMessage(LenientBody):
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
-        # An assistant's message with calls only comes back without content.
+        # An assistant's message may have calls only.
         if self.content is None and self.role != "assistant":
             raise refusal_of("content", f"a message of role {self.role} needs one")
         return self
@@ -200,7 +198,7 @@ class ChatCompletionRequest(_Request):
     modalities: Annotated[list[Literal["text"]], _FAIL_FAST] | None = None
 
 
-# --- what is answered --------------------------------------------------------------------------------------------
+# --- Answers. ----------------------------------------------------------------------------------------------------
 
 
 class PromptTokensDetails(BaseModel):

@@ -13,15 +13,12 @@ from tandem.config import TlsConfig
 from tandem.router.frontends.openai.http_connection import BoundedProtocol
 
 START_TIMEOUT_S = 10.0
-# Grace for open connections after their requests have ended or been cut.
 STOP_GRACE_S = 1
 POLL_S = 0.01
 BACKLOG = 2048
 
 
 class HttpServer:
-    """Attributes: address: "host:port", once started."""
-
     def __init__(
         self,
         app: ASGIApp,
@@ -32,14 +29,9 @@ class HttpServer:
         *,
         reuse_port: bool = False,
     ) -> None:
-        """Binds the port; 0 picks a free one.
+        """Binds the port; 0 picks a free one. Further connections than max_connections are refused with an answer.
 
-        Args:
-            max_connections: limit; further connections are refused with an answer.
-            reuse_port: whether others may share the port.
-
-        Raises:
-            ValueError: the port is taken or the address is not ours.
+        Raises ValueError: the port is taken or the address is not ours.
         """
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET

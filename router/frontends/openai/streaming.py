@@ -17,10 +17,10 @@ from tandem.router.frontends.openai.errors import error_object
 
 T = TypeVar("T")
 
-# A client that takes nothing for this long counts as gone.
+# A client that reads nothing for this long counts as gone.
 READ_TIMEOUT_S = 120.0
 DONE = b"data: [DONE]\n\n"
-# Interval of comments in a silent stream, so that a client notices a stuck router.
+# Interval of comments in a silent stream: they let a client notice a stuck router.
 KEEPALIVE_S = 10.0
 # Without an empty line after it: some clients would take that for an event.
 COMMENT = b":\n"
@@ -37,10 +37,9 @@ class ClientGoneError(Exception):
 
 
 async def pieces_of(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Piece]]:
-    """Serves all generations; yields each piece with its generation's index. Closing it, or a failure of one, ends all.
+    """Yields each piece with its generation's index. Closing it, or a failure of one, ends all.
 
-    Raises:
-        RequestError: as Generation.__enter__ and next_piece.
+    Raises as Generation.__enter__ and next_piece.
     """
     with ExitStack() as entered:
         for generation in generations:
@@ -49,7 +48,7 @@ async def pieces_of(generations: Sequence[Generation]) -> AsyncGenerator[tuple[i
             while (piece := await generations[0].next_piece()) is not None:
                 yield 0, piece
             return
-        # Of length one: output for a slow client waits in the generations, where it is merged.
+        # Length one: output for a slow client waits in the generations, where it is merged.
         queue: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue(1)
 
         async def forward(index: int, generation: Generation) -> None:
@@ -78,11 +77,7 @@ async def pieces_of(generations: Sequence[Generation]) -> AsyncGenerator[tuple[i
 
 
 async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Runs `work`, and cancels it if the client leaves first.
-
-    Raises:
-        ClientGoneError: the client left.
-    """
+    """Cancels `work` if the client leaves first. Raises ClientGoneError."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnected(receive))
     try:
@@ -108,9 +103,8 @@ class EventStream(Response):
     comment, done = COMMENT, DONE
 
     def __init__(self, events: AsyncGenerator[Event], first: Event | None) -> None:
-        """Args: first: first event, taken from `events` already; None: there are none."""
+        """Args: first: taken from `events` already; None: there are none."""
         super().__init__(headers={"cache-control": "no-cache"})
-        # Its length is unknown.
         del self.headers["content-length"]
         self._events = events
         self._first = first
@@ -130,8 +124,7 @@ class EventStream(Response):
                     self._comment.cancel()
 
     def _or_stalled(self, receive: Receive, send: Send) -> Receive:
-        """Wraps `receive`: a client that takes nothing for READ_TIMEOUT_S counts as gone, and a stream silent for
-        KEEPALIVE_S gets a comment. A timeout around each send would add a third to its cost."""
+        """Watches the stream: a timeout around each send would add a third to its cost."""
         loop = asyncio.get_running_loop()
 
         async def receive_or_stalled() -> Message:
@@ -148,7 +141,7 @@ class EventStream(Response):
         return receive_or_stalled
 
     async def _send(self, send: Send, send_direct: Send) -> None:
-        """Args: send_direct: the server's own, for everything after the start of the answer."""
+        """Args: send_direct: the server's own, for everything after the start."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         if self._first is not None:
             await self._send_body(send_direct, self.encode(*self._first))
@@ -181,14 +174,7 @@ class EventStream(Response):
 async def begin_stream(
     events: AsyncGenerator[Event], receive: Receive, stream: type[EventStream] = EventStream
 ) -> EventStream:
-    """Waits for the first event, so that an earlier error has its own status.
-
-    Args:
-        stream: the answer's class.
-
-    Raises:
-        RequestError, ClientGoneError: before anything is sent.
-    """
+    """Waits for the first event, so that an earlier error has its own status. Raises RequestError, ClientGoneError."""
     try:
         # A stream resumed after its last event is empty.
         first = await unless_client_leaves(receive, anext(events, None))

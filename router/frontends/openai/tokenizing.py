@@ -24,7 +24,7 @@ from tandem.router.text.prompt_encoder import MAX_MESSAGES
 
 T = TypeVar("T")
 
-# Tokens per piece of JSON; they take a millisecond.
+# About a millisecond.
 PIECE_TOKENS = 2048
 
 
@@ -36,7 +36,7 @@ class TokenizeRequest(TemplateFields, LenientRequest):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
-    # By default a text gets the model's BOS, a conversation what its template writes.
+    # By default a text gets the model's BOS; the chat template decides for a conversation.
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
@@ -71,7 +71,7 @@ class DetokenizeAnswer(BaseModel):
 def add_tokenizing(app: FastAPI, frontend: Frontend) -> None:
     @app.post("/tokenize", response_model=TokenizeAnswer)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-        """Tokens of a text or a conversation."""
+        """Tokenizes a text or a conversation."""
         count_unknown_fields(frontend, body)
         with frontend.refusals_counted(request.state.request_id):
             frontend.check_model(body.model or "")
@@ -87,12 +87,12 @@ def add_tokenizing(app: FastAPI, frontend: Frontend) -> None:
 
     @app.get("/tokenizer_info")
     async def tokenizer_info() -> TokenizerInfo:
-        """Facts about the tokenizer for programs that tokenize here."""
+        """Describes the tokenizer for programs that tokenize here."""
         return TokenizerInfo(**frontend.tokenizer.description, model_max_length=frontend.config.max_model_len)
 
     @app.post("/detokenize", response_model=DetokenizeAnswer)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-        """Text of tokens, including special ones."""
+        """Turns tokens into text, including special ones."""
         count_unknown_fields(frontend, body)
         with frontend.refusals_counted(request.state.request_id):
             frontend.check_model(body.model or "")
@@ -111,7 +111,6 @@ async def _tokens(frontend: Frontend, body: TokenizeRequest, threads: Executor) 
 
 
 async def _list_text(token_ids: Sequence[int], of: Callable[[int], T]) -> str:
-    """Returns the JSON of a list with one item per token; the loop runs between its pieces."""
     pieces = []
     for start in range(0, len(token_ids), PIECE_TOKENS):
         pieces.append(to_json([of(token_id) for token_id in token_ids[start : start + PIECE_TOKENS]])[1:-1])

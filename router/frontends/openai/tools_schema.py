@@ -1,7 +1,4 @@
-"""Tools, reasoning and template fields of a chat's body.
-
-All of it is bounded: clients' values are rendered, and some compiled, before anything is computed.
-"""
+"""Tools, reasoning and template fields of a chat's body, all bounded: they are rendered or compiled."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -15,7 +12,6 @@ from tandem.router.text.prompt_encoder import MAX_MESSAGES
 # OpenAI's own limits.
 MAX_TOOLS = 128
 FUNCTION_NAME = r"^[A-Za-z0-9_-]{1,64}$"
-# Limit for all tools together, and for a template's variables.
 MAX_TOOLS_CHARACTERS = 2**18
 MAX_VARIABLES_CHARACTERS = 2**14
 MAX_DEPTH = 32
@@ -27,11 +23,7 @@ _FAIL_FAST = Field(fail_fast=True)
 
 
 def check_bounded(value: Any, max_characters: int, max_depth: int = MAX_DEPTH) -> int:
-    """Counts the characters of a value's parts, and stops at the limit.
-
-    Raises:
-        ValueError: it has more than `max_characters`, or is nested more than `max_depth` deep.
-    """
+    """Counts the characters of a value's parts. Raises ValueError above a limit."""
     num_characters = 0
     level = [value]
     for _ in range(max_depth + 1):
@@ -69,7 +61,7 @@ class FunctionDefinition(LenientBody):
 
     @property
     def schema_of_arguments(self) -> dict[str, Any]:
-        # As with OpenAI, a function without parameters takes nothing.
+        # As with OpenAI, a function without parameters takes no arguments.
         return self.parameters or {"type": "object", "properties": {}}
 
     def for_template(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Fields of OpenAI's, vLLM's, SGLang's and other servers' bodies that have no meaning here, for each object: fields of
-which only neutral values are accepted, and fields without any effect.
+"""Unserved fields of OpenAI's, vLLM's, SGLang's and other servers' bodies: some accept only neutral values, others have
+no effect.
 
-When a field becomes served, it moves to its class in schema.py or tools_schema.py.
+A field that becomes served moves to its class in schema.py or tools_schema.py.
 """
 
 from dataclasses import replace
@@ -46,7 +46,7 @@ REQUEST = {
     "no_stop_trim": Unserved("a stop string is never part of the text here", (False,)),
     "stop_regex": _not_supported("stopping at a regular expression is", []),
     "skip_special_tokens": Unserved("special tokens are never part of the text here", (True,)),
-    "truncate_prompt_tokens": Unserved("prompts are never cut here: send what is to be read"),
+    "truncate_prompt_tokens": Unserved("prompts are never cut here: send only the part to read"),
     "allowed_token_ids": _not_supported("restricting the vocabulary is"),
     "bad_words": _not_supported("forbidding words is", []),
     "logits_processors": _not_supported("logits processors are", []),
