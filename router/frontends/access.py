@@ -13,7 +13,7 @@ from tandem.rpc.auth import TokenSet, bearer_token
 
 
 class Access:
-    """API keys, with limits on requests in hand, memory and priority. Without keys all clients share the key ""."""
+    """API keys and their limits. Without keys all clients share the key ""."""
 
     def __init__(
         self,
@@ -27,9 +27,7 @@ class Access:
         Args:
             api_keys: "KEY" or "KEY MAX_PRIORITY" each.
             max_requests_per_key: 0: unlimited.
-            elsewhere: loads of the cluster's other routers; None: there are none.
-            max_priority: limit for keys without their own.
-            max_bytes: limit for all requests in hand. Where there are several keys, one may have half of it.
+            max_bytes: limit for all requests in hand; with several keys, each key may use half.
         """
         self._elsewhere = elsewhere
         keys = [parse_api_key(text) for text in api_keys]
@@ -44,7 +42,7 @@ class Access:
         self._num_bytes_of_all = 0
 
     def identify(self, authorization: str | None) -> str:
-        """Returns the key of an authorization header, "Bearer KEY". Raises UnauthenticatedError."""
+        """Returns the key of "Bearer KEY". Raises UnauthenticatedError."""
         if not self._keys:
             return ""
         key = bearer_token(authorization)
@@ -55,7 +53,7 @@ class Access:
         return key
 
     def num_requests_by_key(self) -> dict[str, int]:
-        """Requests in hand by digest of their key; empty without a limit."""
+        """Returns counts by key digest; empty without a limit."""
         if not self._max_requests_per_key:
             return {}
         return {key_digest(key): count for key, count in self._num_requests.items()}
@@ -67,7 +65,7 @@ class Access:
 
     @contextmanager
     def hold(self, key: str, num_requests: int = 1) -> Iterator[None]:
-        """Counts requests as in hand within the context. Raises OverloadedError: this key would exceed its limit."""
+        """Raises OverloadedError above the key's limit."""
         if self._max_requests_per_key:
             num_in_hand = self._num_requests[key]
             if self._elsewhere is not None:
@@ -88,14 +86,13 @@ class Access:
 
     @contextmanager
     def hold_bytes(self, key: str) -> Iterator[Callable[[int], None]]:
-        """Yields a function that counts a request's bytes as in hand until the context ends. It raises OverloadedError
-        if this key, or all keys together, would exceed their limit."""
+        """Yields a function that counts bytes until the context ends. It raises OverloadedError above a limit."""
         num_held = 0
 
         def hold(num_bytes: int) -> None:
             nonlocal num_held
             if self._num_bytes_of_all + num_bytes > self._max_bytes:
-                raise OverloadedError("the requests in hand take all the memory there is for them; try again later")
+                raise OverloadedError("the requests in hand fill the memory set aside for them; try again later")
             if self._num_bytes[key] + num_bytes > self._max_bytes_per_key:
                 raise OverloadedError(
                     f"{self._num_bytes[key]} bytes of requests of this key are in hand already; try again when one has "
@@ -115,10 +112,9 @@ class Access:
 
 
 class CacheNamespaces:
-    """A cache namespace for each API key, unless keys share the caches. Otherwise the time to compute a prompt would
-    tell one client about another's prompts.
+    """A cache namespace for each API key. In a shared cache, prefill times would reveal other clients' prompts.
 
-    All routers of a cluster agree. Workers see only a digest of the key, which depends on the cluster's token.
+    Workers see only a digest, which depends on the cluster's token.
     """
 
     def __init__(self, cluster_token: str, share_between_keys: bool) -> None:
@@ -134,5 +130,4 @@ class CacheNamespaces:
 
 @functools.lru_cache(maxsize=1024)
 def key_digest(key: str) -> str:
-    """Returns the name of a key among routers, which does not reveal it."""
     return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()

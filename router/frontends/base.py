@@ -1,7 +1,4 @@
-"""The part of serving that all frontends share: check a request, tokenize it, and make its generations.
-
-Each frontend translates its own protocol to this, and maps tandem.router.errors to its own codes.
-"""
+"""The frontends' shared part: checks a request, tokenizes it and makes its generations."""
 
 import secrets
 import time
@@ -31,14 +28,12 @@ from tandem.router.text.tokenizer import Tokenizer
 from tandem.router.workers.peer_counts import RouterCounts
 from tandem.sampling_params import SamplingParams
 
-# Limit on names that a client chooses, in characters: a request id comes back with every response.
+# Characters; a request id comes back with every response.
 MAX_NAME_LEN = 256
-# Limit on log probabilities of all prompts of one request, each with a JSON entry that is many times larger.
+# Each JSON entry is many times larger.
 MAX_PROMPT_LOGPROBS = 2**18
 PROMPT_LOGPROB_BYTES = 100
-# Limit on the age that a resumed request keeps.
 MAX_RESUMED_AGE_NS = 10 * 10**9
-# A text, token ids, a chat, or the messages of one.
 PromptInput = str | Sequence[int] | list[dict[str, str]] | Chat
 
 
@@ -50,10 +45,6 @@ class Frontend:
         config: RouterConfig,
         sampling_defaults: SamplingDefaults | None = None,
     ) -> None:
-        """
-        Args:
-            sampling_defaults: the model's defaults, for frontends whose API uses them.
-        """
         self.router = router
         self.sampling_defaults = sampling_defaults or SamplingDefaults()
         self.tokenizer = tokenizer
@@ -75,7 +66,6 @@ class Frontend:
 
     @contextmanager
     def refusals_counted(self, request_id: str = "") -> Iterator[None]:
-        """Counts and logs a RequestError that is raised within."""
         with self.router.observers.refusals_counted(request_id):
             yield
 
@@ -84,20 +74,16 @@ class Frontend:
             return self.access.identify(authorization)
 
     def counts(self) -> RouterCounts:
-        """Returns the load that this router reports to others."""
         return replace(self.router.counts(), num_requests_by_key=self.access.num_requests_by_key())
 
     @contextmanager
     def admission(self, key: str, num_outputs: int = 1, *, is_resumed: bool = False) -> Iterator[None]:
-        """Admits a request before it is served, because tokenizing takes time too.
+        """Admits a request before tokenizing, which takes time too.
 
         Args:
             is_resumed: whether it claims to resume a request; `begin` checks that.
 
-        Raises:
-            InvalidRequestError: this many outputs would never be admitted.
-            OverloadedError: the queue is full, or this key would exceed its limit.
-            UnavailableError: the router is draining.
+        Raises InvalidRequestError: too many outputs for any time; OverloadedError; UnavailableError: draining.
         """
         limits = (self.config.max_requests_per_key or num_outputs, self.config.max_queued_requests)
         if num_outputs > min(limits):
@@ -119,13 +105,7 @@ class Frontend:
             self._prompts.check_num_messages(num_messages)
 
     def check_prompt_logprobs(self, num_tokens: int, num_top: int | None, hold: Callable[[int], None]) -> None:
-        """
-        Args:
-            num_tokens: prompt tokens in the answer, over all prompts and outputs.
-            num_top: most likely tokens for each; None: no log probabilities are asked for.
-            hold: counts bytes as in hand.
-        Raises: InvalidRequestError, OverloadedError.
-        """
+        """Raises InvalidRequestError, OverloadedError. Args: num_top: None: no log probabilities."""
         if num_top is None:
             return
         num_entries = num_tokens * (num_top + 1)
@@ -138,13 +118,11 @@ class Frontend:
         hold(PROMPT_LOGPROB_BYTES * num_entries)
 
     def cache_namespace(self, key: str, name: str) -> str:
-        """Returns the namespace of the workers' caches. Args: name: the client's. Raises InvalidRequestError."""
         _check_name("cache_namespace", name)
         return self._cache_namespaces.of(key, name)
 
     async def tokenize(self, prompt: PromptInput, namespace: str | None = None) -> TokenizedPrompt:
-        """Args: namespace: namespace of the workers' caches; None: no worker gets the prompt. Raises
-        InvalidRequestError."""
+        """Args: namespace: of the workers' caches; None: no worker gets the prompt. Raises InvalidRequestError."""
         moments = {RECEIVED: now_ns()}
         ending = ""
         is_chat = isinstance(prompt, Chat) or (
@@ -170,8 +148,7 @@ class Frontend:
         return TokenizedPrompt(token_ids, moments, ending, namespace, identities)
 
     async def token_ids(self, prompt: str | Chat | list[dict[str, Any]], *, add_special_tokens: bool) -> list[int]:
-        """Tokenizes a text or a chat that fits the model's length, without serving it. Raises InvalidRequestError,
-        OverloadedError."""
+        """Tokenizes within the model's length, without serving. Raises InvalidRequestError, OverloadedError."""
         with mistakes_in("prompt" if isinstance(prompt, str) else "messages"), _tokenizing():
             if isinstance(prompt, str):
                 return await self._prompts.encode(prompt, add_special_tokens=add_special_tokens)
@@ -182,14 +159,14 @@ class Frontend:
             return await self._prompts.decode(self._checked_ids(token_ids), skip_special_tokens=False)
 
     async def grammar(self, wanted: StructuredOutput | None) -> str:
-        """Returns the grammar of a structured output in the workers' form; "" for None. Raises RequestError."""
+        """Returns the grammar in the workers' form; "" for None. Raises RequestError."""
         if wanted is None:
             return ""
         try:
             with mistakes_in(wanted.param):
                 return await self._grammars.grammar(wanted)
         except TimeoutError as error:
-            raise OverloadedError("too many grammars wait to be looked at; try again later") from error
+            raise OverloadedError("too many grammars wait to be checked; try again later") from error
 
     async def prompt_text(self, prompt: PromptInput) -> str:
         if isinstance(prompt, str):
@@ -204,8 +181,7 @@ class Frontend:
     def sampling_params(
         self, options: SamplingOptions, prompt: TokenizedPrompt, default_max_tokens: int | None
     ) -> SamplingParams:
-        """Checks sampling options. Raises InvalidRequestError. Args: default_max_tokens: limit for a client that names
-        none; None: all that the model's length leaves."""
+        """Raises InvalidRequestError."""
         return sampling_params(
             options,
             self.tokenizer,
@@ -217,11 +193,7 @@ class Frontend:
     def begin(self, spec: RequestSpec, num_outputs: int = 1) -> list[Generation]:
         """Makes a Generation for each output, each with its own seed; entering one sends it to workers.
 
-        Args:
-            spec: the first output. A spec with `resumption` or `kept` has one output.
-
-        Raises:
-            InvalidRequestError: the priority, a name or the resume token is not accepted.
+        Raises InvalidRequestError. A spec with `resumption` or `kept` has one output.
         """
         self.access.check_priority(spec.key, spec.priority)
         _check_name("session_id", spec.session_id)
@@ -239,7 +211,6 @@ class Frontend:
         return Generation(self.router, self.access, self.router.make_tracker(spec), output)
 
     def resume_token(self, spec: RequestSpec) -> bytes:
-        """Returns the token with which the client can resume this output at another router."""
         return self._sealer.seal(_state_of(spec))
 
     def open_resume_token(self, token: bytes, key: str) -> ResumeState:
@@ -247,8 +218,6 @@ class Frontend:
         return self._sealer.open(token, key_digest(key))
 
     def _resumed(self, spec: RequestSpec, resumption: Resumption) -> RequestSpec:
-        """Returns the spec with the resumed request's seed and age. Raises ValueError: the tokens do not fit the resume
-        token."""
         state = self.open_resume_token(resumption.token, spec.key)
         max_tokens = spec.sampling.max_tokens
         if prompt_digest(spec.prompt.token_ids) != state.prompt_digest:
@@ -256,7 +225,7 @@ class Frontend:
         if not 1 <= len(resumption.token_ids) <= max_tokens:
             raise ValueError(f"a request of {max_tokens} output tokens cannot have {len(resumption.token_ids)} of them")
         check_vocabulary(self.tokenizer, resumption.token_ids)
-        # Otherwise an old token, shown again, would pass everyone in the queue.
+        # Otherwise a reused old token would overtake the whole queue.
         arrival_ns = max(state.arrival_ns, now_ns() - MAX_RESUMED_AGE_NS)
         return replace(spec, sampling=spec.sampling.with_seed(state.seed), arrival_ns=arrival_ns)
 
@@ -277,7 +246,6 @@ def _tokenizing() -> Iterator[None]:
 
 
 def _output_of(spec: RequestSpec, number: int) -> RequestSpec:
-    """Returns the spec of one of several outputs. The first one alone scores the prompt."""
     if number == 0:
         return spec
     seed = (spec.sampling.seed + number) % 2**SEED_BITS
@@ -285,7 +253,7 @@ def _output_of(spec: RequestSpec, number: int) -> RequestSpec:
 
 
 def _state_of(spec: RequestSpec, kept: KeptStream | None = None) -> ResumeState:
-    """Args: kept: the record that the token goes with; None: the client has the output's tokens itself."""
+    """Args: kept: None: the client has the output's tokens itself."""
     return ResumeState(
         spec.sampling.seed,
         spec.arrival_ns or spec.prompt.moments[RECEIVED],
@@ -296,7 +264,6 @@ def _state_of(spec: RequestSpec, kept: KeptStream | None = None) -> ResumeState:
 
 
 def _check_name(field_name: str, name: str) -> None:
-    """Raises InvalidRequestError: the name cannot travel to the workers or back."""
     if len(name) > MAX_NAME_LEN:
         raise InvalidRequestError(
             f"{field_name} must have at most {MAX_NAME_LEN} characters, not {len(name)}", field_name

@@ -27,11 +27,7 @@ STOP_GRACE_S = 0.5
 
 
 class ClientServers:
-    """A router has one pair of its own, and one that it shares with other routers.
-
-    Attributes:
-        grpc_address, http_address: "host:port".
-    """
+    """A router has one pair of its own and one that it shares with other routers."""
 
     def __init__(
         self,
@@ -45,8 +41,7 @@ class ClientServers:
     ) -> None:
         """Binds the ports; 0 picks a free one. A bound gRPC port listens already.
 
-        Raises:
-            ValueError: a port is taken, or a TLS file is unusable.
+        Raises ValueError: a port is taken, or a TLS file is unusable.
         """
         check = functools.partial(check_encoded, max_model_len=config.max_model_len)
         self._grpc = new_client_facing_server(

@@ -1,7 +1,7 @@
 """Checks of an encoded GenerateRequest before it is parsed.
 
-Protobuf parses text fast and many small items slowly: a map of a few megabytes takes 80 ms, as many empty messages 110
-ms, and the loop waits. So large requests are scanned field by field first.
+Protobuf parses many small items slowly: 80 ms for a map of a few megabytes, 110 ms for as many empty messages. So large
+requests are scanned field by field first.
 """
 
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from tandem.router.text.prompt_encoder import MAX_MESSAGES
 from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
 from tandem.v1 import inference_pb2 as pb
 
-# Smaller requests are parsed within a millisecond.
+# Parsed within a millisecond.
 MAX_UNCHECKED_BYTES = 2**16
 # Mostly 16 stop strings of 1024 characters.
 MAX_SAMPLING_BYTES = 2**17
-# A request has fewer fields, but a field may repeat; then the last one counts.
+# A field may repeat; the last one counts.
 MAX_FIELDS = 64
-# A chat's message has two. There may be thousands of messages, and each of their fields costs a step.
+# A chat's message has two fields.
 MAX_MESSAGE_FIELDS = 8
 # Five bytes, and one more where each id is a field of its own.
 MAX_TOKEN_ID_BYTES = 6
@@ -33,11 +33,7 @@ class UnreasonableError(ValueError):
 
 
 def check_encoded(data: bytes, max_model_len: int) -> None:
-    """Returns if a request may be parsed. A malformed one is left to the parser.
-
-    Raises:
-        UnreasonableError: it holds more than could be served.
-    """
+    """Raises UnreasonableError. Malformed requests are left to the parser."""
     if len(data) <= MAX_UNCHECKED_BYTES:
         return
     num_messages = num_sampling_bytes = num_id_bytes = 0
@@ -65,11 +61,7 @@ def check_encoded(data: bytes, max_model_len: int) -> None:
 
 
 def _fields(data: bytes, start: int, end: int, max_fields: int, too_many: str) -> Iterator[tuple[int, int, int]]:
-    """Yields number, start and end of each length-delimited field in a range.
-
-    Raises:
-        UnreasonableError: with `too_many` for more than max_fields; or for an unknown wire type.
-    """
+    """Yields number, start and end of each length-delimited field. Raises UnreasonableError."""
     for _ in range(max_fields):
         if start >= end:
             return
@@ -84,14 +76,14 @@ def _fields(data: bytes, start: int, end: int, max_fields: int, too_many: str) -
         elif kind in (_FIXED64, _FIXED32):
             start += 8 if kind == _FIXED64 else 4
         else:
-            # A group, which could hold anything, or no field at all.
-            raise UnreasonableError("the request is malformed: it holds what is no field of it")
+            # A group could hold anything.
+            raise UnreasonableError(f"the request is malformed: a field has wire type {tag & 7}")
     if start < end:
         raise UnreasonableError(too_many)
 
 
 def _varint(data: bytes, start: int) -> tuple[int, int]:
-    """Returns a varint and its end. Bytes past the data's end count as 0."""
+    """Bytes past the data's end count as 0."""
     value = shift = 0
     for position in range(start, min(start + 10, len(data))):
         byte = data[position]

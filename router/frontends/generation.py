@@ -14,19 +14,18 @@ from tandem.router.router import Router
 from tandem.router.text.output_text import OutputText
 from tandem.sampling_params import TokenLogprobs
 
-# Tokens of a resumed output made text at once; they take a millisecond.
+# Detokenized at once, in about a millisecond.
 MAX_OWED_TOKENS = 256
 
 
 # Made for each token: a frozen one would take three times as long.
 @dataclass(slots=True)
 class Piece:
-    """The part of an output that goes to the client at once.
+    """Output that goes to the client at once.
 
     Attributes:
         index: position of token_ids[0] in the output.
-        text: new text of the tokens so far; incomplete characters and possible stop strings wait.
-        logprobs: one for each token, if asked for.
+        text: new text, without incomplete characters and possible stop strings.
         finish_reason: "stop" or "length" on the last piece, which has no tokens.
     """
 
@@ -38,11 +37,10 @@ class Piece:
 
 
 class Generation:
-    """One output on its way to a client. Use as a context manager; leaving early aborts the request.
+    """One output on its way to a client. Leaving the context early aborts the request.
 
     Attributes:
-        tracker: state of the request; it stays valid after the context.
-        timings: the request's phases, after its last piece or the context.
+        timings: the request's phases, known after the last piece or the context.
     """
 
     def __init__(
@@ -65,7 +63,6 @@ class Generation:
             if resumption.num_tokens is not None:
                 self._index = resumption.num_tokens
             self._owed_text = output.replay(tracker.output_ids[: self._index], resumption.num_characters)
-        # Tokens that it lacks go before any from workers.
         self._owed_ids = tracker.output_ids[self._index :]
         self._request: ActiveRequest | None = None
         self._held = ExitStack()
@@ -78,11 +75,10 @@ class Generation:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the output, if one did."""
         return self._output.stop_string
 
     def __enter__(self) -> "Generation":
-        """Sends the request to workers. Raises as Router.submit_request."""
+        """Raises as Router.submit_request."""
         with self._router.observers.refusals_counted(self.tracker.spec.client_request_id):
             self._held.enter_context(self._access.hold(self.tracker.spec.key))
             try:
@@ -92,7 +88,7 @@ class Generation:
                 raise
         self._router.observers.begun(self.tracker)
         self._tokens = self._request.tokens
-        # A client that does not read keeps only its connection.
+        # A client that stops reading loses its request, not its connection.
         self._request.on_overdue = self._end
         return self
 
@@ -109,7 +105,6 @@ class Generation:
             self._account()
 
     def _account(self) -> None:
-        """Reports the request's end and lets its key have another request."""
         if not self._is_accounted:
             self._is_accounted = True
             self.tracker.moments.setdefault(ENDED, now_ns())
@@ -118,22 +113,21 @@ class Generation:
             self._router.observers.ended(self._report())
 
     async def next_piece(self) -> Piece | None:
-        """Returns the next piece, or None after the last one. Raises as take_piece."""
+        """Returns None after the last piece. Raises as take_piece."""
         if self._finish_reason:
             return None
         if self._owed_ids:
-            # Others have their turn between two pieces.
             await asyncio.sleep(0)
         while (piece := self.take_piece()) is None:
             await self._tokens.news()
         return piece
 
     def call_at_news(self, call: Callable[[], None]) -> None:
-        """Has the loop call this once, as soon as `take_piece` may have something."""
+        """Calls back once, as soon as `take_piece` may return a piece."""
         self._tokens.call_at_news(call)
 
     def take_piece(self) -> Piece | None:
-        """Returns the new piece, or None if there is nothing. Not to be called after the last piece.
+        """Returns the new piece, if there is one. Do not call it after the last piece.
 
         Raises:
             UnavailableError: there were no workers, or none finished it within max_attempts.
@@ -157,11 +151,10 @@ class Generation:
         start = self._index
         self._index = end = start + num_tokens
         logprobs = self.tracker.output_logprobs
-        # Tokens behind the end of a stop string are not part of the output.
+        # Tokens behind a stop string are not part of the output.
         return Piece(start, token_ids[:num_tokens], text, logprobs[start:end] if logprobs else [])
 
     def _owed_piece(self) -> Piece:
-        """Returns some tokens of a resumed output; there may be as many as the model's length."""
         token_ids, self._owed_ids = self._owed_ids[:MAX_OWED_TOKENS], self._owed_ids[MAX_OWED_TOKENS:]
         text, num_tokens = self._output.append_tokens(token_ids)
         text, self._owed_text = self._owed_text + text, ""
@@ -169,7 +162,7 @@ class Generation:
         return Piece(start, token_ids[:num_tokens], text, self.tracker.output_logprobs[start : self._index])
 
     def page_size(self) -> int:
-        """Tokens per KV page of its prefill worker; 0 if that is gone."""
+        """Returns 0 if the prefill worker is gone."""
         worker = self._router.workers.get(self.tracker.prefill_worker_id)
         return worker.page_size if worker else 0
 
@@ -181,7 +174,7 @@ class Generation:
         elif self.tracker.state is not RequestState.FINISHED:
             raise self.tracker.failure_class(self.tracker.failure)
         self._finish_reason = "stop" if self._output.stopped else self.tracker.finish_reason
-        # A draining router waits until the context is left: this piece may have to be written yet.
+        # A draining router waits for the context's end: this piece may still be unwritten.
         self._request.is_given = True
         self._account()
         return Piece(self._index, [], text, [], self._finish_reason)
@@ -193,7 +186,7 @@ class Generation:
         elif tracker.state is RequestState.FAILED:
             outcome = tracker.failure_class.outcome
         else:
-            # The client left before the end.
+            # The client left.
             outcome = "abort"
         num_generated = max(0, self._index - self._num_resumed)
         return RequestReport(tracker, outcome, self._index, num_generated, self.timings)

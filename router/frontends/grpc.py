@@ -39,7 +39,7 @@ from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
 
 DEFAULT_MAX_TOKENS = 128
-# Trailer of every end that a router reports; a broken connection has none.
+# Marks an end that a router reports; a broken connection has no trailer.
 ROUTER_TRAILER = "tandem-router"
 FINISH_REASONS = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
 # The first matching class counts.
@@ -74,15 +74,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             with ExitStack() as held:
                 generation = await self._begin(request, request_id, context, held)
                 held.enter_context(generation)
-                # Sent with the first tokens: a call that breaks before them can simply be sent again.
+                # Sent with the first tokens: a call that breaks earlier can be sent again.
                 resume_token = self._frontend.resume_token(generation.tracker.spec)
                 responses = _Responses(request.request_id, generation, resume_token)
                 await PieceWriter(generation, lambda piece: context.write(responses.next(piece))).run()
             return
         except RequestError as error:
             refusal = status_code(error), str(error)
-        # gRPC keeps an aborted call's frames until the next full garbage collection. They must not refer to the request
-        # or to an error from inside it.
+        # gRPC keeps an aborted call's frames, and the objects in them, until the next full garbage collection.
         del request
         await context.abort(*refusal, (*router_trailer(self._frontend), *trailer))
 
@@ -126,19 +125,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _begin(
         self, request: pb.GenerateRequest, request_id: str, context: grpc.aio.ServicerContext, held: ExitStack
     ) -> Generation:
-        """
-        Args:
-            request_id: the client's name of the request.
-            held: keeps the request's bytes counted as in hand until it is closed.
-
-        Raises:
-            RequestError: the request is refused.
-        """
+        """Args: held: keeps the request's bytes counted as in hand. Raises RequestError."""
         frontend = self._frontend
         with frontend.refusals_counted(request_id):
             if isinstance(request, Malformed):
                 raise InvalidRequestError(request.message)
-            # The AuthInterceptor has checked the key without noting it.
+            # The AuthInterceptor checks the key but does not record it.
             key = frontend.access.identify(_metadata(context, "authorization"))
             hold = held.enter_context(frontend.access.hold_bytes(key))
             hold(request.ByteSize())
@@ -188,7 +180,6 @@ def _metadata(context: grpc.aio.ServicerContext, name: str) -> Any:
 
 
 def _request_id(request: pb.GenerateRequest | Malformed, context: grpc.aio.ServicerContext) -> str:
-    """Returns the client's id from the message or the metadata, or a new one."""
     named = "" if isinstance(request, Malformed) else request.request_id
     return named or request_id_of(_metadata(context, REQUEST_ID_HEADER))
 
@@ -218,7 +209,9 @@ def _structured_output(request: pb.GenerateRequest) -> StructuredOutput | None:
     kind = request.structured_output.WhichOneof("kind")
     if kind is None:
         if request.HasField("structured_output"):
-            raise InvalidRequestError("structured_output names nothing to keep to", "structured_output")
+            raise InvalidRequestError(
+                "structured_output is empty: set json_schema, regex, choices or grammar", "structured_output"
+            )
         return None
     param = f"structured_output.{kind}"
     if kind == "choices":
@@ -242,8 +235,6 @@ def _options(params: pb.SamplingParams, grammar: str) -> SamplingOptions:
 
 
 class _Responses:
-    """Responses of one generation."""
-
     def __init__(self, request_id: str, generation: Generation, resume_token: bytes) -> None:
         self._request_id = request_id
         self._generation = generation
@@ -253,12 +244,10 @@ class _Responses:
         if piece.finish_reason:
             return _last_response(self._request_id, piece, self._generation)
         if not (self._resume_token or piece.logprobs):
-            # The usual case.
             return pb.GenerateResponse(
                 request_id=self._request_id, index=piece.index, token_ids=piece.token_ids, text=piece.text
             )
         resume_token, self._resume_token = self._resume_token, b""
-        # Sent with the first tokens too.
         scored = self._generation.tracker.prompt_logprobs if resume_token else None
         return pb.GenerateResponse(
             request_id=self._request_id,
@@ -318,8 +307,6 @@ def _last_response(request_id: str, piece: Piece, generation: Generation) -> pb.
 
 
 def api_key_auth(frontend: Frontend) -> AuthInterceptor:
-    """Admits only clients with an API key, where keys are configured."""
-
     def refusal(metadata: dict[str, str]) -> str:
         try:
             frontend.identify(metadata.get("authorization"))

@@ -1,4 +1,4 @@
-"""The standard health service. It is open to everybody, so it keeps no client's input and waits for no slow reader."""
+"""gRPC's standard health service. It needs no key, so it keeps no input and waits for no slow reader."""
 
 import asyncio
 from collections.abc import Mapping
@@ -6,20 +6,15 @@ from collections.abc import Mapping
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-# Each takes about 10 kB. A client that watches its server has one per connection.
+# Each watch takes about 10 kB.
 MAX_WATCHES = 1024
-# A client that takes nothing for this long counts as gone.
+# A client that takes no message for this long counts as gone.
 WRITE_TIMEOUT_S = 60.0
 
 _Status = health_pb2.HealthCheckResponse
 
 
 class HealthService(health_pb2_grpc.HealthServicer):
-    """
-    Attributes:
-        num_watches: current calls of Watch.
-    """
-
     def __init__(self, serving: Mapping[str, bool]) -> None:
         self._serving = serving
         self._changed = asyncio.Event()
@@ -34,16 +29,16 @@ class HealthService(health_pb2_grpc.HealthServicer):
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
         if request.service not in self._serving:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no service of this name is known")
+            await context.abort(grpc.StatusCode.NOT_FOUND, "this service is unknown")
         return _Status(status=self._status(request.service))
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext) -> None:
-        """Sends the status and its changes. A slow client gets the latest only."""
+        """Sends the status and its changes. A slow client gets only the latest."""
         if self.num_watches >= MAX_WATCHES:
             await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WATCHES} calls watch already; ask with Check instead"
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WATCHES} calls of Watch are open: use Check instead"
             )
-        # Do not keep a stranger's service name: an unknown one stays unknown.
+        # Do not keep an unknown client's string.
         service = request.service if request.service in self._serving else None
         del request
         self.num_watches += 1

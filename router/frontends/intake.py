@@ -1,6 +1,6 @@
-"""Reading of gRPC requests: only after authentication, and only as many at once as memory allows.
+"""Reads gRPC requests after authentication, and only as many at once as memory allows.
 
-By default gRPC reads the request of a unary method before it calls the handler, up to the port's limit for each call.
+By default gRPC reads the request of a unary method before it calls the handler.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,13 +15,13 @@ from tandem.router.frontends.grpc import router_trailer, status_code
 from tandem.router.frontends.read_slots import ReadSlots
 from tandem.rpc.channel import MAX_CALLS
 
-# Memory for messages that are being read.
+# Memory for messages being read.
 MAX_READ_BYTES = 128 * 2**20
-# Longer than a message takes on a fast network, and short enough that stalled clients do not hold up others.
+# Longer than a message takes on a fast network; stalled clients soon give way.
 GRACE_S = 1.0
 TIMEOUT_S = 60.0
-# Services other than inference take small messages: health, which is open to everybody, and reflection. gRPC has one
-# size limit per port, so strangers are limited by time: their messages must come at once.
+# Health, which needs no key, and reflection take small messages. gRPC has one size limit per port, so these messages
+# are limited by time.
 MAX_SMALL_BYTES = 4096
 NUM_SMALL_SLOTS = 16
 SMALL_GRACE_S = 0.05
@@ -30,10 +30,8 @@ MAX_SMALL_WAITING = 256
 
 
 class IntakeInterceptor(grpc.aio.ServerInterceptor):
-    """Reads the requests of all methods. It stands behind the check of keys."""
-
     def __init__(self, own_service: str, frontend: Frontend) -> None:
-        """Args: own_service: full name of the service that takes large messages."""
+        """Args: own_service: the service that takes large messages."""
         self._own_prefix = f"/{own_service}/"
         max_bytes = frontend.config.max_body_bytes
         num_slots = max(1, MAX_READ_BYTES // max_bytes)
@@ -68,22 +66,20 @@ class _Reader:
         counted: Callable[[], AbstractContextManager[None]],
         trailer: tuple[tuple[str, str], ...],
     ) -> None:
-        """Args: counted: context around refusals; trailer: sent with a refusal."""
         self._slots = slots
         self._max_bytes = max_bytes
         self._counted = counted
         self._trailer = trailer
 
     async def read(self, context: grpc.aio.ServicerContext) -> Any:
-        """Returns the next message as bytes, or grpc.aio.EOF. Aborts the call if the message is too large, or there is
-        no room."""
+        """Aborts the call if the message is too large or there is no room."""
         try:
             with self._counted():
                 data = await self._slots.read(context.read, context.peer())
                 if data is grpc.aio.EOF or len(data) <= self._max_bytes:
                     return data
                 num_bytes = len(data)
-                # The frames of an aborted call stay until the garbage collector's next full collection.
+                # An aborted call's frames live until the next full garbage collection.
                 del data
                 raise OverloadedError(f"the message has {num_bytes} bytes, more than {self._max_bytes}")
         except RequestError as error:
@@ -97,7 +93,6 @@ class _Reader:
 
 
 def _reading(handler: Any, reader: _Reader) -> grpc.RpcMethodHandler:
-    """Returns a handler of the same method that reads and parses its messages on demand."""
     parse = handler.request_deserializer
 
     async def answer(_: Any, context: grpc.aio.ServicerContext) -> Any:
@@ -121,7 +116,7 @@ def _reading(handler: Any, reader: _Reader) -> grpc.RpcMethodHandler:
 
 
 async def _respond(responses: Any, context: grpc.aio.ServicerContext) -> None:
-    """Sends a handler's responses, or lets it send by itself."""
+    """Sends a handler's responses. A handler that is no iterator sends them itself."""
     if not hasattr(responses, "__aiter__"):
         await responses
         return

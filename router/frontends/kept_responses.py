@@ -7,7 +7,6 @@ from dataclasses import dataclass
 MAX_RESPONSES = 16384
 MAX_BYTES = 128 * 2**20
 MAX_AGE_S = 24 * 3600.0
-# Overhead of each response.
 OVERHEAD_BYTES = 1024
 
 
@@ -16,11 +15,9 @@ class KeptResponse:
     """A response and its conversation.
 
     Attributes:
-        used_at: time at which it was kept or last found.
-        answer: the response's object as JSON; empty once it can no longer be found.
-        input_items, output_items: JSON lists.
+        answer: JSON object; empty once it can no longer be found.
         previous: the response that it continues; kept as long as this one.
-        num_holders: kept responses that continue this one, plus one while it can be found; 0: it is not counted.
+        num_holders: kept responses that continue this one, plus one while it can be found.
     """
 
     response_id: str
@@ -46,8 +43,8 @@ class KeptResponse:
 
 
 class KeptResponses:
-    """One router's responses, limited in number, bytes and age. If there are too many, the largest key's least recently
-    used go first. Belongs to the router's loop."""
+    """One router's responses, limited in number, bytes and time since their last use. The largest key's least recently
+    used response goes first. Belongs to the router's loop."""
 
     def __init__(
         self,
@@ -56,12 +53,11 @@ class KeptResponses:
         max_bytes: int = MAX_BYTES,
         max_age_s: float = MAX_AGE_S,
     ) -> None:
-        """Args: max_age_s: time since the last use."""
         self._clock = clock
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
-        # Of each key, least recently used first.
+        # By key, least recently used first.
         self._found: dict[str, OrderedDict[str, KeptResponse]] = {}
         self._num_bytes_of: dict[str, int] = {}
         self.num_responses = 0
@@ -88,7 +84,6 @@ class KeptResponses:
             self._drop(next(iter(self._found[largest].values())))
 
     def find(self, response_id: str, key: str) -> KeptResponse | None:
-        """Returns a response of this key, which counts as a use."""
         self._drop_old()
         responses = self._found.get(key)
         response = responses.get(response_id) if responses is not None else None
@@ -110,7 +105,7 @@ class KeptResponses:
                 self._drop(first)
 
     def _drop(self, response: KeptResponse) -> None:
-        """Makes it unfindable. Items that others continue stay in memory, without the answer."""
+        """Items that other responses continue stay in memory, without the answer."""
         responses = self._found[response.key]
         del responses[response.response_id]
         if not responses:

@@ -1,5 +1,5 @@
-"""Refusal of requests that cannot be parsed, which gRPC would report as UNKNOWN with a traceback, and of requests that
-would take too long to parse."""
+"""Refuses requests that cannot be parsed, which gRPC reports as UNKNOWN with a traceback, and requests too slow to
+parse."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -13,20 +13,19 @@ MALFORMED_MESSAGE = "the request is malformed: no message of its type, or text t
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Takes the place of such a request. Attributes: message: for the client."""
+    """Stands in for a refused request."""
 
     message: str = MALFORMED_MESSAGE
 
 
 class MalformedRequestInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses requests that cannot be parsed with INVALID_ARGUMENT. One service gets a Malformed instead."""
+    """Refuses with INVALID_ARGUMENT. One service gets a Malformed instead."""
 
     def __init__(self, own_service: str, check: Callable[[bytes], None]) -> None:
         """
         Args:
-            own_service: full name of the service that handles Malformed.
-            check: checks a request for that service before it is parsed; raises ValueError. Other services' messages
-                are small (intake.py).
+            own_service: the service that handles Malformed.
+            check: checks that service's requests before parsing; raises ValueError.
         """
         self._own_prefix = f"/{own_service}/"
         self._check = check
@@ -57,8 +56,7 @@ class MalformedRequestInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _refusing(handler: Any) -> grpc.RpcMethodHandler:
-    """Wraps the handlers of grpcio's own services: health's unary coroutines, and reflection's asynchronous
-    generator."""
+    """Wraps health's unary coroutines and reflection's asynchronous generator."""
     if handler.stream_stream is not None:
 
         async def answer_all(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:

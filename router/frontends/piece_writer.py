@@ -1,7 +1,7 @@
-"""Writes a generation's pieces, each as soon as it is there and the previous one is taken.
+"""Writes a generation's pieces, each as soon as the previous one is taken.
 
-A task that writes in a loop wakes twice per token, and each time resumes a chain of coroutines in our code and the
-server's. Here plain callbacks do both, and the task only waits for the end.
+A task that writes in a loop wakes twice per token, each time through a chain of coroutines. Here plain callbacks do
+both.
 """
 
 import asyncio
@@ -12,10 +12,8 @@ from tandem.router.frontends.generation import Generation, Piece
 
 
 class PieceWriter:
-    """Writes one generation, once."""
-
     def __init__(self, generation: Generation, write: Callable[[Piece], Coroutine[Any, Any, None]]) -> None:
-        """Args: write: writes a piece; returns when the next one may be written."""
+        """Args: write: returns when the next piece may be written."""
         self._generation = generation
         self._write = write
         self._writing: Coroutine[Any, Any, None] | None = None
@@ -23,19 +21,18 @@ class PieceWriter:
         self._over: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
-        """Returns when the last piece is written. Raises the errors of Generation.take_piece and `write`."""
+        """Raises as Generation.take_piece and `write`."""
         self._over = asyncio.get_running_loop().create_future()
         try:
             self._go_on()
             await self._over
         finally:
-            # A stored error's traceback refers to this object: break the cycle instead of leaving it to the collector.
+            # A stored error's traceback refers to this object: break the cycle.
             self._over = None
             if self._writing is not None:
                 self._writing.close()
 
     def _go_on(self, _: object = None) -> None:
-        """Called when there may be more to write, or when the last piece may have been taken."""
         if self._over is None or self._over.done():
             return
         try:

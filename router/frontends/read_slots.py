@@ -1,4 +1,4 @@
-"""Limit on the number of messages that are being read."""
+"""Limit on the number of messages being read."""
 
 import asyncio
 from collections import deque
@@ -9,17 +9,14 @@ from tandem.router.errors import OverloadedError, RequestTimeoutError
 
 T = TypeVar("T")
 
-# Limit on a call's wait for a slot.
 WAIT_TIMEOUT_S = 30.0
 
 
 class ReadSlots:
-    """gRPC hands over only complete messages and reports no progress, so the number of reads bounds their memory.
-    Usually a message comes with its call and needs its slot for one turn of the loop. When others wait for a slot, the
-    longest-running read gives way.
+    """gRPC reports no progress of a message, so the number of reads bounds their memory.
 
-    Slots go to connections in turn: a connection with a thousand idle calls delays others no more than one with a
-    single call.
+    Usually a message needs its slot for one turn of the loop. When calls wait, the longest-running read gives way.
+    Slots go to connections in turn: a connection with a thousand idle calls delays others no more than one call.
     """
 
     def __init__(
@@ -28,11 +25,9 @@ class ReadSlots:
         """
         Args:
             grace_s: minimum time before a read gives way.
-            timeout_s: limit on a read while nobody waits.
-            max_waiting: limit on waiting calls; beyond it the oldest one of the connection with most of them is
-                refused.
-            newest_first: serve a connection's newest call first, so that under a flood some are served at once, not all
-                late.
+            timeout_s: limit on a read while no call waits.
+            max_waiting: limit on waiting calls; beyond it the connection with most of them loses its oldest.
+            newest_first: serve a connection's newest call first, so that under a flood some are on time.
         """
         self._num_free = num_slots
         self._grace_s = grace_s
@@ -46,8 +41,7 @@ class ReadSlots:
         self._num_waiting = 0
 
     async def read(self, receive: Callable[[], Awaitable[T]], connection: str = "") -> T:
-        """Raises OverloadedError: there was no slot, or the message gave way; RequestTimeoutError: the message did not
-        come."""
+        """Raises OverloadedError: no slot, or the message gave way; RequestTimeoutError: the message did not come."""
         await self._take_slot(connection)
         began = asyncio.get_running_loop().time()
         timeout = asyncio.timeout(self._timeout_s)
@@ -85,7 +79,7 @@ class ReadSlots:
                 if not self._waiting[connection]:
                     del self._waiting[connection]
             elif not slot.cancelled() and slot.exception() is None:
-                # It got a slot while it was being cancelled.
+                # It got a slot while being cancelled.
                 self._free_slot()
             if isinstance(error, TimeoutError):
                 raise _no_slot() from None
@@ -101,7 +95,6 @@ class ReadSlots:
         self._num_free += 1
 
     def _next_waiting(self, connection: str, *, oldest: bool) -> asyncio.Future[None]:
-        """Takes a connection's next call; the connection then goes to the end of the line."""
         queue = self._waiting.pop(connection)
         slot = queue.popleft() if oldest else queue.pop()
         self._num_waiting -= 1

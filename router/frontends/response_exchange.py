@@ -1,6 +1,6 @@
-"""Lookup of kept responses at other routers, over gRPC on the ports for the cluster's own processes.
+"""Lookup of kept responses at other routers, over gRPC on the cluster's own ports.
 
-A response stays at the router that made it, and its id ends with a digest of that router's name, which alone is asked.
+A response stays at the router that made it, and its id ends with a digest of that router's name.
 """
 
 import asyncio
@@ -19,26 +19,20 @@ from tandem.v1 import router_pb2_grpc
 
 ID_PREFIX = "resp_"
 ID_BYTES = 16
-# Length of the digest of a router's name in an id; it is no secret.
+# Digest of a router's name in an id; no secret.
 HOME_BYTES = 4
-# Limit on the wait for a router that does not answer.
 FIND_TIMEOUT_S = 2.0
-# Limit on concurrent lookups: a conversation may be as long as the model's length.
+# Concurrent lookups: each conversation may be as long as the model's length.
 MAX_ASKED = 32
 WAIT_TIMEOUT_S = 10.0
 
 
 class ResponseExchange(router_pb2_grpc.RouterResponsesServicer):
-    """Both ends of one router's exchange. Belongs to the router's loop.
-
-    Attributes:
-        kept: this router's responses.
-    """
+    """Both ends of one router's exchange. Belongs to the router's loop."""
 
     def __init__(
         self, router_id: str, peers: Mapping[str, str], kept: KeptResponses, credentials: ClusterCredentials
     ) -> None:
-        """Args: peers: addresses of the other routers by name."""
         self.kept = kept
         self._home = _home_of(router_id)
         self._peers = {_home_of(name): address for name, address in peers.items()}
@@ -49,14 +43,9 @@ class ResponseExchange(router_pb2_grpc.RouterResponsesServicer):
         return f"{ID_PREFIX}{secrets.token_hex(ID_BYTES)}{self._home}"
 
     async def find(self, response_id: str, key_digest: str, *, with_earlier: bool) -> KeptResponse | None:
-        """Finds a response of this key at any router.
+        """Finds a response of this key at any router; `with_earlier` includes the conversation before it.
 
-        Args:
-            with_earlier: whether to include the conversation before it.
-
-        Raises:
-            UnavailableError: its router does not answer.
-            OverloadedError: too many are being looked up.
+        Raises UnavailableError: its router does not answer; OverloadedError: too many lookups.
         """
         address = self._elsewhere(response_id)
         if address is None:
@@ -96,7 +85,6 @@ class ResponseExchange(router_pb2_grpc.RouterResponsesServicer):
         )
 
     def _elsewhere(self, response_id: str) -> str | None:
-        """Returns the address of the other router that made this id; None: none of them."""
         return self._peers.get(response_id[-2 * HOME_BYTES :])
 
     async def _ask(self, address: str, request: pb.FindResponseRequest) -> pb.FindResponseResult:

@@ -1,4 +1,4 @@
-"""From a client's sampling options to checked parameters for the workers."""
+"""Checks a client's sampling options and makes the workers' parameters."""
 
 import random
 from collections.abc import Collection, Mapping, Sequence
@@ -11,7 +11,7 @@ from tandem.router.text.tokenizer import Tokenizer
 from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS, SamplingParams
 
 SEED_BITS = 64
-# Fields of SamplingParams that clients set in other forms. All others have the same names, with the class's defaults.
+# Fields of SamplingParams that clients set in other forms.
 MADE_FIELDS = (
     "max_tokens",
     "logit_bias",
@@ -26,12 +26,7 @@ PLAIN_FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name not in MAD
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """A client's options. Missing ones have defaults.
-
-    Attributes:
-        grammar: grammar from `Frontend.grammar`; "": none.
-        plain: the given PLAIN_FIELDS, unchanged.
-    """
+    """A client's options. `plain` has the given PLAIN_FIELDS, unchanged."""
 
     max_tokens: int | None = None
     seed: int | None = None
@@ -53,14 +48,12 @@ def sampling_params(
     num_left: int,
     default_max_tokens: int | None,
 ) -> SamplingParams:
-    """Checks options.
-
+    """
     Args:
         num_left: tokens that the model's length leaves for the output.
-        default_max_tokens: limit for a client that names none; None: num_left.
+        default_max_tokens: for clients that name none; None: num_left.
 
-    Raises:
-        InvalidRequestError: an option is out of range.
+    Raises InvalidRequestError: an option is out of range.
     """
     max_tokens = options.max_tokens
     if max_tokens is None:
@@ -105,8 +98,7 @@ def sampling_params(
 
 
 def check_vocabulary(tokenizer: Tokenizer, token_ids: Collection[int], what: str = "") -> None:
-    """Raises ValueError with a message that begins with `what`. Only the extremes are checked: there may be hundreds of
-    thousands of ids."""
+    """Raises ValueError. Only the extremes are checked: there may be hundreds of thousands of ids."""
     vocab_size = tokenizer.vocab_size
     for token_id in (min(token_ids), max(token_ids)):
         if not 0 <= token_id < vocab_size:

@@ -77,7 +77,7 @@ def test_bytes_in_hand_are_counted_as_they_are_read_and_until_the_end() -> None:
     with access.hold_bytes("one") as first, access.hold_bytes("one") as second:
         first(60)
         second(10)
-        with pytest.raises(OverloadedError, match="take all the memory there is"):
+        with pytest.raises(OverloadedError, match="fill the memory set aside"):
             second(31)
         second(30)
     with access.hold_bytes("one") as hold:
@@ -91,7 +91,7 @@ def test_of_several_keys_one_may_have_half_of_the_bytes() -> None:
         with pytest.raises(OverloadedError, match="50 bytes of requests of this key are in hand already"):
             one(1)
         two(50)
-        with pytest.raises(OverloadedError, match="take all the memory there is"):
+        with pytest.raises(OverloadedError, match="fill the memory set aside"):
             two(1)
 
 

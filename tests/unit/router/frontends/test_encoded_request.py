@@ -81,7 +81,7 @@ def test_a_small_request_is_the_parser_s() -> None:
         (field(CHAT, field(1, b"") * MAX_MESSAGES) + field(CHAT, field(1, b"x" * MANY)), "the chat has more than"),
         (field(CHAT, field(1, field(1, b"") * MANY)), f"messages has more than {MAX_MESSAGE_FIELDS} fields"),
         (field(TEXT, b"") * MANY, f"the request has more than {MAX_FIELDS} fields"),
-        (varint(15 << 3) + b"\1" + b"\x7b" * MANY, "holds what is no field"),
+        (varint(15 << 3) + b"\1" + b"\x7b" * MANY, "a field has wire type 3"),
         # The check stops at the limit.
         (field(CHAT, field(1, b"") * MANY) + b"\xff", "the chat has more than"),
     ],

@@ -421,7 +421,7 @@ def test_a_request_counts_with_its_bytes_until_it_has_ended() -> None:
         with pytest.raises(Refused) as refused:
             await h.send(request)
         code, message = refused.value.args
-        assert code == "RESOURCE_EXHAUSTED" and "take all the memory there is" in message
+        assert code == "RESOURCE_EXHAUSTED" and "fill the memory set aside" in message
         calls[0].cancel()
         await h.settle()
         calls.append(asyncio.create_task(h.send(request)))

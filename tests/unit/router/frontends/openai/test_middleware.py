@@ -47,7 +47,7 @@ def test_bodies_count_from_when_they_are_read_until_the_answer(router_model_dir:
         assert error_of(response)[0] == 429
         error = json.loads(response.partition(b"\r\n\r\n")[2])["error"]
         assert (error["type"], error["code"]) == ("rate_limit_error", "overloaded")
-        assert "take all the memory there is" in error["message"]
+        assert "fill the memory set aside" in error["message"]
         for connection in held:
             connection.close()
         # The server notices at its next look.
