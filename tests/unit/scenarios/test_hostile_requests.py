@@ -152,7 +152,7 @@ def test_many_guessed_streams_stop_nobody(router: PacedRouter) -> None:
             connection.sendall(HEAD + f"{guess}content-length: {len(body)}\r\n\r\n".encode() + body)
         answers = Counter(error_of(read_all(connection)) for connection in connections)
         grown = memory().rss - before
-    unsure, crowded = (503, "not all workers have said"), (429, "too many streams are being looked up")
+    unsure, crowded = (503, "some workers have not answered"), (429, "too many streams are being looked up")
     kinds = dict(answers.keys())
     assert set(kinds) == {503, 429}
     assert all(kinds[status].startswith(message) for status, message in (unsure, crowded))
