@@ -1,6 +1,6 @@
-"""What the router counts. Every duration is a phase of tandem.lifecycle.
+"""The router's metrics. Every duration is a phase of tandem.lifecycle.
 
-Each value that a label can have is there from the start, at 0: what first appears with a 1 is no growth to Prometheus.
+Each label value exists from the start, at 0: Prometheus sees no growth in a series that begins at 1.
 """
 
 from collections import Counter
@@ -36,21 +36,20 @@ from tandem.router.workers.worker import Pair
 from tandem.router.workers.worker_registry import WorkerRegistry
 
 PLACED = get_args(Placement)
-# The policy gives no reasons.
 UNEXPLAINED = "none"
-# How requests end: two ways that are the model's, the client's leaving, and the classes of router/errors.py.
+# The model's two ends, the client's leaving, and the classes of router/errors.py.
 OUTCOMES = (
     *("stop", "length", "abort"),
     *("invalid", "unauthenticated", "overloaded", "unavailable", "timeout", "error"),
 )
-# How the router loses a worker.
+# Kinds of losses of a worker.
 FAULTS = ("disconnected", "reconnected", "silent", "stalled")
-# What workers say of their caches: pages that have come and gone; all that they have; and that something was missed.
+# Reports of workers on their caches: changed pages, whole reports, and gaps in the order.
 PREFIX_EVENTS = ("stored", "removed", "whole", "missed")
 
 
 class RouterMetrics(Collector):
-    """Filled by the router on its loop, read there too: a scrape is one more request to that loop."""
+    """Filled and read on the router's loop."""
 
     def __init__(
         self,
@@ -66,13 +65,11 @@ class RouterMetrics(Collector):
     ) -> None:
         """
         Args:
-            registry: the workers.
-            num_requests, num_queued, num_waiting: requests in hand; those of them that wait for their first token; and
-                for a worker.
-            not_ready_reason: why no request would be served now, or "".
-            clocks: how far the workers' are from the router's.
-            planned: the workers that the cluster is to have, their roles by their names.
-            num_restarts: how often this router has been started again.
+            num_requests, num_queued, num_waiting: count the requests in hand; those without a first token; those that
+                no worker takes.
+            not_ready_reason: returns why no request can be served now, or "".
+            planned: planned roles by worker name.
+            num_restarts: restarts of this router.
         """
         self._registry = registry
         self._num_requests = num_requests
@@ -127,15 +124,13 @@ class RouterMetrics(Collector):
         self._prometheus.register(self)
 
     def add_gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """Of what a part of the router holds. Args: value: asked at each scrape."""
+        """Args: value: called at each scrape."""
         self._gauges.append((name, text, value))
 
     def request_refused(self, outcome: str) -> None:
-        """A request was turned away before anything was done for it."""
         self._outcomes[outcome] += 1
 
     def unknown_fields(self, num_fields: int) -> None:
-        """A body had so many fields that nobody here knows."""
         self._num_unknown_fields += num_fields
 
     def request_ended(self, report: RequestReport) -> None:
@@ -150,27 +145,24 @@ class RouterMetrics(Collector):
             self._phases[timing.name].observe(timing.duration_ms / 1e3)
 
     def attempt_placed(self, pair: Pair) -> None:
-        """Workers were chosen for an attempt."""
         reason = pair.estimate.reason if pair.estimate is not None and pair.estimate.reason else UNEXPLAINED
         self.placements[pair.placement, reason] += 1
 
     def first_token_came(self, pair: Pair, moments: Mapping[str, int]) -> None:
-        """What was estimated can be compared with what it came to. Args: moments: of the attempt."""
+        """Compares the estimated TTFT with the actual one. Args: moments: of the attempt."""
         if pair.estimate is None or not pair.estimate.ttft_s or not moments.keys() >= {ASSIGNED, FIRST_TOKEN}:
             return
         took_s = max(0, moments[FIRST_TOKEN] - moments[ASSIGNED]) / 1e9
         self._estimates[pair.placement].observe(took_s / pair.estimate.ttft_s)
 
     def attempt_restarted(self, kind: str) -> None:
-        """A request begins another attempt: why the one before ended."""
         self._restarts[kind] += 1
 
     def spans_dropped(self, reason: str, num_requests: int) -> None:
-        """So many requests' spans will not reach the collector of traces."""
         self._spans_dropped[reason] += num_requests
 
     def prefixes_received(self, message: CachedPrefixes, *, is_in_order: bool) -> None:
-        """A worker has said what it has cached. Args: is_in_order: nothing before it was missed."""
+        """Args: is_in_order: False if an earlier message is missing."""
         if message.is_whole:
             self._prefix_events["whole"] += 1
         if not is_in_order:
@@ -182,7 +174,7 @@ class RouterMetrics(Collector):
         self._faults[kind] += 1
 
     def exposition(self) -> bytes:
-        """The metrics in Prometheus' text format."""
+        """Returns the metrics in Prometheus' text format."""
         histograms = "".join([family.exposition() for family in self._families])
         return generate_latest(self._prometheus) + histograms.encode()
 

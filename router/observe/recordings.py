@@ -1,4 +1,4 @@
-"""Recordings of the whole cluster. Each process records itself; the router that the client asks collects the parts."""
+"""Recordings of the whole cluster. Each process records itself, and the asked router collects the parts."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
@@ -28,8 +28,6 @@ REFUSAL = "another recording is being made; try again when it has ended"
 
 
 class Recordings:
-    """Used on the router's event loop."""
-
     def __init__(
         self,
         routers: Mapping[str, str],
@@ -40,8 +38,7 @@ class Recordings:
         """
         Args:
             routers: internal addresses of all routers by name.
-            workers: returns the connected workers.
-            clocks: offsets of their clocks.
+            clocks: offsets of the workers' clocks.
         """
         self._routers = routers
         self._workers = workers
@@ -50,8 +47,8 @@ class Recordings:
         self._is_recording = False
 
     async def record(self, duration_s: float) -> AsyncGenerator[pb.RecordedPart, None]:
-        """Has all processes record themselves, and yields their parts in turn. A part with `failure` stands for a
-        missing one. Closing the generator ends the recording.
+        """Has all processes record, and yields their parts in turn. A part with `failure` stands for a missing one.
+        Closing the generator ends the recording.
 
         Raises:
             InvalidRequestError: the duration is too long or not positive.
@@ -91,8 +88,6 @@ class Recordings:
 
 
 class _Process:
-    """A process that records itself."""
-
     def __init__(self, name: str, role: str, address: str) -> None:
         self._name = name
         self._role = role
@@ -105,11 +100,7 @@ class _Process:
         self._call = stub.RecordProcess(request, metadata=metadata, timeout=duration_s + COLLECT_TIMEOUT_S)
 
     async def begin(self) -> pb.RecordedPart:
-        """Returns once the process records or fails.
-
-        Raises:
-            OverloadedError: it makes another recording.
-        """
+        """Returns once the process records or fails. Raises OverloadedError if it makes another recording."""
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 return await self._call.read()
@@ -121,11 +112,7 @@ class _Process:
             return self._failed(f"did not start: {error.details()}")
 
     async def parts(self, due: float) -> AsyncIterator[pb.RecordedPart]:
-        """Yields the recorded parts after `begin`.
-
-        Args:
-            due: deadline of the first part, on the event loop's clock.
-        """
+        """Args: due: deadline of the first part, on the event loop's clock."""
         if self._call is None:
             return
         loop = asyncio.get_running_loop()

@@ -8,7 +8,7 @@ from typing import Any
 
 from tandem.router.text.chat import Chat, Message
 
-# Length of call ids for templates that want short ones.
+# Length of short call ids.
 SHORT_ID_LENGTH = 9
 _NAME, _ARGUMENT, _TEXT = "probe_function", "probe_argument", "probe_text"
 _USER: Message = {"role": "user", "content": "probe"}
@@ -29,7 +29,7 @@ class ChatFormat:
     """Features of a chat template.
 
     Attributes:
-        tool_parser, reasoning_parser: matching parsers; "none": no parser matches.
+        tool_parser, reasoning_parser: matching parsers, or "none".
         knows_system, knows_developer, knows_tools: shown on purpose; a template that writes any role name does not
             count.
         knows_calls: shows past calls and their results.
@@ -103,7 +103,7 @@ def _tool_parser(source: str) -> str:
 
 
 def fitted(chat: Chat, known: ChatFormat) -> Chat:
-    """Returns a chat in the form that the template takes. Unknown features become plain text."""
+    """Adapts a chat to a template. Unknown features become plain text."""
     messages = list(chat.messages)
     if not known.knows_developer:
         messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
@@ -135,7 +135,7 @@ def _call(call: dict[str, Any], known: ChatFormat) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> Any:
-    """Returns the arguments as an object, or unchanged if the model wrote none."""
+    """Returns the arguments as an object, or unchanged if malformed."""
     try:
         value = json.loads(arguments) if arguments else {}
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Chat templates: from a conversation to a prompt's text."""
+"""Chat templates."""
 
 import json
 import secrets
@@ -58,7 +58,7 @@ class ChatTemplate:
             **chat.variables,
             **special_tokens,
             "messages": messages,
-            # Templates test these for none; undefined is not none.
+            # Templates test these for none, which undefined is not.
             "tools": chat.tools or None,
             "documents": chat.documents,
             "add_generation_prompt": chat.add_generation_prompt and not chat.is_continued,
@@ -75,11 +75,7 @@ class ChatTemplate:
 
 
 def read_chat_template(path: Path) -> ChatTemplate:
-    """Reads the operator's template.
-
-    Raises:
-        ValueError: it is unreadable or malformed.
-    """
+    """Raises ValueError if the operator's template is unreadable or malformed."""
     try:
         return ChatTemplate(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -90,11 +86,7 @@ def read_chat_template(path: Path) -> ChatTemplate:
 
 def find_chat_template(model_dir: Path, tokenizer_config: Mapping[str, Any]) -> ChatTemplate:
     """Returns the template in chat_template.jinja or tokenizer_config.json. Of several, "default", with "tool_use" for
-    chats with tools.
-
-    Raises:
-        ValueError: there is none, or it is malformed.
-    """
+    chats with tools. Raises ValueError if it is missing or malformed."""
     file = model_dir / "chat_template.jinja"
     source = file.read_text(encoding="utf-8") if file.is_file() else tokenizer_config.get("chat_template")
     tools_source = ""
@@ -107,7 +99,7 @@ def find_chat_template(model_dir: Path, tokenizer_config: Mapping[str, Any]) -> 
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}`` marks the assistant's text for training. Here it writes its content."""
+    """Ignores ``{% generation %}``, which marks the assistant's text for training."""
 
     tags = {"generation"}  # noqa: RUF012
 

@@ -10,8 +10,8 @@ _REPLACEMENT = "\ufffd"
 
 
 class IncrementalDetokenizer:
-    """The text of one token sequence, piece by piece. The concatenated pieces equal `tokenizer.decode` of all ids. Work
-    per token is constant."""
+    """The text of one token sequence, in pieces that join to `tokenizer.decode` of all ids. Work per token is
+    constant."""
 
     def __init__(self, tokenizer: Tokenizer, marks: Mapping[int, str] | None = None) -> None:
         """
@@ -62,8 +62,8 @@ class _ByteDetokenizer:
 class _WindowDetokenizer:
     """For other tokenizers: decodes the last few tokens with and without the new ones.
 
-    The window exists because decoders treat the first token differently (they drop its leading space). Byte tokens
-    (``<0xE2>``) wait for the end of their run: one invalid byte turns the whole run into replacement characters.
+    The window exists because decoders drop the first token's leading space. Byte tokens (``<0xE2>``) wait for the end
+    of their run: one invalid byte turns the whole run into replacement characters.
     """
 
     # More than the 4 bytes of one character, so that an incomplete character lies in the window.
@@ -77,7 +77,6 @@ class _WindowDetokenizer:
         self._given = 0
 
     def decode_next(self, token_ids: Sequence[int]) -> str:
-        # Tokens without text stay out of the window.
         self._waiting += [index for index in token_ids if self._tokenizer.token_text(index)]
         if not self._waiting or is_byte_token(self._tokenizer.token_text(self._waiting[-1]) or ""):
             return ""

@@ -1,7 +1,7 @@
 """Checks one grammar in a separate process. A schema of a few hundred bytes can take llguidance minutes and gigabytes,
 and a thread cannot be stopped.
 
-Standard input has kind and content. Standard output has the grammar for the workers, or the error.
+Standard input has kind and content, standard output the grammar for the workers or the error.
 """
 
 import json
@@ -22,16 +22,12 @@ NUM_BYTES = 128 * 2**20
 # For the whole process on a busy machine.
 TIMEOUT_S = 8.0
 TOO_MUCH = "it takes too much to compile: make it smaller, or have it repeat less"
-# Whitespace between JSON parts. It is bounded because a model could otherwise emit blanks for ever.
+# Whitespace between JSON parts, bounded because a model could otherwise emit blanks for ever.
 WHITESPACE = r"[ ]|\n[ ]{0,24}"
 
 
 def check(kind: str, content: str) -> str:
-    """Returns the grammar for the workers once another process has accepted it.
-
-    Raises:
-        ValueError: the grammar is invalid or takes too much to compile.
-    """
+    """Returns the grammar for the workers. Raises ValueError if it is invalid or takes too much to compile."""
     command = [sys.executable, "-m", "tandem.router.text.grammar_check"]
     try:
         done = subprocess.run(
@@ -56,7 +52,7 @@ def translate(kind: str, content: str) -> str:
         case "grammar":
             return grammar_from("ebnf", content)
         case "choice":
-            # One terminal: one rule for each choice is too much for the parser.
+            # One rule for each choice is too much for the parser.
             words = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(content))
             return grammar_from("lark", f"start: CHOICE\nCHOICE: {words}")
         case "tool_calls":
@@ -126,7 +122,6 @@ def main() -> None:
     own = resource.getrusage(resource.RUSAGE_SELF)
     num_seconds = int(own.ru_utime + own.ru_stime) + 1 + CPU_SECONDS
     resource.setrlimit(resource.RLIMIT_CPU, (num_seconds, num_seconds))
-    # No core file.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         grammar = translate(kind, content)

@@ -1,5 +1,3 @@
-"""Parsers for the outputs of the served model."""
-
 import logging
 from collections.abc import Collection, Mapping
 from functools import cached_property
@@ -23,7 +21,7 @@ AUTO, NONE = "auto", "none"
 
 
 class OutputFormat:
-    """The parsers of one model's outputs. Owned by a Frontend."""
+    """The parsers of one model's outputs."""
 
     def __init__(self, tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str) -> None:
         """
@@ -35,11 +33,7 @@ class OutputFormat:
         self._reasoning_parser = reasoning_parser
 
     def find(self) -> None:
-        """Loads the parsers before the first request.
-
-        Raises:
-            ValueError, ImportError: the tool parser cannot be loaded.
-        """
+        """Loads the parsers before the first request. Raises ValueError or ImportError if that fails."""
         name, style = self.tool_parser_name, self.reasoning_style
         if name != NONE:
             TOOL_PARSERS.load(name)
@@ -84,11 +78,7 @@ class OutputFormat:
         calls_only: bool,
         num_seen: int,
     ) -> OutputParser:
-        """Returns a parser for one output. OutputParser describes the other arguments.
-
-        Args:
-            tool_parser: parser name; "none": the output has no calls.
-        """
+        """Args: as of OutputParser, and the parser's name; "none": the output has no calls."""
         reasoning = None if beginning is Beginning.ANSWER else ReasoningParser(beginning)
         tools: ToolParser | None = None if tool_parser == NONE else TOOL_PARSERS.load(tool_parser)(names)
         return OutputParser(reasoning, tools, max_calls=max_calls, calls_only=calls_only, num_seen=num_seen)

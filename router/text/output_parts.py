@@ -1,5 +1,3 @@
-"""Parts of an output: reasoning, content and tool calls."""
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +11,7 @@ class Part:
     Attributes:
         kind: "call" starts a function call; "arguments" continues the last call.
         text: text of the part; the function's name for a call.
-        end: number of characters of output after which the part is certain, however they were cut.
+        end: number of characters of output after which the part is certain.
         call: index of the call in the output.
     """
 
@@ -28,7 +26,7 @@ class PartList:
 
     def __init__(self) -> None:
         self._parts: list[Part] = []
-        # Pieces of the last part, joined once: there may be one for each character.
+        # Joined once: there may be one piece for each character.
         self._pieces: list[str] = []
 
     def append(self, kind: Kind, text: str, end: int, call: int = 0) -> None:

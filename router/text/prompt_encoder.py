@@ -15,27 +15,24 @@ T = TypeVar("T")
 MAX_INLINE_CHARACTERS = 4096
 # Largest chat to render inline. Templates take 2 to 20 us per message.
 MAX_INLINE_MESSAGES = 64
-# OpenAI's limit. Each message is an object and a turn of the template's loops, some of them nested.
+# OpenAI's limit. Each message is a turn of the template's loops, some of them nested.
 MAX_MESSAGES = 2048
-# Texts have 3 to 5 characters per token. If a text needs more than this to fit the model's length, its tokens are
-# counted in pieces first, up to the length.
+# Texts have 3 to 5 characters per token. A text that needs more than this to fit is counted in pieces first, up to the
+# model's length.
 PLAUSIBLE_CHARACTERS_PER_TOKEN = 8
 PIECE_CHARACTERS = 2**16
-# Upper bound of the extra tokens of a piece, whose ends may cut tokens.
+# Extra tokens of a piece, whose ends may cut tokens.
 MAX_TOKENS_OF_CUTS = 64
 # Each thread takes a core, because tokenizing releases the GIL.
 MAX_ENCODING_THREADS = 4
 # End of a chat's text that shows whether the model starts with reasoning.
 MAX_ENDING_CHARACTERS = 64
-# Seconds for a prompt's wait and encoding.
+# For a prompt's wait and encoding.
 TIMEOUT_S = 60.0
 
 
 class PromptEncoder:
-    """Tokenizes prompts that may fit the model's length. Owned by a Frontend.
-
-    Chat templates are Python and hold the GIL, so a single thread renders one chat at a time and the event loop gets a
-    turn every few milliseconds.
+    """Chat templates are Python and hold the GIL, so a single thread renders one chat at a time.
 
     Encode methods raise ValueError with a message for the client, and TimeoutError after TIMEOUT_S.
     """
@@ -56,7 +53,6 @@ class PromptEncoder:
         """Returns a conversation's token ids up to the start of the output.
 
         Args:
-            chat: a chat, or its messages with ``role`` and ``content``.
             add_special_tokens: adds special tokens to those of the template, BOS included.
         """
         return (await self.render_and_encode(chat, add_special_tokens=add_special_tokens))[0]
@@ -116,7 +112,7 @@ class PromptEncoder:
         if len(text) > self._max_model_len * PLAUSIBLE_CHARACTERS_PER_TOKEN:
             self._check_pieces(text)
         encoding = self._tokenizer.tokenize(text, add_special_tokens)
-        # Skips the list of ids, built under the GIL, for a prompt that is too long.
+        # Before building the list of ids under the GIL.
         self.check_num_tokens(len(encoding))
         return encoding.ids
 

@@ -1,5 +1,3 @@
-"""Search for stop strings in streamed text."""
-
 from collections.abc import Sequence
 
 MAX_STOP_STRINGS = 16
@@ -9,7 +7,7 @@ MAX_STEPPED_CHARACTERS = 1024
 
 
 def check_stop_strings(stop_strings: Sequence[str]) -> None:
-    """Raises ValueError, with a message for the client, if stop strings are too many, too long or empty."""
+    """Raises ValueError for the client."""
     if len(stop_strings) > MAX_STOP_STRINGS:
         raise ValueError(f"stop must be at most {MAX_STOP_STRINGS} strings, not {len(stop_strings)}")
     for stop in stop_strings:
@@ -20,8 +18,8 @@ def check_stop_strings(stop_strings: Sequence[str]) -> None:
 class StopStringMatcher:
     """Passes text on up to the first stop string, and holds back text that may become part of one.
 
-    The first stop string is the one complete at the earliest character, and the longest of several. The cuts between
-    pieces do not matter. One Knuth-Morris-Pratt automaton per stop string keeps work per character constant.
+    The first stop string is the one complete at the earliest character, and the longest of several. One
+    Knuth-Morris-Pratt automaton per stop string keeps work per character constant.
 
     Attributes:
         found: the stop string, or None. After a match no text is passed on.
@@ -37,7 +35,7 @@ class StopStringMatcher:
         return self.found is not None
 
     def scan_next(self, text: str) -> str:
-        """Takes the next piece. Returns the text that is certainly not part of a stop string; nothing after a match."""
+        """Returns the text that is certainly not part of a stop string; nothing after a match."""
         if self.matched:
             return ""
         start, text = len(self._held), self._held + text
@@ -82,7 +80,7 @@ class _Automaton:
             self._fallback[i] = matched
 
     def advance(self, character: str) -> bool:
-        """Takes the next character. Returns whether the whole string is matched; no character may follow then."""
+        """Returns whether the whole string is matched; no character may follow then."""
         self.num_matched = self._next(self.num_matched, character)
         return self.num_matched == len(self.pattern)
 

@@ -14,11 +14,9 @@ from tandem.sampling_params import MAX_GRAMMAR_BYTES
 Kind = Literal["json_schema", "regex", "choice", "grammar", "tool_calls", "either", "after_reasoning"]
 
 JSON_OBJECT = json.dumps({"type": "object"})
-# Seconds for a grammar's wait and check.
+# For a grammar's wait and check.
 TIMEOUT_S = 20.0
-# Concurrent checks.
 NUM_THREADS = 4
-# Size of the cache of valid grammars.
 MAX_NUM_KEPT = 256
 
 
@@ -72,10 +70,7 @@ def _check_size(text: str) -> None:
 
 
 def choices(outputs: Sequence[str], param: str) -> StructuredOutput:
-    """
-    Raises:
-        InvalidRequestError: there is no choice, or one is empty.
-    """
+    """Raises InvalidRequestError without a choice, or for an empty one."""
     if not outputs or not all(outputs):
         raise InvalidRequestError(f"{param} needs at least one choice, and none may be empty", param)
     return StructuredOutput("choice", json.dumps(list(outputs), ensure_ascii=False), param)
@@ -100,8 +95,5 @@ def either(calls: StructuredOutput, answer: StructuredOutput) -> StructuredOutpu
 
 
 def after_reasoning(wanted: StructuredOutput, *, is_open: bool) -> StructuredOutput:
-    """
-    Args:
-        is_open: True if the reasoning has not begun and is optional.
-    """
+    """Args: is_open: True if the reasoning has not begun and is optional."""
     return StructuredOutput("after_reasoning", json.dumps([is_open, wanted.kind, wanted.content]), wanted.param)

@@ -13,7 +13,7 @@ from tandem.router.text.chat import Chat, Message
 from tandem.router.text.chat_format import ChatFormat, find_format, fitted
 from tandem.router.text.chat_template import ChatTemplate, find_chat_template, read_chat_template
 
-# Spelling of a space in SentencePiece vocabularies.
+# SentencePiece's spelling of a space.
 _WORD_START = "\u2581"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
@@ -28,8 +28,7 @@ class Tokenizer:
 
     Attributes:
         vocab_size: rows of the model's embedding; some ids may be unused.
-        eos_token_ids: ids that end an output, unless a client ignores them; empty if the model names none. Other
-            processes see them only as a request's stop tokens.
+        eos_token_ids: ids that end an output, unless a client ignores them; empty if the model names none.
 
     Raises:
         ValueError: a file is missing or malformed.
@@ -56,19 +55,13 @@ class Tokenizer:
         self.eos_token_ids = self._find_eos(config)
 
     def encode(self, text: str) -> list[int]:
-        """Returns a prompt's token ids, with BOS if the model wants one. Recognizes special tokens.
-
-        Raises:
-            ValueError: the text holds a lone surrogate.
-        """
+        """Returns a prompt's token ids, with BOS if the model wants one. Recognizes special tokens. Raises ValueError
+        for a lone surrogate."""
         return self.tokenize(text, add_special_tokens=True).ids
 
     def tokenize(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
-        """Tokenizes without the GIL. Building the list `ids` of the result needs it.
-
-        Raises:
-            ValueError: the text holds a lone surrogate.
-        """
+        """Tokenizes without the GIL. Building the list `ids` of the result needs it. Raises ValueError for a lone
+        surrogate."""
         try:
             # `encode` gives the same ids but holds the GIL, for a second per some million characters.
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
@@ -76,23 +69,14 @@ class Tokenizer:
             raise ValueError("the text holds a lone surrogate, which is half a character") from error
 
     def encode_chat(self, chat: Chat | Sequence[Message]) -> list[int]:
-        """Returns a conversation's token ids up to the start of the output.
-
-        Raises:
-            ValueError: as `render_chat` and `tokenize`.
-        """
+        """Returns a conversation's token ids up to the start of the output. Raises ValueError as `render_chat` and
+        `tokenize` do."""
         # The template writes BOS.
         return self.tokenize(self.render_chat(chat), add_special_tokens=False).ids
 
     def render_chat(self, chat: Chat | Sequence[Message]) -> str:
-        """Returns a conversation's text up to the start of the output. Holds the GIL.
-
-        Args:
-            chat: a chat, or its messages with ``role`` and ``content``.
-
-        Raises:
-            ValueError: the model has no chat template, or it rejects this chat.
-        """
+        """Returns a conversation's text up to the start of the output. Holds the GIL. Raises ValueError if the model
+        has no chat template, or it rejects this chat."""
         chat = chat if isinstance(chat, Chat) else Chat(chat)
         return self._chat_template.render(fitted(chat, self.chat_format), self._special_tokens())
 
@@ -140,7 +124,7 @@ class Tokenizer:
         return 4 * max(len(token) for token in self._tokenizer.get_vocab())
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Returns the text of `token_ids`, with U+FFFD for invalid bytes."""
+        """Decodes with U+FFFD for invalid bytes."""
         return self._tokenizer.decode(token_ids, skip_special_tokens)
 
     def decode_prompt(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -163,7 +147,7 @@ class Tokenizer:
         return self._tokenizer.id_to_token(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Returns a token's bytes in a byte-level vocabulary; empty for special and unused ids."""
+        """For byte-level vocabularies; empty for special and unused ids."""
         found = self._token_bytes.get(token_id)
         if found is None:
             token = self.token_text(token_id) or ""
@@ -175,8 +159,8 @@ class Tokenizer:
         return found
 
     def token_piece(self, token_id: int) -> bytes:
-        """Returns a token's bytes for a list of log probabilities: its text, or a special token's name; empty for an
-        unused id."""
+        """Returns a token's bytes for log probabilities: its text, or a special token's name; empty for an unused
+        id."""
         if token_id in self._special_ids:
             return (self._tokenizer.id_to_token(token_id) or "").encode()
         if self.byte_level:
@@ -200,7 +184,7 @@ class Tokenizer:
 
     def _find_eos(self, config: dict[str, Any]) -> tuple[int, ...]:
         """Returns the eos_token_id of generation_config.json, else of config.json, else the eos_token of
-        tokenizer_config.json. The first source with a value counts alone: its authors left out other ids on purpose."""
+        tokenizer_config.json. Only the first source counts: its authors left out other ids on purpose."""
         generation = _read_json(self._model_dir / "generation_config.json", optional=True)
         for name, source in (("generation_config.json", generation), ("config.json", config)):
             ids = source.get("eos_token_id")
@@ -215,11 +199,7 @@ class Tokenizer:
 
 
 def tokenizer_file(model_dir: Path) -> Path:
-    """Returns the path of tokenizer.json.
-
-    Raises:
-        ValueError: the file is missing.
-    """
+    """Raises ValueError if the file is missing."""
     path = model_dir / "tokenizer.json"
     if not path.is_file():
         raise ValueError(f"{model_dir} has no tokenizer.json; other tokenizer formats are not supported")
@@ -251,7 +231,7 @@ def _positive(config: dict[str, Any], name: str, model_dir: Path) -> int:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Returns the byte of each character of a byte-level vocabulary. Printable characters stand for themselves."""
+    """Byte of each character of a byte-level vocabulary. Printable characters stand for themselves."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}

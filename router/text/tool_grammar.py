@@ -66,7 +66,7 @@ def after_reasoning(grammar: str, *, is_open: bool) -> str:
     """Returns the grammar of reasoning followed by `grammar`.
 
     Args:
-        grammar: grammar in llguidance's form.
+        grammar: in llguidance's form.
         is_open: True if the reasoning has not begun and is optional.
     """
     reasoning = "(OPENING reasoning)?" if is_open else "reasoning"
@@ -88,8 +88,7 @@ def either(calls_grammar: str, answer_grammar: str) -> str:
 
 
 def _parts(grammar: str) -> list[dict[str, Any]]:
-    """Returns the parts of a grammar in llguidance's form: Lark, or JSON with a list of grammars that starts with the
-    whole."""
+    """Returns the parts of a grammar: Lark, or JSON with a list of grammars that starts with the whole."""
     if not grammar.startswith("{"):
         return [{"lark_grammar": grammar}]
     parts: list[dict[str, Any]] = json.loads(grammar)["grammars"]

@@ -1,4 +1,4 @@
-"""One point per second for the last minutes, for a page opened now."""
+"""One point per second for the last minutes, for new viewers."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tandem.router.observe.histograms import Histogram
 
 NUM_POINTS = 300
-# Window of a point's quantiles, in seconds: one second has few requests.
+# Window of a point's quantiles: one second has few requests.
 WINDOW_S = 10
 
 
@@ -16,7 +16,6 @@ class Point(NamedTuple):
     """One second. Quantiles are in milliseconds, None without values.
 
     Attributes:
-        number: consecutive number.
         at_s: seconds since the epoch.
         num_requests, num_queued: running requests, and those without a first token, at all routers.
     """
@@ -34,7 +33,7 @@ class Point(NamedTuple):
 
 
 class Quantiles:
-    """Quantiles of a histogram over the last WINDOW_S seconds."""
+    """Quantiles over the last WINDOW_S seconds."""
 
     def __init__(self, histogram: Histogram) -> None:
         self._histogram = histogram
@@ -49,8 +48,6 @@ class Quantiles:
 
 
 class History:
-    """The latest points. Used by one event loop."""
-
     def __init__(self, ttft: Histogram, itl: Histogram) -> None:
         self._ttft, self._itl = Quantiles(ttft), Quantiles(itl)
         self._points: deque[Point] = deque(maxlen=NUM_POINTS)
@@ -81,7 +78,6 @@ class History:
         )
 
     def since(self, number: int) -> Iterator[Point]:
-        """Returns the points after `number`, oldest first."""
         return (point for point in self._points if point.number > number)
 
 

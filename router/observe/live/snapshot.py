@@ -19,7 +19,7 @@ from tandem.router.workers.worker import Worker
 
 # Limit per second: nobody reads more, and each costs as much as two links.
 MAX_NEW_REQUESTS = 20
-# Only the page reads these names, so they may change with any version.
+# Only the page reads the names, so they may change with any version.
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -29,8 +29,7 @@ class Frame:
     def __init__(self, shared: dict[str, Any], requests: Sequence[EndedRequest], *, own_only: bool = False) -> None:
         """
         Args:
-            shared: data for everybody.
-            requests: ended requests to show.
+            shared: data for all keys.
             own_only: True if each key sees only its own requests.
         """
         self._shared = _to_json({**shared, "own_only": own_only})
@@ -39,11 +38,7 @@ class Frame:
         self._texts: dict[str, str] = {}
 
     def seen_by(self, key: str) -> str:
-        """Returns the frame as JSON.
-
-        Args:
-            key: the viewer's key, or "" without keys.
-        """
+        """Returns the frame as JSON. Args: key: the viewer's key, or "" without keys."""
         whose = key if self._own_only else ""
         if whose not in self._texts:
             seen = [_request(request) for request in self._requests if not self._own_only or request.key == key]
@@ -53,7 +48,7 @@ class Frame:
 
 class SnapshotBuilder:
     """Makes frames. A page's first frame has everything; later ones have the current state and new points, requests and
-    entries. Used on the router's event loop."""
+    entries."""
 
     def __init__(self, router: Router, config: RouterConfig, now: Callable[[], float] = time.time) -> None:
         """
@@ -73,7 +68,7 @@ class SnapshotBuilder:
         self._alive: dict[str, bool] = {}
 
     def sample(self) -> None:
-        """Records this second. Call once a second."""
+        """Call once a second."""
         router = self._router
         self._rates.sample(router.workers)
         self._history.add(
@@ -95,7 +90,7 @@ class SnapshotBuilder:
         return self._frame(self._num_points, self._num_ended, self._journal_version, is_whole=False)
 
     def everything(self) -> Frame:
-        """Returns the frame for new viewers and those that missed a frame."""
+        """Returns the frame for new viewers, and after a missed frame."""
         return self._frame(0, 0, 0, is_whole=True)
 
     def mark_told(self) -> None:
@@ -191,7 +186,6 @@ class SnapshotBuilder:
         }
 
     def _links(self, worker: Worker) -> Iterable[dict[str, Any]]:
-        """Yields the links from this worker to the connected decode workers."""
         if not worker.sends:
             return
         sent = self._rates.of(worker.worker_id).sent_bytes or {}

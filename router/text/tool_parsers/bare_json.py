@@ -89,7 +89,6 @@ class Llama3Parser(ToolParser):
         return start
 
     def _next(self, text: str, position: int) -> int:
-        """After a separator."""
         start = skip_space(text, position)
         self._held.append(text[position:start])
         if start == len(text):

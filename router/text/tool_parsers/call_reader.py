@@ -1,5 +1,3 @@
-"""Reads one call in streamed text: a JSON object with a function's name and arguments."""
-
 import json
 from collections.abc import Callable, Collection
 from enum import Enum, auto
@@ -23,15 +21,14 @@ class _Expects(Enum):
 
 
 class CallReader:
-    """Reads one call from its opening to its closing brace.
+    """Reads one call, a JSON object, from its opening to its closing brace.
 
     The name is passed on when complete. Object arguments are streamed as written, valid JSON or not. Arguments before
     the name wait for it; string arguments wait for their end. Other keys are skipped.
 
     Attributes:
-        has_started: the name has been passed on.
-        is_broken: the text is not a call.
-        broken_at: position at which that is known.
+        has_started: True once the name has been passed on.
+        broken_at: position at which the text is known to be no call.
     """
 
     def __init__(
