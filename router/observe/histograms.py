@@ -36,10 +36,6 @@ class Histogram:
     """
 
     def __init__(self, name: str, buckets: Sequence[float], labels: str = "") -> None:
-        """
-        Args:
-            labels: in the text format, `phase="prefill"`, or "".
-        """
         self.bounds = buckets
         self._counts = [0] * (len(buckets) + 1)
         self._sum = 0.0
@@ -63,16 +59,9 @@ class Histogram:
 
 
 class HistogramFamily:
-    """The histograms of one metric, one for each value of its label."""
-
     def __init__(
         self, name: str, text: str, buckets: Sequence[float], label: str = "", values: Sequence[str] = ()
     ) -> None:
-        """
-        Args:
-            text: help text.
-            values: values of the label.
-        """
         self._head = f"# HELP {name} {text}\n# TYPE {name} histogram\n"
         of = [f'{label}="{value}"' for value in values] or [""]
         keys = values or [""]
@@ -84,5 +73,4 @@ class HistogramFamily:
         return self.by_value[""]
 
     def exposition(self) -> str:
-        """Returns the metric in Prometheus' text format."""
         return self._head + "".join([histogram.samples() for histogram in self.by_value.values()])

@@ -149,7 +149,6 @@ class RouterMetrics(Collector):
         self.placements[pair.placement, reason] += 1
 
     def first_token_came(self, pair: Pair, moments: Mapping[str, int]) -> None:
-        """Compares the estimated TTFT with the actual one. Args: moments: of the attempt."""
         if pair.estimate is None or not pair.estimate.ttft_s or not moments.keys() >= {ASSIGNED, FIRST_TOKEN}:
             return
         took_s = max(0, moments[FIRST_TOKEN] - moments[ASSIGNED]) / 1e9

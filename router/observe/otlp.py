@@ -24,8 +24,6 @@ _SUCCESSES = ("stop", "length")
 
 
 class _Ended(SpanProcessor):
-    """Collects sampled spans that have ended."""
-
     def __init__(self) -> None:
         self._spans: list[ReadableSpan] = []
 
@@ -39,7 +37,7 @@ class _Ended(SpanProcessor):
 
 
 class OtlpExporter:
-    """Used by one thread. Options of the SDK follow OTEL_ environment variables."""
+    """Used by one thread."""
 
     def __init__(self, endpoint: str, model: str, router_id: str) -> None:
         self._model = model
@@ -95,7 +93,6 @@ class OtlpExporter:
         span.end(request.ended_ns)
 
     def _parent(self, context: TraceContext | None) -> Context:
-        """Returns the context of the client's span, if valid."""
         if context is None:
             return Context()
         carrier = {TRACEPARENT: context.traceparent, TRACESTATE: context.tracestate}

@@ -28,8 +28,6 @@ class LineSink(Protocol):
 
 
 class SocketLines:
-    """Sends lines to a socket in Linux' abstract namespace."""
-
     def __init__(self, name: str) -> None:
         self._address = f"\0{name}"
         self._socket: socket.socket | None = None

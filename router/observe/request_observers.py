@@ -89,7 +89,7 @@ def log_request(report: RequestReport) -> None:
 
 
 def record_request(recorder: Recorder, report: RequestReport) -> None:
-    """Adds a request to the recording, if one is running. A request in hand is in its last phase until now."""
+    """A request in hand is in its last phase until now."""
     if not recorder.is_on:
         return
     tracker = report.tracker

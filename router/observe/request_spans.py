@@ -1,8 +1,5 @@
-"""Ended requests on their way to a collector of traces.
-
-The router's loop puts facts about a request into a bounded queue. A thread makes spans and sends them
-(router/observe/otlp.py). While a collector is slow or away, requests are dropped and counted.
-"""
+"""Ended requests on their way to a collector of traces. While the collector is slow or away, requests are dropped and
+counted."""
 
 import logging
 import threading
@@ -29,7 +26,7 @@ DROP_REASONS = (QUEUE_FULL, EXPORT_FAILED)
 
 
 class TracedRequest(NamedTuple):
-    """The facts for a request's spans. All are small, because many requests may be queued.
+    """Facts for a request's spans, all small: many requests may be queued.
 
     Attributes:
         outcome: label of the request in the metrics.

@@ -15,8 +15,6 @@ _MAX_TOKENS = "max_new_tokens"
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """Attributes: plain: fields of SamplingParams."""
-
     plain: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
 
@@ -26,8 +24,7 @@ class SamplingDefaults:
 
 
 def read_sampling_defaults(model_dir: Path) -> SamplingDefaults:
-    """Returns the defaults for omitted fields; none if the file is missing. Raises ValueError if the file is unreadable
-    or has an invalid value."""
+    """Returns no defaults for a missing file. Raises ValueError for an unreadable file or an invalid value."""
     path = model_dir / FILE
     if not path.is_file():
         return SamplingDefaults()

@@ -1,5 +1,5 @@
-"""Checks one grammar in a separate process. A schema of a few hundred bytes can take llguidance minutes and gigabytes,
-and a thread cannot be stopped.
+"""Checks one grammar in a separate process with limits: a schema of a few hundred bytes can take llguidance minutes and
+gigabytes.
 
 Standard input has kind and content, standard output the grammar for the workers or the error.
 """
@@ -16,18 +16,18 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, grammar_from
 from tandem.grammar_limits import LIMITS, one_line
 from tandem.router.text.tool_grammar import after_reasoning, calls, either
 
-# Limits for compiling a grammar, here and again at each worker.
+# For compiling a grammar, here and again at each worker.
 CPU_SECONDS = 1
 NUM_BYTES = 128 * 2**20
 # For the whole process on a busy machine.
 TIMEOUT_S = 8.0
 TOO_MUCH = "it takes too much to compile: make it smaller, or have it repeat less"
-# Whitespace between JSON parts, bounded because a model could otherwise emit blanks for ever.
+# Bounded because a model could otherwise emit blanks for ever.
 WHITESPACE = r"[ ]|\n[ ]{0,24}"
 
 
 def check(kind: str, content: str) -> str:
-    """Returns the grammar for the workers. Raises ValueError if it is invalid or takes too much to compile."""
+    """Returns the grammar for the workers. Raises ValueError if it is invalid or too costly."""
     command = [sys.executable, "-m", "tandem.router.text.grammar_check"]
     try:
         done = subprocess.run(
@@ -70,7 +70,7 @@ def translate(kind: str, content: str) -> str:
 
 
 def culprit(kind: str, content: str) -> str:
-    """Returns the function whose schema is wrong in an invalid grammar, with the error, or ""."""
+    """Returns the function whose schema is wrong, with the error, or ""."""
     match kind:
         case "after_reasoning":
             return culprit(*json.loads(content)[1:])
@@ -94,13 +94,12 @@ def _schema(text: str) -> dict[str, Any]:
         return {}
     if not isinstance(schema, dict):
         raise ValueError("the schema is not a JSON object")
-    # Option of llguidance.
     schema.pop("x-guidance", None)
     return schema
 
 
 class _Bytes:
-    """A tokenizer with bytes as tokens. Compile time does not depend on the tokenizer."""
+    """Tokens are bytes: compile time does not depend on the tokenizer."""
 
     eos_token_id = 256
     bos_token_id = None
@@ -125,7 +124,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         grammar = translate(kind, content)
-        # The first mask shows whether the grammar's use at a worker also ends in time.
+        # The first mask shows the cost at a worker.
         matcher = _matcher(grammar)
         matcher.compute_bitmask()
         if matcher.is_error():

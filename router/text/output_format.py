@@ -26,14 +26,14 @@ class OutputFormat:
     def __init__(self, tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str) -> None:
         """
         Args:
-            tool_parser, reasoning_parser: parser names; "auto": the one that fits the chat template; "none": no parser.
+            tool_parser, reasoning_parser: names; "auto": fitting the chat template; "none": no parser.
         """
         self._tokenizer = tokenizer
         self._tool_parser = tool_parser
         self._reasoning_parser = reasoning_parser
 
     def find(self) -> None:
-        """Loads the parsers before the first request. Raises ValueError or ImportError if that fails."""
+        """Loads the parsers. Raises ValueError or ImportError."""
         name, style = self.tool_parser_name, self.reasoning_style
         if name != NONE:
             TOOL_PARSERS.load(name)
@@ -59,7 +59,7 @@ class OutputFormat:
         return self._tokenizer.token_id(CLOSING)
 
     def special_ids(self, marks: Collection[str]) -> Mapping[int, str]:
-        """Returns the special tokens among `marks`, by id. Grammars cannot write them."""
+        """Returns the special tokens among `marks`. Grammars cannot write them."""
         return self._tokenizer.special_ids(marks)
 
     def marks(self, tool_parser: str, beginning: Beginning) -> Mapping[int, str]:
@@ -78,7 +78,6 @@ class OutputFormat:
         calls_only: bool,
         num_seen: int,
     ) -> OutputParser:
-        """Args: as of OutputParser, and the parser's name; "none": the output has no calls."""
         reasoning = None if beginning is Beginning.ANSWER else ReasoningParser(beginning)
         tools: ToolParser | None = None if tool_parser == NONE else TOOL_PARSERS.load(tool_parser)(names)
         return OutputParser(reasoning, tools, max_calls=max_calls, calls_only=calls_only, num_seen=num_seen)

@@ -27,7 +27,6 @@ class OutputParser:
         self._calls_only = calls_only
         self._num_calls = 0
         self._num_fed = 0
-        # Position of the tool parser's first character in the output.
         self._tools_offset: int | None = None
         self._num_seen = num_seen
 
@@ -48,7 +47,6 @@ class OutputParser:
         return self._reasoning is not None and self._reasoning.is_reasoning
 
     def feed(self, text: str, *, is_last: bool = False) -> list[Part]:
-        """Returns the new parts of the next piece, without the client's own."""
         num_seen, self._num_seen = self._num_seen, max(0, self._num_seen - len(text))
         if num_seen and text:
             # Cut the parts at the end of the client's text.

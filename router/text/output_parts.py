@@ -6,8 +6,7 @@ Kind = Literal["reasoning", "content", "call", "arguments"]
 
 @dataclass(slots=True)
 class Part:
-    """A piece of an output.
-
+    """
     Attributes:
         kind: "call" starts a function call; "arguments" continues the last call.
         text: text of the part; the function's name for a call.
@@ -22,7 +21,7 @@ class Part:
 
 
 class PartList:
-    """Parts in order. Neighbors of one kind merge."""
+    """Neighbors of one kind merge."""
 
     def __init__(self) -> None:
         self._parts: list[Part] = []
@@ -42,7 +41,7 @@ class PartList:
 
     @property
     def _ends_with_another(self) -> bool:
-        """True if the last part has the same end as the one before; such a part is not extended."""
+        """A part with the same end as the one before is not extended."""
         return len(self._parts) > 1 and self._parts[-2].end == self._parts[-1].end
 
     def _finish_last(self) -> None:

@@ -6,11 +6,7 @@ from tandem.router.text.tokenizer import Tokenizer
 
 
 class OutputText:
-    """Text of an output over all attempts, up to the first stop string.
-
-    Attributes:
-        stopped: True once a stop string has ended the output. No token may follow.
-    """
+    """Text of an output over all attempts, up to the first stop string; no token may follow it."""
 
     def __init__(
         self,
@@ -29,7 +25,6 @@ class OutputText:
         # Stop tokens count as output, but have no text.
         self._stop_token_ids = frozenset(stop_token_ids)
         self._matcher = StopStringMatcher(stop_strings) if stop_strings else None
-        # Tokens left before the search starts.
         self._num_free = min_tokens if stop_strings else 0
         # Characters of the coming text that the client already has.
         self._num_to_skip = 0
@@ -40,7 +35,7 @@ class OutputText:
         return self._matcher.found if self._matcher is not None else None
 
     def replay(self, token_ids: Sequence[int], num_characters: int) -> str:
-        """Takes the client's tokens. Returns the part of their text that the client lacks.
+        """Returns the client's missing text of these tokens.
 
         Args:
             num_characters: length of the client's text. A surplus over these tokens' text, from other groups of tokens,

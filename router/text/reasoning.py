@@ -10,8 +10,6 @@ OPENING, CLOSING = "<think>", "</think>"
 
 
 class Beginning(Enum):
-    """Start of an output, by the prompt's end and the model family."""
-
     REASONING = auto()
     # The model may open its reasoning.
     OPEN = auto()
@@ -47,18 +45,16 @@ REASONING_STYLES = {"deepseek_r1": ReasoningStyle(is_always=True), "qwen3": Reas
 
 
 class ReasoningParser:
-    """Splits an output's reasoning from its answer, whatever the cuts between pieces. Marks and whitespace around the
-    reasoning are dropped. Each character is scanned once, except a possible start of a mark."""
+    """Splits reasoning from the answer, whatever the cuts between pieces. Marks and whitespace around the reasoning are
+    dropped. Each character is scanned once, except a possible start of a mark."""
 
     def __init__(self, beginning: Beginning) -> None:
         self._found = PartList()
         self.is_reasoning = beginning is Beginning.REASONING
-        # True at the start, where the opening mark may stand.
         self._is_first = beginning is not Beginning.ANSWER
         self._is_behind = False
         self._is_over = beginning is Beginning.ANSWER
         self._tail = ""
-        # Leading whitespace.
         self._leading: list[str] = []
         self._num_characters = 0
         self._space: list[str] = []
@@ -66,7 +62,7 @@ class ReasoningParser:
 
     @property
     def has_reasoned(self) -> bool:
-        """True if there was reasoning, or its mark alone."""
+        """Also for a mark without reasoning."""
         return self.is_reasoning or self._is_behind
 
     def feed(self, text: str) -> tuple[list[Part], str]:
@@ -94,7 +90,6 @@ class ReasoningParser:
         return self._found.take(), ""
 
     def _begin(self, text: str) -> str:
-        """Returns the text after the opening mark."""
         bare = text.lstrip()
         self._leading.append(text[: len(text) - len(bare)])
         if bare.startswith(OPENING):
@@ -110,7 +105,6 @@ class ReasoningParser:
         return "".join((*self._leading, bare))
 
     def _reason(self, text: str) -> str:
-        """Returns the text after the reasoning."""
         base = self._num_characters - len(text)
         start = text.find(CLOSING)
         if start >= 0:

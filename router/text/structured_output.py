@@ -1,4 +1,4 @@
-"""Clients' constraints on outputs, turned into grammars for the workers (engine/grammars.py)."""
+"""Clients' constraints on outputs, as grammars for the workers."""
 
 import asyncio
 import json
@@ -23,8 +23,8 @@ MAX_NUM_KEPT = 256
 class StructuredOutput(NamedTuple):
     """
     Attributes:
-        content: a JSON schema; a regular expression in Rust's regex syntax; choices as a JSON list of strings; a
-            context-free grammar in Lark or GBNF; or the result of `tool_calls`, `either` or `after_reasoning`.
+        content: a JSON schema; a regular expression in Rust's syntax; choices as a JSON list of strings; a grammar in
+            Lark or GBNF; or the result of `tool_calls`, `either` or `after_reasoning`.
         param: the client's field, for errors.
     """
 
@@ -34,19 +34,13 @@ class StructuredOutput(NamedTuple):
 
 
 class GrammarChecker:
-    """Checks grammars in separate processes (router/text/grammar_check.py)."""
-
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(NUM_THREADS, "grammar")
         self._good: OrderedDict[tuple[Kind, str], str] = OrderedDict()
 
     async def grammar(self, wanted: StructuredOutput) -> str:
-        """Returns the value of SamplingParams.grammar.
-
-        Raises:
-            ValueError: the grammar is invalid or too costly.
-            TimeoutError: too many grammars wait.
-        """
+        """Returns the value of SamplingParams.grammar. Raises ValueError for an invalid or costly grammar, TimeoutError
+        if too many wait."""
         key = wanted.kind, wanted.content
         grammar = self._good.get(key)
         if grammar is None:
@@ -79,8 +73,7 @@ def choices(outputs: Sequence[str], param: str) -> StructuredOutput:
 def tool_calls(
     parser: str, functions: Sequence[tuple[str, str]], *, may_be_several: bool, param: str
 ) -> StructuredOutput:
-    """Constrains the output to one or more calls.
-
+    """
     Args:
         parser: a name in tandem.router.text.tool_grammar.CALL_STYLES.
         functions: names and argument schemas as JSON.

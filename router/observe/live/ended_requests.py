@@ -38,11 +38,6 @@ class EndedRequest(NamedTuple):
 
 
 class EndedRequests:
-    """
-    Attributes:
-        num_requests: ended requests since the router's start.
-    """
-
     def __init__(self) -> None:
         self._requests: deque[EndedRequest] = deque(maxlen=MAX_REQUESTS)
         self.num_requests = 0

@@ -1,4 +1,4 @@
-"""Frames for viewers of the live page: one a second, shared by all viewers, none without viewers."""
+"""Frames for viewers of the live page, one a second."""
 
 import asyncio
 import logging
@@ -78,7 +78,7 @@ class LiveFeed:
         self._wake()
 
     async def watch(self, key: str = "") -> AsyncGenerator[str]:
-        """Yields frames for a viewer. A slow viewer misses frames and then gets the full state.
+        """A slow viewer misses frames and then gets the full state.
 
         Args:
             key: the viewer's key, or "" without keys.

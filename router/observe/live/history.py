@@ -13,7 +13,7 @@ WINDOW_S = 10
 
 
 class Point(NamedTuple):
-    """One second. Quantiles are in milliseconds, None without values.
+    """Quantiles are in milliseconds, None without values.
 
     Attributes:
         at_s: seconds since the epoch.
@@ -33,8 +33,6 @@ class Point(NamedTuple):
 
 
 class Quantiles:
-    """Quantiles over the last WINDOW_S seconds."""
-
     def __init__(self, histogram: Histogram) -> None:
         self._histogram = histogram
         self._before: deque[tuple[int, ...]] = deque([histogram.counts()], maxlen=WINDOW_S)
@@ -85,7 +83,6 @@ def quantile(bounds: Sequence[float], counts: Sequence[int], q: float) -> float 
     """Returns a quantile in milliseconds, or None without values. As in Prometheus, values lie evenly within a bucket.
 
     Args:
-        bounds: upper bounds of the buckets in seconds, rising.
         counts: values per bucket, then values above all bounds.
     """
     totals = list(accumulate(counts))

@@ -24,7 +24,6 @@ class Entry:
     Attributes:
         version: version of the journal at the entry's last change.
         at_s: seconds since the epoch.
-        subject: name of the affected part.
         count: number of merged events.
     """
 
@@ -39,16 +38,7 @@ class Entry:
 
 
 class Journal:
-    """
-    Attributes:
-        version: counter of changes.
-    """
-
     def __init__(self, now: Callable[[], float] = time.time) -> None:
-        """
-        Args:
-            now: returns seconds since the epoch.
-        """
         self._now = now
         self._entries: deque[Entry] = deque(maxlen=MAX_ENTRIES)
         self._num_entries = 0

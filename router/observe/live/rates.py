@@ -13,10 +13,8 @@ _tokens_of = attrgetter("prompt_tokens_computed", "output_tokens_computed", "pre
 
 
 class Rates(NamedTuple):
-    """Rates of one worker per second.
-
+    """
     Attributes:
-        cached_tokens: prompt tokens found in the cache.
         sent_bytes: by receiving worker and transport.
     """
 
@@ -35,8 +33,6 @@ class _Sample(NamedTuple):
 
 
 class WorkerRates:
-    """Keeps the last heartbeats of each life of a worker."""
-
     def __init__(self) -> None:
         self._samples: dict[str, tuple[Worker, deque[_Sample]]] = {}
 

@@ -1,4 +1,4 @@
-"""Outputs that are calls only: JSON objects without marks, recognized by position and function name."""
+"""Outputs that are calls only: JSON objects without marks."""
 
 from tandem.router.text.tool_parsers.base import ToolParser
 from tandem.router.text.tool_parsers.json_scanner import skip_space
@@ -7,7 +7,7 @@ PYTHON_TAG = "<|python_tag|>"
 
 
 class JsonParser(ToolParser):
-    """One call or a list of calls. Other text, or an unknown name, is content."""
+    """Other text, or an unknown name, is content."""
 
     tells_by_name = True
 

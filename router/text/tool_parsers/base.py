@@ -68,7 +68,7 @@ class ToolParser(ABC):
         return self._found.take()
 
     def finish(self) -> list[Part]:
-        """Returns the rest at the end of the text. A call without a known name is content."""
+        """Returns the rest. A call without a known name is content."""
         end = self._offset + len(self._tail)
         if self._state == self._call and self._reader.has_started:
             self._found.append("arguments", self._reader.rest(), end)
@@ -90,7 +90,6 @@ class ToolParser(ABC):
             self._space.append(text[len(solid) :])
 
     def _begin_call(self) -> None:
-        """`_held` has the text before the call's brace."""
         self._reader = CallReader(self._on_name, self._on_arguments, self._names)
         self._state = self._call
 
@@ -106,7 +105,7 @@ class ToolParser(ABC):
         return end
 
     def _break_off(self, end: int) -> None:
-        """Ends a failed call. Args: end: position at which the failure is known."""
+        """Args: end: position at which the failure is known."""
         self._release(end)
         self._state = self._content
 
@@ -137,7 +136,6 @@ class ToolParser(ABC):
         return position
 
     def _go_on_in_list(self, text: str, position: int, another: State, behind: State) -> int:
-        """Skips the comma or closing bracket after a call."""
         start = skip_space(text, position)
         if start == len(text):
             return start
@@ -164,7 +162,7 @@ class ToolParser(ABC):
 
 
 def overlap(text: str, position: int, mark: str) -> int:
-    """Returns the length of the mark's beginning at the text's end."""
+    """Length of the mark's beginning at the text's end."""
     for length in range(min(len(mark) - 1, len(text) - position), 0, -1):
         if text.endswith(mark[:length]):
             return length
