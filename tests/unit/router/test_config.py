@@ -1,5 +1,3 @@
-"""Invalid configurations of a router."""
-
 from typing import Any
 
 import pytest
@@ -48,7 +46,7 @@ def test_origins_are_as_browsers_send_them(origin: str) -> None:
 
 
 def test_a_class_is_looked_for_only_when_it_is_needed() -> None:
-    # A configuration may be read where the class is not installed.
+    # The class may be missing where the configuration is read.
     assert RouterConfig("nowhere", "fake", 400, routing="not_installed.policies:Mine").routing
 
 

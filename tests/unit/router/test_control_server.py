@@ -1,5 +1,3 @@
-"""The workers' control streams at the router."""
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -29,7 +27,7 @@ class Context:
 
 
 class ControlStream:
-    """The worker's end of a stream."""
+    """The worker's end of a control stream."""
 
     def __init__(self, router: Router) -> None:
         self._batches: asyncio.Queue[Any] = asyncio.Queue()

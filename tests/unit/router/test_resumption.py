@@ -1,5 +1,3 @@
-"""Resume tokens keep their content and work only with their own key."""
-
 import base64
 
 import pytest
