@@ -142,7 +142,7 @@ class Attempts:
 
     def on_tokens(self, events: Iterable[TokenEvent]) -> None:
         now = self._clock()
-        # Nearly all requests had tokens in the previous step, so many gaps are equal.
+        # Nearly all requests had tokens in the previous step, which makes many gaps equal.
         num_since: dict[float | None, int] = {}
         for event in events:
             request = self._requests.get(event.request_id)

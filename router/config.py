@@ -280,9 +280,17 @@ class RouterConfig(RouterOptions):
         TOOL_PARSERS.check("tool_parser", self.tool_parser, besides=("auto", "none"))
         require_one_of(self, "reasoning_parser", ("auto", "none", *REASONING_STYLES))
         keys = [parse_api_key(text).key for text in self.api_keys]
-        require(len(keys) == len(set(keys)), "an API key is there twice, with different priorities")
-        require(self.max_requests_per_key >= 0, "max_requests_per_key must not be negative")
-        require(self.worker_wait_timeout_s >= 0, "worker_wait_timeout_s must not be negative")
+        require(
+            len(keys) == len(set(keys)), "api_keys has one key twice, with different priorities: keep one of the two"
+        )
+        require(
+            self.max_requests_per_key >= 0,
+            f"max_requests_per_key must not be negative, but is {self.max_requests_per_key}",
+        )
+        require(
+            self.worker_wait_timeout_s >= 0,
+            f"worker_wait_timeout_s must not be negative, but is {self.worker_wait_timeout_s:g}",
+        )
         require_positive(
             self,
             "max_model_len",

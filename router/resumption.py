@@ -81,10 +81,10 @@ class Sealer:
         try:
             sealed = base64.b64decode(token, altchars=b"-_", validate=True)
         except ValueError as error:
-            raise InvalidRequestError("this is no resume token", PARAM) from error
+            raise InvalidRequestError("the resume token is malformed: send it as the router gave it", PARAM) from error
         signature, data = sealed[:_SIGNATURE_BYTES], sealed[_SIGNATURE_BYTES:]
         if not hmac.compare_digest(signature, self._sign(data)):
-            raise InvalidRequestError("the resume token is none of this cluster's", PARAM)
+            raise InvalidRequestError("the resume token is from another cluster", PARAM)
         state = ResumeState(**json.loads(data))
         if not hmac.compare_digest(state.key_digest, key_digest):
             raise InvalidRequestError("the resume token belongs to another API key", PARAM)

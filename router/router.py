@@ -159,7 +159,7 @@ class Router:
         return SHUTTING_DOWN if self._draining else self.workers.not_ready_reason()
 
     def drain(self) -> None:
-        """Refuses new requests, and fails those without workers: lost workers may not come back."""
+        """Refuses new requests, and fails waiting requests if there are no workers: lost ones may not come back."""
         self._draining = True
         self._attempts.give_up_waiting(self._room.lose_patience(), SHUTTING_DOWN)
 

@@ -113,7 +113,7 @@ class WaitingRoom:
         return None
 
     def find_overdue(self) -> list[ActiveRequest]:
-        """Returns the requests whose patience is over. Call it regularly."""
+        """Returns the requests that have waited too long. Call it regularly."""
         now = self._clock()
         if self._registry.is_ready:
             self._no_pair_since = None

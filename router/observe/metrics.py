@@ -102,14 +102,14 @@ class RouterMetrics(Collector):
         itl = HistogramFamily("tandem_itl_seconds", "Gaps between tokens.", ITL_SECONDS)
         worker_wait = HistogramFamily(
             "tandem_worker_wait_seconds",
-            "Times for which requests waited for a worker, of those that had to.",
+            "Wait for a worker, of the requests that had to wait.",
             PHASE_SECONDS,
         )
         prompt = HistogramFamily("tandem_request_prompt_tokens", "Prompt tokens of each request that ended.", TOKENS)
         output = HistogramFamily("tandem_request_generated_tokens", "Output tokens of each request that ended.", TOKENS)
         estimates = HistogramFamily(
             "tandem_ttft_estimate_ratio",
-            "Time from the choice of workers to the first token, divided by what the routing policy had estimated.",
+            "Time from the choice of workers to the first token, divided by the routing policy's estimate.",
             RATIOS,
             "placement",
             PLACED,
@@ -178,18 +178,18 @@ class RouterMetrics(Collector):
         return generate_latest(self._prometheus) + histograms.encode()
 
     def collect(self) -> Iterable[Metric]:
-        yield _counter("tandem_requests", "Requests by how they ended", ("outcome",), self._outcomes)
+        yield _counter("tandem_requests", "Requests by outcome", ("outcome",), self._outcomes)
         yield CounterMetricFamily(
             "tandem_unknown_fields",
-            "Fields of requests over HTTP that were taken and are not known",
+            "Unknown fields of accepted HTTP requests",
             value=self._num_unknown_fields,
         )
         yield CounterMetricFamily(
-            "tandem_prompt_tokens", "Prompt tokens of the requests that ended", value=self._num_prompt_tokens
+            "tandem_prompt_tokens", "Prompt tokens of ended requests", value=self._num_prompt_tokens
         )
         yield CounterMetricFamily(
             "tandem_cached_prompt_tokens",
-            "Prompt tokens of those requests that prefill did not compute, as told to the clients",
+            "Prompt tokens of ended requests that prefill found cached, as reported to clients",
             value=self._num_cached_tokens,
         )
         yield CounterMetricFamily(
@@ -197,23 +197,23 @@ class RouterMetrics(Collector):
         )
         placements = CounterMetricFamily(
             "tandem_placements",
-            "Attempts by whether one worker computes the prompt and decodes, or two, and why",
+            "Attempts by placement, on one worker or two, and by reason",
             labels=("placement", "reason"),
         )
         for labels, count in sorted(self.placements.items()):
             placements.add_metric(labels, count)
         yield placements
-        yield _counter("tandem_restarts", "Attempts after a request's first, by why", ("kind",), self._restarts)
-        yield _counter("tandem_faults", "Workers that the router lost, by how", ("kind",), self._faults)
+        yield _counter("tandem_restarts", "Attempts after a request's first, by reason", ("kind",), self._restarts)
+        yield _counter("tandem_faults", "Workers that the router lost, by kind of loss", ("kind",), self._faults)
         yield _counter(
             "tandem_spans_dropped",
-            "Requests whose spans did not reach the collector of traces, by why",
+            "Requests whose spans did not reach the collector of traces, by reason",
             ("reason",),
             self._spans_dropped,
         )
         yield GaugeMetricFamily("tandem_requests_in_hand", "Requests being served", value=self._num_requests())
         yield GaugeMetricFamily(
-            "tandem_requests_queued", "Those of them that wait for their first token", value=self._num_queued()
+            "tandem_requests_queued", "Requests in hand that wait for their first token", value=self._num_queued()
         )
         yield GaugeMetricFamily(
             "tandem_requests_waiting", "Requests in hand that no worker takes now", value=self._num_waiting()
@@ -225,7 +225,7 @@ class RouterMetrics(Collector):
         yield workers
         connected = GaugeMetricFamily(
             "tandem_worker_connected",
-            "1 if this worker of the cluster is connected to the router, 0 if it is not",
+            "1 if this worker of the cluster is connected to the router, else 0",
             labels=("role", "worker"),
         )
         here = {worker.worker_id: worker.role for worker in self._registry}
@@ -235,7 +235,7 @@ class RouterMetrics(Collector):
         leaning = Counter(w.lean for w in self._registry if w.role == "both" and w.hello.has_links)
         leans = GaugeMetricFamily(
             "tandem_leaning_workers",
-            "Connected workers that may do any work, by which they are given first",
+            "Connected workers that both prefill and decode, by the work that they get first",
             labels=("lean",),
         )
         for lean in LEANS:
@@ -243,14 +243,14 @@ class RouterMetrics(Collector):
         yield leans
         yield CounterMetricFamily(
             "tandem_lean_changes",
-            "How often the work that a connected worker is given first has changed",
+            "Changes of the work that a connected worker gets first",
             value=self._registry.num_lean_changes,
         )
         offsets, uncertainties = (
             GaugeMetricFamily(f"tandem_clock_{name}_seconds", text, labels=("role", "worker"))
             for name, text in (
-                ("offset", "What a connected worker's clock is ahead of the router's"),
-                ("uncertainty", "How far that may be off"),
+                ("offset", "Lead of a connected worker's clock over the router's"),
+                ("uncertainty", "Largest possible error of tandem_clock_offset_seconds"),
             )
         )
         for worker_id, its_role in sorted(here.items()):
@@ -260,21 +260,23 @@ class RouterMetrics(Collector):
         yield from (offsets, uncertainties)
         prefixes = GaugeMetricFamily(
             "tandem_known_prefix_pages",
-            "Pages that a connected worker has cached, as the router knows it",
+            "Cached pages of a connected worker that the router knows",
             labels=("role", "worker"),
         )
         for worker in sorted(self._registry, key=lambda worker: worker.worker_id):
             prefixes.add_metric((worker.role, worker.worker_id), len(worker.prefixes.identities))
         yield prefixes
-        yield _counter("tandem_prefix_events", "What workers have said of their caches", ("kind",), self._prefix_events)
+        yield _counter(
+            "tandem_prefix_events", "Reports of workers on their caches, by kind", ("kind",), self._prefix_events
+        )
         yield GaugeMetricFamily(
             "tandem_worker_pairs",
-            "Pairs of connected workers that can serve a request together: all where every link is up",
+            "Pairs of connected workers that can serve a request together; fewer than all pairs while links are down",
             value=self._registry.num_pairs,
         )
         for name, text, value in self._gauges:
             yield GaugeMetricFamily(name, text, value=value())
-        yield GaugeMetricFamily("tandem_ready", "1 if a request would be served", value=not self._not_ready_reason())
+        yield GaugeMetricFamily("tandem_ready", "1 if a request can be served now", value=not self._not_ready_reason())
 
 
 def _counter(name: str, text: str, labels: Sequence[str], values: Counter[str]) -> Metric:

@@ -39,7 +39,7 @@ class ActiveRequest:
         decode_deadline: limit for the decode worker to report whether it has the pages of a lost prefill worker.
         on_overdue: called if the client does not take its output.
         is_given: True once the client's side has asked for everything.
-        num_failures: failed attempts, without those that ran out of pages or lost a worker.
+        num_failures: failed attempts, except for lack of pages or the loss of a worker.
         num_links_lost: attempts that ended with their link while both workers may live.
         waiting_since: start of its wait for a worker; None: it does not wait.
         num_losses, num_excused: workers lost, or out of reach, in its current place.

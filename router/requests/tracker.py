@@ -196,7 +196,7 @@ class RequestTracker:
         if not self.is_current(message.attempt):
             return []
         if self.prompt_logprobs is None:
-            raise ValueError(f"log probabilities of the prompt of {self.request_id}, which nobody asked for")
+            raise ValueError(f"unrequested log probabilities of the prompt of {self.request_id}")
         self.prompt_logprobs.append(message.logprobs)
         passed_on = self._put_in_order(0, (), ())
         self._finish_if_complete()

@@ -21,7 +21,7 @@ CPU_SECONDS = 1
 NUM_BYTES = 128 * 2**20
 # For the whole process on a busy machine.
 TIMEOUT_S = 8.0
-TOO_MUCH = "it takes too much to compile: make it smaller, or have it repeat less"
+TOO_MUCH = "it takes too much time or memory to compile: make it smaller, or let it repeat less"
 # Bounded because a model could otherwise emit blanks for ever.
 WHITESPACE = r"[ ]|\n[ ]{0,24}"
 

@@ -113,7 +113,7 @@ class WorkerRegistry:
         current = self._workers.get(hello.worker_id)
         if current is not None and hello.num_restarts < current.hello.num_restarts:
             # The worker's node was given up as unreachable.
-            return "another worker has been started in its place"
+            return "a replacement of this worker is already connected"
         if self._page_format is None:
             return ""
         return hello.page_format.mismatch(self._page_format, "this worker", "the cluster's first")

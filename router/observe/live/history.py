@@ -17,7 +17,7 @@ class Point(NamedTuple):
 
     Attributes:
         at_s: seconds since the epoch.
-        num_requests, num_queued: running requests, and those without a first token, at all routers.
+        num_requests, num_queued: requests in hand, and requests without a first token, at all routers.
     """
 
     number: int

@@ -17,7 +17,7 @@ from tandem.router.observe.live.rates import WorkerRates
 from tandem.router.router import Router
 from tandem.router.workers.worker import Worker
 
-# Limit per second: nobody reads more, and each costs as much as two links.
+# Limit per second: readers follow no more, and each costs as much as two links.
 MAX_NEW_REQUESTS = 20
 # Only the page reads the names, so they may change with any version.
 _to_json = json.JSONEncoder(separators=(",", ":")).encode

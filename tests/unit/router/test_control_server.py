@@ -83,7 +83,7 @@ async def test_the_worker_goes_with_the_call() -> None:
 @pytest.mark.parametrize(
     ("first", "code", "message"),
     [
-        (Heartbeat(1), "INVALID_ARGUMENT", "a worker begins with Hello"),
+        (Heartbeat(1), "INVALID_ARGUMENT", "the first message of a worker must be Hello"),
         (
             replace(hello("p0", "prefill"), protocol_version=PROTOCOL_VERSION + 1),
             "FAILED_PRECONDITION",
@@ -116,7 +116,7 @@ def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
 
     @run
     async def scenario() -> None:
-        with pytest.raises(Refused, match="a worker begins with Hello"):
+        with pytest.raises(Refused, match="the first message of a worker must be Hello"):
             await ControlStream(new_router()).next()
 
     scenario()

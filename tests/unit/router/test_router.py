@@ -114,7 +114,7 @@ async def test_overload_is_said_at_once_and_hurts_nobody_in_hand() -> None:
     await settle()
     with pytest.raises(OverloadedError, match="2 requests wait for their first token"):
         await h.request().task
-    # A request with a first token is no longer queued.
+    # A request with a first token is not queued.
     h.p[0].say(first_token(clients[0].tracker.request_id, 0, 0, 10))
     await settle()
     third = h.request()

@@ -444,7 +444,7 @@ async def test_a_host_out_of_reach_makes_nobody_a_suspect_so_many_times() -> Non
     for life in range(4):
         await lose_far(life)
         assert not request.is_suspect
-    # So many excused losses in one place are no accident.
+    # Six excused losses in one place are no accident.
     for life in range(4, 6):
         await lose_far(life)
     assert request.is_suspect and not client.task.done()

@@ -177,7 +177,7 @@ async def test_leaving_worker_is_no_fault() -> None:
 async def test_given_up_worker_cannot_replace_its_successor() -> None:
     h = RouterHarness(1, 0)
     moved = ScriptedWorker(h.router, "d0", "decode", life="second", num_restarts=1)
-    with pytest.raises(ValueError, match="another worker has been started in its place"):
+    with pytest.raises(ValueError, match="a replacement of this worker is already connected"):
         ScriptedWorker(h.router, "d0", "decode", life="first", num_restarts=0)
     assert h.router.workers.get("d0") is moved.worker
     h.router.lose_worker(moved.worker, "disconnected", "killed")
