@@ -58,7 +58,7 @@ def test_a_first_token_without_them_is_a_worker_s_mistake() -> None:
     t.record_prompt_logprobs(PromptScored("r", 0, part(1, 4)))
     with pytest.raises(ValueError, match="before the log probabilities"):
         t.record_first_token(FirstToken("r", 0, 0, 10, "", 0, 1))
-    with pytest.raises(ValueError, match="nobody asked"):
+    with pytest.raises(ValueError, match="unrequested log probabilities"):
         plain = RequestTracker("r", request_spec(PROMPT))
         plain.begin_attempt("p", "d", 60.0)
         plain.record_prompt_logprobs(PromptScored("r", 0, part(1, 4)))
