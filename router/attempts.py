@@ -1,18 +1,17 @@
-"""Attempts to serve the requests in hand: their start, their workers' messages, and the next step at their end.
+"""Attempts to serve the requests in hand, with the rules for requests that may crash workers (docs/requests.md,
+"Attempts").
 
-A request may crash the workers that serve it. These rules keep it from ending one worker after the other:
+- A lost worker charges its requests a loss, until each gets past its place at that time (`cleared_len`). A loss does
+  not count against `max_attempts`.
+- A link may report a decode worker's end before the worker's stream does. Attempts that fail without a link are
+  therefore excused too, `max_attempts` times.
+- After SUSPECT_AFTER losses a request is a suspect; each worker serves one at a time. A worker lost with a suspect was
+  ended by it: the suspect fails, and the other requests are charged nothing.
+- A worker on another host that was silent before its loss is out of reach: the host of a dead process reports its end
+  at once. This loss is excused, `max_attempts` times in the same place.
 
-- A lost worker does not count against `max_attempts` of the requests that it served. Each of them is charged a loss
-  until it gets past its place at that time (`cleared_len`). A link may report a decode worker's end before the worker's
-  own stream does, so attempts that fail without a link are excused too, `max_attempts` times.
-- After SUSPECT_AFTER losses a request is a suspect. A worker serves one suspect at a time, until it is cleared or ends.
-  A suspect goes to a worker that it was not lost with, if one is free (router/waiting_room.py).
-- A worker that is lost with a suspect was ended by it: the suspect fails, and the other requests are charged nothing.
-- A worker on another host that was silent before it was lost is out of reach, because the host of a dead process
-  reports its end at once. This is no loss either, `max_attempts` times in the same place.
-
-So a request that crashes every worker ends three of them and fails. A harmless request is never blamed twice in the
-same place: as the only suspect of its worker it gets past it.
+So a request that crashes every worker ends three of them. A harmless one is never blamed twice in the same place: as
+its worker's only suspect it gets past it.
 """
 
 import logging
@@ -57,18 +56,14 @@ from tandem.router.workers.worker_registry import WorkerRegistry
 
 logger = logging.getLogger(__name__)
 
-# Messages about one attempt. The tokens of a step come for all requests together.
+# Messages about one attempt.
 AttemptMessage = (
     Progress | PromptScored | FirstToken | Finished | Failed | GaveBack | LeaseLost | PrefillDeferred | Unservable
 )
 
 
 class Attempts:
-    """Serves requests, each in one attempt at a time, and starts the next attempt when one ends early.
-
-    Attributes:
-        prompts: count of the prompts assigned so far.
-    """
+    """Serves requests, one attempt at a time."""
 
     def __init__(
         self,
@@ -98,7 +93,7 @@ class Attempts:
         tracker = request.tracker
         tracker.finish_if_whole()
         if tracker.state is RequestState.FINISHED:
-            # A resumed request whose only missing message was its end.
+            # The client lacked only the end.
             tracker.moments[LAST_TOKEN] = now_ns()
             self._end_request(request, "finished")
             return
@@ -121,9 +116,8 @@ class Attempts:
             self.fail_request(request, f"{self._registry.not_ready_reason()}; {why}")
 
     def _assign(self, request: ActiveRequest, candidates: Candidates) -> None:
-        """Sends the next attempt to a pair of workers; there is at least one pair."""
         tracker = request.tracker
-        # The workers' pools may not have been known when the request came.
+        # The pool sizes may have been unknown when the request came.
         refusal = self._registry.size_refusal(len(tracker.prompt_ids), tracker.sampling.max_tokens)
         if refusal and tracker.attempt < 0:
             self.fail_request(request, refusal, RequestTooLargeError)
@@ -147,9 +141,8 @@ class Attempts:
         self._policy.attempt_started(pair, view)
 
     def on_tokens(self, events: Iterable[TokenEvent]) -> None:
-        """Takes the tokens of a decode worker's step, for all of its requests."""
         now = self._clock()
-        # Nearly all requests had their last tokens in the previous step, so many gaps are equal.
+        # Nearly all requests had tokens in the previous step, which makes many gaps equal.
         num_since: dict[float | None, int] = {}
         for event in events:
             request = self._requests.get(event.request_id)
@@ -165,7 +158,7 @@ class Attempts:
                 self._metrics.itl.observe(now - since, num_gaps)
 
     def on_message(self, request: ActiveRequest, message: AttemptMessage) -> None:
-        """Handles a worker's message about an attempt. Messages about an earlier attempt have no effect."""
+        """Handles a worker's message; one about an earlier attempt has no effect."""
         match message:
             case Progress():
                 self._stamp(request.tracker, message)
@@ -187,10 +180,10 @@ class Attempts:
                 if request.tracker.is_current(message.attempt):
                     self.fail_request(request, message.reason, InvalidRequestError)
             case GaveBack():
-                # This is no failure: the oldest request is never given back, so it ends.
+                # No failure: the oldest request is never given back, so it ends.
                 self._retry(request, message.attempt, "given_back", "the decode worker ran out of pages", failed=False)
             case LeaseLost():
-                # With a deadline, the prefill worker was lost after the first token, and this is the awaited answer.
+                # With a deadline, this is the awaited answer after the loss of the prefill worker.
                 failed = request.decode_deadline is None
                 reason = "the decode worker lost the request's pages"
                 self._retry(request, message.attempt, "lease_lost", reason, failed=failed)
@@ -202,10 +195,10 @@ class Attempts:
             self._clocks.stamp(tracker, message.moments)
 
     def end_with_worker(self, worker: Worker, reason: str, *, out_of_reach: bool = False) -> None:
-        """Ends the attempts in which a lost worker has a part.
+        """Ends a lost worker's attempts.
 
         Args:
-            out_of_reach: whether the worker may be alive behind a broken network.
+            out_of_reach: True if the worker may be alive behind a broken network.
         """
         reason = f"worker {worker.worker_id} was lost: {reason}"
         touched = []
@@ -213,7 +206,7 @@ class Attempts:
             if worker not in request.workers:
                 continue
             if request.pair is not None and worker is not request.pair.decode and request.tracker.has_first_token:
-                # The decode worker knows whether it has the pages.
+                # The decode worker may have all pages, and says so.
                 request.decode_deadline = self._clock() + self._config.decode_word_timeout_s
                 self._requests.await_decode(request)
             else:
@@ -232,19 +225,14 @@ class Attempts:
                 self.fail_request(request, lost, InternalError)
 
     def retry_without_word(self, request: ActiveRequest) -> None:
-        """Retries after the decode worker did not say in time whether it has a lost prefill worker's pages."""
         reason = "the prefill worker was lost, and the decode worker says nothing"
         self._retry(request, request.tracker.attempt, "worker_lost", reason, failed=False)
 
     def fail_request(
         self, request: ActiveRequest, reason: str, failure_class: type[RequestError] = UnavailableError
     ) -> None:
-        """Ends a request that cannot be served. Its client can still read the output so far. Like stop_request and
-        abort_request it has no effect on an ended request.
-
-        Args:
-            failure_class: error raised for the client.
-        """
+        """Ends a request that cannot be served; its client can still read the output so far. No effect on an ended
+        request, as for stop_request and abort_request."""
         if request.tracker.mark_failed(reason, failure_class):
             self._end_request(request, "failed")
 
@@ -274,12 +262,6 @@ class Attempts:
         *,
         failed: bool = True,
     ) -> None:
-        """Ends an attempt and starts the next.
-
-        Args:
-            kind: label of the restart in the metrics.
-            failed: whether the attempt counts towards max_attempts.
-        """
         if self._end_attempt(request, attempt, kind, reason):
             request.num_failures += failed
             self._metrics.attempt_restarted(kind)
@@ -287,7 +269,7 @@ class Attempts:
             self.start_attempt(request)
 
     def _end_attempt(self, request: ActiveRequest, attempt: int, kind: AttemptFailure, reason: str) -> bool:
-        """Ends the current attempt; returns whether its request needs another."""
+        """Returns whether the request needs another attempt."""
         tracker = request.tracker
         if not tracker.is_current(attempt):
             return False
@@ -311,7 +293,7 @@ class Attempts:
         self._pass_on(request, token_ids)
 
     def _pass_on(self, request: ActiveRequest, token_ids: list[int]) -> None:
-        """Acts on the effect of a message: new tokens, a worker whose part is over, the end."""
+        """Acts on a message's effects."""
         tracker = request.tracker
         if token_ids:
             request.tokens.put_tokens(token_ids)
@@ -334,7 +316,7 @@ class Attempts:
         pair = request.pair
         if pair is not None and end == "finished":
             pair.decode.rates.request_finished(request.tracker, pair.distance)
-        # Workers know by themselves only of a finished request.
+        # Workers notice only the finish themselves.
         request.release_pair(tell_workers=end != "finished")
         self._room.leave(request)
         self._room.is_due = True

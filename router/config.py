@@ -33,7 +33,7 @@ _OTLP_ENDPOINT = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
 
 
 class RouterAddresses(NamedTuple):
-    """Addresses that a router listens on, each "host:port": two for clients, one for the cluster's processes."""
+    """Each "host:port"."""
 
     grpc: str
     http: str
@@ -63,7 +63,7 @@ def host_of(address: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RouterOptions:
-    """Options of `tandem serve` that every router takes as given."""
+    """Options of `tandem serve` for all routers."""
 
     generation_config: str = option(
         AUTO,
@@ -201,30 +201,27 @@ class RouterOptions:
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig(RouterOptions):
-    """One router process: the shared options, and values that the launcher sets.
-
+    """
     Attributes:
-        model_name: name of the model for clients and in answers.
-        other_model_names: further names for clients.
+        other_model_names: further names for clients; answers have model_name.
         max_model_len: maximum prompt and output tokens of a request together.
-        router_id: name in the cluster, kept by a restarted router.
+        router_id: name in the cluster, kept over restarts.
         routers: addresses of all routers by name, this one included; empty: this router is alone.
         workers: roles of all planned workers by name; empty: unknown.
         shared_grpc_port, shared_http_port: ports on which all routers listen; 0: none.
         reuse_ports: the launcher holds all ports open with SO_REUSEPORT.
         tls: TLS of the client ports; None: plain.
-        cluster_token: secret shared by the processes of the cluster.
-        cluster_tls: certificates between the processes; None: plain.
+        cluster_token: secret shared by the cluster's processes.
+        cluster_tls: certificates between them; None: plain.
         cluster_host, cluster_port: address for workers; port 0: any free port.
         heartbeat_timeout_s: silence after which a worker counts as lost.
         stall_timeout_s: time without a scheduler step after which a worker counts as lost.
-        routing: name in router/policies/table.py, or import path "package.module:Class" of a RoutingPolicy.
-        decode_word_timeout_s: limit for the decode worker to report on a request whose prefill worker died after the
-            first token.
-        max_waiting_bytes: maximum size of all requests that wait for workers; further ones are refused.
+        routing: name in router/policies/table.py, or import path "package.module:Class".
+        decode_word_timeout_s: limit for the decode worker's report on a request that lost its prefill worker.
+        max_waiting_bytes: maximum size of all requests that wait for workers.
         admit_duration_s: time for which a decode worker remembers a request without a lease.
-        request_lines_socket: receives lines about requests (router/observe/request_lines.py); "": none.
-        keeps_request_lines: the router keeps these lines until the supervisor asks for them.
+        request_lines_socket: receiver of request lines; "": none.
+        keeps_request_lines: request lines wait in the router for the supervisor.
     """
 
     model_dir: str
@@ -283,9 +280,17 @@ class RouterConfig(RouterOptions):
         TOOL_PARSERS.check("tool_parser", self.tool_parser, besides=("auto", "none"))
         require_one_of(self, "reasoning_parser", ("auto", "none", *REASONING_STYLES))
         keys = [parse_api_key(text).key for text in self.api_keys]
-        require(len(keys) == len(set(keys)), "an API key is there twice, with different priorities")
-        require(self.max_requests_per_key >= 0, "max_requests_per_key must not be negative")
-        require(self.worker_wait_timeout_s >= 0, "worker_wait_timeout_s must not be negative")
+        require(
+            len(keys) == len(set(keys)), "api_keys has one key twice, with different priorities: keep one of the two"
+        )
+        require(
+            self.max_requests_per_key >= 0,
+            f"max_requests_per_key must not be negative, but is {self.max_requests_per_key}",
+        )
+        require(
+            self.worker_wait_timeout_s >= 0,
+            f"worker_wait_timeout_s must not be negative, but is {self.worker_wait_timeout_s:g}",
+        )
         require_positive(
             self,
             "max_model_len",
@@ -309,5 +314,4 @@ class RouterConfig(RouterOptions):
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """All names of the model for clients, the one in answers first."""
         return self.model_name, *self.other_model_names

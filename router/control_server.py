@@ -28,10 +28,10 @@ class ControlServer(worker_pb2_grpc.ClusterServicer):
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 (hello, *rest) = WORKER_CODEC.decode(await anext(aiter(batches)))
         except (StopAsyncIteration, TimeoutError, ValueError):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a worker begins with Hello")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a worker must be Hello")
             return
         if not isinstance(hello, Hello):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a worker begins with Hello")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a worker must be Hello")
             return
         if hello.protocol_version != PROTOCOL_VERSION:
             reason = f"protocol version {hello.protocol_version} is not the router's {PROTOCOL_VERSION}"

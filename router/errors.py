@@ -1,19 +1,18 @@
-"""Reasons for which a request is not served. The messages are for clients; each frontend maps the classes to codes."""
+"""Errors for clients. Each frontend maps the classes to its codes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# gRPC drops a status whose message is longer than a few kilobytes, and a character may take twelve bytes there.
+# gRPC drops a status with a message of more than a few kilobytes, and a character may take twelve bytes there.
 MAX_MESSAGE_LENGTH = 500
 
 
 def shortened(message: str) -> str:
-    """Cuts a message, which may quote the client's input, to MAX_MESSAGE_LENGTH characters."""
     return message if len(message) <= MAX_MESSAGE_LENGTH else f"{message[: MAX_MESSAGE_LENGTH - 1]}…"
 
 
 class RequestError(Exception):
-    """Attributes: outcome: label of the request in the metrics."""
+    """Attributes: outcome: the request's label in the metrics."""
 
     outcome: str
 
@@ -22,11 +21,7 @@ class RequestError(Exception):
 
 
 class InvalidRequestError(RequestError, ValueError):
-    """The request cannot be served, now or later.
-
-    Attributes:
-        param: the invalid field, or "".
-    """
+    """Attributes: param: the invalid field, or ""."""
 
     outcome = "invalid"
 
@@ -52,7 +47,7 @@ class UnknownPreviousResponseError(UnknownResponseError):
 
 
 class LostStreamError(InvalidRequestError):
-    """Less is left of the stream than the client has."""
+    """The workers have less of the stream than the client."""
 
 
 class RequestTooLargeError(InvalidRequestError):
@@ -60,31 +55,25 @@ class RequestTooLargeError(InvalidRequestError):
 
 
 class UnauthenticatedError(RequestError):
-    """The API key is missing or wrong."""
-
     outcome = "unauthenticated"
 
 
 class OverloadedError(RequestError):
-    """Too many requests wait already, or the key has too many in hand."""
+    """Too many requests wait, or the key has too many in hand."""
 
     outcome = "overloaded"
 
 
 class UnavailableError(RequestError):
-    """No worker can serve the request now."""
-
     outcome = "unavailable"
 
 
 class RequestTimeoutError(RequestError):
-    """The request took longer than the router allows."""
-
     outcome = "timeout"
 
 
 class InternalError(RequestError):
-    """The server made a mistake; its log has the details."""
+    """The router's log has the details."""
 
     outcome = "error"
 

@@ -1,4 +1,4 @@
-"""Exchange of loads between the routers, over gRPC on the ports for the cluster's own processes."""
+"""Exchange of loads between the routers, over gRPC on the internal ports."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from tandem.v1 import router_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-# The delay after which others know a router's load. Meanwhile the routers together may exceed cluster-wide limits.
+# Delay of the known loads. Meanwhile the routers together may exceed cluster-wide limits.
 INTERVAL_S = 0.1
 RETRY_DELAY_S = 0.5
 
@@ -34,10 +34,8 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
     ) -> None:
         """
         Args:
-            peers: addresses of the other routers by name.
-            counts: filled with the other routers' loads.
-            own_counts: returns this router's load.
-            on_counts: called when another router has sent its load.
+            counts: store of the other routers' loads.
+            on_counts: called after each received load.
         """
         self._router_id = router_id
         self._peers = peers
@@ -74,7 +72,7 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
             except grpc.aio.AioRpcError as error:
                 logger.info("router at %s: %s", address, error.details())
             except asyncio.CancelledError:
-                # gRPC cancels a call whose messages it could not write. Only a cancellation of this task ends it.
+                # gRPC cancels a call with unwritable messages. Only a cancellation of this task ends it.
                 if is_cancelled():
                     raise
             await asyncio.sleep(RETRY_DELAY_S)

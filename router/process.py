@@ -1,4 +1,4 @@
-"""The router's process: the loop's thread, the clients' servers and the workers' server."""
+"""One router's process."""
 
 import asyncio
 import contextlib
@@ -48,15 +48,15 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 5.0
-# A router without workers listens at the shared ports after this time.
+# Limit on the wait for workers before a router opens the shared ports.
 SHARED_PORTS_TIMEOUT_S = 5.0
 HEALTH_INTERVAL_S = 0.02
-# Open files besides the clients' connections: the workers' connections, logs, libraries.
+# Open files besides the clients' connections: workers' connections, logs, libraries.
 NUM_OTHER_FILES = 256
 
 
 class RouterProcess:
-    """One router from start to stop. Called from one thread outside its loop."""
+    """Called from one thread outside the router's loop."""
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
@@ -71,8 +71,7 @@ class RouterProcess:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> RouterAddresses:
-        """Opens its ports.
-
+        """
         Raises:
             ValueError: a port is taken; or the tokenizer, chat template, a TLS file, the routing policy or the tool
                 parser is unusable.
@@ -81,20 +80,15 @@ class RouterProcess:
         return self._loop_thread.call(self._serve(), START_TIMEOUT_S)
 
     def open_shared_ports(self) -> None:
-        """Listens at the ports that all routers share, as soon as a request would be served here, and after
-        SHARED_PORTS_TIMEOUT_S at the latest. Further calls have no effect.
-
-        Raises:
-            ValueError: a port is taken.
-        """
+        """Opens the shared ports once this router can serve, or after SHARED_PORTS_TIMEOUT_S. Raises ValueError if a
+        port is taken."""
         self._loop_thread.call(self._open_shared_ports(), SHARED_PORTS_TIMEOUT_S + START_TIMEOUT_S)
 
     def probe(self) -> None:
-        """Returns if the loop turns; raises TimeoutError after PROBE_TIMEOUT_S."""
+        """Raises TimeoutError if the loop does not answer within PROBE_TIMEOUT_S."""
         self._loop_thread.call(asyncio.sleep(0), PROBE_TIMEOUT_S)
 
     def take_request_lines(self, num_bytes: float = math.inf) -> list[str]:
-        """Calls KeptLines.take; returns [] where lines are not kept."""
         kept = self._router.kept_lines if self._router is not None else None
         return kept.take(num_bytes) if kept is not None else []
 
@@ -105,7 +99,7 @@ class RouterProcess:
         return self._loop_thread.call(self._exchange_leans(leans), PROBE_TIMEOUT_S)
 
     def drain(self, timeout_s: float) -> int:
-        """Refuses new requests and waits for those in hand; returns the number of unfinished ones."""
+        """Returns the number of requests unfinished after `timeout_s`."""
         return self._loop_thread.call(self._drain(timeout_s), timeout_s + STOP_TIMEOUT_S)
 
     def stop(self) -> None:
@@ -205,7 +199,7 @@ class RouterProcess:
             self._router.shut_down()
         if self._feed is not None:
             self._feed.close()
-        # Clients first: a request that ends now is reported as such, not as a lost worker.
+        # Clients first: otherwise their requests end with a lost worker.
         for servers in self._client_servers:
             await servers.stop()
         if self._workers_server is not None:
@@ -219,7 +213,6 @@ class RouterProcess:
 
 
 def _allow_files(num_files: int) -> None:
-    """Raises this process's limit on open files, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
@@ -234,11 +227,7 @@ def _allow_files(num_files: int) -> None:
 
 
 def make_policy(name: str) -> RoutingPolicy:
-    """Makes the configured routing policy.
-
-    Raises:
-        ValueError: the policy is unknown, or its class cannot be made.
-    """
+    """Raises ValueError if the policy is unknown or cannot be instantiated."""
     policy = ROUTING_POLICIES.load(name)
     try:
         return policy()
@@ -253,7 +242,7 @@ def _open_spans(config: RouterConfig, router: Router) -> RequestSpans | None:
 
         exporter = OtlpExporter(config.otlp_endpoint, config.model_name, config.router_id)
     except ValueError as error:
-        # Environment variables that are set for all programs of a host must not keep a router from starting.
+        # Environment variables for all programs of a host must not keep a router from starting.
         logger.error("no spans of requests are sent: %s", error)
         return None
     spans = RequestSpans(exporter.export, router.metrics.spans_dropped)
@@ -262,15 +251,15 @@ def _open_spans(config: RouterConfig, router: Router) -> RequestSpans | None:
 
 
 def _serving(router: Router) -> dict[str, bool]:
-    """Returns the states of the standard health service: "" and the inference service are up if a request would be
-    served, a role's service if one of its workers is connected."""
+    """Returns the states for gRPC's health service: "" and the inference service are up if a request can be served, a
+    role's service if one of its workers is connected."""
     ready = not router.not_ready_reason()
     roles = {worker.role for worker in router.workers}
     return {"": ready, SERVICE: ready} | {f"tandem.{role}": role in roles for role in ROLES}
 
 
 async def _vital(task: Coroutine[Any, Any, None]) -> None:
-    """Runs a task without which the router is useless: if it fails, the process ends."""
+    """Runs an indispensable task: its failure ends the process."""
     try:
         await task
     except Exception:

@@ -1,4 +1,4 @@
-"""Lookup of the records that workers keep of requests served by any router (worker/records.py)."""
+"""Lookup of the workers' records of requests (docs/requests.md, "Resumed streams")."""
 
 import asyncio
 import contextlib
@@ -12,23 +12,22 @@ from tandem.router.errors import OverloadedError
 from tandem.router.workers.worker import Worker
 from tandem.router.workers.worker_registry import WorkerRegistry
 
-# Limit on the wait for a worker that has stopped.
+# Limit on the wait for a stopped worker.
 RECALL_TIMEOUT_S = 2.0
-# Limit on concurrent lookups: an answer may be as long as the model's length. After a router's death many clients ask
-# at once, and the others queue.
+# Limit on concurrent lookups: an answer may be as long as the model's length, and many clients ask after a router's
+# death.
 MAX_RECALLS = 32
 WAIT_TIMEOUT_S = 10.0
-# Workers connect to a new router within a fraction of this.
+# Workers connect to a new router in a fraction of this.
 SETTLE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class RecallResult:
-    """The workers' answers.
-
+    """
     Attributes:
         record: the longest record of the highest attempt; None: no worker has one.
-        is_certain: whether every worker that may have a record has answered.
+        is_certain: True if every worker that may have a record has answered.
     """
 
     record: Recalled | None
@@ -45,7 +44,7 @@ class _Pending:
 
 
 class Recalls:
-    """The lookups under way. Belongs to the router's loop."""
+    """Belongs to the router's loop."""
 
     def __init__(self, workers: WorkerRegistry, incarnation: str, clock: Callable[[], float]) -> None:
         self._workers = workers
@@ -57,12 +56,8 @@ class Recalls:
         self._pending: dict[str, _Pending] = {}
 
     async def recall(self, record_id: str) -> RecallResult:
-        """Asks all workers of every role, because the one with the longest record may be gone. Answers within
-        RECALL_TIMEOUT_S after waiting in the queue.
-
-        Raises:
-            OverloadedError: the queue took longer than WAIT_TIMEOUT_S.
-        """
+        """Asks the workers of every role, because the one with the longest record may be gone. Raises OverloadedError
+        after WAIT_TIMEOUT_S in the queue."""
         try:
             async with asyncio.timeout(WAIT_TIMEOUT_S):
                 await self._slots.acquire()
@@ -74,7 +69,6 @@ class Recalls:
             self._slots.release()
 
     def receive(self, worker: Worker, answer: Recalled) -> None:
-        """Takes a worker's answer; a late one is ignored."""
         if (pending := self._pending.get(answer.recall_id)) is not None and worker in pending.asked:
             pending.answers.append(answer)
             self._strike_off(pending, worker)

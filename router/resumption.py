@@ -1,13 +1,8 @@
-"""Resuming a request at another router after its own router died.
+"""Resuming a request at another router after its own router died (docs/requests.md, "Resumed streams").
 
-With the first tokens the client gets a signed *resume token*, which holds the router's state of the request. To resume,
-the client sends its request again with that token and its part of the output: the tokens, and the number of characters
-of text. The tokens become the fixed beginning of the new request's output, as in a further attempt. The router makes
-their text anew and leaves out the client's characters. Characters are counted because some tokenizers' text depends on
-the grouping of tokens.
-
-An HTTP client has only text and the name of its stream. For these streams the workers keep tokens and resume token
-(worker/records.py), and a router asks for them (router/recalls.py).
+The client sends its request again with its *resume token*, the tokens of its output and the number of characters of its
+text. The tokens become the fixed beginning of the output, as in a further attempt. The router decodes them again and
+skips the client's characters. It counts characters because some tokenizers' text depends on the grouping of tokens.
 """
 
 import base64
@@ -26,15 +21,13 @@ PARAM = "resume"
 
 @dataclass(frozen=True, slots=True)
 class ResumeState:
-    """State that a router needs to resume a request.
+    """The router's state in a resume token.
 
     Attributes:
         seed: sampling seed, which a router may have drawn.
-        arrival_ns: time at which the client first asked; the request keeps its age.
-        prompt_digest: digest of the prompt's token ids.
-        key_digest: digest of the API key.
+        arrival_ns: arrival at the first router; the request keeps its age.
         body_digest: digest of the body without the prompt; checked over HTTP.
-        answer_id, created: id and time of the answer, for a client that has its text alone.
+        answer_id, created: id and time of the answer, for HTTP clients.
     """
 
     seed: int
@@ -51,10 +44,9 @@ class Resumption:
     """The client's part of an output: sent over gRPC, kept by workers for HTTP.
 
     Attributes:
-        token: the resume token.
         token_ids: all known tokens of the output.
         num_characters: length of the client's text, in Unicode code points.
-        num_tokens: number of token_ids that the client knows; None: all. The others are sent like new ones.
+        num_tokens: length of the client's part of token_ids; None: all. The others are sent like new ones.
     """
 
     token: bytes
@@ -65,12 +57,7 @@ class Resumption:
 
 @dataclass(frozen=True, slots=True)
 class KeptStream:
-    """The record that workers keep for a client that resumes with text alone.
-
-    Attributes:
-        record_id: name of the record.
-        body_digest, answer_id, created: as in ResumeState.
-    """
+    """The workers' record for an HTTP client; digest, id and time as in ResumeState."""
 
     record_id: str
     body_digest: str
@@ -79,32 +66,25 @@ class KeptStream:
 
 
 class Sealer:
-    """Signs states and checks signatures, with a secret that the routers of one cluster share."""
+    """Signs states with a secret shared by the cluster's routers."""
 
     def __init__(self, secret: str) -> None:
         self._key = hashlib.blake2b(secret.encode(), digest_size=32, person=b"tandem-resume").digest()
 
     def seal(self, state: ResumeState) -> bytes:
-        """Returns the resume token. It is printable, so a header can hold it."""
+        """Returns the resume token, printable for use in headers."""
         data = json.dumps(asdict(state), separators=(",", ":")).encode()
         return base64.urlsafe_b64encode(self._sign(data) + data)
 
     def open(self, token: bytes, key_digest: str) -> ResumeState:
-        """Returns the state in a resume token.
-
-        Args:
-            key_digest: digest of the API key that came with it.
-
-        Raises:
-            InvalidRequestError: the token is from another cluster, or belongs to another key.
-        """
+        """Raises InvalidRequestError if the token is from another cluster, or belongs to another API key."""
         try:
             sealed = base64.b64decode(token, altchars=b"-_", validate=True)
         except ValueError as error:
-            raise InvalidRequestError("this is no resume token", PARAM) from error
+            raise InvalidRequestError("the resume token is malformed: send it as the router gave it", PARAM) from error
         signature, data = sealed[:_SIGNATURE_BYTES], sealed[_SIGNATURE_BYTES:]
         if not hmac.compare_digest(signature, self._sign(data)):
-            raise InvalidRequestError("the resume token is none of this cluster's", PARAM)
+            raise InvalidRequestError("the resume token is from another cluster", PARAM)
         state = ResumeState(**json.loads(data))
         if not hmac.compare_digest(state.key_digest, key_digest):
             raise InvalidRequestError("the resume token belongs to another API key", PARAM)
@@ -115,5 +95,5 @@ class Sealer:
 
 
 def prompt_digest(token_ids: Sequence[int]) -> str:
-    """Identifies a prompt, so that a resume token is used with its own request only."""
+    """Ties a resume token to its prompt."""
     return hashlib.blake2b(array("q", token_ids).tobytes(), digest_size=16).hexdigest()

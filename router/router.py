@@ -1,4 +1,4 @@
-"""The router's core: requests in hand, workers, and deadlines."""
+"""The router's core."""
 
 import asyncio
 import itertools
@@ -60,7 +60,7 @@ from tandem.router.workers.worker_registry import WorkerRegistry
 logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 0.25
-# Time in which a client must read an output that has ended.
+# Seconds for a client to read an ended output.
 DELIVERY_TIMEOUT_S = 30.0
 SHUTTING_DOWN = "the server is shutting down"
 
@@ -72,8 +72,7 @@ class Router:
         incarnation: name of this life of the router; the prefix of its request ids.
         elsewhere: loads of the cluster's other routers.
         idle: set while no request is in hand.
-        request_lines: lines for the terminal about each request; None: not wanted.
-        kept_lines: their sink, if they are kept until somebody fetches them.
+        kept_lines: the sink of request_lines if they wait for the supervisor, else None.
         live: recent history for the live page.
     """
 
@@ -152,22 +151,20 @@ class Router:
 
     @property
     def oldest_age_s(self) -> float:
-        """0 if there is none."""
         oldest = self._requests.oldest
         return self._config.request_timeout_s - (oldest.deadline - self._clock()) if oldest else 0.0
 
     def not_ready_reason(self) -> str:
-        """Returns the reason why no request would be served now, or ""."""
+        """Returns why no request can be served now, or ""."""
         return SHUTTING_DOWN if self._draining else self.workers.not_ready_reason()
 
     def drain(self) -> None:
-        """Refuses new requests. Requests in hand go on while there are workers; lost workers may not be started
-        again."""
+        """Refuses new requests, and fails waiting requests if there are no workers: lost ones may not come back."""
         self._draining = True
         self._attempts.give_up_waiting(self._room.lose_patience(), SHUTTING_DOWN)
 
     def shut_down(self) -> None:
-        """Fails the requests in hand too, with a message that tells clients to try elsewhere."""
+        """Fails all requests."""
         self.drain()
         for request in self._requests:
             self._attempts.fail_request(request, SHUTTING_DOWN)
@@ -175,16 +172,15 @@ class Router:
     # --- clients ---
 
     def make_tracker(self, spec: RequestSpec) -> RequestTracker:
-        """Returns a tracker with a globally unique id: no other router or earlier life of this one used it."""
+        """Returns a tracker with a globally unique id."""
         return RequestTracker(make_request_id(self.incarnation, next(self._numbers)), spec)
 
     def submit_request(self, tracker: RequestTracker) -> ActiveRequest:
-        """Begins to serve a request, which the caller must close in any case. Its tokens and its tracker's state tell
-        its end.
+        """Begins to serve a request. The caller must close it in any case.
 
         Raises:
             RequestTooLargeError: the request does not fit the pools even alone.
-            OverloadedError: max_queued_requests already wait for their first token, or the waiting room is full.
+            OverloadedError: too many requests wait for their first token, or the waiting room is full.
             UnavailableError: the router is draining.
         """
         self._check_admissible(tracker)
@@ -196,11 +192,10 @@ class Router:
         return request
 
     def stop_request(self, request: ActiveRequest) -> None:
-        """Ends a request at a stop string, which only the client's side of the router sees."""
         self._attempts.stop_request(request)
 
     def close_request(self, request: ActiveRequest) -> None:
-        """Removes a request; one that has not ended is aborted."""
+        """Removes a request, and aborts an unfinished one."""
         tracker = request.tracker
         tracker.moments.setdefault(ENDED, now_ns())
         self._attempts.abort_request(request)
@@ -215,11 +210,10 @@ class Router:
         self._room.check_space(tracker)
 
     def check_capacity(self, num_requests: int, *, is_resumed: bool = False) -> None:
-        """Checks whether this many more requests would be accepted now.
+        """Raises OverloadedError or UnavailableError if `num_requests` more would be refused now.
 
         Args:
-            is_resumed: whether another router had accepted them; they do not count as queued.
-        Raises: OverloadedError, UnavailableError.
+            is_resumed: True if another router had accepted them; they do not count as queued.
         """
         if self._draining:
             raise UnavailableError(SHUTTING_DOWN)
@@ -233,14 +227,13 @@ class Router:
             worker.set_load_elsewhere(self.elsewhere.assigned_to(worker.worker_id))
 
     def reset_caches(self) -> int:
-        """Has all workers drop their cached prefixes, for all later requests. Returns the number of workers."""
+        """Clears all workers' cached prefixes."""
         workers = list(self.workers)
         for worker in workers:
             worker.send([ResetCache()])
         return len(workers)
 
     def stop_recording(self) -> Recording:
-        """Ends the recording; it includes the requests in hand."""
         for request in self._requests:
             if ENDED not in request.tracker.moments:
                 num_tokens = len(request.tracker.output_ids)
@@ -248,7 +241,7 @@ class Router:
         return self.recorder.stop()
 
     def counts(self) -> RouterCounts:
-        """Returns the load that this router reports to others, without API keys."""
+        """Returns this router's load for the others, without API keys."""
         assigned = {w.worker_id: w.assigned_here for w in self.workers if w.assigned_here != NOTHING}
         return RouterCounts(self.num_requests, self.num_queued, assigned=assigned, pid=os.getpid())
 
@@ -257,11 +250,8 @@ class Router:
     def connect_worker(
         self, hello: Hello, send: Callable[[Sequence[RouterMessage]], None], disconnect: Callable[[str], None]
     ) -> Worker:
-        """Registers a worker's new control stream and ends an older one of the same worker.
-
-        Raises:
-            ValueError: the worker does not fit this cluster; the message says why.
-        """
+        """Registers a worker, and ends an older control stream of it. Raises ValueError if the worker does not fit this
+        cluster."""
         if refusal := self.workers.refusal(hello):
             raise ValueError(refusal)
         old = self.workers.get(hello.worker_id)
@@ -278,8 +268,8 @@ class Router:
         return worker
 
     def set_workers(self, planned: Mapping[str, str]) -> dict[str, int]:
-        """Sets the planned workers: new requests go to no others. Returns the number of requests on each other worker.
-        Args: planned: roles by worker name."""
+        """Sets the planned workers' roles: new requests go to no others. Returns the requests left on each other
+        worker."""
         if planned != self.workers.planned:
             self.workers.set_planned(planned)
             self._room.is_due = True
@@ -287,8 +277,7 @@ class Router:
         return {w.worker_id: w.assigned_here.num_requests for w in self.workers if not self.workers.stays(w)}
 
     def exchange_leans(self, leans: Mapping[str, Lean]) -> RouterDemand:
-        """Sets the work that each worker gets first, until the next call or for GOOD_FOR_S. Returns the work there
-        is."""
+        """Sets the workers' leans for GOOD_FOR_S, or until the next call. Returns this router's demand."""
         self._leans_until = self._clock() + GOOD_FOR_S
         self.workers.set_leans(leans)
         return self.workers.demand(self._attempts.prompts)
@@ -335,7 +324,7 @@ class Router:
             worker.send([RepeatPrefixes()])
 
     def lose_worker(self, worker: Worker, kind: str, reason: str) -> None:
-        """Ends a worker's control stream and its attempts. Args: kind: label of the loss in the metrics."""
+        """Args: kind: label of the loss in the metrics."""
         if self.workers.get(worker.worker_id) is not worker:
             return
         if self.workers.stays(worker):
@@ -361,11 +350,10 @@ class Router:
             self.check_deadlines(stood_still_s=self._clock() - before - WATCH_INTERVAL_S)
 
     def check_deadlines(self, stood_still_s: float = 0.0) -> None:
-        """Ends everything that has taken too long. Args: stood_still_s: time for which this process did not run, which
-        is not held against silent workers."""
+        """Args: stood_still_s: time for which this process did not run; silent workers are excused for it."""
         if stood_still_s > WATCH_INTERVAL_S:
             self.workers.excuse_silence(stood_still_s)
-        # Also drops the load of a router that has fallen silent.
+        # Also drops the load of a silent router.
         self.update_loads()
         for worker, kind, reason in self.workers.find_lost():
             self.lose_worker(worker, kind, reason)
@@ -378,7 +366,7 @@ class Router:
             for worker in self.workers:
                 worker.send([self.clocks.probe()])
         for request in self._requests.past_deadline(now):
-            # Its workers are freed at once, even if its client is not reading.
+            # Frees the workers at once, even if the client is not reading.
             reason = f"not finished within {self._config.request_timeout_s:g} s"
             self._attempts.fail_request(request, reason, RequestTimeoutError)
         for request in self._requests.without_word(now):
@@ -390,7 +378,6 @@ class Router:
             self._check_delivery(request, now)
 
     def _check_delivery(self, request: ActiveRequest, now: float) -> None:
-        """Gives up a client that does not read its ended output."""
         if request.final_since is None:
             request.final_since = now
         elif now - request.final_since > DELIVERY_TIMEOUT_S and request.on_overdue is not None:

@@ -1,20 +1,14 @@
-"""The queue of requests that no worker takes now. Nobody is refused while the only worker of a role restarts.
+"""The queue of requests that no pair of workers takes now (docs/requests.md, "Waiting for workers").
 
-A request enters if no pair of workers is there for its next attempt, or if others wait already. This is not a failed
-attempt. The rules:
-
-- Order: oldest first, by arrival at this router, whatever its number of attempts.
-- Binding: late. A worker gets a request from here only while fewer than MAX_STARTING of its requests are starting,
-  which means that their decode worker has sent no token. So the first worker that comes back takes a few requests, and
-  more as fast as it starts them; the others wait for the next workers. The routing policy chooses among the workers
-  that take one.
-- Suspects (router/attempts.py) go one at a time to each worker, first to workers that they were not lost on. Each rests
-  for SUSPECT_REST_S before: when several workers die at once, all losses are known by then, and no suspect is blamed
-  for a worker that was already dead.
-- Patience: a request that has waited `timeout_s` without any pair fails. While there is a pair, only its own deadline
-  counts. A draining router has no patience: requests without workers fail at once.
-- Room: a new request is refused if the waiting requests would hold more than `max_bytes` with it. A request that was
-  being served always enters: it holds the same memory wherever it waits.
+- Binding is late: a worker takes waiting requests only while fewer than MAX_STARTING of its requests lack a token from
+  the decode worker. So the first worker that comes back does not take them all.
+- Suspects (router/attempts.py) go one at a time to each worker, first to workers that they were not lost on. Each waits
+  SUSPECT_REST_S first: when several workers die at once, all losses are then known, and no suspect is blamed for a
+  worker that was already dead.
+- Patience: a request fails after `timeout_s` without any pair. While there is a pair, only its own deadline counts. A
+  draining router has no patience.
+- Room: a new request is refused beyond `max_bytes`. A request in service always enters: it holds the same memory
+  wherever it waits.
 """
 
 import bisect
@@ -33,7 +27,7 @@ MAX_STARTING = 16
 SUSPECT_REST_S = 1.0
 # A token id is an object in two sequences; the frontend's input takes about as much again.
 BYTES_PER_TOKEN = 64
-# Memory of a request without a prompt: its objects, its task and its connection's call.
+# Request without a prompt: its objects, its task and its connection's call.
 BYTES_PER_REQUEST = 16 * 1024
 
 _by_age = attrgetter("number")
@@ -43,7 +37,7 @@ class WaitingRoom:
     """Belongs to the router's loop.
 
     Attributes:
-        is_due: whether something has happened since `take_next` last found nothing.
+        is_due: True if something has happened since `take_next` last found nothing.
     """
 
     def __init__(
@@ -71,17 +65,17 @@ class WaitingRoom:
 
     @property
     def has_patience(self) -> bool:
-        """Whether a request may wait for missing workers."""
+        """True if requests may wait for missing workers."""
         return self._timeout_s > 0
 
     def lose_patience(self) -> list[ActiveRequest]:
-        """Stops waiting for missing workers; returns the requests that wait for them now."""
+        """Returns the requests that wait for missing workers."""
         self._timeout_s = 0.0
         return self.find_overdue()
 
     def check_space(self, tracker: RequestTracker | None = None) -> None:
-        """Raises OverloadedError if a new request would have to wait without room. Args: tracker: None: its size is not
-        known yet."""
+        """Raises OverloadedError if a new request would have to wait without room. Args: tracker: None: size
+        unknown."""
         if self._registry.is_ready and not self:
             return
         num_bytes = BYTES_PER_REQUEST if tracker is None else _held_bytes(tracker)
@@ -98,7 +92,6 @@ class WaitingRoom:
         self.is_due = True
 
     def leave(self, request: ActiveRequest) -> None:
-        """Has no effect on a request that does not wait."""
         if request.waiting_since is None:
             return
         queue = self._queue_of(request)
@@ -108,8 +101,7 @@ class WaitingRoom:
         request.waiting_since = None
 
     def take_next(self) -> tuple[ActiveRequest, Candidates] | None:
-        """Removes and returns the oldest request that can be served now, with its candidate pairs; None if there is
-        none."""
+        """Removes and returns the oldest request that can be served now, with its candidates."""
         # Suspects are few and older than most.
         for queue in (self._suspects, self._others):
             if queue and self._has_rested(queue[0]) and (candidates := self._candidates_for(queue[0])):
@@ -121,7 +113,7 @@ class WaitingRoom:
         return None
 
     def find_overdue(self) -> list[ActiveRequest]:
-        """Returns requests that have waited too long. Call it regularly."""
+        """Returns the requests that have waited too long. Call it regularly."""
         now = self._clock()
         if self._registry.is_ready:
             self._no_pair_since = None

@@ -1,17 +1,14 @@
-"""Histograms for one thread.
-
-Every token observes a gap. A library's thread-safe histogram would cost as much as passing the token on. Scrapes run on
-the same event loop, so the constant parts of the lines are built once.
-"""
+"""Histograms for one thread. Every token observes a gap, and a thread-safe histogram would cost as much as passing the
+token on."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
 _STEPS = (1e-4, 2.5e-4, 5e-4)
-# From 0.1 ms to minutes in steps of 2 to 2.5, for local CPU models and fast GPUs.
+# For local CPU models and fast GPUs.
 PHASE_SECONDS = tuple(round(step * 10**power, 7) for power in range(7) for step in _STEPS if step * 10**power <= 500)
-# Dense around usual ITL objectives, so that quantiles near one are exact enough.
+# Dense around usual ITL objectives, for exact quantiles near one.
 ITL_SECONDS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008),
     *(0.01, 0.012, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08),
@@ -28,22 +25,17 @@ E2E_SECONDS = (
 )
 # Actual value divided by expected value.
 RATIOS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)
-# Lengths of prompts and outputs, up to the longest models'.
 TOKENS = tuple(float(step * 10**power) for power in range(7) for step in (1, 2, 5) if step * 10**power <= 1_000_000)
 
 
 class Histogram:
-    """Counts of values by size. Used by one thread.
+    """Counts of values by size.
 
     Attributes:
         bounds: upper bounds of the buckets, rising.
     """
 
     def __init__(self, name: str, buckets: Sequence[float], labels: str = "") -> None:
-        """
-        Args:
-            labels: labels in the text format, `phase="prefill"`, or "".
-        """
         self.bounds = buckets
         self._counts = [0] * (len(buckets) + 1)
         self._sum = 0.0
@@ -61,23 +53,15 @@ class Histogram:
         return tuple(self._counts)
 
     def samples(self) -> str:
-        """Returns the lines in Prometheus' text format."""
         totals = list(accumulate(self._counts))
         buckets = "".join([f"{head}{total}\n" for head, total in zip(self._line_heads, totals, strict=True)])
         return f"{buckets}{self._count_head}{totals[-1]}\n{self._sum_head}{self._sum!r}\n"
 
 
 class HistogramFamily:
-    """The histograms of one metric: one for each value of a label, or one without a label."""
-
     def __init__(
         self, name: str, text: str, buckets: Sequence[float], label: str = "", values: Sequence[str] = ()
     ) -> None:
-        """
-        Args:
-            text: help text.
-            values: values of the label.
-        """
         self._head = f"# HELP {name} {text}\n# TYPE {name} histogram\n"
         of = [f'{label}="{value}"' for value in values] or [""]
         keys = values or [""]
@@ -89,5 +73,4 @@ class HistogramFamily:
         return self.by_value[""]
 
     def exposition(self) -> str:
-        """Returns the metric in Prometheus' text format."""
         return self._head + "".join([histogram.samples() for histogram in self.by_value.values()])

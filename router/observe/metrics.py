@@ -1,6 +1,6 @@
-"""What the router counts. Every duration is a phase of tandem.lifecycle.
+"""The router's metrics. Every duration is a phase of tandem.lifecycle.
 
-Each value that a label can have is there from the start, at 0: what first appears with a 1 is no growth to Prometheus.
+Each label value exists from the start, at 0: Prometheus sees no growth in a series that begins at 1.
 """
 
 from collections import Counter
@@ -36,21 +36,20 @@ from tandem.router.workers.worker import Pair
 from tandem.router.workers.worker_registry import WorkerRegistry
 
 PLACED = get_args(Placement)
-# The policy gives no reasons.
 UNEXPLAINED = "none"
-# How requests end: two ways that are the model's, the client's leaving, and the classes of router/errors.py.
+# The model's two ends, the client's leaving, and the classes of router/errors.py.
 OUTCOMES = (
     *("stop", "length", "abort"),
     *("invalid", "unauthenticated", "overloaded", "unavailable", "timeout", "error"),
 )
-# How the router loses a worker.
+# Kinds of losses of a worker.
 FAULTS = ("disconnected", "reconnected", "silent", "stalled")
-# What workers say of their caches: pages that have come and gone; all that they have; and that something was missed.
+# Reports of workers on their caches: changed pages, whole reports, and gaps in the order.
 PREFIX_EVENTS = ("stored", "removed", "whole", "missed")
 
 
 class RouterMetrics(Collector):
-    """Filled by the router on its loop, read there too: a scrape is one more request to that loop."""
+    """Filled and read on the router's loop."""
 
     def __init__(
         self,
@@ -66,13 +65,11 @@ class RouterMetrics(Collector):
     ) -> None:
         """
         Args:
-            registry: the workers.
-            num_requests, num_queued, num_waiting: requests in hand; those of them that wait for their first token; and
-                for a worker.
-            not_ready_reason: why no request would be served now, or "".
-            clocks: how far the workers' are from the router's.
-            planned: the workers that the cluster is to have, their roles by their names.
-            num_restarts: how often this router has been started again.
+            num_requests, num_queued, num_waiting: count the requests in hand; those without a first token; those that
+                no worker takes.
+            not_ready_reason: returns why no request can be served now, or "".
+            planned: planned roles by worker name.
+            num_restarts: restarts of this router.
         """
         self._registry = registry
         self._num_requests = num_requests
@@ -105,14 +102,14 @@ class RouterMetrics(Collector):
         itl = HistogramFamily("tandem_itl_seconds", "Gaps between tokens.", ITL_SECONDS)
         worker_wait = HistogramFamily(
             "tandem_worker_wait_seconds",
-            "Times for which requests waited for a worker, of those that had to.",
+            "Wait for a worker, of the requests that had to wait.",
             PHASE_SECONDS,
         )
         prompt = HistogramFamily("tandem_request_prompt_tokens", "Prompt tokens of each request that ended.", TOKENS)
         output = HistogramFamily("tandem_request_generated_tokens", "Output tokens of each request that ended.", TOKENS)
         estimates = HistogramFamily(
             "tandem_ttft_estimate_ratio",
-            "Time from the choice of workers to the first token, divided by what the routing policy had estimated.",
+            "Time from the choice of workers to the first token, divided by the routing policy's estimate.",
             RATIOS,
             "placement",
             PLACED,
@@ -127,15 +124,13 @@ class RouterMetrics(Collector):
         self._prometheus.register(self)
 
     def add_gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """Of what a part of the router holds. Args: value: asked at each scrape."""
+        """Args: value: called at each scrape."""
         self._gauges.append((name, text, value))
 
     def request_refused(self, outcome: str) -> None:
-        """A request was turned away before anything was done for it."""
         self._outcomes[outcome] += 1
 
     def unknown_fields(self, num_fields: int) -> None:
-        """A body had so many fields that nobody here knows."""
         self._num_unknown_fields += num_fields
 
     def request_ended(self, report: RequestReport) -> None:
@@ -150,27 +145,23 @@ class RouterMetrics(Collector):
             self._phases[timing.name].observe(timing.duration_ms / 1e3)
 
     def attempt_placed(self, pair: Pair) -> None:
-        """Workers were chosen for an attempt."""
         reason = pair.estimate.reason if pair.estimate is not None and pair.estimate.reason else UNEXPLAINED
         self.placements[pair.placement, reason] += 1
 
     def first_token_came(self, pair: Pair, moments: Mapping[str, int]) -> None:
-        """What was estimated can be compared with what it came to. Args: moments: of the attempt."""
         if pair.estimate is None or not pair.estimate.ttft_s or not moments.keys() >= {ASSIGNED, FIRST_TOKEN}:
             return
         took_s = max(0, moments[FIRST_TOKEN] - moments[ASSIGNED]) / 1e9
         self._estimates[pair.placement].observe(took_s / pair.estimate.ttft_s)
 
     def attempt_restarted(self, kind: str) -> None:
-        """A request begins another attempt: why the one before ended."""
         self._restarts[kind] += 1
 
     def spans_dropped(self, reason: str, num_requests: int) -> None:
-        """So many requests' spans will not reach the collector of traces."""
         self._spans_dropped[reason] += num_requests
 
     def prefixes_received(self, message: CachedPrefixes, *, is_in_order: bool) -> None:
-        """A worker has said what it has cached. Args: is_in_order: nothing before it was missed."""
+        """Args: is_in_order: False if an earlier message is missing."""
         if message.is_whole:
             self._prefix_events["whole"] += 1
         if not is_in_order:
@@ -182,23 +173,23 @@ class RouterMetrics(Collector):
         self._faults[kind] += 1
 
     def exposition(self) -> bytes:
-        """The metrics in Prometheus' text format."""
+        """Returns the metrics in Prometheus' text format."""
         histograms = "".join([family.exposition() for family in self._families])
         return generate_latest(self._prometheus) + histograms.encode()
 
     def collect(self) -> Iterable[Metric]:
-        yield _counter("tandem_requests", "Requests by how they ended", ("outcome",), self._outcomes)
+        yield _counter("tandem_requests", "Requests by outcome", ("outcome",), self._outcomes)
         yield CounterMetricFamily(
             "tandem_unknown_fields",
-            "Fields of requests over HTTP that were taken and are not known",
+            "Unknown fields of accepted HTTP requests",
             value=self._num_unknown_fields,
         )
         yield CounterMetricFamily(
-            "tandem_prompt_tokens", "Prompt tokens of the requests that ended", value=self._num_prompt_tokens
+            "tandem_prompt_tokens", "Prompt tokens of ended requests", value=self._num_prompt_tokens
         )
         yield CounterMetricFamily(
             "tandem_cached_prompt_tokens",
-            "Prompt tokens of those requests that prefill did not compute, as told to the clients",
+            "Prompt tokens of ended requests that prefill found cached, as reported to clients",
             value=self._num_cached_tokens,
         )
         yield CounterMetricFamily(
@@ -206,23 +197,23 @@ class RouterMetrics(Collector):
         )
         placements = CounterMetricFamily(
             "tandem_placements",
-            "Attempts by whether one worker computes the prompt and decodes, or two, and why",
+            "Attempts by placement, on one worker or two, and by reason",
             labels=("placement", "reason"),
         )
         for labels, count in sorted(self.placements.items()):
             placements.add_metric(labels, count)
         yield placements
-        yield _counter("tandem_restarts", "Attempts after a request's first, by why", ("kind",), self._restarts)
-        yield _counter("tandem_faults", "Workers that the router lost, by how", ("kind",), self._faults)
+        yield _counter("tandem_restarts", "Attempts after a request's first, by reason", ("kind",), self._restarts)
+        yield _counter("tandem_faults", "Workers that the router lost, by kind of loss", ("kind",), self._faults)
         yield _counter(
             "tandem_spans_dropped",
-            "Requests whose spans did not reach the collector of traces, by why",
+            "Requests whose spans did not reach the collector of traces, by reason",
             ("reason",),
             self._spans_dropped,
         )
         yield GaugeMetricFamily("tandem_requests_in_hand", "Requests being served", value=self._num_requests())
         yield GaugeMetricFamily(
-            "tandem_requests_queued", "Those of them that wait for their first token", value=self._num_queued()
+            "tandem_requests_queued", "Requests in hand that wait for their first token", value=self._num_queued()
         )
         yield GaugeMetricFamily(
             "tandem_requests_waiting", "Requests in hand that no worker takes now", value=self._num_waiting()
@@ -234,7 +225,7 @@ class RouterMetrics(Collector):
         yield workers
         connected = GaugeMetricFamily(
             "tandem_worker_connected",
-            "1 if this worker of the cluster is connected to the router, 0 if it is not",
+            "1 if this worker of the cluster is connected to the router, else 0",
             labels=("role", "worker"),
         )
         here = {worker.worker_id: worker.role for worker in self._registry}
@@ -244,7 +235,7 @@ class RouterMetrics(Collector):
         leaning = Counter(w.lean for w in self._registry if w.role == "both" and w.hello.has_links)
         leans = GaugeMetricFamily(
             "tandem_leaning_workers",
-            "Connected workers that may do any work, by which they are given first",
+            "Connected workers that both prefill and decode, by the work that they get first",
             labels=("lean",),
         )
         for lean in LEANS:
@@ -252,14 +243,14 @@ class RouterMetrics(Collector):
         yield leans
         yield CounterMetricFamily(
             "tandem_lean_changes",
-            "How often the work that a connected worker is given first has changed",
+            "Changes of the work that a connected worker gets first",
             value=self._registry.num_lean_changes,
         )
         offsets, uncertainties = (
             GaugeMetricFamily(f"tandem_clock_{name}_seconds", text, labels=("role", "worker"))
             for name, text in (
-                ("offset", "What a connected worker's clock is ahead of the router's"),
-                ("uncertainty", "How far that may be off"),
+                ("offset", "Lead of a connected worker's clock over the router's"),
+                ("uncertainty", "Largest possible error of tandem_clock_offset_seconds"),
             )
         )
         for worker_id, its_role in sorted(here.items()):
@@ -269,21 +260,23 @@ class RouterMetrics(Collector):
         yield from (offsets, uncertainties)
         prefixes = GaugeMetricFamily(
             "tandem_known_prefix_pages",
-            "Pages that a connected worker has cached, as the router knows it",
+            "Cached pages of a connected worker that the router knows",
             labels=("role", "worker"),
         )
         for worker in sorted(self._registry, key=lambda worker: worker.worker_id):
             prefixes.add_metric((worker.role, worker.worker_id), len(worker.prefixes.identities))
         yield prefixes
-        yield _counter("tandem_prefix_events", "What workers have said of their caches", ("kind",), self._prefix_events)
+        yield _counter(
+            "tandem_prefix_events", "Reports of workers on their caches, by kind", ("kind",), self._prefix_events
+        )
         yield GaugeMetricFamily(
             "tandem_worker_pairs",
-            "Pairs of connected workers that can serve a request together: all where every link is up",
+            "Pairs of connected workers that can serve a request together; fewer than all pairs while links are down",
             value=self._registry.num_pairs,
         )
         for name, text, value in self._gauges:
             yield GaugeMetricFamily(name, text, value=value())
-        yield GaugeMetricFamily("tandem_ready", "1 if a request would be served", value=not self._not_ready_reason())
+        yield GaugeMetricFamily("tandem_ready", "1 if a request can be served now", value=not self._not_ready_reason())
 
 
 def _counter(name: str, text: str, labels: Sequence[str], values: Counter[str]) -> Metric:

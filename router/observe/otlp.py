@@ -24,8 +24,6 @@ _SUCCESSES = ("stop", "length")
 
 
 class _Ended(SpanProcessor):
-    """Collects sampled spans that have ended."""
-
     def __init__(self) -> None:
         self._spans: list[ReadableSpan] = []
 
@@ -39,17 +37,12 @@ class _Ended(SpanProcessor):
 
 
 class OtlpExporter:
-    """Used by one thread. Sampling and other options of the SDK follow OTEL_ environment variables."""
+    """Used by one thread."""
 
     def __init__(self, endpoint: str, model: str, router_id: str) -> None:
-        """
-        Args:
-            endpoint: URL for the spans.
-            model: name of the served model.
-        """
         self._model = model
         self._ended = _Ended()
-        # Names from the environment take precedence.
+        # The environment's names take precedence.
         resource = Resource(
             {"service.name": "tandem", "service.version": __version__, "service.instance.id": router_id}
         ).merge(OTELResourceDetector().detect())
@@ -57,14 +50,14 @@ class OtlpExporter:
         provider.add_span_processor(self._ended)
         self._tracer = provider.get_tracer("tandem", __version__)
         self._propagator = TraceContextTextMapPropagator()
-        # Silence loggers: the exporter repeats its error for each batch, and the caller logs it once. The parsers of
-        # headers and trace contexts quote invalid input, which may be secrets or clients' text.
+        # The exporter repeats its error for each batch; the caller logs it once. The parsers of headers and trace
+        # contexts quote invalid input, which may be secrets or clients' text.
         for name in ("opentelemetry.exporter", "opentelemetry.util.re", "opentelemetry.trace"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._exporter = OTLPSpanExporter(endpoint)
 
     def export(self, requests: Sequence[TracedRequest]) -> bool:
-        """Sends the requests' spans. Returns whether the collector took them."""
+        """Returns whether the collector took the spans."""
         for request in requests:
             self._make_spans(request)
             # Yield the GIL to the router's event loop.
@@ -100,7 +93,6 @@ class OtlpExporter:
         span.end(request.ended_ns)
 
     def _parent(self, context: TraceContext | None) -> Context:
-        """Returns the context of the client's span, if valid."""
         if context is None:
             return Context()
         carrier = {TRACEPARENT: context.traceparent, TRACESTATE: context.tracestate}
@@ -134,7 +126,6 @@ class OtlpExporter:
 
 
 def _workers(request: TracedRequest, phase: str) -> dict[str, AttributeValue]:
-    """Returns the workers of a phase, by its first moment."""
     start = _STARTS[phase]
     if start in PREFILL_MOMENTS:
         return {"tandem.prefill_worker": request.prefill_worker_id, "tandem.decode_worker": request.decode_worker_id}

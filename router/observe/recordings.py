@@ -1,4 +1,4 @@
-"""Recordings of the whole cluster. Each process records itself; the router that the client asks collects the parts."""
+"""Recordings of the whole cluster. Each process records itself, and the asked router collects the parts."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
@@ -15,7 +15,6 @@ from tandem.rpc.recording_service import MAX_DURATION_S, STOP_TIMEOUT_S, duratio
 from tandem.v1 import recording_pb2 as pb
 from tandem.v1 import recording_pb2_grpc
 
-# Seconds after which a process that has not started is left out.
 START_TIMEOUT_S = 5.0
 # Seconds for the client to take all parts after the recording.
 COLLECT_TIMEOUT_S = 60.0
@@ -28,8 +27,6 @@ REFUSAL = "another recording is being made; try again when it has ended"
 
 
 class Recordings:
-    """Used on the router's event loop."""
-
     def __init__(
         self,
         routers: Mapping[str, str],
@@ -37,12 +34,6 @@ class Recordings:
         clocks: ClockOffsets,
         credentials: ClusterCredentials,
     ) -> None:
-        """
-        Args:
-            routers: internal addresses of all routers by name.
-            workers: returns the connected workers.
-            clocks: offsets of their clocks.
-        """
         self._routers = routers
         self._workers = workers
         self._clocks = clocks
@@ -50,8 +41,8 @@ class Recordings:
         self._is_recording = False
 
     async def record(self, duration_s: float) -> AsyncGenerator[pb.RecordedPart, None]:
-        """Has all processes record themselves, and yields their parts in turn. A part with `failure` stands for a
-        missing one. Closing the generator ends the recording.
+        """Yields the parts of all processes in turn. A part with `failure` stands for a missing one. Closing the
+        generator ends the recording.
 
         Raises:
             InvalidRequestError: the duration is too long or not positive.
@@ -60,7 +51,6 @@ class Recordings:
         if not 0 < duration_s <= MAX_DURATION_S:
             raise InvalidRequestError(duration_refusal(duration_s), "duration_s")
         if self._is_recording:
-            # Saves calls to the processes, which would refuse too.
             raise OverloadedError(REFUSAL)
         self._is_recording = True
         try:
@@ -91,8 +81,6 @@ class Recordings:
 
 
 class _Process:
-    """A process that records itself."""
-
     def __init__(self, name: str, role: str, address: str) -> None:
         self._name = name
         self._role = role
@@ -105,11 +93,7 @@ class _Process:
         self._call = stub.RecordProcess(request, metadata=metadata, timeout=duration_s + COLLECT_TIMEOUT_S)
 
     async def begin(self) -> pb.RecordedPart:
-        """Returns once the process records or fails.
-
-        Raises:
-            OverloadedError: it makes another recording.
-        """
+        """Raises OverloadedError if the process makes another recording."""
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 return await self._call.read()
@@ -121,11 +105,7 @@ class _Process:
             return self._failed(f"did not start: {error.details()}")
 
     async def parts(self, due: float) -> AsyncIterator[pb.RecordedPart]:
-        """Yields the recorded parts after `begin`.
-
-        Args:
-            due: deadline of the first part, on the event loop's clock.
-        """
+        """Args: due: deadline of the first part, on the event loop's clock."""
         if self._call is None:
             return
         loop = asyncio.get_running_loop()

@@ -1,8 +1,7 @@
-"""A line for each request's beginning and one for its end, for the terminal of whoever started the cluster.
+"""Lines for each request's beginning and end, for the terminal of the cluster's starter.
 
-Their way there is a socket and not the log: what an actor writes to its standard error stays in Ray's files. Where the
-terminal may be on another host they are kept, and whoever supervises the router asks for them. Nothing is waited for:
-lines that do not get away are lost, and counted.
+They travel over a socket, because an actor's standard error stays in Ray's files. With a terminal on another host, the
+supervisor fetches them instead. Sending never waits: undeliverable lines are lost, and counted.
 """
 
 import contextlib
@@ -15,25 +14,20 @@ from typing import Protocol
 from tandem.lifecycle import TOTALS
 from tandem.router.requests.tracker import RequestReport, RequestTracker
 
-# Of one line, in bytes.
 MAX_LINE_BYTES = 2048
-# That are kept until somebody asks, of a megabyte at most.
+# One megabyte at most.
 MAX_KEPT_LINES = 512
 
 
 class LineSink(Protocol):
-    """Where lines go."""
-
     def send(self, line: bytes) -> bool:
-        """Returns whether it is on its way; waits for nothing."""
+        """Returns whether the line is on its way; never waits."""
         ...
 
     def close(self) -> None: ...
 
 
 class SocketLines:
-    """A socket in Linux' abstract namespace takes them. Belongs to one loop."""
-
     def __init__(self, name: str) -> None:
         self._address = f"\0{name}"
         self._socket: socket.socket | None = None
@@ -60,7 +54,7 @@ class SocketLines:
 
 
 class KeptLines:
-    """They stay here until another thread takes them."""
+    """Keeps lines until another thread takes them."""
 
     def __init__(self) -> None:
         self._lines: deque[bytes] = deque()
@@ -72,13 +66,13 @@ class KeptLines:
         return True
 
     def take(self, num_bytes: float = math.inf) -> list[str]:
-        """Those that have come since this was last called, in which everything is printable.
+        """Returns new lines, made printable.
 
         Args:
-            num_bytes: once they have so many no more are taken; those stay for the next call.
+            num_bytes: size at which to stop; the others stay for the next call.
         """
         lines: list[str] = []
-        # Two threads may take them at once.
+        # Two threads may take lines at once.
         with contextlib.suppress(IndexError):
             for _ in range(len(self._lines)):
                 if num_bytes <= 0:
@@ -88,14 +82,13 @@ class KeptLines:
         return lines
 
     def close(self) -> None:
-        """What is there can still be taken."""
+        """Kept lines can still be taken."""
 
 
 class RequestLines:
-    """Belongs to one loop. Prompts, outputs and keys are in no line."""
+    """Prompts, outputs and keys are in no line."""
 
     def __init__(self, router_id: str, sink: LineSink) -> None:
-        """Args: router_id: stands in each line."""
         self._router_id = router_id
         self._sink = sink
         self._num_lost = 0
@@ -131,13 +124,12 @@ class RequestLines:
 
 
 def shown(line: bytes) -> str:
-    """A line for a terminal: a client's words may be in it, and what a terminal obeys in those."""
+    """Replaces control characters, which clients may have sent to the terminal."""
     text = line.decode(errors="replace")
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _name(tracker: RequestTracker) -> str:
-    """Its own id, behind the one that its client knows."""
     return (
         f"{tracker.spec.client_request_id} {tracker.request_id}"
         if tracker.spec.client_request_id

@@ -1,4 +1,4 @@
-"""The one place where a request's beginning, its refusal and its end are announced."""
+"""Announces each request's beginning, refusal and end."""
 
 import json
 import logging
@@ -14,17 +14,15 @@ from tandem.router.observe.metrics import RouterMetrics
 from tandem.router.observe.request_lines import RequestLines
 from tandem.router.requests.tracker import RequestReport, RequestTracker
 
-# One line of JSON for each request.
 request_logger = logging.getLogger("tandem.router.requests")
 
 
 class RequestObservers:
-    """Metrics, live page, recording, log, and the optional lines and spans. Belongs to the router's loop."""
+    """Metrics, live page, recording, log, and the optional lines and spans."""
 
     def __init__(
         self, metrics: RouterMetrics, live: LiveRecord, recorder: Recorder, lines: RequestLines | None
     ) -> None:
-        """Args: lines: the terminal's; None: nobody wants them."""
         self._metrics = metrics
         self._lines = lines
         self._on_ended: list[Callable[[RequestReport], None]] = [
@@ -37,7 +35,6 @@ class RequestObservers:
             self.subscribe(lines.ended)
 
     def subscribe(self, on_ended: Callable[[RequestReport], None]) -> None:
-        """Calls this at each request's end."""
         self._on_ended.append(on_ended)
 
     def begun(self, tracker: RequestTracker) -> None:
@@ -49,9 +46,9 @@ class RequestObservers:
             tell(report)
 
     def refused(self, error: RequestError, client_request_id: str) -> None:
-        """A request was turned away before anything was done for it."""
+        """Announces a request refused before any work."""
         self._metrics.request_refused(error.outcome)
-        # Strangers must not be able to fill the log, or a terminal.
+        # Strangers must not be able to fill the log or a terminal.
         is_stranger = isinstance(error, UnauthenticatedError)
         if self._lines is not None and not is_stranger:
             self._lines.refused(client_request_id, error.outcome, str(error))
@@ -60,7 +57,7 @@ class RequestObservers:
 
     @contextmanager
     def refusals_counted(self, client_request_id: str = "") -> Iterator[None]:
-        """Counts and logs a RequestError that is raised within. Args: client_request_id: "" where it is not known."""
+        """Counts and logs a RequestError raised within."""
         try:
             yield
         except RequestError as error:
@@ -92,7 +89,7 @@ def log_request(report: RequestReport) -> None:
 
 
 def record_request(recorder: Recorder, report: RequestReport) -> None:
-    """Adds a request to the recording, if there is one. A request in hand is in its last phase until now."""
+    """A request in hand is in its last phase until now."""
     if not recorder.is_on:
         return
     tracker = report.tracker

@@ -1,8 +1,5 @@
-"""Ended requests on their way to a collector of traces, beside the router's loop.
-
-The loop only puts what is known of a request into a queue with a bound. A thread makes spans of it and sends them
-(router/observe/otlp.py); while a collector is slow or away, requests are dropped and counted, and nobody waits.
-"""
+"""Ended requests on their way to a collector of traces. While the collector is slow or away, requests are dropped and
+counted."""
 
 import logging
 import threading
@@ -18,9 +15,9 @@ from tandem.router.requests.tracker import RequestReport
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED = 2048
-# So many requests are sent at once. Their spans take a few milliseconds to encode.
+# Requests per export. Their spans take a few milliseconds to encode.
 BATCH_SIZE = 32
-# They are collected for so long.
+# Interval between exports.
 INTERVAL_S = 1.0
 STOP_TIMEOUT_S = 2.0
 MAX_ERROR_LEN = 1000
@@ -29,12 +26,12 @@ DROP_REASONS = (QUEUE_FULL, EXPORT_FAILED)
 
 
 class TracedRequest(NamedTuple):
-    """What a request's spans say, and nothing that a client may make large: many wait for a collector that is away.
+    """Facts for a request's spans, all small: many requests may be queued.
 
     Attributes:
-        outcome: as the metrics count it.
-        error: why it failed, or "".
-        received_ns, ended_ns: on the router's clock.
+        outcome: label of the request in the metrics.
+        error: reason of a failure, or "".
+        received_ns, ended_ns: times on the router's clock.
         timings: the phases between the two.
     """
 
@@ -88,8 +85,6 @@ class TracedRequest(NamedTuple):
 
 
 class RequestSpans:
-    """The queue, and the thread that empties it."""
-
     def __init__(
         self,
         export: Callable[[Sequence[TracedRequest]], bool],
@@ -98,27 +93,27 @@ class RequestSpans:
     ) -> None:
         """
         Args:
-            export: sends requests' spans, and returns whether it could; called on the thread, may take its time.
-            on_dropped: told why, one of DROP_REASONS, and how many requests; each reason from one thread.
+            export: sends spans and returns whether it could; called on the thread, and may block.
+            on_dropped: called with one of DROP_REASONS and the number of requests; each reason from one thread.
         """
         self._export = export
         self._on_dropped = on_dropped
         self._max_queued = max_queued
-        # Appending and popping at either end are atomic: no lock is needed.
+        # Appending and popping are atomic, so there is no lock.
         self._queue: deque[TracedRequest] = deque()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
         self._thread.start()
 
     def put(self, report: RequestReport) -> None:
-        """On the loop; never waits."""
+        """Called on the loop; never waits."""
         if len(self._queue) >= self._max_queued:
             self._on_dropped(QUEUE_FULL, 1)
         else:
             self._queue.append(TracedRequest.of(report))
 
     def close(self) -> None:
-        """Sends what is left, as far as the collector takes it within STOP_TIMEOUT_S."""
+        """Sends the queued requests, for STOP_TIMEOUT_S at most."""
         self._closing.set()
         self._thread.join(STOP_TIMEOUT_S)
 
@@ -141,6 +136,6 @@ class RequestSpans:
         try:
             return self._export(batch)
         except Exception:
-            # What a collector answers, or an exporter makes of it, must not end the thread.
+            # Errors from the collector or the exporter must not kill the thread.
             logger.exception("spans could not be sent")
             return False

@@ -1,5 +1,4 @@
-"""Workers' metrics through a router. Prometheus cannot read them from workers that speak TLS within the cluster
-only."""
+"""Workers' metrics through a router, for clusters whose internal TLS keeps Prometheus from the workers."""
 
 from typing import Any
 
@@ -14,14 +13,7 @@ READ_TIMEOUT_S = 4.0
 
 
 async def read_metrics(address: str, credentials: ClusterCredentials) -> bytes:
-    """Returns a worker's metrics in Prometheus' text format.
-
-    Args:
-        address: the worker's address within the cluster.
-
-    Raises:
-        UnavailableError: the worker does not answer.
-    """
+    """Returns the metrics of the worker at an internal address. Raises UnavailableError if it does not answer."""
     try:
         async with credentials.open_channel(address) as channel:
             stub: Any = worker_pb2_grpc.WorkerAdminStub(channel)

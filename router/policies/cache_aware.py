@@ -20,12 +20,12 @@ TIE_COST = SHIP_COST / 4
 
 
 class CacheAware(PrefixPolicy):
-    """Chooses the pair with the least sum of queued prompt tokens, uncached tokens of this prompt at the prefill
-    worker, tokens to ship, and the decode worker's requests."""
+    """Minimizes queued prompt tokens, uncached tokens of this prompt, tokens to ship, and the decode worker's
+    requests."""
 
     def __init__(self, seed: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
-        # Breaks ties, as in LeastLoaded.
+        # Ties are random, as in LeastLoaded.
         self._random = random.Random(seed)
 
     def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:

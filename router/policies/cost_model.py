@@ -1,8 +1,7 @@
-"""The cost of serving a request at a worker. docs/placement.md has the formula and its symbols.
+"""The cost of serving a request at a worker, by the formula in docs/placement.md.
 
 A cost of 1 is one request that takes exactly as long as its objective allows, for its first token or between two
-tokens. Time beyond the objective counts LATE times. The cost of a choice is the cost to all requests: its own and the
-workers' other ones. All functions are pure.
+tokens. Time beyond the objective counts LATE times. The cost includes the cost to the worker's other requests.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,18 +11,14 @@ from tandem.messages import ForwardTimes
 from tandem.router.workers.leans import Lean
 from tandem.router.workers.objectives import Objectives
 
-# Weight of time beyond an objective.
 LATE = 5.0
-# Share of gaps that may exceed the objective.
 TAIL_SHARE = 0.05
-# Parts of a cost. The reason for a placement is the part in which it beats the other placement by most. "only": there
-# is no pair of the other placement.
+# Parts of a cost. The reason for a placement is the part with its largest advantage. "only": there is no pair of the
+# other placement.
 REASONS = ("queue", "compute", "interference", "handover", "batch", "memory", "role", "only")
-# Cost of each kind of work against a worker's lean: for prefill times its share of the TTFT objective, for decode as it
-# is.
+# Cost of work against a worker's lean: of prefill times its share of the TTFT objective, of decode as it is.
 LEAN_OF_PROMPT: Mapping[Lean, float] = {"none": 0.0, "prefill": 0.0, "both": 1.5, "decode": 5.0}
 LEAN_OF_DECODING: Mapping[Lean, float] = {"none": 0.0, "decode": 0.0, "both": 0.7, "prefill": 3.0}
-# Lower bound of the mean output length.
 MIN_OUTPUT_TOKENS = 8.0
 
 
@@ -34,10 +29,8 @@ class Load(NamedTuple):
         num_pending_tokens: queued prompt tokens.
         num_decoding: requests in decode or bound for it.
         num_kv_tokens: KV tokens of these requests.
-        num_pool_tokens: size of the pool.
         num_held_tokens: tokens of the pool in use or promised.
         max_decoding: largest decode batch, in requests.
-        lean: kind of work that the worker gets first.
     """
 
     num_pending_tokens: int = 0
@@ -50,19 +43,12 @@ class Load(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """The speed of one worker.
-
-    Attributes:
-        times: forward times that the worker reports.
-        output_tokens: mean output length.
-    """
-
     times: ForwardTimes
     output_tokens: float = 128.0
 
 
 class CostLine(NamedTuple):
-    """A cost by an amount of work: `late(due + due_slope * amount) + extra + extra_slope * amount`."""
+    """`late(due + due_slope * amount) + extra + extra_slope * amount` for an amount of work."""
 
     due: float
     due_slope: float
@@ -74,7 +60,7 @@ class CostLine(NamedTuple):
 
 
 def line_costs(lines: Iterable[CostLine], amounts: Iterable[float]) -> list[float]:
-    """Evaluates each line at its amount. `late` is inlined because one choice evaluates hundreds of lines."""
+    """`late` is inlined because one choice evaluates hundreds of lines."""
     more = LATE - 1.0
     return [
         (share if (share := due + due_slope * amount) <= 1.0 else LATE * share - more) + extra + extra_slope * amount
@@ -90,13 +76,11 @@ def late(share: float) -> float:
 def compute_times(
     token_times: Iterable[tuple[float, float]], nums_to_compute: Iterable[int], num_tokens: int
 ) -> list[float]:
-    """Returns the seconds in which each worker computes the last tokens of a prompt, without a forward pass's fixed
+    """Returns the seconds in which each worker computes its last tokens of a prompt, without a forward pass's fixed
     time.
 
     Args:
         token_times: seconds per prompt token and per attended token, for each worker.
-        nums_to_compute: tokens to compute, for each worker.
-        num_tokens: length of the prompt.
     """
     return [
         num * (token_s + attended_s * (num_tokens - 0.5 * num))
@@ -110,7 +94,7 @@ def compute_s(speed: Speed, num_to_compute: int, num_tokens: int) -> float:
 
 
 def prefill_line(load: Load, speed: Speed, objectives: Objectives) -> CostLine:
-    """Returns the cost of a prompt at its prefill worker, by the seconds of `compute_times`."""
+    """Cost of a prompt by the seconds of `compute_times`."""
     ttft_s = objectives.ttft_s
     return CostLine(
         due=(_queue_s(load, speed) + speed.times.prefill_s) / ttft_s,
@@ -123,7 +107,7 @@ def prefill_line(load: Load, speed: Speed, objectives: Objectives) -> CostLine:
 
 
 def decode_line(load: Load, speed: Speed, objectives: Objectives) -> CostLine:
-    """Returns the cost of a request at its decode worker, by its tokens, without `memory_cost`."""
+    """Cost of a request by its tokens, without `memory_cost`."""
     times, objective_s = speed.times, objectives.itl_s
     step_s = itl_s(load, speed, 0)
     others = (LATE if step_s > objective_s else 1.0) * load.num_decoding / objective_s
@@ -139,8 +123,7 @@ def decode_line(load: Load, speed: Speed, objectives: Objectives) -> CostLine:
 
 
 def place_cost(load: Load, speed: Speed, objectives: Objectives) -> float:
-    """Returns the cost of the wait for a place in the batch. Over the time of one output, requests leave at an even
-    rate."""
+    """Wait for a place in the batch: requests leave at an even rate over one output's time."""
     lacking = load.num_decoding + 1 - load.max_decoding
     if lacking <= 0:
         return 0.0
@@ -148,11 +131,7 @@ def place_cost(load: Load, speed: Speed, objectives: Objectives) -> float:
 
 
 def memory_cost(load: Load, speed: Speed, objectives: Objectives, num_to_store: int) -> float:
-    """Returns the cost of the wait for pages. Over the time of one output, held pages come free at an even rate.
-
-    Args:
-        num_to_store: uncached tokens of the request.
-    """
+    """Wait for pages for `num_to_store` tokens: held pages come free at an even rate over one output's time."""
     held = load.num_held_tokens
     lacking = num_to_store - num_free_tokens(load)
     if lacking <= 0 or held <= 0:
@@ -176,20 +155,18 @@ def handover_line(handover: tuple[float, float], page_size: int, objectives: Obj
 
 
 def ttft_s(load: Load, speed: Speed, num_to_compute: int, num_tokens: int) -> float:
-    """Returns the expected seconds to a prompt's first token."""
     return _queue_s(load, speed) + speed.times.prefill_s + compute_s(speed, num_to_compute, num_tokens)
 
 
 def itl_s(load: Load, speed: Speed, num_tokens: int) -> float:
-    """Returns the expected seconds between tokens of one more request of `num_tokens` tokens, without delays by
-    prompts."""
+    """Seconds between tokens with one more request of `num_tokens` tokens, without delays by prompts."""
     return _step_s(speed.times, load.num_decoding + 1, load.num_kv_tokens + num_tokens)
 
 
 def prompt_parts(
     load: Load, speed: Speed, objectives: Objectives, num_to_compute: int, num_tokens: int
 ) -> dict[str, float]:
-    """Splits the cost of `prefill_line` by cause."""
+    """Splits `prefill_line` by cause."""
     seconds = compute_s(speed, num_to_compute, num_tokens)
     queue = late(_queue_s(load, speed) / objectives.ttft_s)
     interference = load.num_decoding * _delay(seconds, speed, objectives)
@@ -206,7 +183,7 @@ def prompt_parts(
 def decode_parts(
     load: Load, speed: Speed, objectives: Objectives, num_tokens: int, num_to_store: int
 ) -> dict[str, float]:
-    """Splits the cost of `decode_line` and `memory_cost` by cause. The wait for a place belongs to "batch"."""
+    """Splits `decode_line` and `memory_cost` by cause. The wait for a place belongs to "batch"."""
     interference = _delay(_queue_s(load, speed), speed, objectives)
     role = LEAN_OF_DECODING[load.lean]
     return {
@@ -218,7 +195,6 @@ def decode_parts(
 
 
 def _prompt_lean(load: Load, objectives: Objectives, seconds: float) -> float:
-    """Returns the cost of `seconds` of prefill against the worker's lean."""
     return LEAN_OF_PROMPT[load.lean] * seconds / objectives.ttft_s
 
 
@@ -227,13 +203,12 @@ def _step_s(times: ForwardTimes, num_requests: int, num_kv_tokens: int) -> float
 
 
 def _queue_s(load: Load, speed: Speed) -> float:
-    """Returns the seconds to compute the queued prompts."""
     return speed.times.prompt_token_s * load.num_pending_tokens
 
 
 def _delay(seconds: float, speed: Speed, objectives: Objectives) -> float:
-    """Returns the cost of `seconds` of prefill to one request decoded beside it. If mixed steps exceed the objective,
-    a TAIL_SHARE of slow gaps already misses it."""
+    """Cost of `seconds` of prefill to one request decoded beside it. If mixed steps exceed the objective, a TAIL_SHARE
+    of slow gaps already misses it."""
     mean = seconds / (max(MIN_OUTPUT_TOKENS, speed.output_tokens) * objectives.itl_s)
     gap_s = speed.times.gap_beside_prompts_s
     if gap_s <= objectives.itl_s:

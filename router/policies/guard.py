@@ -1,4 +1,4 @@
-"""The only caller of a routing policy. A policy may be a user's class and must not break the router."""
+"""The only caller of a routing policy, which may be a user's class and must not break the router."""
 
 import dataclasses
 import logging
@@ -13,9 +13,8 @@ from tandem.router.workers.worker import Estimate, Pair, Worker
 
 logger = logging.getLogger(__name__)
 
-# Message for the client. Details stay in the log.
 FAILURE_MESSAGE = "the routing policy failed to choose workers; the router's log says why"
-# Limits for reasons, each of which becomes a metric label for ever. Further reasons count as OTHER.
+# Limits for reasons, because each becomes a metric label. Further reasons count as OTHER.
 MAX_REASONS = 64
 MAX_REASON_LEN = 64
 OTHER = "other"
@@ -25,18 +24,13 @@ _values_of = operator.attrgetter(*(field.name for field in dataclasses.fields(Es
 
 
 class GuardedPolicy(RoutingPolicy):
-    """Calls another policy and keeps its exceptions from the router."""
-
     def __init__(self, policy: RoutingPolicy) -> None:
         self._policy = policy
         self._reasons: set[str] = set()
         self.wants_prefixes = bool(policy.wants_prefixes)
 
     def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
-        """
-        Raises:
-            InternalError: the policy raised, or its pair is not a candidate.
-        """
+        """Raises InternalError if the policy raised, or its pair is not a candidate."""
         try:
             pair = self._policy.choose(candidates, request)
             is_candidate = pair in candidates
@@ -55,7 +49,7 @@ class GuardedPolicy(RoutingPolicy):
         return pair if type(pair) is Pair and pair.estimate is checked else Pair(pair.prefill, pair.decode, checked)
 
     def _checked(self, pair: Pair, request: RoutingRequest) -> Estimate | None:
-        """Returns the checked estimate, or None if it is invalid: the request is served all the same."""
+        """Returns None for an invalid estimate: the request is served all the same."""
         try:
             estimate = pair.estimate
             if estimate is None:

@@ -13,17 +13,16 @@ from tandem.router.workers.distance import DISTANCES
 from tandem.router.workers.objectives import DEFAULT_OBJECTIVES, Objectives
 from tandem.router.workers.worker import Estimate, Pair, Worker
 
-# Upper bound of a worker's random tie cost, drawn again when its load changes: a thousandth of an objective. Routers
-# see each other's choices late and must not all take the same worker.
+# Upper bound of a worker's random tie cost, drawn again when its load changes. Routers see each other's choices late
+# and must not all take the same worker.
 TIE_COST = 1e-3
 _NO_COST = CostLine(0.0, 0.0, 0.0, 0.0)
 
 
 class _WorkerCosts:
-    """Cost lines of a list of workers. `update` recomputes workers whose load has changed.
+    """Cost lines of workers; `update` recomputes those whose load has changed.
 
     Attributes:
-        workers: the order of the other lists.
         prefills, decodes: cost lines with a random tie cost.
         token_times: seconds per prompt token and per attended token.
         rooms: free tokens of the pools.
@@ -54,10 +53,6 @@ class _WorkerCosts:
             self._compute(i, workers[i])
 
     def prefill_costs(self, cached: Mapping[Worker, int], num_tokens: int) -> dict[Worker, float]:
-        """
-        Args:
-            cached: cached tokens of the prompt, by worker; 0 if missing.
-        """
         nums = [num_tokens - cached[worker] if worker in cached else num_tokens for worker in self.workers]
         seconds = cost_model.compute_times(self.token_times, nums, num_tokens)
         return dict(zip(self.workers, cost_model.line_costs(self.prefills, seconds), strict=True))
@@ -66,7 +61,7 @@ class _WorkerCosts:
         """Returns the cost at each worker without a handover.
 
         Args:
-            expected: tokens cached or arriving, by worker; 0 if missing.
+            expected: tokens cached or arriving.
         """
         costs = cost_model.line_costs(self.decodes, [num_tokens] * len(self.decodes))
         if min(self.rooms, default=0) < num_tokens:
@@ -88,7 +83,7 @@ class _WorkerCosts:
 
 
 class LeastCost(PrefixPolicy):
-    """Chooses the pair with the least sum of prefill, decode and handover cost. A single worker needs no handover."""
+    """Chooses the pair with the least sum of prefill, decode and handover cost."""
 
     def __init__(self, seed: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
@@ -183,7 +178,6 @@ def _state_of(worker: Worker) -> tuple[Load, Speed]:
 def _cost_parts(
     pair: Pair, cached: Mapping[Worker, int], expected: Mapping[Worker, int], num_tokens: int, objectives: Objectives
 ) -> dict[str, float]:
-    """Splits a pair's cost by cause, without tie costs."""
     prefill, decode, distance = pair.prefill, pair.decode, pair.distance
     num_to_store = num_tokens - expected.get(decode, 0)
     parts = cost_model.prompt_parts(*_state_of(prefill), objectives, num_tokens - cached.get(prefill, 0), num_tokens)
@@ -206,7 +200,7 @@ def _receiver_costs(
     objectives: Objectives,
     distance: int,
 ) -> dict[Worker, float]:
-    """Returns the cost to decode at each receiver after a handover over `distance`.
+    """Returns the cost at each receiver after a handover.
 
     Args:
         decodes, decode_costs: workers, all receivers among them, and their costs without a handover.
@@ -228,7 +222,6 @@ def _handover_line(decode: Worker, objectives: Objectives, distance: int) -> tup
 
 
 def _union(workers: list[Worker], others: list[Worker]) -> list[Worker]:
-    """Returns all workers, each once; equal lists, the common case, unchanged."""
     if not workers or not others or workers == others:
         return workers or others
     return list(dict.fromkeys((*workers, *others)))

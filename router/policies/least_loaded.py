@@ -11,9 +11,8 @@ FARTHER_COST = 1.0
 
 
 class LeastLoaded(RoutingPolicy):
-    """Chooses the pair with the fewest requests at both workers, by the routers' own counts, which also show a burst
-    between two heartbeats. Ties are random: routers see each other's choices late and must not all take the same
-    pair."""
+    """Uses the routers' own counts, which also show a burst between two heartbeats. Ties are random: routers see each
+    other's choices late and must not all take the same pair."""
 
     def __init__(self, seed: int | None = None) -> None:
         self._random = random.Random(seed)

@@ -1,5 +1,4 @@
-"""Base of policies that use the workers' cached prefixes: reported ones, and those that this router has them
-compute."""
+"""Base of policies that use the workers' cached prefixes, reported or under way."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
@@ -11,29 +10,26 @@ from tandem.router.workers.worker import Pair, Worker
 
 
 class PrefixPolicy(RoutingPolicy):
-    """Tracks the prefixes under way. Subclasses choose."""
-
     wants_prefixes = True
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._under_way = PrefixesUnderWay(clock)
         # A shipped prefix is computed elsewhere first, so no prompt can start from it yet.
         self._arriving = PrefixesUnderWay(clock)
-        # Prefixes of unfinished requests.
         self._prefixes: dict[str, RequestPrefixes] = {}
         self._latest: tuple[str, RequestPrefixes] | None = None
-        # Cached pages found at the last choice: the first guess for the next prompt.
+        # First guess for the next prompt: the last one's cached pages.
         self._usual = 0
 
     def num_cached(
         self, workers: Collection[Worker], request: RoutingRequest
     ) -> tuple[dict[Worker, int], dict[Worker, int]]:
-        """Returns the number of leading tokens of a request that workers have. Workers with none are missing; workers
-        outside `workers` may be included.
+        """Returns a request's leading tokens by worker. Workers with none are missing; workers outside `workers` may be
+        included.
 
         Returns:
-            Tokens that a worker has cached or is computing, from which it would start the prompt; and the same with the
-            tokens arriving from other workers, which need no second shipping.
+            Tokens that a worker has cached or is computing, from which it would start the prompt; and the same with
+                tokens arriving from other workers, which need no second shipping.
         """
         prefixes = self._prefixes.get(request.request_id) or RequestPrefixes(request)
         self._latest = request.request_id, prefixes
@@ -100,14 +96,13 @@ class PrefixPolicy(RoutingPolicy):
 
 
 class RequestPrefixes:
-    """The prefix identities of one request, computed once per page over all attempts."""
-
     def __init__(self, request: RoutingRequest) -> None:
         self._namespace = request.cache_namespace
         self._by_size: dict[int, Sequence[int]] = dict(request.prompt_identities)
 
     def identities(self, token_ids: Sequence[int], page_size: int) -> Sequence[int]:
-        """Returns the identities of all full pages of `token_ids`, a leading part of prompt and output."""
+        """Returns the identities of all full pages of `token_ids`, a leading part of prompt and output. Each is
+        computed once."""
         num_pages = len(token_ids) // page_size
         known = self._by_size.get(page_size, ())
         if len(known) < num_pages:
@@ -118,26 +113,17 @@ class RequestPrefixes:
 class _Search:
     """Finds the number of leading pages that each worker has.
 
-    A page is only cached with all pages before it, so binary search finds the border between known and unknown. Most
-    workers have the same pages of a prompt (a shared beginning, or none), so the search tries the last worker's border
-    first.
-
-    Attributes:
-        last: pages of the last worker.
+    A page is only cached with all pages before it, so binary search works. Most workers have the same pages of a
+    prompt, so the search tries the last worker's number first.
     """
 
     def __init__(self, identities: Sequence[int], guess: int) -> None:
-        """
-        Args:
-            guess: likely number of pages of the first worker.
-        """
         self._identities = identities
         self.last = min(guess, len(identities))
 
     def all_known(
         self, workers: Iterable[Worker], computing: Mapping[Worker, Set[int]]
     ) -> Iterator[tuple[Worker, int]]:
-        """Yields each worker and its leading pages, cached or being computed."""
         identities, last = self._identities, -1
         border: tuple[int, int | None] = 0, None
         for worker in workers:
@@ -146,14 +132,13 @@ class _Search:
                 border = identities[last - 1] if last else 0, identities[last] if last < len(identities) else None
             before, after = border
             known, pages = worker.prefixes.identities, computing.get(worker, NOTHING)
-            # Fast path: most of hundreds of workers have as many pages as the one before.
+            # Most of hundreds of workers have as many pages as the one before.
             if last and (before in known or before in pages) and after not in known and after not in pages:
                 yield worker, last
             else:
                 yield worker, self.num_known(known, pages)
 
     def num_known(self, cached: Set[int], expected: Set[int]) -> int:
-        """Returns the number of leading pages in either set."""
         identities, last = self._identities, self.last
         if last and identities[last - 1] not in cached and identities[last - 1] not in expected:
             low, high = 0, last - 1

@@ -6,11 +6,10 @@ from tandem.router.workers.worker import Pair, Worker
 
 
 class RoundRobin(RoutingPolicy):
-    """Chooses the prefill and the decode worker that have waited longest, so that N requests over N x M pairs load all
-    workers evenly."""
+    """Chooses the prefill and the decode worker that have waited longest: N requests over N x M pairs load all workers
+    evenly."""
 
     def __init__(self) -> None:
-        # Number of the last choice, by worker id.
         self._last: dict[str, int] = {}
         self._num_choices = 0
 

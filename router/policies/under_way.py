@@ -1,4 +1,4 @@
-"""Prefixes of requests that workers have been sent but have not reported as cached."""
+"""Prefixes that workers are to compute but have not reported as cached."""
 
 import math
 from collections import Counter
@@ -7,27 +7,20 @@ from dataclasses import dataclass
 
 from tandem.router.workers.worker import Worker
 
-# Seconds after a request's end during which its prefixes are still expected. Workers report pages 0.1 s after caching
-# them.
+# Seconds for which prefixes are expected after their request's end. Workers report pages 0.1 s after caching them.
 LAST_WORD_S = 1.0
 NOTHING: Set[int] = frozenset()
 
 
 @dataclass(slots=True)
 class _Expected:
-    """
-    Attributes:
-        identities: the request's prefixes, shortest first.
-        until: time at which they are dropped, once the request has ended.
-    """
+    """Attributes: until: time at which the prefixes are dropped, once the request has ended."""
 
     identities: Sequence[int]
     until: float = math.inf
 
 
 class _AtWorker:
-    """Expected prefixes of one life of a worker."""
-
     def __init__(self) -> None:
         # Whole-set operations: a loop over the pages of a long prompt is slow.
         self.pages: set[int] = set()
@@ -39,7 +32,6 @@ class _AtWorker:
         self.look_at = math.inf
 
     def add(self, request_id: str, identities: Sequence[int]) -> None:
-        """Adds a request that is not yet expected."""
         self.by_request[request_id] = _Expected(identities)
         own = set(identities)
         self._again.update(self.pages & own)
@@ -60,9 +52,8 @@ class _AtWorker:
 
 
 class PrefixesUnderWay:
-    """Expected prefixes of all workers. Without them a worker that is computing a prefix would look no better than an
-    idle one. Once a worker reports a prefix, only its reports count: pages evicted while their request still runs are
-    gone."""
+    """Without expected prefixes a worker that is computing one would look idle. Once a worker reports a prefix, only
+    its reports count: pages evicted while their request still runs are gone."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -70,18 +61,16 @@ class PrefixesUnderWay:
         self._workers: dict[Worker, _AtWorker] = {}
 
     def __len__(self) -> int:
-        """Returns the number of (worker, request) entries."""
         return sum(len(at.by_request) for at in self._workers.values())
 
     def expect(self, worker: Worker, request_id: str, identities: Sequence[int]) -> None:
-        """Expects the prefixes, shortest first, of a request sent to a worker."""
         at = self._workers.setdefault(worker, _AtWorker())
         at.drop(request_id)
         if identities and identities[-1] not in worker.prefixes.identities:
             at.add(request_id, identities)
 
     def finish(self, worker: Worker, request_id: str, identities: Sequence[int]) -> None:
-        """Keeps the prefixes for LAST_WORD_S: the worker has computed them and is about to report them."""
+        """Keeps the prefixes for LAST_WORD_S, in which the worker reports them."""
         if (at := self._workers.get(worker)) is not None:
             self.expect(worker, request_id, identities)
             if (expected := at.by_request.get(request_id)) is not None:
@@ -94,15 +83,12 @@ class PrefixesUnderWay:
             at.drop(request_id)
 
     def forget(self, worker: Worker) -> None:
-        """Drops a lost worker."""
         self._workers.pop(worker, None)
 
     def expected(self, worker: Worker) -> Set[int]:
-        """Returns the expected but not yet reported prefixes of a worker."""
         return self.all_expected().get(worker, NOTHING)
 
     def all_expected(self) -> dict[Worker, Set[int]]:
-        """Returns the expected prefixes of each worker that has any."""
         now = self._clock()
         expected: dict[Worker, Set[int]] = {}
         for worker, at in self._workers.items():

@@ -1,18 +1,16 @@
-"""A request in hand.
-
-The objects of one request at the router:
+"""A request in hand. The objects of one request at the router:
 
 | object | content | owner |
 |---|---|---|
-| `RequestSpec` | everything that the client asks for; never changes | the tracker |
+| `RequestSpec` | the client's request; never changes | the tracker |
 | `Generation` | one output on its way to a client | a frontend's call |
-| `OutputText` | the text of that output, up to a stop string | the Generation |
-| `RequestTracker` | the state machine: current attempt, tokens in order, end | the Generation |
-| `ActiveRequest` | the workers and deadlines of the request | the Router |
-| `TokenQueue` | tokens that the Generation has not taken yet | the ActiveRequest |
-| `RoutingRequest` | the state of the request at one moment | the routing policy |
+| `OutputText` | text of that output | the Generation |
+| `RequestTracker` | state machine: attempt, tokens in order, end | the Generation |
+| `ActiveRequest` | workers and deadlines | the Router |
+| `TokenQueue` | tokens not yet taken by the Generation | the ActiveRequest |
+| `RoutingRequest` | a snapshot | the routing policy |
 
-An HTTP request with several outputs has one of each per output. Its `Answer` owns a `ChoiceBuffer` for each.
+An HTTP request has one of each per output; its `Answer` owns a `ChoiceBuffer` for each.
 """
 
 from collections.abc import Callable
@@ -23,31 +21,29 @@ from tandem.router.requests.token_queue import TokenQueue
 from tandem.router.requests.tracker import RequestTracker
 from tandem.router.workers.worker import Pair, Worker
 
-# A request is a suspect after this many lost workers in a row.
+# Lost workers in a row that make a request a suspect.
 SUSPECT_AFTER = 2
-# Tokens that a lost worker may have computed without the router hearing of them.
+# Tokens that a lost worker may have computed but not reported.
 NUM_UNHEARD_TOKENS = 8
 
 
 @dataclass(eq=False, slots=True)
 class ActiveRequest:
-    """The router's state of a request while it serves it. Times are on the router's clock.
+    """Times are on the router's clock.
 
     Attributes:
         number: order of arrival.
         pair: workers of the current attempt; None between attempts.
         workers: members of the pair that still have a part; losing one ends the attempt.
-        prefill_has_part: whether the decode worker has not spoken yet in the current attempt.
-        decode_deadline: time by which the decode worker must say whether it has the pages; None: the prefill worker
-            lives.
+        prefill_has_part: True until the attempt's decode worker sends a token.
+        decode_deadline: limit for the decode worker to report whether it has the pages of a lost prefill worker.
         on_overdue: called if the client does not take its output.
-        final_since: time of the end.
-        is_given: whether the client's side has asked for everything.
-        num_failures: failed attempts; not those given back for want of pages or ended with a worker.
+        is_given: True once the client's side has asked for everything.
+        num_failures: failed attempts, except for lack of pages or the loss of a worker.
         num_links_lost: attempts that ended with their link while both workers may live.
         waiting_since: start of its wait for a worker; None: it does not wait.
-        num_losses, num_excused: workers lost, or out of reach, while they served it in its current place.
-        cleared_len: number of output tokens from which it is past that place.
+        num_losses, num_excused: workers lost, or out of reach, in its current place.
+        cleared_len: number of output tokens that ends that place.
     """
 
     tracker: RequestTracker
@@ -79,11 +75,10 @@ class ActiveRequest:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it may be crashing workers: it was running on too many that died."""
+        """True if it may be crashing workers."""
         return self.num_losses >= SUSPECT_AFTER
 
     def assign_pair(self, pair: Pair) -> None:
-        """Begins an attempt and counts it in both workers' loads."""
         assert self.pair is None
         self.pair = pair
         self.prefill_has_part = True
@@ -113,7 +108,6 @@ class ActiveRequest:
             self._num_pending_tokens = 0
 
     def prefill_is_over(self) -> None:
-        """Ends the prefill worker's part: the decode worker has the pages."""
         self.prefill_has_part = False
         self.decode_deadline = None
         self.prefill_is_computed()
@@ -122,12 +116,12 @@ class ActiveRequest:
             self._release_worker(self.pair.prefill)
 
     def release_pair(self, *, tell_workers: bool) -> None:
-        """Ends the attempt and its loads. Args: tell_workers: whether to send them Abort."""
+        """Ends the attempt and its loads. Args: tell_workers: True to send Abort."""
         self.prefill_is_computed()
         self._end_start()
         self.decode_deadline = None
         if tell_workers and self.pair is not None:
-            # The prefill worker may not know yet that its part is over.
+            # The prefill worker may not know that its part is over.
             for worker in dict.fromkeys((self.pair.prefill, self.pair.decode)):
                 worker.send([Abort(self.tracker.request_id, self.tracker.attempt)])
         for worker in list(self.workers):
@@ -137,19 +131,18 @@ class ActiveRequest:
         self.pair = None
 
     def charge_loss(self, worker_id: str) -> None:
-        """Counts a worker lost while it served this request."""
         self.num_losses += 1
         self.lost_on.add(worker_id)
         self.cleared_len = len(self.tracker.output_ids) + NUM_UNHEARD_TOKENS
 
     def excuse_loss(self, at_most: int) -> bool:
-        """Counts a worker that may be alive out of reach. Returns whether the loss is excused."""
+        """Returns whether the loss of an unreachable worker is excused."""
         self.num_excused += 1
         self.cleared_len = max(self.cleared_len, len(self.tracker.output_ids) + NUM_UNHEARD_TOKENS)
         return self.num_excused <= at_most
 
     def clear_losses(self) -> None:
-        """The request got past its place at the losses, so it did not cause them."""
+        """The request got past its place, so it did not cause the losses."""
         self.num_losses = self.num_excused = 0
         self.lost_on.clear()
         for worker in self.workers:

@@ -1,4 +1,4 @@
-"""Names that a client gives its request, in headers or gRPC metadata: a request id and W3C's trace context."""
+"""A client's names for its request, in headers or gRPC metadata."""
 
 import re
 import uuid
@@ -6,11 +6,11 @@ from contextvars import ContextVar
 from typing import NamedTuple
 
 REQUEST_ID_HEADER = "x-request-id"
-# Printable ASCII without spaces, for headers and log lines.
+# For headers and log lines.
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
-# A traceparent has 55 characters. Vendors extend a tracestate; longer ones need not be passed on.
+# A traceparent has 55 characters. Vendors extend a tracestate; longer ones are dropped.
 MAX_TRACEPARENT_LEN = 128
 MAX_TRACESTATE_LEN = 512
 
@@ -20,19 +20,17 @@ def is_request_id(text: str) -> bool:
 
 
 def request_id_of(given: str | None) -> str:
-    """Returns the client's request id if it is usable, or a new one. An unusable one is no error, because proxies set
-    such headers too."""
+    """Returns a new id for an unusable one, which is no error: proxies set such headers too."""
     return given if given is not None and is_request_id(given) else uuid.uuid4().hex
 
 
 class TraceContext(NamedTuple):
-    """The client's headers; the exporter of spans checks them."""
+    """Unchecked headers of W3C's trace context."""
 
     traceparent: str
     tracestate: str = ""
 
 
-# The trace of the current task's request; None: its client sent none.
 current_trace_context: ContextVar[TraceContext | None] = ContextVar("current_trace_context", default=None)
 
 

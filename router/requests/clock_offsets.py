@@ -1,13 +1,9 @@
-"""Offsets of the workers' clocks from the router's, measured by probes on the control streams.
+"""Offsets of the workers' clocks from the router's, measured by probes (docs/requests.md, "Clocks").
 
-The router sends a probe with its time. The worker answers with the times of receipt and of sending, and the router
-notes the arrival. Nothing arrives before it was sent: the probe bounds the worker's offset from above, the answer from
-below. The bounds hold however different the two ways are. The uncertainty is half the interval: at most half a round
-trip, and less if the fastest probe and the fastest answer came from different rounds. Bounds widen with age, because
-clocks drift, and a new probe narrows them. Contradicting bounds mean that a clock has jumped, for example after a host
-was suspended; then only the newest count.
-
-Offsets serve timelines only. No deadline uses them.
+A probe bounds the worker's offset from above, its answer from below. The uncertainty is half the interval: at most half
+a round trip, and less if the fastest probe and the fastest answer came from different rounds. Bounds widen with age,
+because clocks drift. Contradicting bounds mean that a clock has jumped, for example after a host was suspended; then
+only the newest count.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,31 +15,20 @@ from tandem.router.requests.tracker import RequestTracker
 PROBE_INTERVAL_S = 1.0
 # Probes in a row to a new worker: its first answer waits for other work.
 NUM_FIRST_PROBES = 4
-# Limit on the relative drift of two hosts' clocks: quartz is good to 50 ppm on either side.
+# Limit on the relative drift of two clocks: quartz is good to 50 ppm on either side.
 MAX_DRIFT = 100e-6
 
 
 class ClockOffset:
-    """Offset of one clock: its time less the router's.
-
-    Attributes:
-        num_replies: round trips measured.
-        offset_ns: best estimate.
-    """
+    """One clock's time less the router's."""
 
     def __init__(self, reply: ClockReply, heard_ns: int) -> None:
         self.num_replies = 1
         self._set(*_bounds(reply, heard_ns), heard_ns)
 
     def observe(self, reply: ClockReply, heard_ns: int) -> None:
-        """Adds a round trip.
-
-        Args:
-            heard_ns: arrival of the reply, on the router's clock.
-
-        Raises:
-            ValueError: these times cannot be those of a round trip.
-        """
+        """Adds a round trip whose reply arrived at `heard_ns` on the router's clock. Raises ValueError for impossible
+        times."""
         low, high = _bounds(reply, heard_ns)
         drift = self._drift_ns(heard_ns)
         older_low, older_high = self._low - drift, self._high + drift
@@ -65,7 +50,7 @@ class ClockOffset:
 
 
 def _bounds(reply: ClockReply, heard_ns: int) -> tuple[float, float]:
-    """Returns the bounds of the worker's offset. Raises ValueError if these cannot be the times of a round trip."""
+    """Raises ValueError for impossible times."""
     # The clocks drift between the readings; much, if the worker was stopped meanwhile.
     drift = MAX_DRIFT * (heard_ns - reply.sent_ns)
     low, high = reply.replied_ns - heard_ns - drift, reply.received_ns - reply.sent_ns + drift
@@ -75,7 +60,7 @@ def _bounds(reply: ClockReply, heard_ns: int) -> tuple[float, float]:
 
 
 class ClockOffsets:
-    """Clock offsets of the connected workers by id. Belongs to the router's loop."""
+    """Clock offsets of the connected workers. Belongs to the router's loop."""
 
     def __init__(self, clock_ns: Callable[[], int] = now_ns) -> None:
         self._clock_ns = clock_ns
@@ -85,7 +70,7 @@ class ClockOffsets:
         return ClockProbe(self._clock_ns())
 
     def receive(self, worker_id: str, reply: ClockReply) -> bool:
-        """Returns whether to probe again at once. Raises ValueError if the reply cannot be true."""
+        """Returns whether to probe again at once."""
         offset, heard_ns = self._offsets.get(worker_id), self._clock_ns()
         if offset is None:
             offset = self._offsets[worker_id] = ClockOffset(reply, heard_ns)
@@ -97,12 +82,11 @@ class ClockOffsets:
         self._offsets.pop(worker_id, None)
 
     def stamp(self, tracker: RequestTracker, moments: Sequence[Moment]) -> None:
-        """Notes moments of the current attempt's workers on the router's clock, none before the attempt's start or
-        after now."""
+        """Records moments of the current attempt's workers on the router's clock, clamped to between the attempt's
+        start and now."""
         now = self._clock_ns()
         stamped = tracker.moments
         since = stamped.get(ASSIGNED, now)
-        # Keys: True for the prefill worker, False for the decode worker.
         offsets_ns: dict[bool, int] = {}
         for moment in moments:
             name = moment.name
@@ -117,11 +101,10 @@ class ClockOffsets:
             stamped[name] = since if time_ns < since else now if time_ns > now else time_ns
 
     def offset_ns(self, worker_id: str) -> int:
-        """Returns the worker's offset in nanoseconds; 0 while it is unknown."""
+        """0: unknown."""
         offset = self._offsets.get(worker_id)
         return 0 if offset is None else offset.offset_ns
 
     def uncertainty_ns(self, worker_id: str) -> int | None:
-        """Returns the offset's current uncertainty in nanoseconds; None: unknown."""
         offset = self._offsets.get(worker_id)
         return None if offset is None else offset.uncertainty_ns(self._clock_ns())

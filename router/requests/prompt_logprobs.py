@@ -1,4 +1,4 @@
-"""Log probabilities of one prompt's tokens, as its worker sends them."""
+"""Log probabilities of one prompt's tokens."""
 
 from array import array
 
@@ -7,8 +7,7 @@ from tandem.sampling_params import TopLogprob
 
 
 class PromptLogprobs:
-    """Positions are those of the prompt's tokens; the first token has no log probability.
-
+    """
     Attributes:
         num_top: number of most likely tokens per position.
         logprobs, ranks: values of the tokens from position 1 on; rank 1 is the most likely.
@@ -26,7 +25,7 @@ class PromptLogprobs:
         return len(self.logprobs) == self._prompt_len - 1
 
     def append(self, part: PackedLogprobs) -> None:
-        """Appends the next positions. Raises ValueError: they do not follow, or do not fit each other."""
+        """Raises ValueError if the positions do not follow, or do not fit each other."""
         if part.start != len(self.logprobs) + 1 or (self.logprobs and part.num_top != self.num_top):
             raise ValueError(f"log probabilities of a prompt from {part.start} on, after {len(self.logprobs)} of them")
         self.num_top = part.num_top
@@ -41,7 +40,6 @@ class PromptLogprobs:
             raise ValueError("log probabilities of a prompt that do not belong together")
 
     def top(self, position: int) -> list[TopLogprob]:
-        """Returns the most likely tokens at a position, the most likely first."""
         start = (position - 1) * self.num_top
         end = start + self.num_top
         return list(map(TopLogprob, self.top_ids[start:end], self.top_logprobs[start:end]))

@@ -1,4 +1,4 @@
-"""The record of one request, as its frontend understood it."""
+"""Requests as frontends understood them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,13 +10,13 @@ from tandem.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """A prompt as token ids that fit the model's vocabulary and length.
+    """Token ids that fit the model's vocabulary and length.
 
     Attributes:
         moments: times of receipt and tokenization, in nanoseconds.
         ending: the last few characters of a chat's text.
         namespace: namespace of the workers' caches; None: no worker gets the prompt.
-        identities: identities of its prefixes there by page size, where workers are chosen by them.
+        identities: identities of the prompt's prefixes by page size, if the policy wants them.
     """
 
     token_ids: Sequence[int]
@@ -28,20 +28,16 @@ class TokenizedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
-    """Everything that a client asks for in one output. A frontend builds it; nothing changes it afterwards.
+    """A client's request for one output; never changes.
 
     Attributes:
         sampling: checked sampling parameters, including the grammar of structured output.
         key: API key of the client; "" without keys.
-        client_request_id: the client's name of the request.
-        session_id: the client's name of the conversation, for the routing policy.
-        stop: stop strings.
+        session_id: the client's name of the conversation.
         marks: special tokens that appear in the text, by id.
-        trace_context: the client's trace, if it sent one.
-        resumption: tokens and text that the client already has of the output.
-        kept: the record that workers keep, for a client that resumes with text alone.
-        arrival_ns: time at which the client first asked; 0: the time of receipt.
-        resume_token: token that workers keep with the record (router/resumption.py).
+        kept: the workers' record, for a client that resumes with text alone.
+        arrival_ns: arrival at the first router; 0: the time of receipt.
+        resume_token: kept by workers with the record (router/resumption.py).
     """
 
     prompt: TokenizedPrompt
@@ -64,5 +60,4 @@ class RequestSpec:
 
     @property
     def record_id(self) -> str:
-        """Name of the record that workers keep; "": none."""
         return self.kept.record_id if self.kept is not None else ""

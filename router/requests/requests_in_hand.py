@@ -1,8 +1,4 @@
-"""The requests in hand, sorted by the deadlines that apply to them.
-
-The router looks for overdue requests four times a second. Only requests that may be overdue are looked at, so that the
-cost does not grow with the number in hand.
-"""
+"""The requests in hand, by deadline. The checks four times a second visit only requests that may be overdue."""
 
 from collections.abc import Iterator
 
@@ -17,9 +13,9 @@ class RequestsInHand:
 
     def __init__(self) -> None:
         self._all: dict[str, ActiveRequest] = {}
-        # All have the same timeout, so order of arrival is order of deadlines.
+        # In order of arrival, which is the order of deadlines: all have the same timeout.
         self._unfinished: dict[str, ActiveRequest] = {}
-        # Ended requests whose clients have not taken everything.
+        # Ended, but not read to the end by the client.
         self._undelivered: dict[str, ActiveRequest] = {}
         self._awaiting_decode: dict[str, ActiveRequest] = {}
         self.num_queued = 0
@@ -40,7 +36,7 @@ class RequestsInHand:
     def add(self, request: ActiveRequest) -> None:
         request_id = request.tracker.request_id
         self._all[request_id] = self._unfinished[request_id] = request
-        # A resumed request does not count as queued: it has queued before.
+        # A resumed request has queued before.
         request.is_queued = not request.tracker.output_ids
         self.num_queued += request.is_queued
 
@@ -73,7 +69,7 @@ class RequestsInHand:
         return list(self._undelivered.values())
 
     def without_word(self, now: float) -> list[ActiveRequest]:
-        """Returns requests whose decode worker has not said in time whether it has their pages."""
+        """Returns requests past their decode_deadline."""
         silent = []
         for request_id, request in list(self._awaiting_decode.items()):
             if request.decode_deadline is None:

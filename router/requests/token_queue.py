@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 
 class TokenQueue:
-    """Tokens of one request that its client has not taken. The router puts tokens in as workers send them, and a
-    Generation takes them out; tokens that arrive together go out together."""
+    """Tokens of one request that its Generation has not taken."""
 
     __slots__ = ("_call", "_is_ended", "_loop", "_token_ids")
 
@@ -14,7 +13,6 @@ class TokenQueue:
         self._token_ids: list[int] = []
         self._is_ended = False
         self._call: Callable[[], None] | None = None
-        # The loop that calls `_call`.
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def put_tokens(self, token_ids: list[int]) -> None:
@@ -26,12 +24,12 @@ class TokenQueue:
         self._wake()
 
     def call_at_news(self, call: Callable[[], None]) -> None:
-        """Has the running loop call this once, after the next tokens or the end. A later call replaces it."""
+        """Has the running loop call this once, at the next tokens or the end. A later call replaces it."""
         self._call, self._loop = call, asyncio.get_running_loop()
 
     async def news(self) -> None:
         come = asyncio.get_running_loop().create_future()
-        # The future of a reader that left is cancelled.
+        # A reader that left has cancelled its future.
         self.call_at_news(lambda: None if come.done() else come.set_result(None))
         await come
 

@@ -1,7 +1,4 @@
-"""One request's state machine at the router: attempts, the order of its tokens, and its one end.
-
-This is bookkeeping without sockets, clock or workers. `Attempts` feeds it messages and acts on the result.
-"""
+"""One request's state machine, without sockets, clock or workers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -40,18 +37,16 @@ FINAL_STATES = (RequestState.FINISHED, RequestState.FAILED, RequestState.ABORTED
 
 @dataclass(eq=False, slots=True)
 class RequestTracker:
-    """The state of one request, from its prompt to its log line. A Generation owns it, and the router changes it.
+    """A Generation owns it, and the router changes it.
 
     Attributes:
-        attempt: number of the current attempt; messages of any other have no effect.
+        attempt: current attempt; messages of any other have no effect.
         output_ids: tokens passed on so far; each index exactly once, in order.
         output_logprobs: log probabilities of output_ids; empty if not asked for.
         prompt_logprobs: complete before any token is passed on; None: not asked for.
-        decode_has_spoken: whether the attempt's decode worker has sent tokens, which ends the prefill worker's part.
-        prompt_cached_len: prompt tokens that the first prefill found cached, for the client's usage.
-        prefill_cached_len, decode_cached_len, num_pages_computed, num_pages_shipped: reports of the last attempt's
-            workers.
-        moments: nanoseconds by moment, on this router's clock; an attempt's moments are dropped at the next attempt.
+        decode_has_spoken: True once the attempt's decode worker has sent tokens.
+        prompt_cached_len: prompt tokens that the first prefill found cached.
+        moments: nanoseconds by moment on the router's clock; only the last attempt's.
         clock_uncertainty_ns: largest possible error of the workers' moments.
     """
 
@@ -80,9 +75,9 @@ class RequestTracker:
     num_pages_shipped: int = 0
     moments: dict[str, int] = field(init=False)
     clock_uncertainty_ns: int = 0
-    # Tokens that have overtaken an earlier one, by index, each with its log probabilities if asked for.
+    # Tokens that have overtaken an earlier one, by index.
     _early: dict[int, tuple[int, Sequence[TokenLogprobs]]] = field(default_factory=dict)
-    # Number of output tokens at the attempt's end, and its reason.
+    # Number of output tokens at the end, and its reason.
     _announced_end: tuple[int, str] | None = None
 
     def __post_init__(self) -> None:
@@ -91,15 +86,15 @@ class RequestTracker:
         self.moments = dict(spec.prompt.moments)
         self.output_ids = list(spec.resumption.token_ids) if spec.resumption is not None else []
         if self.sampling.num_logprobs is not None:
-            # The client already has these tokens.
+            # The client has them.
             self.output_logprobs = [TokenLogprobs(0.0)] * len(self.output_ids)
-        # A client that resumes already has them.
+        # A client that resumes has them.
         if self.sampling.num_prompt_logprobs is not None and not self.output_ids:
             self.prompt_logprobs = PromptLogprobs(len(self.prompt_ids))
 
     @property
     def lacks_prompt_logprobs(self) -> bool:
-        """Whether prompt log probabilities are missing. Until they are complete, no token is passed on."""
+        """True if prompt log probabilities hold back the tokens."""
         return self.prompt_logprobs is not None and not self.prompt_logprobs.is_complete
 
     @property
@@ -109,7 +104,7 @@ class RequestTracker:
     def begin_attempt(
         self, prefill_worker_id: str, decode_worker_id: str, admit_duration_s: float, placed: Placed | None = None
     ) -> tuple[Admit, Prefill]:
-        """Begins the next attempt from the tokens passed on so far; returns the messages to send."""
+        """Returns the messages to send."""
         assert self.state is RequestState.WAITING
         self.state = RequestState.RUNNING
         self.attempt += 1
@@ -156,7 +151,6 @@ class RequestTracker:
         )
 
     def finish_if_whole(self) -> None:
-        """Finishes a waiting request whose last token is already there."""
         assert self.state is RequestState.WAITING
         if self.output_ids:
             self.finish_reason = self.sampling.finish_reason(self.output_ids[-1], len(self.output_ids))
@@ -164,7 +158,6 @@ class RequestTracker:
                 self.state = RequestState.FINISHED
 
     def end_attempt(self) -> None:
-        """Ends the attempt and ignores its later messages. A request whose last token was passed on is finished."""
         assert self.state is RequestState.RUNNING
         self.state = RequestState.WAITING
         self.finish_if_whole()
@@ -174,8 +167,7 @@ class RequestTracker:
             self._forget_moments()
 
     def mark_failed(self, reason: str, failure_class: type[RequestError]) -> bool:
-        """Fails the request; its client can still read the output so far. Returns whether this ended it; so do the
-        other mark_ methods."""
+        """Returns whether this ended the request; so do the other mark_ methods."""
         if self.is_final:
             return False
         self.state = RequestState.FAILED
@@ -200,19 +192,17 @@ class RequestTracker:
         return self.state is RequestState.RUNNING and attempt == self.attempt
 
     def record_prompt_logprobs(self, message: PromptScored) -> list[int]:
-        """Returns the tokens to pass on now, which have waited for these. Raises ValueError: they do not belong to this
-        prompt."""
+        """Returns the tokens that these held back. Raises ValueError if they do not belong to this prompt."""
         if not self.is_current(message.attempt):
             return []
         if self.prompt_logprobs is None:
-            raise ValueError(f"log probabilities of the prompt of {self.request_id}, which nobody asked for")
+            raise ValueError(f"unrequested log probabilities of the prompt of {self.request_id}")
         self.prompt_logprobs.append(message.logprobs)
         passed_on = self._put_in_order(0, (), ())
         self._finish_if_complete()
         return passed_on
 
     def record_first_token(self, message: FirstToken) -> list[int]:
-        """Returns the tokens to pass on now. Raises ValueError: log probabilities are missing."""
         if not self.is_current(message.attempt):
             return []
         if self.lacks_prompt_logprobs:
@@ -227,7 +217,7 @@ class RequestTracker:
         return self._accept(message.index, (message.token_id,), message.logprobs)
 
     def record_tokens(self, event: TokenEvent) -> list[int]:
-        """Returns the tokens to pass on now. Raises ValueError: log probabilities are missing."""
+        """Returns the tokens to pass on now. Raises ValueError if log probabilities are missing."""
         if not self.is_current(event.attempt):
             return []
         self.decode_has_spoken = True
@@ -238,7 +228,7 @@ class RequestTracker:
             return
         self.decode_cached_len = message.cached_len
         if not self.has_first_token:
-            # The decode worker may be heard before the prefill worker.
+            # The decode worker may report before the prefill worker.
             self._take_prefill_cached_len(message.prefill_cached_len)
         self.num_pages_shipped = message.num_pages_shipped
         self._announced_end = (message.num_output_tokens, message.finish_reason)
@@ -254,7 +244,7 @@ class RequestTracker:
             raise ValueError(f"{len(logprobs)} log probabilities for {len(token_ids)} tokens of {self.request_id}")
         is_next = index == len(self.output_ids) and not self._early
         if is_next and (self.prompt_logprobs is None or self.prompt_logprobs.is_complete):
-            # Fast path: nearly every token comes in order.
+            # Nearly every token comes in order.
             passed_on = list(token_ids)
             self.output_ids += passed_on
             self.output_logprobs += logprobs
@@ -265,7 +255,6 @@ class RequestTracker:
         return passed_on
 
     def _put_in_order(self, index: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[int]:
-        """Keeps early tokens, drops known ones, and returns the next ones."""
         for i, token_id in enumerate(token_ids):
             if index + i >= len(self.output_ids):
                 self._early.setdefault(index + i, (token_id, logprobs[i : i + 1]))
@@ -291,7 +280,7 @@ class RequestTracker:
 
 
 class RequestReport(NamedTuple):
-    """All facts about a request, at its end. An observer keeps only small parts: the tracker holds prompt and output.
+    """An ended request. Observers must not keep it: the tracker holds prompt and output.
 
     Attributes:
         outcome: label of the request in the metrics, or "in hand".
@@ -311,7 +300,6 @@ class RequestReport(NamedTuple):
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens that the first prefill found cached."""
         return self.tracker.prompt_cached_len or 0
 
     @property

@@ -9,13 +9,10 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Input of a prompt.
-
+    """
     Attributes:
         messages: messages with ``role`` and ``content``; assistant messages may have ``tool_calls`` with arguments as
             text, as in OpenAI's API; messages of role ``tool`` have ``tool_call_id``.
-        tools: tools with ``type`` and ``function``.
-        documents: None if there are none.
         variables: further template variables.
         is_continued: True if the output continues the last message.
         add_generation_prompt: True if the template writes the start of an answer.

@@ -8,7 +8,7 @@ from typing import Any
 
 from tandem.router.text.chat import Chat, Message
 
-# Length of call ids for templates that want short ones.
+# Length of short call ids.
 SHORT_ID_LENGTH = 9
 _NAME, _ARGUMENT, _TEXT = "probe_function", "probe_argument", "probe_text"
 _USER: Message = {"role": "user", "content": "probe"}
@@ -29,7 +29,6 @@ class ChatFormat:
     """Features of a chat template.
 
     Attributes:
-        tool_parser, reasoning_parser: matching parsers; "none": no parser matches.
         knows_system, knows_developer, knows_tools: shown on purpose; a template that writes any role name does not
             count.
         knows_calls: shows past calls and their results.
@@ -48,11 +47,7 @@ class ChatFormat:
 
 
 def find_format(source: str, render: Callable[[Chat], str]) -> ChatFormat:
-    """Finds a template's features, mostly by rendering chats.
-
-    Args:
-        render: raises ValueError for a chat that the template rejects.
-    """
+    """Renders chats to find features. `render` raises ValueError for a chat that the template rejects."""
 
     def rendered(chat: Chat) -> str:
         try:
@@ -103,7 +98,7 @@ def _tool_parser(source: str) -> str:
 
 
 def fitted(chat: Chat, known: ChatFormat) -> Chat:
-    """Returns a chat in the form that the template takes. Unknown features become plain text."""
+    """Adapts a chat to a template. Unknown features become plain text."""
     messages = list(chat.messages)
     if not known.knows_developer:
         messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
@@ -135,7 +130,6 @@ def _call(call: dict[str, Any], known: ChatFormat) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> Any:
-    """Returns the arguments as an object, or unchanged if the model wrote none."""
     try:
         value = json.loads(arguments) if arguments else {}
     except (ValueError, RecursionError):
@@ -176,7 +170,6 @@ def _call_text(function: dict[str, Any]) -> str:
 
 
 def _with_preface(messages: list[Message], text: str, known: ChatFormat) -> list[Message]:
-    """Puts a text into the system message, or else into the first message."""
     first = messages[0]
     if first["role"] == "system" or not known.knows_system:
         return [

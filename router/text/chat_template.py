@@ -1,5 +1,3 @@
-"""Chat templates: from a conversation to a prompt's text."""
-
 import json
 import secrets
 from collections.abc import Mapping
@@ -22,16 +20,11 @@ RESERVED = frozenset(
 
 
 class ChatTemplate:
-    """A compiled template, sandboxed because it is the model's own code."""
+    """Sandboxed, because the template is the model's own code."""
 
     def __init__(self, source: str, tools_source: str = "") -> None:
-        """
-        Args:
-            tools_source: separate template for chats with tools, if any.
-
-        Raises:
-            ValueError: a template is malformed.
-        """
+        """Raises ValueError for a malformed template. Args: tools_source: separate template for chats with tools, if
+        any."""
         self.source = source + tools_source
         try:
             self._template = _environment().from_string(source)
@@ -40,13 +33,10 @@ class ChatTemplate:
             raise ValueError(f"the model's chat template is malformed: {error}") from error
 
     def render(self, chat: Chat, special_tokens: Mapping[str, str]) -> str:
-        """Returns a conversation's text up to the start of the output, with BOS if the model wants one.
+        """Raises ValueError if the template rejects this chat.
 
         Args:
             special_tokens: special tokens by their template names, for example ``bos_token``.
-
-        Raises:
-            ValueError: the template rejects this chat.
         """
         messages = chat.messages
         mark = ""
@@ -58,7 +48,7 @@ class ChatTemplate:
             **chat.variables,
             **special_tokens,
             "messages": messages,
-            # Templates test these for none; undefined is not none.
+            # Templates test these for none, which undefined is not.
             "tools": chat.tools or None,
             "documents": chat.documents,
             "add_generation_prompt": chat.add_generation_prompt and not chat.is_continued,
@@ -75,11 +65,7 @@ class ChatTemplate:
 
 
 def read_chat_template(path: Path) -> ChatTemplate:
-    """Reads the operator's template.
-
-    Raises:
-        ValueError: it is unreadable or malformed.
-    """
+    """Raises ValueError if the operator's template is unreadable or malformed."""
     try:
         return ChatTemplate(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -89,12 +75,8 @@ def read_chat_template(path: Path) -> ChatTemplate:
 
 
 def find_chat_template(model_dir: Path, tokenizer_config: Mapping[str, Any]) -> ChatTemplate:
-    """Returns the template in chat_template.jinja or tokenizer_config.json. Of several, "default", with "tool_use" for
-    chats with tools.
-
-    Raises:
-        ValueError: there is none, or it is malformed.
-    """
+    """Reads chat_template.jinja or tokenizer_config.json. Of several templates, takes "default", with "tool_use" for
+    chats with tools. Raises ValueError if it is missing or malformed."""
     file = model_dir / "chat_template.jinja"
     source = file.read_text(encoding="utf-8") if file.is_file() else tokenizer_config.get("chat_template")
     tools_source = ""
@@ -107,7 +89,7 @@ def find_chat_template(model_dir: Path, tokenizer_config: Mapping[str, Any]) -> 
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}`` marks the assistant's text for training. Here it writes its content."""
+    """Ignores ``{% generation %}``, which marks the assistant's text for training."""
 
     tags = {"generation"}  # noqa: RUF012
 

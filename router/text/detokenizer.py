@@ -10,19 +10,14 @@ _REPLACEMENT = "\ufffd"
 
 
 class IncrementalDetokenizer:
-    """The text of one token sequence, piece by piece. The concatenated pieces equal `tokenizer.decode` of all ids. Work
-    per token is constant."""
+    """Pieces join to `tokenizer.decode` of all ids. Work per token is constant."""
 
     def __init__(self, tokenizer: Tokenizer, marks: Mapping[int, str] | None = None) -> None:
-        """
-        Args:
-            marks: special tokens to show as text, by id. The tokens after one decode as a new text.
-        """
+        """Args: marks: special tokens to show as text, by id. The tokens after one decode as a new text."""
         self._detokenizer = _ByteDetokenizer(tokenizer) if tokenizer.byte_level else _WindowDetokenizer(tokenizer)
         self._marks = marks
 
     def decode_next(self, token_ids: Sequence[int]) -> str:
-        """Returns the text completed by these ids; may be empty."""
         if not self._marks or self._marks.keys().isdisjoint(token_ids):
             return self._detokenizer.decode_next(token_ids)
         texts: list[str] = []
@@ -60,13 +55,13 @@ class _ByteDetokenizer:
 
 
 class _WindowDetokenizer:
-    """For other tokenizers: decodes the last few tokens with and without the new ones.
+    """Decodes the last few tokens with and without the new ones.
 
-    The window exists because decoders treat the first token differently (they drop its leading space). Byte tokens
-    (``<0xE2>``) wait for the end of their run: one invalid byte turns the whole run into replacement characters.
+    The window exists because decoders drop the first token's leading space. Byte tokens (``<0xE2>``) wait for the end
+    of their run: one invalid byte turns the whole run into replacement characters.
     """
 
-    # More than the 4 bytes of one character, so that an incomplete character lies in the window.
+    # More than the 4 bytes of one character.
     _KEPT = 6
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -77,7 +72,6 @@ class _WindowDetokenizer:
         self._given = 0
 
     def decode_next(self, token_ids: Sequence[int]) -> str:
-        # Tokens without text stay out of the window.
         self._waiting += [index for index in token_ids if self._tokenizer.token_text(index)]
         if not self._waiting or is_byte_token(self._tokenizer.token_text(self._waiting[-1]) or ""):
             return ""
@@ -89,7 +83,7 @@ class _WindowDetokenizer:
         return rest
 
     def _advance(self, held: str) -> str:
-        """Moves waiting tokens into the window. Returns the new text without one `held` at its end."""
+        """Returns the new text without one `held` at its end."""
         self._window += self._waiting
         self._waiting = []
         text = self._tokenizer.decode(self._window)

@@ -9,19 +9,12 @@ from typing import Any
 from tandem.sampling_params import SamplingParams
 
 FILE = "generation_config.json"
-# Same names as in requests.
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _MAX_TOKENS = "max_new_tokens"
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """
-    Attributes:
-        plain: fields of SamplingParams.
-        max_tokens: None if the file has none.
-    """
-
     plain: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
 
@@ -31,11 +24,7 @@ class SamplingDefaults:
 
 
 def read_sampling_defaults(model_dir: Path) -> SamplingDefaults:
-    """Returns the defaults for fields that requests omit; none if the file is missing.
-
-    Raises:
-        ValueError: the file is unreadable or has an invalid value.
-    """
+    """Returns no defaults for a missing file. Raises ValueError for an unreadable file or an invalid value."""
     path = model_dir / FILE
     if not path.is_file():
         return SamplingDefaults()

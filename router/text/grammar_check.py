@@ -1,7 +1,7 @@
-"""Checks one grammar in a separate process. A schema of a few hundred bytes can take llguidance minutes and gigabytes,
-and a thread cannot be stopped.
+"""Checks one grammar in a separate process with limits: a schema of a few hundred bytes can take llguidance minutes and
+gigabytes.
 
-Standard input has kind and content. Standard output has the grammar for the workers, or the error.
+Standard input has kind and content, standard output the grammar for the workers or the error.
 """
 
 import json
@@ -16,22 +16,18 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, grammar_from
 from tandem.grammar_limits import LIMITS, one_line
 from tandem.router.text.tool_grammar import after_reasoning, calls, either
 
-# Limits for compiling a grammar, here and again at each worker.
+# For compiling a grammar, here and again at each worker.
 CPU_SECONDS = 1
 NUM_BYTES = 128 * 2**20
 # For the whole process on a busy machine.
 TIMEOUT_S = 8.0
-TOO_MUCH = "it takes too much to compile: make it smaller, or have it repeat less"
-# Whitespace between JSON parts. It is bounded because a model could otherwise emit blanks for ever.
+TOO_MUCH = "it takes too much time or memory to compile: make it smaller, or let it repeat less"
+# Bounded because a model could otherwise emit blanks for ever.
 WHITESPACE = r"[ ]|\n[ ]{0,24}"
 
 
 def check(kind: str, content: str) -> str:
-    """Returns the grammar for the workers once another process has accepted it.
-
-    Raises:
-        ValueError: the grammar is invalid or takes too much to compile.
-    """
+    """Returns the grammar for the workers. Raises ValueError if it is invalid or too costly."""
     command = [sys.executable, "-m", "tandem.router.text.grammar_check"]
     try:
         done = subprocess.run(
@@ -56,7 +52,7 @@ def translate(kind: str, content: str) -> str:
         case "grammar":
             return grammar_from("ebnf", content)
         case "choice":
-            # One terminal: one rule for each choice is too much for the parser.
+            # One rule for each choice is too much for the parser.
             words = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(content))
             return grammar_from("lark", f"start: CHOICE\nCHOICE: {words}")
         case "tool_calls":
@@ -74,7 +70,7 @@ def translate(kind: str, content: str) -> str:
 
 
 def culprit(kind: str, content: str) -> str:
-    """Returns the function whose schema is wrong in an invalid grammar, with the error, or ""."""
+    """Returns the function whose schema is wrong, with the error, or ""."""
     match kind:
         case "after_reasoning":
             return culprit(*json.loads(content)[1:])
@@ -98,13 +94,12 @@ def _schema(text: str) -> dict[str, Any]:
         return {}
     if not isinstance(schema, dict):
         raise ValueError("the schema is not a JSON object")
-    # Option of llguidance.
     schema.pop("x-guidance", None)
     return schema
 
 
 class _Bytes:
-    """A tokenizer with bytes as tokens. Compile time does not depend on the tokenizer."""
+    """Tokens are bytes: compile time does not depend on the tokenizer."""
 
     eos_token_id = 256
     bos_token_id = None
@@ -126,11 +121,10 @@ def main() -> None:
     own = resource.getrusage(resource.RUSAGE_SELF)
     num_seconds = int(own.ru_utime + own.ru_stime) + 1 + CPU_SECONDS
     resource.setrlimit(resource.RLIMIT_CPU, (num_seconds, num_seconds))
-    # No core file.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         grammar = translate(kind, content)
-        # The first mask shows whether the grammar's use at a worker also ends in time.
+        # The first mask shows the cost at a worker.
         matcher = _matcher(grammar)
         matcher.compute_bitmask()
         if matcher.is_error():

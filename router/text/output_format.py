@@ -1,5 +1,3 @@
-"""Parsers for the outputs of the served model."""
-
 import logging
 from collections.abc import Collection, Mapping
 from functools import cached_property
@@ -23,23 +21,19 @@ AUTO, NONE = "auto", "none"
 
 
 class OutputFormat:
-    """The parsers of one model's outputs. Owned by a Frontend."""
+    """The parsers of one model's outputs."""
 
     def __init__(self, tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str) -> None:
         """
         Args:
-            tool_parser, reasoning_parser: parser names; "auto": the one that fits the chat template; "none": no parser.
+            tool_parser, reasoning_parser: names; "auto": fitting the chat template; "none": no parser.
         """
         self._tokenizer = tokenizer
         self._tool_parser = tool_parser
         self._reasoning_parser = reasoning_parser
 
     def find(self) -> None:
-        """Loads the parsers before the first request.
-
-        Raises:
-            ValueError, ImportError: the tool parser cannot be loaded.
-        """
+        """Loads the parsers. Raises ValueError or ImportError."""
         name, style = self.tool_parser_name, self.reasoning_style
         if name != NONE:
             TOOL_PARSERS.load(name)
@@ -65,7 +59,7 @@ class OutputFormat:
         return self._tokenizer.token_id(CLOSING)
 
     def special_ids(self, marks: Collection[str]) -> Mapping[int, str]:
-        """Returns the special tokens among `marks`, by id. Grammars cannot write them."""
+        """Returns the special tokens among `marks`. Grammars cannot write them."""
         return self._tokenizer.special_ids(marks)
 
     def marks(self, tool_parser: str, beginning: Beginning) -> Mapping[int, str]:
@@ -84,11 +78,6 @@ class OutputFormat:
         calls_only: bool,
         num_seen: int,
     ) -> OutputParser:
-        """Returns a parser for one output. OutputParser describes the other arguments.
-
-        Args:
-            tool_parser: parser name; "none": the output has no calls.
-        """
         reasoning = None if beginning is Beginning.ANSWER else ReasoningParser(beginning)
         tools: ToolParser | None = None if tool_parser == NONE else TOOL_PARSERS.load(tool_parser)(names)
         return OutputParser(reasoning, tools, max_calls=max_calls, calls_only=calls_only, num_seen=num_seen)

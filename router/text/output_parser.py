@@ -6,8 +6,6 @@ from tandem.router.text.tool_parsers.base import ToolParser
 
 
 class OutputParser:
-    """Finds the parts of one output as it arrives. Owned by an Answer."""
-
     def __init__(
         self,
         reasoning: ReasoningParser | None,
@@ -29,7 +27,6 @@ class OutputParser:
         self._calls_only = calls_only
         self._num_calls = 0
         self._num_fed = 0
-        # Position of the tool parser's first character in the output.
         self._tools_offset: int | None = None
         self._num_seen = num_seen
 
@@ -50,7 +47,6 @@ class OutputParser:
         return self._reasoning is not None and self._reasoning.is_reasoning
 
     def feed(self, text: str, *, is_last: bool = False) -> list[Part]:
-        """Takes the next piece. Returns the new parts, without those that the client has."""
         num_seen, self._num_seen = self._num_seen, max(0, self._num_seen - len(text))
         if num_seen and text:
             # Cut the parts at the end of the client's text.

@@ -1,5 +1,3 @@
-"""Parts of an output: reasoning, content and tool calls."""
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,12 +6,11 @@ Kind = Literal["reasoning", "content", "call", "arguments"]
 
 @dataclass(slots=True)
 class Part:
-    """A piece of an output.
-
+    """
     Attributes:
         kind: "call" starts a function call; "arguments" continues the last call.
         text: text of the part; the function's name for a call.
-        end: number of characters of output after which the part is certain, however they were cut.
+        end: number of characters of output after which the part is certain.
         call: index of the call in the output.
     """
 
@@ -24,11 +21,11 @@ class Part:
 
 
 class PartList:
-    """Parts in order. Neighbors of one kind merge."""
+    """Neighbors of one kind merge."""
 
     def __init__(self) -> None:
         self._parts: list[Part] = []
-        # Pieces of the last part, joined once: there may be one for each character.
+        # Joined once: there may be one piece for each character.
         self._pieces: list[str] = []
 
     def append(self, kind: Kind, text: str, end: int, call: int = 0) -> None:
@@ -44,7 +41,7 @@ class PartList:
 
     @property
     def _ends_with_another(self) -> bool:
-        """True if the last part has the same end as the one before; such a part is not extended."""
+        """A part with the same end as the one before is not extended."""
         return len(self._parts) > 1 and self._parts[-2].end == self._parts[-1].end
 
     def _finish_last(self) -> None:

@@ -1,5 +1,3 @@
-"""The text of a request's output, up to the first stop string."""
-
 from collections.abc import Mapping, Sequence
 
 from tandem.router.text.detokenizer import IncrementalDetokenizer
@@ -8,11 +6,7 @@ from tandem.router.text.tokenizer import Tokenizer
 
 
 class OutputText:
-    """Turns one output's tokens into text, over all attempts. Owned by a Generation.
-
-    Attributes:
-        stopped: True once a stop string has ended the output. No token may follow.
-    """
+    """Text of an output over all attempts, up to the first stop string; no token may follow it."""
 
     def __init__(
         self,
@@ -28,10 +22,9 @@ class OutputText:
             marks: special tokens to show as text, by id.
         """
         self._detokenizer = IncrementalDetokenizer(tokenizer, marks)
-        # Stop tokens are counted and listed, but have no text.
+        # Stop tokens count as output, but have no text.
         self._stop_token_ids = frozenset(stop_token_ids)
         self._matcher = StopStringMatcher(stop_strings) if stop_strings else None
-        # Tokens left before the search starts.
         self._num_free = min_tokens if stop_strings else 0
         # Characters of the coming text that the client already has.
         self._num_to_skip = 0
@@ -42,7 +35,7 @@ class OutputText:
         return self._matcher.found if self._matcher is not None else None
 
     def replay(self, token_ids: Sequence[int], num_characters: int) -> str:
-        """Takes the tokens that the client already has. Returns their text that the client lacks.
+        """Returns the client's missing text of these tokens.
 
         Args:
             num_characters: length of the client's text. A surplus over these tokens' text, from other groups of tokens,
@@ -57,8 +50,7 @@ class OutputText:
         return self._skip(text + (rest if self._matcher is None else self._search(self._matcher, rest)))
 
     def append_tokens(self, token_ids: Sequence[int]) -> tuple[str, int]:
-        """Takes the next tokens. Returns the text to pass on and the number of tokens that belong to the output, up to
-        the one that completed a stop string."""
+        """Returns the text to pass on, and the number of tokens up to the one that completed a stop string."""
         text, num_tokens = self._append(token_ids)
         return self._skip(text) if self._num_to_skip else text, num_tokens
 
@@ -90,7 +82,7 @@ class OutputText:
         return passed_on
 
     def finish_text(self) -> str:
-        """Returns the rest of the text at the end of the output. It may still complete a stop string."""
+        """Returns the rest of the text, which may still complete a stop string."""
         rest = self._detokenizer.decode_rest()
         if self._matcher is not None:
             rest = self._search(self._matcher, rest) + self._matcher.release_held()

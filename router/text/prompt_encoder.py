@@ -1,4 +1,4 @@
-"""Tokenizes prompts without blocking the event loop: short ones inline, long ones in threads."""
+"""Tokenizes prompts without blocking the event loop."""
 
 import asyncio
 import os
@@ -13,29 +13,23 @@ T = TypeVar("T")
 
 # Longest prompt to tokenize inline: about 1 ms. A thread's round trip takes 0.1 ms.
 MAX_INLINE_CHARACTERS = 4096
-# Largest chat to render inline. Templates take 2 to 20 us per message.
+# Templates take 2 to 20 us per message.
 MAX_INLINE_MESSAGES = 64
-# OpenAI's limit. Each message is an object and a turn of the template's loops, some of them nested.
+# OpenAI's limit. Each message is a turn of the template's loops, some of them nested.
 MAX_MESSAGES = 2048
-# Texts have 3 to 5 characters per token. If a text needs more than this to fit the model's length, its tokens are
-# counted in pieces first, up to the length.
+# Texts have 3 to 5 characters per token. Longer texts are counted in pieces first, up to the model's length.
 PLAUSIBLE_CHARACTERS_PER_TOKEN = 8
 PIECE_CHARACTERS = 2**16
-# Upper bound of the extra tokens of a piece, whose ends may cut tokens.
+# Extra tokens of a piece, whose ends may cut tokens.
 MAX_TOKENS_OF_CUTS = 64
 # Each thread takes a core, because tokenizing releases the GIL.
 MAX_ENCODING_THREADS = 4
-# End of a chat's text that shows whether the model starts with reasoning.
 MAX_ENDING_CHARACTERS = 64
-# Seconds for a prompt's wait and encoding.
 TIMEOUT_S = 60.0
 
 
 class PromptEncoder:
-    """Tokenizes prompts that may fit the model's length. Owned by a Frontend.
-
-    Chat templates are Python and hold the GIL, so a single thread renders one chat at a time and the event loop gets a
-    turn every few milliseconds.
+    """Chat templates are Python and hold the GIL, so a single thread renders one chat at a time.
 
     Encode methods raise ValueError with a message for the client, and TimeoutError after TIMEOUT_S.
     """
@@ -53,18 +47,13 @@ class PromptEncoder:
         return await self._encode(text, add_special_tokens=add_special_tokens)
 
     async def encode_chat(self, chat: Chat | Sequence[Message], *, add_special_tokens: bool = False) -> list[int]:
-        """Returns a conversation's token ids up to the start of the output.
-
-        Args:
-            chat: a chat, or its messages with ``role`` and ``content``.
-            add_special_tokens: adds special tokens to those of the template, BOS included.
-        """
+        """Args: add_special_tokens: adds special tokens to those of the template, BOS included."""
         return (await self.render_and_encode(chat, add_special_tokens=add_special_tokens))[0]
 
     async def render_and_encode(
         self, chat: Chat | Sequence[Message], *, add_special_tokens: bool = False
     ) -> tuple[list[int], str]:
-        """As `encode_chat`, with the last MAX_ENDING_CHARACTERS of the text."""
+        """Returns also the last MAX_ENDING_CHARACTERS of the text."""
         messages = chat.messages if isinstance(chat, Chat) else chat
         self.check_num_messages(len(messages))
         num_characters = chat.num_characters if isinstance(chat, Chat) else Chat(chat).num_characters
@@ -87,7 +76,6 @@ class PromptEncoder:
             raise ValueError("the chat has no messages")
         if num_messages > MAX_MESSAGES:
             raise ValueError(f"the chat has {num_messages} messages; at most {MAX_MESSAGES} are taken")
-        # Even an empty message takes a token.
         if num_messages >= self._max_model_len:
             raise ValueError(
                 f"the chat has {num_messages} messages, more than can fit the model's length of "
@@ -102,7 +90,7 @@ class PromptEncoder:
             )
 
     def close(self) -> None:
-        """Cancels waiting work. Running work ends by itself."""
+        """Running work ends by itself."""
         for threads in (self._encoding, self._rendering):
             threads.shutdown(wait=False, cancel_futures=True)
 
@@ -116,7 +104,7 @@ class PromptEncoder:
         if len(text) > self._max_model_len * PLAUSIBLE_CHARACTERS_PER_TOKEN:
             self._check_pieces(text)
         encoding = self._tokenizer.tokenize(text, add_special_tokens)
-        # Skips the list of ids, built under the GIL, for a prompt that is too long.
+        # Before building the list of ids under the GIL.
         self.check_num_tokens(len(encoding))
         return encoding.ids
 

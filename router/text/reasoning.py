@@ -10,8 +10,6 @@ OPENING, CLOSING = "<think>", "</think>"
 
 
 class Beginning(Enum):
-    """Start of an output, by the prompt's end and the model family."""
-
     REASONING = auto()
     # The model may open its reasoning.
     OPEN = auto()
@@ -20,10 +18,9 @@ class Beginning(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReasoningStyle:
-    """Reasoning of a model family.
-
+    """
     Attributes:
-        is_always: True if outputs start with reasoning even without a mark in prompt or output.
+        is_always: True if outputs start with reasoning even without a mark.
     """
 
     is_always: bool
@@ -37,34 +34,27 @@ class ReasoningStyle:
         return Beginning.REASONING if self.is_always else Beginning.OPEN
 
     def beginning_within(self, message: str) -> Beginning:
-        """
-        Args:
-            message: text that the output continues.
-        """
+        """Args: message: text that the output continues."""
         opened, closed = message.rfind(OPENING), message.rfind(CLOSING)
         if opened > closed:
             return Beginning.REASONING
         return Beginning.ANSWER if message else self.beginning("")
 
 
-# By configuration name (`reasoning_parser`).
 REASONING_STYLES = {"deepseek_r1": ReasoningStyle(is_always=True), "qwen3": ReasoningStyle(is_always=False)}
 
 
 class ReasoningParser:
-    """Splits an output's reasoning from its answer. The result depends on the text only, not on the cuts between
-    pieces. Marks and whitespace around the reasoning are dropped. Each character is scanned once, except a possible
-    start of a mark."""
+    """Splits reasoning from the answer, whatever the cuts between pieces. Marks and whitespace around the reasoning are
+    dropped. Each character is scanned once, except a possible start of a mark."""
 
     def __init__(self, beginning: Beginning) -> None:
         self._found = PartList()
         self.is_reasoning = beginning is Beginning.REASONING
-        # True at the start, where the opening mark may stand.
         self._is_first = beginning is not Beginning.ANSWER
         self._is_behind = False
         self._is_over = beginning is Beginning.ANSWER
         self._tail = ""
-        # Leading whitespace.
         self._leading: list[str] = []
         self._num_characters = 0
         self._space: list[str] = []
@@ -72,12 +62,11 @@ class ReasoningParser:
 
     @property
     def has_reasoned(self) -> bool:
-        """True if there was reasoning, or its mark alone."""
+        """Also for a mark without reasoning."""
         return self.is_reasoning or self._is_behind
 
     def feed(self, text: str) -> tuple[list[Part], str]:
-        """Takes the next piece. Returns the certain parts of reasoning, and the end of the text so far if it follows
-        the reasoning."""
+        """Returns the certain parts of reasoning, and the new text behind it."""
         if self._is_over:
             self._num_characters += len(text)
             return [], text
@@ -94,7 +83,6 @@ class ReasoningParser:
         return self._found.take(), text
 
     def finish(self) -> tuple[list[Part], str]:
-        """As `feed`, with the rest at the end of the text."""
         tail, self._tail = self._tail, ""
         if not self.is_reasoning:
             return [], "".join((*self._leading, tail)) if self._is_first else tail
@@ -102,7 +90,6 @@ class ReasoningParser:
         return self._found.take(), ""
 
     def _begin(self, text: str) -> str:
-        """Skips the opening mark. Returns the text after it."""
         bare = text.lstrip()
         self._leading.append(text[: len(text) - len(bare)])
         if bare.startswith(OPENING):
@@ -118,7 +105,6 @@ class ReasoningParser:
         return "".join((*self._leading, bare))
 
     def _reason(self, text: str) -> str:
-        """Adds reasoning up to its end. Returns the text after it."""
         base = self._num_characters - len(text)
         start = text.find(CLOSING)
         if start >= 0:

@@ -1,15 +1,13 @@
-"""Search for stop strings in streamed text."""
-
 from collections.abc import Sequence
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 1024
-# Longer pieces, for example a resumed request's text, are searched as a whole: a step takes 1 to 2 us per character.
+# Longer pieces are searched as a whole: a step takes 1 to 2 us per character.
 MAX_STEPPED_CHARACTERS = 1024
 
 
 def check_stop_strings(stop_strings: Sequence[str]) -> None:
-    """Raises ValueError, with a message for the client, if stop strings are too many, too long or empty."""
+    """Raises ValueError for the client."""
     if len(stop_strings) > MAX_STOP_STRINGS:
         raise ValueError(f"stop must be at most {MAX_STOP_STRINGS} strings, not {len(stop_strings)}")
     for stop in stop_strings:
@@ -20,11 +18,8 @@ def check_stop_strings(stop_strings: Sequence[str]) -> None:
 class StopStringMatcher:
     """Passes text on up to the first stop string, and holds back text that may become part of one.
 
-    The first stop string is the one complete at the earliest character, and the longest of several. The cuts between
-    pieces do not matter. One Knuth-Morris-Pratt automaton per stop string keeps work per character constant.
-
-    Attributes:
-        found: the stop string, or None. After a match no text is passed on.
+    The first stop string is the one complete at the earliest character, and the longest of several. Work per character
+    is constant. After a match no text is passed on.
     """
 
     def __init__(self, stop_strings: Sequence[str]) -> None:
@@ -37,7 +32,6 @@ class StopStringMatcher:
         return self.found is not None
 
     def scan_next(self, text: str) -> str:
-        """Takes the next piece. Returns the text that is certainly not part of a stop string; nothing after a match."""
         if self.matched:
             return ""
         start, text = len(self._held), self._held + text
@@ -55,8 +49,8 @@ class StopStringMatcher:
         return text[:certain]
 
     def _skip_ahead(self, text: str) -> int:
-        """Restarts shortly before the end of the first stop string, or of the text. Earlier text than the longest stop
-        string cannot matter. Returns the new position."""
+        """Restarts shortly before the end of the first stop string, or of the text: earlier text cannot matter. Returns
+        the new position."""
         found = [(text.find(a.pattern), len(a.pattern)) for a in self._automata]
         end = min((start + length for start, length in found if start >= 0), default=len(text))
         for automaton in self._automata:
@@ -69,7 +63,7 @@ class StopStringMatcher:
 
 
 class _Automaton:
-    """One stop string and the length of its prefix at the end of the text."""
+    """A Knuth-Morris-Pratt automaton for one stop string."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
@@ -82,7 +76,7 @@ class _Automaton:
             self._fallback[i] = matched
 
     def advance(self, character: str) -> bool:
-        """Takes the next character. Returns whether the whole string is matched; no character may follow then."""
+        """Returns whether the whole string is matched; no character may follow then."""
         self.num_matched = self._next(self.num_matched, character)
         return self.num_matched == len(self.pattern)
 

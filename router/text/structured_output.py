@@ -1,4 +1,4 @@
-"""Clients' constraints on outputs, turned into grammars for the workers (engine/grammars.py)."""
+"""Clients' constraints on outputs, as grammars for the workers."""
 
 import asyncio
 import json
@@ -14,19 +14,17 @@ from tandem.sampling_params import MAX_GRAMMAR_BYTES
 Kind = Literal["json_schema", "regex", "choice", "grammar", "tool_calls", "either", "after_reasoning"]
 
 JSON_OBJECT = json.dumps({"type": "object"})
-# Seconds for a grammar's wait and check.
+# For a grammar's wait and check.
 TIMEOUT_S = 20.0
-# Concurrent checks.
 NUM_THREADS = 4
-# Size of the cache of valid grammars.
 MAX_NUM_KEPT = 256
 
 
 class StructuredOutput(NamedTuple):
     """
     Attributes:
-        content: a JSON schema; a regular expression in Rust's regex syntax; choices as a JSON list of strings; a
-            context-free grammar in Lark or GBNF; or the result of `tool_calls`, `either` or `after_reasoning`.
+        content: a JSON schema; a regular expression in Rust's syntax; choices as a JSON list of strings; a grammar in
+            Lark or GBNF; or the result of `tool_calls`, `either` or `after_reasoning`.
         param: the client's field, for errors.
     """
 
@@ -36,19 +34,13 @@ class StructuredOutput(NamedTuple):
 
 
 class GrammarChecker:
-    """Checks grammars in separate processes (router/text/grammar_check.py)."""
-
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(NUM_THREADS, "grammar")
         self._good: OrderedDict[tuple[Kind, str], str] = OrderedDict()
 
     async def grammar(self, wanted: StructuredOutput) -> str:
-        """Returns the value of SamplingParams.grammar.
-
-        Raises:
-            ValueError: the grammar is invalid or too costly.
-            TimeoutError: too many grammars wait.
-        """
+        """Returns the value of SamplingParams.grammar. Raises ValueError for an invalid or costly grammar, TimeoutError
+        if too many wait."""
         key = wanted.kind, wanted.content
         grammar = self._good.get(key)
         if grammar is None:
@@ -72,10 +64,7 @@ def _check_size(text: str) -> None:
 
 
 def choices(outputs: Sequence[str], param: str) -> StructuredOutput:
-    """
-    Raises:
-        InvalidRequestError: there is no choice, or one is empty.
-    """
+    """Raises InvalidRequestError without a choice, or for an empty one."""
     if not outputs or not all(outputs):
         raise InvalidRequestError(f"{param} needs at least one choice, and none may be empty", param)
     return StructuredOutput("choice", json.dumps(list(outputs), ensure_ascii=False), param)
@@ -84,8 +73,7 @@ def choices(outputs: Sequence[str], param: str) -> StructuredOutput:
 def tool_calls(
     parser: str, functions: Sequence[tuple[str, str]], *, may_be_several: bool, param: str
 ) -> StructuredOutput:
-    """Constrains the output to one or more calls.
-
+    """
     Args:
         parser: a name in tandem.router.text.tool_grammar.CALL_STYLES.
         functions: names and argument schemas as JSON.
@@ -100,8 +88,5 @@ def either(calls: StructuredOutput, answer: StructuredOutput) -> StructuredOutpu
 
 
 def after_reasoning(wanted: StructuredOutput, *, is_open: bool) -> StructuredOutput:
-    """
-    Args:
-        is_open: True if the reasoning has not begun and is optional.
-    """
+    """Args: is_open: True if the reasoning has not begun and is optional."""
     return StructuredOutput("after_reasoning", json.dumps([is_open, wanted.kind, wanted.content]), wanted.param)

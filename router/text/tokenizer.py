@@ -13,14 +13,13 @@ from tandem.router.text.chat import Chat, Message
 from tandem.router.text.chat_format import ChatFormat, find_format, fitted
 from tandem.router.text.chat_template import ChatTemplate, find_chat_template, read_chat_template
 
-# Spelling of a space in SentencePiece vocabularies.
+# SentencePiece's spelling of a space.
 _WORD_START = "\u2581"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Tokenizer:
-    """The tokenizer of a model directory.
-
+    """
     Args:
         model_dir: directory with tokenizer.json and config.json, optionally with tokenizer_config.json,
             generation_config.json and chat_template.jinja.
@@ -28,8 +27,7 @@ class Tokenizer:
 
     Attributes:
         vocab_size: rows of the model's embedding; some ids may be unused.
-        eos_token_ids: ids that end an output, unless a client ignores them; empty if the model names none. Other
-            processes see them only as a request's stop tokens.
+        eos_token_ids: ids that end an output; empty if the model names none.
 
     Raises:
         ValueError: a file is missing or malformed.
@@ -56,19 +54,12 @@ class Tokenizer:
         self.eos_token_ids = self._find_eos(config)
 
     def encode(self, text: str) -> list[int]:
-        """Returns a prompt's token ids, with BOS if the model wants one. Recognizes special tokens.
-
-        Raises:
-            ValueError: the text holds a lone surrogate.
-        """
+        """Adds BOS if the model wants one, and recognizes special tokens. Raises ValueError for a lone surrogate."""
         return self.tokenize(text, add_special_tokens=True).ids
 
     def tokenize(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
-        """Tokenizes without the GIL. Building the list `ids` of the result needs it.
-
-        Raises:
-            ValueError: the text holds a lone surrogate.
-        """
+        """Runs without the GIL; building the list `ids` of the result needs it. Raises ValueError for a lone
+        surrogate."""
         try:
             # `encode` gives the same ids but holds the GIL, for a second per some million characters.
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
@@ -76,33 +67,22 @@ class Tokenizer:
             raise ValueError("the text holds a lone surrogate, which is half a character") from error
 
     def encode_chat(self, chat: Chat | Sequence[Message]) -> list[int]:
-        """Returns a conversation's token ids up to the start of the output.
-
-        Raises:
-            ValueError: as `render_chat` and `tokenize`.
-        """
         # The template writes BOS.
         return self.tokenize(self.render_chat(chat), add_special_tokens=False).ids
 
     def render_chat(self, chat: Chat | Sequence[Message]) -> str:
-        """Returns a conversation's text up to the start of the output. Holds the GIL.
-
-        Args:
-            chat: a chat, or its messages with ``role`` and ``content``.
-
-        Raises:
-            ValueError: the model has no chat template, or it rejects this chat.
-        """
+        """Returns the text up to the start of the output. Holds the GIL. Raises ValueError if the model has no chat
+        template, or it rejects this chat."""
         chat = chat if isinstance(chat, Chat) else Chat(chat)
         return self._chat_template.render(fitted(chat, self.chat_format), self._special_tokens())
 
     @cached_property
     def chat_format(self) -> ChatFormat:
-        """Features of the chat template. Takes some milliseconds once."""
+        """Takes some milliseconds once."""
         try:
             template = self._chat_template
         except ValueError:
-            # Each chat is refused with a message.
+            # Each chat is refused.
             return ChatFormat()
         special_tokens = self._special_tokens()
         return find_format(template.source, lambda chat: template.render(chat, special_tokens))
@@ -132,7 +112,6 @@ class Tokenizer:
         return {index: text for index, text in found.items() if index in self._special_ids}
 
     def token_id(self, text: str) -> int | None:
-        """Returns the id of a token, special or not, by its spelling."""
         return self._tokenizer.token_to_id(text)
 
     @cached_property
@@ -140,7 +119,7 @@ class Tokenizer:
         return 4 * max(len(token) for token in self._tokenizer.get_vocab())
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Returns the text of `token_ids`, with U+FFFD for invalid bytes."""
+        """Decodes with U+FFFD for invalid bytes."""
         return self._tokenizer.decode(token_ids, skip_special_tokens)
 
     def decode_prompt(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -148,7 +127,7 @@ class Tokenizer:
         return self._tokenizer.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
 
     def spelling(self, token_id: int) -> str:
-        """Returns "" for an unused id."""
+        """ "" for an unused id."""
         return self._tokenizer.id_to_token(token_id) or ""
 
     @cached_property
@@ -157,13 +136,13 @@ class Tokenizer:
         return isinstance(self._tokenizer.decoder, tokenizers.decoders.ByteLevel)
 
     def token_text(self, token_id: int) -> str | None:
-        """Returns None for a special or unused id."""
+        """None for a special or unused id."""
         if token_id in self._special_ids:
             return None
         return self._tokenizer.id_to_token(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Returns a token's bytes in a byte-level vocabulary; empty for special and unused ids."""
+        """For byte-level vocabularies; empty for special and unused ids."""
         found = self._token_bytes.get(token_id)
         if found is None:
             token = self.token_text(token_id) or ""
@@ -175,8 +154,7 @@ class Tokenizer:
         return found
 
     def token_piece(self, token_id: int) -> bytes:
-        """Returns a token's bytes for a list of log probabilities: its text, or a special token's name; empty for an
-        unused id."""
+        """A token's bytes for log probabilities: its text, or a special token's name; empty for an unused id."""
         if token_id in self._special_ids:
             return (self._tokenizer.id_to_token(token_id) or "").encode()
         if self.byte_level:
@@ -199,8 +177,8 @@ class Tokenizer:
         return found
 
     def _find_eos(self, config: dict[str, Any]) -> tuple[int, ...]:
-        """Returns the eos_token_id of generation_config.json, else of config.json, else the eos_token of
-        tokenizer_config.json. The first source with a value counts alone: its authors left out other ids on purpose."""
+        """Reads eos_token_id of generation_config.json, else of config.json, else eos_token of tokenizer_config.json.
+        Only the first source counts: its authors left out other ids on purpose."""
         generation = _read_json(self._model_dir / "generation_config.json", optional=True)
         for name, source in (("generation_config.json", generation), ("config.json", config)):
             ids = source.get("eos_token_id")
@@ -215,11 +193,6 @@ class Tokenizer:
 
 
 def tokenizer_file(model_dir: Path) -> Path:
-    """Returns the path of tokenizer.json.
-
-    Raises:
-        ValueError: the file is missing.
-    """
     path = model_dir / "tokenizer.json"
     if not path.is_file():
         raise ValueError(f"{model_dir} has no tokenizer.json; other tokenizer formats are not supported")
@@ -227,7 +200,7 @@ def tokenizer_file(model_dir: Path) -> Path:
 
 
 def is_byte_token(token: str) -> bool:
-    """Returns whether a token of a non-byte-level vocabulary spells a single byte: ``<0xE2>``."""
+    """True for a single byte in a non-byte-level vocabulary: ``<0xE2>``."""
     return _BYTE_TOKEN.fullmatch(token) is not None
 
 
@@ -251,7 +224,7 @@ def _positive(config: dict[str, Any], name: str, model_dir: Path) -> int:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Returns the byte of each character of a byte-level vocabulary. Printable characters stand for themselves."""
+    """Printable characters stand for themselves."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}

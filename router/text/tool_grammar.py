@@ -4,13 +4,12 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-# Largest number of calls in an answer, so that a weak model also ends.
+# So that a weak model also ends.
 MAX_CALLS = 128
 
 
 class CallStyle(NamedTuple):
-    """Syntax of calls.
-
+    """
     Attributes:
         arguments: key of the arguments.
         opening, closing: text around each call.
@@ -41,7 +40,6 @@ def calls(
 
     Args:
         parser: a name in CALL_STYLES.
-        functions: function names and argument schemas.
         whitespace: regular expression for whitespace between JSON parts.
     """
     style = CALL_STYLES[parser]
@@ -63,10 +61,9 @@ def calls(
 
 
 def after_reasoning(grammar: str, *, is_open: bool) -> str:
-    """Returns the grammar of reasoning followed by `grammar`.
-
+    """
     Args:
-        grammar: grammar in llguidance's form.
+        grammar: in llguidance's form.
         is_open: True if the reasoning has not begun and is optional.
     """
     reasoning = "(OPENING reasoning)?" if is_open else "reasoning"
@@ -88,8 +85,7 @@ def either(calls_grammar: str, answer_grammar: str) -> str:
 
 
 def _parts(grammar: str) -> list[dict[str, Any]]:
-    """Returns the parts of a grammar in llguidance's form: Lark, or JSON with a list of grammars that starts with the
-    whole."""
+    """Returns a grammar's parts: Lark, or JSON with a list of grammars that starts with the whole."""
     if not grammar.startswith("{"):
         return [{"lark_grammar": grammar}]
     parts: list[dict[str, Any]] = json.loads(grammar)["grammars"]

@@ -1,7 +1,7 @@
-"""The pairs of workers that can serve a request now, as a lazy sequence.
+"""The pairs of workers that can serve a request now.
 
-A scan of 500 x 500 pairs would take the router's event loop 0.25 s per request. The registry therefore keeps the decode
-workers linked to each prefill worker (`Worker.decode_workers`), and pairs are created on demand.
+A scan of 500 x 500 pairs would take the router's event loop 0.25 s per request. So pairs are created on demand, from
+the decode workers linked to each prefill worker (`Worker.decode_workers`).
 """
 
 import math
@@ -16,7 +16,7 @@ WorkerCost = Callable[[Worker], float]
 
 
 class Candidates(Sequence[Pair]):
-    """A sequence of pairs, prefill workers in order of joining: a live view, valid while `choose` runs.
+    """A live view of all pairs, prefill workers in order of joining; valid while `choose` runs.
 
     `in` takes constant time, iteration time proportional to the number of pairs, everything else time proportional to
     the number of workers.
@@ -33,9 +33,8 @@ class Candidates(Sequence[Pair]):
         """
         Args:
             may_serve: filter of open workers; None: all.
-            placement: restricts pairs to one placement if such pairs exist, open or not: a request waits for busy
-                workers, but an impossible placement does not stop it. AUTO: all pairs.
-            spans_hosts: True if the workers are on several hosts, so that distance matters.
+            placement: restricts pairs to one placement if such pairs exist, open or not. Requests wait for busy
+                workers, but not for an impossible placement.
         """
         self._workers = workers
         self._may_serve = may_serve
@@ -43,7 +42,6 @@ class Candidates(Sequence[Pair]):
         self.spans_hosts = spans_hosts
 
     def among(self, may_serve: Callable[[Worker], bool]) -> "Candidates":
-        """Returns the pairs with both workers accepted by `may_serve`."""
         return Candidates(self._workers, may_serve, self._only or AUTO, spans_hosts=self.spans_hosts)
 
     @property
@@ -74,13 +72,13 @@ class Candidates(Sequence[Pair]):
         return self._open([w for w in self._workers.values() if w.role == "both" and w.decode_workers])
 
     def senders(self) -> list[Worker]:
-        """Returns the prefill workers of two-worker pairs. Some may have no open decode worker."""
+        """Some may have no open decode worker."""
         if self._only == AGGREGATED:
             return []
         return self._open([w for w in self._workers.values() if w.sends and w.decode_workers])
 
     def receivers(self) -> list[Worker]:
-        """Returns the decode workers of two-worker pairs. Some may have no open prefill worker."""
+        """Some may have no open prefill worker."""
         return self._open([w for w in self._workers.values() if w.receives])
 
     def least(
@@ -90,7 +88,7 @@ class Candidates(Sequence[Pair]):
         both_cost: WorkerCost | None = None,
         farther_cost: float = 0.0,
     ) -> Pair:
-        """Returns the pair with the least sum of costs. A tie goes to the prefill worker that joined first.
+        """Returns the pair with the least sum of costs; of equals, the one whose prefill worker joined first.
 
         Args:
             both_cost: cost of a single worker of role `both`; None: the sum of its two costs.
@@ -112,7 +110,6 @@ class Candidates(Sequence[Pair]):
         receivers: Mapping[Worker, float],
         farther_cost: float = 0.0,
     ) -> Pair:
-        """As `least`, with the costs of `alone`, `senders` and `receivers` given."""
         best = min(alone, key=alone.__getitem__, default=None)
         at_distances = [receivers]
         if farther_cost and self.spans_hosts:
@@ -130,20 +127,17 @@ class Candidates(Sequence[Pair]):
         """Returns the cheapest linked two-worker pair, or None.
 
         Args:
-            senders: prefill costs.
             receivers: decode costs after a handover: one mapping for all distances, or one for each of DISTANCES with
                 costs that do not decrease.
         """
         if not senders or not receivers[0]:
             return None
-        # A single mapping is a tier for the farthest distance.
         at = DISTANCES if len(receivers) > 1 else DISTANCES[-1:]
         tiers = [_Tier(distance, costs) for distance, costs in zip(at, receivers, strict=True)]
         lowest = min(tier.lowest for tier in tiers)
         best: Pair | None = None
         least = math.inf
         for prefill, cost in senders.items():
-            # Skips most senders cheaply.
             if cost + lowest >= least:
                 continue
             for tier in tiers:
@@ -208,7 +202,6 @@ class Candidates(Sequence[Pair]):
 
 
 def _only(workers: Mapping[str, Worker], placement: str) -> Placement | None:
-    """Returns the placement to restrict pairs to, or None."""
     if placement == AGGREGATED and any(w.worker_id in w.decode_workers for w in workers.values()):
         return AGGREGATED
     if placement == DISAGGREGATED and any(
@@ -219,17 +212,10 @@ def _only(workers: Mapping[str, Worker], placement: str) -> Placement | None:
 
 
 class _Tier:
-    """The decode workers within a distance of each sender.
-
-    Attributes:
-        costs: decode cost of each worker.
-        lowest: minimum of `costs`.
-    """
-
     def __init__(self, distance: int, costs: Mapping[Worker, float]) -> None:
         self._distance = distance
         self.costs = costs
-        # Workers by place. A place is sorted by cost only if its cheapest worker does not fit.
+        # Workers by place, sorted by cost only if the cheapest does not fit.
         self._places: dict[str, list[Worker]] = {}
         self._is_sorted: set[str] = set()
         if distance == DISTANCES[-1]:
@@ -258,7 +244,7 @@ class _Tier:
     def _cheapest_linked(self, prefill: Worker, place: str) -> Worker | None:
         linked, costs, by_cost = prefill.decode_workers, self.costs, self._places[place]
         if len(linked) ** 2 < len(by_cost):
-            # Few links: scan them. The cheapest workers are mostly not among them.
+            # With few links, the cheapest workers are mostly not among them.
             others = [w for w in linked.values() if w in costs and w is not prefill]
             near = [w for w in others if place_at(w, self._distance) == place]
             return min(near, key=costs.__getitem__, default=None)

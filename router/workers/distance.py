@@ -7,11 +7,9 @@ SAME_HOST, SAME_RACK, ELSEWHERE = DISTANCES = (0, 1, 2)
 
 
 class Place(Protocol):
-    """Place of a worker, for example a Worker.
-
+    """
     Attributes:
-        host: equal for workers of one host.
-        rack: equal for hosts of one rack; "" if unknown.
+        rack: "" if unknown.
     """
 
     host: str
@@ -25,7 +23,7 @@ def distance(one: Place, other: Place) -> int:
 
 
 def place_at(worker: Place, distance: int) -> str:
-    """Returns a key that two workers share exactly if they are at most `distance` apart."""
+    """Returns a key shared exactly by the workers at most `distance` apart."""
     if distance == SAME_HOST:
         return worker.host
     return worker.rack if distance == SAME_RACK else ""

@@ -1,8 +1,7 @@
 """Leans: the kind of work that a worker of role `both` gets first.
 
-The role planner (deploy/supervise/role_planner.py) tells leans to all routers. A lean is a cost of the other kind of
-work (router/policies/cost_model.py): running work continues, and the worker still gets work that would wait too long
-elsewhere.
+The role planner (deploy/supervise/role_planner.py) sends leans to all routers. A lean is only a cost of the other kind
+of work (router/policies/cost_model.py): running work continues, and overflow is still accepted.
 """
 
 from collections.abc import Mapping
@@ -15,24 +14,22 @@ from tandem.messages import ForwardTimes
 Lean = Literal["none", "prefill", "decode", "both"]
 LEANS: tuple[Lean, ...] = get_args(Lean)
 NO_LEAN: Lean = "none"
-# Seconds after which a plan expires unless repeated: its planner is gone.
+# Lifetime of a plan in seconds: without repetition its planner is gone.
 GOOD_FOR_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class RouterDemand:
-    """One router's demand on its workers.
+    """One router's demand on the workers that hand over in role `both`.
 
     Attributes:
-        prompts, prompt_tokens, attended_tokens, elsewhere_tokens, elsewhere_attended: as in PromptCount
-        (router/workers/prompt_count.py).
-        num_decoding: this router's requests in decode or bound for it, by id of each worker that does both and hands
-            over.
-        num_kv_tokens: KV tokens of all these requests.
-        times: forward times of one of these workers, taken as equal.
+        prompts, prompt_tokens, attended_tokens, elsewhere_tokens, elsewhere_attended: as in PromptCount.
+        num_decoding: this router's requests in decode or bound for it, by worker id.
+        num_kv_tokens: KV tokens of these requests.
+        times: forward times of one worker, taken as equal.
         output_tokens: mean output length.
-        pool_tokens: size of their smallest pool, in tokens.
-        max_decoding: their smallest decode batch limit, in requests.
+        pool_tokens: size of the smallest pool, in tokens.
+        max_decoding: smallest decode batch limit, in requests.
     """
 
     prompts: int = 0

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-# Seconds of silence after which a router's load counts as 0: the router is gone, with its requests.
+# A router silent for this many seconds is gone, with its requests.
 FRESH_S = 2.0
 
 
 class AssignedLoad(NamedTuple):
-    """Load that a router has assigned to one worker. `Worker` describes the fields."""
+    """Fields as in `Worker`."""
 
     num_requests: int = 0
     num_pending_tokens: int = 0
@@ -30,13 +30,10 @@ NOTHING = AssignedLoad()
 
 @dataclass(frozen=True, slots=True)
 class RouterCounts:
-    """Running requests of one router.
-
+    """
     Attributes:
         num_queued: requests without a first token.
         num_requests_by_key: requests by digest of the API key; empty if keys have no limits.
-        assigned: load by worker id.
-        pid: process id of the router.
     """
 
     num_requests: int
@@ -58,7 +55,7 @@ class PeerCounts:
         self._counts.pop(router_id, None)
 
     def counts_of(self, router_id: str) -> RouterCounts | None:
-        """Returns a router's counts, or None after FRESH_S of silence."""
+        """Returns None after FRESH_S of silence."""
         heard_at, counts = self._counts.get(router_id, (-FRESH_S, None))
         return counts if self._clock() - heard_at < FRESH_S else None
 

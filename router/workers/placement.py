@@ -7,7 +7,7 @@ Placement = Literal["aggregated", "disaggregated"]
 
 AGGREGATED: Placement = "aggregated"
 DISAGGREGATED: Placement = "disaggregated"
-# The policy decides for each request.
+# The policy decides.
 AUTO = "auto"
 PLACEMENTS = (AUTO, *get_args(Placement))
 
@@ -33,11 +33,10 @@ class ChosenPair(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The placement of an attempt, for reports.
-
+    """
     Attributes:
         reason: the policy's reason; "": none given.
-        ttft_ms, itl_ms: the policy's estimates, from the choice to the first token and between tokens; 0: none given.
+        ttft_ms, itl_ms: the policy's estimates, from the choice to the first token and between tokens; 0: none.
     """
 
     placement: Placement

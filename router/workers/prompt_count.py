@@ -7,12 +7,12 @@ from tandem.router.workers.worker import Estimate
 
 @dataclass(slots=True)
 class PromptCount:
-    """Totals over all attempts since the router's start.
+    """Totals over all attempts.
 
     Attributes:
         tokens: prompt tokens not expected to be cached.
         attended: sum of the tokens that each of these attends to.
-        elsewhere, elsewhere_attended: the same for tokens that at least half of the workers would have to compute.
+        elsewhere, elsewhere_attended: the same for tokens uncached at half of the workers or more.
     """
 
     prompts: int = 0
@@ -34,5 +34,4 @@ class PromptCount:
 
 
 def _attended(num_last: int, num_tokens: int) -> int:
-    """Returns the sum of tokens that each of the last `num_last` tokens attends to."""
     return num_last * num_tokens - num_last * num_last // 2

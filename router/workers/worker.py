@@ -1,4 +1,4 @@
-"""The router's view of a worker, and the pair of workers of an attempt."""
+"""The router's view of a worker, and pairs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,14 +19,13 @@ NOT_SAID = ForwardTimes()
 
 @dataclass(eq=False, slots=True)
 class Worker:
-    """One life of a worker: its control stream, from Hello to the end of the stream.
+    """One life of a worker, which is one control stream.
 
     Attributes:
-        send: writes to the control stream.
         disconnect: ends the control stream, with a reason.
-        last_heard, last_progress, last_heartbeat: time of the last message, change of `num_steps`, and heartbeat.
+        last_progress: time of the last change of `num_steps`.
         num_steps: step number of the worker's scheduler; -1 before the first heartbeat.
-        stats: last heartbeat's report, a fraction of a second old.
+        stats: report of the last heartbeat.
         links_up: incarnation of each linked decode worker, by id.
         links_down: last report on each decode worker without a link.
         decode_workers: connected and linked decode workers by id; itself in role `both`. Kept by the registry.
@@ -41,10 +40,8 @@ class Worker:
         load_number: counter of changes of these, of `lean`, and of reported pool and forward times.
         forward_times: reported times of forward passes.
         rates: this router's measurements of the whole cluster.
-        role: `prefill`, `decode` or `both`.
-        sends, receives: whether it hands over to, and takes over from, other workers.
+        sends, receives: True if it hands over to, or takes over from, other workers.
         page_size: tokens per KV page; equal in a cluster.
-        host, rack: place in the cluster (router/workers/distance.py).
         num_starting: this router's requests without a token from the decode worker.
         num_suspects: this router's requests that may crash workers (router/attempts.py).
         lean: kind of work that it gets first.
@@ -119,7 +116,7 @@ class Worker:
             self.load_number += 1
 
     def set_lean(self, lean: Lean) -> bool:
-        """Returns True if the lean has changed."""
+        """Returns whether the lean has changed."""
         if lean == self.lean:
             return False
         self.lean = lean
@@ -144,13 +141,12 @@ class Worker:
 
     @property
     def max_decoding(self) -> int:
-        """Largest decode batch, in requests."""
         return self.hello.max_batch_size or ANY_NUMBER
 
     @property
     def num_held_tokens(self) -> int:
         """Tokens of the pool that no other request can have: locked, leased, or arriving without a lease. A page shared
-        by several requests counts once; cached pages not in use do not count."""
+        by several requests counts once."""
         leased = self.stats.num_leased_pages * self.page_size
         return self.stats.num_locked_pages * self.page_size + max(leased, self.num_arriving_tokens)
 
@@ -186,7 +182,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The workers of one attempt; the same one for both parts in role `both`."""
+    """The workers of one attempt; equal in an aggregated placement."""
 
     prefill: Worker
     decode: Worker

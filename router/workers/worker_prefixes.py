@@ -5,13 +5,11 @@ from tandem.prefix import unpack_identities
 
 
 class WorkerPrefixes:
-    """Cached prefixes of one life of a worker, usually 0.1 s old.
-
-    A page is never cached without the pages before it, so the identities of all prefixes of an identity are also here,
-    except while the worker repeats its whole report.
+    """Cached prefixes of one life of a worker, usually 0.1 s old. With a prefix it has all shorter ones, except while
+    the worker repeats its whole report.
 
     Attributes:
-        identities: identities of prefixes that end with a page (tandem.prefix), at the worker's page size.
+        identities: identities of prefixes that end with a page (tandem.prefix).
         num_messages: number of possible changes.
     """
 
@@ -24,19 +22,12 @@ class WorkerPrefixes:
         self._is_in_order = True
 
     def receive(self, message: CachedPrefixes) -> bool:
-        """Applies a message.
-
-        Returns:
-            False if an earlier message is missing: ask the worker to start anew. Until then the state stays.
-
-        Raises:
-            ValueError: malformed identities.
-        """
+        """Applies a message. Returns False if an earlier one is missing: the caller then asks the worker to repeat
+        everything. Raises ValueError for malformed identities."""
         if message.is_whole:
             self.identities = set()
             self._is_in_order = True
         elif not self._is_in_order:
-            # The worker has been asked to start anew.
             return True
         elif message.number != self._next_number:
             self._is_in_order = False

@@ -12,22 +12,19 @@ from tandem.router.workers.prompt_count import PromptCount
 from tandem.router.workers.rates import ClusterRates
 from tandem.router.workers.worker import Worker
 
-# Share of the heartbeat timeout. A host reports the death of a process at once, so a lost worker on another host that
-# was silent for longer was unreachable before.
+# Share of the heartbeat timeout. A host reports a process's death at once, so a longer silence before a loss means that
+# the other host was unreachable.
 OUT_OF_REACH_AFTER = 0.3
 
 
 class WorkerRegistry:
-    """Connected workers by id: control stream alive, and heartbeats with progress.
-
-    Requests are frequent and changes of workers and links are rare. The registry therefore keeps usable pairs,
-    readiness and the largest request that fits up to date.
+    """Keeps usable pairs, readiness and the largest request up to date, because requests are frequent and changes of
+    workers rare.
 
     Attributes:
         planned: planned role of each worker by id; empty: unknown. Other workers are leaving: they finish their
             requests and get no new ones.
         max_request_tokens: tokens of the largest request that fits every worker's pool alone; 0 without workers.
-        num_lean_changes: changes of connected workers' leans.
     """
 
     def __init__(
@@ -40,18 +37,16 @@ class WorkerRegistry:
     ) -> None:
         """
         Args:
-            placement: restricts `candidates`, if such pairs exist (router/workers/placement.py).
+            placement: restricts `candidates`, if such pairs exist.
         """
         self._clock = clock
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._stall_timeout_s = stall_timeout_s
         self._workers: dict[str, Worker] = {}
-        # Format of the first worker. All later workers must match it, even if no other worker is left.
+        # Format of the first worker, binding for all later ones.
         self._page_format: PageFormat | None = None
         self._num_pairs = 0
-        # Number of workers by host.
         self._hosts: Counter[str] = Counter()
-        # Rates outlive the workers.
         self._rates: ClusterRates | None = None
         self._placement = placement
         self.planned = dict(planned or {})
@@ -61,7 +56,6 @@ class WorkerRegistry:
 
     @property
     def is_ready(self) -> bool:
-        """True if a pair of workers can serve a request now."""
         return self._num_pairs > 0
 
     @property
@@ -79,11 +73,9 @@ class WorkerRegistry:
         return self._workers.get(worker_id)
 
     def stays(self, worker: Worker) -> bool:
-        """Returns whether a worker is not leaving."""
         return not self.planned or worker.worker_id in self.planned
 
     def set_planned(self, planned: Mapping[str, str]) -> None:
-        """Sets the cluster's planned workers. Other workers finish their requests."""
         self.planned.clear()
         self.planned.update(planned)
         for worker in self._workers.values():
@@ -93,13 +85,12 @@ class WorkerRegistry:
             self._link_all(worker)
 
     def set_leans(self, leans: Mapping[str, Lean]) -> None:
-        """Sets the leans of present and future workers; NO_LEAN for missing ids."""
+        """Also for future workers; NO_LEAN for missing ids."""
         self._leans = dict(leans)
         for worker in self._workers.values():
             self.num_lean_changes += worker.set_lean(self._leans.get(worker.worker_id, NO_LEAN))
 
     def demand(self, prompts: PromptCount) -> RouterDemand:
-        """Returns this router's demand on workers that may lean."""
         workers = [w for w in self._workers.values() if w.role == "both" and w.hello.has_links and self.stays(w)]
         if not workers:
             return RouterDemand()
@@ -118,12 +109,11 @@ class WorkerRegistry:
         )
 
     def refusal(self, hello: Hello) -> str:
-        """Returns the reason why a worker cannot join, or "". All workers of a cluster must share the page format and
-        the model, for as long as the router lives."""
+        """Returns why a worker cannot join, or "". All workers share page format and model for the router's life."""
         current = self._workers.get(hello.worker_id)
         if current is not None and hello.num_restarts < current.hello.num_restarts:
             # The worker's node was given up as unreachable.
-            return "another worker has been started in its place"
+            return "a replacement of this worker is already connected"
         if self._page_format is None:
             return ""
         return hello.page_format.mismatch(self._page_format, "this worker", "the cluster's first")
@@ -131,7 +121,6 @@ class WorkerRegistry:
     def register(
         self, hello: Hello, send: Callable[[Sequence[RouterMessage]], None], disconnect: Callable[[str], None]
     ) -> Worker:
-        """Adds a worker. An earlier life of it must have been unregistered."""
         assert hello.worker_id not in self._workers
         now = self._clock()
         worker = Worker(hello, send, disconnect, last_heard=now, last_progress=now)
@@ -152,12 +141,12 @@ class WorkerRegistry:
             self._update_limit()
 
     def is_out_of_reach(self, worker: Worker) -> bool:
-        """Returns whether a lost worker was silent before, as if unreachable. It may be alive."""
+        """Returns whether a lost worker was silent before, and so may be alive but unreachable."""
         is_elsewhere = worker.hello.host not in ("", host_id())
         return is_elsewhere and self._clock() - worker.last_heard > self._heartbeat_timeout_s * OUT_OF_REACH_AFTER
 
     def record_heard(self, worker: Worker) -> None:
-        """Notes a message of any kind. A heartbeat can be late behind many tokens."""
+        """A heartbeat can be late behind many tokens, so any message counts."""
         worker.last_heard = self._clock()
 
     def excuse_silence(self, seconds: float) -> None:
@@ -189,7 +178,7 @@ class WorkerRegistry:
                 self._unlink(worker, decode)
 
     def find_lost(self) -> list[tuple[Worker, str, str]]:
-        """Returns silent or stalled workers, with the kind of loss and the reason."""
+        """Returns lost workers, each with the kind of loss and the reason."""
         now = self._clock()
         lost = []
         for worker in self._workers.values():
@@ -200,7 +189,7 @@ class WorkerRegistry:
         return lost
 
     def not_ready_reason(self) -> str:
-        """Returns the reason why no request can be served now, or ""."""
+        """Returns why no request can be served now, or ""."""
         if self.is_ready:
             return ""
         roles = {w.role for w in self._workers.values()}
@@ -211,7 +200,7 @@ class WorkerRegistry:
         return f"no prefill worker has a link to a decode worker{': ' + failures if failures else ' yet'}"
 
     def size_refusal(self, num_prompt_tokens: int, max_tokens: int) -> str:
-        """Returns the reason why a request does not fit the pools even alone, or ""."""
+        """Returns why a request does not fit the pools even alone, or ""."""
         if not self._workers or num_prompt_tokens + max_tokens <= self.max_request_tokens:
             return ""
         refusal = (
@@ -230,7 +219,6 @@ class WorkerRegistry:
                     yield f"{worker.worker_id} to {worker_id}: {state.reason}"
 
     def peers(self) -> tuple[Peer, ...]:
-        """Returns the workers to which every sender should link, except to itself."""
         return tuple(Peer(w.worker_id, w.incarnation, w.hello.address) for w in self._workers.values() if w.receives)
 
     def _link_all(self, worker: Worker) -> None:
@@ -246,12 +234,11 @@ class WorkerRegistry:
         for decode in list(worker.decode_workers.values()):
             self._unlink(worker, decode)
         for other in self._workers.values():
-            # Keeps `links_up`: another worker may keep its link to a worker that only this router has lost, and does
-            # not report it again.
+            # Keeps `links_up`: a link to a worker that only this router has lost stays up, and is not reported again.
             self._unlink(other, worker)
 
     def _link(self, prefill: Worker, decode: Worker) -> None:
-        """Makes a usable pair unless one of the two is leaving."""
+        """Does nothing if one of the two is leaving."""
         if not (self.stays(prefill) and self.stays(decode)):
             return
         if self._workers.get(prefill.worker_id) is prefill and decode.worker_id not in prefill.decode_workers:

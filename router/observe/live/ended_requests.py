@@ -1,4 +1,4 @@
-"""The requests that have ended last, without what they said."""
+"""The last ended requests, without their contents."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -14,11 +14,11 @@ MAX_REQUESTS = 60
 class EndedRequest(NamedTuple):
     """
     Attributes:
-        number: later ones have larger numbers.
+        number: consecutive number.
         ended_s: seconds since the epoch.
-        key: whose it was, "" where there are no keys: it says who may see the request, and is shown to nobody.
-        error: why it has failed, or ""; never what the request itself says.
-        num_cached_tokens: of its prompt, that prefill found cached.
+        key: the owner's key, "" without keys: decides who may see the request, and is never shown.
+        error: reason of a failure, or "".
+        num_cached_tokens: prompt tokens that prefill found cached.
     """
 
     number: int
@@ -38,12 +38,6 @@ class EndedRequest(NamedTuple):
 
 
 class EndedRequests:
-    """The latest. Belongs to one loop.
-
-    Attributes:
-        num_requests: that have ended since the router's start.
-    """
-
     def __init__(self) -> None:
         self._requests: deque[EndedRequest] = deque(maxlen=MAX_REQUESTS)
         self.num_requests = 0
@@ -59,7 +53,7 @@ class EndedRequests:
                 tracker.request_id,
                 tracker.spec.client_request_id,
                 report.outcome,
-                # What is wrong with a request may be told in words of its own.
+                # The message may quote the request.
                 "" if report.outcome == "invalid" else shortened(tracker.failure),
                 report.num_prompt_tokens,
                 report.num_cached_tokens,
@@ -72,5 +66,5 @@ class EndedRequests:
         )
 
     def since(self, number: int) -> Iterator[EndedRequest]:
-        """Those that have a larger number, the oldest first."""
+        """Returns the requests after `number`, oldest first."""
         return (request for request in self._requests if request.number > number)

@@ -1,4 +1,4 @@
-"""Frames for viewers of the live page: one a second, shared by all viewers, none without viewers."""
+"""Frames for viewers of the live page, one a second."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ class Frame(Protocol):
 
 
 class Frames(Protocol):
-    """Source of frames, for example a SnapshotBuilder (router/observe/live/snapshot.py)."""
+    """For example a SnapshotBuilder (router/observe/live/snapshot.py)."""
 
     def sample(self) -> None: ...
 
@@ -34,12 +34,6 @@ class TooManyViewersError(Exception):
 
 
 class LiveFeed:
-    """Used on the router's event loop.
-
-    Attributes:
-        num_viewers: current viewers.
-    """
-
     def __init__(self, frames: Frames, num_keys: int = 0) -> None:
         """
         Args:
@@ -51,13 +45,13 @@ class LiveFeed:
         self._num_of_key: Counter[str] = Counter()
         self._number = 0
         self._changes: Frame | None = None
-        # Number and frame of the full state, for viewers that start in this second.
+        # Full state of this second, by its number, for new viewers.
         self._everything: tuple[int, Frame] | None = None
         self._turn = asyncio.Event()
         self._is_closed = False
 
     async def run(self) -> None:
-        """Makes a frame each second until cancelled. Errors are logged and do not affect requests."""
+        """Makes a frame each second until cancelled. Errors are only logged."""
         is_well = True
         while True:
             await asyncio.sleep(INTERVAL_S)
@@ -71,7 +65,6 @@ class LiveFeed:
                 is_well = True
 
     def tick(self) -> None:
-        """Called once a second."""
         self._frames.sample()
         self._number += 1
         if self.num_viewers:
@@ -81,12 +74,11 @@ class LiveFeed:
         self._wake()
 
     def close(self) -> None:
-        """Ends all streams at the router's stop."""
         self._is_closed = True
         self._wake()
 
     async def watch(self, key: str = "") -> AsyncGenerator[str]:
-        """Yields frames for a viewer. A slow viewer misses frames and then gets the full state; nothing waits for it.
+        """A slow viewer misses frames and then gets the full state.
 
         Args:
             key: the viewer's key, or "" without keys.

@@ -1,4 +1,4 @@
-"""One point per second for the last minutes, for a page opened now."""
+"""One point per second for the last minutes, for new viewers."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -8,17 +8,16 @@ from typing import NamedTuple
 from tandem.router.observe.histograms import Histogram
 
 NUM_POINTS = 300
-# Window of a point's quantiles, in seconds: one second has few requests.
+# Window of a point's quantiles: one second has few requests.
 WINDOW_S = 10
 
 
 class Point(NamedTuple):
-    """One second. Quantiles are in milliseconds, None without values.
+    """Quantiles are in milliseconds, None without values.
 
     Attributes:
-        number: consecutive number.
         at_s: seconds since the epoch.
-        num_requests, num_queued: running requests, and those without a first token, at all routers.
+        num_requests, num_queued: requests in hand, and requests without a first token, at all routers.
     """
 
     number: int
@@ -34,8 +33,6 @@ class Point(NamedTuple):
 
 
 class Quantiles:
-    """Quantiles of a histogram over the last WINDOW_S seconds."""
-
     def __init__(self, histogram: Histogram) -> None:
         self._histogram = histogram
         self._before: deque[tuple[int, ...]] = deque([histogram.counts()], maxlen=WINDOW_S)
@@ -49,8 +46,6 @@ class Quantiles:
 
 
 class History:
-    """The latest points. Used by one event loop."""
-
     def __init__(self, ttft: Histogram, itl: Histogram) -> None:
         self._ttft, self._itl = Quantiles(ttft), Quantiles(itl)
         self._points: deque[Point] = deque(maxlen=NUM_POINTS)
@@ -81,7 +76,6 @@ class History:
         )
 
     def since(self, number: int) -> Iterator[Point]:
-        """Returns the points after `number`, oldest first."""
         return (point for point in self._points if point.number > number)
 
 
@@ -89,7 +83,6 @@ def quantile(bounds: Sequence[float], counts: Sequence[int], q: float) -> float 
     """Returns a quantile in milliseconds, or None without values. As in Prometheus, values lie evenly within a bucket.
 
     Args:
-        bounds: upper bounds of the buckets in seconds, rising.
         counts: values per bucket, then values above all bounds.
     """
     totals = list(accumulate(counts))

@@ -22,11 +22,8 @@ EntryKind = Literal["router", "worker", "link", "requests"]
 class Entry:
     """
     Attributes:
-        number: consecutive number.
         version: version of the journal at the entry's last change.
         at_s: seconds since the epoch.
-        subject: name of the affected part.
-        is_fault: True for a fault.
         count: number of merged events.
     """
 
@@ -41,28 +38,16 @@ class Entry:
 
 
 class Journal:
-    """The latest entries. Used by one event loop.
-
-    Attributes:
-        version: counter of changes.
-    """
-
     def __init__(self, now: Callable[[], float] = time.time) -> None:
-        """
-        Args:
-            now: returns seconds since the epoch.
-        """
         self._now = now
         self._entries: deque[Entry] = deque(maxlen=MAX_ENTRIES)
         self._num_entries = 0
         self.version = 0
 
     def started(self, router_id: str, num_restarts: int) -> None:
-        """Notes the start of this router."""
         self._note("router", router_id, _times("started", num_restarts), is_fault=num_restarts > 0)
 
     def router_seen(self, router_id: str, *, alive: bool) -> None:
-        """Notes whether another router answers."""
         self._note("router", router_id, "answers" if alive else "does not answer", is_fault=not alive)
 
     def worker_joined(self, hello: Hello) -> None:
@@ -75,8 +60,7 @@ class Journal:
         self._note("worker", worker_id, "left: no longer planned")
 
     def link_changed(self, worker: Worker, state: LinkState) -> None:
-        """Notes a change of a link. Call before the worker's record of its links changes: a link's first opening is not
-        noted."""
+        """Call before the worker's record of its links changes: a link's first opening is not noted."""
         subject = f"{worker.worker_id} to {state.decode_worker_id}"
         if not state.up:
             self._note("link", subject, f"down: {state.reason}" if state.reason else "down", is_fault=True)

@@ -1,5 +1,3 @@
-"""Growth rates of the workers' counters."""
-
 from collections import deque
 from collections.abc import Callable, Iterable
 from operator import attrgetter
@@ -8,17 +6,15 @@ from typing import NamedTuple
 from tandem.messages import WorkerStats
 from tandem.router.workers.worker import Worker
 
-# Samples per rate, taken once a second.
+# Taken once a second.
 NUM_SAMPLES = 4
 
 _tokens_of = attrgetter("prompt_tokens_computed", "output_tokens_computed", "prefix_cached_tokens")
 
 
 class Rates(NamedTuple):
-    """Rates of one worker per second.
-
+    """
     Attributes:
-        cached_tokens: prompt tokens found in the cache.
         sent_bytes: by receiving worker and transport.
     """
 
@@ -37,16 +33,10 @@ class _Sample(NamedTuple):
 
 
 class WorkerRates:
-    """Keeps the last heartbeats of each life of a worker."""
-
     def __init__(self) -> None:
         self._samples: dict[str, tuple[Worker, deque[_Sample]]] = {}
 
     def sample(self, workers: Iterable[Worker]) -> None:
-        """
-        Args:
-            workers: all connected workers.
-        """
         known, self._samples = self._samples, {}
         for worker in workers:
             before = known.get(worker.worker_id)
@@ -72,5 +62,4 @@ class WorkerRates:
         return Rates(prompt, output, cached, sent)
 
     def total(self, rate: Callable[[Rates], float]) -> float:
-        """Returns the sum of one rate over all workers."""
         return sum(rate(self.of(worker_id)) for worker_id in self._samples)

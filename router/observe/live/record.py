@@ -1,4 +1,4 @@
-"""What a router remembers of the last minutes for whoever looks at it: little, and at no cost that grows with load."""
+"""Recent history for the live page. Its cost does not grow with load."""
 
 from tandem.router.observe.histograms import TTFT_SECONDS, Histogram
 from tandem.router.observe.live.ended_requests import EndedRequests
@@ -9,9 +9,7 @@ class LiveRecord:
     """
     Attributes:
         journal: faults and restarts.
-        ended: the requests that have ended last.
-        ttft: times to first token, counted when the token goes out: of the metrics' histogram a request is part when it
-            has ended, which may be minutes later.
+        ttft: times to first token, counted at the first token. The metrics' histogram counts a request only at its end.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Snapshots of a cluster as JSON, shared by all viewers."""
+"""Snapshots of a cluster as JSON."""
 
 import json
 import time
@@ -17,33 +17,22 @@ from tandem.router.observe.live.rates import WorkerRates
 from tandem.router.router import Router
 from tandem.router.workers.worker import Worker
 
-# Limit per second: nobody reads more, and each costs as much as two links.
+# Limit per second: readers follow no more, and each costs as much as two links.
 MAX_NEW_REQUESTS = 20
-# Only the page reads these names, so they may change with any version.
+# Only the page reads the names, so they may change with any version.
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Frame:
-    """One snapshot, as each key sees it."""
-
     def __init__(self, shared: dict[str, Any], requests: Sequence[EndedRequest], *, own_only: bool = False) -> None:
-        """
-        Args:
-            shared: data for everybody.
-            requests: ended requests to show.
-            own_only: True if each key sees only its own requests.
-        """
+        """Args: own_only: True if each key sees only its own requests."""
         self._shared = _to_json({**shared, "own_only": own_only})
         self._requests = requests
         self._own_only = own_only
         self._texts: dict[str, str] = {}
 
     def seen_by(self, key: str) -> str:
-        """Returns the frame as JSON.
-
-        Args:
-            key: the viewer's key, or "" without keys.
-        """
+        """Args: key: the viewer's key, or "" without keys."""
         whose = key if self._own_only else ""
         if whose not in self._texts:
             seen = [_request(request) for request in self._requests if not self._own_only or request.key == key]
@@ -52,14 +41,9 @@ class Frame:
 
 
 class SnapshotBuilder:
-    """Makes frames. A page's first frame has everything; later ones have the current state and new points, requests and
-    entries. Used on the router's event loop."""
+    """A page's first frame has everything; later ones have the current state and new points, requests and entries."""
 
     def __init__(self, router: Router, config: RouterConfig, now: Callable[[], float] = time.time) -> None:
-        """
-        Args:
-            now: returns seconds since the epoch.
-        """
         self._router = router
         self._config = config
         self._now = now
@@ -73,7 +57,7 @@ class SnapshotBuilder:
         self._alive: dict[str, bool] = {}
 
     def sample(self) -> None:
-        """Records this second. Call once a second."""
+        """Call once a second."""
         router = self._router
         self._rates.sample(router.workers)
         self._history.add(
@@ -91,11 +75,11 @@ class SnapshotBuilder:
                 self._alive[router_id] = alive
 
     def changes(self) -> Frame:
-        """Returns the frame for viewers with all frames up to the last `mark_told`."""
+        """For viewers with all frames up to the last `mark_told`."""
         return self._frame(self._num_points, self._num_ended, self._journal_version, is_whole=False)
 
     def everything(self) -> Frame:
-        """Returns the frame for new viewers and those that missed a frame."""
+        """For new viewers, and after a missed frame."""
         return self._frame(0, 0, 0, is_whole=True)
 
     def mark_told(self) -> None:
@@ -191,7 +175,6 @@ class SnapshotBuilder:
         }
 
     def _links(self, worker: Worker) -> Iterable[dict[str, Any]]:
-        """Yields the links from this worker to the connected decode workers."""
         if not worker.sends:
             return
         sent = self._rates.of(worker.worker_id).sent_bytes or {}

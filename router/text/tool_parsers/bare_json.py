@@ -1,4 +1,4 @@
-"""Outputs that are calls only: JSON objects without marks, recognized by position and function name."""
+"""Outputs that are calls only: JSON objects without marks."""
 
 from tandem.router.text.tool_parsers.base import ToolParser
 from tandem.router.text.tool_parsers.json_scanner import skip_space
@@ -7,7 +7,7 @@ PYTHON_TAG = "<|python_tag|>"
 
 
 class JsonParser(ToolParser):
-    """One call or a list of calls. Other text, or an unknown name, is content."""
+    """Other text, or an unknown name, is content."""
 
     tells_by_name = True
 
@@ -89,7 +89,6 @@ class Llama3Parser(ToolParser):
         return start
 
     def _next(self, text: str, position: int) -> int:
-        """After a separator."""
         start = skip_space(text, position)
         self._held.append(text[position:start])
         if start == len(text):

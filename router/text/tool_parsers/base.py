@@ -8,12 +8,12 @@ from tandem.router.text.output_parts import Part, PartList
 from tandem.router.text.tool_parsers.call_reader import CallReader
 from tandem.router.text.tool_parsers.json_scanner import skip_space
 
-# State of a parser: takes text and a position, returns the position up to which it is done.
+# Takes text and a position, and returns the end of the processed text.
 State = Callable[[str, int], int]
 
 
 class ToolParser(ABC):
-    """Finds calls in one output. The result depends on the text only, not on the cuts between pieces.
+    """Finds calls in one output, whatever the cuts between pieces.
 
     Call marks, surplus braces and whitespace beside them are dropped. All other text is content, including failed calls
     and malformed text after a call's name. Work per character is constant.
@@ -56,7 +56,7 @@ class ToolParser(ABC):
         """The state after a call's last brace."""
 
     def feed(self, text: str) -> list[Part]:
-        """Takes the next piece. Returns the parts that are certain."""
+        """Returns the parts that are certain after the next piece."""
         text, position = self._tail + text, 0
         while position < len(text):
             state = self._state
@@ -68,7 +68,7 @@ class ToolParser(ABC):
         return self._found.take()
 
     def finish(self) -> list[Part]:
-        """Returns the rest at the end of the text. A call without a known name is content."""
+        """Returns the rest. A call without a known name is content."""
         end = self._offset + len(self._tail)
         if self._state == self._call and self._reader.has_started:
             self._found.append("arguments", self._reader.rest(), end)
@@ -80,10 +80,7 @@ class ToolParser(ABC):
         return self._found.take()
 
     def _give_content(self, text: str, end: int) -> None:
-        """
-        Args:
-            end: position in the current text at which this is known to be content.
-        """
+        """Args: end: position at which this is known to be content."""
         solid = text.rstrip()
         if solid:
             self._space.append(solid)
@@ -93,7 +90,6 @@ class ToolParser(ABC):
             self._space.append(text[len(solid) :])
 
     def _begin_call(self) -> None:
-        """Starts a possible call. `_held` has the text before its brace."""
         self._reader = CallReader(self._on_name, self._on_arguments, self._names)
         self._state = self._call
 
@@ -109,11 +105,7 @@ class ToolParser(ABC):
         return end
 
     def _break_off(self, end: int) -> None:
-        """Ends a failed call.
-
-        Args:
-            end: position in the current text at which the failure is known.
-        """
+        """Args: end: position at which the failure is known."""
         self._release(end)
         self._state = self._content
 
@@ -144,7 +136,6 @@ class ToolParser(ABC):
         return position
 
     def _go_on_in_list(self, text: str, position: int, another: State, behind: State) -> int:
-        """Skips the comma or closing bracket after a call."""
         start = skip_space(text, position)
         if start == len(text):
             return start
@@ -171,7 +162,7 @@ class ToolParser(ABC):
 
 
 def overlap(text: str, position: int, mark: str) -> int:
-    """Returns the length of the mark's beginning at the text's end."""
+    """Length of the mark's beginning at the text's end."""
     for length in range(min(len(mark) - 1, len(text) - position), 0, -1):
         if text.endswith(mark[:length]):
             return length

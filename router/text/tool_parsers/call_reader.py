@@ -1,5 +1,3 @@
-"""Reads one call in streamed text: a JSON object with a function's name and arguments."""
-
 import json
 from collections.abc import Callable, Collection
 from enum import Enum, auto
@@ -23,15 +21,14 @@ class _Expects(Enum):
 
 
 class CallReader:
-    """Reads one call from its opening to its closing brace.
+    """Reads one call, a JSON object.
 
-    The name is passed on when complete. Object arguments are streamed as written, valid JSON or not. Arguments before
-    the name wait for it; string arguments wait for their end. Other keys are skipped.
+    Object arguments are streamed as written, valid JSON or not. Arguments before the name wait for it; string arguments
+    wait for their end. Other keys are skipped.
 
     Attributes:
-        has_started: the name has been passed on.
-        is_broken: the text is not a call.
-        broken_at: position at which that is known.
+        has_started: True once the name has been passed on.
+        broken_at: position at which the text is known to be no call.
     """
 
     def __init__(
@@ -43,7 +40,6 @@ class CallReader:
         """
         Args:
             on_name, on_arguments: callbacks with a text and the position at which it is known.
-            names: callable functions; None: any.
         """
         self.has_started = False
         self.is_done = False
@@ -56,12 +52,11 @@ class CallReader:
         self._scanner: JsonScanner | None = None
         self._key = ""
         self._value: list[str] = []
-        # Arguments before the name.
         self._early: str | None = None
         self._has_arguments = False
 
     def read(self, text: str, position: int) -> int:
-        """Continues at `position`. Returns the end of the call, of its valid part, or of the text."""
+        """Returns the end of the call, of its valid part, or of the text."""
         while position < len(text) and not (self.is_done or self.is_broken):
             if self._scanner is not None:
                 position = self._scan(self._scanner, text, position)
@@ -72,7 +67,7 @@ class CallReader:
         return position
 
     def rest(self) -> str:
-        """Returns incomplete waiting arguments at the end of the text."""
+        """Incomplete waiting arguments at the end of the text."""
         is_waiting = self.has_started and self._scanner is not None and self._is_arguments
         return "".join(self._value) if is_waiting else ""
 
@@ -153,7 +148,7 @@ class CallReader:
 
 
 def _decoded(literal: str) -> str:
-    """Decodes a JSON string; "" if invalid."""
+    """ "" if invalid."""
     try:
         return str(json.loads(literal, strict=False))
     except ValueError:

@@ -30,5 +30,4 @@ class HermesParser(ToolParser):
                 return start + 1
             self._begin_call()
             return start
-        # The closing tag is optional.
         return self._skip_mark(CLOSING, text, start, self._content, self._content)

@@ -1,5 +1,3 @@
-"""Finds the end of a JSON value in streamed text."""
-
 import re
 
 WHITESPACE = " \t\n\r"
@@ -17,12 +15,7 @@ def skip_space(text: str, position: int) -> int:
 
 
 class JsonScanner:
-    """Finds the end of one value. It checks strings and brackets only.
-
-    Attributes:
-        first: first character, which shows the kind of value, or "".
-        is_broken: the value is invalid.
-    """
+    """Finds the end of one JSON value. It checks strings and brackets only."""
 
     def __init__(self) -> None:
         self.first = ""
@@ -33,8 +26,7 @@ class JsonScanner:
         self._is_escaped = False
 
     def scan(self, text: str, position: int) -> int:
-        """Continues the value at `position`, scanning each character once. Returns the end of the value, of its valid
-        part, or of the text."""
+        """Returns the end of the value, of its valid part, or of the text. Scans each character once."""
         length = len(text)
         while position < length and not (self.is_done or self.is_broken):
             position = self._step(text, position)

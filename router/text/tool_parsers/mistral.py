@@ -110,7 +110,6 @@ class MistralParser(ToolParser):
 
 
 def _differing(text: str, start: int, marks: Sequence[str]) -> int:
-    """Returns the position at which no mark can begin at `start`."""
     end = start + 1
     while any(mark.startswith(text[start:end]) for mark in marks):
         end += 1

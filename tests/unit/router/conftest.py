@@ -1,5 +1,3 @@
-"""Tokenizers of every kind."""
-
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from tests.fakes.tokenizer_files import DECODERS, byte_level, save, sentencepiec
 def any_tokenizer(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, smollm2_dir: Path
 ) -> Tokenizer:
-    """One tokenizer of every kind."""
     if request.param == "smollm2":
         return Tokenizer(smollm2_dir)
     raw = byte_level() if request.param == "bytes" else sentencepiece()

@@ -1,5 +1,3 @@
-"""After an attempt's end: the next attempt, or an error with its reason."""
-
 import pytest
 
 from tandem.messages import Abort, Failed, Finished, GaveBack, Heartbeat, LeaseLost, LinkState, Prefill
@@ -81,7 +79,7 @@ async def test_a_link_that_tells_of_its_worker_s_end_is_no_failure_but_breaking_
         assert len(h.p[0].of(Prefill)) == attempt + 1 and not client.task.done()
         h.p[0].link_to_life(d.worker_id, d.incarnation)
         h.router.check_deadlines()
-    # Three broke their links and are excused, as many as failures are allowed.
+    # Three lost links are excused before the three failures.
     with pytest.raises(UnavailableError, match="given up after 3 failed attempts"):
         await client.task
 

@@ -1,5 +1,3 @@
-"""The calls of the routing policy, and their order."""
-
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +24,7 @@ BEGUN = ["choose", "attempt_started"]
 
 
 class Watched(RouterHarness):
-    """A router whose policy records its calls from the first request on."""
+    """Its policy keeps a record, without the calls before the first request."""
 
     def __init__(self, num_prefill: int = 1, num_decode: int = 1, **config: Any) -> None:
         self.policy = RecordingPolicy()
@@ -34,13 +32,11 @@ class Watched(RouterHarness):
         self.policy.calls.clear()
 
     async def begun(self, **request: Any) -> tuple[Client, str]:
-        """Starts a request's first attempt; returns the client and the id."""
         client = self.request(**request)
         await settle()
         return client, client.tracker.request_id
 
     def last_end(self) -> tuple[Pair | None, str]:
-        """The other arguments of the last `request_finished`."""
         name, pair, _, end = self.policy.calls[-1]
         assert name == "request_finished"
         return pair, end
@@ -65,7 +61,7 @@ async def test_a_request_that_nothing_happens_to() -> None:
     assert (chosen_for.prompt_ids, chosen_for.output_ids, chosen_for.max_new_tokens) == ((1, 2, 3), (), 5)
     assert (chosen_for.priority, chosen_for.session_id, chosen_for.cache_namespace) == (3, "talk", "tenant")
     assert (finished_for.attempt, finished_for.output_ids, finished_for.max_new_tokens) == (0, (10, 11), 3)
-    # The loads include the attempt exactly between its start and its end.
+    # The loads count the attempt exactly between its start and its end.
     assert h.policy.loads == [0, 1, 0]
 
 
@@ -89,7 +85,6 @@ def test_a_failed_attempt_is_told_of_before_the_next_is_chosen_for(kind: str, me
         assert h.policy.loads == [0, 1, 0, 0, 1]
         _, pair, failed, failed_kind, reason = h.policy.calls[2]
         assert pair is h.policy.calls[0][1] and (failed_kind, bool(reason)) == (kind, True)
-        # The failed attempt has its own number and output.
         assert (failed.attempt, failed.output_ids) == (0, (10,))
         chosen_for = h.policy.calls[3][2]
         assert (chosen_for.attempt, chosen_for.output_ids, chosen_for.max_new_tokens) == (1, (10,), 4)
@@ -111,7 +106,7 @@ async def test_a_lost_worker_is_told_of_before_its_attempts() -> None:
     assert h.policy.calls[0] == ("worker_lost", lost, "killed")
     assert {call[3] for call in h.policy.calls if call[0] == "attempt_failed"} == {"worker_lost"}
     assert all(call[1].decode.worker_id == "d1" for call in h.policy.calls if call[0] in BEGUN)
-    # Later signs of the same loss have no effect.
+    # A loss is reported once.
     h.router.lose_worker(lost, "silent", "no heartbeat")
     assert h.policy.names.count("worker_lost") == 1
     for client, _ in clients:
@@ -187,7 +182,7 @@ async def test_a_request_that_nobody_comes_back_to_serve_has_failed() -> None:
     with pytest.raises(UnavailableError):
         await client.task
     assert h.policy.names == [*BEGUN, "worker_lost", "attempt_failed", "request_finished"]
-    # No worker was serving it at its end.
+    # No worker served it at its end.
     assert h.last_end() == (None, "failed")
 
 
@@ -230,7 +225,7 @@ def test_a_request_that_the_router_ends_has_failed(how: str) -> None:
         assert h.last_end() == (pair, "failed")
         with pytest.raises(RequestTimeoutError if how == "timeout" else UnavailableError):
             await client.task
-        # The client's leaving is no second end.
+        # The client's later leaving is no second end.
         assert len(h.policy.calls) == 3
 
     scenario()
@@ -273,7 +268,6 @@ async def test_a_choice_that_fails_fails_that_request_alone() -> None:
     assert h.router.num_requests == 1 and len(h.d[0].of(Admit)) == 1
     h.p[0].say(first_token(other_id, 0, 0, 10, "length"))
     await other.task
-    # Nothing is left over.
     assert h.router.num_requests == 0 and h.router.idle.is_set()
     assert [w.num_assigned for w in h.router.workers] == [0, 0]
     assert b'tandem_requests_total{outcome="error"} 1.0' in h.router.metrics.exposition()
@@ -289,7 +283,7 @@ async def test_a_choice_for_a_further_attempt_may_fail_too() -> None:
     assert h.last_end() == (None, "failed")
     with pytest.raises(InternalError):
         await client.task
-    # The reporting worker is still connected.
+    # The worker is still connected.
     assert len(list(h.router.workers)) == 2 and len(h.p[0].of(Prefill)) == 1
 
 
@@ -312,5 +306,5 @@ def test_a_hook_that_fails_changes_nothing(hook: str) -> None:
 
 
 def test_a_session_is_for_the_policy_alone() -> None:
-    # Messages to workers have no such field.
+    # Workers never learn the session.
     assert not {"session_id"} & {name for kind in (Admit, Prefill) for name in kind.__dataclass_fields__}

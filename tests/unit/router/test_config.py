@@ -1,5 +1,3 @@
-"""Invalid configurations of a router."""
-
 from typing import Any
 
 import pytest
@@ -22,8 +20,8 @@ from tandem.router.config import RouterConfig
         ("api_keys", ("a key",), "an API key must be printable ASCII without spaces"),
         ("api_keys", ("key 1.5",), "the highest priority "),
         ("api_keys", (f"key {2**31}",), "the highest priority "),
-        ("api_keys", ("key 1", "key 2"), "an API key is there twice"),
-        ("max_requests_per_key", -1, "max_requests_per_key must not be negative"),
+        ("api_keys", ("key 1", "key 2"), "api_keys has one key twice"),
+        ("max_requests_per_key", -1, "max_requests_per_key must not be negative, but is -1"),
         ("max_attempts", 0, "max_attempts must be above 0, not 0"),
         ("request_timeout_s", 0.0, "request_timeout_s must be above 0"),
         ("generation_config", "vllm", "generation_config must be one of auto, none, not 'vllm'"),
@@ -48,7 +46,7 @@ def test_origins_are_as_browsers_send_them(origin: str) -> None:
 
 
 def test_a_class_is_looked_for_only_when_it_is_needed() -> None:
-    # A configuration may be read where the class is not installed.
+    # The class may be missing where the configuration is read.
     assert RouterConfig("nowhere", "fake", 400, routing="not_installed.policies:Mine").routing
 
 

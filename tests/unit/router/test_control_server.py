@@ -1,5 +1,3 @@
-"""The workers' control streams at the router."""
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -29,7 +27,7 @@ class Context:
 
 
 class ControlStream:
-    """The worker's end of a stream."""
+    """The worker's end of a control stream."""
 
     def __init__(self, router: Router) -> None:
         self._batches: asyncio.Queue[Any] = asyncio.Queue()
@@ -85,7 +83,7 @@ async def test_the_worker_goes_with_the_call() -> None:
 @pytest.mark.parametrize(
     ("first", "code", "message"),
     [
-        (Heartbeat(1), "INVALID_ARGUMENT", "a worker begins with Hello"),
+        (Heartbeat(1), "INVALID_ARGUMENT", "the first message of a worker must be Hello"),
         (
             replace(hello("p0", "prefill"), protocol_version=PROTOCOL_VERSION + 1),
             "FAILED_PRECONDITION",
@@ -118,7 +116,7 @@ def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
 
     @run
     async def scenario() -> None:
-        with pytest.raises(Refused, match="a worker begins with Hello"):
+        with pytest.raises(Refused, match="the first message of a worker must be Hello"):
             await ControlStream(new_router()).next()
 
     scenario()

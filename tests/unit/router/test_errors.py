@@ -1,5 +1,3 @@
-"""Each error has a code in both protocols and a message of bounded length."""
-
 import pytest
 
 from tandem.router import errors

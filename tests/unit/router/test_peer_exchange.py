@@ -1,5 +1,3 @@
-"""Exchange of loads between routers, over real gRPC."""
-
 import asyncio
 import time
 from collections.abc import AsyncIterator
@@ -21,7 +19,7 @@ TOKEN = "the-token"
 
 
 class End:
-    """Attributes: own: this router's load; counts: the others'."""
+    """Attributes: own: this router's load; counts: the others' loads."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -68,7 +66,7 @@ def test_each_knows_what_all_others_have() -> None:
             assert time.monotonic() - changed < 10 * INTERVAL_S
             assert ends[2].counts.counts_of("r0") == ends[0].own
             assert (ends[1].counts.num_queued, ends[0].counts.num_queued) == (2, 1)
-            # A router that is gone counts nothing, and is heard again at the same address.
+            # A stopped router has no load, and is heard again at its old address.
             port = int(ends[0].address.rpartition(":")[2])
             await ends[0].stop()
             gone = time.monotonic()

@@ -1,5 +1,3 @@
-"""Start and stop of the router's process."""
-
 import shutil
 import socket
 import time
@@ -119,7 +117,7 @@ def test_each_port_has_so_many_connections_and_no_more(router_model_dir: Path) -
 
 
 def answers(address: str) -> bool:
-    """Returns whether a request is answered within a second, on any number of connections."""
+    """True if a request gets an answer within a second, over any number of connections."""
     host, _, port = address.rpartition(":")
     for _ in range(100):
         with socket.create_connection((host, int(port)), timeout=10.0) as connection:

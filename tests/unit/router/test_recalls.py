@@ -1,5 +1,3 @@
-"""Lookup of records at the workers: the chosen answer, and the time limits."""
-
 import asyncio
 
 import pytest
@@ -19,7 +17,7 @@ def settled(num_prefill: int = 1, num_decode: int = 2) -> RouterHarness:
 
 
 def answer(worker: ScriptedWorker, attempt: int = 0, *token_ids: int) -> Recalled:
-    """Sends a worker's answer; without tokens it knows nothing."""
+    """Without tokens the worker has no record."""
     recall = worker.of(Recall)[-1]
     said = Recalled(recall.recall_id, attempt, token_ids, b"token" if token_ids else b"")
     worker.say(said)
@@ -71,7 +69,7 @@ def test_one_that_says_nothing_is_waited_for_so_long(monkeypatch: pytest.MonkeyP
         expected = answer(h.p[0], 0, 7)
         answer(h.d[0])
         assert await asking == RecallResult(expected, False)
-        # A late or unasked answer has no effect.
+        # Late and unrequested answers are ignored.
         answer(h.d[1], 3, 8)
         h.d[1].say(Recalled("made up", 3, (8,), b"token"))
 
@@ -97,7 +95,7 @@ def test_no_more_than_so_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         asking = [asyncio.create_task(h.router.recalls.recall(f"name-{i}")) for i in range(MAX_RECALLS + 3)]
         await settle()
         assert len(h.p[0].of(Recall)) == MAX_RECALLS
-        # A client that leaves frees its place, and so does an answered one.
+        # Both a leaving client and an answer make room.
         asking[0].cancel()
         for worker in (*h.p, *h.d):
             worker.say(Recalled(worker.of(Recall)[1].recall_id))

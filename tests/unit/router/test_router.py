@@ -1,5 +1,3 @@
-"""The router with scripted workers and an injected clock."""
-
 import asyncio
 from dataclasses import replace
 
@@ -116,7 +114,7 @@ async def test_overload_is_said_at_once_and_hurts_nobody_in_hand() -> None:
     await settle()
     with pytest.raises(OverloadedError, match="2 requests wait for their first token"):
         await h.request().task
-    # A request with its first token does not wait.
+    # A request with a first token is not queued.
     h.p[0].say(first_token(clients[0].tracker.request_id, 0, 0, 10))
     await settle()
     third = h.request()
@@ -203,7 +201,7 @@ async def test_a_worker_that_connects_again_replaces_itself() -> None:
     again = ScriptedWorker(h.router, "d0", "decode", life="next")
     assert h.d[0].disconnected == "it has connected again"
     assert isinstance(again.sent[0], Welcome)
-    # The link led to the old life: it is unused until the new one is reported up.
+    # The prefill worker's link was to the old life.
     await settle()
     assert not client.task.done() and not again.of(Admit)
     assert h.p[0].of(Peers)[-1].decode_workers[0].worker_id == "d0"
@@ -217,13 +215,13 @@ async def test_a_link_to_a_worker_that_only_its_router_lost_serves_again_when_th
     h = RouterHarness()
     h.router.lose_worker(h.d[0].worker, "disconnected", "its control stream ended")
     assert h.router.not_ready_reason()
-    # The same life; the prefill worker's link never went down, so it reports nothing.
+    # The link to the same life never went down, so the prefill worker does not report it again.
     again = ScriptedWorker(h.router, "d0", "decode")
     assert not h.router.not_ready_reason()
     client = h.request()
     await settle()
     assert [admit.attempt for admit in again.of(Admit)] == [0]
-    # A link that did go down is not used.
+    # A link that goes down meanwhile is not used.
     h.router.lose_worker(again.worker, "disconnected", "its control stream ended")
     h.p[0].say(LinkState("d0", "d0-life", up=False, reason="cut"))
     ScriptedWorker(h.router, "d0", "decode")
@@ -238,11 +236,11 @@ async def test_workers_whose_pages_differ_cannot_join() -> None:
     with pytest.raises(ValueError, match="models differ: this worker has loaded other"):
         ScriptedWorker(h.router, "d9", "decode", page_format=other)
     assert h.router.workers.get("d9") is None
-    # Nor may it drive out the worker whose name it takes.
+    # A refused worker does not replace the connected one of its name.
     with pytest.raises(ValueError, match="models differ: this worker has loaded other"):
         ScriptedWorker(h.router, "d0", "decode", page_format=other)
     assert h.router.workers.get("d0") is h.d[0].worker
-    # Nor may it join when all others are gone: the router keeps its first model's tokenizer.
+    # The first model counts even without workers: the router's tokenizer is for it.
     for scripted in (*h.p, *h.d):
         h.router.lose_worker(scripted.worker, "disconnected", "gone")
     with pytest.raises(ValueError, match="models differ"):

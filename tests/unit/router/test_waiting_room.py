@@ -1,5 +1,3 @@
-"""Requests without workers: waiting, giving up, and the order of service."""
-
 from collections.abc import Sequence
 
 import pytest
@@ -18,7 +16,7 @@ from tests.fakes.scripted_worker import ScriptedWorker
 
 
 def revive(h: RouterHarness, number: int, life: str) -> ScriptedWorker:
-    """Brings a decode worker back, linked to every prefill worker."""
+    """Reconnects a decode worker, linked to every prefill worker."""
     worker = h.d[number] = ScriptedWorker(h.router, f"d{number}", "decode", life=life)
     for prefill in h.p:
         link(prefill, worker)
@@ -35,13 +33,12 @@ def lose(h: RouterHarness, *workers: ScriptedWorker) -> None:
 
 
 def begin(h: RouterHarness, decode: ScriptedWorker, client: Client) -> None:
-    """Sends tokens of the client's current attempt."""
     tracker = client.tracker
     decode.say(step_tokens(tracker.request_id, tracker.attempt, len(tracker.output_ids), 10))
 
 
 def pass_time(h: RouterHarness, seconds: float) -> None:
-    """Lets time pass, with live workers, as the router's watch does."""
+    """Calls the router's watch while workers send heartbeats."""
     for _ in range(round(seconds / 0.5)):
         h.clock.advance(0.5)
         for worker in h.router.workers:
@@ -82,7 +79,6 @@ async def test_the_loss_of_the_only_worker_of_a_role_is_a_pause() -> None:
         else:
             lose(h, h.p[0])
         assert h.router.not_ready_reason() == f"no {role} worker is connected" and waiting(h) == 1
-        # Others are accepted meanwhile.
         (late,) = await sent(h, 1)
         pass_time(h, 30)
         assert not client.task.done() and not late.task.done() and waiting(h) == 2
@@ -106,7 +102,6 @@ async def test_waiting_is_no_failed_attempt() -> None:
     (client,) = await sent(h, 1, max_tokens=100)
     for life in range(6):
         begin(h, h.d[0], client)
-        # It gets past its place between the losses.
         for _ in range(10):
             begin(h, h.d[0], client)
         lose(h, h.d[0])
@@ -136,7 +131,7 @@ async def test_only_time_without_any_pair_counts_as_waiting() -> None:
     pass_time(h, 8)
     revive(h, 0, "next")
     assert waiting(h) == 3
-    # The worker is there without taking more, so the earlier wait does not count.
+    # A busy worker ends the wait, and its loss starts a new one.
     pass_time(h, 60)
     lose(h, h.d[0])
     pass_time(h, 8)
@@ -214,10 +209,10 @@ async def test_new_requests_are_refused_once_those_that_wait_hold_too_much() -> 
     (first,) = await sent(h, 1)
     with pytest.raises(OverloadedError, match="2 requests wait for a worker and hold as much memory as they may"):
         await h.request().task
-    # Also before its prompt is tokenized.
+    # Also before the prompt is tokenized.
     with pytest.raises(OverloadedError):
         h.router.check_capacity(1)
-    # Waiting requests keep their places and make room when they leave.
+    # Waiting requests keep their place, and make room when they leave.
     await first.leave()
     (second,) = await sent(h, 1)
     assert not second.task.done() and not running.task.done()
@@ -245,17 +240,16 @@ async def test_the_first_worker_back_takes_what_it_gets_going() -> None:
     lose(h, *h.d)
     clients = await sent(h, 3 * MAX_STARTING + 5)
     by_id = {client.tracker.request_id: client for client in clients}
-    # The prefill worker takes no more than a decode worker.
+    # The prefill worker too takes MAX_STARTING at most.
     first = revive(h, 0, "next")
     assert len(first.of(Admit)) == MAX_STARTING
     second, third = revive(h, 1, "next"), revive(h, 2, "next")
     assert not second.of(Admit) and waiting(h) == 2 * MAX_STARTING + 5
-    # Each start makes room for one more, on the least loaded worker.
+    # Each request that begins lets one more start, at the least loaded worker.
     for admit in first.of(Admit)[:MAX_STARTING]:
         begin(h, first, by_id[admit.request_id])
     counts = [len(worker.of(Admit)) for worker in (first, second, third)]
     assert counts == [MAX_STARTING, MAX_STARTING // 2, MAX_STARTING // 2]
-    # The oldest go first.
     order = [prefill.request_id for prefill in h.p[0].of(Prefill)]
     assert order == [client.tracker.request_id for client in clients[: len(order)]]
     await leave(clients)
@@ -267,7 +261,7 @@ async def test_no_worker_that_is_full_takes_what_others_could() -> None:
     lose(h, *h.d)
     clients = await sent(h, 100)
     first = revive(h, 0, "next")
-    # Its batch is full: it starts nothing.
+    # The worker gets no more while its requests do not begin.
     pass_time(h, 20)
     assert len(first.of(Admit)) == MAX_STARTING
     second = revive(h, 1, "next")
@@ -288,7 +282,7 @@ async def test_who_comes_while_others_wait_stands_behind_them() -> None:
     begin(h, h.d[0], clients[1])
     ids = [admit.request_id for admit in h.d[0].of(Admit)]
     assert ids[-2:] == [clients[-1].tracker.request_id, late.tracker.request_id] and waiting(h) == 0
-    # Without a queue, requests are bound at once, whatever a worker's load.
+    # Without waiting requests, new ones are assigned at once, whatever the load.
     more = await sent(h, 2 * MAX_STARTING)
     assert waiting(h) == 0
     await leave([*clients, late, *more])
@@ -315,7 +309,7 @@ async def test_a_request_that_ends_every_worker_ends_three_and_nobody_with_it() 
     num_lives = 0
 
     async def live() -> None:
-        """One life of the decode worker: all get ahead until it computes the poison."""
+        """One life of the decode worker: all requests proceed until it computes the poison."""
         nonlocal num_lives
         num_lives += 1
         for _ in range(200):
@@ -353,7 +347,7 @@ async def test_suspects_are_tried_one_at_a_time_and_cleared_when_they_get_past_t
     assert not h.d[0].of(Admit) and waiting(h) == 3
     pass_time(h, SUSPECT_REST_S)
     assert len(h.d[0].of(Admit)) == 1 and waiting(h) == 2
-    # A new request is no suspect and does not wait for them.
+    # A new request is no suspect, and does not wait for them.
     (late,) = await sent(h, 1)
     assert [admit.request_id for admit in h.d[0].of(Admit)] == [c.tracker.request_id for c in (clients[0], late)]
     for _ in range(7):
@@ -361,7 +355,7 @@ async def test_suspects_are_tried_one_at_a_time_and_cleared_when_they_get_past_t
     assert waiting(h) == 2
     begin(h, h.d[0], clients[0])
     assert waiting(h) == 1, "eight tokens on, it was not this one"
-    # Lost again: the request under test is to blame, and nothing is charged to the others.
+    # Only the suspect under test is blamed for the next loss.
     lose(h, h.d[0])
     with pytest.raises(InternalError, match="3 workers were lost"):
         await clients[1].task
@@ -378,7 +372,7 @@ async def test_suspects_are_tried_one_at_a_time_and_cleared_when_they_get_past_t
 @run
 async def test_a_suspect_goes_to_a_worker_that_it_was_not_lost_on() -> None:
     h = RouterHarness(1, 3)
-    # A worker that dies of every request, and is the least loaded whenever it is back.
+    # A worker that fails on every request, and is the emptiest after each return.
     others = await sent(h, 3, max_tokens=100)
     victim = next(c for c in others if c.tracker.decode_worker_id == "d0")
     lose(h, h.d[0])
@@ -415,7 +409,7 @@ async def test_lost_workers_count_for_no_attempt_and_one_that_has_spoken_last_wo
 async def test_workers_that_die_at_once_are_nobody_s_fault() -> None:
     h = RouterHarness(1, 8, max_attempts=1)
     clients = await sent(h, 40, max_tokens=100)
-    # The router hears of each loss a moment after the last.
+    # The router hears of the losses one after the other.
     for worker in h.d:
         lose(h, worker)
     for number in range(8):
@@ -436,7 +430,7 @@ async def test_a_host_out_of_reach_makes_nobody_a_suspect_so_many_times() -> Non
     h = RouterHarness(1, 0, max_attempts=4)
 
     async def lose_far(life: int) -> None:
-        """The decode worker of another host returns, gets the request, and becomes unreachable."""
+        """The decode worker of another host takes the request and becomes unreachable."""
         far = ScriptedWorker(h.router, "far", "decode", life=f"life {life}", host="another host")
         link(h.p[0], far)
         pass_time(h, SUSPECT_REST_S)
@@ -450,7 +444,7 @@ async def test_a_host_out_of_reach_makes_nobody_a_suspect_so_many_times() -> Non
     for life in range(4):
         await lose_far(life)
         assert not request.is_suspect
-    # This often in one place is no accident.
+    # Six excused losses in one place are no accident.
     for life in range(4, 6):
         await lose_far(life)
     assert request.is_suspect and not client.task.done()

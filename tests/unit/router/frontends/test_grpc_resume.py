@@ -177,11 +177,11 @@ def test_log_probabilities_stay_with_their_tokens() -> None:
     [
         ({"key": KEYS[1]}, "another API key"),
         ({"text": "ho"}, "another prompt"),
-        ({"token": b"made up"}, "no resume token"),
+        ({"token": b"made up"}, "the resume token is malformed"),
         ({"token_ids": []}, "cannot have 0"),
         ({"token_ids": [65] * 10}, "cannot have 10"),
         ({"token_ids": [256]}, "outside the vocabulary"),
-        ({"cluster_token": "another cluster's"}, "none of this cluster"),
+        ({"cluster_token": "another cluster's"}, "from another cluster"),
     ],
 )
 def test_nobody_goes_on_with_what_is_not_theirs(change: dict[str, Any], message: str) -> None:

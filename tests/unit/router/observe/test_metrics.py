@@ -1,5 +1,3 @@
-"""What the router counts, in Prometheus' format."""
-
 from collections.abc import Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,7 +17,6 @@ from tests.fakes.scripted_worker import hello
 
 
 def samples(metrics: RouterMetrics) -> dict[tuple[str, tuple[str, ...]], float]:
-    """By name and values of labels."""
     families = text_string_to_metric_families(metrics.exposition().decode())
     return {(s.name, tuple(s.labels.values())): s.value for family in families for s in family.samples}
 
@@ -84,7 +81,7 @@ async def test_the_gap_before_each_token_counts_also_where_several_requests_have
     say_step(1, *ids)
     h.clock.advance(0.125)
     say_step(2, *ids)
-    # It has been said before, so it is no token.
+    # A repeated token does not count.
     say_step(2, ids[0])
     found = samples(h.router.metrics)
     assert found["tandem_itl_seconds_count", ()] == 4
@@ -128,7 +125,7 @@ def test_a_worker_of_the_plan_that_is_not_there_shows() -> None:
     found = samples(new_metrics())
     connected = {labels: value for (name, labels), value in found.items() if name == "tandem_worker_connected"}
     assert connected == {("prefill", "p0"): 1, ("prefill", "p1"): 1, ("decode", "d0"): 1, ("decode", "d1"): 0}
-    # None of the prefill workers has said that it has a link.
+    # No link is up yet.
     assert found["tandem_worker_pairs", ()] == 0
 
 

@@ -1,5 +1,3 @@
-"""Requests' spans at a real collector."""
-
 import logging
 from collections.abc import Iterator
 
@@ -167,11 +165,11 @@ def test_the_environment_says_what_the_sdk_leaves_open(
 def test_headers_that_cannot_be_read_are_not_told(
     collector: OtlpCollector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Who leaves out the name sends none.
+    # A header without a name is dropped.
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "the-secret")
     logging.getLogger("opentelemetry.util.re").setLevel(logging.NOTSET)
     assert OtlpExporter(collector.endpoint, "m", "r").export([request()])
-    # Such a value cannot be sent.
+    # This value cannot be sent.
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=the%0Asecret")
     exporter = OtlpExporter(collector.endpoint, "m", "r")
     spans = RequestSpans(exporter.export, lambda reason, num_requests: None)

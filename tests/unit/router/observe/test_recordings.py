@@ -1,5 +1,3 @@
-"""A router that collects recordings over real gRPC."""
-
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack, aclosing
@@ -28,11 +26,6 @@ TOKEN = "the-token"
 
 
 class Process:
-    """
-    Attributes:
-        answers: False if it never sends its recording.
-    """
-
     def __init__(self, name: str, role: str) -> None:
         self.name, self.role = name, role
         self.recorder = Recorder()
@@ -162,7 +155,6 @@ def test_worker_that_does_not_start_is_left_out(monkeypatch: pytest.MonkeyPatch)
 def test_stopped_worker_does_not_delay_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Without a deadline the others would wait as long as a call may last.
     monkeypatch.setattr(recordings_module, "COLLECT_TIMEOUT_S", 3.0)
     monkeypatch.setattr(recordings_module, "FIRST_PART_TIMEOUT_S", 0.3)
     monkeypatch.setattr(recordings_module, "NEXT_PART_TIMEOUT_S", 0.3)
@@ -192,7 +184,6 @@ def test_recording_router_refuses_at_once() -> None:
                 await process.stop()
             with pytest.raises(OverloadedError, match="another recording is being made; try again"):
                 await anext(recordings.record(1.0))
-        # No process records any more.
         assert [part.failure != "" async for part in recordings.record(0.05)] == [True] * 3
 
     run(scenario)
@@ -206,7 +197,6 @@ def test_second_recording_is_refused() -> None:
                 async for _ in cluster.recordings().record(1.0):
                     pytest.fail("it was not refused")
             assert cluster.is_recording == [True] * 3
-        # The first client is gone.
         await wait_until(lambda: cluster.is_recording == [False] * 3)
         assert [part async for part in cluster.recordings().record(0.05)]
 

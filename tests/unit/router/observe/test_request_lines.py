@@ -1,5 +1,3 @@
-"""Lines about requests, on their way to whoever takes them."""
-
 import pickle
 import secrets
 import socket
@@ -24,7 +22,6 @@ class Taker:
         self._connection: socket.socket | None = None
 
     def take(self) -> str:
-        """The next line, without its time."""
         if self._connection is None:
             self._connection, _ = self._listener.accept()
             self._connection.settimeout(5.0)
@@ -71,7 +68,7 @@ def test_nobody_waits_for_a_terminal_that_does_not_read(taker: Taker) -> None:
     for number in range(5_000):
         lines.refused("r", "invalid", f"{number} " + "x" * 500)
     num_taken = 0
-    # What was lost is said with the next line that gets away.
+    # The next delivered line tells the number of lost lines.
     while "lost" not in (line := taker.take()):
         num_taken += 1
         lines.refused("r", "invalid", "one more")
@@ -102,7 +99,7 @@ def test_lines_are_kept_until_somebody_asks_and_the_rest_is_counted() -> None:
 def test_of_many_lines_the_first_are_taken_and_no_others_are_lost() -> None:
     kept = KeptLines()
     for number in range(MAX_KEPT_LINES):
-        # What is no text becomes longer where it is shown.
+        # Invalid bytes become longer text.
         assert kept.send(f"{number} ".encode() + b"\xff" * (MAX_LINE_BYTES - 4))
     taken: list[str] = []
     while lines := kept.take(64 << 10):
@@ -119,7 +116,7 @@ def test_two_threads_may_take_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def shown(line: bytes) -> str:
         if line == b"1":
-            # This is where the other one comes between.
+            # The other thread takes lines here.
             others.extend(kept.take())
         return line.decode()
 

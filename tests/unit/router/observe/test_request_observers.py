@@ -1,5 +1,3 @@
-"""What a recording says of a request."""
-
 from tandem.lifecycle import (
     ASSIGNED,
     DECODE_STARTED,
@@ -32,5 +30,4 @@ def test_one_that_is_in_hand_is_in_its_last_phase_until_the_recording_ends() -> 
     phases = critical_path(kept.numbers)
     assert phases[-1].name == "decode" and phases[-1].duration_ms >= 490
     assert round(sum(phase.duration_ms for phase in phases) * MS) == kept.end_ns - kept.start_ns
-    # The request itself goes on.
     assert ENDED not in tracker.moments

@@ -1,5 +1,3 @@
-"""Requests on their way to a collector that may be slow or away."""
-
 import asyncio
 import pickle
 import threading
@@ -42,7 +40,7 @@ def report(tracker: RequestTracker, outcome: str) -> RequestReport:
 
 
 class Exporter:
-    """Attributes: may_go_on: it waits for that before each batch; works: what it returns, or raises."""
+    """Attributes: may_go_on: awaited before each batch; works: result of `export`, or its exception."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -157,7 +155,6 @@ def test_a_call_over_grpc_is_part_of_its_clients_trace() -> None:
         request_id = harness.p.sent[-1].request_id
         harness.p.say(first(request_id, 0, 0, 104))
         await harness.settle()
-        # The client leaves.
         served.cancel()
         await asyncio.gather(served, return_exceptions=True)
         await asyncio.to_thread(spans.close)

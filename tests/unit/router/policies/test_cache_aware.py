@@ -16,7 +16,6 @@ from tests.fakes.routing import assign_load, make_candidates, routing_request
 
 
 def caches(worker: Worker, token_ids: Sequence[int], namespace: str = "") -> None:
-    """Makes the worker report these tokens as cached."""
     worker.prefixes.identities.update(prefix_identities(token_ids, worker.page_size, namespace))
     worker.prefixes.num_messages += 1
 

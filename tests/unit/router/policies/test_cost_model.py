@@ -102,7 +102,6 @@ def test_place_cost_of_full_batch() -> None:
 
 
 def test_worked_example() -> None:
-    """The parts of both costs, computed by hand."""
     times = ForwardTimes(0.01, 1e-4, 1e-7, 0.008, 1e-3, 1e-7, gap_beside_prompts_s=0.04)
     speed, aims = Speed(times, output_tokens=100.0), Objectives(ttft_s=0.5, itl_s=0.02)
     load = Load(num_pending_tokens=2_000, num_decoding=3, num_kv_tokens=10_000, lean="both")

@@ -68,8 +68,6 @@ def test_hooks_are_optional() -> None:
 
 
 class Estimating(RoutingPolicy):
-    """Takes the first pair with a given estimate."""
-
     def __init__(self, estimate: object) -> None:
         self.estimate = estimate
 

@@ -25,11 +25,10 @@ AIMS = Objectives()
 def equals(
     count: int, placement: str = "auto", num_pages: int = 100_000, device: str = "cpu"
 ) -> tuple[list[Worker], Candidates]:
-    """Workers of role `both`, all linked to each other."""
+    """Workers of role `both`, linked to each other."""
     hellos = [hello(f"w{i}", "both", has_links=True, num_pages=num_pages) for i in range(count)]
     workers = [Worker(replace(h, device=device), lambda _: None, lambda _: None, 0.0, 0.0) for h in hellos]
     for worker in workers:
-        # As in the router, each worker is linked to itself.
         link(worker, *workers)
     return workers, Candidates({worker.worker_id: worker for worker in workers}, placement=placement)
 
@@ -107,7 +106,7 @@ def _num_cached(worker: Worker, prompt: Sequence[int]) -> int:
 
 
 def _parts(pair: Pair, length: int, cached: dict[Worker, int]) -> dict[str, float]:
-    """The cost of a pair by the formulas of docs/placement.md, without the cost model."""
+    """A pair's cost by the formulas of docs/placement.md."""
     p, d = pair.prefill, pair.decode
     big_t, i = AIMS.ttft_s, AIMS.itl_s
     x, to_store, o = length - cached[p], length - cached[d], 128.0
@@ -291,7 +290,6 @@ def test_slower_worker_gets_less() -> None:
     assert 0 < slow < fast / 2
     workers[0].take_stats(WorkerStats(forward_times=times))
     assert served.would_choose([8] * 500).prefill is workers[0]
-    # A worker that reports no times keeps the last ones.
     workers[0].take_stats(WorkerStats())
     assert workers[0].forward_times == times
 

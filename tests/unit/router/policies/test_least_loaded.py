@@ -18,7 +18,7 @@ def test_both_workers_count_and_ties_are_random() -> None:
     candidates = make_candidates(2, 2)
     candidates[0].prefill.num_assigned = 2
     candidates[0].decode.num_assigned = 1
-    # Load of the pairs, by prefill worker, then decode worker: 3, 2, 1, 0.
+    # Loads of the pairs: 3, 2, 1, 0.
     assert LeastLoaded().choose(candidates, routing_request()) == candidates[3]
     candidates[3].decode.num_assigned = 1
     chosen = [LeastLoaded().choose(candidates, routing_request()) for _ in range(100)]

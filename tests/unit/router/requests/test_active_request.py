@@ -1,5 +1,3 @@
-"""Loads of requests, and messages at the end of attempts."""
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,8 +11,6 @@ from tests.fakes.scripted_worker import hello
 
 
 class Told:
-    """A worker and its messages."""
-
     def __init__(self, role: str) -> None:
         self.messages: list[object] = []
         self.worker = Worker(hello(role, role), self.messages.extend, lambda _: None, 0.0, 0.0)
@@ -35,7 +31,6 @@ def begun(prefill: Told, decode: Told) -> ActiveRequest:
 def test_an_attempt_counts_until_it_is_over() -> None:
     prefill, decode = Told("prefill"), Told("decode")
     request = begun(prefill, decode)
-    # Prompt and output so far have to be prefilled.
     assert (prefill.load, decode.load) == ((1, 4), (1, 0))
     request.prefill_is_computed()
     assert (prefill.load, decode.load) == ((1, 0), (1, 0))
@@ -78,7 +73,6 @@ def test_what_a_decode_worker_has_not_spoken_of_is_on_its_way_there() -> None:
     assert (decode.worker.num_arriving_tokens, decode.worker.num_kv_tokens) == (0, 4)
     request.release_pair(tell_workers=False)
     assert (decode.worker.num_arriving_tokens, decode.worker.num_kv_tokens) == (0, 0)
-    # Its cached tokens need no computing.
     request.assign_pair(Pair(prefill.worker, decode.worker, Estimate(4, num_to_store=1)))
     assert decode.worker.num_arriving_tokens == 1
     request.release_pair(tell_workers=False)

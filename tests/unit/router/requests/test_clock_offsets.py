@@ -1,5 +1,3 @@
-"""Clocks that are seconds apart, over unequal ways."""
-
 import random
 
 import pytest
@@ -14,25 +12,20 @@ S = 1_000 * MS
 
 
 class Way:
-    """A probe's way to a worker and back. The router's clock is the true one.
-
-    Attributes:
-        offset_ns: offset of the worker's clock.
-    """
+    """A probe's way to a worker and back. The router's clock is the true one."""
 
     def __init__(self, offset_ns: int) -> None:
         self.offset_ns = offset_ns
         self.now = 10**18
 
     def round_trip(self, there_ns: int, back_ns: int, held_ns: int = 0) -> ClockReply:
-        """Args: held_ns: time between the probe and the worker's answer."""
+        """Args: held_ns: the worker's time between probe and answer."""
         sent = self.now
         received = sent + there_ns + self.offset_ns
         self.now += there_ns + held_ns + back_ns
         return ClockReply(sent, received, received + held_ns)
 
     def first(self, there_ns: int, back_ns: int) -> ClockOffset:
-        """Returns the offset after one round trip."""
         return ClockOffset(self.round_trip(there_ns, back_ns), self.now)
 
 
@@ -54,7 +47,7 @@ def test_the_error_stays_within_the_uncertainty_however_the_ways_differ(offset_n
             offset.observe(reply, way.now)
             uncertainty = offset.uncertainty_ns(way.now)
             assert error_ns(offset, way) <= uncertainty + 1
-            # Half a round trip at most, even if one way takes most of it.
+            # At most half a round trip, even if one way takes most of the time.
             assert uncertainty <= (there + slower * back) / 2 * 1.001 + 1000
             way.now += S
 
@@ -72,7 +65,6 @@ def test_a_clock_that_drifts_is_followed(drift: float) -> None:
     way = Way(S)
     offset = way.first(MS, MS)
     for second in range(600):
-        # The ways are fast only once a minute.
         delay = MS // 10 if second % 60 == 0 else 20 * MS
         offset.observe(way.round_trip(delay, delay), way.now)
         for _ in range(10):
@@ -146,7 +138,7 @@ def test_moments_are_moved_onto_the_router_s_clock() -> None:
     offsets.stamp(tracker, [Moment("prefill_started", 5 * S + 20 * MS), Moment("first_token", 5 * S + 30 * MS)])
     assert (tracker.moments["prefill_started"], tracker.moments["first_token"]) == (20 * MS, 30 * MS)
     assert tracker.clock_uncertainty_ns == pytest.approx(MS, rel=0.01)
-    # The decode worker passes on the prefill worker's start of shipping.
+    # The decode worker reports the start of the prefill worker's shipping.
     offsets.stamp(tracker, [Moment("ship_started", 5 * S + 31 * MS), Moment("decode_started", -3 * S + 40 * MS)])
     assert (tracker.moments["ship_started"], tracker.moments["decode_started"]) == (31 * MS, 40 * MS)
     assert tracker.clock_uncertainty_ns == pytest.approx(2 * MS, rel=0.01)

@@ -1,5 +1,3 @@
-"""Prompt log probabilities in the router: complete before the first token, in every attempt."""
-
 from array import array
 
 import pytest
@@ -17,7 +15,7 @@ PROMPT = (1, 2, 3, 4, 5)
 
 
 def part(start: int, end: int, num_top: int = 1) -> PackedLogprobs:
-    """Returns log probabilities of these positions: minus the position."""
+    """Each token's value is minus its position."""
     positions = range(start, end)
     logprobs, numbers = array("f", [-p for p in positions]).tobytes(), array("I", positions).tobytes()
     return PackedLogprobs(start, num_top, logprobs, numbers, numbers * num_top, logprobs * num_top)
@@ -60,7 +58,7 @@ def test_a_first_token_without_them_is_a_worker_s_mistake() -> None:
     t.record_prompt_logprobs(PromptScored("r", 0, part(1, 4)))
     with pytest.raises(ValueError, match="before the log probabilities"):
         t.record_first_token(FirstToken("r", 0, 0, 10, "", 0, 1))
-    with pytest.raises(ValueError, match="nobody asked"):
+    with pytest.raises(ValueError, match="unrequested log probabilities"):
         plain = RequestTracker("r", request_spec(PROMPT))
         plain.begin_attempt("p", "d", 60.0)
         plain.record_prompt_logprobs(PromptScored("r", 0, part(1, 4)))
@@ -94,7 +92,7 @@ def asking(h: RouterHarness) -> Client:
 
 @run
 async def test_a_prefill_worker_that_dies_before_it_has_said_them_all_ends_the_attempt() -> None:
-    # Even if the decode worker has the pages and sends tokens: it cannot score the prompt.
+    # Even if the decode worker has the pages: only the prefill worker has the log probabilities.
     h = RouterHarness(2, 1)
     client = asking(h)
     await settle()

@@ -1,5 +1,3 @@
-"""The requests in hand by their deadlines."""
-
 from tandem.router.requests.active_request import ActiveRequest
 from tandem.router.requests.requests_in_hand import RequestsInHand
 from tandem.router.requests.tracker import RequestTracker
@@ -37,7 +35,6 @@ def test_only_the_oldest_can_be_past_their_deadlines() -> None:
     requests.mark_ended(ended)
     assert [r.number for r in requests.past_deadline(99.0)] == []
     assert [r.number for r in requests.past_deadline(102.0)] == [0, 2]
-    # Its client has not taken everything.
     assert requests.undelivered() == [ended] and requests.get("r1") is ended
     requests.remove(ended)
     assert requests.undelivered() == [] and requests.get("r1") is None

@@ -1,5 +1,3 @@
-"""Tokens on their way to one client."""
-
 import asyncio
 
 from tandem.router.requests.token_queue import TokenQueue
@@ -7,7 +5,7 @@ from tests.fakes.router_harness import run, settle
 
 
 async def next_tokens(queue: TokenQueue) -> list[int] | None:
-    """Returns the new tokens, at least one; None at the end."""
+    """Returns None after the end."""
     while not (token_ids := queue.take_tokens()) and not queue.is_exhausted:
         await queue.news()
     return token_ids or None

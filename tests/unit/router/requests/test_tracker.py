@@ -1,5 +1,3 @@
-"""One request's state machine at the router."""
-
 import itertools
 import random
 from typing import Any
@@ -28,7 +26,7 @@ def finished(attempt: int, num_tokens: int) -> Finished:
 
 
 def test_tokens_pass_in_order_each_once_whatever_the_workers_do() -> None:
-    # All interleavings of the prefill worker's and the decode worker's messages, each in order.
+    # All interleavings of both workers' messages.
     tokens = [10, 11, 12, 13]
     decode: list[tuple[str, Any]] = [
         ("tokens", TokenEvent("r", 0, 0, (10, 11))),
@@ -174,7 +172,7 @@ def test_logprobs_stay_with_their_tokens_over_attempts() -> None:
         for attempt in range(3):
             tracker.begin_attempt("p", "d", 60.0)
             start = len(tracker.output_ids)
-            # Each token twice, in events of one or two tokens, in any order: some are held back, some are lost.
+            # Each token twice, in any order, some lost.
             events = [TokenEvent("r", attempt, i, (i, i + 1), logprobs(i, i + 1)) for i in range(start, start + 8)]
             events += [TokenEvent("r", attempt, i, (i,), logprobs(i)) for i in range(start, start + 8)]
             rng.shuffle(events)

@@ -18,7 +18,6 @@ FORMATS = {
     chat_templates.SMOLLM2: ChatFormat(),
     "{{ tools | tojson }}{{ messages | tojson }}": replace(KNOWN, tool_parser="json"),
     "{{ tools | tojson }}{{ messages | tojson }}<tool_call><function=f>": replace(KNOWN, tool_parser="none"),
-    # A format of its own for calls.
     """{{ tools | tojson }}<tool_call><function=x>{% for m in messages %}{{ m.content }}
     {%- for call in m.tool_calls %}{% for k, v in call.function.arguments.items() %}<parameter={{ k }}>{{ v }}
     {%- endfor %}{% endfor %}{% endfor %}""": replace(KNOWN, tool_parser="none"),
@@ -47,7 +46,6 @@ def test_template_features(template: str) -> None:
 def test_calls_and_results_are_in_every_prompt(template: str) -> None:
     text = tokenizer(template).render_chat(Chat(TALK, [TOOL]))
     assert '{"city": "Zürich"}' in text and "sunny" in text and '"description": "d"' in text
-    # Malformed arguments are passed through.
     wrong = [TALK[0], {**TALK[1], "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{wrong"}}]}, TALK[2]]
     assert "{wrong" in tokenizer(template).render_chat(Chat(wrong, [TOOL]))
 

@@ -11,7 +11,7 @@ from tests.fakes.tokenizer_files import byte_level, save
 
 
 def pieces_of(tokenizer: Tokenizer, ids: Sequence[int], cuts: Sequence[int]) -> list[str]:
-    """Returns the pieces for `ids` decoded in chunks of sizes `cuts`, repeated."""
+    """Args: cuts: sizes of the chunks, repeated."""
     detokenizer, pieces, at, turn = IncrementalDetokenizer(tokenizer), [], 0, 0
     while at < len(ids):
         size = cuts[turn % len(cuts)]

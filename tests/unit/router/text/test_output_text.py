@@ -77,7 +77,6 @@ def groups_of(ids: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
 
 
 def all_text(text: OutputText, groups: Sequence[Sequence[int]]) -> str:
-    """Returns the text sent until the output ends."""
     sent = ""
     for group in groups:
         if not text.stopped:
@@ -98,7 +97,7 @@ def test_resume_at_every_cut(any_tokenizer: Tokenizer, data: st.DataObject) -> N
     stop_strings, stop_ids = data.draw(stops, label="stops"), (few[0],) if data.draw(st.booleans()) else ()
     expected = all_text(OutputText(any_tokenizer, stop_ids, stop_strings), groups)
 
-    # The client has some groups when its router dies, perhaps twice.
+    # The client's router dies once or twice.
     first = OutputText(any_tokenizer, stop_ids, stop_strings)
     has_ids: list[int] = []
     has_text = ""

@@ -19,16 +19,11 @@ from tandem.router.text.prompt_encoder import (
 from tandem.router.text.tokenizer import Tokenizer
 from tests.fakes.tokenizer_files import CHATML, byte_level, save, sentencepiece
 
-# One token of nine characters.
 LONG_TOKEN = "two words"
 
 
 class SpyTokenizer(Tokenizer):
-    """
-    Attributes:
-        threads: threads that tokenized or rendered.
-        num_characters: tokenized characters.
-    """
+    """Attributes: threads: threads that tokenized or rendered."""
 
     def __init__(self, model_dir: Path) -> None:
         super().__init__(model_dir)

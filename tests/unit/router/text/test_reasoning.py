@@ -74,7 +74,6 @@ def test_beginning_of_output() -> None:
     for style in (always, sometimes):
         assert style.beginning("<assistant><think>\n") is REASONING
         assert style.beginning("<think>\n\n</think>\n\n") is ANSWER
-        # A user's text does not open reasoning.
         assert style.beginning("<think></user>") is not ANSWER
         assert style.beginning_within("<think>I go on") is REASONING
         assert style.beginning_within("<think>hm</think>I go on") is ANSWER

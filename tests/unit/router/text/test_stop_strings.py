@@ -11,7 +11,6 @@ stops = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
 
 
 def cut(text: str, stop_strings: list[str]) -> str | None:
-    """Returns the text before the first complete stop string, or None."""
     for end in range(1, len(text) + 1):
         complete = [len(stop) for stop in stop_strings if text[:end].endswith(stop)]
         if complete:
@@ -62,7 +61,6 @@ def test_pieces_agree_with_whole_text(pieces: list[str], stop_strings: list[str]
         passed_on += matcher.scan_next(piece)
         expected = cut(seen, stop_strings)
         if expected is None:
-            # Exactly the certain text is passed on.
             assert not matcher.matched
             assert passed_on == seen[: len(seen) - may_be_stop(seen, stop_strings)]
         else:
@@ -110,5 +108,4 @@ def test_found_stop_string() -> None:
     matcher = StopStringMatcher(["b", "ab", "abc"])
     assert matcher.scan_next("a") == "" and matcher.found is None
     assert matcher.scan_next("bc") == ""
-    # The longest of those complete at the same character.
     assert matcher.found == "ab"

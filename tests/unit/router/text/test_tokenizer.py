@@ -92,7 +92,6 @@ def test_where_eos_comes_from(tmp_path: Path) -> None:
     assert Tokenizer(tmp_path).eos_token_ids == (257,)
     save(tmp_path, byte_level(), {"eos_token_id": 7}, eos_token="</s>")
     assert Tokenizer(tmp_path).eos_token_ids == (7,)
-    # The first file with ids counts alone: 7 is not added.
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
     assert Tokenizer(tmp_path).eos_token_ids == (3, 4)
     save(tmp_path, byte_level(), {"eos_token_id": None})

@@ -45,7 +45,6 @@ def test_sequence_of_all_pairs() -> None:
         with pytest.raises(IndexError):
             candidates[index]
     assert candidates.index(Pair(both, both)) == 2
-    # Reference: iterate over all pairs.
     assert min(candidates, key=lambda pair: -pair.prefill.num_assigned) == Pair(p0, d0)
     assert random.Random(0).sample(candidates, 2) and sorted(candidates, key=lambda pair: pair.decode.worker_id)
 
@@ -56,7 +55,7 @@ def test_stale_pairs_are_not_candidates() -> None:
     candidates = candidates_of(p, d, other)
     assert Pair(p, d) in candidates
     assert Pair(p, other) not in candidates and Pair(d, p) not in candidates and "p" not in candidates
-    # An earlier life of either worker.
+    # Earlier lives of the workers.
     assert Pair(p, new_worker("d", "decode")) not in candidates
     gone = new_worker("p", "prefill")
     link(gone, d)

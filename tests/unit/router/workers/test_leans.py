@@ -55,7 +55,6 @@ async def test_router_reports_demand() -> None:
     await settle()
     demand = h.router.exchange_leans({})
     assert (demand.prompts, demand.prompt_tokens, demand.attended_tokens) == (1, 10, 50)
-    # Workers without links are not planned.
     assert set(demand.num_decoding) == {"a", "b"}
     assert sum(demand.num_decoding.values()) <= 1
     assert demand.num_kv_tokens == 10 * sum(demand.num_decoding.values())

@@ -20,7 +20,6 @@ def ns(seconds: float) -> int:
 
 
 def asked_rates() -> ClusterRates:
-    """Rates that a policy has asked for once."""
     rates = ClusterRates("cpu", FakeClock())
     rates.handover_s(SAME_HOST)
     return rates
@@ -29,11 +28,7 @@ def asked_rates() -> ClusterRates:
 def finish(
     rates: ClusterRates, num_pages: int, took_s: float, waited_s: float = 0.0, distance: int = SAME_HOST
 ) -> None:
-    """Finishes a request of 50 tokens.
-
-    Args:
-        waited_s: wait for the decode worker's pages, and again for its step.
-    """
+    """Finishes a request of 50 tokens. Args: waited_s: wait for the decode worker's pages, and again for its step."""
     granted = -0.1 + (waited_s + 0.1 if waited_s else 0.0)
     moments = {FIRST_TOKEN: 0, LEASE_GRANTED: ns(granted), COMMITTED: ns(max(0.0, granted) + took_s)}
     moments[DECODE_STARTED] = moments[COMMITTED] + ns(waited_s)

@@ -30,7 +30,6 @@ async def test_missing_link_reason() -> None:
     # The reason is newer than the link's last up report.
     p.say(LinkState("d0", "d0-life", up=False, reason="the stream ended"))
     assert h.router.not_ready_reason() == f"{no_link}: p0 to d0: the stream ended"
-    # Reports about an earlier life do not apply.
     h.router.lose_worker(h.d[0].worker, "silent", "gone")
     ScriptedWorker(h.router, "d0", "decode", life="next-life")
     p.say(LinkState("d0", "d0-life", up=False, reason="late word of the earlier life"))
@@ -85,14 +84,12 @@ async def test_silent_and_stalled_workers_are_lost() -> None:
         worker.say(Heartbeat(2))
     h.clock.advance(0.2)
     assert lost(h) == [("d1", "silent", "no heartbeat for 1 s")]
-    # Any message counts.
     h.clock.advance(0.9)
     h.d[1].say(Tokens(()))
     for worker in (h.p[0], h.d[0]):
         worker.say(Heartbeat(2))
     h.clock.advance(0.2)
     assert not lost(h)
-    # Heartbeats without progress.
     for _ in range(6):
         h.clock.advance(0.9)
         h.p[0].say(Heartbeat(3))
@@ -157,10 +154,8 @@ async def test_unplanned_worker_gets_no_new_requests() -> None:
     h.p[1].link_to_life("d0", "d0-next")
     assert pairs(h) == ["p1-d1"]
     await settle()
-    # Its requests restart elsewhere.
     assert client.tracker.attempt == 1 and client.tracker.decode_worker_id == "d1"
     assert h.router.set_workers({"p1": "prefill", "d1": "decode"}) == {"p0": 0, "d0": 0, "b": 0}
-    # A worker planned again serves with its linked workers.
     h.router.set_workers(everybody)
     assert sorted(pairs(h)) == ["b-b", "p0-d1", "p1-d0", "p1-d1"]
     h.router.lose_worker(d0.worker, "disconnected", "killed")
@@ -182,10 +177,9 @@ async def test_leaving_worker_is_no_fault() -> None:
 async def test_given_up_worker_cannot_replace_its_successor() -> None:
     h = RouterHarness(1, 0)
     moved = ScriptedWorker(h.router, "d0", "decode", life="second", num_restarts=1)
-    with pytest.raises(ValueError, match="another worker has been started in its place"):
+    with pytest.raises(ValueError, match="a replacement of this worker is already connected"):
         ScriptedWorker(h.router, "d0", "decode", life="first", num_restarts=0)
     assert h.router.workers.get("d0") is moved.worker
-    # Without a successor it may join.
     h.router.lose_worker(moved.worker, "disconnected", "killed")
     ScriptedWorker(h.router, "d0", "decode", life="first", num_restarts=0)
 
@@ -194,9 +188,8 @@ async def test_given_up_worker_cannot_replace_its_successor() -> None:
 async def test_unreachable_host() -> None:
     for host, silent_s, out_of_reach in (
         ("another", 2.0, True),
-        # Its host reported the death.
         ("another", 0.2, False),
-        # It is on the router's host.
+        # The router's host.
         (host_id(), 2.0, False),
     ):
         h = RouterHarness(0, 0)

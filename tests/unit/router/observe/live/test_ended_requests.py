@@ -1,5 +1,3 @@
-"""The requests that have ended last: how long and how, and never what they said."""
-
 import json
 
 import pytest

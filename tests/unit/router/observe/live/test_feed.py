@@ -14,11 +14,6 @@ class ScriptedFrame(str):
 
 
 class ScriptedFrames:
-    """
-    Attributes:
-        made: all frames, in order.
-    """
-
     def __init__(self) -> None:
         self.made: list[str] = []
         self.num_samples = 0
@@ -63,7 +58,6 @@ async def test_frame_is_shared_by_viewers() -> None:
     assert {await soon(viewer) for viewer in viewers} == {"everything 0"}
     feed.tick()
     assert {await soon(viewer) for viewer in viewers} == {"changes 1"}
-    # The same for any viewer that starts within the second.
     for _ in range(3):
         await viewers.pop().aclose()
         viewers.append(feed.watch())
@@ -173,5 +167,4 @@ def test_feed_survives_failed_frame(monkeypatch: pytest.MonkeyPatch, caplog: pyt
 
     monkeypatch.setattr(feed_module, "INTERVAL_S", 0.01)
     scenario()
-    # Logged once.
     assert [record.message for record in caplog.records] == ["the live page could not be fed"]

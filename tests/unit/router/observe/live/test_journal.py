@@ -37,7 +37,6 @@ def test_equal_events_merge() -> None:
     version = journal.version
     journal.worker_lost("d0", "disconnected", "gone")
     journal.attempt_restarted("worker_lost")
-    # A changed entry is repeated.
     assert told(journal, version) == [
         ("requests", "restarted: worker lost", 2, False),
         ("d0", "lost, disconnected: gone", 1, True),

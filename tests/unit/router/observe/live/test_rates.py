@@ -10,7 +10,6 @@ def say(worker: ScriptedWorker, step: int, **stats: object) -> None:
 
 def test_rates_of_last_seconds() -> None:
     h, rates = RouterHarness(), WorkerRates()
-    # Old samples do not count.
     for second in range(6 + NUM_SAMPLES):
         num_tokens = max(0, second - 5) * 30
         shipped = (Shipped("tcp", 1, 1000 * second, "d0"), Shipped("tcp", 1, 0, "d1"))

@@ -1,5 +1,3 @@
-"""What one look at a cluster shows."""
-
 import json
 import time
 from typing import Any
@@ -29,7 +27,6 @@ def everything(frames: SnapshotBuilder) -> dict[str, Any]:
 
 
 async def serve(h: RouterHarness, **fields: Any) -> None:
-    """A request of one token."""
     client = h.request(max_tokens=1, prompt_ids=PROMPT, **fields)
     await settle()
     h.p[0].say(first_token(client.tracker.request_id, 0, 0, 7, "length"))
@@ -53,7 +50,7 @@ async def test_workers_links_and_what_is_away() -> None:
         ("d0", True, "", 120),
         ("d1", False, "it broke", 0),
     ]
-    # Of two that a link has used, the later one is in use.
+    # The transport opened later is in use.
     assert seen["links"][0]["transport"] == "nvlink"
     assert seen["ready"] and seen["routers"] == [{"id": "router-0", "alive": True, "requests_in_hand": 0, "queued": 0}]
 
@@ -76,7 +73,7 @@ async def test_a_request_is_shown_without_what_it_says() -> None:
     assert (request["output_tokens"], request["attempts"], request["prefill"]) == (1, 1, "p0")
     assert sum(duration_ms for _, duration_ms in request["path"]) == pytest.approx(request["e2e_ms"], rel=0.01, abs=0.1)
     assert "secret" not in text and "104" not in json.dumps(request["path"])
-    # Everything about a request is one of these: what is added must be thought about.
+    # All fields of a request: a new field may reveal something.
     assert set(request) == {
         *(
             "number",
@@ -97,7 +94,7 @@ async def test_a_request_is_shown_without_what_it_says() -> None:
     ("config", "seen"),
     [
         ({"api_keys": ("one", "two")}, (["first"], ["second"])),
-        # Who may record what all keys do may see it.
+        # allow_tracing shows all keys' requests anyway.
         ({"api_keys": ("one", "two"), "allow_tracing": True}, (["first", "second"], ["first", "second"])),
     ],
 )
@@ -133,7 +130,6 @@ async def test_changes_are_what_is_new_since_the_last_telling() -> None:
     assert ([p[0] for p in changes["points"]], [p[0] for p in whole["points"]]) == ([2], [1, 2])
     assert [entry["subject"] for entry in changes["journal"]] == ["d0"]
     assert len(whole["journal"]) > 1
-    # What is now is in both.
     assert changes["workers"] == whole["workers"] and not changes["ready"]
     frames.mark_told()
     assert json.loads(frames.changes().seen_by(""))["requests"] == []
@@ -188,8 +184,7 @@ async def test_numbers_are_those_of_all_routers_where_they_have_told() -> None:
 
 @run
 async def test_a_frame_costs_as_little_with_a_thousand_requests() -> None:
-    """What a router spends on viewers it does not spend on tokens. The bound is for a busy machine; about a tenth of it
-    is usual."""
+    """The bound is for a busy machine; about a tenth of it is usual."""
     h = RouterHarness(num_prefill=8, num_decode=8)
     for number, worker in enumerate([*h.p, *h.d]):
         shipped = tuple(Shipped("tcp", 1, 1, f"d{i}") for i in range(8)) if number < 8 else ()

@@ -21,11 +21,9 @@ LLAMA = {
         ("arguments", "{}"),
     ],
     'Well. <|python_tag|>{"name": "f"}': [("content", "Well."), ("call", "f"), ("arguments", "{}")],
-    # Other JSON, or code.
     '{"name": "h", "parameters": {}}': [("content", '{"name": "h", "parameters": {}}')],
     '{"city": "Bern"}': [("content", '{"city": "Bern"}')],
     "<|python_tag|>print(1)": [("content", "<|python_tag|>print(1)")],
-    # A brace within text does not start a call.
     'So: {"name": "f"}': [("content", 'So: {"name": "f"}')],
     '{"name": "f", "parameters": {}}; x': [("call", "f"), ("arguments", "{}"), ("content", "; x")],
 }

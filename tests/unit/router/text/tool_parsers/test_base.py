@@ -1,5 +1,3 @@
-"""Properties of every tool parser."""
-
 import json
 import time
 from collections.abc import Iterable, Sequence

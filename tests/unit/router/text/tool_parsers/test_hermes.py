@@ -10,10 +10,8 @@ TEXTS = {
     CALL: F,
     f"{CALL}\n{CALL}": [*F, *F],
     f"I look.\n\n{CALL}\n\nDone.": [("content", "I look."), *F, ("content", "\n\nDone.")],
-    # Without the closing tag, or unfinished.
     CALL.removesuffix("</tool_call>") + CALL: [*F, *F],
     CALL.removesuffix("}\n</tool_call>"): F,
-    # Several between two tags, a missing brace, a surplus brace.
     '<tool_call>{"name": "f"}\n{"name": "g"}</tool_call>': [
         ("call", "f"),
         ("arguments", "{}"),
@@ -28,19 +26,16 @@ TEXTS = {
     '<tool_call>{"name": "f", "arguments": {"a": 1}}}\n</tool_call>': [("call", "f"), ("arguments", '{"a": 1}')],
     # Unknown functions: the client tells the model.
     '<tool_call>{"name": "h"}</tool_call>': [("call", "h"), ("arguments", "{}")],
-    # Not calls.
     "<tool_call>f()</tool_call>": [("content", "<tool_call>f()</tool_call>")],
     '<tool_call>{"arguments": {"a": 1}}</tool_call>': [("content", '<tool_call>{"arguments": {"a": 1}}</tool_call>')],
     '<tool_call>{"name": "': [("content", '<tool_call>{"name": "')],
     "a <tool_cal": [("content", "a <tool_cal")],
     " \n ": [("content", " \n ")],
-    # Malformed text after a call's start is content.
     '<tool_call>{"name": "f", "arguments": {"a": ]}}</tool_call>': [
         ("call", "f"),
         ("arguments", '{"a": '),
         ("content", "]}}</tool_call>"),
     ],
-    # Arguments are passed on as written.
     '<tool_call>{"name": "f", "arguments": {a: 1}}</tool_call>': [("call", "f"), ("arguments", "{a: 1}")],
 }
 
