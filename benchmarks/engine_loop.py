@@ -112,7 +112,7 @@ def build_loop(
 
 
 def build_dummy_engine(model_dir: str, on_progress: Callable[[str], None], **options: Any) -> EngineBase:
-    """Build an engine with random weights in bfloat16 on the GPU."""
+    """Build an engine with random bfloat16 weights on the GPU."""
     config = EngineConfig(
         model_dir, load_format="dummy", device="cuda", dtype="bfloat16", page_size=PAGE_SIZE, **options
     )
