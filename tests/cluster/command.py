@@ -1,4 +1,4 @@
-"""The `tandem` command in a process of its own."""
+"""Runs the `tandem` command in its own process."""
 
 import os
 import re
@@ -20,7 +20,7 @@ GONE_S = 10.0
 
 @dataclass
 class Server:
-    """A `tandem serve` that is up."""
+    """A ready `tandem serve` process."""
 
     name: str
     process: subprocess.Popen[str]
@@ -29,7 +29,7 @@ class Server:
     output: list[str]
 
     def finish(self) -> int:
-        """Waits for its end, with which all of its processes must have ended; returns its exit status."""
+        """Return the exit status, after asserting that all of its processes have ended."""
         status = self.process.wait(GONE_S)
         assert [p for p in self.tree if p.is_alive()] == []
         return status
@@ -42,7 +42,7 @@ def tandem(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]
 
 
 def own_name() -> tuple[str, str]:
-    """A name that no other cluster on this host has."""
+    """Return `--name` and a unique cluster name."""
     return "--name", f"test-{uuid.uuid4().hex[:12]}"
 
 

@@ -1,4 +1,4 @@
-"""What KubeRay's operator has a Ray do with the cluster's application, in a process of its own."""
+"""Makes the calls of KubeRay's operator to Ray Serve, in a process of its own."""
 
 import sys
 

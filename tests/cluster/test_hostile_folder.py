@@ -1,4 +1,4 @@
-"""A cluster that is started in a folder with packages of our folders' names."""
+"""A cluster started in a folder whose packages have the names of ours."""
 
 import os
 from pathlib import Path

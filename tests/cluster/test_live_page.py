@@ -1,4 +1,4 @@
-"""The live page in a real browser, before a real cluster."""
+"""The live page of a real cluster in a real browser."""
 
 import os
 import random
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
 ]
 SOON_S = 15.0
-# It is in the prompts, and nowhere on the page.
+# Part of the prompts; must not appear on the page.
 SECRET = "a sentence that nobody else may read"
 ROWS = "[...document.querySelectorAll('#workers tr')]"
 SHIFTS = """new Promise((resolve) => {
@@ -30,7 +30,7 @@ SHIFTS = """new Promise((resolve) => {
     .observe({ type: "layout-shift", buffered: true });
   setTimeout(() => resolve(sum), 500);
 })"""
-# Of each bar, how much of it its parts make up.
+# For each bar, the share filled by its parts.
 FILLED = """[...document.querySelectorAll("#requests .stack")].map((bar) => {
   const widths = [...bar.children].map((part) => part.getBoundingClientRect().width);
   return widths.reduce((sum, width) => sum + width, 0) / bar.getBoundingClientRect().width;
@@ -45,7 +45,7 @@ FOCUSED = """(() => {
 
 @pytest.fixture(scope="module")
 def served(clusters: Clusters, tiny_config: ClusterConfig) -> ServedCluster:
-    """One prefill worker and two decode workers, behind a key."""
+    """One prefill worker and two decode workers, behind an API key."""
     return clusters.get(replace(tiny_config, num_decode=2, api_keys=API_KEYS))
 
 
@@ -56,7 +56,7 @@ def origin(served: ServedCluster) -> str:
 
 @pytest.fixture
 def browser(origin: str) -> Iterator[Browser]:
-    """At the page, with the key."""
+    """Browser on the page, with the API key entered."""
     with Browser() as browser:
         browser.resize(1440, 1000)
         open_with_key(browser, origin)
@@ -69,7 +69,7 @@ def open_with_key(browser: Browser, origin: str) -> None:
     browser.until("document.getElementById('key-dialog')?.open", SOON_S)
     give_key(browser, API_KEYS[0])
     until_live(browser)
-    # The first answer was that a key is needed, which a browser calls an error.
+    # The browser reports the first answer, 401, as an error.
     complaints, browser.complaints = browser.complaints, []
     assert all(" 401 " in complaint for complaint in complaints), complaints
 
@@ -117,7 +117,7 @@ def test_a_wrong_key_is_asked_for_again_and_a_right_one_stays_in_the_tab(origin:
         assert browser.evaluate("Object.values(sessionStorage)") == [API_KEYS[0]]
         assert browser.evaluate("[localStorage.length, document.cookie]") == [0, ""]
         assert API_KEYS[0] not in " ".join(browser.urls)
-        # It is there after the page is loaded again, until somebody has it forgotten.
+        # The key survives a reload, until the user forgets it.
         browser.open(f"{origin}/")
         until_live(browser)
         browser.evaluate("document.getElementById('forget').click()")
@@ -165,7 +165,7 @@ def test_a_worker_dies_and_comes_back(served: ServedCluster, browser: Browser) -
 def test_the_model_answers_in_the_chat_and_can_be_stopped(served: ServedCluster, browser: Browser) -> None:
     served.wait_ready()
     status = "document.getElementById('chat-status').innerText"
-    # A random model's answer may be empty.
+    # The random model may answer with nothing.
     for _ in range(20):
         browser.evaluate("document.getElementById('chat-clear').click()")
         browser.evaluate("document.getElementById('chat-input').focus()")
@@ -176,7 +176,7 @@ def test_the_model_answers_in_the_chat_and_can_be_stopped(served: ServedCluster,
             break
     assert told.startswith("TTFT") and "tokens" in told
     assert browser.evaluate("document.querySelectorAll('#chat-log .turn').length") == 2
-    # It may end before it is stopped, with a token that ends it.
+    # The random model may end the answer before it is stopped.
     for _ in range(20):
         browser.evaluate("document.getElementById('chat-clear').click()")
         browser.type("go on")
@@ -188,7 +188,7 @@ def test_the_model_answers_in_the_chat_and_can_be_stopped(served: ServedCluster,
             break
     assert browser.evaluate(status).startswith("Stopped")
     served.wait_clean()
-    # One that is refused is there again to be changed.
+    # The text of a refused request returns to the input.
     browser.evaluate("document.getElementById('chat-clear').click()")
     browser.evaluate("document.getElementById('chat-max').value = 30000")
     browser.type("too long")
@@ -226,7 +226,7 @@ def test_it_is_usable_on_a_phone_in_both_schemes(served: ServedCluster, browser:
     browser.until("document.querySelectorAll('#requests tr:not(.empty)').length", SOON_S)
     width = "[document.documentElement.scrollWidth, document.body.scrollWidth, window.innerWidth]"
     assert browser.evaluate(width) == [360, 360, 360]
-    # Nothing is cut off: whatever is shown lies within, or in a part that scrolls by itself.
+    # Everything shown lies within the viewport or within a scrolling part.
     outside = """[...document.querySelectorAll('main *, aside *, header *')].filter((node) => {
         const box = node.getBoundingClientRect();
         return box.width > 1 && !node.closest('.scroll, .skip, thead') && (box.left < 0 || box.right > 360.5);
@@ -234,7 +234,7 @@ def test_it_is_usable_on_a_phone_in_both_schemes(served: ServedCluster, browser:
     assert browser.evaluate(outside) == []
     lightness = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
     assert (browser.evaluate(lightness) > 128) == (scheme == "light")
-    # The toggle wins over the system.
+    # The toggle overrides the system's scheme.
     other = "light" if scheme == "dark" else "dark"
     for _ in range(2):
         if other not in browser.text("#theme"):

@@ -1,5 +1,4 @@
-"""A real Prometheus over a cluster under load: what we ship in deploy/monitoring/ works with what the cluster
-exports."""
+"""The shipped deploy/monitoring/ files on a real Prometheus, over a cluster under load."""
 
 import math
 import random
@@ -26,12 +25,12 @@ pytestmark = [
 ]
 
 PROCESSES = {"router-0", "prefill-0", "prefill-1", "decode-0", "decode-1"}
-# Prometheus has to see a change, and rules that see it take their turns, a second each.
+# A scrape and each dependent rule take a second.
 NOTICE_S = 20.0
 
 
 class Load:
-    """Clients that ask one thing after the other until they are stopped."""
+    """Clients that send one request after another until stopped."""
 
     def __init__(self, served: ServedCluster, num_clients: int) -> None:
         self._served = served
@@ -84,7 +83,7 @@ def prometheus(served: ServedCluster, load: Load, tmp_path_factory: pytest.TempP
 def test_every_process_is_found_and_scraped(prometheus: Prometheus, served: ServedCluster) -> None:
     wait_until(lambda: prometheus.values("up == 1", "process").keys() == PROCESSES, NOTICE_S, "all are scraped")
     assert set(prometheus.values("up", "model_name")) == {served.cluster.model_name}
-    # What a series is called does not change with a worker's port.
+    # The instance label is independent of a worker's port.
     assert set(prometheus.values("tandem_build_info", "instance")) == PROCESSES
 
 

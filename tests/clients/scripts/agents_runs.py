@@ -1,4 +1,4 @@
-"""OpenAI's own agents, over responses (their default) and over chat completions."""
+"""OpenAI agents over responses (their default) and over chat completions."""
 
 import asyncio
 
@@ -19,12 +19,12 @@ def population(city: str) -> int:
 
 
 def make(kind: type, **settings: object) -> dict:
-    """A model of its own for each run, because each has a loop of its own."""
+    """Return a new model; each run has its own event loop."""
     client = openai.AsyncOpenAI(base_url=f"{report.url}/v1", api_key="none", max_retries=0)
     return {"model": kind(report.model, client), "model_settings": ModelSettings(**settings)}
 
 
-# To these agents a response that a limit has ended is an error, OpenAI's own too.
+# The agents treat a length-limited response as an error, with OpenAI's servers too.
 WHOLE = {"max_tokens": 400, "temperature": 0}
 
 

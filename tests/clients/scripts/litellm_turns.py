@@ -1,4 +1,4 @@
-"""Two turns of a conversation, the second with the first's answer as the library gives it."""
+"""Two turns of a conversation; the second contains the first's answer in the library's own form."""
 
 import litellm
 from report import Report

@@ -1,5 +1,7 @@
-"""What every script here reports with: each thing that a user would do is tried, and the first failure ends none of the
-others. It has no imports beyond the standard library, because each client's own environment runs it."""
+"""Report that every script here uses: each check runs, whether or not earlier ones failed.
+
+Imports only the standard library, because it runs in each client's environment.
+"""
 
 import argparse
 import os
@@ -10,9 +12,9 @@ from collections.abc import Callable
 class Report:
     """
     Attributes:
-        url: the server's, without /v1.
-        model: the name to ask for.
-        model_dir: its files, with a tokenizer.
+        url: server URL, without /v1.
+        model: model name to request.
+        model_dir: directory of the model, including its tokenizer.
     """
 
     def __init__(self) -> None:
@@ -27,7 +29,7 @@ class Report:
         self._num_failed = 0
 
     def check(self, what: str, attempt: Callable[[], None]) -> None:
-        """Tries one thing and prints a line about it."""
+        """Run one check and print its result."""
         try:
             attempt()
         except Exception as error:
