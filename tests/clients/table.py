@@ -10,10 +10,8 @@ SCRIPTS = Path(__file__).parent / "scripts"
 class Client:
     """
     Attributes:
-        name: name of the client and of its environment.
-        requirements: pip requirements of the environment.
-        script: file in `scripts` to run there.
-        is_tuned_for: whether the server was written with this client in mind. The others came later, to find gaps.
+        script: file in `scripts` to run in the client's environment.
+        is_tuned_for: True if the server was written with this client in mind. The others came later, to find gaps.
     """
 
     name: str

@@ -26,8 +26,6 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Attributes: url: HTTP URL of the server."""
-
     url: str
     model_dir: Path
 
@@ -45,7 +43,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def environment(client: Client) -> Path:
-    """Return the Python of the client's environment, created once per version of the client."""
+    """Return the client's Python, from an environment kept per version."""
     kept_in = Path(os.environ.get("TANDEM_CLIENTS_DIR", ".clients")).absolute()
     directory = kept_in / re.sub(r"[^A-Za-z0-9.=-]+", "_", "+".join(client.requirements))
     python = directory / "bin" / "python"
@@ -59,11 +57,10 @@ def environment(client: Client) -> Path:
 
 
 def run(client: Client, served: Served) -> str:
-    """Run the client's script and return its output."""
     given = ["--url", served.url, "--model", MODEL, "--model-dir", str(served.model_dir)]
-    # Otherwise LiteLLM first contacts its makers' server, and waits.
+    # Otherwise LiteLLM contacts its makers' server first.
     own = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    # Keep this environment's packages out of the client's.
+    # Keep this environment out of the client's.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OPENAI", "HF_"))}
     python = environment(client)
     done = subprocess.run(
@@ -97,7 +94,7 @@ def test_a_client_works_as_it_is(client: Client, served: Served) -> None:
 
 
 def log_likelihoods(model_dir: Path) -> list[list[float]]:
-    """Return the log likelihood of each choice of each question, from transformers in float32."""
+    """Return each choice's log likelihood by question, from transformers in float32."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -112,7 +109,7 @@ def log_likelihoods(model_dir: Path) -> list[list[float]]:
             whole = tokenizer(f"{asked['question']} {choice}")["input_ids"]
             with torch.no_grad():
                 scores = model(torch.tensor([whole])).logits[0].log_softmax(-1)
-            # A token's score is in the previous token's row.
+            # The previous token's row holds the score.
             rows = scores[len(context) - 1 : -1]
             of_choices.append(float(rows.gather(1, torch.tensor(whole[len(context) :])[:, None]).sum()))
         likelihoods.append(of_choices)

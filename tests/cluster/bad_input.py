@@ -1,7 +1,4 @@
-"""Rows of docs/bad-input.md: bad inputs and their errors, for the tiny model.
-
-The tiny model has 300 tokens, a maximum length of 512 and pages of 16 tokens.
-"""
+"""Rows of docs/bad-input.md, for the tiny model: 300 tokens, maximum length 512, page size 16."""
 
 import json
 import math
@@ -35,10 +32,8 @@ def nested(depth: int) -> dict[str, Any]:
 class Row:
     """
     Attributes:
-        name: first column of the table.
-        message: gRPC error message, and the HTTP one unless http_message is set.
-        grpc: request, as a message or raw bytes; None if gRPC cannot express it.
-        http: body, as JSON or raw bytes; None if HTTP cannot express it.
+        message: gRPC error message; also over HTTP unless http_message is set.
+        grpc, http: request or body, possibly raw bytes; None if inexpressible there.
         code, param: fields of the HTTP error object.
     """
 
@@ -74,7 +69,6 @@ def sampled(**sampling: Any) -> pb.GenerateRequest:
 
 
 def both(name: str, value: Any, message: str, http_message: str, *, field: str = "") -> Row:
-    """Build a row that gives both frontends the same value of a sampling field."""
     field = field or name.split()[0]
     http_value = {str(k): v for k, v in value.items()} if isinstance(value, dict) else value
     http = {"prompt": "hi", field: http_value}
@@ -88,7 +82,7 @@ def http_only(name: str, message: str, http: dict[str, Any] | bytes, param: str 
 
 
 def raw_number(name: str, literal: str, value: float) -> Row:
-    """Build a row whose temperature is a literal outside JSON's grammar."""
+    """Build a row whose temperature is no JSON number."""
     return Row(
         name,
         f"temperature must be a number of at least 0, not {value:g}",
@@ -693,7 +687,7 @@ def response(name: str, message: str, fields: dict[str, Any], param: str, **more
 
 
 def anthropic(name: str, message: str, fields: dict[str, Any], **more: Any) -> Row:
-    """Build a row for /v1/messages. Anthropic's errors name the field only in the message."""
+    """Build a row for /v1/messages, where errors name the field only in the message."""
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **fields}
     return Row(name, message, http=body, path=MESSAGES, **more)
 
@@ -770,7 +764,7 @@ OTHER_APIS = [
 
 ROWS = [*PROMPTS, *SAMPLING, *OTHER_PATHS, *WIRE, *OTHER_APIS]
 
-# These rows need several requests or another cluster; each has its own test.
+# Rows that need several requests or another cluster.
 LARGE_BODY = f"the body has more than {MAX_BODY_BYTES} bytes"
 SHOWN_APART = {
     row.name: row

@@ -1,4 +1,4 @@
-"""Headless Chromium, driven through the DevTools protocol over a pair of pipes."""
+"""Headless Chromium, driven over DevTools pipes."""
 
 import base64
 import fcntl
@@ -25,7 +25,7 @@ FLAGS = (
 
 
 class Browser:
-    """One browser page. Use as a context manager.
+    """One browser page, as a context manager.
 
     Attributes:
         urls: URLs requested by the page.
@@ -43,7 +43,7 @@ class Browser:
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         theirs_in, ours_out = _high_pipe()
         ours_in, theirs_out = _high_pipe()
-        # --remote-debugging-pipe reads from descriptor 3 and writes to 4.
+        # The browser reads from 3 and writes to 4.
         self._process = subprocess.Popen(
             [
                 *("bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", CHROMIUM, *FLAGS),
@@ -79,7 +79,7 @@ class Browser:
         self._profile.cleanup()
 
     def ask(self, method: str, params: dict[str, Any] | None = None, *, in_page: bool = True) -> dict[str, Any]:
-        """Call a DevTools method. Raises RuntimeError on refusal, TimeoutError without an answer."""
+        """Raises RuntimeError on refusal, TimeoutError without an answer."""
         with self._arrived:
             self._number += 1
             number = self._number
@@ -97,14 +97,14 @@ class Browser:
         return answer["result"]
 
     def evaluate(self, script: str) -> Any:
-        """Return the value of a JavaScript expression, after awaiting it if it is a promise."""
+        """Return the value of a JavaScript expression or promise."""
         result = self.ask("Runtime.evaluate", {"expression": script, "returnByValue": True, "awaitPromise": True})
         if "exceptionDetails" in result:
             raise RuntimeError(result["exceptionDetails"]["exception"]["description"])
         return result["result"].get("value")
 
     def until(self, script: str, timeout_s: float, accept: Callable[[Any], Any] = bool) -> Any:
-        """Return the expression's first accepted value. Evaluations that fail during navigation are retried."""
+        """Return the first accepted value. Retries evaluations that fail during navigation."""
         deadline = time.monotonic() + timeout_s
         while True:
             value: Any
@@ -129,18 +129,16 @@ class Browser:
         self.ask("Emulation.setDeviceMetricsOverride", size)
 
     def prefer(self, scheme: str) -> None:
-        """Set the preferred color scheme, "light" or "dark"."""
         self.ask("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
 
     def press(self, key: str, *, code: int = 0, shift: bool = False) -> None:
-        """Press a key. Args: key: for instance "Tab"; code: its Windows key code."""
+        """Args: code: Windows key code."""
         text = {"Enter": "\r"}.get(key, "")
         event = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0, "text": text}
         self.ask("Input.dispatchKeyEvent", {**event, "type": "keyDown"})
         self.ask("Input.dispatchKeyEvent", {**event, "type": "keyUp"})
 
     def type(self, text: str) -> None:
-        """Insert text into the focused element."""
         self.ask("Input.insertText", {"text": text})
 
     def screenshot(self, path: Path, *, whole_page: bool = False) -> None:
@@ -173,7 +171,7 @@ class Browser:
 
 
 def _high_pipe() -> tuple[int, int]:
-    """Return a pipe with descriptors above 9: a shell can redirect only 0 to 9."""
+    """Return descriptors above 9: a shell can redirect only 0 to 9."""
     ends = os.pipe()
     high = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends)
     for end in ends:

@@ -20,8 +20,6 @@ GONE_S = 10.0
 
 @dataclass
 class Server:
-    """A ready `tandem serve` process."""
-
     name: str
     process: subprocess.Popen[str]
     address: str
@@ -29,7 +27,7 @@ class Server:
     output: list[str]
 
     def finish(self) -> int:
-        """Return the exit status, after asserting that all of its processes have ended."""
+        """Return the exit status. Asserts that all processes have ended."""
         status = self.process.wait(GONE_S)
         assert [p for p in self.tree if p.is_alive()] == []
         return status
@@ -42,7 +40,6 @@ def tandem(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]
 
 
 def own_name() -> tuple[str, str]:
-    """Return `--name` and a unique cluster name."""
     return "--name", f"test-{uuid.uuid4().hex[:12]}"
 
 

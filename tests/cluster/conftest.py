@@ -1,4 +1,4 @@
-"""Tiny model, transformers oracle and served clusters for the cluster tests."""
+"""Tiny model, its oracle, and served clusters."""
 
 import os
 import random
@@ -23,7 +23,7 @@ from tandem.v1 import worker_pb2, worker_pb2_grpc
 from tests.cluster.inside import open_inside
 
 VOCAB_SIZE = 300
-# Six, so that a random model ends a good share of its outputs early.
+# Six, so that many outputs end early.
 EOS_TOKEN_IDS = [256, 257, 258, 259, 260, 261]
 CHUNK_SIZE = 48
 MAX_MODEL_LEN = 512
@@ -34,7 +34,6 @@ API_KEYS = ("first-key", "second-key")
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    """Return the first true value of `condition`."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
@@ -58,7 +57,7 @@ class Oracle:
         self.tokenizer = tokenizers.Tokenizer.from_file(str(model_dir / "tokenizer.json"))
 
     def generate(self, prompt_ids: Sequence[int], max_tokens: int, *, ignore_eos: bool = False) -> list[int]:
-        """Return the output token ids, including the end-of-sequence token."""
+        """Return the output ids, including the end-of-sequence token."""
         import torch
 
         self._model.generation_config.eos_token_id = None if ignore_eos else self._eos_token_ids
@@ -77,7 +76,7 @@ class Oracle:
         return output[0, len(prompt_ids) :].tolist()
 
     def confirms(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> bool:
-        """Return whether `output_ids` is the greedy output. Takes one forward pass; generate takes one per token."""
+        """Return whether a long output is greedy, in one forward pass."""
         import torch
 
         with torch.inference_mode():
@@ -85,7 +84,7 @@ class Oracle:
         return logits[len(prompt_ids) - 1 : -1].argmax(-1).tolist() == list(output_ids)
 
     def logits(self, token_ids: Sequence[int]) -> Any:
-        """Return the logits, float32 [len(token_ids), vocab_size]."""
+        """Return float32 [len(token_ids), vocab_size]."""
         import torch
 
         with torch.inference_mode():
@@ -97,7 +96,7 @@ class Oracle:
 
 @dataclass
 class Answer:
-    """Collected stream of responses. `last` is the final message."""
+    """A collected stream; `last` is its final message."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -112,7 +111,7 @@ class Answer:
 
 
 class ServedCluster:
-    """Supervised cluster in this process's Ray, with a client that uses the first API key, if any."""
+    """Supervised cluster in this process's Ray, and a client with the first API key."""
 
     def __init__(self, config: ClusterConfig, tls: ClientTls | None = None) -> None:
         self._joined, hosted = None, None
@@ -160,21 +159,20 @@ class ServedCluster:
         return answer
 
     def wait_ready(self) -> None:
-        """Wait until the cluster is ready, including restarted workers."""
         wait_until(lambda: self.client.server_info().ready, RESTART_S, "the cluster is ready")
 
     def worker(self, worker_id: str) -> pb.WorkerStatus | None:
         return next((w for w in self.client.server_info().workers if w.worker_id == worker_id), None)
 
     def kill(self, worker_id: str, signum: signal.Signals = signal.SIGKILL) -> int:
-        """Send a signal to a worker's process and return its pid."""
+        """Signal a worker's process and return its pid."""
         worker = self.worker(worker_id)
         assert worker is not None
         os.kill(worker.pid, signum)
         return worker.pid
 
     def integrity(self) -> dict[str, worker_pb2.IntegrityReport]:
-        """Return each worker's integrity report, read from its engine thread."""
+        """Return integrity reports from the engine threads, not from heartbeats."""
         reports = {}
         for worker in self.client.server_info().workers:
             metadata = cluster_metadata(self.cluster.cluster_token)
@@ -186,7 +184,7 @@ class ServedCluster:
         return reports
 
     def wait_clean(self, within_s: float = 5.0) -> None:
-        """Wait until all workers are idle and hold no page. Asserts consistent page accounts throughout."""
+        """Wait until all workers are idle without pages. Page accounts must be consistent throughout."""
 
         def is_clean() -> bool:
             reports = self.integrity()
@@ -201,7 +199,7 @@ class ServedCluster:
 
 
 class Clusters:
-    """Keeps one cluster, and reuses it while consecutive tests want the same configuration."""
+    """Reuses one cluster as long as consecutive tests want the same configuration."""
 
     def __init__(self) -> None:
         self._config: ClusterConfig | None = None
@@ -220,8 +218,8 @@ class Clusters:
             served.close()
 
 
-# Modules that share a cluster, in run order: those with API keys or TLS, then the plain 1P1D ones. A process keeps
-# one cluster at a time, so each group stays in one process. The longest groups come first to balance two processes.
+# Modules that share a cluster, in run order. A process keeps one cluster at a time, so a group stays in one process.
+# The longest come first, to balance two processes.
 GROUPS = (
     ("test_cli",),
     ("test_death",),
@@ -258,11 +256,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
 
 def save_tiny_model(directory: Path, **settings: Any) -> None:
-    """Save a random two-layer Llama with grouped-query attention and byte tokens.
-
-    Args:
-        settings: extra LlamaConfig fields.
-    """
+    """Save a random two-layer Llama with grouped-query attention and byte tokens."""
     import tokenizers
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -322,7 +316,6 @@ def clusters() -> Iterator[Clusters]:
 
 @pytest.fixture
 def tiny_pd(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
-    """Tiny model on one prefill and one decode worker. Every test must leave it clean."""
     served = clusters.get(tiny_config)
     yield served
     served.wait_clean()
@@ -330,7 +323,6 @@ def tiny_pd(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCl
 
 @pytest.fixture
 def tiny_keyed(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
-    """Tiny model with API keys and small limits. Every test must leave it clean."""
     limits: dict[str, Any] = {"max_requests_per_key": 2, "max_body_bytes": 4096, "worker_wait_timeout_s": 2.0}
     served = clusters.get(replace(tiny_config, api_keys=API_KEYS, **limits))
     yield served
@@ -339,7 +331,6 @@ def tiny_keyed(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[Serve
 
 @pytest.fixture
 def tiny_both(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
-    """Tiny model on one worker of role `both`. Every test must leave it clean."""
     served = clusters.get(replace(tiny_config, num_prefill=0, num_decode=0, num_both=1))
     yield served
     served.wait_clean()

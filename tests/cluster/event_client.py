@@ -10,17 +10,15 @@ from typing import Any
 from tandem.router.frontends.openai.streaming import KEEPALIVE_S
 
 RETRY_S = 0.1
-# Longest silence between events or keepalive comments.
+# Longest silence, keepalive comments included.
 SILENCE_TIMEOUT_S = 1.5 * KEEPALIVE_S
 STREAM_TIMEOUT_S = 60.0
-# Transient statuses: retried.
+# Retried.
 PASSING = (429, 503)
 PATH = "/v1/completions"
 
 
 class RefusedError(Exception):
-    """Attributes: status, message: of the HTTP error."""
-
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
         self.status = status
@@ -31,13 +29,11 @@ class EventClient:
     """One stream, read by its own thread.
 
     Attributes:
-        text: text received so far.
-        finish_reasons, usages, answer_ids: values from all events.
         num_breaks: number of reconnections.
     """
 
     def __init__(self, addresses: Sequence[str], body: dict[str, Any], *, last_event_id: str = "") -> None:
-        """Args: addresses: tried in turn; last_event_id: event after which an earlier stream resumes."""
+        """Args: last_event_id: of an earlier stream to resume."""
         self.text = ""
         self.finish_reasons: list[str] = []
         self.usages: list[dict[str, Any]] = []
@@ -53,13 +49,12 @@ class EventClient:
         self._thread.start()
 
     def wait_characters(self, num_characters: int) -> bool:
-        """Return whether `num_characters` arrived before the stream ended."""
+        """Return whether they arrived before the stream ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or len(self.text) >= num_characters, STREAM_TIMEOUT_S)
             return not self._is_over
 
     def finish(self) -> str:
-        """Return the whole text, or raise the stream's error."""
         self._thread.join(STREAM_TIMEOUT_S)
         assert not self._thread.is_alive(), "the stream hangs"
         if self._error is not None:

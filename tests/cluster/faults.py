@@ -1,4 +1,4 @@
-"""Faults for a running cluster, and clients that watch their streams meanwhile."""
+"""Faults for a running cluster, and clients that watch their streams."""
 
 import itertools
 import os
@@ -22,7 +22,7 @@ STREAM_TIMEOUT_S = 60.0
 
 
 class QuickConfig(ClusterConfig):
-    """Configuration with shorter silence timeouts, for short tests."""
+    """Shorter silence timeouts, for short tests."""
 
     def router(self, *args: Any) -> RouterConfig:
         return replace(ClusterConfig.router(self, *args), heartbeat_timeout_s=1.0)
@@ -40,7 +40,6 @@ class LiveStream:
         timeout_s: float = STREAM_TIMEOUT_S,
         **sampling: Any,
     ) -> None:
-        """Args: client: defaults to the cluster's own."""
         self.prompt_ids = list(prompt_ids)
         self.sampling = sampling
         self.answer = Answer()
@@ -56,14 +55,13 @@ class LiveStream:
         self._thread.start()
 
     def wait_tokens(self, num_tokens: int, timeout_s: float = STREAM_TIMEOUT_S) -> bool:
-        """Return whether the stream had `num_tokens` tokens or ended within the timeout."""
+        """Return whether the tokens or the end came in time."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: bool(self.ended or len(self.answer.token_ids) >= num_tokens), timeout_s
             )
 
     def finish(self) -> Answer:
-        """Return the answer, or raise the stream's error."""
         self._thread.join(self._timeout_s + 5.0)
         assert not self._thread.is_alive(), "the stream hangs"
         if self.error is not None:
@@ -76,7 +74,7 @@ class LiveStream:
         return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
 
     def resumed_at(self, moment: float) -> float:
-        """Return the end of the longest wait that ended after `moment`, or `moment` if none did."""
+        """Return the end of the longest wait that ended after `moment`; without one, `moment`."""
         with self._changed:
             waits = itertools.pairwise((self.sent, *self._times, self.ended))
             return max(((end - start, end) for start, end in waits if end > moment), default=(0.0, moment))[1]
@@ -97,22 +95,20 @@ class LiveStream:
 
 
 def cut_control(served: ServedCluster, worker_id: str) -> None:
-    """Break the worker's control stream to the router."""
-    # A stream already closed by the router may linger, so there can be more than one.
+    # A stream closed by the router may linger beside the current one.
     assert _reset_connections(served, worker_id, served.cluster.routers["router-0"].cluster) > 0
 
 
 def cut_links(served: ServedCluster, worker_id: str) -> None:
-    """Break all of the worker's link streams."""
     addresses = {w.worker_id: w.address for w in served.client.server_info().workers if w.role == "decode"}
     own = addresses.get(worker_id)
     assert _reset_connections(served, worker_id, *([own] if own else addresses.values())) > 0
 
 
 def _reset_connections(served: ServedCluster, worker_id: str, *addresses: str) -> int:
-    """Reset the worker's TCP connections that have one of these ports at either end.
+    """Reset the worker's TCP connections with these ports at either end, and return their number.
 
-    Data in flight is lost, as with a network fault. Returns the number of connections reset.
+    Data in flight is lost, as with a network fault.
     """
     ports = [int(address.rpartition(":")[2]) for address in addresses]
 
@@ -149,7 +145,6 @@ def thaw(pids: Sequence[int]) -> None:
 
 @contextmanager
 def frozen(served: ServedCluster, worker_ids: Sequence[str]) -> Iterator[None]:
-    """Stop these workers' processes within the block."""
     pids = [served.kill(worker_id, signal.SIGSTOP) for worker_id in worker_ids]
     try:
         yield
@@ -158,7 +153,7 @@ def frozen(served: ServedCluster, worker_ids: Sequence[str]) -> Iterator[None]:
 
 
 def wait_whole(served: ServedCluster, within_s: float = RESTART_S) -> None:
-    """Wait until every worker is connected and every prefill worker is linked to every decode worker."""
+    """Wait until all workers are connected and fully linked."""
     config = served.cluster._config
 
     def is_whole() -> bool:
@@ -171,7 +166,7 @@ def wait_whole(served: ServedCluster, within_s: float = RESTART_S) -> None:
 
 
 class Footprints:
-    """Memory and open files of the cluster's processes, sampled over time."""
+    """Samples memory and open files of the cluster's processes."""
 
     MAX_GROWTH_BYTES = 8 * 2**20
     MAX_GROWTH_FILES = 8
@@ -190,7 +185,7 @@ class Footprints:
             self._samples.setdefault((name, pid), []).append((resident, num_files))
 
     def growth(self) -> tuple[int, int]:
-        """Return the largest growth of any process since warm-up: (bytes, files)."""
+        """Return the largest growth of a process since warm-up: (bytes, files)."""
         bytes_grown = files_grown = 0
         for samples in self._samples.values():
             if len(samples) >= self.MIN_SAMPLES:

@@ -9,7 +9,7 @@ from tandem.v1 import inference_pb2 as pb
 from tests.cluster.conftest import MAX_MODEL_LEN, VOCAB_SIZE
 
 UINT32_LIMITS = [0, 1, 2**31, 2**32 - 1]
-# Appended to a request to make it short: of a repeated field, protobuf takes the last.
+# Appended to shorten a request: of a repeated field, protobuf takes the last.
 SHORT = pb.GenerateRequest(sampling=pb.SamplingParams(max_tokens=2)).SerializeToString()
 
 
@@ -18,12 +18,11 @@ def often(*values: Any) -> st.SearchStrategy[Any]:
 
 
 def mostly(good: st.SearchStrategy[Any], *others: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Draw `good` 19 times in 20, so that one bad field does not hide the handling of others."""
+    """Keep one bad field from hiding the handling of others."""
     return st.integers(0, 19).flatmap(lambda number: st.one_of(*others) if number == 0 else good)
 
 
 def number(low: float, high: float) -> st.SearchStrategy[float]:
-    """Draw a number, inside or outside the limits."""
     inside = st.floats(low, high, width=32) | often(low, high)
     return mostly(inside, st.floats(width=32), often(math.nan, math.inf, -math.inf, -0.0, 1e-45, 3.4e38))
 
@@ -91,7 +90,6 @@ requests = st.builds(
 
 @st.composite
 def mutated(draw: st.DrawFn, originals: st.SearchStrategy[bytes]) -> bytes:
-    """Draw bytes with parts changed, removed, inserted or repeated."""
     data = bytearray(draw(originals))
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(data)))

@@ -9,7 +9,7 @@ OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.ssl_target_name_override", SERV
 
 
 def open_inside(cluster: Cluster, address: str) -> grpc.Channel:
-    """Open a channel, with the cluster's certificate if it has one. Each call must still send the cluster token."""
+    """Open a channel with the cluster's certificate, if any. Calls still need the cluster token."""
     if cluster.cluster_tls is None:
         return grpc.insecure_channel(address, options=OPTIONS)
     tls = cluster.cluster_tls.read()

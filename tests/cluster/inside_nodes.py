@@ -35,14 +35,14 @@ NUM_TOKENS = 24
 NUM_CUTS = int(os.environ.get("TANDEM_TEST_CUTS", "20"))
 # Shorter than Ray's timeout for a silent node.
 CUT_S = (0.5, 6.0)
-# Long enough for TCP to retransmit after each cut: Ray relies on that alone.
+# Lets TCP retransmit after each cut: Ray relies on that alone.
 MENDED_S = (6.0, 9.0)
-# Two routers and four workers must find each other again.
+# Time for all workers and routers to reconnect.
 HEALED_S = 20.0
 NUM_CLIENTS = 6
 # The logits are of order 10, in float32.
 ROUNDING = 1e-3
-# Ray declares a node dead by its silence, then the launcher restarts its processes.
+# Ray detects a dead node only by its silence.
 NODE_GONE_S = 90.0
 RESTARTED_S = 120.0
 NUM_CANCELLED = 60
@@ -59,7 +59,7 @@ def config(tiny_config: ClusterConfig) -> ClusterConfig:
 
 @pytest.fixture
 def served(clusters: Clusters, config: ClusterConfig) -> Iterator[ServedCluster]:
-    """One prefill worker and a router on the first node, one decode worker and a router on the other."""
+    """One prefill worker on the first node, one decode worker on the other, a router on each."""
     found = clusters.get(config)
     yield found
     found.wait_clean()
@@ -83,7 +83,6 @@ def test_prompts_of_one_node_are_decoded_on_the_other(served: ServedCluster, tin
         "prefill-0": f"of-{HEAD}",
         "decode-0": f"of-{OTHER}",
     }
-    # Both routers are announced, and each serves.
     assert [host_of(router.grpc_address) for router in info.routers] == [HEAD, OTHER]
     rng = random.Random(0)
     for router in info.routers:
@@ -136,8 +135,6 @@ def test_where_all_are_idle_nothing_crosses_the_cable(two_pairs: ServedCluster, 
 
 
 class Load:
-    """Clients that send one request after another until stopped."""
-
     def __init__(self, served: ServedCluster, client: TandemClient) -> None:
         self.streams: list[LiveStream] = []
         self._served, self._client = served, client
@@ -166,7 +163,7 @@ class Load:
 
 
 def check(streams: Sequence[LiveStream], oracle: Oracle) -> None:
-    """Assert that every stream finished without an error, with exactly its greedy tokens."""
+    """Assert that every stream finished with exactly its greedy tokens."""
     errors = [str(stream.error) for stream in streams if stream.error is not None]
     gaps = sorted(stream.longest_gap() for stream in streams)
     print(
@@ -178,7 +175,7 @@ def check(streams: Sequence[LiveStream], oracle: Oracle) -> None:
     for stream in streams:
         output_ids = stream.answer.token_ids
         assert len(output_ids) == stream.sampling["max_tokens"]
-        # Some tokens tie with the best within rounding: accept a token whose logit is that close.
+        # Accept a token whose logit ties with the best within rounding.
         logits = oracle.logits([*stream.prompt_ids, *output_ids])[len(stream.prompt_ids) - 1 : -1]
         short = logits.max(-1).values - logits.gather(-1, torch.tensor(output_ids)[:, None])[:, 0]
         worst = max(worst, float(short.max()))
@@ -187,7 +184,7 @@ def check(streams: Sequence[LiveStream], oracle: Oracle) -> None:
 
 
 def set_link(state: str) -> None:
-    """Set the other node's interface "up" or "down"; its kernel notices."""
+    """Set the other node's interface "up" or "down"."""
     namespace, interface = os.environ["TANDEM_TEST_OTHER"].split()
     ip("-n", namespace, "link", "set", interface, state)
 
@@ -197,7 +194,7 @@ def the_cable() -> Cable:
 
 
 def test_a_cable_is_cut_and_mended(two_pairs: ServedCluster, tiny_oracle: Oracle) -> None:
-    """The first node has a router and both kinds of workers, so no stream may fail."""
+    """The first node has both kinds of workers, so no stream may fail."""
     served = two_pairs
     rng = random.Random(1)
     healed: list[float] = []
@@ -225,7 +222,7 @@ def test_a_cable_is_cut_and_mended(two_pairs: ServedCluster, tiny_oracle: Oracle
 
 
 def test_a_node_is_lost_and_comes_back(clusters: Clusters, config: ClusterConfig, tiny_oracle: Oracle) -> None:
-    """The lost processes wait for a new node, because this one is full. Streams on this node continue."""
+    """Lost processes wait for a new node: this one is full. Its own streams continue."""
     served = start_two_pairs(clusters, config)
     namespace, interface = os.environ["TANDEM_TEST_OTHER"].split()
     with (
@@ -265,7 +262,7 @@ def test_a_node_is_lost_and_comes_back(clusters: Clusters, config: ClusterConfig
             served.wait_clean(within_s=HEALED_S)
         finally:
             load.finish()
-            # Stopping a cluster does not wait for a lost node.
+            # Stopping does not wait for a lost node.
             again.end()
             began = time.monotonic()
             clusters.close()
@@ -285,7 +282,6 @@ def test_logs_and_lines_of_requests_come_from_either_node(tiny_model_dir: Path) 
         for host in (HEAD, OTHER):
             with TandemClient(f"{host}:{found[1]}", one_router=True) as client:
                 assert len(list(client.complete("hello", max_tokens=4))) > 0
-        # Each router logs its own requests, on either node.
         wait_until(
             lambda: {"router-0", "router-1"} <= {line.split()[1] for line in request_lines(name, on)},
             LOGGED_S,
@@ -296,7 +292,7 @@ def test_logs_and_lines_of_requests_come_from_either_node(tiny_model_dir: Path) 
         missing = tandem("logs", name, "decode-7", *on)
         assert missing.returncode == 1 and "prefill-0, router-0, router-1" in missing.stderr
 
-        # The logs include those of earlier incarnations. Ray decides which worker runs there.
+        # The logs include earlier incarnations. Ray decides which worker runs there.
         (dead,) = [p.pid for p in psutil.process_iter() if is_worker_at(p, OTHER)]
         os.kill(dead, signal.SIGKILL)
         wait_until(
@@ -316,7 +312,6 @@ def request_lines(name: str, on: Sequence[str]) -> list[str]:
 
 
 def is_worker_at(process: psutil.Process, host: str) -> bool:
-    """Return whether this is a worker process of the Ray node at that address."""
     with contextlib.suppress(psutil.Error):
         parent = process.parent()
         if "ray::WorkerActor" in " ".join(process.cmdline()):

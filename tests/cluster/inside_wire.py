@@ -1,7 +1,4 @@
-"""Tests that test_nodes.py runs on one of two nodes: they read the cable between the nodes, Ray's traffic included.
-
-With internal TLS nothing of the cluster is readable; without it most secrets are.
-"""
+"""Tests that test_nodes.py runs on one of two nodes: they read the cable, Ray's traffic included."""
 
 import os
 import time
@@ -33,7 +30,7 @@ __all__ = ["kv_patterns", "prompt_ids"]
 
 pytestmark = pytest.mark.timeout(170)
 
-# Sent by clients and by the cluster's processes; and carried by Ray on the cluster's behalf.
+# Sent by clients and cluster processes; carried by Ray.
 SAID = {"prompt", "token ids", "KV", "API key", "cluster token"}
 CARRIED = {"API key", "cluster token", "private key"}
 RAYS_OWN = {"Ray's token"}
@@ -54,7 +51,7 @@ def config(tiny_config: ClusterConfig) -> ClusterConfig:
 
 @pytest.fixture(scope="module")
 def client_tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the paths of a server certificate and key for both hosts, and of the authority."""
+    """Return the paths of a server's certificate and key, and of their authority."""
     directory = tmp_path_factory.mktemp("certificates")
     authority = trustme.CA()
     server = authority.issue_cert(HEAD, OTHER)
@@ -65,16 +62,16 @@ def client_tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send each process its configuration at creation, as on a single-host Ray."""
+    """Create processes with their full configuration, as on a single-host Ray."""
     monkeypatch.setattr(HostedRay, "create", RayBase.create)
 
 
 def found(
     config: ClusterConfig, ca: str, prompt_ids: list[int], kv_patterns: list[bytes]
 ) -> tuple[set[str], dict[str, str]]:
-    """Run a cluster and look for its secrets on the cable, from before its start until after its stop.
+    """Return the secrets seen on the cable over a cluster's life, and the refusals of strangers.
 
-    Returns the secrets seen in the clear, and the refusals that strangers got at the other host's internal ports.
+    The strangers try the internal ports of the other host.
     """
     began = time.monotonic()
     with WireCapture(os.environ["TANDEM_TEST_INTERFACE"]) as capture:
@@ -85,7 +82,6 @@ def found(
             wait_until(lambda: len(served.client.server_info().routers) == 2, RESTART_S, "both routers are there")
             secrets = looked_for(served, prompt_ids, kv_patterns) | {"Ray's token": [TOKEN.encode()]}
             if isinstance(tls := served.cluster.cluster_tls, ClusterTls):
-                # Each line of a key is unique.
                 secrets["private key"] = [line for line in tls.key.splitlines() if b"-----" not in line]
             info = served.client.server_info()
             assert {host_of(worker.address) for worker in info.workers} == {HEAD, OTHER}
@@ -110,12 +106,11 @@ def found(
 
 
 def num_shipped(served: ServedCluster) -> int:
-    """Return the number of pages shipped between workers."""
     return sum(shipped.num_pages for worker in served.client.server_info().workers for shipped in worker.stats.shipped)
 
 
 def fail_to_start(config: ClusterConfig) -> None:
-    """Send a supervisor actor a configuration with the same API key and a missing model."""
+    """Give a supervisor actor a configuration with the same API key and a missing model."""
     few: dict[str, Any] = {"num_prefill": 0, "num_decode": 0, "num_both": 1, "num_routers": 1}
     cluster = RemoteCluster.create(replace(config, **few, model="/nowhere/at-all", cluster_name="without-a-model"))
     state = wait_until(lambda: (s := cluster.look()) and s.phase == ENDED and s, RESTART_S, "it has failed")
@@ -124,7 +119,7 @@ def fail_to_start(config: ClusterConfig) -> None:
 
 
 def try_to_get_in(served: ServedCluster) -> dict[str, str]:
-    """Return the status that token holders without the right certificate get, by port and kind of stranger."""
+    """Return the statuses that strangers with the token get, by port and kind."""
     inside = ports_inside(served)
     inside["router-1"] = served.cluster.routers["router-1"].cluster
     far = {name: address for name, address in inside.items() if host_of(address) == HEAD}
@@ -167,7 +162,7 @@ def test_what_ray_would_carry_in_the_clear_is_seen(
 def test_nothing_of_the_cluster_is_seen_with_tls_and_nobody_gets_in(
     config: ClusterConfig, client_tls: dict[str, str], prompt_ids: list[int], kv_patterns: list[bytes]
 ) -> None:
-    """Ray's own token stays readable unless Ray has TLS, as documented."""
+    """Ray's own token stays readable unless Ray has TLS."""
     seen, refusals = found(with_tls(config, client_tls), client_tls["ca"], prompt_ids, kv_patterns)
     assert seen == RAYS_OWN
     assert len(refusals) == 6 and set(refusals.values()) == {"UNAVAILABLE"}, refusals

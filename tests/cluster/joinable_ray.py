@@ -24,8 +24,6 @@ TOKEN = "ab" * 32
 
 @dataclass
 class JoinableRay:
-    """A Ray on loopback, started by `ray start`."""
-
     address: str
     process: subprocess.Popen[bytes]
 
@@ -37,7 +35,6 @@ class JoinableRay:
         return True
 
     def actors(self) -> list[ProcessId]:
-        """Return the cluster's worker and router processes."""
         return self.processes("ray::WorkerActor", "ray::RouterActor")
 
     def processes(self, *names: str) -> list[ProcessId]:
@@ -69,21 +66,21 @@ def joinable_ray(num_cpus: int) -> Iterator[JoinableRay]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            # A clean environment: actors must import everything as the launcher does.
+            # Actors must import everything as the launcher does, without our environment.
             env={
                 "PATH": os.environ["PATH"],
                 "HOME": os.environ.get("HOME", "/"),
                 "RAY_AUTH_MODE": "token",
                 "RAY_AUTH_TOKEN": TOKEN,
                 "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-                # At Ray's default niceness, load on the host would delay the actors' start, as documented.
+                # Ray's default niceness delays the actors' start on a busy host.
                 "RAY_worker_niceness": "0",
             },
         )
         started = JoinableRay(f"127.0.0.1:{port}", process)
         try:
             wait_until(started.answers, START_S, "Ray is up")
-            # Ray answers shortly before its node is registered, and joining needs the node.
+            # Ray answers shortly before its node is registered.
             wait_until(
                 lambda: any(
                     "RuntimeEnvAgent" in " ".join(p.cmdline()) for p in psutil.Process(process.pid).children(True)

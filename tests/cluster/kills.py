@@ -1,4 +1,4 @@
-"""Kills and stops workers of a 1P1D cluster during page transfers, over any transport."""
+"""Kills and stops of workers in a 1P1D cluster during page transfers."""
 
 import os
 import random
@@ -24,19 +24,18 @@ PROMPT_TOKENS = (240, 440)
 OUTPUT_TOKENS = (16, 48)
 # Includes a worker restart.
 STREAM_TIMEOUT_S = 90.0
-# Longer than the router's heartbeat timeout; longer than an unused link is kept.
+# Beyond the heartbeat timeout; beyond the lifetime of an unused link.
 SHORT_STOP_S, LONG_STOP_S = 1.5, 6.5
-# The first stops end with SIGCONT after these times. The last stopped worker is killed, as the supervisor does after
-# a minute.
+# Stopped workers continue after these times. The one after is killed, as the supervisor would do.
 STOPS_S = (SHORT_STOP_S, LONG_STOP_S, SHORT_STOP_S, LONG_STOP_S)
-# Allowance for libraries' first use. Smaller than the slots of one end of an NCCL transport.
+# For libraries' first use. Less than the slots of one end of an NCCL transport.
 DEVICE_SLACK_BYTES = 128 * 2**20
 NUM_CYCLES_OF_A_KIND = 5
 TWO_SIDED = ("nccl", "tcp")
 
 
 def config_for(base: ClusterConfig, transport: str) -> ClusterConfig:
-    """Configure one prefill and one decode worker, with small chunks so that each prompt takes many pushes."""
+    """Configure 1P1D with small chunks, so that a prompt takes many pushes."""
     return QuickConfig(
         model=base.model,
         device=base.device,
@@ -52,11 +51,7 @@ def config_for(base: ClusterConfig, transport: str) -> ClusterConfig:
 
 
 class Traffic:
-    """Clients that each send long prompts one after another, so that pages are in flight almost always.
-
-    Attributes:
-        streams: all streams so far.
-    """
+    """Clients that send long prompts one after another, so that pages are nearly always in flight."""
 
     def __init__(self, served: ServedCluster, seed: str) -> None:
         self.streams: list[LiveStream] = []
@@ -72,7 +67,7 @@ class Traffic:
             thread.start()
 
     def wait_served(self) -> None:
-        """Wait until each client has two more answers: the second belongs to a request sent after this call."""
+        """Wait for two more answers per client: the second was requested after this call."""
         before = self._num_finished.copy()
         wait_until(
             lambda: self._errors or all(self._num_finished[n] >= before[n] + 2 for n in range(NUM_CLIENTS)),
@@ -81,7 +76,7 @@ class Traffic:
         )
 
     def stop(self) -> None:
-        """Wait for running requests, then raise the first client's error, if any."""
+        """Wait for running requests, then raise a client's error, if any."""
         self._stopping.set()
         for thread in self._threads:
             thread.join(STREAM_TIMEOUT_S + 10.0)
@@ -110,13 +105,13 @@ class Traffic:
 
 @dataclass
 class Cycle:
-    """Result of one kill. Times are seconds since the kill.
+    """Result of one kill. Times are seconds since then.
 
     Attributes:
-        num_leased: pages in open leases at the decode worker just before the kill.
-        resumed_s: end of the longest pause over all running streams.
+        num_leased: pages in open leases just before.
+        resumed_s: end of the streams' longest pause.
         ready_s: time until all workers and links were back.
-        whole_s: duration of the whole cycle.
+        whole_s: duration of the cycle.
     """
 
     name: str
@@ -136,23 +131,21 @@ class Cycle:
 
 
 class KillDrill:
-    """Kills or stops workers of a cluster under traffic."""
-
     def __init__(self, served: ServedCluster, oracle: Oracle) -> None:
         self._served = served
         self._oracle = oracle
-        # Each worker's device, and each process's first device memory, by pid.
+        # Device by worker; first device memory by pid.
         self._devices: dict[str, str] = {}
         self._device_bytes: dict[int, int] = {}
 
     def run_all(self, role: str) -> Iterator[Cycle]:
-        """Kill and stop the worker of a role in turn, ten times in all."""
+        """Kill and stop the worker in turn, ten times in all."""
         for number in range(NUM_CYCLES_OF_A_KIND):
             for signum in (signal.SIGKILL, signal.SIGSTOP):
                 yield self.run(signum, role, number)
 
     def run(self, signum: signal.Signals, role: str, number: int) -> Cycle:
-        """Run one cycle: signal the only worker of a role during transfers, then check every invariant."""
+        """Signal the only worker of a role during transfers, then check all invariants."""
         served, victim = self._served, f"{role}-0"
         started = time.monotonic()
         wait_whole(served)
@@ -194,9 +187,9 @@ class KillDrill:
 
     @contextmanager
     def _open_leases(self) -> Iterator[int]:
-        """Wait until the decode worker has open leases, and yield their number of pages.
+        """Wait until the decode worker has open leases; yield their number of pages.
 
-        Prefill ships pages chunk by chunk, so some pages are in flight then and more follow within milliseconds.
+        Prefill ships chunk by chunk, so pages are in flight then and in the next milliseconds.
         """
         worker = self._served.worker("decode-0")
         assert worker is not None
@@ -230,7 +223,7 @@ class KillDrill:
         assert self._oracle.confirms(stream.prompt_ids, answer.token_ids)
 
     def _look_at_devices(self) -> None:
-        """Assert that a replacement has its predecessor's device, and that memory of dead epochs was freed."""
+        """Assert that replacements keep their device, and that memory of dead epochs is freed."""
 
         def look(actor: object) -> tuple[int, str, int]:
             # Runs in the worker's process, which cannot import test modules.
@@ -251,7 +244,7 @@ class KillDrill:
             wait_until(is_as_before, 10.0, f"{worker_id} holds no more device memory than before")
 
     def _check_threads(self) -> None:
-        """Wait until each link end has only its page-moving thread (two-sided transports) and none of dead epochs."""
+        """Wait until only the current links' page-moving threads are left (two-sided transports)."""
         expected = ["move-pages"] if self._served.cluster._config.transport in TWO_SIDED else []
 
         def names(actor: object) -> list[str]:

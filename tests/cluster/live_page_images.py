@@ -1,8 +1,4 @@
-"""Takes the pictures of the live page for docs/images/: `make page-images`.
-
-Serves the demo model on two prefill and two decode workers under load, kills a decode worker once, and asks a question
-in the page's chat.
-"""
+"""Takes the live page's pictures in docs/images/, of a real cluster under load: `make page-images`."""
 
 import argparse
 import random
@@ -26,7 +22,7 @@ ANSWERED = "document.getElementById('chat-status').innerText"
 
 
 def chat_until(served: ServedCluster, stopping: threading.Event, seed: int) -> None:
-    """Run one client. All questions share a long prefix."""
+    """Run a client whose questions share a long prefix."""
     rng = random.Random(seed)
     while not stopping.wait(rng.random() * 4):
         question = " ".join(f"Tell me about {rng.choice(TOPICS)}." for _ in range(rng.choice((1, 2, 12))))
@@ -57,7 +53,7 @@ def save(browser: Browser, name: str) -> None:
     time.sleep(1.5)
     path = DIRECTORY / name
     browser.screenshot(path)
-    # The page has few colors: a palette halves the file size.
+    # The page has few colors: a palette halves the size.
     Image.open(path).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
     size = path.stat().st_size
     assert size < MAX_BYTES, f"{path} has {size} bytes"

@@ -1,4 +1,4 @@
-"""Makes the calls of KubeRay's operator to Ray Serve, in a process of its own."""
+"""Calls Ray Serve as KubeRay's operator does, in its own process."""
 
 import sys
 

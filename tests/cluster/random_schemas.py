@@ -1,6 +1,6 @@
 """Random JSON schemas over all supported features.
 
-Every schema bounds its values: a randomly sampling model would fill an unbounded string or list to max_tokens.
+Each bounds its values: a random model would fill an unbounded string or list to max_tokens.
 """
 
 import random
@@ -12,7 +12,6 @@ WORDS = ("name", "age", "kind", "tags", "origin", "size", "äöü", 'a "quoted" 
 
 
 def random_schema(rng: random.Random) -> dict[str, Any]:
-    """Return an object schema with values of any kind."""
     defined = {"small": _value(rng, MAX_DEPTH - 1, {})}
     schema = _object(rng, 0, defined)
     return {**schema, "$defs": defined}

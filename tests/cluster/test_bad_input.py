@@ -1,4 +1,4 @@
-"""Each frontend answers bad input with one clear error of the right kind, and the cluster keeps serving."""
+"""Each frontend answers bad input with one clear error, and the cluster keeps serving."""
 
 import contextlib
 import json
@@ -210,7 +210,7 @@ def test_other_methods_refuse_what_is_malformed_too(tiny_pd: ServedCluster, raw:
 
 
 def test_what_a_client_sent_comes_back_shortened(tiny_pd: ServedCluster, raw: RawGrpc) -> None:
-    # gRPC drops status messages above a few thousand bytes; this character takes the most bytes there.
+    # gRPC drops status messages above a few thousand bytes.
     model = "\N{SLIGHTLY SMILING FACE}" * 100_000
     code, message = raw.refusal(pb.GenerateRequest(text="hi", model=model).SerializeToString())
     assert code == "INVALID_ARGUMENT"

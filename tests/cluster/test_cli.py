@@ -1,4 +1,4 @@
-"""The `tandem` command with the demo model, from `serve` to its end."""
+"""The `tandem` command with the demo model."""
 
 import json
 import os
@@ -128,7 +128,7 @@ def test_status(server: Server) -> None:
     status = tandem("status", "--address", server.address)
     assert (status.returncode, status.stderr) == (0, "")
     assert status.stdout.startswith("smollm2-135m-instruct (length 4096), ready")
-    # Not truncated at 80 columns when the output is no terminal.
+    # Not truncated at 80 columns.
     for worker in server_info(server).workers:
         assert status.stdout.count(worker.worker_id) >= 2 and str(worker.pid) in status.stdout
     [router] = server_info(server).routers
@@ -172,7 +172,7 @@ def test_ctrl_c_stops_the_server_and_leaves_nothing(server: Server) -> None:
     began = time.monotonic()
     os.kill(server.process.pid, signal.SIGINT)
     assert server.finish() == 0
-    # No request was running, so there was nothing to drain.
+    # Nothing to drain.
     assert time.monotonic() - began < 6.0
     assert tandem("status", "--address", server.address).returncode == 1
 
@@ -188,7 +188,7 @@ def test_config_file_with_tls_and_keys(
         f"model: {tiny_model_dir}\nboth: 1\nnum-pages: 64\n"
         "api-key-file: keys.txt\ntls-cert: cert.pem\ntls-key: key.pem\n"
     )
-    # All processes must resolve relative paths against the command's directory.
+    # Relative paths hold in all processes.
     server = start("--config", "cluster.yaml", "--num-pages", "32", runtime_dir=tmp_path, cwd=tmp_path)
     try:
         tls = ("--address", server.address, "--tls-ca", certificates.ca)
@@ -264,7 +264,7 @@ def test_ctrl_c_at_any_moment_of_a_start_is_no_failure_and_leaves_nothing(tiny_m
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGINT)
         output, _ = process.communicate(timeout=2 * GONE_S)
-        # Before `serve` starts anything, a signal gives the shell's 128 + signal.
+        # Before `serve` starts anything, a signal's status is the shell's.
         assert process.returncode in ({0, 130, 143} if "ray: starting" not in output else {0}), output
         assert "Traceback" not in output and "SIGTERM received" not in output
         assert [p for p in seen if p.is_alive()] == []
@@ -332,7 +332,7 @@ def test_model_without_weights(tiny_model_dir: Path, tmp_path: Path) -> None:
 
 
 def test_what_a_worker_finds_wrong(tiny_model_dir: Path, tmp_path: Path) -> None:
-    """These errors show only after Ray is up and the weights are loaded."""
+    """Ray is up and the weights are loaded by then."""
     from safetensors.numpy import load_file, save_file
 
     for name in ("config.json", "tokenizer.json"):

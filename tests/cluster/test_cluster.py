@@ -1,4 +1,4 @@
-"""Roles, errors and page accounts of a cluster of one prefill and one decode worker."""
+"""Roles, errors and page accounts of a 1P1D cluster."""
 
 import random
 import signal
@@ -62,7 +62,7 @@ def test_router_starts_fast_without_torch(tiny_pd: ServedCluster) -> None:
     assert "tandem.router.router" in loaded
     assert {"torch", "transformers", "tandem.engine.engine"}.isdisjoint(loaded)
     print("router ready after", tiny_pd.cluster.router_ready_s, "s; of processor time it has had", cpu_s, "s")
-    # Importing torch alone would exceed this. CPU time, because wall time depends on the machine's load.
+    # Importing torch alone takes more. Wall time depends on the machine's load.
     assert 0 < cpu_s < 5.0
 
 
@@ -135,7 +135,7 @@ def test_cancelled_stream_leaves_nothing_behind(tiny_pd: ServedCluster) -> None:
 
 
 def test_many_random_cancellations_leave_nothing_behind(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
-    """Cancel while waiting, during prefill, during transfer, when pages run out, and during decode."""
+    """Cancels while waiting, in prefill, in transfer, without pages, and in decode."""
     rng = random.Random(7)
     stems = [random_ids(rng, 300) for _ in range(4)]
 
@@ -160,13 +160,13 @@ def test_many_random_cancellations_leave_nothing_behind(tiny_pd: ServedCluster, 
     print({end: ends.count(end) for end in set(ends)})
     assert len(ends) - ends.count("finished") >= 60
     tiny_pd.wait_clean()
-    # The caches hold pages of cancelled requests: all must be right.
+    # Pages cached by cancelled requests must be right.
     for stem in stems:
         assert tiny_pd.complete(stem).token_ids == tiny_oracle.generate(stem, 24)
 
 
 def test_more_than_the_pools_hold_is_served_all_the_same(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
-    """Eight requests grow to 29 pages each, with 128 in the pool: some restart, unseen by their clients."""
+    """Eight requests grow to 29 pages each, of 128: some restart, unseen by clients."""
     rng = random.Random(8)
     prompts = [random_ids(rng, 60) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
@@ -210,7 +210,7 @@ def test_killed_prefill_worker_keeps_its_requests_waiting_and_comes_back(
     decoding = tiny_pd.client.generate(tiny_pd.request([1, 2, 3], max_tokens=500, ignore_eos=True), timeout_s=60.0)
     for _ in range(3):
         handed_over.add(next(decoding))
-    # A stopped process takes no requests, so this one is waiting when the process is killed.
+    # The stopped process takes no requests: this one waits until the kill.
     pid = tiny_pd.kill("prefill-0", signal.SIGSTOP)
     prompt_ids = random_ids(random.Random(9), 100)
     with ThreadPoolExecutor(1) as pool:

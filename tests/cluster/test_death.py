@@ -1,8 +1,7 @@
 """Worker deaths at any moment: every client gets exactly its tokens.
 
-One repetition: several streams are running when a fault hits one or two of four workers. All streams
-must continue with the tokens of transformers; untouched streams must not notice. Afterwards no page is held, and every
-worker is back and serving.
+In each repetition a fault hits one or two of four workers while streams run. All streams get the tokens of
+transformers, and untouched ones do not notice. Afterwards no page is held, and every worker is back and serving.
 """
 
 import random
@@ -25,7 +24,7 @@ FAULTS = ("kill", "stop", "cut control", "cut links")
 VICTIMS = {"P": ("prefill",), "D": ("decode",), "P and D": ("prefill", "decode")}
 MOMENTS = ("before", "prefill", "transfer", "decode")
 NUM_STREAMS = 6
-# For untouched streams. A restarting worker takes a core meanwhile.
+# For untouched streams, while a restarting worker takes a core.
 MAX_GAP_S = 2.0
 # The silence timeout is one second.
 MAX_NOTICE_S = 5.0
@@ -49,7 +48,7 @@ def config_for(cls: type[ClusterConfig], base: ClusterConfig) -> ClusterConfig:
 
 @dataclass
 class Figures:
-    """Results of one combination of fault and victim."""
+    """Results of one fault on one victim."""
 
     name: str
     num_repetitions: int = 0
@@ -78,8 +77,6 @@ class Figures:
 
 
 class Drill:
-    """Repeats one fault on a cluster."""
-
     def __init__(self, served: ServedCluster, oracle: Oracle, fault: str, victim: str) -> None:
         self._served = served
         self._oracle = oracle
@@ -100,7 +97,7 @@ class Drill:
             struck = time.monotonic()
             for stream in streams:
                 stream.finish()
-            # The victims are now gone, or have just lost their streams.
+            # The victims are gone, or just lost their streams.
             streams += self._send(rng, 4)
             for stream in streams:
                 stream.finish()
@@ -127,7 +124,7 @@ class Drill:
     def _strike(
         self, rng: random.Random, moment: str, victims: Sequence[str], until_thawed: ExitStack
     ) -> list[LiveStream]:
-        """Send requests, and strike at a random time within this stage of one of them."""
+        """Send requests, and strike at a random time within this stage of one."""
         streams = [] if moment == "before" else self._send(rng, NUM_STREAMS)
         if streams:
             target = rng.choice(streams)
@@ -154,13 +151,13 @@ class Drill:
         streams = []
         for _ in range(num_streams):
             prompt_ids = rng.choice(self._stems)[: rng.randint(0, 320)] + random_ids(rng, rng.randint(1, 60))
-            # The longest outputs reach max_model_len.
+            # Up to max_model_len.
             num_tokens = min(rng.randint(60, 120), 511 - len(prompt_ids))
             streams.append(LiveStream(self._served, prompt_ids, max_tokens=num_tokens, ignore_eos=True))
         return streams
 
     def _serve_with(self, rng: random.Random, victims: Sequence[str]) -> list[LiveStream]:
-        """Send requests until each of these workers has taken part in one again."""
+        """Send requests until each of these workers has taken part in one."""
         streams: list[LiveStream] = []
 
         def have_served() -> bool:
@@ -182,7 +179,6 @@ class Drill:
 
 @pytest.fixture(scope="module")
 def table(request: pytest.FixtureRequest) -> Iterator[list[Figures]]:
-    """Collects one line per combination, printed at the end."""
     lines: list[Figures] = []
     yield lines
     plugins = request.config.pluginmanager
@@ -216,7 +212,7 @@ def test_streams_outlive_a_fault(
 
 
 def sent_under_load(served: ServedCluster, rng: random.Random) -> list[LiveStream]:
-    """Return streams at various stages: some in decode, some waiting for prefill."""
+    """Return streams in decode and streams that wait for prefill."""
     streams = [LiveStream(served, random_ids(rng, 60), max_tokens=300, ignore_eos=True) for _ in range(NUM_STREAMS)]
     streams[0].wait_tokens(20)
     return streams + [LiveStream(served, random_ids(rng, 380), max_tokens=60, ignore_eos=True) for _ in range(4)]
@@ -230,7 +226,6 @@ def check_exact(streams: Sequence[LiveStream], oracle: Oracle) -> None:
 
 
 def probe(served: ServedCluster) -> int:
-    """Return the HTTP status of the router's readiness probe."""
     try:
         with urllib.request.urlopen(f"http://{served.cluster.addresses.http}/ready", timeout=5.0) as response:
             return int(response.status)
@@ -250,7 +245,6 @@ def test_the_death_of_the_only_worker_of_a_role_is_a_pause(
     reason = f"no {role} worker is connected"
     wait_until(lambda: served.client.server_info().not_ready_reason == reason, 5.0, "the router knows")
     assert probe(served) == 503
-    # The router still accepts requests.
     streams += [LiveStream(served, random_ids(rng, 100), max_tokens=40, ignore_eos=True) for _ in range(4)]
     check_exact(streams, tiny_oracle)
     restarted = [stream for stream in streams if stream.answer.last.handover.attempts > 1]

@@ -1,4 +1,4 @@
-"""Clusters that outlive their terminal, and commands that address them by name."""
+"""Clusters that outlive their terminal, addressed by name."""
 
 import os
 import signal
@@ -22,7 +22,6 @@ def find(name: str) -> Run | None:
 
 @pytest.fixture
 def name(clusters: Clusters) -> Iterator[str]:
-    """Yield a cluster name, and end that cluster afterwards."""
     clusters.close()
     _, name = own_name()
     yield name
@@ -62,14 +61,14 @@ def test_a_cluster_without_a_terminal_from_its_start_to_its_stop(
         status = tandem("status", name)
         assert status.returncode == 0 and "decode-2" in status.stdout and "prefill-1" in status.stdout
         stream.wait_more(20)
-        # New workers now take part.
+        # Uses the new workers too.
         down = tandem("scale", name, "--prefill", "1", "--decode", "1")
         assert down.returncode == 0, down.stderr
         assert "decode-2: has left" in down.stdout and "prefill-1: has left" in down.stdout
         status = tandem("status", name)
         assert "decode-0" in status.stdout and "decode-1" not in status.stdout
         stream.wait_more(10)
-        # A scaled-away worker is not restarted; a dead one is.
+        # Only workers that die are restarted.
         processes = [p for p in descendants(guard.pid) if "WorkerActor" in Path(f"/proc/{p.pid}/cmdline").read_text()]
         assert len(processes) == 2
         os.kill(processes[0].pid, signal.SIGKILL)

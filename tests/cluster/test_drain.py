@@ -29,7 +29,6 @@ Serve = Callable[..., Server]
 
 @pytest.fixture(scope="module")
 def long_model_dir(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save the tiny model with a longer maximum length."""
     directory = tmp_path_factory.mktemp("models") / "long-llama"
     shutil.copytree(tiny_model_dir, directory)
     config = json.loads((directory / "config.json").read_text())
@@ -52,8 +51,6 @@ def serve(clusters: Clusters, long_model_dir: Path, tmp_path: Path) -> Iterator[
 
 
 class LongRequest:
-    """A running request, read by its own thread."""
-
     def __init__(self, server: Server) -> None:
         self.answer = Answer()
         self.error: TandemError | None = None
@@ -119,7 +116,7 @@ def test_the_drain_timeout_cuts_what_runs_for_longer(serve: Serve) -> None:
     server = serve("--both", "1", "--drain-timeout", "1")
     request = LongRequest(server)
     began = time.monotonic()
-    # Signal the whole foreground process group, as a terminal does.
+    # A terminal signals the whole foreground group.
     os.killpg(server.process.pid, signal.SIGINT)
     request.finish()
     print("cut after", request.ended_at - began)

@@ -1,4 +1,4 @@
-"""8-bit KV pages: a 1P1D cluster gives the tokens of one engine that computes each prompt in one forward pass."""
+"""8-bit KV pages: a 1P1D cluster gives the tokens of a single engine without chunks."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from tests.cluster.conftest import CHUNK_SIZE, Clusters, Oracle, ServedCluster, 
 
 MAX_TOKENS = 16
 LENGTHS = (1, 16, 33, 47, 49, 96, 130, 200)
-# Per-layer scales, as quantizers write them into a checkpoint.
+# Per-layer scales, as in quantized checkpoints.
 SCALES = {
     "model.layers.0.self_attn.k_scale": 0.02,
     "model.layers.0.self_attn.v_scale": 0.013,
@@ -55,7 +55,7 @@ def alone(config: ClusterConfig) -> Iterator[Engine]:
 
 
 def generate(engine: Engine, prompt_ids: Sequence[int]) -> list[int]:
-    """Decode greedily, with the prompt in one forward pass and nothing cached."""
+    """Decode greedily after an unchunked, uncached prefill."""
     num_pages = engine.pool.layout.num_pages_for(len(prompt_ids) + MAX_TOKENS)
     sequence = TokenSequence(list(prompt_ids), len(prompt_ids), list(range(num_pages)))
     sequence.extend(len(prompt_ids))
@@ -84,7 +84,7 @@ def test_1p1d_gives_what_one_worker_gives_alone(
     assert max(map(len, prompts)) > 2 * CHUNK_SIZE
     expected = [generate(alone, prompt) for prompt in prompts]
     found: list[Any] = []
-    # In the second round, both workers find the prompts cached, as far as possible.
+    # The second round finds the prompts cached on both workers.
     for prompt, output_ids in [*zip(prompts, expected, strict=True)] * 2:
         answer = served.complete(prompt, max_tokens=MAX_TOKENS, ignore_eos=True)
         assert answer.token_ids == output_ids

@@ -1,4 +1,4 @@
-"""Hundreds of random requests: the frontends answer each, and nothing behind them breaks."""
+"""The frontends answer hundreds of random requests, and nothing behind them breaks."""
 
 import contextlib
 import itertools
@@ -38,7 +38,7 @@ GOOD_HTTP = json.dumps({"prompt": "hi", "max_tokens": 2}).encode()
 
 
 def fuzzing(num_examples: int) -> settings:
-    """Return settings for repeatable examples without shrinking: the first failure says enough."""
+    """Repeat the same examples, unshrunk: the first failure says enough."""
     return settings(
         max_examples=num_examples,
         derandomize=True,
@@ -50,7 +50,6 @@ def fuzzing(num_examples: int) -> settings:
 
 
 def amount(few: int, many: int) -> pytest.MarkDecorator:
-    """Parametrize with few examples by default, and many in the slow run."""
     return pytest.mark.parametrize(
         "num_examples",
         [
@@ -66,7 +65,7 @@ def processes(served: ServedCluster) -> dict[str, int]:
 
 
 def troubles(served: ServedCluster) -> dict[str, float]:
-    """Return the router's counts of faults, restarts, and requests that failed on the server's side."""
+    """Return counts of faults, restarts and failed requests from the router's metrics."""
     text = http(served, "GET", "/metrics").body.decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {
@@ -79,7 +78,7 @@ def troubles(served: ServedCluster) -> dict[str, float]:
 
 @pytest.fixture
 def unharmed(tiny_pd: ServedCluster) -> Iterator[ServedCluster]:
-    """Cluster that must be unchanged afterwards: same processes, no broken stream, no lost page."""
+    """Yield a cluster that must be unchanged afterwards."""
     tiny_pd.wait_clean()
     before, troubles_before = processes(tiny_pd), troubles(tiny_pd)
     yield tiny_pd
@@ -99,7 +98,6 @@ def assert_serves(served: ServedCluster) -> None:
 # --- HTTP, from its OpenAPI description --------------------------------------------------------------------------
 
 
-# The description's limit.
 MAX_N = 128
 
 
@@ -112,7 +110,7 @@ LIMITS = {
 
 
 def shorten(path: str, body: Any) -> None:
-    """Limit the output length of a body that may be valid: even a tiny model is slow."""
+    """Limit the output length, because even a tiny model is slow."""
     if not isinstance(body, dict):
         return
     if path == SGLANG and isinstance(sampling := body.get("sampling_params"), dict):
@@ -126,17 +124,17 @@ def shorten(path: str, body: Any) -> None:
             body[name] = 3
     if not set(LIMITS[path]) & set(body) and path != MESSAGES:
         body[LIMITS[path][0]] = 3
-    # A value above the description's limit must stay, to be refused.
+    # Values above the description's limit stay, to be refused.
     if isinstance(body.get("n"), int) and 4 < body["n"] <= MAX_N:
         body["n"] = 4
 
 
-# The description allows far more values of these fields than the model does.
+# The description allows more values here than the model.
 ODD = ("model", "logit_bias", "stop_token_ids", "cache_namespace", "cache_salt", "session_id")
 
 
 def tame(body: dict[str, Any]) -> None:
-    """Make a body that the description allows valid for the model too."""
+    """Make a body valid for the model, given that the description allows it."""
     for name in (*ODD, "stop", "top_logprobs", "stream_options"):
         body.pop(name, None)
     if body.get("stream"):
@@ -157,13 +155,12 @@ def tame(body: dict[str, Any]) -> None:
     if body.get("messages"):
         body.pop("prompt")
         for message in body["messages"]:
-            # An assistant's message may omit content, which the description cannot restrict to that role.
+            # The description cannot require content per role.
             if message.get("content") is None:
                 message["content"] = "hi"
 
 
 def tame_response(body: dict[str, Any]) -> None:
-    """Like tame(), for /v1/responses."""
     for name in (
         *ODD,
         "min_tokens",
@@ -180,12 +177,11 @@ def tame_response(body: dict[str, Any]) -> None:
 
 
 def tame_message(body: dict[str, Any]) -> None:
-    """Like tame(), for /v1/messages."""
     for name in (*ODD, "min_tokens", "stop_sequences", "tools", "tool_choice", "chat_template_kwargs", "output_config"):
         body.pop(name, None)
     body.pop("output_format", None)
     for message in body["messages"]:
-        # The description restricts neither the blocks of each role nor the role of the last message.
+        # The description allows any blocks in any role, and any role last.
         message["role"] = "user"
         if isinstance(message["content"], list):
             message["content"] = [block for block in message["content"] if "text" in block]
@@ -195,7 +191,7 @@ TAMERS = {COMPLETIONS: tame, CHATS: tame, RESPONSES: tame_response, MESSAGES: ta
 
 
 def violates(description: dict[str, Any], path: str, body: Any) -> bool:
-    """Return whether the OpenAPI document forbids this body at this path."""
+    """Return whether the OpenAPI document forbids this body."""
     place = path.replace("/", "~1")
     schema = {**description, "$ref": f"#/paths/{place}/post/requestBody/content/application~1json/schema"}
     return not jsonschema.Draft202012Validator(schema).is_valid(body)
@@ -222,7 +218,7 @@ def test_http_keeps_to_its_description(unharmed: ServedCluster, num_examples: in
                     TAMERS[operation.path](case.body)
                 response = case.call(session=session, timeout=30.0)
                 statuses[response.status_code] += 1
-                # A body that violates one alternative of a field may match another.
+                # Another alternative of the field may allow it.
                 is_bad = mode is GenerationMode.NEGATIVE and violates(description, operation.path, case.body)
                 case.validate_response(response, checks=checks if is_bad else harmless_checks)
 
@@ -290,7 +286,7 @@ TLS_HELLO = bytes.fromhex("160301020001fc0303") + bytes(40)
 
 
 def exchange(address: str, data: bytes) -> bytes:
-    """Send bytes and return the first answer, or b"" if none comes soon."""
+    """Return the first answer, or b"" if none comes soon."""
     host, _, port = address.rpartition(":")
     with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=0.1) as connection:
         connection.sendall(data)

@@ -1,4 +1,4 @@
-"""The gRPC contract: the proto file alone suffices, and an explicit 0 differs from an absent field."""
+"""The gRPC contract: the proto file suffices, and 0 differs from an absent field."""
 
 import json
 import subprocess
@@ -64,7 +64,7 @@ def test_the_proto_file_is_all_that_a_client_needs(tiny_pd: ServedCluster, tiny_
 
 
 def outputs(served: ServedCluster, num_times: int = 3, **sampling: Any) -> set[tuple[int, ...]]:
-    """Return the distinct outputs of one request, sent several times."""
+    """Return the distinct outputs of one repeated request."""
     sampling = {"max_tokens": 8, "ignore_eos": True, **sampling}
     return {tuple(served.complete(list(range(10)), **sampling).token_ids) for _ in range(num_times)}
 
@@ -77,7 +77,7 @@ def test_a_seed_of_0_is_a_seed(tiny_pd: ServedCluster) -> None:
 def test_0_is_another_value_than_none(tiny_pd: ServedCluster) -> None:
     greedy = outputs(tiny_pd)
     assert len(greedy) == 1
-    # temperature defaults to 0. top_p defaults to 1, and 0 leaves one token.
+    # temperature defaults to 0. top_p defaults to 1; 0 leaves one token.
     assert outputs(tiny_pd, temperature=0.0) == outputs(tiny_pd, temperature=1.0, top_p=0.0) == greedy
     # top_k and min_p default to 0: all tokens.
     assert len(outputs(tiny_pd, temperature=1.0, top_k=0, min_p=0.0)) == 3

@@ -1,4 +1,4 @@
-"""No process of a guarded command outlives it, however it ends: with a real Ray and without."""
+"""No process outlives a guarded command, with a real Ray and without."""
 
 import itertools
 import os
@@ -55,7 +55,7 @@ if __name__ == "__main__":
     sys.exit(run_guarded(main))
 """
 
-# Main starts a process that ignores SIGTERM and left the session, then runs the test's action.
+# Starts a process that ignores SIGTERM and left the session, then runs the test's action.
 PLAIN = """
 import os, signal, subprocess, sys, time
 from tandem.deploy.host.guard import run_guarded
@@ -78,8 +78,6 @@ STUCK = "[signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTE
 
 @dataclass
 class Command:
-    """A running guarded command and all of its processes."""
-
     process: subprocess.Popen[str]
     guard: ProcessId
     launcher: ProcessId
@@ -87,11 +85,11 @@ class Command:
     terminal: int | None
 
     def left(self) -> list[ProcessId]:
-        """Return its living processes: those seen at the start, and later ones of its session."""
+        """Return living processes: the first ones, and later ones of the session."""
         return [process for process in {*self.tree, *_session(self.process.pid)} if process.is_alive()]
 
     def wait_until_gone(self, within_s: float = ALL_GONE_S) -> float:
-        """Return the seconds until no process was left."""
+        """Return the seconds this took."""
         began = time.monotonic()
         while left := self.left():
             assert time.monotonic() - began < within_s, left
@@ -99,7 +97,7 @@ class Command:
         return time.monotonic() - began
 
     def finish(self) -> tuple[int, str]:
-        """Return the exit status and the output since it was ready."""
+        """Return the exit status and the later output."""
         assert self.process.stdout is not None
         return self.process.wait(5), self.process.stdout.read().strip()
 
@@ -116,7 +114,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         path = tmp_path / f"command{next(scripts)}.py"
         path.write_text(script)
         keyboard, screen = pty.openpty() if terminal else (None, None)
-        # The command leads its own session and opens the terminal, so Ctrl-C there reaches it alone.
+        # Ctrl-C in a terminal of its own reaches this command alone.
         stdin = "/dev/null" if screen is None else os.ttyname(screen)
         process = subprocess.Popen(
             ["sh", "-c", 'exec <"$0"; exec "$@"', stdin, sys.executable, str(path), str(tmp_path / "runs")],
@@ -172,7 +170,7 @@ def test_ctrl_c_in_a_terminal_stops_ray_gracefully(start: Start, tmp_path: Path)
 
 
 def test_sigterm_or_a_killed_guard_or_launcher_leaves_nothing(start: Start) -> None:
-    # In parallel, because Ray's start is mostly waiting.
+    # In parallel: Ray's start is mostly waiting.
     with ThreadPoolExecutor(3) as pool:
         stopped, guardless, orphaned = pool.map(start, [RAY] * 3)
     os.kill(stopped.guard.pid, signal.SIGTERM)
@@ -237,7 +235,7 @@ def test_stuck_launcher_outlives_neither_a_killed_guard_nor_a_second_ctrl_c(star
 
 
 def test_stop_goes_to_the_main_thread(start: Start) -> None:
-    # A signal that another thread takes would not wake the main thread.
+    # In another thread the signal would not wake the main thread.
     wait = "while signal.SIGTERM not in signal.sigpending(): time.sleep(0.05)\n    "
     block = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])"
     command = start(plain(wait + "return signal.sigwait([signal.SIGTERM])", setup=block))
@@ -247,7 +245,7 @@ def test_stop_goes_to_the_main_thread(start: Start) -> None:
 
 
 def test_a_stop_that_comes_before_main_is_a_stop(start: Start, tmp_path: Path) -> None:
-    # The launcher's guard watch may receive the stop while its thread is starting.
+    # The guard watch may receive the stop while its thread is starting.
     hasty = """
 import threading
 
@@ -269,7 +267,7 @@ threading.Thread = Hasty
 
 
 def test_in_the_background_of_a_script_only_the_terminals_ctrl_c_is_ignored(start: Start) -> None:
-    # A shell starts background commands (`&`) with SIGINT ignored.
+    # A shell starts `&` commands with SIGINT ignored.
     script = plain("input(); time.sleep(60)").replace("signal.default_int_handler", "signal.SIG_IGN")
     command = start(script.replace("ready ", "ready hello"), terminal=True)
     assert command.terminal is not None

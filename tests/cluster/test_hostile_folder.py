@@ -1,4 +1,4 @@
-"""A cluster started in a folder whose packages have the names of ours."""
+"""A cluster started among packages that share our names."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Access control: API keys on everything but health, TLS and client certificates on both ports, the cluster token."""
+"""API keys on everything but health, TLS and client certificates on both ports, the cluster token."""
 
 import ssl
 from collections.abc import Callable, Iterator
@@ -68,7 +68,6 @@ def assert_plain_is_refused(addresses: ClientAddresses | RouterAddresses) -> Non
 
 @pytest.fixture
 def tiny_tls(clusters: Clusters, tiny_config: ClusterConfig, certificates: Certificates) -> Iterator[ServedCluster]:
-    """Tiny model behind TLS, for clients with a certificate."""
     tls: dict[str, Any] = {"tls_cert": certificates.cert, "tls_key": certificates.key, "tls_client_ca": certificates.ca}
     own = ClientTls(certificates.ca, certificates.client_cert, certificates.client_key)
     served = clusters.get(replace(tiny_config, **tls), own)
@@ -87,7 +86,6 @@ def test_clients_with_a_certificate_are_served_on_both_ports(
         whole = client.completions.create(model=MODEL, prompt="hi", **options).choices[0].text
         chunks = client.completions.create(model=MODEL, prompt="hi", stream=True, **options)
         assert whole == over_grpc == "".join(chunk.choices[0].text for chunk in chunks)
-        # Prometheus gets the router's HTTPS address.
         request = Request(f"https://{tiny_tls.cluster.addresses.http}/sd")
         with build_opener(ProxyHandler({}), HTTPSHandler(context=context)).open(request, timeout=TIMEOUT_S) as answer:
             assert b'"__scheme__":"https"' in answer.read()
@@ -98,7 +96,7 @@ def test_clients_without_a_certificate_are_refused_on_both_ports(
 ) -> None:
     addresses = tiny_tls.cluster.addresses
     assert_refused_on_both_ports(addresses, certificates.ca, None)
-    # A client without the server's authority refuses the connection.
+    # Clients without the server's authority refuse too.
     chain = (certificates.client_cert, certificates.client_key)
     assert_refused_on_both_ports(addresses, certificates.other_ca, chain)
     assert_plain_is_refused(addresses)
@@ -216,7 +214,7 @@ def reflect(channel: grpc.Channel, **options: Any) -> list[str]:
 
 
 def generate(channel: grpc.Channel, **options: Any) -> list[bytes]:
-    # The key is checked before the missing prompt.
+    # Keys are checked before prompts.
     return list(channel.unary_stream(GENERATE)(b"", timeout=TIMEOUT_S, **options))
 
 

@@ -1,4 +1,4 @@
-"""Kills and stops of either worker during transfers over TCP. tests/gpu/test_kills.py does the same over NCCL."""
+"""Kills and stops of either worker during TCP transfers. tests/gpu/test_kills.py covers NCCL."""
 
 import pytest
 

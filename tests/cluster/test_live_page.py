@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
 ]
 SOON_S = 15.0
-# Part of the prompts; must not appear on the page.
+# Must not leave the prompts.
 SECRET = "a sentence that nobody else may read"
 ROWS = "[...document.querySelectorAll('#workers tr')]"
 SHIFTS = """new Promise((resolve) => {
@@ -30,7 +30,7 @@ SHIFTS = """new Promise((resolve) => {
     .observe({ type: "layout-shift", buffered: true });
   setTimeout(() => resolve(sum), 500);
 })"""
-# For each bar, the share filled by its parts.
+# Filled share of each bar.
 FILLED = """[...document.querySelectorAll("#requests .stack")].map((bar) => {
   const widths = [...bar.children].map((part) => part.getBoundingClientRect().width);
   return widths.reduce((sum, width) => sum + width, 0) / bar.getBoundingClientRect().width;
@@ -45,7 +45,6 @@ FOCUSED = """(() => {
 
 @pytest.fixture(scope="module")
 def served(clusters: Clusters, tiny_config: ClusterConfig) -> ServedCluster:
-    """One prefill worker and two decode workers, behind an API key."""
     return clusters.get(replace(tiny_config, num_decode=2, api_keys=API_KEYS))
 
 
@@ -56,7 +55,6 @@ def origin(served: ServedCluster) -> str:
 
 @pytest.fixture
 def browser(origin: str) -> Iterator[Browser]:
-    """Browser on the page, with the API key entered."""
     with Browser() as browser:
         browser.resize(1440, 1000)
         open_with_key(browser, origin)
@@ -69,7 +67,7 @@ def open_with_key(browser: Browser, origin: str) -> None:
     browser.until("document.getElementById('key-dialog')?.open", SOON_S)
     give_key(browser, API_KEYS[0])
     until_live(browser)
-    # The browser reports the first answer, 401, as an error.
+    # Browsers report the first 401 as an error.
     complaints, browser.complaints = browser.complaints, []
     assert all(" 401 " in complaint for complaint in complaints), complaints
 
@@ -165,7 +163,7 @@ def test_a_worker_dies_and_comes_back(served: ServedCluster, browser: Browser) -
 def test_the_model_answers_in_the_chat_and_can_be_stopped(served: ServedCluster, browser: Browser) -> None:
     served.wait_ready()
     status = "document.getElementById('chat-status').innerText"
-    # The random model may answer with nothing.
+    # An answer may be empty.
     for _ in range(20):
         browser.evaluate("document.getElementById('chat-clear').click()")
         browser.evaluate("document.getElementById('chat-input').focus()")
@@ -176,7 +174,7 @@ def test_the_model_answers_in_the_chat_and_can_be_stopped(served: ServedCluster,
             break
     assert told.startswith("TTFT") and "tokens" in told
     assert browser.evaluate("document.querySelectorAll('#chat-log .turn').length") == 2
-    # The random model may end the answer before it is stopped.
+    # An answer may end before the stop.
     for _ in range(20):
         browser.evaluate("document.getElementById('chat-clear').click()")
         browser.type("go on")
@@ -188,7 +186,7 @@ def test_the_model_answers_in_the_chat_and_can_be_stopped(served: ServedCluster,
             break
     assert browser.evaluate(status).startswith("Stopped")
     served.wait_clean()
-    # The text of a refused request returns to the input.
+    # A refused request's text returns to the input.
     browser.evaluate("document.getElementById('chat-clear').click()")
     browser.evaluate("document.getElementById('chat-max').value = 30000")
     browser.type("too long")
@@ -226,7 +224,7 @@ def test_it_is_usable_on_a_phone_in_both_schemes(served: ServedCluster, browser:
     browser.until("document.querySelectorAll('#requests tr:not(.empty)').length", SOON_S)
     width = "[document.documentElement.scrollWidth, document.body.scrollWidth, window.innerWidth]"
     assert browser.evaluate(width) == [360, 360, 360]
-    # Everything shown lies within the viewport or within a scrolling part.
+    # Everything shown is within the viewport or a scrolling part.
     outside = """[...document.querySelectorAll('main *, aside *, header *')].filter((node) => {
         const box = node.getBoundingClientRect();
         return box.width > 1 && !node.closest('.scroll, .skip, thead') && (box.left < 0 || box.right > 360.5);
@@ -234,7 +232,6 @@ def test_it_is_usable_on_a_phone_in_both_schemes(served: ServedCluster, browser:
     assert browser.evaluate(outside) == []
     lightness = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
     assert (browser.evaluate(lightness) > 128) == (scheme == "light")
-    # The toggle overrides the system's scheme.
     other = "light" if scheme == "dark" else "dark"
     for _ in range(2):
         if other not in browser.text("#theme"):

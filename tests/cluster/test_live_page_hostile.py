@@ -1,4 +1,4 @@
-"""The live page in a real browser, with servers and proxies that answer wrongly."""
+"""The live page in a real browser, with misbehaving servers and proxies."""
 
 import json
 import threading
@@ -47,7 +47,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """Attributes: num_asked: number of requests for the page's data."""
+    """Attributes: num_asked: requests for the page's data."""
 
     daemon_threads = True
 
@@ -59,7 +59,7 @@ class Server(ThreadingHTTPServer):
 
 @contextmanager
 def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[tuple[Server, Browser]]:
-    """Serve a page whose `/live` is answered by `answer`, and open it."""
+    """Serve and open a page whose `/live` comes from `answer`."""
     with Server(answer) as server, Browser() as browser:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         browser.open(f"http://127.0.0.1:{server.server_port}/")
@@ -88,7 +88,7 @@ def test_a_refusal_is_not_answered_by_asking_all_the_time(retry_after: str) -> N
 
 
 def hostile_frame() -> dict[str, Any]:
-    """Return a frame with markup in every name and reason."""
+    """Return a frame whose names and reasons are all markup."""
     worker = {"role": "prefill", "alive": True, "device": MARKUP, "page_size": 16}
     numbers = ("queued", "running", "pages", "free", "cached", "locked", "leased", "restarts")
     rates = ("prompt_tokens_per_s", "output_tokens_per_s", "cached_tokens_per_s")

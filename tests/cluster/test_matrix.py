@@ -1,4 +1,4 @@
-"""Every cluster setup gives the tokens of transformers, and always the same tokens for a seed."""
+"""Every setup gives the tokens of transformers, and one output per seed."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ CHATS = (
 
 @dataclass
 class Case:
-    """A prompt as sent by a client, and its greedy output."""
+    """A prompt and its greedy output."""
 
     request: pb.GenerateRequest
     prompt_ids: list[int]
@@ -46,7 +46,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Setup:
-    """One cell of the matrix. `pool_tokens` is small, so that decode workers run out of pages."""
+    """`pool_tokens` is small, so that decode workers run out of pages."""
 
     model: str
     num_prefill: int
@@ -81,7 +81,7 @@ def slow(setup: Setup) -> Any:
 
 
 TINY = Setup("tiny", 2, 2, 1, 7, "tcp", MAX_MODEL_LEN)
-# Pairwise coverage: every pair of values of two dimensions occurs.
+# Pairwise coverage of all dimensions.
 SETUPS = [
     pytest.param(TINY, id=str(TINY)),
     slow(Setup("tiny", 1, 1, 1, 13, "shared_memory", MAX_MODEL_LEN)),
@@ -209,7 +209,7 @@ def test_eight_at_once(matrix: Matrix) -> None:
 def test_eight_at_once_outgrow_the_pools(matrix: Matrix) -> None:
     rng = random.Random(13)
     share = matrix.setup.pool_tokens * matrix.setup.num_decode // 8
-    # Prompts are short compared with outputs, so all eight overlap in decode for long.
+    # Prompts are short, so that all eight overlap in decode for long.
     num_prompt, num_output = share // 3, share
     prompts = [random_ids(rng, num_prompt) for _ in range(8)]
     streams = [
@@ -219,7 +219,7 @@ def test_eight_at_once_outgrow_the_pools(matrix: Matrix) -> None:
     for prompt_ids, answer in zip(prompts, answers, strict=True):
         assert len(answer.token_ids) == num_output
         assert matrix.model.oracle.confirms(prompt_ids, answer.token_ids)
-    # A preempted request was restarted.
+    # Some request was preempted and restarted.
     assert max(answer.last.handover.attempts for answer in answers) > 1
     matrix.served.wait_clean()
 

@@ -1,4 +1,4 @@
-"""The workers' Prometheus metrics agree with the clients' requests."""
+"""The workers' metrics agree with the clients' requests."""
 
 import random
 from collections import defaultdict
@@ -15,13 +15,13 @@ from tests.cluster.conftest import NUM_PAGES, VOCAB_SIZE, ServedCluster, wait_un
 
 # Keys and values, 2 layers, 2 heads, 16 floats of 4 bytes, 16 tokens.
 PAGE_BYTES = 2 * 2 * 2 * 16 * 4 * 16
-# Process metrics, not about requests. Their process is the scrape target.
+# Process metrics: the scrape target names the process.
 OF_EVERY_PROCESS = ("process_", "tandem_build_info", "tandem_process_")
 
 
 @dataclass
 class Scrape:
-    """One worker's metrics, by name and by the distinguishing label, if any."""
+    """Metrics by name and distinguishing label, if any."""
 
     values: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
 
@@ -31,13 +31,13 @@ class Scrape:
 
 
 def read(address: str, path: str = "/metrics") -> str:
-    """Return the page. Raises HTTPError unless the status is 200."""
+    """Raises HTTPError unless the status is 200."""
     with build_opener(ProxyHandler({})).open(f"http://{address}{path}", timeout=5.0) as response:
         return response.read().decode()
 
 
 def scrape(served: ServedCluster) -> tuple[Scrape, Scrape]:
-    """Return the metrics of the prefill worker and of the decode worker."""
+    """Return metrics of the prefill worker and the decode worker."""
     scrapes = []
     for role in ("prefill", "decode"):
         worker = served.worker(f"{role}-0")
@@ -61,7 +61,6 @@ def random_ids(num_tokens: int, seed: int) -> list[int]:
 
 
 def growth(before: Scrape, after: Scrape, name: str) -> float:
-    """Return the growth of a metric that has one sample."""
     return after[name] - before[name]
 
 

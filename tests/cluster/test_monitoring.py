@@ -1,4 +1,4 @@
-"""The shipped deploy/monitoring/ files on a real Prometheus, over a cluster under load."""
+"""The shipped deploy/monitoring/ files on a real Prometheus."""
 
 import math
 import random
@@ -25,13 +25,11 @@ pytestmark = [
 ]
 
 PROCESSES = {"router-0", "prefill-0", "prefill-1", "decode-0", "decode-1"}
-# A scrape and each dependent rule take a second.
+# A scrape and each rule take a second.
 NOTICE_S = 20.0
 
 
 class Load:
-    """Clients that send one request after another until stopped."""
-
     def __init__(self, served: ServedCluster, num_clients: int) -> None:
         self._served = served
         self._stopping = threading.Event()
@@ -83,7 +81,7 @@ def prometheus(served: ServedCluster, load: Load, tmp_path_factory: pytest.TempP
 def test_every_process_is_found_and_scraped(prometheus: Prometheus, served: ServedCluster) -> None:
     wait_until(lambda: prometheus.values("up == 1", "process").keys() == PROCESSES, NOTICE_S, "all are scraped")
     assert set(prometheus.values("up", "model_name")) == {served.cluster.model_name}
-    # The instance label is independent of a worker's port.
+    # Independent of ports.
     assert set(prometheus.values("tandem_build_info", "instance")) == PROCESSES
 
 

@@ -1,4 +1,4 @@
-"""Ray's own ports listen on loopback only and require a token, which nothing shows."""
+"""Ray's ports listen on loopback only, and require a secret token."""
 
 import os
 import stat
@@ -32,7 +32,7 @@ METHODS = (
 
 
 def listeners(tree: Sequence[ProcessId]) -> dict[tuple[str, int], str]:
-    """Return the listening addresses of these processes, each with its process name."""
+    """Return the processes' listening addresses, with process names."""
     found = {}
     for process in (psutil.Process(p.pid) for p in tree if p.is_alive()):
         for connection in process.net_connections("inet"):
@@ -42,7 +42,7 @@ def listeners(tree: Sequence[ProcessId]) -> dict[tuple[str, int], str]:
 
 
 def answers(port: int, token: str | None, methods: Sequence[str] = METHODS) -> set[grpc.StatusCode]:
-    """Return the statuses of the calls that the server at this port implements."""
+    """Return the statuses of the methods implemented at this port."""
     metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
     codes = set()
     with grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel:
@@ -56,7 +56,7 @@ def answers(port: int, token: str | None, methods: Sequence[str] = METHODS) -> s
 
 
 def http_answer(port: int) -> tuple[int, str]:
-    """Return the HTTP status and text at a port; status 0 if it speaks no HTTP."""
+    """Return status and text; status 0 if the port speaks no HTTP."""
     try:
         with build_opener(ProxyHandler({})).open(f"http://127.0.0.1:{port}/", timeout=TIMEOUT_S) as answer:
             return answer.status, answer.read().decode()
@@ -68,7 +68,7 @@ def http_answer(port: int) -> tuple[int, str]:
 
 @pytest.fixture
 def server(tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """Cluster started with an environment that asks for an open Ray with a known token."""
+    """Yield a cluster whose environment asks for an open Ray with a known token."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("RAY_AUTH_TOKEN", KNOWN_TOKEN)
     monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
@@ -89,9 +89,9 @@ def test_nothing_of_ray_can_be_reached_without_its_token(server: Server) -> None
             assert codes <= {UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE}, (name, codes)
         closed[name] = closed.get(name, 0) + (UNAUTHENTICATED in codes)
         status, text = http_answer(port)
-        # The router's own page is open, but has no data.
+        # The router's page is open, without data.
         assert status in (0, 401, 404) or "<title>Tandem</title>" in text, (name, text)
-    # Cluster state, processes on this host, and each process that executes received code.
+    # Cluster state, this host's processes, and every process that runs received code.
     assert closed["gcs_server"] == 1 and closed["raylet"] == 2
     assert sum(closed[name] for name in closed if name.startswith("ray::")) >= 2
 

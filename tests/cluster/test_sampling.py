@@ -1,4 +1,4 @@
-"""Sampling, log probabilities and stop strings from end to end, against transformers' logits."""
+"""Sampling, log probabilities and stop strings, against transformers' logits."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ from tandem.sampling_params import SamplingParams
 from tandem.v1 import inference_pb2 as pb
 from tests.cluster.conftest import VOCAB_SIZE, Oracle, ServedCluster
 
-# Values that are exact in both the client's single and the sampler's double precision.
+# Exact in the client's single and the sampler's double precision.
 SAMPLING: list[dict[str, Any]] = [
     {"temperature": 1.0},
     {"temperature": 0.5, "top_p": 0.75},
@@ -87,7 +87,7 @@ def test_a_stop_string_ends_the_output(tiny_pd: ServedCluster) -> None:
 
 
 def test_prompt_logprobs_are_those_of_the_model(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
-    # The prompt takes several chunks. The first request caches it without log probabilities.
+    # Several chunks. The first request caches the prompt.
     prompt_ids = random_ids(30, 130)
     rows = tiny_oracle.logits(prompt_ids).log_softmax(-1)
     expected = [float(rows[i - 1, prompt_ids[i]]) for i in range(1, len(prompt_ids))]

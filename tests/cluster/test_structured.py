@@ -1,4 +1,4 @@
-"""Structured outputs are valid, and equal to those of a masked loop over transformers' logits, even if workers die."""
+"""Structured outputs are valid and match a masked loop over transformers, even if workers die."""
 
 import json
 import random
@@ -52,7 +52,7 @@ WANTED: list[dict[str, Any]] = [
 
 
 class MaskedLoop:
-    """Greedy decoding over the tokens that the grammar allows."""
+    """Greedy decoding over the grammar's tokens."""
 
     def __init__(self, model_dir: Path, oracle: Oracle) -> None:
         self._oracle = oracle
@@ -99,7 +99,7 @@ def complete(
 
 def test_greedy_is_what_a_masked_loop_gives(tiny_pd: ServedCluster, loop: MaskedLoop) -> None:
     rng = random.Random(3)
-    # Sent more than a decode step apart, so that constrained and free outputs share steps.
+    # Over a decode step apart, so that constrained and free outputs share steps.
     cases = [(random_ids(rng, rng.randint(1, 60)), WANTED[i % len(WANTED)]) for i in range(12)]
     expected = [loop.generate(prompt, wanted, MAX_TOKENS) for prompt, wanted in cases]
     free = [random_ids(rng, 20) for _ in range(4)]
@@ -123,7 +123,7 @@ def check_sampled(
     timeout_s: float = 60.0,
     max_model_len: int = MAX_MODEL_LEN,
 ) -> None:
-    """Send random schemas, most of them of objects with values of all kinds, and validate the outputs."""
+    """Send random schemas and validate the outputs."""
     rng = random.Random(4)
     schemas = [PERSON if i % 4 == 0 else random_schema(rng) for i in range(num_requests)]
     prompts = [random_ids(rng, rng.randint(1, 40)) for _ in schemas]
@@ -235,7 +235,7 @@ def test_what_cannot_be_kept_to_is_the_client_s_mistake(
 
 
 def test_a_function_that_is_asked_for_is_called_with_valid_arguments(tiny_pd: ServedCluster) -> None:
-    """The model's weights are random, and its template knows no tools."""
+    """The weights are random, and the template knows no tools."""
     client = openai.OpenAI(base_url=f"http://{tiny_pd.cluster.addresses.http}/v1", api_key="none", max_retries=0)
     schema = {"properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", **schema}}}

@@ -1,4 +1,4 @@
-"""Traffic between a cluster's processes: unreadable with TLS, readable without. inside_wire.py covers Ray's traffic."""
+"""Traffic between cluster processes is unreadable with TLS. inside_wire.py covers Ray's traffic."""
 
 import os
 import urllib.request
@@ -33,7 +33,7 @@ pytestmark = [
 PROMPT = "Nobody else is to read what the heron told the miller about the flood of 1853."
 API_KEY = "a-key-that-nobody-may-see"
 MAX_TOKENS = 8
-# Length of a searched piece of a KV page. Pieces of floats are unique.
+# Length of a searched piece of a KV page; such pieces are unique.
 PATTERN_BYTES = 64
 
 
@@ -44,7 +44,7 @@ def prompt_ids(tiny_oracle: Oracle) -> list[int]:
 
 @pytest.fixture(scope="module")
 def kv_patterns(tiny_model_dir: Path, prompt_ids: list[int]) -> list[bytes]:
-    """Return pieces of the prompt's KV pages, computed as by a worker."""
+    """Return pieces of the prompt's KV pages."""
     engine = build_engine(EngineConfig(str(tiny_model_dir), num_pages=NUM_PAGES, num_threads=1), "wire", lambda _: None)
     told: list[WorkerMessage] = []
     worker = LocalWorker(engine, PrefillConfig(chunk_size=CHUNK_SIZE), DecodeConfig(), told.append)
@@ -57,7 +57,6 @@ def kv_patterns(tiny_model_dir: Path, prompt_ids: list[int]) -> list[bytes]:
 
 
 def varints(ids: list[int]) -> bytes:
-    """Encode ids as protobuf packs them."""
     packed = bytearray()
     for number in ids:
         while number > 127:
@@ -78,12 +77,12 @@ def looked_for(served: ServedCluster, prompt_ids: list[int], kv_patterns: list[b
 
 
 def found(served: ServedCluster, certificates: Certificates | None, secrets: dict[str, list[bytes]]) -> set[str]:
-    """Return the secrets readable on the wire while the cluster serves and is monitored."""
+    """Return the secrets readable while the cluster serves and is monitored."""
     context = tls_context(certificates.ca) if certificates else None
     opener = build_opener(ProxyHandler({}), *([HTTPSHandler(context=context)] if context else []))
     address = f"{'https' if context else 'http'}://{served.cluster.addresses.http}"
     with WireCapture() as capture:
-        # New streams and links repeat their authentication.
+        # New streams and links authenticate again.
         for cut in (cut_control, cut_links):
             cut(served, "decode-0")
             wait_until(lambda: served.client.server_info().ready, RESTART_S, "they are there again")

@@ -1,4 +1,4 @@
-"""`--workers`: workers that prefill and decode, linked to each other. The router places each request."""
+"""`--workers`: linked workers that prefill and decode, as the router decides."""
 
 import random
 import signal
@@ -16,7 +16,7 @@ LENGTHS = (1, 15, 16, 17, 33, 47, 48, 49, 100, 150)
 
 @pytest.fixture
 def apart(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
-    """Two workers with disaggregated placement: each request is decoded by the other worker."""
+    """Two workers that each decode only the other's prompts."""
     served = clusters.get(replace(tiny_config, num_prefill=0, num_decode=0, num_any=2, placement="disaggregated"))
     yield served
     served.wait_clean()
@@ -24,7 +24,6 @@ def apart(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedClus
 
 @pytest.fixture
 def decided(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
-    """Two workers with placement by the router."""
     served = clusters.get(replace(tiny_config, num_prefill=0, num_decode=0, num_any=2))
     yield served
     served.wait_clean()
@@ -63,7 +62,7 @@ def test_one_is_killed_and_the_other_does_both_until_it_is_back(apart: ServedClu
 
 
 def test_a_conversation_stays_where_its_pages_are(decided: ServedCluster, tiny_oracle: Oracle) -> None:
-    """An idle worker has no reason to hand over: the next turn prefills its new tokens and ships nothing."""
+    """Idle workers do not hand over: the next turn ships nothing."""
     wait_until(lambda: len(links(decided)) == 2, 20.0, "there are links both ways")
     rng = random.Random(3)
     token_ids = random_ids(rng, 100)
@@ -75,7 +74,7 @@ def test_a_conversation_stays_where_its_pages_are(decided: ServedCluster, tiny_o
         assert (handover.placement, handover.pages_shipped) == ("aggregated", 0)
         assert handover.prefill_worker == (home := home or handover.prefill_worker)
         if turn:
-            # The last output token has no KV yet, and only full pages are cached.
+            # The last token has no KV, and only full pages are cached.
             assert handover.prefill_cached_tokens == (len(token_ids) - 30 - 1) // 16 * 16
         token_ids += [*answer.token_ids, *random_ids(rng, 30)]
     assert handover.estimated_ttft_ms > 0
@@ -84,6 +83,5 @@ def test_a_conversation_stays_where_its_pages_are(decided: ServedCluster, tiny_o
 
 
 def links(served: ServedCluster) -> list[tuple[str, str]]:
-    """Return the links that are ready for a handover."""
     workers = served.client.server_info().workers
     return [(w.worker_id, peer) for w in workers if w.alive for peer in w.linked_to if peer != w.worker_id]

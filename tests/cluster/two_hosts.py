@@ -1,4 +1,4 @@
-"""Two network namespaces on this machine, each with a node of one Ray: two hosts to the cluster."""
+"""Two network namespaces, each with a node of one Ray: two hosts to the cluster."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from tests.cluster.conftest import wait_until
 TOKEN = "ab" * 32
 HEAD, OTHER = "10.77.0.1", "10.77.0.2"
 RAY_PORT = 6379
-# Room for a router and two workers per node.
+# A router and two workers per node.
 NUM_CPUS = 3
 NODE_START_S = 90.0
 BRIDGE = "switch"
@@ -24,8 +24,6 @@ BRIDGE = "switch"
 
 @dataclass
 class Node:
-    """A namespace that can run a Ray node."""
-
     namespace: str
     interface: str
     address: str
@@ -39,11 +37,10 @@ class Node:
         return ["ip", "netns", "exec", self.namespace, *command]
 
     def set_link(self, state: str) -> None:
-        """Set the interface "up" or "down"; the kernel notices at once."""
+        """Set the interface "up" or "down"."""
         ip("-n", self.namespace, "link", "set", self.interface, state)
 
     def start(self) -> None:
-        """Start the Ray node: the head at HEAD's address, otherwise a joining node."""
         is_head = self.address == HEAD
         where = ("--head", f"--port={RAY_PORT}", "--include-dashboard=false") if is_head else ()
         log = (self.directory / f"{self.namespace}.log").open("wb")
@@ -73,7 +70,7 @@ class Node:
         return b"Ray runtime started" in (self.directory / f"{self.namespace}.log").read_bytes()
 
     def end(self) -> None:
-        """Kill all of its processes at once."""
+        """Kill all processes at once."""
         if self.process is not None:
             end_processes([*descendants(self.process.pid), ProcessId.of(self.process.pid)], 0.0)
             self.process.wait()
@@ -82,7 +79,7 @@ class Node:
 
 @dataclass
 class Cable:
-    """Cable between a host and the switch. Attributes: switch: its namespace; port: the host's port there."""
+    """Attributes: switch: the switch's namespace; port: the host's port there."""
 
     switch: str
     port: str
@@ -114,7 +111,6 @@ def ip(*arguments: str) -> None:
 
 
 def may_make_namespaces() -> bool:
-    """Return whether this process can create network namespaces."""
     name = f"tandem-{os.getpid()}-try"
     with contextlib.suppress(FileNotFoundError):
         if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0:
@@ -125,13 +121,13 @@ def may_make_namespaces() -> bool:
 
 @contextlib.contextmanager
 def two_hosts() -> Iterator[TwoHosts]:
-    """Create two hosts, cabled to a switch, with one Ray over both. Cleans up afterwards."""
+    """Create two hosts on a switch with one Ray; deletes everything at exit."""
     hosts = TwoHosts()
     # Ray's socket paths must be short, and interface names have at most 15 characters.
     with contextlib.ExitStack() as stack:
         switch = f"tandem-{os.getpid()}s"
         ip("netns", "add", switch)
-        # Deleting a namespace deletes its cable end and so the peer.
+        # This also deletes its end of a cable, and the peer.
         stack.callback(ip, "netns", "del", switch)
         ip("-n", switch, "link", "add", BRIDGE, "type", "bridge")
         ip("-n", switch, "link", "set", BRIDGE, "up")

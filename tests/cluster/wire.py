@@ -1,4 +1,4 @@
-"""Raw HTTP and gRPC requests, without a client library that would correct them."""
+"""Raw HTTP and gRPC requests, not corrected by a client library."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ class HttpAnswer:
 
     @property
     def error(self) -> dict[str, Any]:
-        """Return the error object; asserts that there is exactly one."""
+        """Return the error object, which must be the only one."""
         assert self.headers["content-type"] == "application/json"
         assert set(self.json) == {"error"}
         error: dict[str, Any] = self.json["error"]
@@ -43,10 +43,10 @@ def http(
     body: bytes | Iterable[bytes] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> HttpAnswer:
-    """Send one request on its own connection. A body in parts is sent chunked."""
+    """Send one request. A body in parts is sent chunked."""
     connection = HTTPConnection(served.cluster.addresses.http, timeout=TIMEOUT_S)
     try:
-        # The server may answer and close before it has the whole body.
+        # The server may answer before it has the whole body.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.request(method, path, body, headers or {}, encode_chunked=not isinstance(body, bytes))
         response = connection.getresponse()
@@ -56,7 +56,7 @@ def http(
 
 
 class RawGrpc:
-    """gRPC client that sends raw bytes. Use as a context manager."""
+    """gRPC client for raw bytes. Use as a context manager."""
 
     def __init__(self, address: str) -> None:
         options = [("grpc.enable_http_proxy", 0), ("grpc.max_send_message_length", -1)]
@@ -69,13 +69,13 @@ class RawGrpc:
         self.channel.close()
 
     def generate(self, request: bytes, key: str = "") -> list[pb.GenerateResponse]:
-        """Return all responses. Raises grpc.RpcError."""
+        """Raises grpc.RpcError."""
         metadata = (("authorization", f"Bearer {key}"),) if key else ()
         call = self.channel.unary_stream(GENERATE, response_deserializer=pb.GenerateResponse.FromString)
         return list(call(request, timeout=TIMEOUT_S, metadata=metadata))
 
     def refusal(self, request: bytes, key: str = "") -> tuple[str, str]:
-        """Return the status code name and message of a request that must fail."""
+        """Return the status code and message of a request that must fail."""
         try:
             responses = self.generate(request, key)
         except grpc.RpcError as error:

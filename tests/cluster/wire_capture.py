@@ -1,4 +1,4 @@
-"""Captures an interface's traffic, as an eavesdropper sees it. Needs root."""
+"""Captures an interface's traffic. Needs root."""
 
 import contextlib
 import socket
@@ -9,7 +9,7 @@ from types import TracebackType
 
 ETH_P_ALL, ETH_P_IP = 0x0003, 0x0800
 LOOPBACK = "lo"
-# Linux constants that the socket module lacks.
+# Linux constants missing from socket.
 SO_RCVBUFFORCE, SOL_PACKET, PACKET_STATISTICS = 33, 263, 6
 BUFFER_BYTES = 256 * 2**20
 ETHERNET_BYTES = 14
@@ -19,7 +19,7 @@ MODULUS = 2**32
 
 
 class WireCapture:
-    """Captures traffic in its own thread while the context is open."""
+    """Captures while the context is open."""
 
     def __init__(self, interface: str = LOOPBACK) -> None:
         self._interface = interface
@@ -46,9 +46,9 @@ class WireCapture:
         assert not num_dropped, f"{num_dropped} packets were not captured"
 
     def connections(self) -> list[bytes]:
-        """Return the bytes sent by each end of each TCP connection, in order.
+        """Return the bytes of each end of each TCP connection, in order.
 
-        Connections may predate the capture. Frames other than TCP over IPv4 come last, one by one.
+        Connections may predate the capture. Frames other than TCP over IPv4 come last.
         """
         others: list[bytes] = []
         parts: defaultdict[bytes, dict[int, bytes]] = defaultdict(dict)
@@ -62,7 +62,7 @@ class WireCapture:
             segment = packet[header_bytes:total_bytes]
             payload = segment[(segment[12] >> 4) * 4 :]
             if payload:
-                # Addresses and ports identify one direction of a connection.
+                # Identifies one direction of a connection.
                 parts[packet[12:20] + segment[:4]][int.from_bytes(segment[4:8], "big")] = payload
         return [_in_order(said) for said in parts.values()] + others
 
@@ -70,14 +70,14 @@ class WireCapture:
         while not self._ended.is_set():
             with contextlib.suppress(TimeoutError):
                 frame, (_, _, kind, *_) = self._socket.recvfrom(2**17)
-                # Loopback delivers each packet twice, outgoing and incoming.
+                # Loopback delivers each packet twice.
                 if self._interface != LOOPBACK or kind != socket.PACKET_OUTGOING:
                     self._frames.append(frame)
 
 
 def _in_order(said: dict[int, bytes]) -> bytes:
     """Join segments by sequence number, dropping duplicates."""
-    # First segment, allowing for one wrap of the sequence numbers.
+    # First segment, allowing for a wrap.
     first = next(number for number in said if all((other - number) % MODULUS < MODULUS // 2 for other in said))
     whole = bytearray()
     for number in sorted(said, key=lambda number: (number - first) % MODULUS):

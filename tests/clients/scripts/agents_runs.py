@@ -19,12 +19,12 @@ def population(city: str) -> int:
 
 
 def make(kind: type, **settings: object) -> dict:
-    """Return a new model; each run has its own event loop."""
+    """Each run needs its own model, because it has its own event loop."""
     client = openai.AsyncOpenAI(base_url=f"{report.url}/v1", api_key="none", max_retries=0)
     return {"model": kind(report.model, client), "model_settings": ModelSettings(**settings)}
 
 
-# The agents treat a length-limited response as an error, with OpenAI's servers too.
+# A length-limited response is an error to these agents.
 WHOLE = {"max_tokens": 400, "temperature": 0}
 
 

@@ -1,4 +1,4 @@
-"""Two turns of a conversation; the second contains the first's answer in the library's own form."""
+"""Two turns; the second includes the first's answer as the library returned it."""
 
 import litellm
 from report import Report

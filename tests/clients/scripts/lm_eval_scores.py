@@ -1,4 +1,4 @@
-"""lm-eval on a multiple-choice task. Prints each choice's log likelihood as JSON, for comparison with transformers."""
+"""A multiple-choice task; prints log likelihoods as JSON, for comparison with transformers."""
 
 import json
 import os

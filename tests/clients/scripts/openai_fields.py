@@ -1,4 +1,4 @@
-"""OpenAI's own package: every field that matters to a text model, and every ignored hint."""
+"""OpenAI's own package: every field for text models, and every ignored hint."""
 
 import json
 
@@ -77,7 +77,7 @@ def second_turn() -> None:
     first = chat().choices[0].message
     messages = [*QUESTION, first.model_dump(), {"role": "user", "content": "And of Italy?", "name": "someone"}]
     assert chat(messages=messages).choices[0].message.content
-    # Some clients keep the dump with its nulls, as above; others keep the object.
+    # Some clients keep the dump with nulls, as above; others keep the object.
     messages[1] = first
     assert chat(messages=messages).choices[0].message.content
 

@@ -1,4 +1,4 @@
-"""Pydantic AI's tools, and its structured output in the modes that constrain the model."""
+"""Pydantic AI's tools, and structured output in the modes that bind the model."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ def tools() -> None:
         asked.append(city)
         return len(city)
 
-    # Each turn must call one of the two functions; a small model does not always reach the final one.
+    # A small model does not always reach the final call.
     with contextlib.suppress(UsageLimitExceeded):
         agent.run_sync("How many people live in Paris?", usage_limits=UsageLimits(request_limit=4))
     assert asked

@@ -1,7 +1,4 @@
-"""Report that every script here uses: each check runs, whether or not earlier ones failed.
-
-Imports only the standard library, because it runs in each client's environment.
-"""
+"""Runs a script's checks, each despite earlier failures. Standard library only, for every client's environment."""
 
 import argparse
 import os
@@ -10,12 +7,7 @@ from collections.abc import Callable
 
 
 class Report:
-    """
-    Attributes:
-        url: server URL, without /v1.
-        model: model name to request.
-        model_dir: directory of the model, including its tokenizer.
-    """
+    """Attributes: url: server URL, without /v1; model_dir: local files, including the tokenizer."""
 
     def __init__(self) -> None:
         parser = argparse.ArgumentParser()
@@ -29,7 +21,6 @@ class Report:
         self._num_failed = 0
 
     def check(self, what: str, attempt: Callable[[], None]) -> None:
-        """Run one check and print its result."""
         try:
             attempt()
         except Exception as error:
