@@ -1,1 +1,1 @@
-"""Clients of the field against a cluster as `tandem serve` starts it: each in an environment of its own."""
+"""Third-party clients against `tandem serve`, each in its own environment."""

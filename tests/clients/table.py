@@ -1,4 +1,4 @@
-"""Which clients are tried, in which versions."""
+"""Tested clients and their versions."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +10,8 @@ SCRIPTS = Path(__file__).parent / "scripts"
 class Client:
     """
     Attributes:
-        name: of the client, and of its environment.
-        requirements: what pip installs there.
-        script: what its environment runs, in `scripts`.
-        is_tuned_for: whether its needs were known when the server was written. The others were chosen afterwards, to
-            find what nobody had thought of.
+        script: file in `scripts` to run in the client's environment.
+        is_tuned_for: True if the server was written with this client in mind. The others came later, to find gaps.
     """
 
     name: str

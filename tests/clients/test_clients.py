@@ -1,4 +1,4 @@
-"""What each client's script tries works against a server that was started with no options but its model."""
+"""Each client's script works against a server started with only its model."""
 
 import json
 import os
@@ -20,14 +20,12 @@ pytestmark = pytest.mark.clients
 MODEL = "smollm2-135m-instruct"
 INSTALL_TIMEOUT_S = 900
 SCRIPT_TIMEOUT_S = 600
-# In float32 the last bits depend on the order of additions.
+# The order of additions changes the last bits of float32 sums.
 TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Attributes: url: the server's, over HTTP."""
-
     url: str
     model_dir: Path
 
@@ -45,7 +43,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def environment(client: Client) -> Path:
-    """The Python of the client's own environment, which is made once and kept for each of its versions."""
+    """Return the client's Python, from an environment kept per version."""
     kept_in = Path(os.environ.get("TANDEM_CLIENTS_DIR", ".clients")).absolute()
     directory = kept_in / re.sub(r"[^A-Za-z0-9.=-]+", "_", "+".join(client.requirements))
     python = directory / "bin" / "python"
@@ -59,11 +57,10 @@ def environment(client: Client) -> Path:
 
 
 def run(client: Client, served: Served) -> str:
-    """What the client's script has printed."""
     given = ["--url", served.url, "--model", MODEL, "--model-dir", str(served.model_dir)]
-    # It would look for its makers' server first, and wait for that.
+    # Otherwise LiteLLM contacts its makers' server first.
     own = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    # Its environment is its own: nothing of this one's is imported there.
+    # Keep this environment out of the client's.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OPENAI", "HF_"))}
     python = environment(client)
     done = subprocess.run(
@@ -97,7 +94,7 @@ def test_a_client_works_as_it_is(client: Client, served: Served) -> None:
 
 
 def log_likelihoods(model_dir: Path) -> list[list[float]]:
-    """Of each choice of each question, by transformers in float32."""
+    """Return each choice's log likelihood by question, from transformers in float32."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -112,7 +109,7 @@ def log_likelihoods(model_dir: Path) -> list[list[float]]:
             whole = tokenizer(f"{asked['question']} {choice}")["input_ids"]
             with torch.no_grad():
                 scores = model(torch.tensor([whole])).logits[0].log_softmax(-1)
-            # A token's score stands where the one before it was read.
+            # The previous token's row holds the score.
             rows = scores[len(context) - 1 : -1]
             of_choices.append(float(rows.gather(1, torch.tensor(whole[len(context) :])[:, None]).sum()))
         likelihoods.append(of_choices)

@@ -1,5 +1,4 @@
-"""Bad input, and what a client is told: the rows of docs/bad-input.md. They are about the tiny model, which has 300
-tokens, a length of 512 and pages of 16."""
+"""Rows of docs/bad-input.md, for the tiny model: 300 tokens, maximum length 512, page size 16."""
 
 import json
 import math
@@ -23,7 +22,6 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
 
 
 def nested(depth: int) -> dict[str, Any]:
-    """A schema of lists within lists."""
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(depth):
         schema = {"items": schema}
@@ -34,11 +32,9 @@ def nested(depth: int) -> dict[str, Any]:
 class Row:
     """
     Attributes:
-        name: the first column.
-        message: over gRPC, and over HTTP where there is no other.
-        grpc: the request, parsed or not; None: it cannot be said there.
-        http: the body, as JSON or as bytes; None: as for grpc.
-        code, param: of the HTTP error object.
+        message: gRPC error message; also over HTTP unless http_message is set.
+        grpc, http: request or body, possibly raw bytes; None if inexpressible there.
+        code, param: fields of the HTTP error object.
     """
 
     name: str
@@ -60,7 +56,7 @@ class Row:
 
     @property
     def http_bytes(self) -> bytes:
-        # Escaped to ASCII: what is no text can be said all the same.
+        # json.dumps escapes to ASCII, so the body can hold lone surrogates.
         return self.http if isinstance(self.http, bytes) else json.dumps(self.http).encode()
 
 
@@ -73,7 +69,6 @@ def sampled(**sampling: Any) -> pb.GenerateRequest:
 
 
 def both(name: str, value: Any, message: str, http_message: str, *, field: str = "") -> Row:
-    """The same value of a sampling field, given to both frontends."""
     field = field or name.split()[0]
     http_value = {str(k): v for k, v in value.items()} if isinstance(value, dict) else value
     http = {"prompt": "hi", field: http_value}
@@ -87,7 +82,7 @@ def http_only(name: str, message: str, http: dict[str, Any] | bytes, param: str 
 
 
 def raw_number(name: str, literal: str, value: float) -> Row:
-    """A temperature that JSON cannot say, said all the same."""
+    """Build a row whose temperature is no JSON number."""
     return Row(
         name,
         f"temperature must be a number of at least 0, not {value:g}",
@@ -692,7 +687,7 @@ def response(name: str, message: str, fields: dict[str, Any], param: str, **more
 
 
 def anthropic(name: str, message: str, fields: dict[str, Any], **more: Any) -> Row:
-    """Its error has a form of its own, which names a field in the message alone."""
+    """Build a row for /v1/messages, where errors name the field only in the message."""
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **fields}
     return Row(name, message, http=body, path=MESSAGES, **more)
 
@@ -769,7 +764,7 @@ OTHER_APIS = [
 
 ROWS = [*PROMPTS, *SAMPLING, *OTHER_PATHS, *WIRE, *OTHER_APIS]
 
-# What takes more than one request to show, or another cluster: each has a test of its own.
+# Rows that need several requests or another cluster.
 LARGE_BODY = f"the body has more than {MAX_BODY_BYTES} bytes"
 SHOWN_APART = {
     row.name: row

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over its DevTools protocol on a pair of pipes: no port, and no library."""
+"""Headless Chromium, driven over DevTools pipes."""
 
 import base64
 import fcntl
@@ -15,7 +15,7 @@ from typing import Any
 
 ANSWER_TIMEOUT_S = 30.0
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-# What the browser itself would ask of others, it is to leave.
+# Disable the browser's own network requests.
 FLAGS = (
     *("--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-default-apps", "--disable-sync"),
@@ -25,11 +25,11 @@ FLAGS = (
 
 
 class Browser:
-    """One page of it. Use as a context manager.
+    """One browser page, as a context manager.
 
     Attributes:
-        urls: of all that the page has asked for.
-        complaints: what stands in its console as an error or a warning, and uncaught exceptions.
+        urls: URLs requested by the page.
+        complaints: console errors and warnings, and uncaught exceptions.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Browser:
         self._profile.cleanup()
 
     def ask(self, method: str, params: dict[str, Any] | None = None, *, in_page: bool = True) -> dict[str, Any]:
-        """Raises RuntimeError if the browser refuses, and TimeoutError if it does not answer."""
+        """Raises RuntimeError on refusal, TimeoutError without an answer."""
         with self._arrived:
             self._number += 1
             number = self._number
@@ -97,15 +97,14 @@ class Browser:
         return answer["result"]
 
     def evaluate(self, script: str) -> Any:
-        """The value of a JavaScript expression, or what its promise gives."""
+        """Return the value of a JavaScript expression or promise."""
         result = self.ask("Runtime.evaluate", {"expression": script, "returnByValue": True, "awaitPromise": True})
         if "exceptionDetails" in result:
             raise RuntimeError(result["exceptionDetails"]["exception"]["description"])
         return result["result"].get("value")
 
     def until(self, script: str, timeout_s: float, accept: Callable[[Any], Any] = bool) -> Any:
-        """The value of an expression as soon as it is accepted; one that cannot be evaluated, as while a page gives way
-        to the next, is not."""
+        """Return the first accepted value. Retries evaluations that fail during navigation."""
         deadline = time.monotonic() + timeout_s
         while True:
             value: Any
@@ -126,23 +125,20 @@ class Browser:
         self.until("document.readyState", ANSWER_TIMEOUT_S, lambda state: state == "complete")
 
     def resize(self, width: int, height: int, *, scale: float = 1.0, is_phone: bool = False) -> None:
-        """Args: width, height: in CSS pixels."""
         size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": is_phone}
         self.ask("Emulation.setDeviceMetricsOverride", size)
 
     def prefer(self, scheme: str) -> None:
-        """Args: scheme: "light" or "dark"."""
         self.ask("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
 
     def press(self, key: str, *, code: int = 0, shift: bool = False) -> None:
-        """A key, such as Tab. Args: code: Windows' number of it."""
+        """Args: code: Windows key code."""
         text = {"Enter": "\r"}.get(key, "")
         event = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0, "text": text}
         self.ask("Input.dispatchKeyEvent", {**event, "type": "keyDown"})
         self.ask("Input.dispatchKeyEvent", {**event, "type": "keyUp"})
 
     def type(self, text: str) -> None:
-        """Into whatever has the focus."""
         self.ask("Input.insertText", {"text": text})
 
     def screenshot(self, path: Path, *, whole_page: bool = False) -> None:
@@ -175,7 +171,7 @@ class Browser:
 
 
 def _high_pipe() -> tuple[int, int]:
-    """A pipe whose ends are not among the first ten files, which a shell gives meanings to."""
+    """Return descriptors above 9: a shell can redirect only 0 to 9."""
     ends = os.pipe()
     high = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends)
     for end in ends:

@@ -1,4 +1,4 @@
-"""The `tandem` command in a process of its own."""
+"""Runs the `tandem` command in its own process."""
 
 import os
 import re
@@ -20,8 +20,6 @@ GONE_S = 10.0
 
 @dataclass
 class Server:
-    """A `tandem serve` that is up."""
-
     name: str
     process: subprocess.Popen[str]
     address: str
@@ -29,7 +27,7 @@ class Server:
     output: list[str]
 
     def finish(self) -> int:
-        """Waits for its end, with which all of its processes must have ended; returns its exit status."""
+        """Return the exit status. Asserts that all processes have ended."""
         status = self.process.wait(GONE_S)
         assert [p for p in self.tree if p.is_alive()] == []
         return status
@@ -42,7 +40,6 @@ def tandem(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]
 
 
 def own_name() -> tuple[str, str]:
-    """A name that no other cluster on this host has."""
     return "--name", f"test-{uuid.uuid4().hex[:12]}"
 
 

@@ -1,4 +1,4 @@
-"""A tiny model, what transformers says about it, and clusters that serve it."""
+"""Tiny model, its oracle, and served clusters."""
 
 import os
 import random
@@ -23,18 +23,17 @@ from tandem.v1 import worker_pb2, worker_pb2_grpc
 from tests.cluster.inside import open_inside
 
 VOCAB_SIZE = 300
-# Several, so that a good part of the outputs of a random model end early.
+# Six, so that many outputs end early.
 EOS_TOKEN_IDS = [256, 257, 258, 259, 260, 261]
 CHUNK_SIZE = 48
 MAX_MODEL_LEN = 512
-# Few enough that the tests' prompts push each other out of the caches.
+# Small enough that the tests' prompts evict each other.
 NUM_PAGES = 128
 RESTART_S = 40.0
 API_KEYS = ("first-key", "second-key")
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    """The first true value of `condition`."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
@@ -58,12 +57,12 @@ class Oracle:
         self.tokenizer = tokenizers.Tokenizer.from_file(str(model_dir / "tokenizer.json"))
 
     def generate(self, prompt_ids: Sequence[int], max_tokens: int, *, ignore_eos: bool = False) -> list[int]:
-        """The output's token ids, an end-of-sequence token included."""
+        """Return the output ids, including the end-of-sequence token."""
         import torch
 
         self._model.generation_config.eos_token_id = None if ignore_eos else self._eos_token_ids
         prompt = torch.tensor([list(prompt_ids)])
-        # One thread: several would spend their time waiting for each other beside the workers.
+        # Several threads would contend with the workers.
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         output = self._model.generate(
@@ -77,7 +76,7 @@ class Oracle:
         return output[0, len(prompt_ids) :].tolist()
 
     def confirms(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> bool:
-        """Whether a long output is the greedy one: one forward over all of it, where generate takes one a token."""
+        """Return whether a long output is greedy, in one forward pass."""
         import torch
 
         with torch.inference_mode():
@@ -85,7 +84,7 @@ class Oracle:
         return logits[len(prompt_ids) - 1 : -1].argmax(-1).tolist() == list(output_ids)
 
     def logits(self, token_ids: Sequence[int]) -> Any:
-        """(len(token_ids), vocab_size) float32"""
+        """Return float32 [len(token_ids), vocab_size]."""
         import torch
 
         with torch.inference_mode():
@@ -97,7 +96,7 @@ class Oracle:
 
 @dataclass
 class Answer:
-    """All that a stream of responses said; `last` is its last message."""
+    """A collected stream; `last` is its final message."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -112,12 +111,12 @@ class Answer:
 
 
 class ServedCluster:
-    """A supervised cluster in this process's Ray, and a client of it that shows its first key, if there are keys."""
+    """Supervised cluster in this process's Ray, and a client with the first API key."""
 
     def __init__(self, config: ClusterConfig, tls: ClientTls | None = None) -> None:
         self._joined, hosted = None, None
         if config.ray_address:
-            # This process is in the place of the actor that a supervisor would be there.
+            # This process stands in for the supervisor actor.
             self._joined = JoinedRay(config.ray_address, namespace_of(config.cluster_name))
             self._joined.start(0)
             hosted = HostedRay(config.ray_address, config.cluster_name, spans_nodes=config.spans_nodes)
@@ -160,21 +159,20 @@ class ServedCluster:
         return answer
 
     def wait_ready(self) -> None:
-        """Waits for a worker that is being started again, too."""
         wait_until(lambda: self.client.server_info().ready, RESTART_S, "the cluster is ready")
 
     def worker(self, worker_id: str) -> pb.WorkerStatus | None:
         return next((w for w in self.client.server_info().workers if w.worker_id == worker_id), None)
 
     def kill(self, worker_id: str, signum: signal.Signals = signal.SIGKILL) -> int:
-        """Signals a worker's process; returns its pid."""
+        """Signal a worker's process and return its pid."""
         worker = self.worker(worker_id)
         assert worker is not None
         os.kill(worker.pid, signum)
         return worker.pid
 
     def integrity(self) -> dict[str, worker_pb2.IntegrityReport]:
-        """Each worker's report, from its engine thread and not from a heartbeat."""
+        """Return integrity reports from the engine threads, not from heartbeats."""
         reports = {}
         for worker in self.client.server_info().workers:
             metadata = cluster_metadata(self.cluster.cluster_token)
@@ -186,7 +184,7 @@ class ServedCluster:
         return reports
 
     def wait_clean(self, within_s: float = 5.0) -> None:
-        """Waits until nobody works and nobody holds a page; at no time may a page account be wrong."""
+        """Wait until all workers are idle without pages. Page accounts must be consistent throughout."""
 
         def is_clean() -> bool:
             reports = self.integrity()
@@ -201,14 +199,13 @@ class ServedCluster:
 
 
 class Clusters:
-    """One cluster at a time, kept for as long as the tests that follow want the same one."""
+    """Reuses one cluster as long as consecutive tests want the same configuration."""
 
     def __init__(self) -> None:
         self._config: ClusterConfig | None = None
         self._served: ServedCluster | None = None
 
     def get(self, config: ClusterConfig, tls: ClientTls | None = None) -> ServedCluster:
-        """Args: tls: of the client, where `config` asks for it."""
         if self._served is None or config != self._config:
             self.close()
             self._config, self._served = config, ServedCluster(config, tls)
@@ -221,9 +218,8 @@ class Clusters:
             served.close()
 
 
-# Modules that share a cluster, in the order in which they run: those with API keys and TLS, and the plain 1P1D
-# cluster's. A process keeps one cluster at a time, so each of these groups stays in one process, like every other
-# module. What takes longest comes first, for two processes to end together.
+# Modules that share a cluster, in run order. A process keeps one cluster at a time, so a group stays in one process.
+# The longest come first, to balance two processes.
 GROUPS = (
     ("test_cli",),
     ("test_death",),
@@ -260,7 +256,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
 
 def save_tiny_model(directory: Path, **settings: Any) -> None:
-    """A random two-layer Llama with grouped heads, whose tokens are bytes. Args: settings: of its configuration."""
+    """Save a random two-layer Llama with grouped-query attention and byte tokens."""
     import tokenizers
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -274,7 +270,7 @@ def save_tiny_model(directory: Path, **settings: Any) -> None:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=MAX_MODEL_LEN,
-        # Large enough that outputs vary and the best token is best by far.
+        # Large enough that outputs vary and the best token wins clearly.
         initializer_range=0.3,
         bos_token_id=None,
         eos_token_id=EOS_TOKEN_IDS,
@@ -320,7 +316,6 @@ def clusters() -> Iterator[Clusters]:
 
 @pytest.fixture
 def tiny_pd(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
-    """The tiny model on one prefill and one decode worker; every test must leave it clean."""
     served = clusters.get(tiny_config)
     yield served
     served.wait_clean()
@@ -328,7 +323,6 @@ def tiny_pd(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCl
 
 @pytest.fixture
 def tiny_keyed(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
-    """The tiny model behind API keys and small limits; every test must leave it clean."""
     limits: dict[str, Any] = {"max_requests_per_key": 2, "max_body_bytes": 4096, "worker_wait_timeout_s": 2.0}
     served = clusters.get(replace(tiny_config, api_keys=API_KEYS, **limits))
     yield served
@@ -337,7 +331,6 @@ def tiny_keyed(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[Serve
 
 @pytest.fixture
 def tiny_both(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
-    """The tiny model on one worker of role `both`; every test must leave it clean."""
     served = clusters.get(replace(tiny_config, num_prefill=0, num_decode=0, num_both=1))
     yield served
     served.wait_clean()

@@ -1,4 +1,4 @@
-"""A client over HTTP that goes on with its stream when that breaks, as EventSource does."""
+"""HTTP client that resumes broken event streams, like EventSource."""
 
 import http.client
 import json
@@ -10,17 +10,15 @@ from typing import Any
 from tandem.router.frontends.openai.streaming import KEEPALIVE_S
 
 RETRY_S = 0.1
-# Who says nothing for longer, not even a comment, is gone.
+# Longest silence, keepalive comments included.
 SILENCE_TIMEOUT_S = 1.5 * KEEPALIVE_S
 STREAM_TIMEOUT_S = 60.0
-# These may pass.
+# Retried.
 PASSING = (429, 503)
 PATH = "/v1/completions"
 
 
 class RefusedError(Exception):
-    """Attributes: status, message: of the answer."""
-
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
         self.status = status
@@ -28,16 +26,14 @@ class RefusedError(Exception):
 
 
 class EventClient:
-    """One stream, read by a thread of its own from now on.
+    """One stream, read by its own thread.
 
     Attributes:
-        text: what has come.
-        finish_reasons, usages, answer_ids: of all events.
-        num_breaks: how often it went on.
+        num_breaks: number of reconnections.
     """
 
     def __init__(self, addresses: Sequence[str], body: dict[str, Any], *, last_event_id: str = "") -> None:
-        """Args: addresses: tried in turn, the first one first; last_event_id: of a stream that was begun before."""
+        """Args: last_event_id: of an earlier stream to resume."""
         self.text = ""
         self.finish_reasons: list[str] = []
         self.usages: list[dict[str, Any]] = []
@@ -53,13 +49,12 @@ class EventClient:
         self._thread.start()
 
     def wait_characters(self, num_characters: int) -> bool:
-        """Returns whether so many came before the stream ended."""
+        """Return whether they arrived before the stream ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or len(self.text) >= num_characters, STREAM_TIMEOUT_S)
             return not self._is_over
 
     def finish(self) -> str:
-        """The whole text; raises what it got in its place."""
         self._thread.join(STREAM_TIMEOUT_S)
         assert not self._thread.is_alive(), "the stream hangs"
         if self._error is not None:
@@ -82,7 +77,7 @@ class EventClient:
             self._changed.notify_all()
 
     def _read(self, address: str) -> bool:
-        """Returns whether the stream has come to its end."""
+        """Return whether the stream has ended."""
         connection = http.client.HTTPConnection(address, timeout=SILENCE_TIMEOUT_S)
         headers = {"content-type": "application/json"}
         if self._last_event_id:
@@ -110,7 +105,7 @@ class EventClient:
         return False
 
     def _take(self, content: dict[str, Any], event_id: str) -> bool:
-        """Returns whether the stream goes on after this event."""
+        """Return whether the stream continues after this event."""
         if "error" in content:
             return False
         with self._changed:

@@ -1,4 +1,4 @@
-"""Faults for a running cluster, and clients whose streams are watched while they happen."""
+"""Faults for a running cluster, and clients that watch their streams."""
 
 import itertools
 import os
@@ -22,14 +22,14 @@ STREAM_TIMEOUT_S = 60.0
 
 
 class QuickConfig(ClusterConfig):
-    """Silence is noticed sooner, so that short tests see it."""
+    """Shorter silence timeouts, for short tests."""
 
     def router(self, *args: Any) -> RouterConfig:
         return replace(ClusterConfig.router(self, *args), heartbeat_timeout_s=1.0)
 
 
 class LiveStream:
-    """One client's stream, read by a thread of its own from now on."""
+    """One client's stream, read by its own thread."""
 
     def __init__(
         self,
@@ -40,7 +40,6 @@ class LiveStream:
         timeout_s: float = STREAM_TIMEOUT_S,
         **sampling: Any,
     ) -> None:
-        """Args: client: other than the cluster's own."""
         self.prompt_ids = list(prompt_ids)
         self.sampling = sampling
         self.answer = Answer()
@@ -56,14 +55,13 @@ class LiveStream:
         self._thread.start()
 
     def wait_tokens(self, num_tokens: int, timeout_s: float = STREAM_TIMEOUT_S) -> bool:
-        """Waits until the client has so many tokens, or the stream has ended; returns whether it was in time."""
+        """Return whether the tokens or the end came in time."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: bool(self.ended or len(self.answer.token_ids) >= num_tokens), timeout_s
             )
 
     def finish(self) -> Answer:
-        """Waits for the end; raises what the client got in place of an answer."""
         self._thread.join(self._timeout_s + 5.0)
         assert not self._thread.is_alive(), "the stream hangs"
         if self.error is not None:
@@ -71,13 +69,12 @@ class LiveStream:
         return self.answer
 
     def longest_gap(self) -> float:
-        """The longest time for which the client waited for a token, the first one included."""
+        """Return the longest wait for a token, TTFT included."""
         times = [self.sent, *self._times]
         return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
 
     def resumed_at(self, moment: float) -> float:
-        """The end of the client's longest wait, for a token or the stream's end, of those that ended after this moment,
-        or this moment if none did."""
+        """Return the end of the longest wait that ended after `moment`; without one, `moment`."""
         with self._changed:
             waits = itertools.pairwise((self.sent, *self._times, self.ended))
             return max(((end - start, end) for start, end in waits if end > moment), default=(0.0, moment))[1]
@@ -98,25 +95,25 @@ class LiveStream:
 
 
 def cut_control(served: ServedCluster, worker_id: str) -> None:
-    """Breaks the worker's stream to the router."""
-    # One whose stream the router has ended may linger beside the one in use.
+    # A stream closed by the router may linger beside the current one.
     assert _reset_connections(served, worker_id, served.cluster.routers["router-0"].cluster) > 0
 
 
 def cut_links(served: ServedCluster, worker_id: str) -> None:
-    """Breaks every link stream of the worker."""
     addresses = {w.worker_id: w.address for w in served.client.server_info().workers if w.role == "decode"}
     own = addresses.get(worker_id)
     assert _reset_connections(served, worker_id, *([own] if own else addresses.values())) > 0
 
 
 def _reset_connections(served: ServedCluster, worker_id: str, *addresses: str) -> int:
-    """Resets the worker's TCP connections of which one end has one of these ports, as a network would: what was under
-    way is lost, and neither end is told anything but that. Returns how many there were."""
+    """Reset the worker's TCP connections with these ports at either end, and return their number.
+
+    Data in flight is lost, as with a network fault.
+    """
     ports = [int(address.rpartition(":")[2]) for address in addresses]
 
     def reset(actor: object) -> int:
-        # Runs in the worker's process, where nothing of the tests can be imported.
+        # Runs in the worker's process, which cannot import test modules.
         import ctypes
         import socket
         from contextlib import suppress
@@ -127,12 +124,12 @@ def _reset_connections(served: ServedCluster, worker_id: str, *addresses: str) -
         for name in Path("/proc/self/fd").iterdir():
             fd = int(name.name)
             with suppress(OSError):
-                # Only a view of the descriptor: it is not closed here.
+                # This view does not own the descriptor.
                 view = socket.socket(fileno=fd)
                 try:
                     is_tcp = view.family in (socket.AF_INET, socket.AF_INET6) and view.type == socket.SOCK_STREAM
                     if is_tcp and {view.getpeername()[1], view.getsockname()[1]} & set(ports):
-                        # Connecting to no address resets the connection.
+                        # connect() with AF_UNSPEC resets the connection.
                         num_reset += libc.connect(fd, bytes(16), 16) == 0
                 finally:
                     view.detach()
@@ -148,7 +145,6 @@ def thaw(pids: Sequence[int]) -> None:
 
 @contextmanager
 def frozen(served: ServedCluster, worker_ids: Sequence[str]) -> Iterator[None]:
-    """Stops these workers' processes for as long as the block lasts."""
     pids = [served.kill(worker_id, signal.SIGSTOP) for worker_id in worker_ids]
     try:
         yield
@@ -157,7 +153,7 @@ def frozen(served: ServedCluster, worker_ids: Sequence[str]) -> Iterator[None]:
 
 
 def wait_whole(served: ServedCluster, within_s: float = RESTART_S) -> None:
-    """Waits until every worker is connected, and each prefill worker has a link to each decode worker."""
+    """Wait until all workers are connected and fully linked."""
     config = served.cluster._config
 
     def is_whole() -> bool:
@@ -170,7 +166,7 @@ def wait_whole(served: ServedCluster, within_s: float = RESTART_S) -> None:
 
 
 class Footprints:
-    """Memory and open files of the cluster's processes, measured again and again: one that stays must not grow."""
+    """Samples memory and open files of the cluster's processes."""
 
     MAX_GROWTH_BYTES = 8 * 2**20
     MAX_GROWTH_FILES = 8
@@ -189,7 +185,7 @@ class Footprints:
             self._samples.setdefault((name, pid), []).append((resident, num_files))
 
     def growth(self) -> tuple[int, int]:
-        """The most that a process has grown since it had warmed up: bytes, files."""
+        """Return the largest growth of a process since warm-up: (bytes, files)."""
         bytes_grown = files_grown = 0
         for samples in self._samples.values():
             if len(samples) >= self.MIN_SAMPLES:

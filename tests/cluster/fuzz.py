@@ -1,4 +1,4 @@
-"""Requests that nobody would think of, for the fuzz tests."""
+"""Random requests for the fuzz tests."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ from tandem.v1 import inference_pb2 as pb
 from tests.cluster.conftest import MAX_MODEL_LEN, VOCAB_SIZE
 
 UINT32_LIMITS = [0, 1, 2**31, 2**32 - 1]
-# Merged into a request that is to end soon: of a field that is there twice, protobuf takes the last.
+# Appended to shorten a request: of a repeated field, protobuf takes the last.
 SHORT = pb.GenerateRequest(sampling=pb.SamplingParams(max_tokens=2)).SerializeToString()
 
 
@@ -18,12 +18,11 @@ def often(*values: Any) -> st.SearchStrategy[Any]:
 
 
 def mostly(good: st.SearchStrategy[Any], *others: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """So that one bad field does not hide what becomes of the others."""
+    """Keep one bad field from hiding the handling of others."""
     return st.integers(0, 19).flatmap(lambda number: st.one_of(*others) if number == 0 else good)
 
 
 def number(low: float, high: float) -> st.SearchStrategy[float]:
-    """In these limits, or not."""
     inside = st.floats(low, high, width=32) | often(low, high)
     return mostly(inside, st.floats(width=32), often(math.nan, math.inf, -math.inf, -0.0, 1e-45, 3.4e38))
 
@@ -91,7 +90,6 @@ requests = st.builds(
 
 @st.composite
 def mutated(draw: st.DrawFn, originals: st.SearchStrategy[bytes]) -> bytes:
-    """Bytes with some of them changed, cut out, put in or said twice."""
     data = bytearray(draw(originals))
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(data)))

@@ -1,4 +1,4 @@
-"""Calls to a cluster's ports for its own processes, as one of them."""
+"""Calls to a cluster's internal ports, as one of its processes."""
 
 import grpc
 
@@ -9,7 +9,7 @@ OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.ssl_target_name_override", SERV
 
 
 def open_inside(cluster: Cluster, address: str) -> grpc.Channel:
-    """Shows the cluster's certificate, where it has one; the token is for calls to show."""
+    """Open a channel with the cluster's certificate, if any. Calls still need the cluster token."""
     if cluster.cluster_tls is None:
         return grpc.insecure_channel(address, options=OPTIONS)
     tls = cluster.cluster_tls.read()

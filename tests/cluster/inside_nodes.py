@@ -1,4 +1,4 @@
-"""What test_nodes.py runs on the first of two nodes."""
+"""Tests that test_nodes.py runs on the first of two nodes."""
 
 import contextlib
 import os
@@ -33,20 +33,20 @@ pytestmark = pytest.mark.timeout(550)
 NUM_PROMPTS = 24
 NUM_TOKENS = 24
 NUM_CUTS = int(os.environ.get("TANDEM_TEST_CUTS", "20"))
-# Shorter than Ray waits before it gives a node up.
+# Shorter than Ray's timeout for a silent node.
 CUT_S = (0.5, 6.0)
-# Long enough for TCP to try again after each: Ray has nothing but that, and gives up a node that it does not hear of.
+# Lets TCP retransmit after each cut: Ray relies on that alone.
 MENDED_S = (6.0, 9.0)
-# For two routers and four workers to find each other again.
+# Time for all workers and routers to reconnect.
 HEALED_S = 20.0
 NUM_CLIENTS = 6
-# Of logits of some tens, in float32.
+# The logits are of order 10, in float32.
 ROUNDING = 1e-3
-# Ray gives a node up by its silence; what was on it is started again then.
+# Ray detects a dead node only by its silence.
 NODE_GONE_S = 90.0
 RESTARTED_S = 120.0
 NUM_CANCELLED = 60
-# A supervisor asks its routers every second.
+# A supervisor polls its routers every second.
 LOGGED_S = 10.0
 
 
@@ -59,7 +59,7 @@ def config(tiny_config: ClusterConfig) -> ClusterConfig:
 
 @pytest.fixture
 def served(clusters: Clusters, config: ClusterConfig) -> Iterator[ServedCluster]:
-    """A prefill worker on the first node, a decode worker on the other, a router on each."""
+    """One prefill worker on the first node, one decode worker on the other, a router on each."""
     found = clusters.get(config)
     yield found
     found.wait_clean()
@@ -83,7 +83,6 @@ def test_prompts_of_one_node_are_decoded_on_the_other(served: ServedCluster, tin
         "prefill-0": f"of-{HEAD}",
         "decode-0": f"of-{OTHER}",
     }
-    # Everybody is told where both routers are, and each serves.
     assert [host_of(router.grpc_address) for router in info.routers] == [HEAD, OTHER]
     rng = random.Random(0)
     for router in info.routers:
@@ -102,7 +101,7 @@ def test_prompts_of_one_node_are_decoded_on_the_other(served: ServedCluster, tin
 
 @pytest.fixture
 def two_pairs(clusters: Clusters, config: ClusterConfig) -> Iterator[ServedCluster]:
-    """A prefill and a decode worker and a router on each node."""
+    """A prefill worker, a decode worker and a router on each node."""
     found = start_two_pairs(clusters, config)
     yield found
     found.wait_clean(within_s=HEALED_S)
@@ -136,8 +135,6 @@ def test_where_all_are_idle_nothing_crosses_the_cable(two_pairs: ServedCluster, 
 
 
 class Load:
-    """Clients that ask for one output after the other, until they are told to stop."""
-
     def __init__(self, served: ServedCluster, client: TandemClient) -> None:
         self.streams: list[LiveStream] = []
         self._served, self._client = served, client
@@ -166,7 +163,7 @@ class Load:
 
 
 def check(streams: Sequence[LiveStream], oracle: Oracle) -> None:
-    """None has lost, repeated or changed a token, nor ended in an error."""
+    """Assert that every stream finished with exactly its greedy tokens."""
     errors = [str(stream.error) for stream in streams if stream.error is not None]
     gaps = sorted(stream.longest_gap() for stream in streams)
     print(
@@ -178,7 +175,7 @@ def check(streams: Sequence[LiveStream], oracle: Oracle) -> None:
     for stream in streams:
         output_ids = stream.answer.token_ids
         assert len(output_ids) == stream.sampling["max_tokens"]
-        # Of so many tokens some are nearly as good as the best: then one is right that is the best but for rounding.
+        # Accept a token whose logit ties with the best within rounding.
         logits = oracle.logits([*stream.prompt_ids, *output_ids])[len(stream.prompt_ids) - 1 : -1]
         short = logits.max(-1).values - logits.gather(-1, torch.tensor(output_ids)[:, None])[:, 0]
         worst = max(worst, float(short.max()))
@@ -187,7 +184,7 @@ def check(streams: Sequence[LiveStream], oracle: Oracle) -> None:
 
 
 def set_link(state: str) -> None:
-    """Of the other node. Its kernel knows."""
+    """Set the other node's interface "up" or "down"."""
     namespace, interface = os.environ["TANDEM_TEST_OTHER"].split()
     ip("-n", namespace, "link", "set", interface, state)
 
@@ -197,7 +194,7 @@ def the_cable() -> Cable:
 
 
 def test_a_cable_is_cut_and_mended(two_pairs: ServedCluster, tiny_oracle: Oracle) -> None:
-    """Everybody on the first node has there all that a stream needs, so none may end in an error."""
+    """The first node has both kinds of workers, so no stream may fail."""
     served = two_pairs
     rng = random.Random(1)
     healed: list[float] = []
@@ -225,7 +222,7 @@ def test_a_cable_is_cut_and_mended(two_pairs: ServedCluster, tiny_oracle: Oracle
 
 
 def test_a_node_is_lost_and_comes_back(clusters: Clusters, config: ClusterConfig, tiny_oracle: Oracle) -> None:
-    """What it had waits for a node, for this one has no room for more; the streams of this one go on."""
+    """Lost processes wait for a new node: this one is full. Its own streams continue."""
     served = start_two_pairs(clusters, config)
     namespace, interface = os.environ["TANDEM_TEST_OTHER"].split()
     with (
@@ -237,7 +234,7 @@ def test_a_node_is_lost_and_comes_back(clusters: Clusters, config: ClusterConfig
         try:
             time.sleep(2.0)
             lost_at = time.monotonic()
-            # All of these are that node's.
+            # Only the other node runs in that namespace.
             pids = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=True)
             for pid in map(int, pids.stdout.split()):
                 with contextlib.suppress(ProcessLookupError):
@@ -259,14 +256,13 @@ def test_a_node_is_lost_and_comes_back(clusters: Clusters, config: ClusterConfig
             print(f"all is as before {time.monotonic() - back_at:.1f} s after the node was", flush=True)
             streams = load.finish()
             check(streams, tiny_oracle)
-            # They serve again.
             with TandemClient(served.cluster.routers["router-1"].grpc, one_router=True) as other:
                 prompt = random_ids(random.Random(2), 40)
                 assert greedy(other, served, prompt) == tiny_oracle.generate(prompt, NUM_TOKENS)
             served.wait_clean(within_s=HEALED_S)
         finally:
             load.finish()
-            # A cluster ends without waiting for a node that is gone.
+            # Stopping does not wait for a lost node.
             again.end()
             began = time.monotonic()
             clusters.close()
@@ -286,7 +282,6 @@ def test_logs_and_lines_of_requests_come_from_either_node(tiny_model_dir: Path) 
         for host in (HEAD, OTHER):
             with TandemClient(f"{host}:{found[1]}", one_router=True) as client:
                 assert len(list(client.complete("hello", max_tokens=4))) > 0
-        # Each router shows what it was asked, whichever node it is on.
         wait_until(
             lambda: {"router-0", "router-1"} <= {line.split()[1] for line in request_lines(name, on)},
             LOGGED_S,
@@ -297,7 +292,7 @@ def test_logs_and_lines_of_requests_come_from_either_node(tiny_model_dir: Path) 
         missing = tandem("logs", name, "decode-7", *on)
         assert missing.returncode == 1 and "prefill-0, router-0, router-1" in missing.stderr
 
-        # What a process said that has died is found behind what its successor says. Which worker is there is up to Ray.
+        # The logs include earlier incarnations. Ray decides which worker runs there.
         (dead,) = [p.pid for p in psutil.process_iter() if is_worker_at(p, OTHER)]
         os.kill(dead, signal.SIGKILL)
         wait_until(
@@ -317,7 +312,6 @@ def request_lines(name: str, on: Sequence[str]) -> list[str]:
 
 
 def is_worker_at(process: psutil.Process, host: str) -> bool:
-    """Whether it is a worker's process of the Ray's node of that address."""
     with contextlib.suppress(psutil.Error):
         parent = process.parent()
         if "ray::WorkerActor" in " ".join(process.cmdline()):

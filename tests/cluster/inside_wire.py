@@ -1,5 +1,4 @@
-"""What test_nodes.py runs on one of two nodes: whoever reads along on the cable between them, Ray's words included,
-learns nothing of a cluster that speaks TLS inside, and much of others."""
+"""Tests that test_nodes.py runs on one of two nodes: they read the cable, Ray's traffic included."""
 
 import os
 import time
@@ -31,7 +30,7 @@ __all__ = ["kv_patterns", "prompt_ids"]
 
 pytestmark = pytest.mark.timeout(170)
 
-# What clients and the cluster's processes say, and what Ray carries of a cluster.
+# Sent by clients and cluster processes; carried by Ray.
 SAID = {"prompt", "token ids", "KV", "API key", "cluster token"}
 CARRIED = {"API key", "cluster token", "private key"}
 RAYS_OWN = {"Ray's token"}
@@ -52,7 +51,7 @@ def config(tiny_config: ClusterConfig) -> ClusterConfig:
 
 @pytest.fixture(scope="module")
 def client_tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The files of a server at both hosts, as a cluster's configuration has them, and the authority's."""
+    """Return the paths of a server's certificate and key, and of their authority."""
     directory = tmp_path_factory.mktemp("certificates")
     authority = trustme.CA()
     server = authority.issue_cert(HEAD, OTHER)
@@ -63,15 +62,17 @@ def client_tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes are created with what they are to do, as they are where Ray is on one host alone."""
+    """Create processes with their full configuration, as on a single-host Ray."""
     monkeypatch.setattr(HostedRay, "create", RayBase.create)
 
 
 def found(
     config: ClusterConfig, ca: str, prompt_ids: list[int], kv_patterns: list[bytes]
 ) -> tuple[set[str], dict[str, str]]:
-    """Which secrets cross the cable in the clear, from the first word about a cluster to its last; and what strangers
-    are told at each port inside that is on the other host."""
+    """Return the secrets seen on the cable over a cluster's life, and the refusals of strangers.
+
+    The strangers try the internal ports of the other host.
+    """
     began = time.monotonic()
     with WireCapture(os.environ["TANDEM_TEST_INTERFACE"]) as capture:
         served = ServedCluster(config, ClientTls(ca) if ca else None)
@@ -81,7 +82,6 @@ def found(
             wait_until(lambda: len(served.client.server_info().routers) == 2, RESTART_S, "both routers are there")
             secrets = looked_for(served, prompt_ids, kv_patterns) | {"Ray's token": [TOKEN.encode()]}
             if isinstance(tls := served.cluster.cluster_tls, ClusterTls):
-                # Each line of it is a piece that nothing else has.
                 secrets["private key"] = [line for line in tls.key.splitlines() if b"-----" not in line]
             info = served.client.server_info()
             assert {host_of(worker.address) for worker in info.workers} == {HEAD, OTHER}
@@ -106,12 +106,11 @@ def found(
 
 
 def num_shipped(served: ServedCluster) -> int:
-    """Pages, from one host to the other."""
     return sum(shipped.num_pages for worker in served.client.server_info().workers for shipped in worker.stats.shipped)
 
 
 def fail_to_start(config: ClusterConfig) -> None:
-    """Has a supervisor that is an actor be told of a cluster with the same key, which has no model."""
+    """Give a supervisor actor a configuration with the same API key and a missing model."""
     few: dict[str, Any] = {"num_prefill": 0, "num_decode": 0, "num_both": 1, "num_routers": 1}
     cluster = RemoteCluster.create(replace(config, **few, model="/nowhere/at-all", cluster_name="without-a-model"))
     state = wait_until(lambda: (s := cluster.look()) and s.phase == ENDED and s, RESTART_S, "it has failed")
@@ -120,7 +119,7 @@ def fail_to_start(config: ClusterConfig) -> None:
 
 
 def try_to_get_in(served: ServedCluster) -> dict[str, str]:
-    """What strangers that know the token are told at each port of the other host, by port and kind of stranger."""
+    """Return the statuses that strangers with the token get, by port and kind."""
     inside = ports_inside(served)
     inside["router-1"] = served.cluster.routers["router-1"].cluster
     far = {name: address for name, address in inside.items() if host_of(address) == HEAD}
@@ -163,7 +162,7 @@ def test_what_ray_would_carry_in_the_clear_is_seen(
 def test_nothing_of_the_cluster_is_seen_with_tls_and_nobody_gets_in(
     config: ClusterConfig, client_tls: dict[str, str], prompt_ids: list[int], kv_patterns: list[bytes]
 ) -> None:
-    """Ray's own token is there to be read, as the documents say, unless Ray has TLS."""
+    """Ray's own token stays readable unless Ray has TLS."""
     seen, refusals = found(with_tls(config, client_tls), client_tls["ca"], prompt_ids, kv_patterns)
     assert seen == RAYS_OWN
     assert len(refusals) == 6 and set(refusals.values()) == {"UNAVAILABLE"}, refusals

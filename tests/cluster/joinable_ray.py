@@ -1,4 +1,4 @@
-"""A Ray that others have started, for clusters to join."""
+"""A separately started Ray, for clusters to join."""
 
 import contextlib
 import os
@@ -24,8 +24,6 @@ TOKEN = "ab" * 32
 
 @dataclass
 class JoinableRay:
-    """A Ray on loopback that `ray start` has started."""
-
     address: str
     process: subprocess.Popen[bytes]
 
@@ -37,7 +35,6 @@ class JoinableRay:
         return True
 
     def actors(self) -> list[ProcessId]:
-        """Those of clusters."""
         return self.processes("ray::WorkerActor", "ray::RouterActor")
 
     def processes(self, *names: str) -> list[ProcessId]:
@@ -54,11 +51,10 @@ class JoinableRay:
 
 @contextlib.contextmanager
 def joinable_ray(num_cpus: int) -> Iterator[JoinableRay]:
-    """A Ray as `ray start` starts it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    # The names of Ray's sockets must be short.
+    # Ray's socket paths must be short.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as directory:
         process = subprocess.Popen(
             [
@@ -70,21 +66,21 @@ def joinable_ray(num_cpus: int) -> Iterator[JoinableRay]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            # Nothing of ours is in its environment: what the actors import they find where the launcher does.
+            # Actors must import everything as the launcher does, without our environment.
             env={
                 "PATH": os.environ["PATH"],
                 "HOME": os.environ.get("HOME", "/"),
                 "RAY_AUTH_MODE": "token",
                 "RAY_AUTH_TOKEN": TOKEN,
                 "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-                # Whatever else runs on the host would keep the actors from starting in time, as the documents say.
+                # Ray's default niceness delays the actors' start on a busy host.
                 "RAY_worker_niceness": "0",
             },
         )
         started = JoinableRay(f"127.0.0.1:{port}", process)
         try:
             wait_until(started.answers, START_S, "Ray is up")
-            # It answers a moment before its node is there, without which nobody can join.
+            # Ray answers shortly before its node is registered.
             wait_until(
                 lambda: any(
                     "RuntimeEnvAgent" in " ".join(p.cmdline()) for p in psutil.Process(process.pid).children(True)

@@ -1,5 +1,4 @@
-"""Workers that are killed or stopped while pages are on their way to them or from them: what a cluster of one prefill
-and one decode worker has to make good, over any transport."""
+"""Kills and stops of workers in a 1P1D cluster during page transfers."""
 
 import os
 import random
@@ -23,21 +22,20 @@ from tests.cluster.inside import open_inside
 NUM_CLIENTS = 6
 PROMPT_TOKENS = (240, 440)
 OUTPUT_TOKENS = (16, 48)
-# No stream may take longer, a worker's start included.
+# Includes a worker restart.
 STREAM_TIMEOUT_S = 90.0
-# Longer than the router waits for a sign of life; then longer than a link is kept to a worker that nobody names.
+# Beyond the heartbeat timeout; beyond the lifetime of an unused link.
 SHORT_STOP_S, LONG_STOP_S = 1.5, 6.5
-# How many of those that are stopped in turn go on after so long; who is stopped once more is ended in its sleep, as the
-# supervisor does it after a minute.
+# Stopped workers continue after these times. The one after is killed, as the supervisor would do.
 STOPS_S = (SHORT_STOP_S, LONG_STOP_S, SHORT_STOP_S, LONG_STOP_S)
-# What libraries take at their first use; less than the slots of one end of an NCCL transport.
+# For libraries' first use. Less than the slots of one end of an NCCL transport.
 DEVICE_SLACK_BYTES = 128 * 2**20
 NUM_CYCLES_OF_A_KIND = 5
 TWO_SIDED = ("nccl", "tcp")
 
 
 def config_for(base: ClusterConfig, transport: str) -> ClusterConfig:
-    """One prefill and one decode worker. Chunks are small, so that a prompt's pages are shipped in many pushes."""
+    """Configure 1P1D with small chunks, so that a prompt takes many pushes."""
     return QuickConfig(
         model=base.model,
         device=base.device,
@@ -53,11 +51,7 @@ def config_for(base: ClusterConfig, transport: str) -> ClusterConfig:
 
 
 class Traffic:
-    """Clients of which each sends one long prompt after the other: at nearly any time some of them are shipped.
-
-    Attributes:
-        streams: all so far.
-    """
+    """Clients that send long prompts one after another, so that pages are nearly always in flight."""
 
     def __init__(self, served: ServedCluster, seed: str) -> None:
         self.streams: list[LiveStream] = []
@@ -73,7 +67,7 @@ class Traffic:
             thread.start()
 
     def wait_served(self) -> None:
-        """Waits until each client has had another two answers, the second of which it asked for from now on."""
+        """Wait for two more answers per client: the second was requested after this call."""
         before = self._num_finished.copy()
         wait_until(
             lambda: self._errors or all(self._num_finished[n] >= before[n] + 2 for n in range(NUM_CLIENTS)),
@@ -82,7 +76,7 @@ class Traffic:
         )
 
     def stop(self) -> None:
-        """Waits for the answers that are under way; raises what any client got in place of one."""
+        """Wait for running requests, then raise a client's error, if any."""
         self._stopping.set()
         for thread in self._threads:
             thread.join(STREAM_TIMEOUT_S + 10.0)
@@ -111,13 +105,13 @@ class Traffic:
 
 @dataclass
 class Cycle:
-    """What one kill has come to. Times are in seconds from it.
+    """Result of one kill. Times are seconds since then.
 
     Attributes:
-        num_leased: pages of leases that were open at the decode worker when it was last asked before.
-        resumed_s: until the longest pause of each stream that was under way was over.
-        ready_s: until all workers and links were there again.
-        whole_s: the cycle's own length.
+        num_leased: pages in open leases just before.
+        resumed_s: end of the streams' longest pause.
+        ready_s: time until all workers and links were back.
+        whole_s: duration of the cycle.
     """
 
     name: str
@@ -137,24 +131,21 @@ class Cycle:
 
 
 class KillDrill:
-    """Ends or stops the workers of a cluster in turn, under traffic."""
-
     def __init__(self, served: ServedCluster, oracle: Oracle) -> None:
         self._served = served
         self._oracle = oracle
-        # The devices that each worker's first process saw, and the device memory that each process held first.
+        # Device by worker; first device memory by pid.
         self._devices: dict[str, str] = {}
         self._device_bytes: dict[int, int] = {}
 
     def run_all(self, role: str) -> Iterator[Cycle]:
-        """The worker of a role is killed and stopped in turn, ten times in all."""
+        """Kill and stop the worker in turn, ten times in all."""
         for number in range(NUM_CYCLES_OF_A_KIND):
             for signum in (signal.SIGKILL, signal.SIGSTOP):
                 yield self.run(signum, role, number)
 
     def run(self, signum: signal.Signals, role: str, number: int) -> Cycle:
-        """One cycle: traffic, a signal to the only worker of a role while pages are on their way, and all that has to
-        hold afterwards."""
+        """Signal the only worker of a role during transfers, then check all invariants."""
         served, victim = self._served, f"{role}-0"
         started = time.monotonic()
         wait_whole(served)
@@ -196,8 +187,10 @@ class KillDrill:
 
     @contextmanager
     def _open_leases(self) -> Iterator[int]:
-        """Waits until the decode worker has leases that are not settled, and says of how many pages: prefill computes
-        and ships them chunk by chunk, so some are on their way then, and more will be in the next milliseconds."""
+        """Wait until the decode worker has open leases; yield their number of pages.
+
+        Prefill ships chunk by chunk, so pages are in flight then and in the next milliseconds.
+        """
         worker = self._served.worker("decode-0")
         assert worker is not None
         metadata = cluster_metadata(self._served.cluster.cluster_token)
@@ -209,7 +202,7 @@ class KillDrill:
                 assert not report.violation
                 return report.stats.num_leased_pages
 
-            # Other prompts are decoded by now.
+            # Lets other prompts reach decode.
             time.sleep(0.3)
             yield wait_until(num_leased, 20.0, "pages are on their way")
 
@@ -230,11 +223,10 @@ class KillDrill:
         assert self._oracle.confirms(stream.prompt_ids, answer.token_ids)
 
     def _look_at_devices(self) -> None:
-        """A replacement has its predecessor's device, and no process holds more device memory after a fault than before
-        it: what a dead epoch had has been given back."""
+        """Assert that replacements keep their device, and that memory of dead epochs is freed."""
 
         def look(actor: object) -> tuple[int, str, int]:
-            # Runs in the worker's process, where nothing of the tests can be imported.
+            # Runs in the worker's process, which cannot import test modules.
             import os
 
             import torch
@@ -252,8 +244,7 @@ class KillDrill:
             wait_until(is_as_before, 10.0, f"{worker_id} holds no more device memory than before")
 
     def _check_threads(self) -> None:
-        """Each end of the one link has the thread that moves its pages, where the transport needs one; those of dead
-        epochs have ended, and so has all that opened or closed an end."""
+        """Wait until only the current links' page-moving threads are left (two-sided transports)."""
         expected = ["move-pages"] if self._served.cluster._config.transport in TWO_SIDED else []
 
         def names(actor: object) -> list[str]:

@@ -1,8 +1,4 @@
-"""Makes the pictures of the live page in docs/images/, of a real cluster under load: `make page-images`.
-
-It serves the demo model on two prefill and two decode workers, lets a few clients chat with it, kills a decode worker
-once, asks a question in the page's own chat, and looks.
-"""
+"""Takes the live page's pictures in docs/images/, of a real cluster under load: `make page-images`."""
 
 import argparse
 import random
@@ -26,7 +22,7 @@ ANSWERED = "document.getElementById('chat-status').innerText"
 
 
 def chat_until(served: ServedCluster, stopping: threading.Event, seed: int) -> None:
-    """One client, whose questions have a long beginning in common."""
+    """Run a client whose questions share a long prefix."""
     rng = random.Random(seed)
     while not stopping.wait(rng.random() * 4):
         question = " ".join(f"Tell me about {rng.choice(TOPICS)}." for _ in range(rng.choice((1, 2, 12))))
@@ -36,7 +32,6 @@ def chat_until(served: ServedCluster, stopping: threading.Event, seed: int) -> N
 
 
 def take(browser: Browser) -> None:
-    """Writes the three pictures."""
     browser.evaluate(f"document.getElementById('chat-input').value = {QUESTION!r}")
     browser.evaluate("document.getElementById('chat-max').value = 70")
     browser.evaluate("document.getElementById('chat-temperature').value = 0")
@@ -54,11 +49,11 @@ def take(browser: Browser) -> None:
 
 
 def save(browser: Browser, name: str) -> None:
-    # The next frame has been drawn by then.
+    # Lets the page draw its next frame.
     time.sleep(1.5)
     path = DIRECTORY / name
     browser.screenshot(path)
-    # The page has few colours: a palette takes half the space.
+    # The page has few colors: a palette halves the size.
     Image.open(path).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
     size = path.stat().st_size
     assert size < MAX_BYTES, f"{path} has {size} bytes"

@@ -1,4 +1,4 @@
-"""What KubeRay's operator has a Ray do with the cluster's application, in a process of its own."""
+"""Calls Ray Serve as KubeRay's operator does, in its own process."""
 
 import sys
 

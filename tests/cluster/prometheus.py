@@ -1,4 +1,4 @@
-"""A real Prometheus with the configuration that we ship, over a cluster of the tests."""
+"""A real Prometheus with the shipped configuration."""
 
 import json
 import re
@@ -17,10 +17,10 @@ START_S = 30.0
 
 
 class Prometheus:
-    """Scrapes every second, and lets no alert wait."""
+    """Scrapes every second and fires alerts without delay."""
 
     def __init__(self, directory: Path, sd_address: str) -> None:
-        """Args: directory: for its configuration and data. sd_address: a router's HTTP port, "host:port"."""
+        """Args: sd_address: a router's HTTP "host:port"."""
         shutil.copytree(SHIPPED, directory, dirs_exist_ok=True)
         config = directory / "prometheus.yml"
         text = config.read_text()
@@ -57,21 +57,19 @@ class Prometheus:
         self._process.wait(timeout=START_S)
 
     def ask(self, path: str, **arguments: str) -> Any:
-        """What its API says; raises HTTPError if it refuses, as it does a query that is wrong."""
+        """Raises HTTPError on refusal."""
         url = f"http://{self.address}/api/v1/{path}?{urlencode(arguments)}"
         with build_opener(ProxyHandler({})).open(url, timeout=10.0) as answer:
             return json.load(answer)["data"]
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The series of an expression's value now."""
         return self.ask("query", query=expression)["result"]
 
     def values(self, expression: str, label: str) -> dict[str, float]:
-        """That value by one label."""
         return {series["metric"].get(label, ""): float(series["value"][1]) for series in self.query(expression)}
 
     def firing(self) -> set[tuple[str, str]]:
-        """The alerts that fire, by their names and the worker or process that they are about."""
+        """Return (alert, worker or process) pairs."""
         alerts = [alert for alert in self.ask("alerts")["alerts"] if alert["state"] == "firing"]
         return {
             (alert["labels"]["alertname"], alert["labels"].get("worker") or alert["labels"].get("process", ""))

@@ -1,5 +1,7 @@
-"""JSON schemas at random, as wide as what is served, each with an end to what it allows: a model that samples at random
-would otherwise fill a string or a list until its tokens are used up."""
+"""Random JSON schemas over all supported features.
+
+Each bounds its values: a random model would fill an unbounded string or list to max_tokens.
+"""
 
 import random
 from typing import Any
@@ -10,7 +12,6 @@ WORDS = ("name", "age", "kind", "tags", "origin", "size", "äöü", 'a "quoted" 
 
 
 def random_schema(rng: random.Random) -> dict[str, Any]:
-    """An object's, whose values are of any kind."""
     defined = {"small": _value(rng, MAX_DEPTH - 1, {})}
     schema = _object(rng, 0, defined)
     return {**schema, "$defs": defined}
@@ -61,7 +62,7 @@ def _integer(rng: random.Random, depth: int, defined: dict[str, Any]) -> dict[st
 
 
 def _number(rng: random.Random, depth: int, defined: dict[str, Any]) -> dict[str, Any]:
-    # A number's digits have no end: one that is a multiple of something has.
+    # multipleOf bounds the number of digits.
     return {"type": "number", "multipleOf": rng.choice([1, 5]), "minimum": 0, "maximum": rng.randint(5, 1000)}
 
 

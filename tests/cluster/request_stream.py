@@ -1,4 +1,4 @@
-"""Requests that come without a pause, each of which must get exactly the greedy tokens."""
+"""Back-to-back requests whose outputs must be exactly greedy."""
 
 import random
 import threading
@@ -12,7 +12,7 @@ _END_S = 60.0
 
 
 class RequestStream:
-    """Used as a context manager, within which it goes on; its end asserts that none failed or got other tokens."""
+    """Sends requests until exit, which asserts that none failed or got wrong tokens."""
 
     def __init__(self, address: str, oracle: Oracle, *, num_threads: int = 3, max_tokens: int = 40) -> None:
         rng = random.Random(1)
@@ -38,11 +38,9 @@ class RequestStream:
         assert self.wrong == []
 
     def stop(self) -> None:
-        """Nothing new is asked for; what is under way goes on."""
         self._stop.set()
 
     def wait_more(self, num_requests: int, timeout_s: float = 60.0) -> None:
-        """Returns when so many more have ended."""
         until = self.num_done + num_requests
         wait_until(lambda: self.num_done >= until or self.wrong, timeout_s, "requests go on")
         assert self.wrong == []

@@ -1,4 +1,4 @@
-"""Whatever comes in, each frontend answers with one clear error of the right kind, and the cluster goes on."""
+"""Each frontend answers bad input with one clear error, and the cluster keeps serving."""
 
 import contextlib
 import json
@@ -83,7 +83,7 @@ def test_nobody_gets_in_without_a_key(tiny_keyed: ServedCluster, raw_keyed: RawG
     refusal = raw_keyed.refusal(good_grpc(tiny_keyed), key)
     assert refusal == (row.grpc_code, row.message)
     for path in (COMPLETIONS, CHATS):
-        # Nothing is said about a body from somebody who may send none.
+        # Without a valid key, the error says nothing about the body.
         for body in (json.dumps(GOOD).encode(), b"{", b""):
             answer = post(tiny_keyed, body, path, key)
             assert_http_error(answer, row)
@@ -113,7 +113,7 @@ def test_the_size_of_a_request_is_limited_to_the_byte(tiny_keyed: ServedCluster,
     body = json.dumps(GOOD).encode()
     request = good_grpc(tiny_keyed)
     for num_bytes in (limit, limit + 1):
-        # The bytes that are missing, as a field that nobody knows: number 1000.
+        # Pad with unknown field number 1000.
         num_padding = num_bytes - len(request) - 4
         padded = request + b"\xc2\x3e" + bytes((num_padding & 0x7F | 0x80, num_padding >> 7)) + bytes(num_padding)
         assert len(padded) == num_bytes
@@ -144,7 +144,7 @@ def test_without_workers_clients_are_told_so(tiny_keyed: ServedCluster, raw_keye
     wait_whole(tiny_keyed)
 
 
-# --- without -----------------------------------------------------------------------------------------------------
+# --- without API keys --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -210,7 +210,7 @@ def test_other_methods_refuse_what_is_malformed_too(tiny_pd: ServedCluster, raw:
 
 
 def test_what_a_client_sent_comes_back_shortened(tiny_pd: ServedCluster, raw: RawGrpc) -> None:
-    # gRPC drops a status of more than some thousand bytes; these take the most bytes there.
+    # gRPC drops status messages above a few thousand bytes.
     model = "\N{SLIGHTLY SMILING FACE}" * 100_000
     code, message = raw.refusal(pb.GenerateRequest(text="hi", model=model).SerializeToString())
     assert code == "INVALID_ARGUMENT"

@@ -1,4 +1,4 @@
-"""Role `both`: one worker prefills and decodes, and nothing is shipped."""
+"""Role `both`: one worker prefills and decodes; no page is shipped."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -59,7 +59,7 @@ def test_cancellations_leave_nothing_behind(tiny_both: ServedCluster) -> None:
 
 
 def test_more_than_the_pool_holds_is_served_all_the_same(tiny_both: ServedCluster, tiny_oracle: Oracle) -> None:
-    """Prefill and decode share the pool: neither may starve the other for good."""
+    """Neither prefill nor decode may starve the other."""
     rng = random.Random(4)
     prompts = [random_ids(rng, rng.randint(20, 150)) for _ in range(10)]
     with ThreadPoolExecutor(10) as pool:

@@ -1,4 +1,4 @@
-"""What workers say of their caches, in real processes: every router sends requests where their prefix is."""
+"""Cached prefixes that workers report to routers."""
 
 import random
 import re
@@ -20,7 +20,7 @@ def ask(served: ServedCluster, client: TandemClient, prompt_ids: list[int], max_
 
 
 def known_pages(served: ServedCluster, router: str) -> dict[str, float]:
-    """Pages that each worker has cached, as a router knows it."""
+    """Return the cached pages by worker, as a router knows them."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(f"http://{served.cluster.routers[router].http}/metrics", timeout=5.0) as answer:
         text = answer.read().decode()
@@ -29,7 +29,7 @@ def known_pages(served: ServedCluster, router: str) -> dict[str, float]:
 
 
 def cached_pages(served: ServedCluster) -> dict[str, float]:
-    """The same, as the worker's own account has it."""
+    """Return the cached pages by worker, from the workers' own accounts."""
     return {worker: float(report.stats.num_cached_pages) for worker, report in served.integrity().items()}
 
 
@@ -51,10 +51,10 @@ def test_a_prompt_goes_where_another_router_had_its_beginning_decoded(
             wait_until(lambda r=router: known_pages(served, r) == cached_pages(served), 5.0, f"{router} knows")
         for prompt_ids, answer in begun:
             going_on = [*prompt_ids, *answer.token_ids, *random_ids(rng, PAGE_SIZE)]
-            # Of so short an answer the router may know the end before the prefill worker tells it anything.
+            # Here the router may finish before the prefill worker's report.
             handover = ask(served, second, going_on, 2).last.handover
             assert handover.decode_worker == answer.last.handover.decode_worker
-            # The prefill worker had the prompt alone, the decode worker its own output too.
+            # Only the decode worker also cached the output.
             assert handover.prefill_cached_tokens == 2 * PAGE_SIZE
             assert handover.decode_cached_tokens == 4 * PAGE_SIZE
     served.wait_clean()

@@ -1,4 +1,4 @@
-"""Clients that leave, at any stage and in any number, cost the cluster nothing that lasts."""
+"""Clients that leave at any stage leave nothing behind."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,7 @@ NUM_ROUNDS = 10
 
 
 def leave_early(served: ServedCluster, stems: list[list[int]], seed: str) -> bool:
-    """Starts a stream and leaves it: after some tokens, or after some time; returns whether it was still under way."""
+    """Leave a stream early. Returns whether it was still running."""
     rng = random.Random(seed)
     prompt_ids = rng.choice(stems)[: rng.randint(1, 300)] + random_ids(rng, rng.randint(0, 100))
     request = served.request(prompt_ids, max_tokens=110, ignore_eos=True)
@@ -57,7 +57,7 @@ def test_hundreds_of_cancellations_leave_nothing_behind(
         num_rounds += 1
         served.wait_clean()
         footprints.measure()
-    # The caches hold what the cancelled requests computed; all of it must be right.
+    # Pages cached by cancelled requests must be right.
     for stem in stems:
         assert served.complete(stem).token_ids == tiny_oracle.generate(stem, 24)
     footprints.assert_flat()

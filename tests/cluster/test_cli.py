@@ -1,4 +1,4 @@
-"""The `tandem` command, from `serve` to its end, with the demo model."""
+"""The `tandem` command with the demo model."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tests.cluster.command import GONE_S, TANDEM, Server, own_name, start, tande
 from tests.cluster.conftest import Answer, Clusters, Oracle, wait_until
 from tests.conftest import Certificates
 
-# Nobody listens there.
+# Unused address.
 NO_SERVER = "127.0.0.1:1"
 ENGLISH = "The old lighthouse stood at the edge of the"
 UNICODE = "Grüße aus München! 日本語の文章 🙂 и ещё"
@@ -28,7 +28,6 @@ UNICODE = "Grüße aus München! 日本語の文章 🙂 и ещё"
 
 @pytest.fixture(scope="module")
 def server(clusters: Clusters, tmp_path_factory: pytest.TempPathFactory, smollm2_dir: Path) -> Iterator[Server]:
-    # Makes room.
     clusters.close()
     server = start(
         *("--model", "smollm2-135m-instruct", "--num-pages", "256", "--chunk-size", "128"),
@@ -44,7 +43,7 @@ def oracle(smollm2_dir: Path) -> Oracle:
 
 
 class Chat:
-    """A conversation as transformers would have it."""
+    """A conversation, formatted by transformers."""
 
     def __init__(self, oracle: Oracle, model_dir: Path) -> None:
         from transformers import AutoTokenizer
@@ -129,7 +128,7 @@ def test_status(server: Server) -> None:
     status = tandem("status", "--address", server.address)
     assert (status.returncode, status.stderr) == (0, "")
     assert status.stdout.startswith("smollm2-135m-instruct (length 4096), ready")
-    # Whole, though nobody said that the output is wider than 80 columns.
+    # Not truncated at 80 columns.
     for worker in server_info(server).workers:
         assert status.stdout.count(worker.worker_id) >= 2 and str(worker.pid) in status.stdout
     [router] = server_info(server).routers
@@ -173,7 +172,7 @@ def test_ctrl_c_stops_the_server_and_leaves_nothing(server: Server) -> None:
     began = time.monotonic()
     os.kill(server.process.pid, signal.SIGINT)
     assert server.finish() == 0
-    # There was nothing to wait for.
+    # Nothing to drain.
     assert time.monotonic() - began < 6.0
     assert tandem("status", "--address", server.address).returncode == 1
 
@@ -189,7 +188,7 @@ def test_config_file_with_tls_and_keys(
         f"model: {tiny_model_dir}\nboth: 1\nnum-pages: 64\n"
         "api-key-file: keys.txt\ntls-cert: cert.pem\ntls-key: key.pem\n"
     )
-    # Files are found from the directory in which the command runs, in all of its processes.
+    # Relative paths hold in all processes.
     server = start("--config", "cluster.yaml", "--num-pages", "32", runtime_dir=tmp_path, cwd=tmp_path)
     try:
         tls = ("--address", server.address, "--tls-ca", certificates.ca)
@@ -212,7 +211,7 @@ def test_policies_of_ones_own(
     clusters: Clusters, tiny_model_dir: Path, tiny_oracle: Oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clusters.close()
-    # As the example's first lines have it.
+    # As in the example's first lines.
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "examples"))
     policies = ("--routing", "own_policies:StickySessions", "--schedule", "own_policies:ShortestPromptFirst")
     server = start(
@@ -265,7 +264,7 @@ def test_ctrl_c_at_any_moment_of_a_start_is_no_failure_and_leaves_nothing(tiny_m
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGINT)
         output, _ = process.communicate(timeout=2 * GONE_S)
-        # A shell's status of what a Ctrl-C or SIGTERM ended, until it has begun to start anything.
+        # Before `serve` starts anything, a signal's status is the shell's.
         assert process.returncode in ({0, 130, 143} if "ray: starting" not in output else {0}), output
         assert "Traceback" not in output and "SIGTERM received" not in output
         assert [p for p in seen if p.is_alive()] == []
@@ -333,7 +332,7 @@ def test_model_without_weights(tiny_model_dir: Path, tmp_path: Path) -> None:
 
 
 def test_what_a_worker_finds_wrong(tiny_model_dir: Path, tmp_path: Path) -> None:
-    """Only once Ray is up and the weights are read."""
+    """Ray is up and the weights are loaded by then."""
     from safetensors.numpy import load_file, save_file
 
     for name in ("config.json", "tokenizer.json"):

@@ -1,5 +1,4 @@
-"""What a cluster of one prefill and one decode worker promises: its roles, its errors, and clean pages whatever its
-clients and processes do."""
+"""Roles, errors and page accounts of a 1P1D cluster."""
 
 import random
 import signal
@@ -38,7 +37,7 @@ def test_prompts_are_computed_by_the_prefill_worker_alone(tiny_pd: ServedCluster
     (shipped_before,), (shipped,) = prefill.shipped, after["prefill-0"].stats.shipped
     assert shipped.num_pages == shipped_before.num_pages + 7
     assert after["decode-0"].stats.prompt_tokens_computed == 0
-    # The first of the ten came from the prefill worker.
+    # The prefill worker computed the first of the ten.
     assert after["decode-0"].stats.output_tokens_computed == decode.output_tokens_computed + 9
 
     def reported() -> bool:
@@ -63,7 +62,7 @@ def test_router_starts_fast_without_torch(tiny_pd: ServedCluster) -> None:
     assert "tandem.router.router" in loaded
     assert {"torch", "transformers", "tandem.engine.engine"}.isdisjoint(loaded)
     print("router ready after", tiny_pd.cluster.router_ready_s, "s; of processor time it has had", cpu_s, "s")
-    # Importing torch alone would take more. How long that is on a clock is up to what else the machine does.
+    # Importing torch alone takes more. Wall time depends on the machine's load.
     assert 0 < cpu_s < 5.0
 
 
@@ -136,7 +135,7 @@ def test_cancelled_stream_leaves_nothing_behind(tiny_pd: ServedCluster) -> None:
 
 
 def test_many_random_cancellations_leave_nothing_behind(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
-    """At every stage: waiting, in the middle of prefill, while pages move, while they run out, in decode."""
+    """Cancels while waiting, in prefill, in transfer, without pages, and in decode."""
     rng = random.Random(7)
     stems = [random_ids(rng, 300) for _ in range(4)]
 
@@ -161,13 +160,13 @@ def test_many_random_cancellations_leave_nothing_behind(tiny_pd: ServedCluster, 
     print({end: ends.count(end) for end in set(ends)})
     assert len(ends) - ends.count("finished") >= 60
     tiny_pd.wait_clean()
-    # The caches hold what the cancelled requests computed; all of it must be right.
+    # Pages cached by cancelled requests must be right.
     for stem in stems:
         assert tiny_pd.complete(stem).token_ids == tiny_oracle.generate(stem, 24)
 
 
 def test_more_than_the_pools_hold_is_served_all_the_same(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
-    """Eight requests that grow to 29 pages each, of 128: some are given back and redone, unseen by their clients."""
+    """Eight requests grow to 29 pages each, of 128: some restart, unseen by clients."""
     rng = random.Random(8)
     prompts = [random_ids(rng, 60) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
@@ -211,7 +210,7 @@ def test_killed_prefill_worker_keeps_its_requests_waiting_and_comes_back(
     decoding = tiny_pd.client.generate(tiny_pd.request([1, 2, 3], max_tokens=500, ignore_eos=True), timeout_s=60.0)
     for _ in range(3):
         handed_over.add(next(decoding))
-    # A stopped process takes no requests: this one waits for it when it is killed.
+    # The stopped process takes no requests: this one waits until the kill.
     pid = tiny_pd.kill("prefill-0", signal.SIGSTOP)
     prompt_ids = random_ids(random.Random(9), 100)
     with ThreadPoolExecutor(1) as pool:

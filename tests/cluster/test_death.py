@@ -1,8 +1,7 @@
-"""Death at any moment: whatever happens to whichever worker, each client gets exactly its tokens.
+"""Worker deaths at any moment: every client gets exactly its tokens.
 
-One repetition: several streams are under way, at various stages, when something happens to one or two of four workers.
-All of them must go on with the tokens that transformers gives; those that the fault does not touch must not notice;
-afterwards no page is held, every worker is back, and the router serves with it again.
+In each repetition a fault hits one or two of four workers while streams run. All streams get the tokens of
+transformers, and untouched ones do not notice. Afterwards no page is held, and every worker is back and serving.
 """
 
 import random
@@ -25,16 +24,16 @@ FAULTS = ("kill", "stop", "cut control", "cut links")
 VICTIMS = {"P": ("prefill",), "D": ("decode",), "P and D": ("prefill", "decode")}
 MOMENTS = ("before", "prefill", "transfer", "decode")
 NUM_STREAMS = 6
-# For a stream that the fault does not touch; a worker that starts again takes a core meanwhile.
+# For untouched streams, while a restarting worker takes a core.
 MAX_GAP_S = 2.0
-# Silence is one of a second.
+# The silence timeout is one second.
 MAX_NOTICE_S = 5.0
 NUM_REPETITIONS = 20
 STOP_S = 30.0
 
 
 def config_for(cls: type[ClusterConfig], base: ClusterConfig) -> ClusterConfig:
-    # Small chunks, so that prefills take their time.
+    # Small chunks make prefills long.
     return cls(
         model=base.model,
         num_prefill=2,
@@ -49,7 +48,7 @@ def config_for(cls: type[ClusterConfig], base: ClusterConfig) -> ClusterConfig:
 
 @dataclass
 class Figures:
-    """What one combination of fault and victim has come to."""
+    """Results of one fault on one victim."""
 
     name: str
     num_repetitions: int = 0
@@ -78,8 +77,6 @@ class Figures:
 
 
 class Drill:
-    """Does one thing to a cluster, again and again."""
-
     def __init__(self, served: ServedCluster, oracle: Oracle, fault: str, victim: str) -> None:
         self._served = served
         self._oracle = oracle
@@ -100,7 +97,7 @@ class Drill:
             struck = time.monotonic()
             for stream in streams:
                 stream.finish()
-            # While the victims are gone, or have just lost their streams.
+            # The victims are gone, or just lost their streams.
             streams += self._send(rng, 4)
             for stream in streams:
                 stream.finish()
@@ -127,7 +124,7 @@ class Drill:
     def _strike(
         self, rng: random.Random, moment: str, victims: Sequence[str], until_thawed: ExitStack
     ) -> list[LiveStream]:
-        """Sends requests, and has it happen at a random time of this stage of one of them."""
+        """Send requests, and strike at a random time within this stage of one."""
         streams = [] if moment == "before" else self._send(rng, NUM_STREAMS)
         if streams:
             target = rng.choice(streams)
@@ -150,17 +147,17 @@ class Drill:
         return streams or self._send(rng, NUM_STREAMS)
 
     def _send(self, rng: random.Random, num_streams: int) -> list[LiveStream]:
-        """Prompts of several chunks, of which some share their beginnings."""
+        """Send prompts of several chunks, some with shared prefixes."""
         streams = []
         for _ in range(num_streams):
             prompt_ids = rng.choice(self._stems)[: rng.randint(0, 320)] + random_ids(rng, rng.randint(1, 60))
-            # The longest outputs fill the model's length.
+            # Up to max_model_len.
             num_tokens = min(rng.randint(60, 120), 511 - len(prompt_ids))
             streams.append(LiveStream(self._served, prompt_ids, max_tokens=num_tokens, ignore_eos=True))
         return streams
 
     def _serve_with(self, rng: random.Random, victims: Sequence[str]) -> list[LiveStream]:
-        """Sends requests until each of these workers has had a part in one again."""
+        """Send requests until each of these workers has taken part in one."""
         streams: list[LiveStream] = []
 
         def have_served() -> bool:
@@ -182,7 +179,6 @@ class Drill:
 
 @pytest.fixture(scope="module")
 def table(request: pytest.FixtureRequest) -> Iterator[list[Figures]]:
-    """Printed at the end, one line for each combination."""
     lines: list[Figures] = []
     yield lines
     plugins = request.config.pluginmanager
@@ -216,7 +212,7 @@ def test_streams_outlive_a_fault(
 
 
 def sent_under_load(served: ServedCluster, rng: random.Random) -> list[LiveStream]:
-    """Streams at various stages: some are decoded, some wait for prefill."""
+    """Return streams in decode and streams that wait for prefill."""
     streams = [LiveStream(served, random_ids(rng, 60), max_tokens=300, ignore_eos=True) for _ in range(NUM_STREAMS)]
     streams[0].wait_tokens(20)
     return streams + [LiveStream(served, random_ids(rng, 380), max_tokens=60, ignore_eos=True) for _ in range(4)]
@@ -230,7 +226,6 @@ def check_exact(streams: Sequence[LiveStream], oracle: Oracle) -> None:
 
 
 def probe(served: ServedCluster) -> int:
-    """The status with which the router says whether it is ready."""
     try:
         with urllib.request.urlopen(f"http://{served.cluster.addresses.http}/ready", timeout=5.0) as response:
             return int(response.status)
@@ -250,7 +245,6 @@ def test_the_death_of_the_only_worker_of_a_role_is_a_pause(
     reason = f"no {role} worker is connected"
     wait_until(lambda: served.client.server_info().not_ready_reason == reason, 5.0, "the router knows")
     assert probe(served) == 503
-    # Requests are taken meanwhile.
     streams += [LiveStream(served, random_ids(rng, 100), max_tokens=40, ignore_eos=True) for _ in range(4)]
     check_exact(streams, tiny_oracle)
     restarted = [stream for stream in streams if stream.answer.last.handover.attempts > 1]

@@ -1,4 +1,4 @@
-"""Clusters that outlive the terminal that they were started in, and commands that call them by their names."""
+"""Clusters that outlive their terminal, addressed by name."""
 
 import os
 import signal
@@ -22,8 +22,6 @@ def find(name: str) -> Run | None:
 
 @pytest.fixture
 def name(clusters: Clusters) -> Iterator[str]:
-    """Of a cluster, which has ended at the end whatever the test does."""
-    # Makes room.
     clusters.close()
     _, name = own_name()
     yield name
@@ -50,7 +48,7 @@ def test_a_cluster_without_a_terminal_from_its_start_to_its_stop(
     run = find(name)
     assert run is not None and run.about.state == "serving"
     guard = run.owner.guard
-    # Nothing ties it to a terminal, or to whoever started it.
+    # The guard has its own session and process group.
     assert os.getsid(guard.pid) == guard.pid and os.getpgid(guard.pid) != os.getpgrp()
     assert name in tandem("list").stdout
     assert serve(name, tiny_model_dir).stderr.startswith(f"tandem: a cluster named {name} runs here already (pid ")
@@ -63,14 +61,14 @@ def test_a_cluster_without_a_terminal_from_its_start_to_its_stop(
         status = tandem("status", name)
         assert status.returncode == 0 and "decode-2" in status.stdout and "prefill-1" in status.stdout
         stream.wait_more(20)
-        # Those that come now are at the new workers too.
+        # Uses the new workers too.
         down = tandem("scale", name, "--prefill", "1", "--decode", "1")
         assert down.returncode == 0, down.stderr
         assert "decode-2: has left" in down.stdout and "prefill-1: has left" in down.stdout
         status = tandem("status", name)
         assert "decode-0" in status.stdout and "decode-1" not in status.stdout
         stream.wait_more(10)
-        # A worker that was scaled away is not started again; one that dies is.
+        # Only workers that die are restarted.
         processes = [p for p in descendants(guard.pid) if "WorkerActor" in Path(f"/proc/{p.pid}/cmdline").read_text()]
         assert len(processes) == 2
         os.kill(processes[0].pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Clusters on a Ray that was there before, which outlive the command that started them."""
+"""Clusters on an existing Ray that outlive their command."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from tests.cluster.request_stream import RequestStream
 
 PORTS = ("--grpc-port", "0", "--http-port", "0")
 POOL = ("--threads", "1", "--num-pages", "128", "--chunk-size", "48")
-# Ray starts an actor's process anew, and that takes over.
+# Includes Ray's restart of the supervisor actor.
 BACK_S = 60.0
 
 
@@ -33,7 +33,7 @@ def token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class NamedCluster:
-    """Attributes: on: which Ray, as commands are told; address: of its gRPC port."""
+    """Attributes: on: command-line arguments that name the Ray; address: gRPC address."""
 
     def __init__(self, ray: JoinableRay, model_dir: Path, *more: str) -> None:
         _, self.name = own_name()
@@ -73,7 +73,7 @@ def test_two_clusters_on_one_ray_know_nothing_of_each_other_and_one_outlives_its
         full = second.call("scale", "--both", "9")
         assert full.returncode == 2 and "no room for 8 more workers" in full.stderr
 
-        # The supervisors die, and nobody notices.
+        # Clients must not notice.
         actors = set(joinable.actors())
         killed = supervisors(joinable)
         assert len(killed) == 2
@@ -83,7 +83,6 @@ def test_two_clusters_on_one_ray_know_nothing_of_each_other_and_one_outlives_its
         wait_until(lambda: len(set(supervisors(joinable)) - set(killed)) == 2, BACK_S, "the supervisors are back")
         wait_until(lambda: "takes over" in first.call("logs").stdout, BACK_S, "the first has taken over")
         assert set(joinable.actors()) == actors, "what runs goes on, and nothing was started twice"
-        # One that dies is started again.
         worker = joinable.processes("ray::WorkerActor")[0]
         os.kill(worker.pid, signal.SIGKILL)
         wait_until(lambda: len(joinable.actors()) == 6 and not worker.is_alive(), BACK_S, "the worker is back")

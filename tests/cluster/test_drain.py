@@ -1,4 +1,4 @@
-"""`tandem serve` that is asked to stop while it serves."""
+"""Stopping `tandem serve` while requests run."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tandem.v1 import inference_pb2 as pb
 from tests.cluster.command import GONE_S, Server, start
 from tests.cluster.conftest import Answer, Clusters, wait_until
 
-# Of a tiny model; several seconds of them.
+# Takes the tiny model several seconds.
 NUM_TOKENS = 3000
 FINISH_S = 90.0
 
@@ -29,7 +29,6 @@ Serve = Callable[..., Server]
 
 @pytest.fixture(scope="module")
 def long_model_dir(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model, which may go on for long."""
     directory = tmp_path_factory.mktemp("models") / "long-llama"
     shutil.copytree(tiny_model_dir, directory)
     config = json.loads((directory / "config.json").read_text())
@@ -39,7 +38,6 @@ def long_model_dir(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def serve(clusters: Clusters, long_model_dir: Path, tmp_path: Path) -> Iterator[Serve]:
-    # Makes room.
     clusters.close()
     at_end = ExitStack()
 
@@ -53,8 +51,6 @@ def serve(clusters: Clusters, long_model_dir: Path, tmp_path: Path) -> Iterator[
 
 
 class LongRequest:
-    """A request that runs, read by a thread of its own."""
-
     def __init__(self, server: Server) -> None:
         self.answer = Answer()
         self.error: TandemError | None = None
@@ -120,7 +116,7 @@ def test_the_drain_timeout_cuts_what_runs_for_longer(serve: Serve) -> None:
     server = serve("--both", "1", "--drain-timeout", "1")
     request = LongRequest(server)
     began = time.monotonic()
-    # As from a terminal: to every process that is in its foreground.
+    # A terminal signals the whole foreground group.
     os.killpg(server.process.pid, signal.SIGINT)
     request.finish()
     print("cut after", request.ended_at - began)

@@ -1,4 +1,4 @@
-"""KV pages of 8 bits: a cluster gives token for token what one engine gives that computes each prompt as a whole."""
+"""8-bit KV pages: a 1P1D cluster gives the tokens of a single engine without chunks."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from tests.cluster.conftest import CHUNK_SIZE, Clusters, Oracle, ServedCluster, 
 
 MAX_TOKENS = 16
 LENGTHS = (1, 16, 33, 47, 49, 96, 130, 200)
-# Of each layer, as quantizers write them into a checkpoint.
+# Per-layer scales, as in quantized checkpoints.
 SCALES = {
     "model.layers.0.self_attn.k_scale": 0.02,
     "model.layers.0.self_attn.v_scale": 0.013,
@@ -55,7 +55,7 @@ def alone(config: ClusterConfig) -> Iterator[Engine]:
 
 
 def generate(engine: Engine, prompt_ids: Sequence[int]) -> list[int]:
-    """Greedily; the prompt is one forward, and nothing is cached."""
+    """Decode greedily after an unchunked, uncached prefill."""
     num_pages = engine.pool.layout.num_pages_for(len(prompt_ids) + MAX_TOKENS)
     sequence = TokenSequence(list(prompt_ids), len(prompt_ids), list(range(num_pages)))
     sequence.extend(len(prompt_ids))
@@ -84,7 +84,7 @@ def test_1p1d_gives_what_one_worker_gives_alone(
     assert max(map(len, prompts)) > 2 * CHUNK_SIZE
     expected = [generate(alone, prompt) for prompt in prompts]
     found: list[Any] = []
-    # The second time each is found in the caches of both, as far as that is possible.
+    # The second round finds the prompts cached on both workers.
     for prompt, output_ids in [*zip(prompts, expected, strict=True)] * 2:
         answer = served.complete(prompt, max_tokens=MAX_TOKENS, ignore_eos=True)
         assert answer.token_ids == output_ids
@@ -93,5 +93,5 @@ def test_1p1d_gives_what_one_worker_gives_alone(
     for prompt, handover in zip(prompts, found[len(prompts) :], strict=True):
         assert handover.prefill_cached_tokens == (len(prompt) - 1) // 16 * 16
         assert handover.decode_cached_tokens == len(prompt) // 16 * 16
-    # It is not that nothing was rounded.
+    # Rounding must have had an effect.
     assert expected != [tiny_oracle.generate(prompt, MAX_TOKENS, ignore_eos=True) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""Requests that nobody would think of, by the hundred: the frontends answer each, and nothing behind them breaks."""
+"""The frontends answer hundreds of random requests, and nothing behind them breaks."""
 
 import contextlib
 import itertools
@@ -38,7 +38,7 @@ GOOD_HTTP = json.dumps({"prompt": "hi", "max_tokens": 2}).encode()
 
 
 def fuzzing(num_examples: int) -> settings:
-    """The same examples every time, none of them made smaller: the first that fails says enough."""
+    """Repeat the same examples, unshrunk: the first failure says enough."""
     return settings(
         max_examples=num_examples,
         derandomize=True,
@@ -50,7 +50,6 @@ def fuzzing(num_examples: int) -> settings:
 
 
 def amount(few: int, many: int) -> pytest.MarkDecorator:
-    """A few examples by default, many in the long run."""
     return pytest.mark.parametrize(
         "num_examples",
         [
@@ -66,7 +65,7 @@ def processes(served: ServedCluster) -> dict[str, int]:
 
 
 def troubles(served: ServedCluster) -> dict[str, float]:
-    """What the router counts of lost workers and restarted attempts, and of requests that ended in nobody's sense."""
+    """Return counts of faults, restarts and failed requests from the router's metrics."""
     text = http(served, "GET", "/metrics").body.decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {
@@ -79,7 +78,7 @@ def troubles(served: ServedCluster) -> dict[str, float]:
 
 @pytest.fixture
 def unharmed(tiny_pd: ServedCluster) -> Iterator[ServedCluster]:
-    """A cluster that must be the same afterwards: no process has ended, no stream has broken, no page is lost."""
+    """Yield a cluster that must be unchanged afterwards."""
     tiny_pd.wait_clean()
     before, troubles_before = processes(tiny_pd), troubles(tiny_pd)
     yield tiny_pd
@@ -96,10 +95,9 @@ def assert_serves(served: ServedCluster) -> None:
     assert http(served, "POST", COMPLETIONS, GOOD_HTTP, {"content-type": JSON}).status == 200
 
 
-# --- HTTP, by its own description --------------------------------------------------------------------------------
+# --- HTTP, from its OpenAPI description --------------------------------------------------------------------------
 
 
-# The description's limit.
 MAX_N = 128
 
 
@@ -112,7 +110,7 @@ LIMITS = {
 
 
 def shorten(path: str, body: Any) -> None:
-    """Limits what a body asks for, if it may be served as it stands: a tiny model is slow enough."""
+    """Limit the output length, because even a tiny model is slow."""
     if not isinstance(body, dict):
         return
     if path == SGLANG and isinstance(sampling := body.get("sampling_params"), dict):
@@ -126,17 +124,17 @@ def shorten(path: str, body: Any) -> None:
             body[name] = 3
     if not set(LIMITS[path]) & set(body) and path != MESSAGES:
         body[LIMITS[path][0]] = 3
-    # What is above the description's own limit stays so, and is to be refused.
+    # Values above the description's limit stay, to be refused.
     if isinstance(body.get("n"), int) and 4 < body["n"] <= MAX_N:
         body["n"] = 4
 
 
-# Of what is right by the description, the model, its vocabulary and other limits leave little.
+# The description allows more values here than the model.
 ODD = ("model", "logit_bias", "stop_token_ids", "cache_namespace", "cache_salt", "session_id")
 
 
 def tame(body: dict[str, Any]) -> None:
-    """Makes a body that is right by the description one that is right for the model too."""
+    """Make a body valid for the model, given that the description allows it."""
     for name in (*ODD, "stop", "top_logprobs", "stream_options"):
         body.pop(name, None)
     if body.get("stream"):
@@ -153,17 +151,16 @@ def tame(body: dict[str, Any]) -> None:
         body["prompt"] = [
             [i % VOCAB_SIZE for i in item] if isinstance(item, list) else item % VOCAB_SIZE for item in prompt
         ]
-    # Of a completion they may be there as null.
+    # A completion may have `messages: null`.
     if body.get("messages"):
         body.pop("prompt")
         for message in body["messages"]:
-            # An assistant's message may be without, which the description cannot say of it alone.
+            # The description cannot require content per role.
             if message.get("content") is None:
                 message["content"] = "hi"
 
 
 def tame_response(body: dict[str, Any]) -> None:
-    """Likewise, of a response."""
     for name in (
         *ODD,
         "min_tokens",
@@ -180,12 +177,11 @@ def tame_response(body: dict[str, Any]) -> None:
 
 
 def tame_message(body: dict[str, Any]) -> None:
-    """Likewise, of a message."""
     for name in (*ODD, "min_tokens", "stop_sequences", "tools", "tool_choice", "chat_template_kwargs", "output_config"):
         body.pop(name, None)
     body.pop("output_format", None)
     for message in body["messages"]:
-        # Which blocks a role may have, the description does not say; and the last message may be anybody's.
+        # The description allows any blocks in any role, and any role last.
         message["role"] = "user"
         if isinstance(message["content"], list):
             message["content"] = [block for block in message["content"] if "text" in block]
@@ -195,7 +191,7 @@ TAMERS = {COMPLETIONS: tame, CHATS: tame, RESPONSES: tame_response, MESSAGES: ta
 
 
 def violates(description: dict[str, Any], path: str, body: Any) -> bool:
-    """Whether this body is none that the OpenAPI document allows there."""
+    """Return whether the OpenAPI document forbids this body."""
     place = path.replace("/", "~1")
     schema = {**description, "$ref": f"#/paths/{place}/post/requestBody/content/application~1json/schema"}
     return not jsonschema.Draft202012Validator(schema).is_valid(body)
@@ -222,7 +218,7 @@ def test_http_keeps_to_its_description(unharmed: ServedCluster, num_examples: in
                     TAMERS[operation.path](case.body)
                 response = case.call(session=session, timeout=30.0)
                 statuses[response.status_code] += 1
-                # What is made to violate one of a field's alternatives may be right by another.
+                # Another alternative of the field may allow it.
                 is_bad = mode is GenerationMode.NEGATIVE and violates(description, operation.path, case.body)
                 case.validate_response(response, checks=checks if is_bad else harmless_checks)
 
@@ -290,7 +286,7 @@ TLS_HELLO = bytes.fromhex("160301020001fc0303") + bytes(40)
 
 
 def exchange(address: str, data: bytes) -> bytes:
-    """Sends bytes; returns what first comes back, or nothing if nothing comes soon."""
+    """Return the first answer, or b"" if none comes soon."""
     host, _, port = address.rpartition(":")
     with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=0.1) as connection:
         connection.sendall(data)

@@ -1,4 +1,4 @@
-"""Greedy decoding across the handover gives token for token what transformers gives."""
+"""Greedy decoding across the handover matches transformers."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -63,7 +63,7 @@ def test_second_use_of_a_prompt_finds_its_pages_on_both_workers(
     assert num_tokens > CHUNK_SIZE
     expected = tiny_oracle.generate(prompt_ids, 4, ignore_eos=True)
     num_pages, num_full = -(-num_tokens // PAGE_SIZE), num_tokens // PAGE_SIZE
-    # At least one token is computed, so of a prompt that ends with its page the last page is computed again.
+    # At least one token is computed: at a page boundary, that recomputes the last page.
     num_cached = (num_tokens - 1) // PAGE_SIZE
     found = []
     for _ in range(2):
@@ -88,7 +88,7 @@ def test_next_turn_ships_only_what_the_decode_worker_lacks(tiny_pd: ServedCluste
     assert answer.token_ids == tiny_oracle.generate(prompt_ids, 8, ignore_eos=True)
     handover = answer.last.handover
     assert handover.prefill_cached_tokens == 64
-    # The output's last token was sampled but never computed: 109 tokens, six full pages.
+    # The last token has no KV: 109 tokens, six full pages.
     assert handover.decode_cached_tokens == 96
     assert handover.pages_shipped == 9 - 6
 
@@ -110,7 +110,7 @@ def test_answer_comes_in_many_responses(tiny_pd: ServedCluster, tiny_oracle: Ora
     request = tiny_pd.request(case.prompt_ids, max_tokens=MAX_TOKENS)
     request.request_id = "mine"
     responses = list(tiny_pd.client.generate(request))
-    # Of those that are made meanwhile, several may come together.
+    # Tokens may share a response.
     assert len(responses) > 4
     assert {response.request_id for response in responses} == {"mine"}
     assert "".join(response.text for response in responses) == tiny_oracle.decode(case.output_ids)

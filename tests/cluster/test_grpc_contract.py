@@ -1,4 +1,4 @@
-"""The gRPC contract as others see it: through the proto file alone, and whether 0 is something else than nothing."""
+"""The gRPC contract: the proto file suffices, and 0 differs from an absent field."""
 
 import json
 import subprocess
@@ -64,7 +64,7 @@ def test_the_proto_file_is_all_that_a_client_needs(tiny_pd: ServedCluster, tiny_
 
 
 def outputs(served: ServedCluster, num_times: int = 3, **sampling: Any) -> set[tuple[int, ...]]:
-    """The different outputs of one and the same request, sent several times."""
+    """Return the distinct outputs of one repeated request."""
     sampling = {"max_tokens": 8, "ignore_eos": True, **sampling}
     return {tuple(served.complete(list(range(10)), **sampling).token_ids) for _ in range(num_times)}
 
@@ -77,9 +77,9 @@ def test_a_seed_of_0_is_a_seed(tiny_pd: ServedCluster) -> None:
 def test_0_is_another_value_than_none(tiny_pd: ServedCluster) -> None:
     greedy = outputs(tiny_pd)
     assert len(greedy) == 1
-    # The default of temperature is 0; that of top_p is 1, and 0 leaves one token.
+    # temperature defaults to 0. top_p defaults to 1; 0 leaves one token.
     assert outputs(tiny_pd, temperature=0.0) == outputs(tiny_pd, temperature=1.0, top_p=0.0) == greedy
-    # The default of top_k is 0, all tokens; that of min_p too.
+    # top_k and min_p default to 0: all tokens.
     assert len(outputs(tiny_pd, temperature=1.0, top_k=0, min_p=0.0)) == 3
     assert outputs(tiny_pd, temperature=1.0, min_p=1.0) == outputs(tiny_pd, temperature=1.0, top_k=1) == greedy
 

@@ -1,4 +1,4 @@
-"""Whatever ends a guarded command, nothing that it started stays: with a real Ray, and without."""
+"""No process outlives a guarded command, with a real Ray and without."""
 
 import itertools
 import os
@@ -55,7 +55,7 @@ if __name__ == "__main__":
     sys.exit(run_guarded(main))
 """
 
-# A main that starts a process which ignores SIGTERM and left the session, and then does as the test says.
+# Starts a process that ignores SIGTERM and left the session, then runs the test's action.
 PLAIN = """
 import os, signal, subprocess, sys, time
 from tandem.deploy.host.guard import run_guarded
@@ -78,8 +78,6 @@ STUCK = "[signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTE
 
 @dataclass
 class Command:
-    """A guarded command that is up, and all of its processes."""
-
     process: subprocess.Popen[str]
     guard: ProcessId
     launcher: ProcessId
@@ -87,11 +85,11 @@ class Command:
     terminal: int | None
 
     def left(self) -> list[ProcessId]:
-        """Its living processes: those seen at the start and any of its session since."""
+        """Return living processes: the first ones, and later ones of the session."""
         return [process for process in {*self.tree, *_session(self.process.pid)} if process.is_alive()]
 
     def wait_until_gone(self, within_s: float = ALL_GONE_S) -> float:
-        """Seconds until nothing was left."""
+        """Return the seconds this took."""
         began = time.monotonic()
         while left := self.left():
             assert time.monotonic() - began < within_s, left
@@ -99,7 +97,7 @@ class Command:
         return time.monotonic() - began
 
     def finish(self) -> tuple[int, str]:
-        """Exit status, and what it printed after it was ready."""
+        """Return the exit status and the later output."""
         assert self.process.stdout is not None
         return self.process.wait(5), self.process.stdout.read().strip()
 
@@ -116,7 +114,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         path = tmp_path / f"command{next(scripts)}.py"
         path.write_text(script)
         keyboard, screen = pty.openpty() if terminal else (None, None)
-        # A session of its own, whose terminal its leader then opens, so that its Ctrl-C means this command.
+        # Ctrl-C in a terminal of its own reaches this command alone.
         stdin = "/dev/null" if screen is None else os.ttyname(screen)
         process = subprocess.Popen(
             ["sh", "-c", 'exec <"$0"; exec "$@"', stdin, sys.executable, str(path), str(tmp_path / "runs")],
@@ -172,7 +170,7 @@ def test_ctrl_c_in_a_terminal_stops_ray_gracefully(start: Start, tmp_path: Path)
 
 
 def test_sigterm_or_a_killed_guard_or_launcher_leaves_nothing(start: Start) -> None:
-    # Side by side: Ray's start is mostly waiting.
+    # In parallel: Ray's start is mostly waiting.
     with ThreadPoolExecutor(3) as pool:
         stopped, guardless, orphaned = pool.map(start, [RAY] * 3)
     os.kill(stopped.guard.pid, signal.SIGTERM)
@@ -189,7 +187,7 @@ def test_sigterm_or_a_killed_guard_or_launcher_leaves_nothing(start: Start) -> N
 
 
 def test_next_start_ends_what_two_killed_processes_left(start: Start, tmp_path: Path) -> None:
-    # Ray ends most of its processes itself, at times all of them. This one stays.
+    # Ray may end all of its own processes; this one stays.
     command = start(RAY.replace("import ray\n", "import ray, subprocess\n    subprocess.Popen(['sleep', '60'])\n"))
     assert end_leftovers(tmp_path / "runs") == []
     began = time.monotonic()
@@ -225,7 +223,7 @@ def test_stuck_main_is_killed_after_the_grace_or_at_once(start: Start) -> None:
 def test_stuck_launcher_outlives_neither_a_killed_guard_nor_a_second_ctrl_c(start: Start) -> None:
     guardless, command = (start(plain("time.sleep(60)", setup=STUCK)) for _ in range(2))
     os.kill(guardless.guard.pid, signal.SIGKILL)
-    # A double Ctrl-C is one.
+    # Two quick Ctrl-Cs count as one.
     for _ in range(2):
         os.killpg(command.guard.pid, signal.SIGINT)
     time.sleep(1.0)
@@ -237,7 +235,7 @@ def test_stuck_launcher_outlives_neither_a_killed_guard_nor_a_second_ctrl_c(star
 
 
 def test_stop_goes_to_the_main_thread(start: Start) -> None:
-    # Taken by another thread it would not wake this one, and so wait for whatever this one waits for.
+    # In another thread the signal would not wake the main thread.
     wait = "while signal.SIGTERM not in signal.sigpending(): time.sleep(0.05)\n    "
     block = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])"
     command = start(plain(wait + "return signal.sigwait([signal.SIGTERM])", setup=block))
@@ -247,7 +245,7 @@ def test_stop_goes_to_the_main_thread(start: Start) -> None:
 
 
 def test_a_stop_that_comes_before_main_is_a_stop(start: Start, tmp_path: Path) -> None:
-    # The launcher's watch over the guard may be told to stop while it is being started.
+    # The guard watch may receive the stop while its thread is starting.
     hasty = """
 import threading
 
@@ -269,7 +267,7 @@ threading.Thread = Hasty
 
 
 def test_in_the_background_of_a_script_only_the_terminals_ctrl_c_is_ignored(start: Start) -> None:
-    # This is how a shell starts what stands before an `&`.
+    # A shell starts `&` commands with SIGINT ignored.
     script = plain("input(); time.sleep(60)").replace("signal.default_int_handler", "signal.SIG_IGN")
     command = start(script.replace("ready ", "ready hello"), terminal=True)
     assert command.terminal is not None

@@ -1,4 +1,4 @@
-"""A cluster that is started in a folder with packages of our folders' names."""
+"""A cluster started among packages that share our names."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A cluster whose processes speak TLS with each other: it serves as any other, and lets nobody else in."""
+"""A cluster with internal TLS serves like any other and admits only its own processes."""
 
 import json
 import random
@@ -24,7 +24,6 @@ TIMEOUT_S = 5.0
 
 @pytest.fixture
 def tiny_inner_tls(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
-    """The tiny model on two workers, whose pages go over connections too; every test must leave it clean."""
     served = clusters.get(replace(tiny_config, internal_tls="on", transport="tcp"))
     yield served
     served.wait_clean()
@@ -37,7 +36,7 @@ def test_tokens_are_those_of_transformers(tiny_inner_tls: ServedCluster, tiny_or
         answer = tiny_inner_tls.complete(prompt, max_tokens=16)
         assert answer.token_ids == tiny_oracle.generate(prompt, 16)
         assert answer.last.handover.pages_shipped > 0
-    # Workers say it with their next heartbeat.
+    # Arrives with the next heartbeat.
     shipped = wait_until(lambda: transports(tiny_inner_tls), TIMEOUT_S, "the router knows that pages were shipped")
     assert shipped == {"tcp"}
 
@@ -53,7 +52,6 @@ def test_a_worker_that_dies_comes_back(tiny_inner_tls: ServedCluster, tiny_oracl
 
 
 def transports(served: ServedCluster) -> set[str]:
-    """By which pages were shipped."""
     return {shipped.transport for worker in served.client.server_info().workers for shipped in worker.stats.shipped}
 
 
@@ -104,7 +102,7 @@ def test_nobody_else_gets_into_any_port_though_he_has_the_token(tiny_inner_tls: 
                 )
             assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
             assert time.monotonic() - began < TIMEOUT_S / 2
-    # With the certificate and the token, which every process has, it is let in.
+    # Certificate and token together are admitted.
     assert tiny_inner_tls.integrity().keys() == {"prefill-0", "decode-0"}
 
 

@@ -1,4 +1,4 @@
-"""Clusters on a Ray that was there before: they do not meet, leave nothing behind when stopped, and it goes on."""
+"""Clusters on an existing Ray are independent, and leave only Ray behind."""
 
 import os
 import signal
@@ -15,9 +15,9 @@ from tests.cluster.conftest import wait_until
 from tests.cluster.joinable_ray import TOKEN, JoinableRay, joinable_ray
 
 NUM_CPUS = 4
-# Ray notices only by silence that a node was killed.
+# Ray notices a killed node only by its silence.
 NODE_GONE_S = 45.0
-# A prefill and a decode worker would need three processes, and two of these clusters need four.
+# Two 1P1D clusters would need six processes.
 ONE_WORKER = ("--both", "1", "--threads", "1", "--num-pages", "64")
 
 
@@ -48,18 +48,16 @@ def test_two_clusters_are_on_one_ray_that_outlives_both(
             assert len(actors) == 4
             generate = ("generate", "--max-tokens", "4", "--address")
             assert [tandem(*generate, s.address, "hello").returncode for s in (first, second)] == [0, 0]
-            # No place is left for a third.
             third = tandem("serve", *flags, "--grpc-port", "0", "--http-port", "0")
             assert third.returncode == exit_codes.USAGE
             assert "has 0 CPUs left on this host" in third.stderr and "--num-cpus" in third.stderr
 
-            # One that stops takes its actors with it, and nobody else's.
             first.process.terminate()
             assert first.finish() == 0
             wait_until(lambda: len(joinable.actors()) == 2, GONE_S, "the actors of the first have ended")
             assert tandem(*generate, second.address, "hello").returncode == 0 and joinable.answers()
 
-            # One whose command was killed goes on until it is stopped.
+            # A cluster without its command runs until it is stopped.
             for process in descendants(second.process.pid):
                 os.kill(process.pid, signal.SIGKILL)
             second.process.kill()
@@ -71,7 +69,6 @@ def test_two_clusters_are_on_one_ray_that_outlives_both(
             finish(second)
     finally:
         finish(first)
-    # It is as free as before.
     again = start(*flags, runtime_dir=tmp_path)
     again.process.terminate()
     assert again.finish() == 0 and joinable.answers()
@@ -90,7 +87,7 @@ def test_what_is_wrong_is_said(
 
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
-    # A cluster that this process has started keeps its own Ray's there.
+    # Set by clusters of this process.
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
     assert "asks for a token: set RAY_AUTH_TOKEN" in refusal(joinable.address)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "cd" * 32)
@@ -101,7 +98,7 @@ def test_what_is_wrong_is_said(
     assert joinable.answers() and joinable.actors() == []
 
 
-# It comes last: the Ray of all tests is gone afterwards.
+# Last, because it ends the shared Ray.
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_cluster_ends_with_the_ray_that_it_is_on(

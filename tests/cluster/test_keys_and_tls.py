@@ -1,4 +1,4 @@
-"""Who gets in: API keys on everything but health, TLS and client certificates on both ports, the cluster's token."""
+"""API keys on everything but health, TLS and client certificates on both ports, the cluster token."""
 
 import ssl
 from collections.abc import Callable, Iterator
@@ -68,7 +68,6 @@ def assert_plain_is_refused(addresses: ClientAddresses | RouterAddresses) -> Non
 
 @pytest.fixture
 def tiny_tls(clusters: Clusters, tiny_config: ClusterConfig, certificates: Certificates) -> Iterator[ServedCluster]:
-    """The tiny model behind TLS, for clients with a certificate."""
     tls: dict[str, Any] = {"tls_cert": certificates.cert, "tls_key": certificates.key, "tls_client_ca": certificates.ca}
     own = ClientTls(certificates.ca, certificates.client_cert, certificates.client_key)
     served = clusters.get(replace(tiny_config, **tls), own)
@@ -87,7 +86,6 @@ def test_clients_with_a_certificate_are_served_on_both_ports(
         whole = client.completions.create(model=MODEL, prompt="hi", **options).choices[0].text
         chunks = client.completions.create(model=MODEL, prompt="hi", stream=True, **options)
         assert whole == over_grpc == "".join(chunk.choices[0].text for chunk in chunks)
-        # Prometheus is sent to where it can reach the router.
         request = Request(f"https://{tiny_tls.cluster.addresses.http}/sd")
         with build_opener(ProxyHandler({}), HTTPSHandler(context=context)).open(request, timeout=TIMEOUT_S) as answer:
             assert b'"__scheme__":"https"' in answer.read()
@@ -98,7 +96,7 @@ def test_clients_without_a_certificate_are_refused_on_both_ports(
 ) -> None:
     addresses = tiny_tls.cluster.addresses
     assert_refused_on_both_ports(addresses, certificates.ca, None)
-    # Nor does one that does not know the server's authority go on.
+    # Clients without the server's authority refuse too.
     chain = (certificates.client_cert, certificates.client_key)
     assert_refused_on_both_ports(addresses, certificates.other_ca, chain)
     assert_plain_is_refused(addresses)
@@ -108,7 +106,7 @@ def test_clients_without_a_certificate_are_refused_on_both_ports(
 def test_without_an_authority_for_clients_tls_is_all_they_need(
     tiny_model_dir: Path, certificates: Certificates
 ) -> None:
-    # Which needs no workers to be seen.
+    # A router without workers suffices.
     tls = TlsConfig(certificates.cert, certificates.key)
     process = RouterProcess(RouterConfig(str(tiny_model_dir), MODEL, 512, grpc_port=0, http_port=0, tls=tls))
     try:
@@ -123,7 +121,7 @@ def test_without_an_authority_for_clients_tls_is_all_they_need(
         process.stop()
 
 
-# --- the cluster's token -----------------------------------------------------------------------------------------
+# --- cluster token -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("token", ["", "0" * 32])
@@ -216,7 +214,7 @@ def reflect(channel: grpc.Channel, **options: Any) -> list[str]:
 
 
 def generate(channel: grpc.Channel, **options: Any) -> list[bytes]:
-    # Without a prompt: bad input comes after the key.
+    # Keys are checked before prompts.
     return list(channel.unary_stream(GENERATE)(b"", timeout=TIMEOUT_S, **options))
 
 
@@ -296,7 +294,7 @@ def test_no_key_comes_upon_what_another_has_asked(
     found = cached(first)
     assert found > 0
     assert cached(second) == (found if is_shared else 0)
-    # A client's own namespaces are within its key's.
+    # A client's namespaces are scoped to its key.
     assert cached(first, "tenant") == 0
     assert cached(first, "tenant") == found
     assert cached(second, "tenant") == (found if is_shared else 0)

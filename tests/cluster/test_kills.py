@@ -1,5 +1,4 @@
-"""Kills and stops of either worker during transfers over TCP, which stands in for the two-sided transport of GPUs:
-tests/gpu/test_kills.py does the same over NCCL."""
+"""Kills and stops of either worker during TCP transfers. tests/gpu/test_kills.py covers NCCL."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The live page in a real browser, before a real cluster."""
+"""The live page of a real cluster in a real browser."""
 
 import os
 import random
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
 ]
 SOON_S = 15.0
-# It is in the prompts, and nowhere on the page.
+# Must not leave the prompts.
 SECRET = "a sentence that nobody else may read"
 ROWS = "[...document.querySelectorAll('#workers tr')]"
 SHIFTS = """new Promise((resolve) => {
@@ -30,7 +30,7 @@ SHIFTS = """new Promise((resolve) => {
     .observe({ type: "layout-shift", buffered: true });
   setTimeout(() => resolve(sum), 500);
 })"""
-# Of each bar, how much of it its parts make up.
+# Filled share of each bar.
 FILLED = """[...document.querySelectorAll("#requests .stack")].map((bar) => {
   const widths = [...bar.children].map((part) => part.getBoundingClientRect().width);
   return widths.reduce((sum, width) => sum + width, 0) / bar.getBoundingClientRect().width;
@@ -45,7 +45,6 @@ FOCUSED = """(() => {
 
 @pytest.fixture(scope="module")
 def served(clusters: Clusters, tiny_config: ClusterConfig) -> ServedCluster:
-    """One prefill worker and two decode workers, behind a key."""
     return clusters.get(replace(tiny_config, num_decode=2, api_keys=API_KEYS))
 
 
@@ -56,7 +55,6 @@ def origin(served: ServedCluster) -> str:
 
 @pytest.fixture
 def browser(origin: str) -> Iterator[Browser]:
-    """At the page, with the key."""
     with Browser() as browser:
         browser.resize(1440, 1000)
         open_with_key(browser, origin)
@@ -69,7 +67,7 @@ def open_with_key(browser: Browser, origin: str) -> None:
     browser.until("document.getElementById('key-dialog')?.open", SOON_S)
     give_key(browser, API_KEYS[0])
     until_live(browser)
-    # The first answer was that a key is needed, which a browser calls an error.
+    # Browsers report the first 401 as an error.
     complaints, browser.complaints = browser.complaints, []
     assert all(" 401 " in complaint for complaint in complaints), complaints
 
@@ -117,7 +115,7 @@ def test_a_wrong_key_is_asked_for_again_and_a_right_one_stays_in_the_tab(origin:
         assert browser.evaluate("Object.values(sessionStorage)") == [API_KEYS[0]]
         assert browser.evaluate("[localStorage.length, document.cookie]") == [0, ""]
         assert API_KEYS[0] not in " ".join(browser.urls)
-        # It is there after the page is loaded again, until somebody has it forgotten.
+        # The key survives a reload, until the user forgets it.
         browser.open(f"{origin}/")
         until_live(browser)
         browser.evaluate("document.getElementById('forget').click()")
@@ -165,7 +163,7 @@ def test_a_worker_dies_and_comes_back(served: ServedCluster, browser: Browser) -
 def test_the_model_answers_in_the_chat_and_can_be_stopped(served: ServedCluster, browser: Browser) -> None:
     served.wait_ready()
     status = "document.getElementById('chat-status').innerText"
-    # A random model's answer may be empty.
+    # An answer may be empty.
     for _ in range(20):
         browser.evaluate("document.getElementById('chat-clear').click()")
         browser.evaluate("document.getElementById('chat-input').focus()")
@@ -176,7 +174,7 @@ def test_the_model_answers_in_the_chat_and_can_be_stopped(served: ServedCluster,
             break
     assert told.startswith("TTFT") and "tokens" in told
     assert browser.evaluate("document.querySelectorAll('#chat-log .turn').length") == 2
-    # It may end before it is stopped, with a token that ends it.
+    # An answer may end before the stop.
     for _ in range(20):
         browser.evaluate("document.getElementById('chat-clear').click()")
         browser.type("go on")
@@ -188,7 +186,7 @@ def test_the_model_answers_in_the_chat_and_can_be_stopped(served: ServedCluster,
             break
     assert browser.evaluate(status).startswith("Stopped")
     served.wait_clean()
-    # One that is refused is there again to be changed.
+    # A refused request's text returns to the input.
     browser.evaluate("document.getElementById('chat-clear').click()")
     browser.evaluate("document.getElementById('chat-max').value = 30000")
     browser.type("too long")
@@ -226,7 +224,7 @@ def test_it_is_usable_on_a_phone_in_both_schemes(served: ServedCluster, browser:
     browser.until("document.querySelectorAll('#requests tr:not(.empty)').length", SOON_S)
     width = "[document.documentElement.scrollWidth, document.body.scrollWidth, window.innerWidth]"
     assert browser.evaluate(width) == [360, 360, 360]
-    # Nothing is cut off: whatever is shown lies within, or in a part that scrolls by itself.
+    # Everything shown is within the viewport or a scrolling part.
     outside = """[...document.querySelectorAll('main *, aside *, header *')].filter((node) => {
         const box = node.getBoundingClientRect();
         return box.width > 1 && !node.closest('.scroll, .skip, thead') && (box.left < 0 || box.right > 360.5);
@@ -234,7 +232,6 @@ def test_it_is_usable_on_a_phone_in_both_schemes(served: ServedCluster, browser:
     assert browser.evaluate(outside) == []
     lightness = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
     assert (browser.evaluate(lightness) > 128) == (scheme == "light")
-    # The toggle wins over the system.
     other = "light" if scheme == "dark" else "dark"
     for _ in range(2):
         if other not in browser.text("#theme"):

@@ -1,4 +1,4 @@
-"""The live page in a real browser, before servers and proxies that answer what they should not."""
+"""The live page in a real browser, with misbehaving servers and proxies."""
 
 import json
 import threading
@@ -43,11 +43,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(asset.content)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Tests' output is no place for it."""
+        """Keep requests out of the test output."""
 
 
 class Server(ThreadingHTTPServer):
-    """Attributes: num_asked: how often for what the page shows."""
+    """Attributes: num_asked: requests for the page's data."""
 
     daemon_threads = True
 
@@ -59,7 +59,7 @@ class Server(ThreadingHTTPServer):
 
 @contextmanager
 def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[tuple[Server, Browser]]:
-    """A page whose `/live` is answered so, opened."""
+    """Serve and open a page whose `/live` comes from `answer`."""
     with Server(answer) as server, Browser() as browser:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         browser.open(f"http://127.0.0.1:{server.server_port}/")
@@ -71,7 +71,6 @@ def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[tuple[
 
 @pytest.mark.parametrize("retry_after", ["Wed, 21 Oct 2015 07:28:00 GMT", "0", "1e-9", "999999999999"])
 def test_a_refusal_is_not_answered_by_asking_all_the_time(retry_after: str) -> None:
-    """A proxy may say any of these."""
 
     def refuse(request: BaseHTTPRequestHandler) -> None:
         request.send_response(503)
@@ -89,7 +88,7 @@ def test_a_refusal_is_not_answered_by_asking_all_the_time(retry_after: str) -> N
 
 
 def hostile_frame() -> dict[str, Any]:
-    """Every name and reason in it is markup."""
+    """Return a frame whose names and reasons are all markup."""
     worker = {"role": "prefill", "alive": True, "device": MARKUP, "page_size": 16}
     numbers = ("queued", "running", "pages", "free", "cached", "locked", "leased", "restarts")
     rates = ("prompt_tokens_per_s", "output_tokens_per_s", "cached_tokens_per_s")

@@ -1,4 +1,4 @@
-"""Every way of setting a cluster up gives the same tokens: those of transformers, and for a seed always the same."""
+"""Every setup gives the tokens of transformers, and one output per seed."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ CHATS = (
 
 @dataclass
 class Case:
-    """A prompt as a client sends it, and what greedy decoding makes of it."""
+    """A prompt and its greedy output."""
 
     request: pb.GenerateRequest
     prompt_ids: list[int]
@@ -46,7 +46,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Setup:
-    """One cell of the matrix. `pool_tokens` are few, so that decode workers run out of pages."""
+    """`pool_tokens` is small, so that decode workers run out of pages."""
 
     model: str
     num_prefill: int
@@ -81,7 +81,7 @@ def slow(setup: Setup) -> Any:
 
 
 TINY = Setup("tiny", 2, 2, 1, 7, "tcp", MAX_MODEL_LEN)
-# Every two settings of any two dimensions meet.
+# Pairwise coverage of all dimensions.
 SETUPS = [
     pytest.param(TINY, id=str(TINY)),
     slow(Setup("tiny", 1, 1, 1, 13, "shared_memory", MAX_MODEL_LEN)),
@@ -209,7 +209,7 @@ def test_eight_at_once(matrix: Matrix) -> None:
 def test_eight_at_once_outgrow_the_pools(matrix: Matrix) -> None:
     rng = random.Random(13)
     share = matrix.setup.pool_tokens * matrix.setup.num_decode // 8
-    # Prompts are short beside outputs: however slowly they are computed, all eight are decoded together for long.
+    # Prompts are short, so that all eight overlap in decode for long.
     num_prompt, num_output = share // 3, share
     prompts = [random_ids(rng, num_prompt) for _ in range(8)]
     streams = [
@@ -219,7 +219,7 @@ def test_eight_at_once_outgrow_the_pools(matrix: Matrix) -> None:
     for prompt_ids, answer in zip(prompts, answers, strict=True):
         assert len(answer.token_ids) == num_output
         assert matrix.model.oracle.confirms(prompt_ids, answer.token_ids)
-    # A request that was given back for want of pages was started again.
+    # Some request was preempted and restarted.
     assert max(answer.last.handover.attempts for answer in answers) > 1
     matrix.served.wait_clean()
 
@@ -228,7 +228,6 @@ def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_over_a_restart(matrix
     rng = random.Random(14)
     num_tokens = 60
     prompts = [random_ids(rng, rng.randint(1, 90)) for _ in range(6)]
-    # One after the other.
     alone = [matrix.sampled(prompt, seed, num_tokens).finish().token_ids for seed, prompt in enumerate(prompts)]
     assert matrix.sampled(prompts[0], 99, num_tokens).finish().token_ids != alone[0]
     together = [matrix.sampled(prompt, seed, num_tokens) for seed, prompt in enumerate(prompts)]

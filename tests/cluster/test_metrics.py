@@ -1,4 +1,4 @@
-"""What workers tell Prometheus agrees with what clients asked of them."""
+"""The workers' metrics agree with the clients' requests."""
 
 import random
 from collections import defaultdict
@@ -13,15 +13,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster.conftest import NUM_PAGES, VOCAB_SIZE, ServedCluster, wait_until
 
-# Keys and values of two layers and two heads of 16 floats, for 16 tokens.
+# Keys and values, 2 layers, 2 heads, 16 floats of 4 bytes, 16 tokens.
 PAGE_BYTES = 2 * 2 * 2 * 16 * 4 * 16
-# These say nothing of requests; which process they are of is said by the target.
+# Process metrics: the scrape target names the process.
 OF_EVERY_PROCESS = ("process_", "tandem_build_info", "tandem_process_")
 
 
 @dataclass
 class Scrape:
-    """One worker's metrics: values by name and by the label that tells the samples of a name apart, if there is one."""
+    """Metrics by name and distinguishing label, if any."""
 
     values: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
 
@@ -31,13 +31,13 @@ class Scrape:
 
 
 def read(address: str, path: str = "/metrics") -> str:
-    """Raises HTTPError if the worker does not answer with 200."""
+    """Raises HTTPError unless the status is 200."""
     with build_opener(ProxyHandler({})).open(f"http://{address}{path}", timeout=5.0) as response:
         return response.read().decode()
 
 
 def scrape(served: ServedCluster) -> tuple[Scrape, Scrape]:
-    """Of the prefill and of the decode worker."""
+    """Return metrics of the prefill worker and the decode worker."""
     scrapes = []
     for role in ("prefill", "decode"):
         worker = served.worker(f"{role}-0")
@@ -61,7 +61,6 @@ def random_ids(num_tokens: int, seed: int) -> list[int]:
 
 
 def growth(before: Scrape, after: Scrape, name: str) -> float:
-    """Of a counter without further labels, or of the one sample that it has."""
     return after[name] - before[name]
 
 

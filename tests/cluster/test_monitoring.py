@@ -1,5 +1,4 @@
-"""A real Prometheus over a cluster under load: what we ship in deploy/monitoring/ works with what the cluster
-exports."""
+"""The shipped deploy/monitoring/ files on a real Prometheus."""
 
 import math
 import random
@@ -26,13 +25,11 @@ pytestmark = [
 ]
 
 PROCESSES = {"router-0", "prefill-0", "prefill-1", "decode-0", "decode-1"}
-# Prometheus has to see a change, and rules that see it take their turns, a second each.
+# A scrape and each rule take a second.
 NOTICE_S = 20.0
 
 
 class Load:
-    """Clients that ask one thing after the other until they are stopped."""
-
     def __init__(self, served: ServedCluster, num_clients: int) -> None:
         self._served = served
         self._stopping = threading.Event()
@@ -84,7 +81,7 @@ def prometheus(served: ServedCluster, load: Load, tmp_path_factory: pytest.TempP
 def test_every_process_is_found_and_scraped(prometheus: Prometheus, served: ServedCluster) -> None:
     wait_until(lambda: prometheus.values("up == 1", "process").keys() == PROCESSES, NOTICE_S, "all are scraped")
     assert set(prometheus.values("up", "model_name")) == {served.cluster.model_name}
-    # What a series is called does not change with a worker's port.
+    # Independent of ports.
     assert set(prometheus.values("tandem_build_info", "instance")) == PROCESSES
 
 

@@ -1,7 +1,6 @@
-"""A cluster over two nodes of a Ray, which are two network namespaces of this machine.
+"""A cluster over two Ray nodes, in two network namespaces.
 
-Whoever speaks to it has to be in one of them, too: what is tried is in inside_nodes.py and inside_wire.py, whose tests
-run in a process of their own on one node.
+The tests themselves are in inside_nodes.py and inside_wire.py, because clients must run inside a namespace.
 """
 
 import os
@@ -30,7 +29,7 @@ def hosts() -> Iterator[TwoHosts]:
 
 
 def passes(hosts: TwoHosts, name: str, tmp_path: Path, on: Node | None = None) -> None:
-    """Runs tests of a file beside this one on a node, the first unless another is named, and shows what they print."""
+    """Run tests of a neighboring file on a node, and show their output."""
     node = on or hosts.head
     done = node.run(
         *(sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", str(Path(__file__).with_name(name))),
@@ -55,7 +54,7 @@ def test_prompts_of_one_node_are_decoded_on_the_other(hosts: TwoHosts, tmp_path:
 
 
 def test_nothing_of_a_cluster_with_tls_inside_is_read_between_the_nodes(hosts: TwoHosts, tmp_path: Path) -> None:
-    """It is started from the other node, so that what Ray's head is told of it crosses the cable too."""
+    """Starts from the other node, so that messages to Ray's head cross the cable."""
     passes(hosts, "inside_wire.py", tmp_path, on=hosts.other)
 
 
@@ -71,6 +70,6 @@ def test_logs_and_lines_of_requests_come_from_either_node(hosts: TwoHosts, tmp_p
     passes(hosts, "inside_nodes.py::test_logs_and_lines_of_requests_come_from_either_node", tmp_path)
 
 
-# It comes last: the other node is another one afterwards.
+# Last, because it replaces the other node.
 def test_a_node_is_lost_and_comes_back(hosts: TwoHosts, tmp_path: Path) -> None:
     passes(hosts, "inside_nodes.py::test_a_node_is_lost_and_comes_back", tmp_path)

@@ -28,7 +28,7 @@ def greedy_text(oracle: Oracle, prompt: str, max_tokens: int) -> str:
 
 
 def complete(client: openai.OpenAI, prompt: Any = PROMPT, **options: Any) -> Any:
-    """With the tiny model's outputs at their full length, and greedy, unless told otherwise."""
+    """Complete greedily and at full length by default."""
     extra_body = {"ignore_eos": True, **options.pop("extra_body", {})}
     return client.completions.create(
         model=MODEL, prompt=prompt, **{"max_tokens": 12, "temperature": 0, "extra_body": extra_body, **options}
@@ -297,7 +297,7 @@ def test_prompts_are_scored_as_evaluation_harnesses_ask(client: openai.OpenAI, t
             for i in range(1, len(prompt_ids)):
                 row, own = rows[i - 1], float(rows[i - 1, prompt_ids[i]])
                 assert logprobs[i - 1] == pytest.approx(own, abs=1e-4)
-                # Whether a continuation is the greedy one is told by whether its token is the most likely one.
+                # Greedy means that each token is the most likely one.
                 is_greedy = logprobs[i - 1] == max(choice.logprobs.top_logprobs[i].values())
                 assert is_greedy == (int(row.argmax()) == prompt_ids[i])
         assert answer.usage.completion_tokens == 2 * n * max_tokens

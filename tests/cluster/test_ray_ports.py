@@ -1,4 +1,4 @@
-"""Ray's own ports while a cluster runs: on loopback alone, closed to whoever lacks the token, which nothing shows."""
+"""Ray's ports listen on loopback only, and require a secret token."""
 
 import os
 import stat
@@ -19,7 +19,7 @@ from tests.cluster.command import GONE_S, Server, start
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 KNOWN_TOKEN = "known-to-others"
 TIMEOUT_S = 10.0
-# Each server of Ray's knows one of these, and would do something for whoever calls it.
+# Every Ray server implements one of these methods.
 LOOK = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
 METHODS = (
     LOOK,
@@ -32,7 +32,7 @@ METHODS = (
 
 
 def listeners(tree: Sequence[ProcessId]) -> dict[tuple[str, int], str]:
-    """The addresses at which any of the processes listens, each with that process's name."""
+    """Return the processes' listening addresses, with process names."""
     found = {}
     for process in (psutil.Process(p.pid) for p in tree if p.is_alive()):
         for connection in process.net_connections("inet"):
@@ -42,7 +42,7 @@ def listeners(tree: Sequence[ProcessId]) -> dict[tuple[str, int], str]:
 
 
 def answers(port: int, token: str | None, methods: Sequence[str] = METHODS) -> set[grpc.StatusCode]:
-    """What the server at a port says to those calls that it knows."""
+    """Return the statuses of the methods implemented at this port."""
     metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
     codes = set()
     with grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel:
@@ -56,7 +56,7 @@ def answers(port: int, token: str | None, methods: Sequence[str] = METHODS) -> s
 
 
 def http_answer(port: int) -> tuple[int, str]:
-    """What a port says to a browser; status 0: it speaks no HTTP."""
+    """Return status and text; status 0 if the port speaks no HTTP."""
     try:
         with build_opener(ProxyHandler({})).open(f"http://127.0.0.1:{port}/", timeout=TIMEOUT_S) as answer:
             return answer.status, answer.read().decode()
@@ -68,7 +68,7 @@ def http_answer(port: int) -> tuple[int, str]:
 
 @pytest.fixture
 def server(tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A cluster that was started where the environment asks for an open Ray with a token that others know."""
+    """Yield a cluster whose environment asks for an open Ray with a known token."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("RAY_AUTH_TOKEN", KNOWN_TOKEN)
     monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
@@ -84,14 +84,14 @@ def test_nothing_of_ray_can_be_reached_without_its_token(server: Server) -> None
     closed: dict[str, int] = {}
     for (_, port), name in found.items():
         for token in (None, "", "wrong", KNOWN_TOKEN):
-            # Servers of HTTP alone do not even understand.
+            # HTTP-only servers answer UNAVAILABLE.
             codes = answers(port, token)
             assert codes <= {UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE}, (name, codes)
         closed[name] = closed.get(name, 0) + (UNAUTHENTICATED in codes)
         status, text = http_answer(port)
-        # The router's page is ours, and has no data.
+        # The router's page is open, without data.
         assert status in (0, 401, 404) or "<title>Tandem</title>" in text, (name, text)
-    # The state of the cluster, the processes on this host, and each process that runs what it is sent.
+    # Cluster state, this host's processes, and every process that runs received code.
     assert closed["gcs_server"] == 1 and closed["raylet"] == 2
     assert sum(closed[name] for name in closed if name.startswith("ray::")) >= 2
 

@@ -1,4 +1,4 @@
-"""The cluster as an application of Ray Serve, which is how KubeRay starts and ends it."""
+"""The cluster as a Ray Serve application, as under KubeRay."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from tests.cluster.joinable_ray import TOKEN, JoinableRay, joinable_ray
 SERVE_S = 120.0
 with socket.socket() as _probe:
     _probe.bind(("127.0.0.1", 0))
-    # Of Ray Serve, which is asked there how it is.
+    # Ray Serve's HTTP port.
     SERVE_PORT = _probe.getsockname()[1]
 
 
@@ -30,7 +30,6 @@ def joinable() -> Iterator[JoinableRay]:
 
 
 def operator(ray: JoinableRay, what: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Does what KubeRay's operator does."""
     return subprocess.run(
         [sys.executable, "-m", "tests.cluster.on_ray_serve", what, ray.address, str(SERVE_PORT), *arguments],
         env={**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN},
@@ -55,7 +54,7 @@ def test_ray_serve_starts_the_cluster_replaces_one_that_has_ended_and_stops_it(
     config = tmp_path / "serve.yaml"
     options = {"model": str(tiny_model_dir), "both": 1, "threads": 1, "num-pages": 64, "grpc-port": 0, "http-port": 0}
 
-    # What does not start is said by Serve, in the words of `tandem serve`.
+    # Serve repeats the error of `tandem serve`.
     config.write_text(yaml.safe_dump({**options, "model": str(tmp_path)}))
     refused = operator(joinable, "deploy", str(config), name)
     assert refused.returncode != 0
@@ -66,22 +65,22 @@ def test_ray_serve_starts_the_cluster_replaces_one_that_has_ended_and_stops_it(
     config.write_text(yaml.safe_dump(options))
     deployed = operator(joinable, "deploy", str(config), name)
     assert deployed.returncode == 0, deployed.stderr
-    # Once Serve has the application run, it serves.
+    # A running application serves.
     address = tandem("status", name, *on)
     assert address.returncode == 0 and "both-0" in address.stdout
     assert is_running(joinable)
-    # By this KubeRay knows that the head's Pod may be called.
+    # KubeRay's check of the head's Pod.
     with urllib.request.urlopen(f"http://127.0.0.1:{SERVE_PORT}/-/healthz", timeout=10.0) as answer:
         assert answer.read() == b"success"
 
-    # The replica dies without its cluster: the one that Serve starts in its place takes it over.
+    # The replica dies: its successor takes the cluster over.
     actors = joinable.actors()
     for process in joinable.processes("ray::ServeReplica"):
         os.kill(process.pid, signal.SIGKILL)
     wait_until(lambda: is_running(joinable), SERVE_S, "a replica is there again")
     assert joinable.actors() == actors
 
-    # The cluster ends without its replica: Serve notices, and another one starts it anew.
+    # The cluster ends: Serve's new replica restarts it.
     assert tandem("stop", name, *on).returncode == 0
     wait_until(lambda: tandem("status", name, *on).returncode == 0, SERVE_S, "the cluster is there again")
     assert not set(joinable.actors()) & set(actors)

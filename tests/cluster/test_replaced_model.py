@@ -1,4 +1,4 @@
-"""A model directory whose files are replaced while a cluster runs: no two of its workers ever mix two models."""
+"""Model files replaced in a running cluster: workers never mix two models."""
 
 import os
 import random
@@ -41,7 +41,7 @@ def test_a_worker_that_loads_other_weights_is_not_let_in(
     kept, stat = weights.read_bytes(), weights.stat()
     tensors = load_file(weights)
     tensors["model.layers.0.self_attn.k_proj.weight"] *= -1
-    # As a deployment tool does it: the running workers keep the file that they have mapped.
+    # Renaming keeps the running workers' mapped file.
     save_file(tensors, own_model_dir / "next", metadata={"format": "pt"})
     (own_model_dir / "next").rename(weights)
     os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
@@ -52,7 +52,7 @@ def test_a_worker_that_loads_other_weights_is_not_let_in(
         refusal = f"{victim} could not be started again: models differ: this worker has loaded "
         wait_until(lambda refusal=refusal: refusal in caplog.text, RESTART_S, "the refusal is said")
     assert not served.client.server_info().ready
-    # With the files of before it is let in, and nobody ever got another model's tokens.
+    # With the old files the worker is admitted. No client got another model's tokens.
     (own_model_dir / "next").write_bytes(kept)
     (own_model_dir / "next").rename(weights)
     served.wait_ready()

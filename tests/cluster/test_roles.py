@@ -1,5 +1,4 @@
-"""Workers that lean to one kind of work or the other while requests are served: the plan is the test's, and goes the
-way of the launcher's own."""
+"""Workers whose lean changes under load, by a plan of the test's."""
 
 import os
 import random
@@ -24,7 +23,7 @@ OTHER_WAY: dict[str, Lean] = {"worker-0": "decode", "worker-1": "prefill"}
 
 
 class Planner(RolePlanner):
-    """Attributes: planned: what is planned next; demands: what routers have said last."""
+    """Attributes: planned: next plan; demands: latest demands of the routers."""
 
     planned: Mapping[str, Lean] = {}
     demands: Mapping[str, RouterDemand] = {}
@@ -37,7 +36,7 @@ class Planner(RolePlanner):
 @pytest.fixture
 def planned(clusters: Clusters, tiny_config: ClusterConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServedCluster]:
     monkeypatch.setattr(launcher, "RolePlanner", Planner)
-    # No other test may have this cluster, whose planner is another.
+    # Unique, so that no other test shares this planner's cluster.
     config = replace(tiny_config, num_prefill=0, num_decode=0, num_any=2, max_queued_requests=999)
     served = clusters.get(config)
     wait_until(lambda: all(len(w.linked_to) == 1 for w in served.client.server_info().workers), 20.0, "there are links")
@@ -68,7 +67,7 @@ def test_roles_turn_under_load_and_no_request_is_dropped(
     for prompt, answer in zip(prompts, answers, strict=True):
         assert len(answer.token_ids) == 40 and tiny_oracle.confirms(prompt, answer.token_ids)
         assert answer.last.handover.attempts == 1
-    # Where there is no other work, each request is decoded where that is meant to be.
+    # Without other load, the worker that leans to decode decodes.
     for plan, decode_worker in ((ONE_WAY, "worker-1"), (OTHER_WAY, "worker-0")):
         turn(planned, plan)
         assert planned.complete(random_ids(rng, 40)).last.handover.decode_worker == decode_worker
@@ -91,5 +90,5 @@ def test_a_router_that_is_started_again_is_told(planned: ServedCluster) -> None:
 def is_told(served: ServedCluster) -> bool:
     try:
         return leans(served) == ONE_WAY
-    except Exception:  # There is no router at the moment.
+    except Exception:  # The router is down.
         return False

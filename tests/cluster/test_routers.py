@@ -1,4 +1,4 @@
-"""Several routers in front of the same workers, any of which may die or stand still."""
+"""Several routers for the same workers; any router may die or hang."""
 
 import json
 import os
@@ -21,9 +21,9 @@ from tests.cluster.event_client import EventClient, RefusedError
 from tests.cluster.faults import LiveStream
 
 ROUTERS = ("router-0", "router-1")
-# Six of them fit the pool together.
+# Six requests of this length fit the pool.
 NUM_TOKENS = 200
-# For a stream of a router that is left alone; one that starts again takes a core meanwhile.
+# For streams on the untouched router, while a restarting one takes a core.
 MAX_GAP_S = 2.0
 
 
@@ -36,7 +36,6 @@ def served(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedClu
 
 @pytest.fixture
 def clients(served: ServedCluster) -> Iterator[dict[str, TandemClient]]:
-    """One for each router's own port."""
     with ExitStack() as stack:
         yield {
             name: stack.enter_context(TandemClient(served.cluster.routers[name].grpc, one_router=True))
@@ -53,7 +52,6 @@ def random_ids(rng: random.Random, count: int) -> list[int]:
 
 
 def read(served: ServedCluster, router: str, path: str) -> str:
-    """What a router answers at its own HTTP port."""
     address = served.cluster.routers[router].http
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
         f"http://{address}{path}", timeout=5.0
@@ -80,7 +78,6 @@ def test_any_router_serves_any_request(
     streams = [LiveStream(served, prompt, client=client, max_tokens=40) for client in clients.values()]
     answers = [stream.finish() for stream in streams]
     assert [a.token_ids for a in answers] == [tiny_oracle.generate(prompt, 40)] * 2
-    # What one has had computed is cached for the other.
     again = LiveStream(served, prompt, client=clients["router-1"], max_tokens=1).finish()
     assert again.last.usage.cached_tokens >= 80
     for client in clients.values():
@@ -97,7 +94,6 @@ def test_every_router_knows_of_all(served: ServedCluster, clients: dict[str, Tan
             (name, True, served.cluster.routers[name].grpc) for name in ROUTERS
         ]
     stream.finish()
-    # Whichever is asked names the metrics of all.
     targets = json.loads(read(served, "router-0", "/sd"))
     found = {target["labels"]["process"]: target["targets"][0] for target in targets}
     assert found.keys() == {*ROUTERS, "prefill-0", "decode-0"}
@@ -134,7 +130,7 @@ def test_the_end_of_one_router_is_nobody_else_s(
         with pytest.raises(TandemError) as ended:
             stream.finish()
         assert ended.value.code == "UNAVAILABLE"
-    # New ones are served meanwhile, and soon by the router that was lost, at its old address.
+    # The other router serves; soon the victim does too, at its old address.
     LiveStream(served, random_ids(rng, 20), client=clients[other], max_tokens=5).finish()
     wait_until(lambda: is_ready(clients[victim]), 30.0, "the router is back")
     assert time.monotonic() - struck < 25.0
@@ -153,8 +149,10 @@ def strike_again_and_again(
     signum: signal.Signals,
     num_repetitions: int,
 ) -> tuple[float, float]:
-    """Ends routers under load, one after the other. Every stream of a client that is bound to none goes on to exactly
-    its tokens; returns the longest gap of those of routers that were left alone, and of all others."""
+    """End routers in turn under load. Streams of unbound clients must get exactly their tokens.
+
+    Returns the longest gaps: of streams on untouched routers, and of all others.
+    """
     rng = random.Random(f"{signum} {num_repetitions}")
     kept_gap = other_gap = 0.0
     with TandemClient(served.cluster.addresses.grpc) as anywhere:
@@ -185,7 +183,7 @@ def strike_again_and_again(
                     assert answer.token_ids == oracle.generate(stream.prompt_ids, NUM_TOKENS, ignore_eos=True)
                 assert len(answer.token_ids) == NUM_TOKENS == answer.last.usage.completion_tokens
                 undisturbed = served.complete(stream.prompt_ids, **stream.sampling)
-                # In another batch logits differ in their last bits, and once in thousands of tokens a draw with them.
+                # In another batch the last bits of logits differ, and with them one sampled token in thousands.
                 if not stream.sampling.get("temperature") or answer.token_ids == undisturbed.token_ids:
                     assert (answer.token_ids, answer.text) == (undisturbed.token_ids, undisturbed.text)
             other_gap = max(other_gap, *(stream.longest_gap() for stream in going_on))
@@ -198,7 +196,7 @@ def strike_again_and_again(
     "signum",
     [
         pytest.param(signal.SIGKILL, id="kill"),
-        # A stopped one is waited for, and another may be met that is.
+        # A client waits for a stopped router's timeout, and may meet another stopped one.
         pytest.param(signal.SIGSTOP, id="stop", marks=pytest.mark.slow),
     ],
 )
@@ -227,7 +225,7 @@ def strike_event_streams(
     signum: signal.Signals,
     num_repetitions: int,
 ) -> None:
-    """Ends routers under streams over HTTP. Every one of them goes on to exactly its text."""
+    """End routers under HTTP event streams, which must get exactly their text."""
     rng = random.Random(f"events {signum} {num_repetitions}")
     for number in range(num_repetitions):
         for client in clients.values():

@@ -1,4 +1,4 @@
-"""Sampling, log probabilities and stop strings from end to end, against transformers' logits."""
+"""Sampling, log probabilities and stop strings, against transformers' logits."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ from tandem.sampling_params import SamplingParams
 from tandem.v1 import inference_pb2 as pb
 from tests.cluster.conftest import VOCAB_SIZE, Oracle, ServedCluster
 
-# Values that are the same in the client's single and the sampler's double precision.
+# Exact in the client's single and the sampler's double precision.
 SAMPLING: list[dict[str, Any]] = [
     {"temperature": 1.0},
     {"temperature": 0.5, "top_p": 0.75},
@@ -39,7 +39,7 @@ def expected(oracle: Oracle, prompt_ids: list[int], max_tokens: int, **params: A
 
 
 def test_sampled_tokens_are_those_of_seed_and_position(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
-    # All at once, so that they share batches.
+    # Concurrent, to share batches.
     requests = [
         (seed, random_ids(seed, 20 + 10 * i), params) for i, params in enumerate(SAMPLING) for seed in (i, 2**63)
     ]
@@ -87,7 +87,7 @@ def test_a_stop_string_ends_the_output(tiny_pd: ServedCluster) -> None:
 
 
 def test_prompt_logprobs_are_those_of_the_model(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
-    # The prompt takes several chunks. It is asked for first without any, so that it is cached.
+    # Several chunks. The first request caches the prompt.
     prompt_ids = random_ids(30, 130)
     rows = tiny_oracle.logits(prompt_ids).log_softmax(-1)
     expected = [float(rows[i - 1, prompt_ids[i]]) for i in range(1, len(prompt_ids))]

@@ -1,5 +1,4 @@
-"""Outputs that keep to a grammar: valid, and token for token those of a masked loop over transformers' logits, whatever
-becomes of the workers meanwhile."""
+"""Structured outputs are valid and match a masked loop over transformers, even if workers die."""
 
 import json
 import random
@@ -43,7 +42,7 @@ PERSON: dict[str, Any] = {
 }
 MAX_TOKENS = 200
 FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
-# A schema, what a regular expression takes, a list to choose from, and a context-free grammar.
+# A schema, a regular expression, a choice, and a context-free grammar.
 WANTED: list[dict[str, Any]] = [
     {"json_schema": PERSON},
     {"regex": "[a-f]{3,20}(-[0-9]{2}){1,3}"},
@@ -53,7 +52,7 @@ WANTED: list[dict[str, Any]] = [
 
 
 class MaskedLoop:
-    """Greedy decoding in which a step's best token is the best that may follow."""
+    """Greedy decoding over the grammar's tokens."""
 
     def __init__(self, model_dir: Path, oracle: Oracle) -> None:
         self._oracle = oracle
@@ -100,7 +99,7 @@ def complete(
 
 def test_greedy_is_what_a_masked_loop_gives(tiny_pd: ServedCluster, loop: MaskedLoop) -> None:
     rng = random.Random(3)
-    # More than a decode step apart, so that some outputs are free, and some keep to something, in the same steps.
+    # Over a decode step apart, so that constrained and free outputs share steps.
     cases = [(random_ids(rng, rng.randint(1, 60)), WANTED[i % len(WANTED)]) for i in range(12)]
     expected = [loop.generate(prompt, wanted, MAX_TOKENS) for prompt, wanted in cases]
     free = [random_ids(rng, 20) for _ in range(4)]
@@ -124,7 +123,7 @@ def check_sampled(
     timeout_s: float = 60.0,
     max_model_len: int = MAX_MODEL_LEN,
 ) -> None:
-    """A schema for each request, most of them objects of values of all kinds."""
+    """Send random schemas and validate the outputs."""
     rng = random.Random(4)
     schemas = [PERSON if i % 4 == 0 else random_schema(rng) for i in range(num_requests)]
     prompts = [random_ids(rng, rng.randint(1, 40)) for _ in schemas]
@@ -154,7 +153,7 @@ def test_a_thousand_sampled_outputs_are_valid(tiny_pd: ServedCluster) -> None:
 @pytest.mark.timeout(1800)
 def test_a_thousand_sampled_outputs_of_a_real_model_are_valid(clusters: Clusters, smollm2_dir: Path) -> None:
     served = clusters.get(ClusterConfig(str(smollm2_dir), num_pages=4096, grpc_port=0, http_port=0))
-    # Lists of lists of objects may be long, and this model is fond of white space.
+    # Nested lists may be long, and this model emits much white space.
     check_sampled(served, 1000, num_at_once=64, timeout_s=1500.0, max_model_len=4096)
     served.wait_clean()
 
@@ -236,7 +235,7 @@ def test_what_cannot_be_kept_to_is_the_client_s_mistake(
 
 
 def test_a_function_that_is_asked_for_is_called_with_valid_arguments(tiny_pd: ServedCluster) -> None:
-    """By a model of random weights, whose template knows no tools."""
+    """The weights are random, and the template knows no tools."""
     client = openai.OpenAI(base_url=f"http://{tiny_pd.cluster.addresses.http}/v1", api_key="none", max_retries=0)
     schema = {"properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", **schema}}}

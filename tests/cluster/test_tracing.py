@@ -1,4 +1,4 @@
-"""`tandem trace` against a cluster that serves."""
+"""`tandem trace` on a serving cluster."""
 
 import json
 import random
@@ -31,7 +31,7 @@ def test_a_trace_shows_each_request_on_its_way(
 
     recorder = threading.Thread(target=record)
     recorder.start()
-    # Those that come before the recording has begun are not seen whole.
+    # Earlier requests would be incomplete.
     time.sleep(0.4)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda prompt: tiny_pd.complete(prompt, max_tokens=6, ignore_eos=True), prompts))
@@ -49,7 +49,7 @@ def test_a_trace_shows_each_request_on_its_way(
         tracks[processes[event["pid"]], threads[event["pid"], event["tid"]]].append(event)
     assert list(processes.values()) == ["router-0", "prefill-0 (prefill)", "decode-0 (decode)"]
 
-    # The phases of each request are all of its time.
+    # Phases add up to the request's time.
     requests = [e for e in tracks["router-0", "requests"] if e["name"] == "request"]
     assert len(requests) == NUM_REQUESTS
     for request in requests:
@@ -64,7 +64,7 @@ def test_a_trace_shows_each_request_on_its_way(
         assert abs(sum(e["dur"] for e in inside) - request["dur"]) < 1000
         assert request["args"]["detail"].startswith("length prefill-0 decode-0")
 
-    # Every prompt's tokens are in some forward, its pages in some copy.
+    # All prompt tokens are in forward passes, and their pages in copies.
     forwards = tracks["prefill-0 (prefill)", "device"]
     computed: dict[str, int] = defaultdict(int)
     for forward in forwards:
@@ -77,12 +77,11 @@ def test_a_trace_shows_each_request_on_its_way(
     steps = tracks["decode-0 (decode)", "device"]
     assert sum(step["args"]["batch_size"] for step in steps) == 5 * NUM_REQUESTS
 
-    # What the engine threads did between two turns.
     for worker in ("prefill-0 (prefill)", "decode-0 (decode)"):
         names = {e["name"] for e in tracks[worker, "engine thread"]}
         assert {"step", "receive", "settle", "launch", "collect", "sleep"} <= names
 
-    # An arrow leads from the router over prefill, copy and commit to the first decode step.
+    # Arrows: router, prefill, copy, commit, first decode step.
     arrows: dict[int, list[str]] = defaultdict(list)
     for event in trace["traceEvents"]:
         if event["ph"] in "stf":

@@ -1,5 +1,4 @@
-"""What can be read on the network of what a cluster's processes say to each other: nothing where they speak TLS, and
-what is looked for where they do not. What Ray says is on the wire between two hosts (inside_wire.py)."""
+"""Traffic between cluster processes is unreadable with TLS. inside_wire.py covers Ray's traffic."""
 
 import os
 import urllib.request
@@ -34,7 +33,7 @@ pytestmark = [
 PROMPT = "Nobody else is to read what the heron told the miller about the flood of 1853."
 API_KEY = "a-key-that-nobody-may-see"
 MAX_TOKENS = 8
-# Of a page of keys and values: it is floats, and no such piece is like another.
+# Length of a searched piece of a KV page; such pieces are unique.
 PATTERN_BYTES = 64
 
 
@@ -45,7 +44,7 @@ def prompt_ids(tiny_oracle: Oracle) -> list[int]:
 
 @pytest.fixture(scope="module")
 def kv_patterns(tiny_model_dir: Path, prompt_ids: list[int]) -> list[bytes]:
-    """Pieces of the prompt's pages, computed as a worker does."""
+    """Return pieces of the prompt's KV pages."""
     engine = build_engine(EngineConfig(str(tiny_model_dir), num_pages=NUM_PAGES, num_threads=1), "wire", lambda _: None)
     told: list[WorkerMessage] = []
     worker = LocalWorker(engine, PrefillConfig(chunk_size=CHUNK_SIZE), DecodeConfig(), told.append)
@@ -58,7 +57,6 @@ def kv_patterns(tiny_model_dir: Path, prompt_ids: list[int]) -> list[bytes]:
 
 
 def varints(ids: list[int]) -> bytes:
-    """As protobuf packs them."""
     packed = bytearray()
     for number in ids:
         while number > 127:
@@ -79,12 +77,12 @@ def looked_for(served: ServedCluster, prompt_ids: list[int], kv_patterns: list[b
 
 
 def found(served: ServedCluster, certificates: Certificates | None, secrets: dict[str, list[bytes]]) -> set[str]:
-    """Which of these somebody who reads along comes to know while the cluster serves a request and is watched."""
+    """Return the secrets readable while the cluster serves and is monitored."""
     context = tls_context(certificates.ca) if certificates else None
     opener = build_opener(ProxyHandler({}), *([HTTPSHandler(context=context)] if context else []))
     address = f"{'https' if context else 'http'}://{served.cluster.addresses.http}"
     with WireCapture() as capture:
-        # Streams and links that begin show what each process shows the others.
+        # New streams and links authenticate again.
         for cut in (cut_control, cut_links):
             cut(served, "decode-0")
             wait_until(lambda: served.client.server_info().ready, RESTART_S, "they are there again")

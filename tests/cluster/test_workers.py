@@ -1,5 +1,4 @@
-"""`--workers`: workers that all do both, with links to each other; who computes and who decodes is decided for each
-request."""
+"""`--workers`: linked workers that prefill and decode, as the router decides."""
 
 import random
 import signal
@@ -17,7 +16,7 @@ LENGTHS = (1, 15, 16, 17, 33, 47, 48, 49, 100, 150)
 
 @pytest.fixture
 def apart(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
-    """Two workers, of which one computes each prompt and the other one decodes it."""
+    """Two workers that each decode only the other's prompts."""
     served = clusters.get(replace(tiny_config, num_prefill=0, num_decode=0, num_any=2, placement="disaggregated"))
     yield served
     served.wait_clean()
@@ -25,7 +24,6 @@ def apart(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedClus
 
 @pytest.fixture
 def decided(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
-    """Two workers; the router decides."""
     served = clusters.get(replace(tiny_config, num_prefill=0, num_decode=0, num_any=2))
     yield served
     served.wait_clean()
@@ -64,7 +62,7 @@ def test_one_is_killed_and_the_other_does_both_until_it_is_back(apart: ServedClu
 
 
 def test_a_conversation_stays_where_its_pages_are(decided: ServedCluster, tiny_oracle: Oracle) -> None:
-    """Idle workers have no reason to hand over: the next turn computes what is new and ships nothing."""
+    """Idle workers do not hand over: the next turn ships nothing."""
     wait_until(lambda: len(links(decided)) == 2, 20.0, "there are links both ways")
     rng = random.Random(3)
     token_ids = random_ids(rng, 100)
@@ -76,7 +74,7 @@ def test_a_conversation_stays_where_its_pages_are(decided: ServedCluster, tiny_o
         assert (handover.placement, handover.pages_shipped) == ("aggregated", 0)
         assert handover.prefill_worker == (home := home or handover.prefill_worker)
         if turn:
-            # The last token of an output has no KV yet, and pages are cached when they are full.
+            # The last token has no KV, and only full pages are cached.
             assert handover.prefill_cached_tokens == (len(token_ids) - 30 - 1) // 16 * 16
         token_ids += [*answer.token_ids, *random_ids(rng, 30)]
     assert handover.estimated_ttft_ms > 0
@@ -85,6 +83,5 @@ def test_a_conversation_stays_where_its_pages_are(decided: ServedCluster, tiny_o
 
 
 def links(served: ServedCluster) -> list[tuple[str, str]]:
-    """Those over which a worker could hand over to another one now."""
     workers = served.client.server_info().workers
     return [(w.worker_id, peer) for w in workers if w.alive for peer in w.linked_to if peer != w.worker_id]

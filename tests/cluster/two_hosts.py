@@ -1,4 +1,4 @@
-"""Two network namespaces of this machine, each with a node of one Ray: to the cluster they are two hosts."""
+"""Two network namespaces, each with a node of one Ray: two hosts to the cluster."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from tests.cluster.conftest import wait_until
 TOKEN = "ab" * 32
 HEAD, OTHER = "10.77.0.1", "10.77.0.2"
 RAY_PORT = 6379
-# A router and two workers find room on either.
+# A router and two workers per node.
 NUM_CPUS = 3
 NODE_START_S = 90.0
 BRIDGE = "switch"
@@ -24,8 +24,6 @@ BRIDGE = "switch"
 
 @dataclass
 class Node:
-    """A namespace with a node of Ray's in it, once that is started."""
-
     namespace: str
     interface: str
     address: str
@@ -39,11 +37,10 @@ class Node:
         return ["ip", "netns", "exec", self.namespace, *command]
 
     def set_link(self, state: str) -> None:
-        """Args: state: "up" or "down", which this host and its kernel know of at once."""
+        """Set the interface "up" or "down"."""
         ip("-n", self.namespace, "link", "set", self.interface, state)
 
     def start(self) -> None:
-        """Its node of Ray: the head's, or one that joins that."""
         is_head = self.address == HEAD
         where = ("--head", f"--port={RAY_PORT}", "--include-dashboard=false") if is_head else ()
         log = (self.directory / f"{self.namespace}.log").open("wb")
@@ -73,7 +70,7 @@ class Node:
         return b"Ray runtime started" in (self.directory / f"{self.namespace}.log").read_bytes()
 
     def end(self) -> None:
-        """All of its processes, at once and without a word."""
+        """Kill all processes at once."""
         if self.process is not None:
             end_processes([*descendants(self.process.pid), ProcessId.of(self.process.pid)], 0.0)
             self.process.wait()
@@ -82,13 +79,13 @@ class Node:
 
 @dataclass
 class Cable:
-    """Between a host and the switch. Attributes: switch: its namespace; port: of the host there."""
+    """Attributes: switch: the switch's namespace; port: the host's port there."""
 
     switch: str
     port: str
 
     def cut(self) -> None:
-        """What is sent is lost from now on, and nobody is told."""
+        """Drop all packets silently."""
         ip("-n", self.switch, "link", "set", self.port, "nomaster")
 
     def mend(self) -> None:
@@ -114,7 +111,6 @@ def ip(*arguments: str) -> None:
 
 
 def may_make_namespaces() -> bool:
-    """Whether this process may; it leaves none."""
     name = f"tandem-{os.getpid()}-try"
     with contextlib.suppress(FileNotFoundError):
         if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0:
@@ -125,13 +121,13 @@ def may_make_namespaces() -> bool:
 
 @contextlib.contextmanager
 def two_hosts() -> Iterator[TwoHosts]:
-    """With cables to a switch between them, and one Ray over both. Nothing is left of them afterwards."""
+    """Create two hosts on a switch with one Ray; deletes everything at exit."""
     hosts = TwoHosts()
-    # The names of Ray's sockets must be short, and those of interfaces have 15 characters at most.
+    # Ray's socket paths must be short, and interface names have at most 15 characters.
     with contextlib.ExitStack() as stack:
         switch = f"tandem-{os.getpid()}s"
         ip("netns", "add", switch)
-        # With a namespace goes its end of a cable, and with that the other end.
+        # This also deletes its end of a cable, and the peer.
         stack.callback(ip, "netns", "del", switch)
         ip("-n", switch, "link", "add", BRIDGE, "type", "bridge")
         ip("-n", switch, "link", "set", BRIDGE, "up")

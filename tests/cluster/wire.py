@@ -1,4 +1,4 @@
-"""Requests as they go over the two wires, with no client in between that would mend them."""
+"""Raw HTTP and gRPC requests, not corrected by a client library."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ class HttpAnswer:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error object, of which there must be exactly one."""
+        """Return the error object, which must be the only one."""
         assert self.headers["content-type"] == "application/json"
         assert set(self.json) == {"error"}
         error: dict[str, Any] = self.json["error"]
@@ -43,10 +43,10 @@ def http(
     body: bytes | Iterable[bytes] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> HttpAnswer:
-    """One request on a connection of its own; a body that comes in parts goes out in chunks."""
+    """Send one request. A body in parts is sent chunked."""
     connection = HTTPConnection(served.cluster.addresses.http, timeout=TIMEOUT_S)
     try:
-        # The server may have answered before it was sent everything, and want no more.
+        # The server may answer before it has the whole body.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.request(method, path, body, headers or {}, encode_chunked=not isinstance(body, bytes))
         response = connection.getresponse()
@@ -56,7 +56,7 @@ def http(
 
 
 class RawGrpc:
-    """A gRPC client that sends bytes. Use as a context manager."""
+    """gRPC client for raw bytes. Use as a context manager."""
 
     def __init__(self, address: str) -> None:
         options = [("grpc.enable_http_proxy", 0), ("grpc.max_send_message_length", -1)]
@@ -69,13 +69,13 @@ class RawGrpc:
         self.channel.close()
 
     def generate(self, request: bytes, key: str = "") -> list[pb.GenerateResponse]:
-        """All responses. Raises grpc.RpcError."""
+        """Raises grpc.RpcError."""
         metadata = (("authorization", f"Bearer {key}"),) if key else ()
         call = self.channel.unary_stream(GENERATE, response_deserializer=pb.GenerateResponse.FromString)
         return list(call(request, timeout=TIMEOUT_S, metadata=metadata))
 
     def refusal(self, request: bytes, key: str = "") -> tuple[str, str]:
-        """The status of a request that must fail: its code's name and its message."""
+        """Return the status code and message of a request that must fail."""
         try:
             responses = self.generate(request, key)
         except grpc.RpcError as error:

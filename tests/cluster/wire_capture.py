@@ -1,4 +1,4 @@
-"""What travels over an interface, read as anybody on the network between two hosts could read it. Needs root."""
+"""Captures an interface's traffic. Needs root."""
 
 import contextlib
 import socket
@@ -9,17 +9,17 @@ from types import TracebackType
 
 ETH_P_ALL, ETH_P_IP = 0x0003, 0x0800
 LOOPBACK = "lo"
-# Of Linux; the module socket does not name them.
+# Linux constants missing from socket.
 SO_RCVBUFFORCE, SOL_PACKET, PACKET_STATISTICS = 33, 263, 6
 BUFFER_BYTES = 256 * 2**20
 ETHERNET_BYTES = 14
 TCP = 6
-# A connection's bytes are put in order by their numbers, which begin anew after so many.
+# TCP sequence numbers wrap here.
 MODULUS = 2**32
 
 
 class WireCapture:
-    """Captures from its entry to its exit, in a thread of its own."""
+    """Captures while the context is open."""
 
     def __init__(self, interface: str = LOOPBACK) -> None:
         self._interface = interface
@@ -46,8 +46,10 @@ class WireCapture:
         assert not num_dropped, f"{num_dropped} packets were not captured"
 
     def connections(self) -> list[bytes]:
-        """What each end of each TCP connection said, in order. It may have begun before. What is not TCP over IPv4
-        comes last, each frame for itself."""
+        """Return the bytes of each end of each TCP connection, in order.
+
+        Connections may predate the capture. Frames other than TCP over IPv4 come last.
+        """
         others: list[bytes] = []
         parts: defaultdict[bytes, dict[int, bytes]] = defaultdict(dict)
         for frame in self._frames:
@@ -60,7 +62,7 @@ class WireCapture:
             segment = packet[header_bytes:total_bytes]
             payload = segment[(segment[12] >> 4) * 4 :]
             if payload:
-                # Addresses and ports name one end's side of a connection.
+                # Identifies one direction of a connection.
                 parts[packet[12:20] + segment[:4]][int.from_bytes(segment[4:8], "big")] = payload
         return [_in_order(said) for said in parts.values()] + others
 
@@ -68,14 +70,14 @@ class WireCapture:
         while not self._ended.is_set():
             with contextlib.suppress(TimeoutError):
                 frame, (_, _, kind, *_) = self._socket.recvfrom(2**17)
-                # Loopback shows each packet as it leaves and as it comes.
+                # Loopback delivers each packet twice.
                 if self._interface != LOOPBACK or kind != socket.PACKET_OUTGOING:
                     self._frames.append(frame)
 
 
 def _in_order(said: dict[int, bytes]) -> bytes:
-    """Segments put together by their numbers; what is there twice is taken once."""
-    # The smallest number, where they have not begun anew in between.
+    """Join segments by sequence number, dropping duplicates."""
+    # First segment, allowing for a wrap.
     first = next(number for number in said if all((other - number) % MODULUS < MODULUS // 2 for other in said))
     whole = bytearray()
     for number in sorted(said, key=lambda number: (number - first) % MODULUS):
@@ -83,6 +85,6 @@ def _in_order(said: dict[int, bytes]) -> bytes:
         if position <= len(whole):
             whole[position : position + len(said[number])] = said[number]
         else:
-            # Something between was said before, or is missing.
+            # Overlap or gap.
             whole += said[number]
     return bytes(whole)

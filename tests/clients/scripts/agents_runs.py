@@ -1,4 +1,4 @@
-"""OpenAI's own agents, over responses (their default) and over chat completions."""
+"""OpenAI agents over responses (their default) and over chat completions."""
 
 import asyncio
 
@@ -19,12 +19,12 @@ def population(city: str) -> int:
 
 
 def make(kind: type, **settings: object) -> dict:
-    """A model of its own for each run, because each has a loop of its own."""
+    """Each run needs its own model, because it has its own event loop."""
     client = openai.AsyncOpenAI(base_url=f"{report.url}/v1", api_key="none", max_retries=0)
     return {"model": kind(report.model, client), "model_settings": ModelSettings(**settings)}
 
 
-# To these agents a response that a limit has ended is an error, OpenAI's own too.
+# A length-limited response is an error to these agents.
 WHOLE = {"max_tokens": 400, "temperature": 0}
 
 

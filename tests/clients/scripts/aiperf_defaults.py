@@ -1,4 +1,4 @@
-"""A load tool's own run: chat completions, whole and streamed, and completions."""
+"""AIPerf runs: chat completions, whole and streamed, and completions."""
 
 import json
 import subprocess

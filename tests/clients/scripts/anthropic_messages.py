@@ -42,7 +42,7 @@ def streamed() -> None:
 
 def tool() -> None:
     fields = {"tools": [TOOL], "max_tokens": 200}
-    # A small model may call for as long as it is let.
+    # A small model may repeat parallel calls without end.
     for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "get_weather"}):
         answer = ask(tool_choice=choice, **fields)
         call = answer.content[-1]
@@ -67,7 +67,7 @@ def count() -> None:
 
 def options() -> None:
     system = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
-    # This version's signature has no sampling parameters any more; others send them.
+    # This version's signature lacks these; other clients send them.
     sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 40}
     asked = {"stop_sequences": ["\n\n"], "metadata": {"user_id": "1"}, "extra_body": sampling}
     assert ask(system=system, **asked).content

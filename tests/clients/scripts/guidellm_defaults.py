@@ -1,4 +1,4 @@
-"""A load tool's own run against a server of chat completions."""
+"""GuideLLM run on chat completions."""
 
 import json
 import subprocess

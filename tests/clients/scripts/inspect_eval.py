@@ -1,4 +1,4 @@
-"""An evaluation framework: a small task with scores, a tool, and log probabilities."""
+"""Inspect: a small task with scores, a tool, and log probabilities."""
 
 import tempfile
 

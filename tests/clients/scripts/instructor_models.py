@@ -1,4 +1,4 @@
-"""Objects of a class from text, in each mode that the library has for servers like OpenAI's."""
+"""Objects of a class from text, in each mode for OpenAI-compatible servers."""
 
 import instructor
 import openai

@@ -1,4 +1,4 @@
-"""Chat, tools and structured output of a framework's OpenAI package."""
+"""Chat, tools and structured output of LangChain's OpenAI package."""
 
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool

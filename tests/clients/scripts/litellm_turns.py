@@ -1,4 +1,4 @@
-"""Two turns of a conversation, the second with the first's answer as the library gives it."""
+"""Two turns; the second includes the first's answer as the library returned it."""
 
 import litellm
 from report import Report

@@ -1,5 +1,4 @@
-"""A multiple-choice task by log likelihoods; what it finds for each choice is printed as JSON, to be compared with
-what transformers computes."""
+"""A multiple-choice task; prints log likelihoods as JSON, for comparison with transformers."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Every field of OpenAI's own package that means something to a model of text, and every hint that does not."""
+"""OpenAI's own package: every field for text models, and every ignored hint."""
 
 import json
 
@@ -77,7 +77,7 @@ def second_turn() -> None:
     first = chat().choices[0].message
     messages = [*QUESTION, first.model_dump(), {"role": "user", "content": "And of Italy?", "name": "someone"}]
     assert chat(messages=messages).choices[0].message.content
-    # Some keep what is null, as here, and some the object itself.
+    # Some clients keep the dump with nulls, as above; others keep the object.
     messages[1] = first
     assert chat(messages=messages).choices[0].message.content
 

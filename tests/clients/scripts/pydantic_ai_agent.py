@@ -1,4 +1,4 @@
-"""A framework's structured output, in the ways that bind the model, and its tools."""
+"""Pydantic AI's tools, and structured output in the modes that bind the model."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ def tools() -> None:
         asked.append(city)
         return len(city)
 
-    # One of the two functions has to be called each time; a small model does not always find to the one that ends this.
+    # A small model does not always reach the final call.
     with contextlib.suppress(UsageLimitExceeded):
         agent.run_sync("How many people live in Paris?", usage_limits=UsageLimits(request_limit=4))
     assert asked

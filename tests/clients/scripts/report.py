@@ -1,5 +1,4 @@
-"""What every script here reports with: each thing that a user would do is tried, and the first failure ends none of the
-others. It has no imports beyond the standard library, because each client's own environment runs it."""
+"""Runs a script's checks, each despite earlier failures. Standard library only, for every client's environment."""
 
 import argparse
 import os
@@ -8,12 +7,7 @@ from collections.abc import Callable
 
 
 class Report:
-    """
-    Attributes:
-        url: the server's, without /v1.
-        model: the name to ask for.
-        model_dir: its files, with a tokenizer.
-    """
+    """Attributes: url: server URL, without /v1; model_dir: local files, including the tokenizer."""
 
     def __init__(self) -> None:
         parser = argparse.ArgumentParser()
@@ -27,7 +21,6 @@ class Report:
         self._num_failed = 0
 
     def check(self, what: str, attempt: Callable[[], None]) -> None:
-        """Tries one thing and prints a line about it."""
         try:
             attempt()
         except Exception as error:
