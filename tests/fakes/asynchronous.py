@@ -1,4 +1,4 @@
-"""An engine on a CPU that looks as if a device computed for it."""
+"""A CPU engine that behaves like an asynchronous device."""
 
 from collections import Counter
 
@@ -6,12 +6,12 @@ import pytest
 
 from tandem.engine.engine import Engine, _CpuForwardOutput
 
-# A forward is seen to have ended when somebody has looked for that so often, or waited for it.
+# A forward pass counts as done after this many polls, or once it is awaited.
 NUM_LOOKS = 3
 
 
 def make_asynchronous(patch: pytest.MonkeyPatch) -> None:
-    """The next forward is launched before the tokens of the one before are known, though they are there."""
+    """Make the engine launch a forward pass before it reads the previous one's tokens."""
     num_looks: Counter[_CpuForwardOutput] = Counter()
     has_been_chosen, token_ids = _CpuForwardOutput.done, _CpuForwardOutput.token_ids
 

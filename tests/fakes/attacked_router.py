@@ -1,5 +1,7 @@
-"""A router in a process of its own, whose memory can be told apart from its clients', and a client in another that says
-how long its stream stood still."""
+"""A router in its own process, so that its memory is measured apart from its clients'.
+
+A second process runs a client that measures the longest gap of its stream.
+"""
 
 import asyncio
 import multiprocessing
@@ -22,14 +24,14 @@ KEY = "right"
 STEP_S = 0.01
 TIMEOUT_S = 60.0
 GENERATE = "/tandem.v1.Inference/Generate"
-# No test lasts as long.
+# Longer than any test.
 NEVER_S = 3600.0
 
 
 class AttackedRouter:
     """
     Attributes:
-        pid: of the router's process.
+        pid: the router process's id.
     """
 
     def __init__(self, addresses: RouterAddresses, pid: int) -> None:
@@ -42,7 +44,7 @@ class AttackedRouter:
 
     @contextmanager
     def watched(self, interval_s: float = 0.02) -> Iterator[Callable[[], int]]:
-        """While it lasts, the process's memory is looked at every `interval_s`; gives what it has grown by at most."""
+        """Sample memory every `interval_s` seconds; yield a function that returns the largest growth in bytes."""
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=_watch_memory, args=(theirs, self.pid, interval_s), daemon=True)
@@ -63,8 +65,7 @@ class AttackedRouter:
 
     @contextmanager
     def bystander(self, key: str = KEY) -> Iterator[Callable[[], float]]:
-        """A client in a process of its own whose stream has a token every STEP_S; gives the longest gap between two,
-        in seconds, once this has ended."""
+        """Run a client process with a token every STEP_S; yield a function that returns its longest gap in seconds."""
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=_stream, args=(theirs, self.addresses.grpc, key), daemon=True)
@@ -82,7 +83,7 @@ class AttackedRouter:
 
 @contextmanager
 def attacked_router(model_dir: str, **config: Any) -> Iterator[AttackedRouter]:
-    """Args: config: further fields of RouterConfig."""
+    """Start a router in its own process. `config` holds further fields of RouterConfig."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, model_dir, config), daemon=True)
@@ -120,7 +121,7 @@ def _serve(pipe: Connection, model_dir: str, config: dict[str, Any]) -> None:
 
 
 class ScriptedWorkers:
-    """A prefill and a decode worker: each running request gets a token every STEP_S."""
+    """A prefill and a decode worker that send each running request a token every STEP_S."""
 
     def __init__(self, process: RouterProcess) -> None:
         assert process._router is not None

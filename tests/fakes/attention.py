@@ -1,4 +1,4 @@
-"""Sequences over a pool full of NaN, and attention written out in float64: what every backend is compared with."""
+"""A float64 attention reference, with sequences over a pool full of NaN, to check every backend against."""
 
 import math
 import random
@@ -18,7 +18,7 @@ MAX_POSITIONS = 4096
 
 
 class AttentionOracle:
-    """Sequences with their whole queries, keys and values, and a pool whose unused slots are all NaN.
+    """Sequences with all their queries, keys and values, and a pool whose unused slots are NaN.
 
     Attributes:
         kv: the pool as keys and values.
@@ -31,7 +31,7 @@ class AttentionOracle:
         make_backend: Callable[[KvPool, int], AttentionBackend],
         kv_scales: KvScales | None = None,
     ) -> None:
-        """Args: kv_scales: what the backend was made with, for quantized pages."""
+        """Args: kv_scales: the backend's scales, for quantized pages."""
         layout = pool.layout
         assert isinstance(layout, KvHeadLayout)
         self._layout = layout
@@ -45,7 +45,7 @@ class AttentionOracle:
         random.Random(0).shuffle(self._free)
         self._generator = torch.Generator().manual_seed(0)
         self.qkv: dict[int, list[torch.Tensor]] = {}
-        # They turn by no angle, whatever position a token has.
+        # Rotation by angle 0 at every position.
         self._tables = RotaryEmbedding(layout.head_dim, 1e4, None, MAX_POSITIONS, pool.device)
         self._tables.cos.fill_(1.0)
         self._tables.sin.fill_(0.0)
@@ -65,10 +65,10 @@ class AttentionOracle:
     def step(
         self, mode: ForwardMode, extend: dict[TokenSequence, int], *, max_error: float, num_mixed: int = 0
     ) -> None:
-        """Runs one forward of all layers and checks its output: ||out - expected|| / ||expected||.
+        """Run one forward pass over all layers and check ||out - expected|| / ||expected||.
 
         Args:
-            num_mixed: as of Batch.
+            num_mixed: as in Batch.
         """
         for sequence, num_tokens in extend.items():
             sequence.extend(num_tokens)
@@ -83,7 +83,7 @@ class AttentionOracle:
             out = self.attention.attend(qkv, Rotation(self._tables, positions, qkv.dtype), None, layer)
             expected = torch.cat([self._expected(s, layer) for s in extend])
             assert out.shape == expected.shape and out.dtype == qkv.dtype
-            # Each kind by itself: what is decoded is few rows.
+            # Check prefill and decode rows apart: the few decode rows would not show in a joint norm.
             for rows in (slice(num_mixed), slice(num_mixed, None)):
                 assert (out[rows] - expected[rows]).norm() <= max_error * expected[rows].norm()
         for sequence in extend:
@@ -101,7 +101,7 @@ class AttentionOracle:
         return torch.einsum("hqk,khd->qhd", weights, v)[s.cached_len :].flatten(1).float()
 
     def _rounded(self, x: torch.Tensor, scale: float) -> torch.Tensor:
-        """What pages of e4m3 have in place of x: four bits from the first on, steps of 2^-9 near 0, at most 448."""
+        """Round x as e4m3 pages do: 4 significant bits, steps of 2^-9 near 0, at most 448."""
         x = x / scale
         step = torch.exp2(x.abs().clamp(min=2.0**-6).log2().floor() - 3)
         return ((x / step).round() * step).clamp(-448.0, 448.0) * scale

@@ -1,5 +1,7 @@
-"""Workers of role both with links between all of them, without processes or sockets: real schedulers, caches, links and
-transport over fake engines. Messages travel when the test delivers them."""
+"""Linked workers of role both with fake engines, without processes or sockets.
+
+The test delivers the messages.
+"""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -46,7 +48,7 @@ class BothWorker:
 class BothWorkers:
     """
     Attributes:
-        links: for each epoch its sender and its receiver.
+        links: sender and receiver, by epoch.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class BothWorkers:
         return epoch
 
     def cut_link(self, sender_id: str, receiver_id: str, when_quiet: Callable[[], None]) -> None:
-        """Both ends see the stream end; what was under way on it is lost."""
+        """End the stream at both ends and lose the messages under way."""
         epoch = f"{sender_id} to {receiver_id}"
         sender, receiver = self.links.pop(epoch)
         sender.scheduler.receive(SenderLinkClosed(epoch, "cut", when_quiet))
@@ -88,7 +90,7 @@ class BothWorkers:
     def submit(
         self, request_id: str, prompt_ids: Sequence[int], prefill_at: str, decode_at: str, max_tokens: int = 3
     ) -> None:
-        """The later it is called the younger the request."""
+        """Submit a request; later calls make younger requests."""
         prompt, sampling, arrival_ns = tuple(prompt_ids), SamplingParams(max_tokens), next(self._arrivals)
         admit = Admit(request_id, 0, prompt, (), sampling, 60.0, arrival_ns)
         self.workers[decode_at].scheduler.receive(FromRouter(admit))
@@ -96,7 +98,7 @@ class BothWorkers:
         self.workers[prefill_at].scheduler.receive(FromRouter(prefill))
 
     def deliver(self) -> bool:
-        """Delivers all link messages under way; returns whether there were any."""
+        """Deliver all link messages under way; return whether there were any."""
         under_way = []
         for worker in self.workers.values():
             under_way += [(worker, *said) for said in worker.outbox.link]
@@ -111,7 +113,7 @@ class BothWorkers:
         return bool(under_way)
 
     def turn(self) -> bool:
-        """One step of each worker, then the messages; returns whether anything happened."""
+        """Step each worker, then deliver the messages; return whether anything happened."""
         worked = [worker.scheduler.step() for worker in self.workers.values()]
         delivered = self.deliver()
         for worker in self.workers.values():
@@ -119,14 +121,12 @@ class BothWorkers:
         return delivered or any(worked)
 
     def run(self, max_turns: int = 1000) -> None:
-        """Turns until nothing happens any more."""
         for _ in range(max_turns):
             if not self.turn():
                 return
         raise AssertionError("the workers do not come to rest")
 
     def output(self, worker_id: str, request_id: str) -> list[int]:
-        """The tokens that a worker has reported."""
         events = [e for message in self.workers[worker_id].outbox.of(Tokens) for e in message.events]
         return [token for e in events if e.request_id == request_id for token in e.token_ids]
 

@@ -1,4 +1,4 @@
-"""What a cache holds, found out by looking at all of it."""
+"""The identities of the prefixes in a cache, read from its tree."""
 
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.engine.kvcache.radix_cache import RadixNode
@@ -6,7 +6,6 @@ from tandem.prefix import prefix_identities
 
 
 def cached_identities(cache: CacheManager) -> set[int]:
-    """The identities of all prefixes in it, from the tokens in its tree."""
     tree = cache._tree
     found: set[int] = set()
     stack: list[tuple[str, tuple[int, ...], RadixNode]] = [(name, (), root) for name, root in tree._roots.items()]

@@ -1,4 +1,4 @@
-"""Chat templates in the shapes of the field, short ones of our own, and tokenizers to go with them."""
+"""Short chat templates in the common formats, and tokenizers for them."""
 
 import functools
 import tempfile
@@ -120,7 +120,7 @@ MISTRAL = """{%- set user_messages = messages | selectattr('role', 'equalto', 'u
 {%- else %}{{- raise_exception('only users, assistants and tools') }}
 {%- endif %}
 {%- endfor %}"""
-# It opens the reasoning itself, and joins the arguments of calls to other text.
+# Opens the reasoning itself and concatenates call arguments with other text.
 DEEPSEEK_R1 = """{{- bos_token }}
 {%- for message in messages %}
 {%- if message['role'] == 'user' %}{{- '<User>' + message['content'] }}
@@ -134,7 +134,7 @@ DEEPSEEK_R1 = """{{- bos_token }}
 {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<Assistant><think>\\n' }}{%- endif %}"""
-# It knows neither tools nor calls.
+# Supports neither tools nor calls.
 SMOLLM2 = """{% for message in messages %}
 {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
 {%- endfor %}
@@ -147,13 +147,13 @@ TEXTS = ("<tool_call>", "</tool_call>", "</think>")
 
 @functools.cache
 def tokenizer(template: str, special: tuple[str, ...] = SPECIAL) -> Tokenizer:
-    """Bytes, special tokens, and some that are text; `</s>` ends an output."""
+    """Return a byte-level tokenizer with special tokens and added text tokens; `</s>` ends an output."""
     raw = byte_level()
     raw.add_special_tokens([AddedToken(text) for text in special])
     raw.add_tokens([AddedToken(text) for text in TEXTS if text not in special])
     config = {"vocab_size": raw.get_vocab_size(), "eos_token_id": EOS}
     with tempfile.TemporaryDirectory() as directory:
         made = Tokenizer(save(Path(directory), raw, config, chat_template=template))
-        # It is read when it is first asked for.
+        # The template is read on first use, so read it before the directory goes.
         assert made.chat_format
     return made

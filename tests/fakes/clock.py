@@ -1,4 +1,4 @@
-"""Time that moves only when a test says so."""
+"""A clock that only the test advances."""
 
 
 class FakeClock:

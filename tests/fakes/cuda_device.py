@@ -1,6 +1,7 @@
-"""What code for NVIDIA GPUs needs of a device, on the CPU: streams, events and batched copies, in the memory that torch
-has anyway. What a stream has been given is done when somebody looks: in its order, and no further than what is waited
-for."""
+"""A fake CUDA device on the CPU: streams, events and batched copies.
+
+A stream works only when it is queried, in order, up to the awaited point.
+"""
 
 import contextlib
 import ctypes
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-# Whoever waits for longer waits for ever.
+# Fails a wait that would never end.
 SYNCHRONIZE_TIMEOUT_S = 20.0
 _numbers = itertools.count(1)
 _streams: "weakref.WeakValueDictionary[int, FakeStream]" = weakref.WeakValueDictionary()
@@ -25,8 +26,7 @@ _streams: "weakref.WeakValueDictionary[int, FakeStream]" = weakref.WeakValueDict
 class FakeStream:
     """
     Attributes:
-        cuda_stream: its handle, which names it to libraries.
-        failure: what waiting for it raises, if not "": the device is lost.
+        failure: message of the error that waiting raises, as on a lost device; "" if none.
     """
 
     failure = ""
@@ -38,12 +38,12 @@ class FakeStream:
         _streams[self.cuda_stream] = self
 
     def submit(self, work: Callable[[], bool]) -> None:
-        """Args: work: called until it returns True, which means that it is done."""
+        """Args: work: called until it returns True, when it is done."""
         self._work.append(work)
 
     def advance(self) -> bool:
-        """Does what can be done; returns whether that is all."""
-        # What this stream waits for may ask for what it has done itself so far.
+        """Run the work that can run; return whether none is left."""
+        # A stream that this one waits for may query this one in turn.
         if not self._advancing:
             self._advancing = True
             while self._work and self._work[0]():
@@ -69,7 +69,7 @@ class FakeStream:
 
 
 class FakeEvent:
-    """One that was never recorded has happened, as CUDA has it."""
+    """As in CUDA, an event that was never recorded counts as done."""
 
     def __init__(self) -> None:
         self._recorded: Callable[[], bool] = lambda: True
@@ -85,7 +85,7 @@ class FakeEvent:
         self._recorded = has_happened
 
     def recorded(self) -> Callable[[], bool]:
-        """Whether what it was recorded behind last is done, whatever it is recorded behind from now on."""
+        """Return a predicate for the latest record, unaffected by later ones."""
         return self._recorded
 
     def query(self) -> bool:
@@ -108,11 +108,11 @@ def _copy_batch(dst: list[int], src: list[int], sizes: list[int], *rest: Any) ->
 
 @contextlib.contextmanager
 def fake_cuda(others: dict[str, ModuleType], imported_anew: tuple[str, ...]) -> Iterator[None]:
-    """Has modules that are written for GPUs import this device in place of CUDA's, as long as the block lasts.
+    """Make GPU modules import this device in place of CUDA's inside the block.
 
     Args:
-        others: further modules that stand in for libraries.
-        imported_anew: our modules that import any of them.
+        others: further fake library modules.
+        imported_anew: Tandem modules that import any of them.
     """
     runtime, bindings, cuda = (ModuleType(name) for name in ("cuda.bindings.runtime", "cuda.bindings", "cuda"))
     vars(runtime).update(
@@ -147,7 +147,7 @@ def _forget(names: Iterable[str]) -> None:
 
 
 def _set_in_package(name: str, module: ModuleType | None) -> None:
-    """What `from package import module` finds there."""
+    """Set the module that `from package import module` finds."""
     package, _, own_name = name.rpartition(".")
     if package in sys.modules:
         vars(sys.modules[package]).pop(own_name, None)

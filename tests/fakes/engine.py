@@ -1,8 +1,8 @@
-"""An engine whose tokens can be worked out by hand, and which sees every page mix-up.
+"""A fake engine with predictable tokens that detects every page mix-up.
 
-Its "KV" of a token is the token's id and position, written into real pages of a real pool. The next token is computed
-from what the page table leads to, not from the request: a page that was overwritten, shipped wrongly, freed early or
-never written gives another token than `expected_tokens` says.
+The "KV" of a token is its id and position, written into pages of a real pool. The next token is computed from the pages
+that the page table names, not from the request. A page that was overwritten, shipped wrongly, freed early or never
+written changes the token from `expected_tokens`.
 """
 
 import itertools
@@ -26,7 +26,7 @@ _pool_numbers = itertools.count()
 
 
 def next_token(token_ids: Sequence[int]) -> int:
-    """The fake model: a polynomial of all tokens, so that order and every single token count."""
+    """Return the fake model's next token: a polynomial of all tokens, sensitive to their order."""
     value = 7
     for token_id in token_ids:
         value = (value * 31 + token_id + 1) % 1_000_003
@@ -34,7 +34,6 @@ def next_token(token_ids: Sequence[int]) -> int:
 
 
 def expected_tokens(prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
-    """What the fake model outputs for a prompt."""
     token_ids = list(prompt_ids)
     for _ in range(num_tokens):
         token_ids.append(next_token(token_ids))
@@ -43,10 +42,10 @@ def expected_tokens(prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Row:
-    """What a forward was told of one sequence when it was launched: like a device it never looks at the host again.
+    """Launch arguments of one sequence; like a device, it never reads the host again.
 
     Attributes:
-        token_ids: those to compute; None: the one that a row of the step before has sampled.
+        token_ids: the tokens to compute; None: the token that a row of the previous step sampled.
     """
 
     page_ids: list[int]
@@ -59,8 +58,7 @@ class _Row:
 
 
 def _scored(row: _Row) -> PackedLogprobs | None:
-    """What is asked for of a prompt's tokens: the log probability of each is minus its position, its rank too, and the
-    most likely token is itself."""
+    """Return prompt logprobs: logprob -position, rank position, and the token itself as the most likely."""
     num_tokens = min(row.device_len, row.prompt_len - 1) - row.cached_len
     if row.sampling.num_prompt_logprobs is None or num_tokens <= 0:
         return None
@@ -80,7 +78,6 @@ class FakeForwardOutput(ForwardOutput):
         self._logprobs: list[TokenLogprobs | None] = []
 
     def run(self) -> None:
-        """The device does its work."""
         sampled = []
         for number, row in enumerate(self.rows):
             token_ids = row.token_ids
@@ -122,9 +119,9 @@ class FakeForwardOutput(ForwardOutput):
 class FakeEngine(EngineBase):
     """
     Attributes:
-        batches: for each forward its mode and the tokens each sequence computed.
-        draws: for each token chosen the seed and the position that a draw would depend on. Tokens do not depend on
-            them; a log probability that is asked for is minus the position, of a prompt's tokens too.
+        batches: (mode, computed tokens per sequence) of each forward pass.
+        draws: (seed, position) of each sampled token. Tokens do not depend on them. A requested logprob is minus the
+            position, for prompt tokens too.
     """
 
     def __init__(
@@ -139,12 +136,12 @@ class FakeEngine(EngineBase):
     ) -> None:
         """
         Args:
-            min_mixed: so many tokens of prompts, or more, are computed in one forward with a decode step.
-            asynchronous: forwards wait until `run_next` runs them or somebody asks for their tokens.
-            step_s: how long the device says that each took.
-            sample: the token that comes after all those that the pages hold.
+            min_mixed: minimum prompt tokens computed together with a decode step.
+            asynchronous: forward passes wait for `run_next` or for a read of their tokens.
+            step_s: reported device time of each forward pass.
+            sample: returns the token after the tokens that the pages hold.
         """
-        # A page holds two 32-bit numbers of each token.
+        # A page holds two 32-bit numbers per token.
         self.pool: CpuKvPool
         super().__init__(CpuKvPool(OpaqueLayout(page_size, 8 * page_size), num_pages, f"fake-{next(_pool_numbers)}"))
         self.page_size = page_size
@@ -153,7 +150,7 @@ class FakeEngine(EngineBase):
         self._asynchronous = asynchronous
         self._min_mixed = min_mixed
         self._queue: deque[FakeForwardOutput] = deque()
-        # (num_pages, 2, page_size): token ids, and positions counted from 1 so that an unwritten slot fits none.
+        # (num_pages, 2, page_size): token ids, and positions counted from 1 so that an unwritten slot matches none.
         self._slots = self.pool.memory.numpy().view(np.int32).reshape(num_pages, 2, page_size)
         self.batches: list[tuple[str, list[int]]] = []
         self.draws: list[tuple[int, int]] = []
@@ -167,12 +164,11 @@ class FakeEngine(EngineBase):
 
     @property
     def num_launched(self) -> int:
-        """Forwards that have not run yet."""
         return len(self._queue)
 
     @property
     def pages_in_use(self) -> set[int]:
-        """Those that they will read or write."""
+        """Return the pages that pending forward passes will read or write."""
         return {page_id for output in self._queue for row in output.rows for page_id in row.page_ids}
 
     @property
@@ -207,7 +203,6 @@ class FakeEngine(EngineBase):
         return self.step_s
 
     def run_next(self) -> None:
-        """The device does what was launched first."""
         self._queue.popleft().run()
 
     def run_until(self, output: FakeForwardOutput) -> None:
@@ -221,7 +216,7 @@ class FakeEngine(EngineBase):
             self._slots[page_id, 1, offset] = position + 1
 
     def read(self, page_ids: Sequence[int], num_tokens: int) -> list[int]:
-        """The tokens that the pages hold; a slot of another position reads as a token that no vocabulary has."""
+        """Return the tokens in the pages; a slot of another position reads as a token outside every vocabulary."""
         tokens = []
         for position in range(num_tokens):
             page_id, offset = page_ids[position // self.page_size], position % self.page_size

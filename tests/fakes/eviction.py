@@ -1,13 +1,13 @@
-"""Eviction policies whose keys move without a page being touched."""
+"""Eviction policies whose keys change without an access."""
 
 from tandem.engine.kvcache.eviction.base import EvictableNode, EvictionPolicy
 
 
 class UsesPerTime(EvictionPolicy):
-    """What was used least often for its age goes first. Time is a number that a test moves on.
+    """Evict the node with the fewest uses for its age; the test sets the time.
 
     Attributes:
-        now: not before the latest access to the tree.
+        now: at or after the latest access to the tree.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class UsesPerTime(EvictionPolicy):
 
 
 class NeverTheSame(EvictionPolicy):
-    """A key that is another one at every look, now larger and now smaller."""
+    """Return a different key at every look, alternately larger and smaller."""
 
     def __init__(self) -> None:
         self._num_looks = 0
@@ -29,7 +29,7 @@ class NeverTheSame(EvictionPolicy):
 
 
 class EverLater(EvictionPolicy):
-    """A key that is larger at every look: whatever comes up would belong behind all others."""
+    """Return a larger key at every look: each candidate then sorts behind all others."""
 
     def __init__(self) -> None:
         self._num_looks = 0

@@ -1,4 +1,4 @@
-"""Small FP8 checkpoints of every kind, as the hub has them, beside models with the weights that they stand for."""
+"""Small FP8 checkpoints of every kind on the hub, with models of the equivalent weights."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ VOCAB_SIZE = 256
 
 
 def make_model(family: str, seed: int = 0, **settings: Any) -> PreTrainedModel:
-    """Random, of float32, with matrices that blocks divide."""
+    """Make a random float32 model whose matrices divide into blocks."""
     torch.manual_seed(seed)
     shape = {
         "vocab_size": VOCAB_SIZE,
@@ -39,10 +39,10 @@ def make_model(family: str, seed: int = 0, **settings: Any) -> PreTrainedModel:
 
 @torch.no_grad()
 def save_fp8(model: PreTrainedModel, path: Path, kind: str, ignore: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:
-    """Saves a model as such a checkpoint, and gives it the weights that the checkpoint stands for.
+    """Save a model as an FP8 checkpoint and replace its weights with the dequantized ones.
 
     Args:
-        ignore: projections that stay plain.
+        ignore: projections that are not quantized.
 
     Returns:
         The checkpoint's tensors.
@@ -58,7 +58,7 @@ def save_fp8(model: PreTrainedModel, path: Path, kind: str, ignore: tuple[str, .
         if not isinstance(module, torch.nn.Linear) or name == "lm_head" or name in ignore:
             continue
         weight = module.weight
-        # (out blocks, rows of each, in blocks, columns of each): of which each block has a scale.
+        # (row blocks, rows per block, column blocks, columns per block), with a scale per block.
         out_size, in_size = weight.shape
         rows, columns = out_size, in_size
         if "blocks" in kind:
@@ -86,14 +86,14 @@ def save_fp8(model: PreTrainedModel, path: Path, kind: str, ignore: tuple[str, .
     model.config.save_pretrained(path)
     plain = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(plain | {"quantization_config": config}))
-    # Scales come before or after their weights, as it happens.
+    # Sorted names put scales before or after their weights.
     save_file({name: tensors[name].contiguous() for name in sorted(tensors)}, path / "model.safetensors")
     return tensors
 
 
 @torch.no_grad()
 def _input_scales(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """By which the largest input of each projection, of some random tokens, is FP8's largest."""
+    """Return scales that map each projection's largest input, over random tokens, to FP8's maximum."""
     largest: dict[str, torch.Tensor] = {}
 
     def hook(name: str) -> Any:

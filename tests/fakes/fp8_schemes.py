@@ -1,4 +1,4 @@
-"""quantization_config of every kind of FP8 checkpoint, as the hub has them."""
+"""quantization_config of every kind of FP8 checkpoint on the hub."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from tandem.engine.models.quantization import BLOCK
 
 
 def scheme(weights: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
-    """quantization_config of compressed-tensors."""
+    """Return a quantization_config of compressed-tensors."""
     number = {"num_bits": 8, "type": "float", "symmetric": True}
     group = {
         "targets": ["Linear"],
@@ -27,7 +27,7 @@ def scheme(weights: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
 STATIC, TOKEN = {"strategy": "tensor", "dynamic": False}, {"strategy": "token", "dynamic": True}
 BLOCKS = {"strategy": "block", "block_structure": [BLOCK, BLOCK]}
 GROUPS = {"strategy": "group", "group_size": BLOCK, "dynamic": True}
-# quantization_config by a name.
+# quantization_config by name.
 KINDS: dict[str, dict[str, Any]] = {
     "tensors_static": scheme({"strategy": "tensor"}, STATIC),
     "tensors_dynamic": scheme({"strategy": "tensor"}, {"strategy": "tensor", "dynamic": True}),

@@ -1,4 +1,4 @@
-"""An output whose parts are given, for what says them in an API's own form."""
+"""An output with given parts, for tests of the APIs' formats."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,8 +11,6 @@ from tandem.sampling_params import SamplingParams
 
 @dataclass
 class GivenOutput:
-    """As OneOutput."""
-
     finish_reason: str = "stop"
     stop_string: str | None = None
     has_calls: bool = False
@@ -28,7 +26,7 @@ class GivenOutput:
 
 @st.composite
 def outputs(draw: st.DrawFn) -> list[Part]:
-    """Parts as they may come: reasoning first, then content and calls, each in pieces."""
+    """Draw parts in a possible order: reasoning first, then content and calls, each in pieces."""
     texts = st.lists(st.text('ab{}"', min_size=1, max_size=3), max_size=3)
     parts = [Part("reasoning", text, 0) for text in draw(texts)]
     num_calls = 0

@@ -1,4 +1,4 @@
-"""Several routers' HTTP frontends over the same scripted workers, without sockets; what the model says is known."""
+"""HTTP frontends of several routers over shared scripted workers, without sockets and with a known output."""
 
 import asyncio
 import functools
@@ -24,8 +24,6 @@ PROMPT = "hi"
 
 
 class HttpRouter:
-    """One router's application."""
-
     def __init__(self, tokenizer: Any, max_model_len: int = 400, **config: Any) -> None:
         settings = RouterConfig("nowhere", "fake", max_model_len, cluster_token="secret", api_keys=KEYS, **config)
         self.clock = FakeClock()
@@ -35,7 +33,7 @@ class HttpRouter:
 
     @functools.cached_property
     def app(self) -> Any:
-        """It takes a tenth of a second to make, and most tests ask one router alone."""
+        """Return the application, made on first use: it takes 0.1 s and most tests use one router."""
         return make_app(self._frontend)
 
     def post(self, body: dict[str, Any], last_event_id: str = "", key: str = KEYS[0]) -> "HttpCall":
@@ -45,9 +43,9 @@ class HttpRouter:
 class HttpCluster:
     """
     Attributes:
-        routers: none knows of the others.
-        output: what the model says, whatever it is asked, token by token.
-        cached_len: what prefill finds cached of each prompt, in tokens.
+        routers: routers that do not know of each other.
+        output: the model's tokens for any prompt.
+        cached_len: cached tokens reported for each prompt.
     """
 
     cached_len = 0
@@ -61,7 +59,7 @@ class HttpCluster:
         **config: Any,
     ) -> None:
         self.output = output
-        # Pages of the scripted workers hold 4 tokens.
+        # The scripted workers' pages hold 4 tokens.
         num_pages = -(-max_model_len // 4)
         self.p = KeepingWorker("p", "prefill", num_pages=num_pages)
         self.d = KeepingWorker("d", "decode", num_pages=num_pages)
@@ -72,10 +70,10 @@ class HttpCluster:
         self.p.link_to("d")
 
     async def serve(self, num_tokens: int, step: int = 1) -> None:
-        """Has the workers go on with the request that came last until its output has so many tokens, or has ended.
+        """Serve the latest request until its output has `num_tokens` tokens or ends.
 
         Args:
-            step: tokens in a message of the decode worker's.
+            step: tokens per message of the decode worker.
         """
         await settle()
         admit: Admit = self.d.of(Admit)[-1]
@@ -91,7 +89,7 @@ class HttpCluster:
                 self.d.say(Tokens((TokenEvent(*key, first, tuple(self.output[first : index + 1])),)))
                 if reason:
                     self.d.say(Finished(*key, reason, index + 1, 0, 1))
-            # A client that reads at once is sent one event after the other.
+            # Let the client read, so that it gets one event at a time.
             await settle()
             if reason:
                 return
@@ -115,8 +113,6 @@ class Event:
 
 @dataclass
 class Stream:
-    """What a client has got."""
-
     status: int = 0
     body: bytes = b""
     events: list[Event] = field(default_factory=list)
@@ -132,7 +128,7 @@ class Stream:
 
 
 class HttpCall:
-    """One request of a client, which reads all it can."""
+    """A client request that reads everything available."""
 
     def __init__(self, app: Any, body: dict[str, Any], last_event_id: str, key: str) -> None:
         self.stream = Stream()
@@ -145,7 +141,6 @@ class HttpCall:
         return self.stream
 
     async def leave(self) -> Stream:
-        """Its connection breaks."""
         self._gone.set()
         return await self.finish()
 

@@ -1,4 +1,4 @@
-"""Routers with scripted workers, and clients of the APIs whose events have names."""
+"""Routers with scripted workers, and clients of the APIs with named events."""
 
 import asyncio
 import json
@@ -25,8 +25,6 @@ HERMES = (
 
 @dataclass
 class DoorAnswer:
-    """Attributes: events: names and contents, where it is a stream."""
-
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
@@ -48,7 +46,6 @@ class DoorAnswer:
 def cluster_of(
     template: str, text: str, special: tuple[str, ...] = chat_templates.SPECIAL, **config: Any
 ) -> HttpCluster:
-    """The model says this text, and ends."""
     tokenizer = chat_templates.tokenizer(template, special)
     output = [*tokenizer.tokenize(text, False).ids, chat_templates.EOS]
     return HttpCluster(output, tokenizer=tokenizer, max_model_len=8000, **config)
@@ -66,7 +63,7 @@ async def call(
     num_tokens: int | None = None,
     on_start: Any = None,
 ) -> DoorAnswer:
-    """Asks, and has the workers serve what comes of it. Args: num_tokens: of the output; None: all."""
+    """Send a request and serve it. Args: num_tokens: output tokens to serve; None: all."""
     app = cluster.routers[router].app
     content = b"" if body is None else json.dumps(body).encode()
     sent = {"authorization": f"Bearer {KEYS[0]}", "content-length": str(len(content)), **(headers or {})}
@@ -95,7 +92,7 @@ async def call(
 
     num_before = len(cluster.d.of(Admit))
     task = asyncio.ensure_future(app(scope, receive, send))
-    # Grammars are looked at in a process of their own.
+    # Another process checks the grammars, so the loop alone shows no progress.
     while not task.done() and len(cluster.d.of(Admit)) == num_before:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     if not task.done():

@@ -19,12 +19,10 @@ class HttpAnswer:
 
     @property
     def events(self) -> list[str]:
-        """What server-sent events say."""
         return [line[6:] for line in self.body.decode().splitlines() if line.startswith("data: ")]
 
 
 async def http_request(app: ASGIApp, method: str, path: str, body: Any = None, key: str = "") -> HttpAnswer:
-    """The whole answer. Args: body: sent as JSON."""
     content = b"" if body is None else json.dumps(body).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
     if key:
@@ -45,7 +43,7 @@ async def http_request(app: ASGIApp, method: str, path: str, body: Any = None, k
     async def receive() -> Any:
         if messages:
             return messages.pop()
-        # The client stays.
+        # The client stays connected.
         await asyncio.Future()
 
     async def send(message: Any) -> None:

@@ -1,4 +1,4 @@
-"""A worker of several routers that keeps records, as a real one does, and is otherwise scripted."""
+"""A scripted worker of several routers with a real record keeper."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,9 +14,8 @@ from tests.fakes.scripted_worker import hello
 class KeepingWorker:
     """
     Attributes:
-        records: what it has kept.
-        sent: what routers have sent, in order, but for what it answers by itself.
-        is_stopped: whether it stands still: it hears and says nothing.
+        sent: messages from routers, in order, except those answered automatically.
+        is_stopped: whether it neither reads nor writes.
     """
 
     def __init__(self, worker_id: str, role: str, max_record_bytes: int = 2**20, *, num_pages: int = 100) -> None:
@@ -49,11 +48,10 @@ class KeepingWorker:
             router.receive(worker, LinkState(decode_worker_id, f"{decode_worker_id}-life", up=True))
 
     def leave(self, router: Router) -> None:
-        """That router is gone, without a word."""
+        """End the router's stream without a message."""
         del self._streams[router.incarnation]
 
     def say(self, message: WorkerMessage) -> None:
-        """Says something of a request to its router, if that is there."""
         self.records.note([message])
         events: Sequence[Any] = getattr(message, "events", (message,))
         if stream := self._streams.get(router_of(events[0].request_id)):

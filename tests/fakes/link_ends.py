@@ -1,4 +1,4 @@
-"""The two ends of links in one event loop, with real gRPC between them, and without engine threads."""
+"""Both ends of links in one event loop, with real gRPC and without engine threads."""
 
 import asyncio
 import itertools
@@ -19,11 +19,7 @@ E = TypeVar("E", bound=Event)
 
 
 class ReceiverEnd:
-    """A decode worker's server.
-
-    Attributes:
-        events: what its engine thread is told.
-    """
+    """A decode worker's server. Attributes: events: events sent to its engine thread."""
 
     _numbers = itertools.count()
 
@@ -48,16 +44,11 @@ class ReceiverEnd:
 
     @property
     def offers(self) -> list[tuple[str, ...]]:
-        """The transports that senders offered, of each epoch."""
         return [event.hello.transports for event in self.of(ReceiverLinkOpened)]
 
 
 class SenderEnd:
-    """A prefill worker's dialer.
-
-    Attributes:
-        events: what its engine thread is told.
-    """
+    """A prefill worker's dialer. Attributes: events: events sent to its engine thread."""
 
     def __init__(
         self, transports: Mapping[str, Transport], page_format: PageFormat = PAGE_FORMAT, worker_id: str = "p"
@@ -82,12 +73,11 @@ class SenderEnd:
 
     @property
     def opened(self) -> list[str]:
-        """The transports of the epochs so far."""
         return [event.transport_name for event in self.of(SenderLinkOpened)]
 
 
 async def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    """Raises TimeoutError if the condition does not come true."""
+    """Wait for the condition; raise TimeoutError if it stays false."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

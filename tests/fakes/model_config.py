@@ -1,4 +1,4 @@
-"""The configuration of a model so small that building it takes no time."""
+"""Configuration of a model that is small enough to build at once."""
 
 TINY_LLAMA = {
     "model_type": "llama",

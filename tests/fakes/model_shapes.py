@@ -1,4 +1,4 @@
-"""Shapes of models that were measured, written out: no checkpoint is needed to compute with them."""
+"""Shapes of the measured models, so that tests need no checkpoints."""
 
 from tandem.engine.models.config import ModelConfig
 

@@ -1,4 +1,4 @@
-"""NCCL as cupy has it, between two ends in one process, on the fake device."""
+"""A fake of cupy's NCCL between two ends in one process, on the fake device."""
 
 import ctypes
 import secrets
@@ -10,13 +10,11 @@ from typing import Any
 
 from tests.fakes.cuda_device import stream_of
 
-# A call that would block for ever ends after so long, so that the test's process does.
+# Ends a call that would block forever, so that the test process exits.
 BLOCKED_LIMIT_S = 20.0
 
 
 class _Meeting:
-    """What the two ends of one unique id share."""
-
     def __init__(self) -> None:
         self.ranks: set[int] = set()
         self.sent: deque[bytes] = deque()
@@ -25,11 +23,10 @@ class _Meeting:
 class FakeNccl:
     """
     Attributes:
-        communicators: all that were begun, in order.
-        begin_error: what making one raises; None: nothing.
-        peer_has_ended: once set, who waits for a peer to join is told that it is gone.
-        abort_error: what aborting one raises; None: nothing.
-        abort_hangs: set while it never returns.
+        communicators: all communicators, in order of creation.
+        begin_error, abort_error: error raised on creation and on abort; None: none.
+        peer_has_ended: when set, an end that waits for its peer learns that the peer is gone.
+        abort_hangs: set while an abort never returns.
     """
 
     def __init__(self) -> None:
@@ -41,7 +38,6 @@ class FakeNccl:
         self._meetings: dict[bytes, _Meeting] = {}
 
     def modules(self) -> dict[str, ModuleType]:
-        """cupy, as far as it is asked for."""
         cupy, cuda, nccl = (ModuleType(name) for name in ("cupy", "cupy.cuda", "cupy.cuda.nccl"))
         vars(nccl).update(
             NCCL_UINT8=1,
@@ -71,7 +67,7 @@ class FakeNccl:
                     time.sleep(0.001)
 
             def check_async_error(self) -> None:
-                """Nothing fails."""
+                """No error."""
 
             def send(self, address: int, num_bytes: int, dtype: int, peer: int, stream: int) -> None:
                 def post() -> bool:

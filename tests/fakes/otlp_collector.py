@@ -1,4 +1,4 @@
-"""A collector of traces that takes OTLP over HTTP."""
+"""A trace collector that accepts OTLP over HTTP."""
 
 import threading
 import time
@@ -12,10 +12,8 @@ class OtlpCollector:
     """Use as a context manager.
 
     Attributes:
-        endpoint: URL for spans.
-        requests: what has come, decoded.
-        status: that it answers with.
-        delay_s: before it answers.
+        requests: received requests, decoded.
+        status, delay_s: status and delay of its responses.
     """
 
     def __init__(self) -> None:
@@ -61,7 +59,6 @@ class OtlpCollector:
 
 
 def attributes_of(owner: Any) -> dict[str, Any]:
-    """Of a span or a resource."""
     return {pair.key: _value(pair.value) for pair in owner.attributes}
 
 

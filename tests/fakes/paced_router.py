@@ -1,5 +1,7 @@
-"""A real router in a process of its own, with workers that send every stream a token each 10 ms, and a client that
-notes how long it waited for any of its own."""
+"""A real router in its own process, with workers that send every stream a token each 10 ms.
+
+A client records the longest gap of its stream.
+"""
 
 import time
 from collections.abc import Iterator
@@ -21,24 +23,19 @@ from tandem.v1 import inference_pb2_grpc
 
 STEP_INTERVAL_S = 0.01
 BEGIN_TIMEOUT_S = 30.0
-# No stream gets so many tokens before it is cut.
+# More tokens than any stream gets before it is cut.
 ENDLESS = 100_000
 
 
 @dataclass(slots=True)
 class Gap:
-    """Attributes: longest_s: between two messages of a stream, while it was watched."""
+    """Attributes: longest_s: longest gap between two messages of the stream."""
 
     longest_s: float = 0.0
 
 
 class PacedRouter:
-    """Use as a context manager.
-
-    Attributes:
-        addresses: of the router.
-        pid: of its process.
-    """
+    """Use as a context manager."""
 
     def __init__(self, model_dir: Path, max_model_len: int, **config: Any) -> None:
         self._arguments = (str(model_dir), max_model_len, config)
@@ -64,7 +61,7 @@ class PacedRouter:
 
     @contextmanager
     def watched_stream(self) -> Iterator[Gap]:
-        """Another client's stream, which runs before and after; what is yielded is known when the block is left."""
+        """Watch another client's stream during the block; the yielded gap is filled in when the block ends."""
         assert self._loop_thread.loop is not None
         times: list[float] = []
         streaming = self._loop_thread.loop.create_task

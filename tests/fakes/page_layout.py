@@ -1,4 +1,4 @@
-"""Pages of which nobody but the one who writes them knows what is inside."""
+"""Pages with opaque contents."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,6 @@ from tandem.engine.models.config import ModelConfig
 
 @dataclass(frozen=True)
 class OpaqueLayout(PageLayout):
-    """Pages of a size that a test chooses."""
-
     page_size: int
     num_bytes: int
 

@@ -1,4 +1,4 @@
-"""Parts of outputs, for comparing them."""
+"""Comparison of output parts."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from tandem.router.text.output_parts import Part
 
 
 def joined(parts: Iterable[Part]) -> list[tuple[str, str]]:
-    """Kinds and texts, neighbours of one kind made one."""
+    """Return (kind, text) pairs, with neighbors of one kind joined."""
     found: list[tuple[str, str]] = []
     for part in parts:
         if found and found[-1][0] == part.kind != "call":

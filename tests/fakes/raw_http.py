@@ -1,4 +1,4 @@
-"""HTTP by the byte, for what no client would send."""
+"""Raw HTTP, for requests that no client library sends."""
 
 import json
 import socket
@@ -7,7 +7,6 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/j
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """What comes until the server closes the connection."""
     received = b""
     while part := connection.recv(65536):
         received += part
@@ -15,6 +14,5 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 def error_of(response: bytes) -> tuple[int, str]:
-    """Status and message of an error."""
     head, _, body = response.partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body)["error"]["message"]

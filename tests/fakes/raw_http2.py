@@ -1,4 +1,4 @@
-"""HTTP/2 by the byte, for gRPC clients that do what no library would."""
+"""Raw HTTP/2, for gRPC calls that no library makes."""
 
 import socket
 import struct
@@ -10,7 +10,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 def connect(address: str, window: int = 65535) -> socket.socket:
-    """A connection that has said hello. Args: window: bytes that the server may send on each stream."""
+    """Open a connection. Args: window: bytes the server may send per stream."""
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host, int(port)), timeout=10.0)
     connection.sendall(PREFACE + frame(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW_SIZE, window)))
@@ -18,8 +18,11 @@ def connect(address: str, window: int = 65535) -> socket.socket:
 
 
 def call(stream: int, method: str, message: bytes, num_announced: int | None = None) -> bytes:
-    """The frames of a call on a stream, an odd number above those before. Args: num_announced: if it is not the
-    message's length, the message never comes to an end."""
+    """Return the frames of a call on an odd-numbered stream above all earlier ones.
+
+    Args:
+        num_announced: announced length; if larger than the message, the message never ends.
+    """
     announced = len(message) if num_announced is None else num_announced
     fields = {
         ":method": "POST",
@@ -40,12 +43,12 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def _literal(text: bytes, prefix: bytes = b"\0") -> bytes:
-    # All are shorter than 127 bytes, whose length is one byte.
+    # Every text is shorter than 127 bytes, so its length takes one byte.
     return prefix + bytes((len(text),)) + text
 
 
 def frames_until(connection: socket.socket, kind: int) -> list[int]:
-    """The kinds of the frames that come, up to the first of this kind."""
+    """Return the kinds of the received frames, up to the first of `kind`."""
     kinds: list[int] = []
     received = b""
     while kind not in kinds:

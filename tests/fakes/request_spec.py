@@ -1,4 +1,4 @@
-"""Specs of requests, without a frontend."""
+"""Request specs without a frontend."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,8 +20,8 @@ def request_spec(
 ) -> RequestSpec:
     """
     Args:
-        output_ids: tokens of a resumed request's output.
-        moments: None: it was received at 1.
+        output_ids: output tokens of a resumed request.
+        moments: None: received at 1.
         fields: further fields of RequestSpec.
     """
     prompt = TokenizedPrompt(prompt_ids, {RECEIVED: 1} if moments is None else moments, namespace=cache_namespace)

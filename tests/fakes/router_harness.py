@@ -1,4 +1,4 @@
-"""A router with scripted workers, an injected clock and clients that read all they can."""
+"""A router with scripted workers, an injected clock, and clients that read everything available."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -24,13 +24,13 @@ from tests.fakes.tokenizer import ByteTokenizer
 class RouterHarness:
     """
     Attributes:
-        p, d: the prefill and the decode workers, all linked to each other.
+        p, d: prefill and decode workers, all linked.
     """
 
     def __init__(
         self, num_prefill: int = 1, num_decode: int = 1, policy: RoutingPolicy | None = None, **config: Any
     ) -> None:
-        """Args: policy: None: the one that `config` names, or else the least loaded, without chance."""
+        """Args: policy: None: the policy named in `config`, or a deterministic least-loaded one."""
         self.clock = FakeClock()
         config = {"heartbeat_timeout_s": 1.0, "stall_timeout_s": 5.0, "max_attempts": 3, **config}
         self.config = RouterConfig("nowhere", "fake", 400, **config)
@@ -51,14 +51,12 @@ class RouterHarness:
         stop_strings: tuple[str, ...] = (),
         **fields: Any,
     ) -> "Client":
-        """Args: fields: further ones of `request_spec`."""
+        """Args: fields: further arguments of `request_spec`."""
         spec = request_spec(prompt_ids, SamplingParams(max_tokens), **fields)
         return Client(self.router, self.router.make_tracker(spec), stop_strings)
 
 
 class Client:
-    """Reads all it can, from the next turn of the loop on."""
-
     def __init__(self, router: Router, tracker: RequestTracker, stop_strings: tuple[str, ...] = ()) -> None:
         self.tracker = tracker
         self.tokens: list[int] = []
@@ -81,7 +79,7 @@ async def settle() -> None:
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Runs an async test to its end, with a deadline."""
+    """Run an async test with a deadline."""
 
     def wrapper() -> None:
         async def with_deadline() -> None:

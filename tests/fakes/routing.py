@@ -1,4 +1,4 @@
-"""What a routing policy is asked with, one that keeps a record of all it is told, and one that checks it."""
+"""Inputs for routing policies, a policy that records its calls, and a checker of the policy interface."""
 
 import random
 from collections import Counter
@@ -12,7 +12,6 @@ from tests.fakes.scripted_worker import hello
 
 
 def routing_request(token_ids: Sequence[int] = (1, 2, 3), **fields: Any) -> RoutingRequest:
-    """A request whose prompt is `token_ids`, and whose other fields are plain."""
     plain: dict[str, Any] = {
         "request_id": "r",
         "attempt": 0,
@@ -26,14 +25,14 @@ def routing_request(token_ids: Sequence[int] = (1, 2, 3), **fields: Any) -> Rout
 
 
 class FirstLeastLoaded(RoutingPolicy):
-    """As LeastLoaded, but without chance: of equals the pair whose prefill worker joined first."""
+    """LeastLoaded without chance: among equals, the pair whose prefill worker joined first."""
 
     def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
         return candidates.least(lambda worker: worker.num_assigned, lambda worker: worker.num_assigned)
 
 
 class AnyPair(RoutingPolicy):
-    """Any of the pairs that there are; mostly of those that hand over, where there are some."""
+    """Choose a random pair, mostly one with a handover if there is one."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -44,7 +43,7 @@ class AnyPair(RoutingPolicy):
 
 
 def make_candidates(num_prefill: int, num_decode: int) -> Candidates:
-    """Each prefill worker with each decode worker, all without load."""
+    """Link each prefill worker to each decode worker, all without load."""
     prefills, decodes = _workers("prefill", num_prefill), _workers("decode", num_decode)
     for prefill in prefills:
         link(prefill, *decodes)
@@ -52,12 +51,11 @@ def make_candidates(num_prefill: int, num_decode: int) -> Candidates:
 
 
 def link(prefill: Worker, *decodes: Worker) -> None:
-    """Has the prefill worker hand over to these decode workers."""
     prefill.decode_workers.update((decode.worker_id, decode) for decode in decodes)
 
 
 def assign_load(pair: Pair, num_tokens: int = 0) -> Pair:
-    """Has the workers' loads count a request with so many tokens to prefill."""
+    """Add a request with `num_tokens` to prefill to the workers' loads."""
     pair.prefill.num_assigned += 1
     pair.decode.num_assigned += 1
     pair.prefill.num_pending_tokens += num_tokens
@@ -65,7 +63,7 @@ def assign_load(pair: Pair, num_tokens: int = 0) -> Pair:
 
 
 def choose_in_turn(policy: RoutingPolicy, candidates: Candidates, count: int) -> Counter[str]:
-    """How often each worker is chosen for so many requests, all of which stay."""
+    """Count the choices of each worker over `count` requests, none of which ends."""
     counts: Counter[str] = Counter()
     for i in range(count):
         pair = assign_load(policy.choose(candidates, routing_request([i])))
@@ -78,11 +76,11 @@ def _workers(role: str, count: int) -> list[Worker]:
 
 
 class RecordingPolicy(RoutingPolicy):
-    """Takes the first pair, and raises where it is told to.
+    """Choose the first pair; raise in the configured methods.
 
     Attributes:
-        calls: name of the method and its arguments, one after the other.
-        loads: for each call about a pair: how many requests its prefill worker had then.
+        calls: method name and arguments of each call, in order.
+        loads: for each call about a pair, its prefill worker's requests at that time.
         fail_in: names of methods that raise.
     """
 
@@ -124,22 +122,20 @@ class RecordingPolicy(RoutingPolicy):
 
 
 class NeedsArguments(RecordingPolicy):
-    """A policy that the router cannot make."""
-
     def __init__(self, url: str) -> None:
         super().__init__()
         self.url = url
 
 
 class CheckedPolicy(RoutingPolicy):
-    """Leaves the choice to another policy, and finds out whether the calls come as the interface says.
+    """Delegate the choice to another policy, and check the order of the calls against the interface.
 
     Attributes:
-        violations: what was wrong, in the order in which it came; the router would only log what a hook raises.
-        open_requests: for each request that is not finished: the pair that serves it, None if its attempt has failed.
-        starts: request and number of each attempt, in the order in which they began.
-        failures: how many attempts have failed, of each kind.
-        losses: why workers were lost.
+        violations: violations in order; the router would only log an error raised in a hook.
+        open_requests: for each unfinished request its pair, or None if its attempt has failed.
+        starts: (request, attempt) in starting order.
+        failures: number of failed attempts, by kind.
+        losses: reasons for lost workers.
     """
 
     def __init__(self, policy: RoutingPolicy) -> None:

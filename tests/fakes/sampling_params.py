@@ -1,4 +1,4 @@
-"""Any sampling parameters that are valid."""
+"""A strategy for valid sampling parameters."""
 
 from hypothesis import strategies as st
 
@@ -6,7 +6,7 @@ from tandem.sampling_params import MAX_LOGPROBS, SamplingParams
 
 
 def any_sampling_params(vocab_size: int = 1000) -> st.SearchStrategy[SamplingParams]:
-    """Extreme values and those that change nothing come often."""
+    """Draw parameters; extreme and neutral values are frequent."""
     token_ids = st.integers(0, vocab_size - 1)
     bias = st.dictionaries(token_ids, st.floats(-100, 100), max_size=4)
     return st.builds(

@@ -1,5 +1,7 @@
-"""Random requests on a real engine behind real schedulers, in a pool that is too small for them; the scenario plays the
-router and checks what the router relies on."""
+"""Random requests on a real engine with real schedulers, in a pool that is too small.
+
+The scenario acts as the router and checks the guarantees that the router needs.
+"""
 
 import random
 from collections.abc import Callable, Sequence
@@ -16,7 +18,7 @@ from tandem.sampling_params import SamplingParams
 CHUNK_SIZE = 64
 MAX_BATCH_SIZE = 16
 MAX_LIVE = 24
-# Requests share prefixes of these lengths; the two after it bound what comes behind them.
+# Lengths of shared prefixes; MAX_SUFFIX and MAX_OUTPUT bound the tokens after them.
 PREFIX_LENS = (0, 16, 40, 64, 100, 160)
 MAX_SUFFIX = 60
 MAX_OUTPUT = 60
@@ -29,8 +31,6 @@ DECODE = DecodeConfig(MAX_BATCH_SIZE)
 
 @dataclass
 class Request:
-    """One request as its router sees it."""
-
     request_id: str
     number: int
     prompt_ids: list[int]
@@ -43,8 +43,7 @@ class Request:
 class Scenario:
     """
     Attributes:
-        finished: requests that have all of their tokens, in the order of their ends.
-        num_aborted, num_given_back: how often that happened.
+        finished: requests with all their tokens, in order of finishing.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Scenario:
         samplings: Sequence[Callable[[int], dict[str, Any]]],
         seed: int,
     ) -> None:
-        """Args: samplings: arguments of SamplingParams, made from a random number; each request takes one of them."""
+        """Args: samplings: makers of SamplingParams arguments from a random number, one per request."""
         self._engine = engine
         self._worker = LocalWorker(engine, PREFILL, DECODE, self._receive)
         self._rng = random.Random(seed)
@@ -69,7 +68,7 @@ class Scenario:
         self.num_given_back = 0
 
     def step(self) -> bool:
-        """Lets something happen or not, then steps; returns whether the scheduler did something."""
+        """Maybe admit or abort a request, then step; return whether the scheduler did any work."""
         if len(self._live) < MAX_LIVE and self._rng.random() < ADMIT_PROBABILITY:
             self._admit()
         if self._live and self._rng.random() < ABORT_PROBABILITY:
@@ -77,7 +76,7 @@ class Scenario:
         return self._step()
 
     def drain(self) -> None:
-        """Lets all requests end, and what has been launched for them; then nobody may hold a page."""
+        """Finish all requests and launched forward passes, then check that no page is held."""
         stats = self._worker.scheduler.stats
 
         def is_idle() -> bool:
@@ -125,7 +124,10 @@ class Scenario:
         )
 
     def _restart_given_back(self) -> None:
-        """The next attempt goes on from the tokens so far. Not at once: a scheduler may be at work on the last one."""
+        """Restart given-back requests from their tokens so far.
+
+        Deferred, because a scheduler may still use the last attempt.
+        """
         for request in self._given_back:
             if request.request_id in self._live:
                 request.attempt += 1
@@ -154,12 +156,11 @@ class Scenario:
             assert self._of(message.request_id, message.attempt) is None, message
 
     def _of(self, request_id: str, attempt: int) -> Request | None:
-        """A request whose current attempt this is."""
         request = self._live.get(request_id)
         return request if request is not None and request.attempt == attempt else None
 
     def _take(self, request: Request, index: int, token_ids: Sequence[int]) -> None:
-        """Both schedulers tell of the first token; nobody may leave one out, or tell of two for one place."""
+        """Take tokens; both schedulers report the first one. No token may be missing or contradicted."""
         assert index <= len(request.output_ids), f"{request.request_id} lacks a token before {index}"
         num_known = len(request.output_ids) - index
         assert list(token_ids[:num_known]) == request.output_ids[index : index + len(token_ids)]
@@ -177,15 +178,15 @@ class Scenario:
         self.finished.append(request)
 
 
-def is_what_it_gets_alone(request: Request, engine: Engine, tie: float) -> bool:
-    """Whether a greedy request's tokens are those that it gets with the engine and an empty pool to itself.
+def matches_solo_run(request: Request, engine: Engine, tie: float) -> bool:
+    """Return whether a greedy request gets the same tokens alone on the engine with an empty pool.
 
     Args:
-        tie: where the log probabilities of the two most likely tokens are no further apart, either may be taken, and
-            what follows is not compared.
+        tie: largest gap between the two highest log probabilities at which the tokens may differ. Later tokens are not
+            compared.
 
     Returns:
-        False if they part, which they may at a tie only.
+        False if the tokens differ anywhere but at a tie.
     """
     alone: list[int] = []
     margins: list[float] = []
@@ -208,8 +209,7 @@ def is_what_it_gets_alone(request: Request, engine: Engine, tie: float) -> bool:
     worker.submit(request.request_id, request.prompt_ids, sampling)
 
     def is_idle() -> bool:
-        # A step that was launched before the last token was known is left to end, for the engine's next worker would
-        # find it.
+        # Finish a step launched before the last token was known, or the engine's next worker would find it.
         return bool(alone) and worker.scheduler.stats().num_running == 0 and not engine.launches
 
     worker.run_until(is_idle, IDLE_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""A worker of the router's registry that records what it is sent."""
+"""A worker in the router's registry that records its messages."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -43,12 +43,6 @@ def hello(
 
 
 class ScriptedWorker:
-    """
-    Attributes:
-        sent: what the router sent, in order.
-        disconnected: the reason for which the router ended its control stream.
-    """
-
     def __init__(self, router: Router, worker_id: str, role: str, **kwargs: Any) -> None:
         self.router = router
         self.sent: list[Any] = []

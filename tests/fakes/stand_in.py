@@ -1,4 +1,4 @@
-"""Functions that tests set in the place of ours."""
+"""Type checks for replacement functions in tests."""
 
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -9,9 +9,8 @@ T = TypeVar("T")
 
 
 def stands_in_for(method: Callable[Concatenate[T, P], R]) -> Callable[[Callable[Concatenate[T, P], R]], Any]:
-    """Has mypy hold the decorated function against the method whose place it takes; at runtime it does nothing.
+    """Make mypy check the decorated function against the method it replaces; no effect at runtime.
 
-    `monkeypatch.setattr` takes whatever it is given, and a test that needs a GPU seldom runs to say that it gives the
-    signature of yesterday.
+    `monkeypatch.setattr` accepts any value, and GPU tests run too seldom to reveal an outdated signature.
     """
     return lambda stand_in: stand_in

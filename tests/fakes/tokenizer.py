@@ -1,4 +1,4 @@
-"""A tokenizer whose tokens are bytes."""
+"""A byte tokenizer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Encoding:
 
 
 class ByteTokenizer:
-    """Token i is byte i; 0 ends an output."""
+    """Token i is byte i; token 0 ends an output."""
 
     byte_level = True
     vocab_size = 256

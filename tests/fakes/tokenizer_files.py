@@ -1,4 +1,4 @@
-"""Model directories with tokenizers of every kind."""
+"""Model directories with every kind of tokenizer."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ CHATML = (
 
 
 def save(directory: Path, tokenizer: Tokenizer, config: dict[str, Any] | None = None, **more: Any) -> Path:
-    """A model directory around ``tokenizer``; ``more`` goes to tokenizer_config.json."""
+    """Save a model directory for ``tokenizer``; ``more`` goes to tokenizer_config.json."""
     directory.mkdir(exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     defaults = {"model_type": "llama", "vocab_size": 1000, "max_position_embeddings": 64, "eos_token_id": 7}
@@ -25,7 +25,7 @@ def save(directory: Path, tokenizer: Tokenizer, config: dict[str, Any] | None = 
 
 
 def byte_level(bos: bool = False) -> Tokenizer:
-    """Every byte is a token; two special tokens, and two added ones that are text."""
+    """Return a tokenizer with a token per byte, two special tokens and two added text tokens."""
     tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(ALPHABET)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -38,7 +38,7 @@ def byte_level(bos: bool = False) -> Tokenizer:
 
 
 def sentencepiece() -> Tokenizer:
-    """Pieces with a space mark, byte tokens for all other characters, and the byte-level alphabet."""
+    """Return a tokenizer with space-marked pieces, byte tokens for other characters, and the byte-level alphabet."""
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     words = ["▁", "▁▁", "▁a", "▁the", "a", "é", "\ufffd", "\n", "##ing", "end</w>", ".", "日本"]
     letters = [letter for letter in ALPHABET if letter not in {"é", "a", "."}]

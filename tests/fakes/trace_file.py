@@ -1,18 +1,19 @@
-"""What makes an object one that trace viewers open."""
+"""Checks that trace viewers can open a trace."""
 
 from collections import defaultdict
 from typing import Any
 
 Event = dict[str, Any]
-# A nanosecond and a half, in microseconds: times are sums of decimal fractions.
+# 1.5 ns in microseconds: times are sums of decimal fractions.
 ROUNDING_US = 0.0015
-# The slices that a request's arrows lead from and to.
 LINKED = {"prefill_queue", "prefill", "copy", "commit", "decode"}
 
 
 def check_trace(trace: dict[str, Any]) -> None:
-    """Asserts that every event has what its kind needs, that the slices of each track lie within each other or apart,
-    and that each arrow begins, ends, and touches a slice wherever it is."""
+    """Assert that every event has the fields of its kind, slices nest per track, and arrows touch slices.
+
+    Each arrow must begin and end, and touch a slice at every point.
+    """
     events = trace["traceEvents"]
     slices: dict[tuple[int, int], list[Event]] = defaultdict(list)
     arrows: dict[int, list[Event]] = defaultdict(list)
@@ -39,7 +40,7 @@ def check_trace(trace: dict[str, Any]) -> None:
         assert [event["ph"] for event in its_arrows] == ["s", *["t"] * (len(its_arrows) - 2), "f"]
         assert [event["ts"] for event in its_arrows] == sorted(event["ts"] for event in its_arrows)
         for event in its_arrows:
-            # An arrow belongs to the innermost slice that is under way.
+            # An arrow belongs to the innermost open slice.
             under_way = [s for s in slices[event["pid"], event["tid"]] if s["ts"] <= event["ts"] < end_of(s)]
             assert under_way, event
             touched = min(under_way, key=lambda s: s["dur"])
@@ -47,7 +48,6 @@ def check_trace(trace: dict[str, Any]) -> None:
 
 
 def check_nesting(slices: list[Event]) -> None:
-    """Those of one track."""
     outer: list[Event] = []
     for event in sorted(slices, key=lambda s: (s["ts"], -s["dur"])):
         while outer and end_of(outer[-1]) <= event["ts"] + ROUNDING_US:

@@ -1,4 +1,4 @@
-"""Transports whose ends open, and whose copies complete, when the test says so."""
+"""Transports whose openings and copies complete at the test's command."""
 
 import threading
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from tandem.engine.kvcache.base import Completion
 from tandem.kvtransfer.transports.base import ReceiverTransport, SenderTransport, Transport
 
-# No test waits that long for an end that it holds back.
+# Longer than any test holds an end back.
 HELD_BACK_TIMEOUT_S = 30.0
 
 
@@ -22,7 +22,7 @@ class ScriptedTransport(SenderTransport):
     """
     Attributes:
         pushes: (sequence number, source pages, destination pages) of each copy.
-        copies: their completions.
+        copies: completions of the pushes.
     """
 
     def __init__(self, two_sided: bool = False) -> None:
@@ -65,7 +65,7 @@ class ScriptedReceiver(ReceiverTransport):
     Attributes:
         expected: (sequence number, destination pages, number of pages) of each announced push.
         stopped: the completion of `abort`.
-        endpoint_error: what `endpoint` raises; None: it answers.
+        endpoint_error: error raised by `endpoint`; None: none.
     """
 
     two_sided = True
@@ -102,14 +102,14 @@ class ScriptedReceiver(ReceiverTransport):
 
 
 class ScriptedOpening(Transport):
-    """A transport whose ends open if the test lets them.
+    """A transport whose ends open at the test's command.
 
     Attributes:
-        sender_error, receiver_error: what opening that end raises; None: it opens.
-        endpoint_error: what a receiver that has opened raises when it is asked where it is; None: it answers.
-        may_open: an end opens once this is set, as it is at first.
-        num_attempts: how often either end was to be opened.
-        senders, receivers: the ends that have opened.
+        sender_error, receiver_error: error raised on opening that end; None: none.
+        endpoint_error: error raised by an open receiver's `endpoint`; None: none.
+        may_open: set (initially) while ends may open.
+        num_attempts: attempts to open either end.
+        senders, receivers: opened ends.
     """
 
     def __init__(self) -> None:

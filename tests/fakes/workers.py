@@ -1,5 +1,7 @@
-"""Two workers without processes or sockets: real schedulers, caches, links and transport over fake engines. Messages
-travel when the test delivers them."""
+"""A prefill and a decode worker with fake engines, without processes or sockets.
+
+The test delivers the messages.
+"""
 
 import itertools
 from collections.abc import Callable
@@ -42,7 +44,7 @@ from tests.fakes.engine import FakeEngine
 
 
 class ListOutbox(Outbox):
-    """Keeps what a scheduler says.
+    """Collect a scheduler's messages.
 
     Attributes:
         router: messages to the router, in order.
@@ -81,7 +83,7 @@ class PrefillSide:
         max_pages_in_flight: int = MAX_PAGES_IN_FLIGHT,
         asynchronous: bool = False,
     ) -> None:
-        """Args: asynchronous: of its FakeEngine."""
+        """Args: asynchronous: as in FakeEngine."""
         self.engine = FakeEngine(num_pages, page_size, asynchronous=asynchronous)
         self.cache = CacheManager(num_pages, page_size)
         self.outbox = ListOutbox()
@@ -106,7 +108,7 @@ class DecodeSide:
         asynchronous: bool = False,
         step_s: float = 0.0,
     ) -> None:
-        """Args: asynchronous, step_s: of its FakeEngine."""
+        """Args: asynchronous, step_s: as in FakeEngine."""
         self.engine = FakeEngine(num_pages, page_size, asynchronous=asynchronous, step_s=step_s)
         self.cache = CacheManager(num_pages, page_size)
         self.outbox = ListOutbox()
@@ -117,7 +119,7 @@ class DecodeSide:
 
 
 class WorkerPair:
-    """A prefill and a decode worker with a link, and the router's part played by the test."""
+    """A linked prefill and decode worker; the test acts as the router."""
 
     def __init__(
         self,
@@ -128,7 +130,7 @@ class WorkerPair:
         open_receiver: Callable[[CpuKvPool], ReceiverTransport] = SharedMemoryReceiver,
         **decode: Any,
     ) -> None:
-        """Args: open_sender, open_receiver: the ends of the link's transport, each over its worker's pool."""
+        """Args: open_sender, open_receiver: open the transport's ends, each over its worker's pool."""
         self.clock = FakeClock()
         self._open_sender = open_sender
         self._open_receiver = open_receiver
@@ -149,7 +151,7 @@ class WorkerPair:
         self.p.scheduler.receive(SenderLinkOpened("d", "d-life", self.epoch, "shared_memory", sender))
 
     def cut_link(self) -> None:
-        """Both ends see the stream end; what was under way on it is lost."""
+        """End the stream at both ends and lose the messages under way."""
         self.p.outbox.link.clear()
         self.d.outbox.link.clear()
         self.p.scheduler.receive(SenderLinkClosed(self.epoch, "cut", lambda: None))
@@ -169,7 +171,7 @@ class WorkerPair:
         num_prompt_logprobs: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Further arguments are those that Admit and Prefill share: arrival_ns, priority, cache_namespace."""
+        """Submit a request; `kwargs` are fields of both Admit and Prefill: arrival_ns, priority, cache_namespace."""
         sampling = SamplingParams(
             max_tokens,
             seed=seed,
@@ -188,7 +190,7 @@ class WorkerPair:
             side.scheduler.receive(FromRouter(Abort(request_id, attempt)))
 
     def deliver(self) -> bool:
-        """Delivers all link messages under way, both ways; returns whether there were any."""
+        """Deliver all link messages under way, both ways; return whether there were any."""
         to_d, self.p.outbox.link = self.p.outbox.link, []
         to_p, self.d.outbox.link = self.d.outbox.link, []
         for epoch, message in to_d:
@@ -198,8 +200,10 @@ class WorkerPair:
         return bool(to_d or to_p)
 
     def turn(self) -> bool:
-        """One step of each worker, then the messages; if nobody has anything to do, the prefill worker's device does
-        what was launched first. Returns whether anything happened."""
+        """Step each worker, then deliver the messages; return whether anything happened.
+
+        If neither worker has anything to do, the prefill device runs its oldest forward pass.
+        """
         worked = [self.p.scheduler.step(), self.d.scheduler.step(), self.deliver()]
         if not any(worked) and self.p.engine.num_launched:
             self.p.engine.run_next()
@@ -207,14 +211,13 @@ class WorkerPair:
         return any(worked)
 
     def run(self, max_turns: int = 1000) -> None:
-        """Turns until nothing happens any more."""
         for _ in range(max_turns):
             if not self.turn():
                 return
         raise AssertionError("the workers do not come to rest")
 
     def tokens(self, request_id: str, attempt: int = 0) -> dict[int, int]:
-        """The tokens the decode worker has reported, by index; an index reported twice must agree."""
+        """Return the decode worker's reported tokens by index; repeated reports must agree."""
         tokens: dict[int, int] = {}
         events: list[TokenEvent] = [e for m in self.d.outbox.of(Tokens) for e in m.events]
         for event in events:
@@ -229,12 +232,12 @@ class WorkerPair:
         return list(tokens.values())
 
     def check(self) -> None:
-        """Page accounting of both workers."""
+        """Check the page accounting of both workers."""
         assert self.p.scheduler.check_integrity() == ""
         assert self.d.scheduler.check_integrity() == ""
 
     def check_idle(self) -> None:
-        """Nothing is held by anybody: every page is free or cached."""
+        """Check that every page is free or cached."""
         self.check()
         for side in (self.p, self.d):
             stats = side.scheduler.stats()

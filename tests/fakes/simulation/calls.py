@@ -1,4 +1,4 @@
-"""Calls of clients at the routers of a simulated cluster: through the real gRPC service, without gRPC."""
+"""Client calls to a simulated cluster's routers, through the real gRPC service but without gRPC."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from tandem.v1 import inference_pb2 as pb
 
 
 class CallError(Exception):
-    """How a call ends that does not end well: as gRPC tells a client of it."""
+    """A failed call, as gRPC reports it to a client."""
 
     def __init__(self, code: grpc.StatusCode, details: str, trailers: Any = ()) -> None:
         super().__init__(details)
@@ -28,7 +28,7 @@ class CallError(Exception):
 
 
 class _Loop:
-    """What asyncio asks of a loop where a coroutine waits for a future, and where somebody is to be called soon."""
+    """The loop methods that asyncio needs to wait for futures and schedule callbacks."""
 
     def __init__(self) -> None:
         self._soon: deque[Callable[[], object]] = deque()
@@ -48,7 +48,7 @@ class _Loop:
 
 
 class _Context:
-    """Of one call. Attributes: written: responses that the client has not taken, each with the write that waits."""
+    """The context of one call. Attributes: written: responses not yet taken, each with its waiting write."""
 
     def __init__(self, loop: _Loop) -> None:
         self.written: deque[tuple[pb.GenerateResponse, asyncio.Future[None]]] = deque()
@@ -69,22 +69,22 @@ class _Context:
 
 
 class SimCall:
-    """One Generate call, whose handler runs when the simulation says so."""
+    """A Generate call whose handler runs at the simulation's command."""
 
     def __init__(self, service: InferenceService, request: pb.GenerateRequest) -> None:
         self._loop = _Loop()
         self._context = _Context(self._loop)
         self._handle = partial(service.Generate, request, self._context)
-        # Made when it is begun: a router may be gone before it has looked at a call.
+        # Created on first use: a router may die before it looks at the call.
         self._handler: Coroutine[Any, Any, None] | None = None
         self._waits_for: asyncio.Future[Any] | None = None
         self._end: BaseException | None = None
 
     def poll(self) -> pb.GenerateResponse | None:
-        """The next response, if there is one now.
+        """Return the next response, or None if there is none now.
 
         Raises:
-            StopAsyncIteration: the last one was given.
+            StopAsyncIteration: the response before was the last.
             CallError: the router has ended the call.
         """
         self._go_on()
@@ -97,7 +97,6 @@ class SimCall:
         return None
 
     def cancel(self) -> None:
-        """Its client is gone, as the router sees it."""
         if self._handler is not None and self._end is None:
             with contextlib.suppress(asyncio.CancelledError, StopIteration):
                 self._run(self._handler.throw, asyncio.CancelledError())

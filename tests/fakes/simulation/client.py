@@ -1,4 +1,4 @@
-"""A client of a simulated cluster, with the real client's way to go on with a stream that has broken."""
+"""A client of a simulated cluster that resumes broken streams as the real client does."""
 
 import codecs
 from collections.abc import Sequence
@@ -16,17 +16,16 @@ from tests.fakes.tokenizer import ByteTokenizer
 if TYPE_CHECKING:
     from tests.fakes.simulation.cluster import Simulation
 
-# A router that says nothing for so long, because it is stopped, is left for another.
+# Time after which the client leaves a silent router, in seconds.
 PATIENCE_S = 5.0
 
 
 class SimClient:
     """
     Attributes:
-        router, call: where it is served now; None while it has to find a router.
-        num_resumed: how often it has gone on with what it had.
-        failure: why it has no whole output, in the words of a router, or "".
-        last: the last response, which says what was done for it.
+        router, call: the current router and call; None while the client looks for a router.
+        num_resumed: number of resumptions with earlier output.
+        failure: a router's reason for an incomplete output, or "".
     """
 
     def __init__(
@@ -36,7 +35,7 @@ class SimClient:
         self._prompt_ids = tuple(prompt_ids)
         self._max_tokens = max_tokens
         self._stop_ids = range(num_stop_ids)
-        # Some ask what the model thinks of their prompts.
+        # Some clients ask for prompt logprobs.
         self._asks = sum(prompt_ids) % 3 == 0
         request = make_request(
             list(prompt_ids),
@@ -59,7 +58,6 @@ class SimClient:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it has to find a router."""
         return not self.ended and self.call is None
 
     @property
@@ -69,11 +67,10 @@ class SimClient:
 
     @property
     def seeds(self) -> set[int]:
-        """Of the requests whose output it may have."""
+        """Return the seeds of the requests that may have given its output."""
         return self._simulation.samples.seeds_of(self._prompt_ids, self.tokens)
 
     def send(self, router: SimRouter) -> None:
-        """Sends its request, with what it has of the output."""
         if not self.is_lost or not router.alive:
             return
         self.num_resumed += bool(self.tokens)
@@ -81,7 +78,6 @@ class SimClient:
         self.call = router.call(self._progress.next_request())
 
     def read(self) -> None:
-        """Reads what has come, a response at most."""
         if self.call is None or self.router is None:
             return
         if not self.router.alive:
@@ -104,10 +100,10 @@ class SimClient:
         self.ended = self.cancelled = True
 
     def break_off(self, num_tokens: int | None = None) -> None:
-        """Its stream breaks, whatever the router is doing.
+        """Break the stream, whatever the router is doing.
 
         Args:
-            num_tokens: of those that it has it keeps so many; None: all.
+            num_tokens: received tokens to keep; None: all.
         """
         if self.ended or self.call is None:
             return
@@ -161,7 +157,7 @@ class SimClient:
             raise AssertionError("a response after the last")
 
     def _text_of(self, token_ids: Sequence[int], is_whole: bool = False) -> str:
-        """What they give. A character whose bytes are not all there waits, unless it is the whole output."""
+        """Decode the tokens; an incomplete character waits unless the output is whole."""
         tokenizer = ByteTokenizer()
         data = b"".join(tokenizer.token_bytes(token) for token in token_ids if token not in self._stop_ids)
         return codecs.getincrementaldecoder("utf-8")(errors="replace").decode(data, is_whole)

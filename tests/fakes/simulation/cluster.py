@@ -1,11 +1,14 @@
-"""A whole cluster in one thread: real routers with their frontends, clients, control streams, schedulers, caches and
-links; fake engines, sockets, copies and time. Whatever can happen next (a step, a message on any stream, a copy, a
-fault) happens when the test says so.
+"""A whole cluster in one thread, with fake engines, sockets, copies and time.
 
-What is checked all the time: page accounting of the worker concerned; that no copy writes a page which is not leased
-to it; by the fake engine's tokens, that every page holds what its readers think it holds, and that every token of a
-client was sampled after exactly those that it has; that what ends a router's attempts ends no other's; and that no link
-is dropped that a router names, or has named a little while ago.
+The test chooses each next event: a step, a message on any stream, a copy, a fault.
+
+Checked all the time:
+- the page accounting of the affected worker;
+- copies write only pages that are leased to their sender;
+- every page holds the contents its readers expect, by the fake engine's tokens;
+- every token of a client was sampled after exactly the tokens before it;
+- the end of a router's attempts ends no other router's attempts;
+- no link is dropped that a router names, or named recently.
 """
 
 import itertools
@@ -40,13 +43,10 @@ ACCEPTED_FAILURES = (
 class Simulation:
     """
     Attributes:
-        routers: by their addresses, each in its latest life, which may be over.
-        past_routers: their earlier lives.
-        streams: control streams, until both ends have noticed their end.
-        links: epochs by name, until both ends have noticed their end.
-        channels: of two-sided epochs, by name.
-        samples: every token that was sampled.
-        num_forgotten_links: links that were dropped though both ends live, because nobody named the one for too long.
+        routers: the latest life of each router, possibly over, by address.
+        streams, links: streams and epochs until both ends have noticed their end.
+        channels: two-sided epochs, by name.
+        num_forgotten_links: links dropped between living ends because no router named the receiver for too long.
     """
 
     def __init__(
@@ -69,14 +69,10 @@ class Simulation:
     ) -> None:
         """
         Args:
-            placement: as in RouterConfig.
-            num_both: workers that do both, with links to each other and to those of one role.
-            largest_request_pages: of the largest request that those of role both take.
-            asynchronous: forwards of a worker overlap; each runs on its device when the simulation says so.
-            step_s: how long a decode step is thought to take: 0 launches the next one at once.
-            min_shared_tokens: as in PrefillConfig.
-            max_waiting: as in DecodeConfig.
-            workers_have_time: no lease runs out, and none is refused because its Admit does not come.
+            largest_request_pages: pages of the largest request that workers of role both accept.
+            asynchronous: forward passes overlap; each runs at the simulation's command.
+            step_s: expected duration of a decode step; 0 launches the next one at once.
+            workers_have_time: no lease expires, and none is refused for a missing Admit.
         """
         self.two_sided = two_sided
         self.asynchronous = asynchronous
@@ -84,7 +80,7 @@ class Simulation:
         self.min_shared_tokens = min_shared_tokens
         self.max_waiting = max_waiting
         self.lease_duration_s, self.admit_grace_s = (1e9, 1e9) if workers_have_time else (20.0, 2.0)
-        # How often each request was overtaken where it stood in line for pages, over all of its attempts.
+        # Times each request was overtaken in a queue, over all its attempts.
         self.num_overtaken: Counter[str] = Counter()
         self.channels: dict[str, SimChannel] = {}
         self.clock = FakeClock()
@@ -115,17 +111,17 @@ class Simulation:
     def _new_router(self, address: str) -> SimRouter:
         return SimRouter(self, address, self._routing, self._placement)
 
-    # --- This can happen by itself. ---
-
     def progress_actions(self) -> list[Callable[[], object]]:
-        """Everything that goes on without a fault and without the clock: every one of these may be next. One that has
-        become pointless by the time it is called does nothing."""
+        """Return all possible next events except faults and clock changes.
+
+        An action that has become pointless before its call does nothing.
+        """
         actions: list[Callable[[], object]] = []
         for worker in self.workers.values():
             if worker.runs:
                 actions.append(worker.step)
                 actions += [lambda w=worker, c=c: w.connect(c) for c in worker.unconnected if self._answers(c.address)]
-            # A stopped process's device goes on.
+            # The device of a stopped process keeps running.
             if worker.engine.num_launched:
                 actions.append(worker.run_device)
         self.streams = [s for s in self.streams if not s.is_over]
@@ -164,7 +160,7 @@ class Simulation:
         return actions
 
     def go_on(self, is_chosen: Callable[[int], bool] = lambda number: True) -> None:
-        """All that may be next happens once, or as much of it as is chosen, by numbers."""
+        """Run the possible next events once, filtered by number."""
         for number, action in enumerate(self.progress_actions()):
             if is_chosen(number):
                 action()
@@ -188,7 +184,7 @@ class Simulation:
                     or receiver.incarnation != peer.incarnation
                 ):
                     continue
-                # The next epoch opens only when this end has seen the old one closed and its copies completed.
+                # The next epoch opens only after this end has seen the old one closed and its copies complete.
                 ours = [link for link in self.links.values() if (link.sender, link.receiver) == (sender, receiver)]
                 if all(link.sender_quiet for link in ours):
                     yield sender, receiver
@@ -211,8 +207,7 @@ class Simulation:
         receiver.take(ReceiverLinkOpened(epoch, hello, transport, lambda: sender.seen_gone))
 
     def open_sender(self, link: SimLink) -> None:
-        """The sender's end of the transport has opened, in a thread of its own. Where the link was cut meanwhile it may
-        have failed: then the engine thread never hears of the epoch."""
+        """Finish opening the sender's end; if the link was cut, the engine thread may never hear of it."""
         if not link.opening:
             return
         link.opening = False
@@ -234,16 +229,14 @@ class Simulation:
         link.sender.take(opened)
 
     def see_gone(self, worker: SimWorker) -> None:
-        """A dead process is seen to have exited, and the settle time has passed: what it had submitted is over."""
+        """Observe a dead process's exit: its submitted copies are over."""
         worker.seen_gone = True
         for transport in self.transports:
             if transport.source is worker:
                 transport.pending.clear()
 
-    # --- This is done by clients, by time and by faults. ---
-
     def now_ns(self) -> int:
-        """No two requests are of one age."""
+        """Return the time in ns, unique so that no two requests are of the same age."""
         return self._began_ns + int((self.clock.now - self._began_at) * 1e9) + next(self.numbers)
 
     def submit(
@@ -251,8 +244,8 @@ class Simulation:
     ) -> None:
         """
         Args:
-            num_stop_ids: so many of the tokens that there are end an output.
-            router: of those that live, by their order; if none does, the client looks for one.
+            num_stop_ids: number of token ids that end an output.
+            router: index among the living routers; if none lives, the client looks for one.
         """
         client = SimClient(self, prompt_ids, max_tokens, priority, num_stop_ids)
         self.clients.append(client)
@@ -267,12 +260,11 @@ class Simulation:
             client.read()
 
     def _served_clients(self) -> list[SimClient]:
-        """Those that are not done, and they alone: there are many more in the end."""
+        """Return the unfinished clients without scanning the finished ones again."""
         self._unfinished = [client for client in self._unfinished if not client.ended]
         return self._unfinished
 
     def advance(self, seconds: float) -> None:
-        """Time passes; who runs and is connected is heard of."""
         self.clock.advance(seconds)
         for router in self.routers.values():
             if router.runs:
@@ -291,7 +283,7 @@ class Simulation:
         self.workers[worker_id] = SimWorker(self, worker_id, role, self.num_pages)
 
     def kill(self, worker: SimWorker) -> None:
-        """kill -9: its streams end, its copies may still land until its end is seen."""
+        """Kill a worker with SIGKILL; its copies may still land until its exit is observed."""
         worker.alive = False
         del self.workers[worker.worker_id]
         self.dead.append(worker)
@@ -313,14 +305,12 @@ class Simulation:
         self.start_worker(worker.worker_id, worker.role)
 
     def kill_router(self, router: SimRouter) -> None:
-        """kill -9."""
         router.die()
         for stream in self.streams:
             if stream.router is router:
                 stream.router_dies(is_lost=bool(next(self.numbers) % 2))
 
     def revive_router(self, router: SimRouter) -> None:
-        """What is stopped goes on; what is dead is replaced at its address."""
         if router.alive:
             router.go_on()
         else:
@@ -331,15 +321,13 @@ class Simulation:
         return self.routers[address].alive
 
     def _next_router(self, router: SimRouter | None) -> SimRouter | None:
-        """Where a client tries after this one: at the others first, in turn."""
+        """Return the client's next router: the others first, in turn."""
         routers = list(self.routers.values())
         start = 0 if router is None else list(self.routers).index(router.address) + 1
         return next((r for r in (*routers[start:], *routers[:start]) if r.alive), None)
 
-    # --- This is the end. ---
-
     def drain(self) -> None:
-        """No more faults: everything must come to rest, with every client served."""
+        """Stop all faults and check that everything comes to rest with every client served."""
         for worker in list(self.dead):
             self.revive(worker)
         for worker in self.workers.values():
@@ -347,7 +335,6 @@ class Simulation:
         for router in list(self.routers.values()):
             self.revive_router(router)
         self._settle()
-        # Nobody keeps a link any more to a worker that is gone.
         self.advance(KEEP_S + 1.0)
         self._settle()
 
@@ -361,7 +348,7 @@ class Simulation:
         raise AssertionError(f"no progress: {self._unrest()}")
 
     def _unrest(self) -> str:
-        """What is not at rest, or ""."""
+        """Describe the first unfinished work, or return ""."""
         if lost := self._served_clients():
             waiting = [(client.router.address if client.router else "", len(client.tokens)) for client in lost]
             return f"clients at these routers with so many tokens wait: {waiting}"
@@ -384,19 +371,19 @@ class Simulation:
         return all(r.router.workers.num_pairs == self._num_pairs for r in self.routers.values())
 
     def check_end(self) -> None:
-        """Nobody was left out but for a reason, and nothing is left over."""
+        """Check that every client was served or failed for an accepted reason."""
         lives = {router.router.incarnation for router in self.routers.values()}
         for worker in self.workers.values():
             worker.check()
-            # What an Admit announced whose request has ended without a lease is remembered for a while.
+            # A worker remembers an announced attempt for a while after its request has ended without a lease.
             left = [key for key in worker.attempts() if router_of(key[0]) not in lives]
             assert not left, f"{worker.incarnation} still has {left}, of routers that are gone"
         for client in self.clients:
             if client.failure:
-                # Nobody to serve it came back in a minute; three workers died that served it, with little between; or
-                # one router after the other did.
+                # Accepted: no worker came back within a minute; three of its workers died with little progress between;
+                # or routers failed one after the other.
                 assert any(known in client.failure for known in ACCEPTED_FAILURES), client.failure
-        # Of short outputs it may not be known.
+        # Short outputs may match several requests.
         seeds = [seed for client in self.clients if client.tokens and len(client.seeds) == 1 for seed in client.seeds]
         assert len(seeds) == len(set(seeds)), "two clients have one request's tokens"
         self._check_links()
@@ -414,7 +401,7 @@ class Simulation:
             assert not router.policy.violations
 
     def _check_links(self) -> None:
-        """Everyone who hands over has one to every other one who takes over, and no other."""
+        """Check that links lead from every sending worker to all others that receive."""
         receivers = {w.incarnation for w in self.workers.values() if w.role != "prefill"}
         for worker in self.workers.values():
             if worker.role != "decode":
@@ -423,14 +410,14 @@ class Simulation:
                 assert sorted(link.receiver.incarnation for link in links) == sorted(receivers - {worker.incarnation})
 
     def check_undisturbed(self) -> None:
-        """Where nothing but routers has failed, no attempt has, but for want of pages."""
+        """Check that, when only routers failed, attempts failed only for lack of pages."""
         for router in (*self.routers.values(), *self.past_routers):
             accepted = {"given_back", "deferred"}
             if router.was_stopped:
-                # To a worker that has not been welcomed meanwhile it has several streams for a moment.
+                # A worker not yet welcomed may briefly have several streams to this router.
                 accepted.add("worker_lost")
             if self.num_forgotten_links:
-                # Where there was no router for a while, the first one may be told of a link that is just being closed.
+                # After a time without routers, the first one may hear of a link that is just closing.
                 accepted.add("prefill_failed")
             silent = [reason for reason in router.policy.losses if "heartbeat" in reason]
             assert not silent, f"workers were not silent: {silent}"

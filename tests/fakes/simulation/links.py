@@ -1,4 +1,4 @@
-"""Links between the workers of a simulated cluster: their streams, and what moves pages on them."""
+"""Links between simulated workers: their streams and their page transports."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 
 
 class SimTransport(SenderTransport):
-    """Copies that happen one page at a time, in any order, whenever the simulation runs them: also after the receiver
-    has noticed that the link is gone, and after the sender's death until that can be seen."""
+    """Copies that run one page at a time, in any order, at the simulation's command.
+
+    They may also run after the receiver has noticed the cut, and after the sender's death until its exit is observed.
+    """
 
     two_sided = False
 
     def __init__(self, source: "SimWorker", destination: "SimWorker") -> None:
         self.source, self.destination = source, destination
-        # They are taken now, because a mapping outlives its process.
+        # Take the memory now: a mapping outlives its process.
         self._from, self._to = source.engine.pool.memory, destination.engine.pool.memory
         self.pending: list[tuple[int, int, ManualCompletion]] = []
 
@@ -49,8 +51,10 @@ class SimTransport(SenderTransport):
 
 
 class SimChannel:
-    """A two-sided connection of one epoch: the push and the expect of one number meet, one number after the other, and
-    move their pages when the simulation says so."""
+    """A two-sided connection of one epoch.
+
+    The push and the expect of each sequence number meet in order and move their pages at the simulation's command.
+    """
 
     def __init__(self, source: "SimWorker", destination: "SimWorker") -> None:
         self.source, self.destination = source, destination
@@ -62,7 +66,7 @@ class SimChannel:
 
     @property
     def can_run(self) -> bool:
-        # An aborted receiver may be in the middle of a transfer still.
+        # An aborted receiver may still be in a transfer.
         return (
             self.next_seq in self.pushes
             and self.next_seq in self.expects
@@ -144,10 +148,10 @@ class _AllOf:
 
 @dataclass(eq=False)
 class SimLink:
-    """One epoch. Each end notices its end when the END on its queue is delivered.
+    """An epoch; each end notices its end when the END in its queue is delivered.
 
     Attributes:
-        opening: the sender opens its end of the transport, and its engine thread knows of no epoch yet.
+        opening: the sender's end of the transport is opening, unknown to its engine thread.
         sender_quiet: the sender's dialer may open the next epoch.
     """
 
@@ -168,7 +172,6 @@ class SimLink:
         return self.to_sender if worker is self.sender else self.to_receiver
 
     def cut(self) -> None:
-        """The stream breaks; what was under way on it is lost."""
         is_open_at_sender = self.opening or self.sender_open
         for queue, is_open in ((self.to_sender, is_open_at_sender), (self.to_receiver, self.receiver_open)):
             queue.clear()

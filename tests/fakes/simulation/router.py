@@ -1,4 +1,4 @@
-"""A router of a simulated cluster: the real one with its real frontend, without sockets."""
+"""A real router with its real frontend in a simulated cluster, without sockets."""
 
 from collections import deque
 from dataclasses import replace
@@ -23,11 +23,10 @@ class SimRouter:
     """One life of a router process.
 
     Attributes:
-        address: that of its port for workers, which all its lives have.
-        stopped_at: on the simulation's clock, since when it is stopped; None: it is not.
-        was_stopped: whether it ever was.
-        stood_still_s: how long it was stopped since it last looked at its deadlines.
-        departed: calls whose clients have gone, which it has yet to notice.
+        address: its port for workers, the same in all lives.
+        stopped_at: simulated time at which it was stopped; None while it runs.
+        stood_still_s: stopped time since its last check of deadlines.
+        departed: disconnected clients' calls that it has not noticed.
     """
 
     def __init__(self, simulation: "Simulation", address: str, routing: str, placement: str) -> None:
@@ -82,7 +81,7 @@ class SimRouter:
             self.departed.popleft().cancel()
 
     def hear_heartbeats(self) -> None:
-        """Of workers that run, and of those whose last words have not been read yet."""
+        """Hear from running workers, and from workers with unread messages."""
         for stream in self._simulation.streams:
             is_heard = (stream.is_open_at_worker and stream.worker.runs) or stream.to_router
             if stream.router is self and is_heard and stream.registered is not None:
@@ -95,7 +94,6 @@ class SimRouter:
         self.router.check_deadlines(stood_still_s)
 
     def tell_counts(self) -> None:
-        """The other routers learn what this one has in hand."""
         for other in self._simulation.routers.values():
             if other is not self and other.runs:
                 other.router.elsewhere.record(self.address, self.frontend.counts())
@@ -116,6 +114,5 @@ class _SimFrontend(Frontend):
         self._simulation = simulation
 
     async def tokenize(self, prompt: PromptInput, namespace: str | None = None) -> TokenizedPrompt:
-        """Requests have the simulation's age."""
         tokenized = await super().tokenize(prompt, namespace)
         return replace(tokenized, moments={RECEIVED: self._simulation.now_ns()})

@@ -1,4 +1,4 @@
-"""Which tokens the engines of a simulated cluster have sampled, and after which."""
+"""Every token that the engines of a simulated cluster have sampled, with the tokens before it."""
 
 import itertools
 from collections import defaultdict
@@ -10,12 +10,15 @@ from tests.fakes.tokenizer import ByteTokenizer
 
 
 class Samples:
-    """Draws each token anew: two attempts of one request go on in different ways, so an output that was put together
-    from both is seen. Every token of an output must have been sampled after exactly those before it."""
+    """Sample each token randomly, so that two attempts of one request differ.
+
+    An output mixed from both attempts is then detected: each token must have been sampled after exactly those before
+    it.
+    """
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        # The seeds of the requests for which the last of these tokens was sampled after all the others.
+        # Seeds of the requests that sampled the last of these tokens after all the others.
         self._seeds: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
 
     def sample(self, token_ids: Sequence[int], sampling: SamplingParams) -> int:
@@ -24,7 +27,7 @@ class Samples:
         return token
 
     def seeds_of(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> set[int]:
-        """Of the requests that may have given this output, which has a token at least."""
+        """Return the seeds of the requests that may have given this nonempty output."""
         found: set[int] | None = None
         for num_tokens in range(1, len(output_ids) + 1):
             seeds = self._seeds.get((*prompt_ids, *output_ids[:num_tokens]), set())

@@ -1,7 +1,7 @@
-"""What happens in a simulated cluster, one thing after the other, and what must hold in the end.
+"""Random schedules of a simulated cluster, with checks at the end.
 
-A schedule is a tape of bytes: each decides what happens next among all that can. When the tape ends, faults end, and
-what is left must finish.
+A schedule is a tape of bytes; each byte chooses the next event. When the tape ends, faults end too, and all requests
+must finish.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,10 @@ from tests.fakes.simulation.worker import PAGE_SIZE, SimWorker
 
 MAX_TOTAL_TOKENS = 14
 ANY_PAIR = "tests.fakes.routing:AnyPair"
-# Where workers do both, half of those that go by a policy go by the one that is made for it.
+# With workers of role both, half of the choices by policy use least_cost, which is made for them.
 ROUTING = {False: ROUTING_POLICIES.names, True: (*ROUTING_POLICIES.names, *["least_cost"] * 3)}
 LARGEST_REQUEST_PAGES = MAX_TOTAL_TOKENS // PAGE_SIZE
-# Pools hold two of them: the smaller they are the sooner prompts for others would fill them.
+# Pools hold two of these: small pools fill up early with prompts for other workers.
 LARGEST_TWO_WAY_PAGES = 4
 
 
@@ -32,7 +32,7 @@ class Tape:
         return self._position >= len(self._data)
 
     def draw(self, limit: int) -> int:
-        """A number from 0 to limit - 1; 0 once the tape has ended."""
+        """Return a number below `limit`; 0 after the end of the tape."""
         if self.ended:
             return 0
         value = self._data[self._position]
@@ -41,33 +41,33 @@ class Tape:
 
 
 def run_schedule(data: bytes, asynchronous: bool = False, two_way: bool = False) -> Simulation:
-    """Runs a schedule to its end.
+    """Run a schedule to its end.
 
     Args:
-        asynchronous: forwards overlap.
+        asynchronous: forward passes overlap.
         two_way: workers prefill and decode, with links both ways.
 
     Raises:
-        AssertionError: a promise is broken.
+        AssertionError: a guarantee is broken.
     """
     tape = Tape(data)
-    # Nothing but routers fails then, and no other router's requests may notice.
+    # If only routers fail, the other routers' requests must not notice.
     only_routers_fail = not tape.draw(4)
-    # One thing happens after the other; or much at once too, so that many requests are under way when something fails.
+    # Fast schedules also run many events at once, so that many requests are under way at a fault.
     is_fast = not tape.draw(3)
-    # Policies would rather have a request decoded where it is prefilled.
+    # Policies prefer to decode a request on its prefill worker.
     is_routed = not two_way or not tape.draw(4)
     num_routers = 2 + tape.draw(2) if only_routers_fail else (1, 2, 1, 3)[tape.draw(4)]
     if two_way:
-        # They do both, and each request is placed anew: here and here, here and there, there and here. Some have
-        # workers of one role beside them.
+        # Workers of role both, with each request placed at random on one or two of them. Some clusters add workers of
+        # one role.
         num_prefill, num_decode, num_both = ((0, 0, 2), (0, 0, 3), (1, 0, 2), (0, 1, 2), (0, 0, 2))[tape.draw(5)]
-        # There is room for the largest request beside another one of its size.
+        # Room for two requests of the largest size.
         largest = LARGEST_TWO_WAY_PAGES
         num_pages = 2 * largest + tape.draw(3)
     else:
         num_prefill, num_decode, num_both = (2, 1, 2, 3)[tape.draw(4)], (2, 1, 2, 3)[tape.draw(4)], 0
-        # The largest request just fits, with the page of the first decode step.
+        # Room for the largest request and the page of its first decode step.
         largest = LARGEST_REQUEST_PAGES
         num_pages = largest + 1 + tape.draw(3)
     prefill_policy = PREFILL_POLICIES.names[tape.draw(len(PREFILL_POLICIES.names))]
@@ -87,11 +87,11 @@ def run_schedule(data: bytes, asynchronous: bool = False, two_way: bool = False)
         placement=placement,
         two_sided=bool(tape.draw(2)),
         asynchronous=asynchronous,
-        # Composed at once, while the step before has not run; or mostly when it has, and sometimes before.
+        # Steps are composed at once, or mostly after the previous one has run.
         step_s=(0.0, 1.0)[tape.draw(2)],
-        # Who shares a prefix waits for it; or computes the same pages side by side.
+        # Requests with a shared prefix wait for it, or compute the same pages in parallel.
         min_shared_tokens=(PAGE_SIZE, MAX_TOTAL_TOKENS)[tape.draw(2)],
-        # A decode worker may have no place in its line either.
+        # A decode worker's queue may be full.
         max_waiting=(1024, 2, 1)[tape.draw(3)],
         workers_have_time=only_routers_fail,
     )
@@ -106,7 +106,6 @@ def run_schedule(data: bytes, asynchronous: bool = False, two_way: bool = False)
 
 
 def _happen(simulation: Simulation, tape: Tape, only_routers_fail: bool, is_fast: bool) -> None:
-    """One event. Most are progress; a few are new requests; fewer still are faults."""
     kind = tape.draw(32)
     workers = list(simulation.workers.values())
     routers = list(simulation.routers.values())
@@ -120,21 +119,21 @@ def _happen(simulation: Simulation, tape: Tape, only_routers_fail: bool, is_fast
             chosen = tape.draw(256)
             simulation.go_on(lambda number, chosen=chosen: bool(chosen >> number % 8 & 1))
     elif kind < 25:
-        # Several at once make prompts wait for each other's pages.
+        # Several requests at once make prompts wait for each other's pages.
         for _ in range((1, 5)[tape.draw(2)] if is_two_way else 1):
             _submit(simulation, tape, num_beginnings=4 if is_two_way else 2)
     elif kind == 25 and tape.draw(2):
         if waiting := [c for c in simulation.clients if not c.ended]:
             waiting[tape.draw(len(waiting))].leave()
     elif kind < 27:
-        # A stream breaks, and what its client had may not all have been kept.
+        # The client may lose some of its received tokens when the stream breaks.
         if reading := [c for c in simulation.clients if c.tokens and not c.ended]:
             client = reading[tape.draw(len(reading))]
             client.break_off(tape.draw(len(client.tokens) + 1))
     elif kind == 27:
         simulation.advance((0.4, 1.5, 6.0 if only_routers_fail else 25.0)[tape.draw(3)])
     elif kind == 28 or (kind == 30 and is_two_way):
-        # A worker that does both serves whatever there is by itself: only while others live too are there links.
+        # A worker of role both serves alone; links exist only while others live.
         for worker in list(simulation.dead):
             simulation.revive(worker)
         for worker in workers:
@@ -148,7 +147,7 @@ def _happen(simulation: Simulation, tape: Tape, only_routers_fail: bool, is_fast
 
 
 def _submit(simulation: Simulation, tape: Tape, num_beginnings: int) -> None:
-    # Few distinct tokens and lengths, so that prefixes are shared often.
+    # Few distinct tokens and lengths, so that prefixes are often shared.
     total = simulation.largest_request_pages * PAGE_SIZE
     length = 1 + tape.draw(min(total - 2, 9))
     prompt_ids = [tape.draw(num_beginnings)] * (length // 2) + [1] * (length - length // 2)
@@ -185,7 +184,7 @@ def _fault(simulation: Simulation, worker: SimWorker, tape: Tape) -> None:
         lambda: _cut_control(worker, tape),
         lambda: [link.cut() for link in simulation.links.values() if worker in (link.sender, link.receiver)],
         lambda: [simulation.kill(w) for w in decodes],
-        # Best while copies are under way on them.
+        # Preferably a link with copies under way.
         *[lambda: links[tape.draw(len(links))].cut() if links else None] * 5,
     ]
     faults[tape.draw(len(faults) if worker.role == "both" else 5)]()

@@ -1,4 +1,4 @@
-"""Control streams between the workers and the routers of a simulated cluster."""
+"""Control streams between simulated workers and routers."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from tests.fakes.simulation.router import SimRouter
     from tests.fakes.simulation.worker import SimWorker
 
-# This stands on a stream's queue where it ends.
 END = object()
 
 
 class SimStream:
-    """One stream, from the worker's Hello to where both ends have noticed its end. It stands where the worker's
-    ControlClient has the writer of a real one, and each end reads when the simulation says so.
+    """A control stream, from the worker's Hello until both ends have noticed its end.
+
+    It replaces the writer in the worker's ControlClient. Each end reads at the simulation's command.
 
     Attributes:
-        registered: what the router knows the worker as, once it has read Hello.
-        named: whom the router has named, as far as the worker has read it.
+        registered: the router's worker, once it has read Hello.
+        named: peers named by the router, as far as the worker has read.
     """
 
     def __init__(self, worker: "SimWorker", client: ControlClient, router: "SimRouter") -> None:
@@ -33,7 +33,7 @@ class SimStream:
         self.registered: Worker | None = None
         self.named: tuple[Peer, ...] = ()
         self.is_open_at_worker = self.is_open_at_router = True
-        # As of a BatchWriter. What is lost counts as taken.
+        # As in BatchWriter; lost messages count as taken.
         self.num_sent = 0
         self.opened_at = worker.simulation.clock.now
         worker.streams[client.address] = self
@@ -52,26 +52,26 @@ class SimStream:
         return self.num_sent - len(self.to_router)
 
     def send(self, messages: Sequence[Any]) -> None:
-        """The worker writes. What it says for the ledger alone would only take turns."""
+        """Send the worker's messages, without Progress: it serves only the ledger and would cost turns."""
         if self.is_open_at_worker and self.is_open_at_router:
             told = [message for message in messages if not isinstance(message, Progress)]
             self.num_sent += len(told)
             self.to_router.extend(told)
 
     def _say(self, messages: Sequence[Any]) -> None:
-        """The router writes. All processes of a simulation have one clock: what asks for it would only take turns."""
+        """Send the router's messages, without ClockProbe: simulated processes share a clock."""
         if self.is_open_at_worker and self.is_open_at_router:
             self.to_worker.extend(message for message in messages if not isinstance(message, ClockProbe))
 
     def end_at_router(self, _: str = "") -> None:
-        """The router is done with it; what it has written still arrives."""
+        """Close the router's end; its written messages still arrive."""
         if self.is_open_at_router:
             self.is_open_at_router = False
             self.to_router.clear()
             self._end(self.to_worker, self.is_open_at_worker, is_lost=False)
 
     def end_at_worker(self) -> None:
-        """The worker is done with it; what it has written still arrives."""
+        """Close the worker's end; its written messages still arrive."""
         if self.is_open_at_worker:
             self.is_open_at_worker = False
             self.to_worker.clear()
@@ -80,19 +80,17 @@ class SimStream:
             self._end(self.to_router, self.is_open_at_router, is_lost=False)
 
     def worker_dies(self, is_lost: bool) -> None:
-        """Args: is_lost: what it has written does not arrive."""
+        """Args: is_lost: whether its written messages are lost."""
         self.is_open_at_worker = False
         self.to_worker.clear()
         self._end(self.to_router, self.is_open_at_router, is_lost)
 
     def router_dies(self, is_lost: bool) -> None:
-        """Args: is_lost: what it has written does not arrive."""
         self.is_open_at_router = False
         self.to_router.clear()
         self._end(self.to_worker, self.is_open_at_worker, is_lost)
 
     def cut(self) -> None:
-        """It breaks; what was under way is lost."""
         self._end(self.to_router, self.is_open_at_router, is_lost=True)
         self._end(self.to_worker, self.is_open_at_worker, is_lost=True)
 

@@ -1,4 +1,4 @@
-"""A worker of a simulated cluster: real scheduler, cache and streams; a fake engine."""
+"""A simulated worker: real scheduler, cache and streams, and a fake engine."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.fakes.simulation.cluster import Simulation
 
 PAGE_SIZE = 2
-# It is small, so that a schedule reaches it.
+# Small, so that schedules reach it.
 MAX_OVERTAKEN = 1
 PAGE_FORMAT = PageFormat("fake", 1, "fake")
 
@@ -62,9 +62,8 @@ class SimWorker:
     """One life of a worker process.
 
     Attributes:
-        inbox: what routers have said and its engine thread has not taken yet.
-        streams: to routers, by their addresses, as long as they are open at this end.
-        peers: whom it keeps links to.
+        inbox: router messages that its engine thread has not taken.
+        streams: streams to routers, open at this end, by address.
     """
 
     def __init__(self, simulation: "Simulation", worker_id: str, role: str, num_pages: int) -> None:
@@ -77,15 +76,15 @@ class SimWorker:
             asynchronous=simulation.asynchronous,
             step_s=simulation.step_s,
             sample=simulation.samples.sample,
-            # Prompts of a token are computed by themselves, so that there is every kind of forward.
+            # One-token prompts run alone, so that every kind of forward pass occurs.
             min_mixed=2,
         )
-        # Those of role both keep room for the largest request beside prompts that are bound for others.
+        # Workers of role both reserve room for the largest request beside prompts for other workers.
         max_request_pages = simulation.largest_request_pages if role == "both" else num_pages
         self.cache = CacheManager(num_pages, PAGE_SIZE, max_request_pages=max_request_pages)
         self.alive = True
         self.paused = False
-        # It says of a dead worker whether its end can be seen by others.
+        # True once other workers can observe this dead worker's exit.
         self.seen_gone = False
         self.inbox: deque[Event] = deque()
         self.streams: dict[str, SimStream] = {}
@@ -178,18 +177,18 @@ class SimWorker:
         assert not in_use & given_away, f"{self.incarnation}: a forward in flight has pages of somebody else"
 
     def check_may_be_written(self, page_id: int) -> None:
-        """A page that another worker writes must be leased, or wait to be freed until such writes have ended."""
+        """Check that another worker's write hits a leased page, or one whose freeing waits for such writes."""
         leased = [h for h in self.cache._handles.values() if h.leased and page_id in h.page_ids[h.num_shared :]]
         deferred = [free for free in self.cache._deferred if page_id in free.page_ids]
         assert leased or deferred, f"{self.incarnation}: page {page_id} was written by a sender that has no lease on it"
 
     def check_is_computed(self, page_ids: Sequence[int]) -> None:
-        """Pages may be read by a copy once everything that writes them has completed."""
+        """Check that every write to the copied pages has completed."""
         unwritten = self.engine.pages_to_write.intersection(page_ids)
         assert not unwritten, f"{self.incarnation}: pages {unwritten} are shipped before they are computed"
 
     def check_overtakes(self, lease_id: str) -> None:
-        """A lease is granted before all who stand before it in line; nobody's are more than so many in its life."""
+        """Check that a lease granted early overtakes no waiting lease more often than allowed."""
         (decode,) = [part for part in self._schedulers if isinstance(part, DecodeScheduler)]
         book = decode._leases
         for waiting in book._waiting._queue:
@@ -202,25 +201,22 @@ class SimWorker:
             num_overtaken = self.simulation.num_overtaken[request_id]
             assert num_overtaken <= MAX_OVERTAKEN, f"{request_id} is overtaken for the {num_overtaken}th time"
 
-    # --- control streams ---
-
     @property
     def unconnected(self) -> list[ControlClient]:
         return [client for client in self.routers._clients if client.address not in self.streams]
 
     def connect(self, client: ControlClient) -> None:
-        """Opens a control stream."""
         router = self.simulation.routers[client.address]
         if router.alive and client.address not in self.streams:
             self.simulation.streams.append(SimStream(self, client, router))
 
     def note_named(self) -> None:
-        """What the routers name may be about to change."""
+        """Record the named peers before they may change."""
         for stream in self.streams.values():
             self._last_named.update(dict.fromkeys(stream.named, self.simulation.clock.now))
 
     def look_at_time(self) -> None:
-        """What its asyncio thread does by itself every half a second."""
+        """Run the asyncio thread's work of every 0.5 s."""
         self.note_named()
         self.routers._keep_links()
         for client in self.routers._clients:
@@ -235,7 +231,7 @@ class SimWorker:
                 link.cut()
 
     def _check_may_be_dropped(self, receiver: "SimWorker") -> None:
-        """Nobody may name it, now or a little while ago, unless it has been started again."""
+        """Check that no router names the receiver, now or recently, unless it was restarted."""
         named = {peer for stream in self.streams.values() for peer in stream.named}
         assert receiver.incarnation not in {peer.incarnation for peer in named}, "a link that a router names is dropped"
         if receiver.worker_id not in {peer.worker_id for peer in named}:
@@ -245,24 +241,21 @@ class SimWorker:
             assert self.simulation.clock.now - last >= KEEP_S, "a link is dropped at once"
             self.simulation.num_forgotten_links += receiver.alive
 
-    # --- attempts ---
-
     @property
     def _schedulers(self) -> list[Scheduler]:
         both = self.scheduler
         return [both._prefill, both._decode] if isinstance(both, BothScheduler) else [both]
 
     def attempts(self) -> set[AttemptKey]:
-        """All that it would still do something for."""
         return set[AttemptKey]().union(*map(_attempts, self._schedulers))
 
     def take(self, event: Event) -> None:
-        """Takes what a link says: it may come before what a router has said earlier."""
+        """Take a link event, which may overtake an earlier router message."""
         self.scheduler.receive(event)
         self.check()
 
     def _take_from_router(self, event: Event) -> None:
-        """Takes an event; one that ends attempts ends exactly those that it names."""
+        """Take a router event; if it ends attempts, it must end exactly the named ones."""
         ends: Callable[[AttemptKey], bool] | None = None
         if isinstance(event, RouterLost):
             lost = event.router
@@ -277,7 +270,6 @@ class SimWorker:
 
 
 def _attempts(scheduler: Scheduler) -> set[AttemptKey]:
-    """Those of one of its schedulers."""
     if isinstance(scheduler, PrefillScheduler):
         waiting = {queued.key for queued in scheduler._waiting._requests}
         return waiting | {job.key for job in scheduler._jobs()}

@@ -10,7 +10,7 @@ import torch
 from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
 from tests.cluster.conftest import EOS_TOKEN_IDS, VOCAB_SIZE
-from tests.fakes.scenario import CHUNK_SIZE, MAX_BATCH_SIZE, Scenario, is_what_it_gets_alone
+from tests.fakes.scenario import CHUNK_SIZE, MAX_BATCH_SIZE, Scenario, matches_solo_run
 
 NUM_STEPS = 20_000
 NUM_WARMUP_STEPS = 2_000
@@ -99,5 +99,5 @@ def test_greedy_requests_get_what_they_get_alone(model_dir: Path, mixed: bool) -
     assert scenario.num_given_back and scenario.num_aborted
     greedy = [request for request in scenario.finished if request.sampling.is_greedy][-NUM_COMPARED:]
     assert len(greedy) == NUM_COMPARED
-    num_same = sum(is_what_it_gets_alone(request, engine, tie=1e-3) for request in greedy)
+    num_same = sum(matches_solo_run(request, engine, tie=1e-3) for request in greedy)
     assert num_same >= NUM_COMPARED - MAX_TIES

@@ -5,7 +5,7 @@ from pathlib import Path
 from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
 from tests.cluster.conftest import EOS_TOKEN_IDS, VOCAB_SIZE, save_tiny_model
-from tests.fakes.scenario import Scenario, is_what_it_gets_alone
+from tests.fakes.scenario import Scenario, matches_solo_run
 
 NUM_STEPS = 600
 NUM_COMPARED = 25
@@ -28,5 +28,5 @@ def test_greedy_requests_get_what_they_get_alone(tmp_path: Path) -> None:
     assert scenario.num_given_back and scenario.num_aborted
     greedy = [request for request in scenario.finished if request.sampling.is_greedy][-NUM_COMPARED:]
     assert len(greedy) == NUM_COMPARED
-    assert all(is_what_it_gets_alone(request, engine, tie=1e-3) for request in greedy)
+    assert all(matches_solo_run(request, engine, tie=1e-3) for request in greedy)
     engine.pool.close()
