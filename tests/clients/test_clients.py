@@ -81,7 +81,7 @@ def run(client: Client, served: Served) -> str:
 
 @pytest.mark.timeout(INSTALL_TIMEOUT_S + SCRIPT_TIMEOUT_S)
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
-def test_a_client_works_as_it_is(client: Client, served: Served) -> None:
+def test_client(client: Client, served: Served) -> None:
     printed = run(client, served)
     if client.name == "lm-eval":
         found = [json.loads(line.split(None, 1)[1]) for line in printed.splitlines() if line.startswith("scores ")]

@@ -118,7 +118,7 @@ def has_all_links(served: ServedCluster) -> bool:
     return len(workers) == 4 and all(w.alive for w in workers) and sum(len(w.linked_to) for w in workers) == 4
 
 
-def test_where_all_are_idle_nothing_crosses_the_cable(two_pairs: ServedCluster, config: ClusterConfig) -> None:
+def test_idle_cluster_ships_within_hosts(two_pairs: ServedCluster, config: ClusterConfig) -> None:
     def num_shipped(transport: str) -> int:
         workers = two_pairs.client.server_info().workers
         return sum(s.num_pages for w in workers for s in w.stats.shipped if s.transport == transport)
@@ -193,7 +193,7 @@ def the_cable() -> Cable:
     return Cable(*os.environ["TANDEM_TEST_CABLE"].split())
 
 
-def test_a_cable_is_cut_and_mended(two_pairs: ServedCluster, tiny_oracle: Oracle) -> None:
+def test_cable_cut_and_mended(two_pairs: ServedCluster, tiny_oracle: Oracle) -> None:
     """The first node has both kinds of workers, so no stream may fail."""
     served = two_pairs
     rng = random.Random(1)
@@ -221,7 +221,7 @@ def test_a_cable_is_cut_and_mended(two_pairs: ServedCluster, tiny_oracle: Oracle
     print(f"whole again after {statistics.median(healed):.1f} s in the median, {max(healed):.1f} s at most")
 
 
-def test_a_node_is_lost_and_comes_back(clusters: Clusters, config: ClusterConfig, tiny_oracle: Oracle) -> None:
+def test_node_lost_and_restored(clusters: Clusters, config: ClusterConfig, tiny_oracle: Oracle) -> None:
     """Lost processes wait for a new node: this one is full. Its own streams continue."""
     served = start_two_pairs(clusters, config)
     namespace, interface = os.environ["TANDEM_TEST_OTHER"].split()
@@ -269,7 +269,7 @@ def test_a_node_is_lost_and_comes_back(clusters: Clusters, config: ClusterConfig
             print(f"ended after {time.monotonic() - began:.1f} s")
 
 
-def test_logs_and_lines_of_requests_come_from_either_node(tiny_model_dir: Path) -> None:
+def test_logs_come_from_either_node(tiny_model_dir: Path) -> None:
     _, name = own_name()
     on = ("--ray-address", f"{HEAD}:{RAY_PORT}")
     flags = ("--model", str(tiny_model_dir), "--threads", "1", "--num-pages", "128", "--log-requests")

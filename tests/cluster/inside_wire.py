@@ -142,12 +142,12 @@ def try_to_get_in(served: ServedCluster) -> dict[str, str]:
     return told
 
 
-def test_all_is_seen_of_a_plain_cluster(config: ClusterConfig, prompt_ids: list[int], kv_patterns: list[bytes]) -> None:
+def test_plain_cluster_is_readable(config: ClusterConfig, prompt_ids: list[int], kv_patterns: list[bytes]) -> None:
     seen, _ = found(config, "", prompt_ids, kv_patterns)
     assert seen == SAID | RAYS_OWN
 
 
-def test_what_ray_would_carry_in_the_clear_is_seen(
+def test_ray_traffic_is_readable(
     config: ClusterConfig,
     client_tls: dict[str, str],
     prompt_ids: list[int],
@@ -159,7 +159,7 @@ def test_what_ray_would_carry_in_the_clear_is_seen(
     assert seen == CARRIED | RAYS_OWN
 
 
-def test_nothing_of_the_cluster_is_seen_with_tls_and_nobody_gets_in(
+def test_tls_hides_the_cluster_and_refuses_strangers(
     config: ClusterConfig, client_tls: dict[str, str], prompt_ids: list[int], kv_patterns: list[bytes]
 ) -> None:
     """Ray's own token stays readable unless Ray has TLS."""

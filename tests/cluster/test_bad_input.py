@@ -78,7 +78,7 @@ def assert_http_error(answer: HttpAnswer, row: Row) -> None:
 
 
 @pytest.mark.parametrize(("name", "key"), [("no API key", ""), ("wrong API key", "first-ke")])
-def test_nobody_gets_in_without_a_key(tiny_keyed: ServedCluster, raw_keyed: RawGrpc, name: str, key: str) -> None:
+def test_key_is_required(tiny_keyed: ServedCluster, raw_keyed: RawGrpc, name: str, key: str) -> None:
     row = SHOWN_APART[name]
     refusal = raw_keyed.refusal(good_grpc(tiny_keyed), key)
     assert refusal == (row.grpc_code, row.message)
@@ -93,7 +93,7 @@ def test_nobody_gets_in_without_a_key(tiny_keyed: ServedCluster, raw_keyed: RawG
         assert post(tiny_keyed, json.dumps(GOOD).encode(), key=key).status == 200
 
 
-def test_one_key_cannot_take_more_than_its_share(tiny_keyed: ServedCluster, raw_keyed: RawGrpc) -> None:
+def test_requests_per_key_are_limited(tiny_keyed: ServedCluster, raw_keyed: RawGrpc) -> None:
     row = SHOWN_APART["too many requests of one key"]
     own, other = API_KEYS
     streams = [LiveStream(tiny_keyed, [i] * 20, max_tokens=480, ignore_eos=True) for i in range(2)]
@@ -108,7 +108,7 @@ def test_one_key_cannot_take_more_than_its_share(tiny_keyed: ServedCluster, raw_
     assert post(tiny_keyed, body, key=own).status == 200
 
 
-def test_the_size_of_a_request_is_limited_to_the_byte(tiny_keyed: ServedCluster, raw_keyed: RawGrpc) -> None:
+def test_request_size_limit_is_exact(tiny_keyed: ServedCluster, raw_keyed: RawGrpc) -> None:
     limit, key = 4096, API_KEYS[0]
     body = json.dumps(GOOD).encode()
     request = good_grpc(tiny_keyed)
@@ -130,7 +130,7 @@ def test_the_size_of_a_request_is_limited_to_the_byte(tiny_keyed: ServedCluster,
         assert http(tiny_keyed, "POST", COMPLETIONS, parts, headers).status == status
 
 
-def test_without_workers_clients_are_told_so(tiny_keyed: ServedCluster, raw_keyed: RawGrpc) -> None:
+def test_missing_workers_are_reported(tiny_keyed: ServedCluster, raw_keyed: RawGrpc) -> None:
     row = SHOWN_APART["no worker"]
     with frozen(tiny_keyed, ["prefill-0", "decode-0"]):
         wait_until(lambda: not tiny_keyed.client.server_info().workers, FROZEN_S, "the workers count as lost")
@@ -157,7 +157,7 @@ def test_bad_input_gets_one_clear_error(tiny_pd: ServedCluster, raw: RawGrpc, ro
         assert_http_error(post(tiny_pd, row.http_bytes, row.path, content_type=row.content_type), row)
 
 
-def test_a_large_body_is_refused_while_it_is_sent(tiny_pd: ServedCluster) -> None:
+def test_large_body_is_refused_early(tiny_pd: ServedCluster) -> None:
     body = b"x" * NUM_LARGE_BYTES
     assert_http_error(post(tiny_pd, body), SHOWN_APART["body of 50 MB, announced"])
     parts = [body[: 2**16]] * (NUM_LARGE_BYTES // 2**16)
@@ -173,7 +173,7 @@ def test_a_large_body_is_refused_while_it_is_sent(tiny_pd: ServedCluster) -> Non
     assert f"{MAX_BODY_BYTES} bytes" in str(refused.value)
 
 
-def test_a_compressed_message_counts_as_what_it_becomes(tiny_pd: ServedCluster, raw: RawGrpc) -> None:
+def test_compressed_messages_count_uncompressed(tiny_pd: ServedCluster, raw: RawGrpc) -> None:
     request = pb.GenerateRequest(text="x" * NUM_LARGE_BYTES).SerializeToString()
     call = raw.channel.unary_stream("/tandem.v1.Inference/Generate")
     with pytest.raises(grpc.RpcError) as refused:
@@ -181,7 +181,7 @@ def test_a_compressed_message_counts_as_what_it_becomes(tiny_pd: ServedCluster, 
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_paths_and_methods_that_are_not_there(tiny_pd: ServedCluster, raw: RawGrpc) -> None:
+def test_unknown_paths_and_methods(tiny_pd: ServedCluster, raw: RawGrpc) -> None:
     row = SHOWN_APART["unknown path"]
     assert_http_error(post(tiny_pd, row.http_bytes, row.path), row)
     row = SHOWN_APART["wrong method"]
@@ -194,7 +194,7 @@ def test_paths_and_methods_that_are_not_there(tiny_pd: ServedCluster, raw: RawGr
     assert (refused.value.code().name, refused.value.details()) == (row.grpc_code, row.message)
 
 
-def test_other_methods_refuse_what_is_malformed_too(tiny_pd: ServedCluster, raw: RawGrpc) -> None:
+def test_other_methods_refuse_malformed_input(tiny_pd: ServedCluster, raw: RawGrpc) -> None:
     garbage = b"\xff" * 5
     for method in ("/tandem.v1.Inference/GetServerInfo", "/grpc.health.v1.Health/Check"):
         with pytest.raises(grpc.RpcError) as refused:
@@ -209,7 +209,7 @@ def test_other_methods_refuse_what_is_malformed_too(tiny_pd: ServedCluster, raw:
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_what_a_client_sent_comes_back_shortened(tiny_pd: ServedCluster, raw: RawGrpc) -> None:
+def test_echoed_input_is_shortened(tiny_pd: ServedCluster, raw: RawGrpc) -> None:
     # gRPC drops status messages above a few thousand bytes.
     model = "\N{SLIGHTLY SMILING FACE}" * 100_000
     code, message = raw.refusal(pb.GenerateRequest(text="hi", model=model).SerializeToString())
@@ -223,7 +223,7 @@ def test_what_a_client_sent_comes_back_shortened(tiny_pd: ServedCluster, raw: Ra
     assert all(len(value) <= 500 for value in answer.error.values() if value)
 
 
-def test_a_head_without_end_is_cut(tiny_pd: ServedCluster) -> None:
+def test_endless_headers_are_cut(tiny_pd: ServedCluster) -> None:
     row = SHOWN_APART["head of more than 64 KiB"]
     host, _, port = tiny_pd.cluster.addresses.http.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10.0) as connection:

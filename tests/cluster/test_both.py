@@ -9,7 +9,7 @@ from tests.cluster.conftest import Oracle, ServedCluster, random_ids
 LENGTHS = (1, 15, 16, 17, 31, 32, 33, 47, 48, 49, 100, 150, 200)
 
 
-def test_greedy_is_what_transformers_gives(tiny_both: ServedCluster, tiny_oracle: Oracle) -> None:
+def test_greedy_matches_transformers(tiny_both: ServedCluster, tiny_oracle: Oracle) -> None:
     rng = random.Random(1)
     stem = random_ids(rng, 90)
     prompts = [random_ids(rng, n) for n in LENGTHS] + [stem + random_ids(rng, n) for n in (10, 30, 50)]
@@ -22,7 +22,7 @@ def test_greedy_is_what_transformers_gives(tiny_both: ServedCluster, tiny_oracle
             assert answer.text == tiny_oracle.decode(output_ids)
 
 
-def test_pages_stay_where_they_are(tiny_both: ServedCluster) -> None:
+def test_no_page_is_shipped(tiny_both: ServedCluster) -> None:
     prompt_ids = random_ids(random.Random(2), 100)
     before = tiny_both.integrity()["both-0"].stats
     last = tiny_both.complete(prompt_ids, max_tokens=10, ignore_eos=True).last
@@ -58,7 +58,7 @@ def test_cancellations_leave_nothing_behind(tiny_both: ServedCluster) -> None:
     tiny_both.wait_clean()
 
 
-def test_more_than_the_pool_holds_is_served_all_the_same(tiny_both: ServedCluster, tiny_oracle: Oracle) -> None:
+def test_requests_beyond_the_pool_are_served(tiny_both: ServedCluster, tiny_oracle: Oracle) -> None:
     """Neither prefill nor decode may starve the other."""
     rng = random.Random(4)
     prompts = [random_ids(rng, rng.randint(20, 150)) for _ in range(10)]

@@ -33,9 +33,7 @@ def cached_pages(served: ServedCluster) -> dict[str, float]:
     return {worker: float(report.stats.num_cached_pages) for worker, report in served.integrity().items()}
 
 
-def test_a_prompt_goes_where_another_router_had_its_beginning_decoded(
-    clusters: Clusters, tiny_config: ClusterConfig
-) -> None:
+def test_prefixes_are_shared_across_routers(clusters: Clusters, tiny_config: ClusterConfig) -> None:
     served = clusters.get(replace(tiny_config, num_decode=2, num_routers=2, routing="cache_aware"))
     rng = random.Random(0)
     routers = served.cluster.routers

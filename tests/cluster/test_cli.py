@@ -85,7 +85,7 @@ def server_info(server: Server) -> pb.ServerInfo:
 @pytest.mark.parametrize(
     ("text", "max_tokens"), [(ENGLISH, 20), (UNICODE, 20), (f"{ENGLISH} sea. " * 36, 8)], ids=["en", "unicode", "long"]
 )
-def test_text_is_what_transformers_gives(server: Server, oracle: Oracle, text: str, max_tokens: int) -> None:
+def test_text_matches_transformers(server: Server, oracle: Oracle, text: str, max_tokens: int) -> None:
     prompt_ids = oracle.tokenizer.encode(text).ids
     expected = oracle.generate(prompt_ids, max_tokens)
     answer = complete(server, pb.GenerateRequest(text=text), max_tokens)
@@ -94,7 +94,7 @@ def test_text_is_what_transformers_gives(server: Server, oracle: Oracle, text: s
     assert answer.last.usage.prompt_tokens == len(prompt_ids)
 
 
-def test_chat_is_what_transformers_gives(server: Server, chat: Chat) -> None:
+def test_chat_matches_transformers(server: Server, chat: Chat) -> None:
     expected, text = chat.answer("What is the capital of France?", 20)
     request = pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(**chat.messages[0])]))
     answer = complete(server, request, 20)
@@ -151,7 +151,7 @@ def test_status(server: Server) -> None:
         (("--raw", "--max-tokens", "1", "word " * 5000), "tandem generate: the prompt has"),
     ],
 )
-def test_refused_request_says_why(server: Server, arguments: tuple[str, ...], message: str) -> None:
+def test_refused_request_shows_reason(server: Server, arguments: tuple[str, ...], message: str) -> None:
     done = tandem("generate", "--address", server.address, *arguments)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(message) and done.stderr.count("\n") == 1
@@ -167,7 +167,7 @@ def test_port_in_use(server: Server, tiny_model_dir: Path, flag: str, other: str
     )
 
 
-def test_ctrl_c_stops_the_server_and_leaves_nothing(server: Server) -> None:
+def test_ctrl_c_leaves_no_process(server: Server) -> None:
     assert len(server.tree) > 6
     began = time.monotonic()
     os.kill(server.process.pid, signal.SIGINT)
@@ -207,7 +207,7 @@ def test_config_file_with_tls_and_keys(
     assert "open-sesame" not in "".join(server.output)
 
 
-def test_policies_of_ones_own(
+def test_custom_policies(
     clusters: Clusters, tiny_model_dir: Path, tiny_oracle: Oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clusters.close()
@@ -234,7 +234,7 @@ def test_policies_of_ones_own(
         assert server.finish() == 0
 
 
-def test_killed_server_leaves_nothing(clusters: Clusters, tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_killed_server_leaves_no_process(clusters: Clusters, tiny_model_dir: Path, tmp_path: Path) -> None:
     clusters.close()
     server = start("--model", str(tiny_model_dir), "--both", "1", "--num-pages", "32", runtime_dir=tmp_path)
     began = time.monotonic()
@@ -246,7 +246,7 @@ def test_killed_server_leaves_nothing(clusters: Clusters, tiny_model_dir: Path, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_ctrl_c_at_any_moment_of_a_start_is_no_failure_and_leaves_nothing(tiny_model_dir: Path) -> None:
+def test_ctrl_c_during_start(tiny_model_dir: Path) -> None:
     flags = ("--both", "1", "--threads", "1", "--num-pages", "64", "--grpc-port", "0", "--http-port", "0")
     for number in range(20):
         process = subprocess.Popen(
@@ -317,7 +317,7 @@ def test_wrong_flags(arguments: tuple[str, ...], message: str) -> None:
         ),
     ],
 )
-def test_what_cannot_be_served(arguments: tuple[str, ...], message: str) -> None:
+def test_unservable_models(arguments: tuple[str, ...], message: str) -> None:
     done = tandem("serve", "--grpc-port", "0", "--http-port", "0", *arguments)
     assert done.returncode == 2
     assert done.stderr.startswith(message) and done.stderr.count("\n") == 1
@@ -331,7 +331,7 @@ def test_model_without_weights(tiny_model_dir: Path, tmp_path: Path) -> None:
     assert done.stderr.startswith(f"tandem: {tmp_path} has no safetensors weights") and done.stderr.count("\n") == 1
 
 
-def test_what_a_worker_finds_wrong(tiny_model_dir: Path, tmp_path: Path) -> None:
+def test_errors_found_by_workers(tiny_model_dir: Path, tmp_path: Path) -> None:
     """Ray is up and the weights are loaded by then."""
     from safetensors.numpy import load_file, save_file
 

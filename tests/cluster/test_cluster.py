@@ -29,7 +29,7 @@ def health(served: ServedCluster, service: str = SERVICE) -> int:
         return stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5.0).status
 
 
-def test_prompts_are_computed_by_the_prefill_worker_alone(tiny_pd: ServedCluster) -> None:
+def test_only_the_prefill_worker_computes_prompts(tiny_pd: ServedCluster) -> None:
     prefill, decode = (tiny_pd.integrity()[worker_id].stats for worker_id in ("prefill-0", "decode-0"))
     tiny_pd.complete(random_ids(random.Random(0), 100), max_tokens=10, ignore_eos=True)
     after = tiny_pd.integrity()
@@ -80,7 +80,7 @@ def test_health_tells_roles_apart(tiny_pd: ServedCluster) -> None:
     wait_until(lambda: by_role() == [SERVING, SERVING, NOT_SERVING], 2.0, "the health service tells roles apart")
 
 
-def test_ray_itself_asks_for_its_token(tiny_pd: ServedCluster) -> None:
+def test_ray_requires_its_token(tiny_pd: ServedCluster) -> None:
     import ray
 
     address = ray.get_runtime_context().gcs_address
@@ -165,7 +165,7 @@ def test_many_random_cancellations_leave_nothing_behind(tiny_pd: ServedCluster, 
         assert tiny_pd.complete(stem).token_ids == tiny_oracle.generate(stem, 24)
 
 
-def test_more_than_the_pools_hold_is_served_all_the_same(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
+def test_requests_beyond_the_pools_are_served(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
     """Eight requests grow to 29 pages each, of 128: some restart, unseen by clients."""
     rng = random.Random(8)
     prompts = [random_ids(rng, 60) for _ in range(8)]
@@ -187,9 +187,7 @@ def assert_served_again(served: ServedCluster, oracle: Oracle, worker_id: str, o
     assert served.complete(prompt_ids).token_ids == oracle.generate(prompt_ids, 24)
 
 
-def test_killed_decode_worker_keeps_its_streams_waiting_and_comes_back(
-    tiny_pd: ServedCluster, tiny_oracle: Oracle
-) -> None:
+def test_streams_wait_for_a_killed_decode_worker(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
     answer = Answer()
     responses = tiny_pd.client.generate(tiny_pd.request([1, 2, 3], max_tokens=500, ignore_eos=True), timeout_s=60.0)
     while len(answer.token_ids) < 3:
@@ -203,9 +201,7 @@ def test_killed_decode_worker_keeps_its_streams_waiting_and_comes_back(
     assert_served_again(tiny_pd, tiny_oracle, "decode-0", pid)
 
 
-def test_killed_prefill_worker_keeps_its_requests_waiting_and_comes_back(
-    tiny_pd: ServedCluster, tiny_oracle: Oracle
-) -> None:
+def test_requests_wait_for_a_killed_prefill_worker(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
     handed_over = Answer()
     decoding = tiny_pd.client.generate(tiny_pd.request([1, 2, 3], max_tokens=500, ignore_eos=True), timeout_s=60.0)
     for _ in range(3):
@@ -224,7 +220,7 @@ def test_killed_prefill_worker_keeps_its_requests_waiting_and_comes_back(
     assert_served_again(tiny_pd, tiny_oracle, "prefill-0", pid)
 
 
-def test_request_that_was_handed_over_outlives_its_prefill_worker(tiny_pd: ServedCluster) -> None:
+def test_request_survives_its_prefill_worker_after_handover(tiny_pd: ServedCluster) -> None:
     answer = Answer()
     responses = tiny_pd.client.generate(tiny_pd.request([1, 2, 3], max_tokens=500, ignore_eos=True), timeout_s=30.0)
     while len(answer.token_ids) < 3:

@@ -234,7 +234,7 @@ def probe(served: ServedCluster) -> int:
 
 
 @pytest.mark.parametrize("role", ["decode", "prefill"])
-def test_the_death_of_the_only_worker_of_a_role_is_a_pause(
+def test_streams_wait_for_the_only_worker_of_a_role(
     clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle, role: str
 ) -> None:
     served = clusters.get(replace(config_for(QuickConfig, tiny_config), num_prefill=1, num_decode=1))
@@ -254,7 +254,7 @@ def test_the_death_of_the_only_worker_of_a_role_is_a_pause(
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_workers_of_a_role_that_all_stand_still_are_a_pause(
+def test_streams_wait_for_frozen_workers(
     clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle, role: str
 ) -> None:
     served = clusters.get(config_for(QuickConfig, tiny_config))
@@ -271,9 +271,7 @@ def test_workers_of_a_role_that_all_stand_still_are_a_pause(
     served.wait_clean()
 
 
-def test_whom_nobody_comes_back_to_serve_is_told_for_whom_it_waited(
-    clusters: Clusters, tiny_config: ClusterConfig
-) -> None:
+def test_worker_wait_timeout_names_the_missing_role(clusters: Clusters, tiny_config: ClusterConfig) -> None:
     config = replace(config_for(QuickConfig, tiny_config), worker_wait_timeout_s=1.0)
     served = clusters.get(config)
     wait_whole(served)

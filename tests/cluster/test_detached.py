@@ -39,9 +39,7 @@ def serve(name: str, model_dir: Path, *more: str) -> subprocess.CompletedProcess
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_cluster_without_a_terminal_from_its_start_to_its_stop(
-    name: str, tiny_model_dir: Path, tiny_oracle: Oracle
-) -> None:
+def test_lifecycle_without_a_terminal(name: str, tiny_model_dir: Path, tiny_oracle: Oracle) -> None:
     done = serve(name, tiny_model_dir)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Ready after" in done.stdout and f"stop {name}" in done.stdout
@@ -94,9 +92,7 @@ def test_a_cluster_without_a_terminal_from_its_start_to_its_stop(
 
 
 @pytest.mark.slow
-def test_what_kills_the_terminal_leaves_the_cluster_and_a_stop_lets_requests_finish(
-    name: str, tiny_model_dir: Path, tiny_oracle: Oracle
-) -> None:
+def test_cluster_survives_its_terminal_and_stop_drains(name: str, tiny_model_dir: Path, tiny_oracle: Oracle) -> None:
     command = ["serve", "--name", name, "--detach", "--model", str(tiny_model_dir), "--both", "1", "--threads", "1"]
     shell = subprocess.Popen(
         [
@@ -123,7 +119,7 @@ def test_what_kills_the_terminal_leaves_the_cluster_and_a_stop_lets_requests_fin
 
 
 @pytest.mark.slow
-def test_a_start_that_fails_or_is_stopped_says_so_and_leaves_nothing(name: str, tiny_model_dir: Path) -> None:
+def test_failed_or_stopped_start_cleans_up(name: str, tiny_model_dir: Path) -> None:
     failed = serve(name, Path("/nowhere"))
     assert failed.returncode == 2 and "'/nowhere' not found" in failed.stdout
     process = subprocess.Popen(

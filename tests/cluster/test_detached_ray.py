@@ -55,7 +55,7 @@ def supervisors(ray: JoinableRay) -> list[ProcessId]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_two_clusters_on_one_ray_know_nothing_of_each_other_and_one_outlives_its_supervisor(
+def test_clusters_on_one_ray_are_independent_and_survive_their_supervisors(
     joinable: JoinableRay, tiny_model_dir: Path, tiny_oracle: Oracle
 ) -> None:
     first = NamedCluster(joinable, tiny_model_dir)
@@ -106,7 +106,7 @@ def test_two_clusters_on_one_ray_know_nothing_of_each_other_and_one_outlives_its
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_who_kills_the_command_leaves_the_cluster_and_who_interrupts_it_stops_it(
+def test_killed_command_leaves_the_cluster_and_interrupt_stops_it(
     joinable: JoinableRay, tiny_model_dir: Path, tiny_oracle: Oracle, tmp_path: Path
 ) -> None:
     on = ("--ray-address", joinable.address)

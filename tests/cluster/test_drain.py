@@ -112,7 +112,7 @@ def test_running_requests_finish_and_new_ones_are_refused(serve: Serve) -> None:
     assert "Requests left: 2; waiting 90 s at most" in "".join(server.output)
 
 
-def test_the_drain_timeout_cuts_what_runs_for_longer(serve: Serve) -> None:
+def test_drain_timeout_cuts_requests(serve: Serve) -> None:
     server = serve("--both", "1", "--drain-timeout", "1")
     request = LongRequest(server)
     began = time.monotonic()
@@ -144,7 +144,7 @@ def test_a_second_ctrl_c_ends_the_drain_at_once(serve: Serve) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_guard_leaves_no_time_to_drain(serve: Serve) -> None:
+def test_killed_guard_skips_the_drain(serve: Serve) -> None:
     server = serve("--both", "1", "--drain-timeout", "60")
     request = LongRequest(server)
     began = time.monotonic()

@@ -75,7 +75,7 @@ def served(request: pytest.FixtureRequest, clusters: Clusters, config: ClusterCo
     served.wait_clean()
 
 
-def test_1p1d_gives_what_one_worker_gives_alone(
+def test_1p1d_matches_a_single_engine(
     served: ServedCluster, alone: Engine, scaled_model_dir: Path, tiny_oracle: Oracle
 ) -> None:
     rng = random.Random(1)

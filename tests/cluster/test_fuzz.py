@@ -198,7 +198,7 @@ def violates(description: dict[str, Any], path: str, body: Any) -> bool:
 
 
 @amount(12, 1000)
-def test_http_keeps_to_its_description(unharmed: ServedCluster, num_examples: int) -> None:
+def test_http_conforms_to_openapi(unharmed: ServedCluster, num_examples: int) -> None:
     load_all_checks()
     checks = CHECKS.get_by_names([*CHECK_NAMES, "negative_data_rejection"])
     harmless_checks = CHECKS.get_by_names(list(CHECK_NAMES))
@@ -326,7 +326,7 @@ def test_grpc_survives_any_bytes(unharmed: ServedCluster, num_examples: int) -> 
     check()
 
 
-def test_half_requests_keep_nobody_waiting(unharmed: ServedCluster) -> None:
+def test_partial_requests_block_no_other_client(unharmed: ServedCluster) -> None:
     rng = random.Random(3)
     addresses = unharmed.cluster.addresses
     with contextlib.ExitStack() as stack:

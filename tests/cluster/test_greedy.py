@@ -40,7 +40,7 @@ def check(case: Case, answer: Answer, oracle: Oracle) -> None:
     assert last.handover.attempts == 1
 
 
-def test_one_after_another(tiny_pd: ServedCluster, tiny_oracle: Oracle, cases: list[Case]) -> None:
+def test_sequential_requests(tiny_pd: ServedCluster, tiny_oracle: Oracle, cases: list[Case]) -> None:
     ends = [case.output_ids[-1] in EOS_TOKEN_IDS for case in cases]
     assert len(cases) > 40 and any(ends) and not all(ends)
     for case in cases:
@@ -56,7 +56,7 @@ def test_eight_at_once(tiny_pd: ServedCluster, tiny_oracle: Oracle, cases: list[
 
 
 @pytest.mark.parametrize("num_tokens", [96, 97, 111, 112])
-def test_second_use_of_a_prompt_finds_its_pages_on_both_workers(
+def test_repeated_prompt_is_cached_on_both_workers(
     tiny_pd: ServedCluster, tiny_oracle: Oracle, num_tokens: int
 ) -> None:
     prompt_ids = random_ids(random.Random(1000 + num_tokens), num_tokens)
@@ -79,7 +79,7 @@ def test_second_use_of_a_prompt_finds_its_pages_on_both_workers(
     assert second.pages_shipped == num_pages - num_full
 
 
-def test_next_turn_ships_only_what_the_decode_worker_lacks(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
+def test_next_turn_ships_only_missing_pages(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
     rng = random.Random(3)
     prompt_ids = random_ids(rng, 70)
     output_ids = tiny_pd.complete(prompt_ids, max_tokens=40, ignore_eos=True).token_ids
@@ -93,7 +93,7 @@ def test_next_turn_ships_only_what_the_decode_worker_lacks(tiny_pd: ServedCluste
     assert handover.pages_shipped == 9 - 6
 
 
-def test_shared_prefix_with_another_end(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
+def test_shared_prefix_with_another_suffix(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
     rng = random.Random(4)
     stem = random_ids(rng, 80)
     for i in range(3):
@@ -105,7 +105,7 @@ def test_shared_prefix_with_another_end(tiny_pd: ServedCluster, tiny_oracle: Ora
         assert handover.pages_shipped == handover.pages_computed == (3 if i else 8)
 
 
-def test_answer_comes_in_many_responses(tiny_pd: ServedCluster, tiny_oracle: Oracle, cases: list[Case]) -> None:
+def test_answer_streams_in_many_responses(tiny_pd: ServedCluster, tiny_oracle: Oracle, cases: list[Case]) -> None:
     case = max(cases, key=lambda case: len(case.output_ids))
     request = tiny_pd.request(case.prompt_ids, max_tokens=MAX_TOKENS)
     request.request_id = "mine"
@@ -125,7 +125,7 @@ def test_max_tokens_1_ends_with_the_first_token(tiny_pd: ServedCluster, tiny_ora
     assert answer.last.usage.completion_tokens == 1
 
 
-def test_output_fills_the_models_length(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
+def test_output_reaches_max_model_len(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
     prompt_ids = random_ids(random.Random(6), 480)
     answer = tiny_pd.complete(prompt_ids, max_tokens=32, ignore_eos=True)
     assert answer.token_ids == tiny_oracle.generate(prompt_ids, 32, ignore_eos=True)
@@ -141,7 +141,7 @@ def test_eos_can_be_ignored(tiny_pd: ServedCluster, tiny_oracle: Oracle, cases: 
 
 
 @pytest.mark.parametrize("position", [0, 1, 7])
-def test_stop_token_ends_the_output_and_is_no_text(
+def test_stop_token_ends_the_output_without_text(
     tiny_pd: ServedCluster, tiny_oracle: Oracle, cases: list[Case], position: int
 ) -> None:
     case = next(c for c in cases if len(c.output_ids) > 8 and len(set(c.output_ids[:8])) == 8)

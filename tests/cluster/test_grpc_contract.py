@@ -45,7 +45,7 @@ print(json.dumps({
 """
 
 
-def test_the_proto_file_is_all_that_a_client_needs(tiny_pd: ServedCluster, tiny_oracle: Oracle, tmp_path: Path) -> None:
+def test_proto_file_suffices_for_a_client(tiny_pd: ServedCluster, tiny_oracle: Oracle, tmp_path: Path) -> None:
     outputs = [f"--{kind}={tmp_path}" for kind in ("python_out", "grpc_python_out")]
     compiler = [sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={PROTO_DIR}", *outputs, "inference.proto"]
     subprocess.run(compiler, check=True, timeout=60)
@@ -69,12 +69,12 @@ def outputs(served: ServedCluster, num_times: int = 3, **sampling: Any) -> set[t
     return {tuple(served.complete(list(range(10)), **sampling).token_ids) for _ in range(num_times)}
 
 
-def test_a_seed_of_0_is_a_seed(tiny_pd: ServedCluster) -> None:
+def test_seed_0_is_a_seed(tiny_pd: ServedCluster) -> None:
     assert len(outputs(tiny_pd, temperature=1.0, seed=0)) == 1
     assert len(outputs(tiny_pd, temperature=1.0)) == 3
 
 
-def test_0_is_another_value_than_none(tiny_pd: ServedCluster) -> None:
+def test_zero_differs_from_absent(tiny_pd: ServedCluster) -> None:
     greedy = outputs(tiny_pd)
     assert len(greedy) == 1
     # temperature defaults to 0. top_p defaults to 1; 0 leaves one token.
@@ -85,13 +85,13 @@ def test_0_is_another_value_than_none(tiny_pd: ServedCluster) -> None:
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "repetition_penalty"])
-def test_0_is_refused_where_none_is_not(tiny_pd: ServedCluster, field: str) -> None:
+def test_zero_is_refused_where_absent_is_not(tiny_pd: ServedCluster, field: str) -> None:
     with pytest.raises(TandemError, match=f"{field} must be between") as refused:
         outputs(tiny_pd, **{field: 0})
     assert refused.value.code == "INVALID_ARGUMENT"
 
 
-def test_without_a_limit_there_is_the_documented_one(tiny_pd: ServedCluster) -> None:
+def test_documented_default_limit(tiny_pd: ServedCluster) -> None:
     request = pb.GenerateRequest(text=PROMPT, sampling=pb.SamplingParams(ignore_eos=True))
     *_, last = tiny_pd.client.generate(request, timeout_s=30.0)
     assert last.usage.completion_tokens == 128
@@ -100,7 +100,7 @@ def test_without_a_limit_there_is_the_documented_one(tiny_pd: ServedCluster) -> 
     assert last.usage.completion_tokens == 12
 
 
-def test_no_alternatives_are_other_than_no_log_probabilities(tiny_pd: ServedCluster) -> None:
+def test_zero_logprobs_differs_from_absent(tiny_pd: ServedCluster) -> None:
     def logprobs(**sampling: Any) -> list[pb.TokenLogprobs]:
         request = pb.GenerateRequest(text=PROMPT, sampling=pb.SamplingParams(max_tokens=4, ignore_eos=True, **sampling))
         return [entry for r in tiny_pd.client.generate(request, timeout_s=30.0) for entry in r.logprobs]

@@ -169,7 +169,7 @@ def test_ctrl_c_in_a_terminal_stops_ray_gracefully(start: Start, tmp_path: Path)
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def test_sigterm_or_a_killed_guard_or_launcher_leaves_nothing(start: Start) -> None:
+def test_sigterm_or_killed_guard_or_launcher_leaves_no_process(start: Start) -> None:
     # In parallel: Ray's start is mostly waiting.
     with ThreadPoolExecutor(3) as pool:
         stopped, guardless, orphaned = pool.map(start, [RAY] * 3)
@@ -186,7 +186,7 @@ def test_sigterm_or_a_killed_guard_or_launcher_leaves_nothing(start: Start) -> N
     assert orphaned.finish() == (128 + signal.SIGKILL, "")
 
 
-def test_next_start_ends_what_two_killed_processes_left(start: Start, tmp_path: Path) -> None:
+def test_next_start_ends_leftovers_of_killed_processes(start: Start, tmp_path: Path) -> None:
     # Ray may end all of its own processes; this one stays.
     command = start(RAY.replace("import ray\n", "import ray, subprocess\n    subprocess.Popen(['sleep', '60'])\n"))
     assert end_leftovers(tmp_path / "runs") == []
@@ -201,7 +201,7 @@ def test_next_start_ends_what_two_killed_processes_left(start: Start, tmp_path: 
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def test_status_of_main_is_returned_and_what_it_left_is_ended(start: Start, tmp_path: Path) -> None:
+def test_status_of_main_is_returned_and_leftovers_end(start: Start, tmp_path: Path) -> None:
     wait = "while not os.path.exists(sys.argv[1]): time.sleep(0.05)\n    "
     statuses = {"return 3": 3, "sys.exit(4)": 4, "raise ValueError": 1, "os.kill(os.getpid(), 9)": 137}
     commands = [start(plain(wait + action)) for action in statuses]
@@ -220,7 +220,7 @@ def test_stuck_main_is_killed_after_the_grace_or_at_once(start: Start) -> None:
         assert command.finish() == (128 + signal.SIGKILL, "")
 
 
-def test_stuck_launcher_outlives_neither_a_killed_guard_nor_a_second_ctrl_c(start: Start) -> None:
+def test_stuck_launcher_ends_with_killed_guard_or_second_ctrl_c(start: Start) -> None:
     guardless, command = (start(plain("time.sleep(60)", setup=STUCK)) for _ in range(2))
     os.kill(guardless.guard.pid, signal.SIGKILL)
     # Two quick Ctrl-Cs count as one.
@@ -244,7 +244,7 @@ def test_stop_goes_to_the_main_thread(start: Start) -> None:
     assert command.finish() == (signal.SIGTERM, "")
 
 
-def test_a_stop_that_comes_before_main_is_a_stop(start: Start, tmp_path: Path) -> None:
+def test_stop_before_main(start: Start, tmp_path: Path) -> None:
     # The guard watch may receive the stop while its thread is starting.
     hasty = """
 import threading
@@ -266,7 +266,7 @@ threading.Thread = Hasty
     assert command.finish() == (128 + signal.SIGTERM, "")
 
 
-def test_in_the_background_of_a_script_only_the_terminals_ctrl_c_is_ignored(start: Start) -> None:
+def test_background_command_ignores_only_terminal_ctrl_c(start: Start) -> None:
     # A shell starts `&` commands with SIGINT ignored.
     script = plain("input(); time.sleep(60)").replace("signal.default_int_handler", "signal.SIG_IGN")
     command = start(script.replace("ready ", "ready hello"), terminal=True)

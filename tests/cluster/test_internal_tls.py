@@ -29,7 +29,7 @@ def tiny_inner_tls(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[S
     served.wait_clean()
 
 
-def test_tokens_are_those_of_transformers(tiny_inner_tls: ServedCluster, tiny_oracle: Oracle) -> None:
+def test_tokens_match_transformers(tiny_inner_tls: ServedCluster, tiny_oracle: Oracle) -> None:
     rng = random.Random(5)
     for num_tokens in (1, 40, 100):
         prompt = random_ids(rng, num_tokens)
@@ -42,7 +42,7 @@ def test_tokens_are_those_of_transformers(tiny_inner_tls: ServedCluster, tiny_or
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_comes_back(tiny_inner_tls: ServedCluster, tiny_oracle: Oracle) -> None:
+def test_dead_workers_return(tiny_inner_tls: ServedCluster, tiny_oracle: Oracle) -> None:
     prompt = random_ids(random.Random(6), 60)
     for worker_id in ("decode-0", "prefill-0"):
         pid = tiny_inner_tls.kill(worker_id)
@@ -74,7 +74,7 @@ def strangers(served: ServedCluster) -> dict[str, grpc.ChannelCredentials | None
     }
 
 
-def test_prometheus_finds_workers_at_the_router(tiny_inner_tls: ServedCluster) -> None:
+def test_prometheus_scrapes_workers_through_the_router(tiny_inner_tls: ServedCluster) -> None:
     assert {worker.metrics_address for worker in tiny_inner_tls.client.server_info().workers} == {""}
     here = tiny_inner_tls.cluster.addresses.http
     targets = {target["labels"]["process"]: target for target in json.loads(read(here, "/sd"))}
@@ -86,7 +86,7 @@ def test_prometheus_finds_workers_at_the_router(tiny_inner_tls: ServedCluster) -
     assert http(tiny_inner_tls, "GET", "/metrics/decode-1").status == 404
 
 
-def test_nobody_else_gets_into_any_port_though_he_has_the_token(tiny_inner_tls: ServedCluster) -> None:
+def test_token_alone_opens_no_port(tiny_inner_tls: ServedCluster) -> None:
     metadata = cluster_metadata(tiny_inner_tls.cluster.cluster_token)
     for address in ports_inside(tiny_inner_tls).values():
         for credentials in strangers(tiny_inner_tls).values():
@@ -107,7 +107,7 @@ def test_nobody_else_gets_into_any_port_though_he_has_the_token(tiny_inner_tls: 
 
 
 @pytest.mark.slow
-def test_connections_that_say_nothing_are_closed(tiny_inner_tls: ServedCluster) -> None:
+def test_silent_connections_are_closed(tiny_inner_tls: ServedCluster) -> None:
     silent = []
     for address in ports_inside(tiny_inner_tls).values():
         host, port = address.split(":")

@@ -35,7 +35,7 @@ def finish(server: Server) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_two_clusters_are_on_one_ray_that_outlives_both(
+def test_two_clusters_on_one_ray(
     joinable: JoinableRay, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
@@ -76,7 +76,7 @@ def test_two_clusters_are_on_one_ray_that_outlives_both(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_what_is_wrong_is_said(
+def test_wrong_settings_are_reported(
     joinable: JoinableRay, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def refusal(address: str, *more: str) -> str:
@@ -101,7 +101,7 @@ def test_what_is_wrong_is_said(
 # Last, because it ends the shared Ray.
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_cluster_ends_with_the_ray_that_it_is_on(
+def test_cluster_ends_with_its_ray(
     joinable: JoinableRay, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)

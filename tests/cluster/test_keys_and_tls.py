@@ -103,9 +103,7 @@ def test_clients_without_a_certificate_are_refused_on_both_ports(
     assert tiny_tls.client.server_info().ready
 
 
-def test_without_an_authority_for_clients_tls_is_all_they_need(
-    tiny_model_dir: Path, certificates: Certificates
-) -> None:
+def test_tls_without_client_authority_needs_no_certificate(tiny_model_dir: Path, certificates: Certificates) -> None:
     # A router without workers suffices.
     tls = TlsConfig(certificates.cert, certificates.key)
     process = RouterProcess(RouterConfig(str(tiny_model_dir), MODEL, 512, grpc_port=0, http_port=0, tls=tls))
@@ -125,7 +123,7 @@ def test_without_an_authority_for_clients_tls_is_all_they_need(
 
 
 @pytest.mark.parametrize("token", ["", "0" * 32])
-def test_the_ports_inside_are_closed_to_clients(tiny_keyed: ServedCluster, token: str) -> None:
+def test_internal_ports_are_closed_to_clients(tiny_keyed: ServedCluster, token: str) -> None:
     options = [("grpc.enable_http_proxy", 0)]
     for metadata in (cluster_metadata(token), (("authorization", f"Bearer {API_KEYS[0]}"),)):
         for worker in tiny_keyed.client.server_info().workers:
@@ -181,7 +179,7 @@ WRONG_HEADERS = (
 
 
 @pytest.mark.parametrize("path", CLOSED)
-def test_http_asks_for_a_key(tiny_keyed: ServedCluster, path: str) -> None:
+def test_http_requires_a_key(tiny_keyed: ServedCluster, path: str) -> None:
     for headers in WRONG_HEADERS:
         answer = http(tiny_keyed, "GET", path, headers=headers)
         assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
@@ -196,7 +194,7 @@ def test_health_and_readiness_are_open(tiny_keyed: ServedCluster, path: str) -> 
         assert http(tiny_keyed, "GET", path, headers=headers).status == 200
 
 
-def test_the_workers_metrics_ask_for_a_key_too(tiny_keyed: ServedCluster) -> None:
+def test_worker_metrics_require_a_key(tiny_keyed: ServedCluster) -> None:
     opener = build_opener(ProxyHandler({}))
     for worker in tiny_keyed.client.server_info().workers:
         url = f"http://{worker.metrics_address}/metrics"
@@ -223,7 +221,7 @@ def server_info(channel: grpc.Channel, **options: Any) -> bytes:
 
 
 @pytest.mark.parametrize("call", [generate, server_info, reflect])
-def test_grpc_asks_for_a_key(tiny_keyed: ServedCluster, call: Callable[..., Any]) -> None:
+def test_grpc_requires_a_key(tiny_keyed: ServedCluster, call: Callable[..., Any]) -> None:
     with RawGrpc(tiny_keyed.cluster.addresses.grpc) as raw:
         for headers in WRONG_HEADERS:
             metadata = [(name, value) for name, value in headers.items() if value.isascii()]
@@ -252,14 +250,14 @@ def test_grpc_health_is_open(tiny_keyed: ServedCluster) -> None:
             watch.cancel()
 
 
-def test_reflection_tells_what_is_served(tiny_keyed: ServedCluster) -> None:
+def test_reflection_lists_the_services(tiny_keyed: ServedCluster) -> None:
     with RawGrpc(tiny_keyed.cluster.addresses.grpc) as raw:
         services = reflect(raw.channel, metadata=[("authorization", f"Bearer {API_KEYS[0]}")])
     assert {"tandem.v1.Inference", "grpc.health.v1.Health"} <= set(services)
     assert not any("Cluster" in name or "WorkerAdmin" in name for name in services)
 
 
-def test_clients_bring_their_keys(tiny_keyed: ServedCluster) -> None:
+def test_clients_send_their_keys(tiny_keyed: ServedCluster) -> None:
     addresses = tiny_keyed.cluster.addresses
     for key in API_KEYS:
         with TandemClient(addresses.grpc, key) as client:
@@ -277,9 +275,7 @@ def test_clients_bring_their_keys(tiny_keyed: ServedCluster) -> None:
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_no_key_comes_upon_what_another_has_asked(
-    clusters: Clusters, tiny_config: ClusterConfig, is_shared: bool
-) -> None:
+def test_cache_is_separate_per_key(clusters: Clusters, tiny_config: ClusterConfig, is_shared: bool) -> None:
     served = clusters.get(replace(tiny_config, api_keys=API_KEYS, share_cache_between_keys=is_shared))
     address, prompt = served.cluster.addresses.grpc, list(range(100))
 

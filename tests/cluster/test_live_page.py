@@ -101,7 +101,7 @@ def load(served: ServedCluster, num_clients: int = 4) -> Iterator[None]:
             thread.join()
 
 
-def test_a_wrong_key_is_asked_for_again_and_a_right_one_stays_in_the_tab(origin: str) -> None:
+def test_key_prompt_repeats_until_right_and_tab_keeps_it(origin: str) -> None:
     with Browser() as browser:
         browser.open(f"{origin}/")
         browser.until("document.getElementById('key-dialog')?.open", SOON_S)
@@ -123,7 +123,7 @@ def test_a_wrong_key_is_asked_for_again_and_a_right_one_stays_in_the_tab(origin:
         assert browser.evaluate("sessionStorage.length") == 0
 
 
-def test_it_shows_the_cluster_and_what_load_does_to_it(served: ServedCluster, browser: Browser) -> None:
+def test_page_shows_the_cluster_under_load(served: ServedCluster, browser: Browser) -> None:
     names = browser.until(
         f"{ROWS}.map((row) => row.children[0].innerText.split(/\\s/)[0])", SOON_S, lambda n: len(n) > 1
     )
@@ -147,7 +147,7 @@ def test_it_shows_the_cluster_and_what_load_does_to_it(served: ServedCluster, br
     assert browser.complaints == []
 
 
-def test_a_worker_dies_and_comes_back(served: ServedCluster, browser: Browser) -> None:
+def test_page_shows_a_worker_restart(served: ServedCluster, browser: Browser) -> None:
     decode = f"{ROWS}.find((row) => row.innerText.includes('decode-1'))"
     browser.until(f"{decode}?.className", SOON_S, lambda name: name == "")
     served.kill("decode-1")
@@ -160,7 +160,7 @@ def test_a_worker_dies_and_comes_back(served: ServedCluster, browser: Browser) -
     assert browser.complaints == []
 
 
-def test_the_model_answers_in_the_chat_and_can_be_stopped(served: ServedCluster, browser: Browser) -> None:
+def test_chat_answers_and_stops(served: ServedCluster, browser: Browser) -> None:
     served.wait_ready()
     status = "document.getElementById('chat-status').innerText"
     # An answer may be empty.
@@ -199,7 +199,7 @@ def test_the_model_answers_in_the_chat_and_can_be_stopped(served: ServedCluster,
     assert all(" 400 " in complaint for complaint in complaints), complaints
 
 
-def test_everything_is_reached_by_keyboard_and_seen_where_it_has_the_focus(browser: Browser) -> None:
+def test_keyboard_focus_reaches_everything_visibly(browser: Browser) -> None:
     browser.evaluate("document.activeElement.blur()")
     reached: list[Any] = []
     for _ in range(30):
@@ -217,7 +217,7 @@ def test_everything_is_reached_by_keyboard_and_seen_where_it_has_the_focus(brows
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_usable_on_a_phone_in_both_schemes(served: ServedCluster, browser: Browser, scheme: str) -> None:
+def test_page_fits_a_phone_in_both_schemes(served: ServedCluster, browser: Browser, scheme: str) -> None:
     browser.prefer(scheme)
     browser.resize(360, 780, scale=2.0, is_phone=True)
     served.complete(random_ids(random.Random(1), 60))
@@ -240,7 +240,7 @@ def test_it_is_usable_on_a_phone_in_both_schemes(served: ServedCluster, browser:
     assert browser.complaints == []
 
 
-def test_a_router_that_dies_is_looked_for_again(served: ServedCluster, browser: Browser) -> None:
+def test_page_reconnects_to_a_restarted_router(served: ServedCluster, browser: Browser) -> None:
     (router,) = served.client.server_info().routers
     os.kill(router.pid, signal.SIGKILL)
     connection = "document.getElementById('connection').innerText"

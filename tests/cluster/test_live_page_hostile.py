@@ -70,7 +70,7 @@ def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[tuple[
 
 
 @pytest.mark.parametrize("retry_after", ["Wed, 21 Oct 2015 07:28:00 GMT", "0", "1e-9", "999999999999"])
-def test_a_refusal_is_not_answered_by_asking_all_the_time(retry_after: str) -> None:
+def test_refusals_do_not_cause_a_retry_storm(retry_after: str) -> None:
 
     def refuse(request: BaseHTTPRequestHandler) -> None:
         request.send_response(503)
@@ -117,7 +117,7 @@ def hostile_frame() -> dict[str, Any]:
     }
 
 
-def test_nothing_that_a_server_says_becomes_markup() -> None:
+def test_server_text_is_escaped() -> None:
     def answer(request: BaseHTTPRequestHandler) -> None:
         request.send_response(200)
         request.send_header("content-type", "text/event-stream")

@@ -186,7 +186,7 @@ def matrix(request: pytest.FixtureRequest, clusters: Clusters) -> Iterator[Matri
     served.wait_clean(within_s=20.0)
 
 
-def test_alone_cold_and_warm(matrix: Matrix) -> None:
+def test_single_requests_cold_and_warm(matrix: Matrix) -> None:
     assert len(matrix.model.cases) >= 20
     num_cached = 0
     for case in matrix.model.cases:
@@ -206,7 +206,7 @@ def test_eight_at_once(matrix: Matrix) -> None:
     matrix.served.wait_clean()
 
 
-def test_eight_at_once_outgrow_the_pools(matrix: Matrix) -> None:
+def test_eight_at_once_exceed_the_pools(matrix: Matrix) -> None:
     rng = random.Random(13)
     share = matrix.setup.pool_tokens * matrix.setup.num_decode // 8
     # Prompts are short, so that all eight overlap in decode for long.
@@ -224,7 +224,7 @@ def test_eight_at_once_outgrow_the_pools(matrix: Matrix) -> None:
     matrix.served.wait_clean()
 
 
-def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_over_a_restart(matrix: Matrix) -> None:
+def test_seed_is_reproducible_alone_batched_and_restarted(matrix: Matrix) -> None:
     rng = random.Random(14)
     num_tokens = 60
     prompts = [random_ids(rng, rng.randint(1, 90)) for _ in range(6)]

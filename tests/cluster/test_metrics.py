@@ -64,7 +64,7 @@ def growth(before: Scrape, after: Scrape, name: str) -> float:
     return after[name] - before[name]
 
 
-def test_the_figures_are_those_of_the_requests(tiny_pd: ServedCluster) -> None:
+def test_metrics_match_the_requests(tiny_pd: ServedCluster) -> None:
     prefill_before, decode_before = scrape(tiny_pd)
     stem = random_ids(70, seed=1)
     prompts: Sequence[list[int]] = [stem, [*stem, *random_ids(30, seed=2)], random_ids(5, seed=3), stem]
@@ -99,7 +99,7 @@ def test_the_figures_are_those_of_the_requests(tiny_pd: ServedCluster) -> None:
     assert growth(decode_before, decode, "tandem_worker_steps_total") >= 5 * len(prompts)
 
 
-def test_running_requests_show(tiny_pd: ServedCluster) -> None:
+def test_running_requests_are_counted(tiny_pd: ServedCluster) -> None:
     def running() -> Scrape | None:
         _, decode = scrape(tiny_pd)
         return decode if decode["tandem_worker_running_requests"] else None
@@ -115,7 +115,7 @@ def test_running_requests_show(tiny_pd: ServedCluster) -> None:
     assert sum(pages.values()) == NUM_PAGES
 
 
-def test_only_metrics_are_served_there(tiny_pd: ServedCluster) -> None:
+def test_metrics_port_serves_only_metrics(tiny_pd: ServedCluster) -> None:
     for worker in tiny_pd.client.server_info().workers:
         assert worker.metrics_address.startswith("127.0.0.1:")
         with pytest.raises(HTTPError, match="404"):

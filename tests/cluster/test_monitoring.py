@@ -78,14 +78,14 @@ def prometheus(served: ServedCluster, load: Load, tmp_path_factory: pytest.TempP
     prometheus.close()
 
 
-def test_every_process_is_found_and_scraped(prometheus: Prometheus, served: ServedCluster) -> None:
+def test_every_process_is_scraped(prometheus: Prometheus, served: ServedCluster) -> None:
     wait_until(lambda: prometheus.values("up == 1", "process").keys() == PROCESSES, NOTICE_S, "all are scraped")
     assert set(prometheus.values("up", "model_name")) == {served.cluster.model_name}
     # Independent of ports.
     assert set(prometheus.values("tandem_build_info", "instance")) == PROCESSES
 
 
-def test_what_every_process_exports_is_as_prometheus_wants_it(served: ServedCluster) -> None:
+def test_exported_metrics_are_valid(served: ServedCluster) -> None:
     addresses = [worker.metrics_address for worker in served.client.server_info().workers]
     for address in (served.cluster.addresses.http, *addresses):
         with build_opener(ProxyHandler({})).open(f"http://{address}/metrics", timeout=5.0) as answer:

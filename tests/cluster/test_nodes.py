@@ -53,23 +53,23 @@ def test_prompts_of_one_node_are_decoded_on_the_other(hosts: TwoHosts, tmp_path:
     passes(hosts, "inside_nodes.py::test_prompts_of_one_node_are_decoded_on_the_other", tmp_path)
 
 
-def test_nothing_of_a_cluster_with_tls_inside_is_read_between_the_nodes(hosts: TwoHosts, tmp_path: Path) -> None:
+def test_internal_tls_hides_traffic_between_nodes(hosts: TwoHosts, tmp_path: Path) -> None:
     """Starts from the other node, so that messages to Ray's head cross the cable."""
     passes(hosts, "inside_wire.py", tmp_path, on=hosts.other)
 
 
-def test_where_all_are_idle_nothing_crosses_the_cable(hosts: TwoHosts, tmp_path: Path) -> None:
-    passes(hosts, "inside_nodes.py::test_where_all_are_idle_nothing_crosses_the_cable", tmp_path)
+def test_idle_cluster_ships_within_hosts(hosts: TwoHosts, tmp_path: Path) -> None:
+    passes(hosts, "inside_nodes.py::test_idle_cluster_ships_within_hosts", tmp_path)
 
 
-def test_a_cable_is_cut_and_mended(hosts: TwoHosts, tmp_path: Path) -> None:
-    passes(hosts, "inside_nodes.py::test_a_cable_is_cut_and_mended", tmp_path)
+def test_cable_cut_and_mended(hosts: TwoHosts, tmp_path: Path) -> None:
+    passes(hosts, "inside_nodes.py::test_cable_cut_and_mended", tmp_path)
 
 
-def test_logs_and_lines_of_requests_come_from_either_node(hosts: TwoHosts, tmp_path: Path) -> None:
-    passes(hosts, "inside_nodes.py::test_logs_and_lines_of_requests_come_from_either_node", tmp_path)
+def test_logs_come_from_either_node(hosts: TwoHosts, tmp_path: Path) -> None:
+    passes(hosts, "inside_nodes.py::test_logs_come_from_either_node", tmp_path)
 
 
 # Last, because it replaces the other node.
-def test_a_node_is_lost_and_comes_back(hosts: TwoHosts, tmp_path: Path) -> None:
-    passes(hosts, "inside_nodes.py::test_a_node_is_lost_and_comes_back", tmp_path)
+def test_node_lost_and_restored(hosts: TwoHosts, tmp_path: Path) -> None:
+    passes(hosts, "inside_nodes.py::test_node_lost_and_restored", tmp_path)

@@ -50,7 +50,7 @@ def test_models_are_listed(client: openai.OpenAI) -> None:
         client.models.retrieve("gpt-9")
 
 
-def test_a_completion_is_the_models(client: openai.OpenAI, tiny_oracle: Oracle) -> None:
+def test_completion_matches_the_model(client: openai.OpenAI, tiny_oracle: Oracle) -> None:
     answer = complete(client)
     (choice,) = answer.choices
     assert choice.text == greedy_text(tiny_oracle, PROMPT, 12)
@@ -60,7 +60,7 @@ def test_a_completion_is_the_models(client: openai.OpenAI, tiny_oracle: Oracle) 
     assert answer.usage.total_tokens == len(PROMPT) + 12
 
 
-def test_without_a_limit_a_completion_has_16_tokens_and_a_chat_what_fits(client: openai.OpenAI) -> None:
+def test_default_output_limits(client: openai.OpenAI) -> None:
     assert complete(client, max_tokens=openai.omit).usage.completion_tokens == 16
     usage = chat(client, max_completion_tokens=openai.omit).usage
     assert usage.total_tokens == 512
@@ -78,7 +78,7 @@ def test_every_kind_of_prompt(client: openai.OpenAI, tiny_oracle: Oracle, kind: 
     assert answer.usage.prompt_tokens == sum(map(len, ids[: len(expected)]))
 
 
-def test_echo_puts_the_prompt_in_front(client: openai.OpenAI, tiny_oracle: Oracle) -> None:
+def test_echo_prepends_the_prompt(client: openai.OpenAI, tiny_oracle: Oracle) -> None:
     expected = PROMPT + greedy_text(tiny_oracle, PROMPT, 12)
     assert complete(client, echo=True).choices[0].text == expected
     assert "".join(c.choices[0].text for c in complete(client, echo=True, stream=True)) == expected
@@ -88,7 +88,7 @@ def test_echo_puts_the_prompt_in_front(client: openai.OpenAI, tiny_oracle: Oracl
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("stop", [None, "\x00never"])
-def test_streamed_text_is_unstreamed_text(client: openai.OpenAI, n: int, stop: str | None) -> None:
+def test_streamed_text_equals_unstreamed_text(client: openai.OpenAI, n: int, stop: str | None) -> None:
     options: dict[str, Any] = {"n": n, "seed": 7, "temperature": 1.5, "max_tokens": 40, "stop": stop}
     whole = [choice.text for choice in complete(client, **options).choices]
     texts = [""] * n
@@ -135,7 +135,7 @@ def test_content_may_come_in_parts(client: openai.OpenAI) -> None:
     assert ask([{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]) == ask("hello")
 
 
-def test_what_clients_of_other_servers_send_is_taken(client: openai.OpenAI) -> None:
+def test_fields_of_other_servers_are_accepted(client: openai.OpenAI) -> None:
     unknown = {"nonsense": 1, "length_penalty": 1.0, "use_beam_search": False, "user": "u"}
     plain = chat(client).choices[0].message.content
     answer = chat(client, reasoning_effort="low", store=True, extra_body={"ignore_eos": True, **unknown})
@@ -156,7 +156,7 @@ def test_what_clients_of_other_servers_send_is_taken(client: openai.OpenAI) -> N
     assert [chunk.usage.completion_tokens for chunk in chunks][-2:] == [12, 12]
 
 
-def test_the_seed_decides_and_choices_differ(client: openai.OpenAI) -> None:
+def test_seed_is_reproducible_and_choices_differ(client: openai.OpenAI) -> None:
     def texts(**options: Any) -> list[str]:
         return [choice.text for choice in complete(client, temperature=1.0, **options).choices]
 
@@ -183,7 +183,7 @@ def test_a_stop_string_ends_the_text_and_never_shows(client: openai.OpenAI, tiny
         assert streamed == expected
 
 
-def test_logprobs_are_the_models(client: openai.OpenAI, tiny_oracle: Oracle) -> None:
+def test_logprobs_match_the_model(client: openai.OpenAI, tiny_oracle: Oracle) -> None:
     import torch
 
     prompt_ids = tiny_oracle.tokenizer.encode(PROMPT).ids
@@ -208,13 +208,13 @@ def test_logprobs_are_the_models(client: openai.OpenAI, tiny_oracle: Oracle) -> 
     assert [entry.token for entry in streamed] == [entry.token for entry in content]
 
 
-def test_usage_says_what_prefill_found_cached(client: openai.OpenAI) -> None:
+def test_usage_reports_cached_tokens(client: openai.OpenAI) -> None:
     prompt = [random.Random(5).randrange(VOCAB_SIZE) for _ in range(100)]
     cached = [complete(client, prompt, max_tokens=1).usage.prompt_tokens_details.cached_tokens for _ in range(2)]
     assert cached == [0, 96]
 
 
-def test_logit_bias_moves_the_choice(client: openai.OpenAI) -> None:
+def test_logit_bias_changes_the_choice(client: openai.OpenAI) -> None:
     answer = complete(client, max_tokens=3, logit_bias={"65": 100})
     assert len(set(answer.choices[0].text)) == 1
 
@@ -237,7 +237,7 @@ def test_logit_bias_moves_the_choice(client: openai.OpenAI) -> None:
         ({"extra_body": {"use_beam_search": True}}, "beam search is not supported"),
     ],
 )
-def test_bad_input_is_the_clients_own_error(client: openai.OpenAI, options: dict[str, Any], message: str) -> None:
+def test_bad_input_is_a_client_error(client: openai.OpenAI, options: dict[str, Any], message: str) -> None:
     with pytest.raises(openai.BadRequestError, match=message) as refused:
         complete(client, **options)
     assert refused.value.type == "invalid_request_error"
@@ -255,7 +255,7 @@ def test_bad_input_is_the_clients_own_error(client: openai.OpenAI, options: dict
         {"max_tokens": 3},
     ],
 )
-def test_what_chat_cannot_do_is_refused_and_not_ignored(client: openai.OpenAI, options: dict[str, Any]) -> None:
+def test_unsupported_chat_fields_are_refused(client: openai.OpenAI, options: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError):
         chat(client, **options)
 
@@ -267,9 +267,7 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_client_that_leaves_frees_both_workers(
-    tiny_pd: ServedCluster, client: openai.OpenAI, stream: bool, n: int
-) -> None:
+def test_disconnect_frees_both_workers(tiny_pd: ServedCluster, client: openai.OpenAI, stream: bool, n: int) -> None:
     before = tiny_pd.integrity()["decode-0"].stats.output_tokens_computed
     if stream:
         answer = complete(client, max_tokens=480, stream=True, n=n)
@@ -283,7 +281,7 @@ def test_a_client_that_leaves_frees_both_workers(
     assert tiny_pd.integrity()["decode-0"].stats.output_tokens_computed - before < 480 * n
 
 
-def test_prompts_are_scored_as_evaluation_harnesses_ask(client: openai.OpenAI, tiny_oracle: Oracle) -> None:
+def test_prompt_scoring_for_evaluation_harnesses(client: openai.OpenAI, tiny_oracle: Oracle) -> None:
     rng = random.Random(31)
     prompts = [[rng.randrange(VOCAB_SIZE) for _ in range(n)] for n in (70, 9)]
     for max_tokens, n in ((1, 1), (0, 1), (1, 2)):
@@ -303,7 +301,7 @@ def test_prompts_are_scored_as_evaluation_harnesses_ask(client: openai.OpenAI, t
         assert answer.usage.completion_tokens == 2 * n * max_tokens
 
 
-def test_texts_become_tokens_and_are_generated_from(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
+def test_tokenize_then_generate(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
     def post(path: str, body: dict[str, Any]) -> Any:
         answer = http(tiny_pd, "POST", path, json.dumps(body).encode(), {"content-type": "application/json"})
         assert answer.status == 200, answer.body

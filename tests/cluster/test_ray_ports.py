@@ -78,7 +78,7 @@ def server(tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert server.finish() == 0
 
 
-def test_nothing_of_ray_can_be_reached_without_its_token(server: Server) -> None:
+def test_ray_ports_require_the_token(server: Server) -> None:
     found = listeners(server.tree)
     assert {host for host, _ in found} == {"127.0.0.1"}, found
     closed: dict[str, int] = {}
@@ -96,7 +96,7 @@ def test_nothing_of_ray_can_be_reached_without_its_token(server: Server) -> None
     assert sum(closed[name] for name in closed if name.startswith("ray::")) >= 2
 
 
-def test_its_token_is_for_one_user_and_shown_nowhere(server: Server) -> None:
+def test_ray_token_is_private(server: Server) -> None:
     launcher = next(p for p in server.tree if psutil.Process(p.pid).ppid() == server.process.pid)
     path = ray_token_path(default_directory(), launcher)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.stat().st_uid == os.getuid()

@@ -45,7 +45,7 @@ def is_running(ray: JoinableRay) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_ray_serve_starts_the_cluster_replaces_one_that_has_ended_and_stops_it(
+def test_ray_serve_starts_replaces_and_stops_the_cluster(
     joinable: JoinableRay, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)

@@ -29,7 +29,7 @@ def served(clusters: Clusters, tiny_config: ClusterConfig, own_model_dir: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victims", [["prefill-0"], ["prefill-0", "decode-0"]])
-def test_a_worker_that_loads_other_weights_is_not_let_in(
+def test_worker_with_other_weights_is_rejected(
     served: ServedCluster,
     victims: list[str],
     own_model_dir: Path,

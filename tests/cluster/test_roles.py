@@ -53,7 +53,7 @@ def turn(served: ServedCluster, plan: dict[str, Lean]) -> None:
     wait_until(lambda: leans(served) == plan, 3.0, f"{plan} is told")
 
 
-def test_roles_turn_under_load_and_no_request_is_dropped(
+def test_leans_change_under_load_without_dropped_requests(
     planned: ServedCluster, tiny_oracle: Oracle, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = random.Random(5)
@@ -80,7 +80,7 @@ def test_roles_turn_under_load_and_no_request_is_dropped(
     assert "tandem_lean_changes_total 8.0" in metrics
 
 
-def test_a_router_that_is_started_again_is_told(planned: ServedCluster) -> None:
+def test_restarted_router_gets_the_plan(planned: ServedCluster) -> None:
     turn(planned, ONE_WAY)
     pid = ray.get(planned.cluster.actor("router-0").__ray_call__.remote(lambda actor: os.getpid()))
     os.kill(pid, signal.SIGKILL)

@@ -85,7 +85,7 @@ def test_any_router_serves_any_request(
         assert info.ready and {w.worker_id for w in info.workers} == {"prefill-0", "decode-0"}
 
 
-def test_every_router_knows_of_all(served: ServedCluster, clients: dict[str, TandemClient]) -> None:
+def test_every_router_lists_all_routers(served: ServedCluster, clients: dict[str, TandemClient]) -> None:
     stream = LiveStream(served, [1, 2, 3], client=clients["router-0"], max_tokens=300, ignore_eos=True)
     wait_until(lambda: clients["router-1"].server_info().num_requests == 1, 5.0, "one hears of the other's request")
     for client in clients.values():
@@ -102,7 +102,7 @@ def test_every_router_knows_of_all(served: ServedCluster, clients: dict[str, Tan
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
-def test_the_end_of_one_router_is_nobody_else_s(
+def test_dead_router_leaves_the_others_undisturbed(
     served: ServedCluster, clients: dict[str, TandemClient], tiny_oracle: Oracle, signum: signal.Signals
 ) -> None:
     rng = random.Random(signum)

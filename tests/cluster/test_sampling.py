@@ -38,7 +38,7 @@ def expected(oracle: Oracle, prompt_ids: list[int], max_tokens: int, **params: A
     return sequence.token_ids[len(prompt_ids) :]
 
 
-def test_sampled_tokens_are_those_of_seed_and_position(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
+def test_sampled_tokens_depend_on_seed_and_position(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
     # Concurrent, to share batches.
     requests = [
         (seed, random_ids(seed, 20 + 10 * i), params) for i, params in enumerate(SAMPLING) for seed in (i, 2**63)
@@ -58,7 +58,7 @@ def test_another_seed_gives_another_answer(tiny_pd: ServedCluster) -> None:
     assert len(set(answers)) == 3
 
 
-def test_logprobs_are_those_of_the_model(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
+def test_logprobs_match_the_model(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
     prompt_ids = random_ids(20, 30)
     request = tiny_pd.request(prompt_ids, max_tokens=8, ignore_eos=True, temperature=2.0, logprobs=3)
     token_ids: list[int] = []
@@ -86,7 +86,7 @@ def test_a_stop_string_ends_the_output(tiny_pd: ServedCluster) -> None:
     assert answer.last.usage.completion_tokens == num_tokens
 
 
-def test_prompt_logprobs_are_those_of_the_model(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
+def test_prompt_logprobs_match_the_model(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
     # Several chunks. The first request caches the prompt.
     prompt_ids = random_ids(30, 130)
     rows = tiny_oracle.logits(prompt_ids).log_softmax(-1)
@@ -107,7 +107,7 @@ def test_prompt_logprobs_are_those_of_the_model(tiny_pd: ServedCluster, tiny_ora
     tiny_pd.wait_clean()
 
 
-def test_an_output_has_at_least_so_many_tokens(tiny_pd: ServedCluster) -> None:
+def test_min_tokens(tiny_pd: ServedCluster) -> None:
     bias = {256: 100.0}
     assert tiny_pd.complete([1, 2, 3], max_tokens=9, logit_bias=bias).token_ids == [256]
     answer = tiny_pd.complete([1, 2, 3], max_tokens=9, min_tokens=5, logit_bias=bias)

@@ -97,7 +97,7 @@ def complete(
     return answer
 
 
-def test_greedy_is_what_a_masked_loop_gives(tiny_pd: ServedCluster, loop: MaskedLoop) -> None:
+def test_greedy_matches_masked_loop(tiny_pd: ServedCluster, loop: MaskedLoop) -> None:
     rng = random.Random(3)
     # Over a decode step apart, so that constrained and free outputs share steps.
     cases = [(random_ids(rng, rng.randint(1, 60)), WANTED[i % len(WANTED)]) for i in range(12)]
@@ -184,14 +184,14 @@ def check_kills(served: ServedCluster, loop: MaskedLoop, worker_id: str, num_kil
     served.wait_ready()
 
 
-def test_a_worker_s_death_in_the_middle_changes_nothing(tiny_pd: ServedCluster, loop: MaskedLoop) -> None:
+def test_worker_death_does_not_change_outputs(tiny_pd: ServedCluster, loop: MaskedLoop) -> None:
     check_kills(tiny_pd, loop, "decode-0", 1)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("worker_id", ["prefill-0", "decode-0"])
-def test_twenty_deaths_change_nothing(tiny_pd: ServedCluster, loop: MaskedLoop, worker_id: str) -> None:
+def test_twenty_deaths_do_not_change_outputs(tiny_pd: ServedCluster, loop: MaskedLoop, worker_id: str) -> None:
     check_kills(tiny_pd, loop, worker_id, 20)
 
 
@@ -204,7 +204,7 @@ def test_twenty_deaths_change_nothing(tiny_pd: ServedCluster, loop: MaskedLoop, 
         {"extra_body": {"structured_outputs": {"json": PERSON}}},
     ],
 )
-def test_openai_clients_name_it_as_they_do_elsewhere(tiny_pd: ServedCluster, options: dict[str, Any]) -> None:
+def test_openai_response_formats(tiny_pd: ServedCluster, options: dict[str, Any]) -> None:
     address = tiny_pd.cluster.addresses.http
     client = openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0)
     [model] = client.models.list().data
@@ -225,16 +225,14 @@ def test_openai_clients_name_it_as_they_do_elsewhere(tiny_pd: ServedCluster, opt
         ({"extra_body": {"guided_regex": "a", "ignore_eos": True}}, "ignore_eos"),
     ],
 )
-def test_what_cannot_be_kept_to_is_the_client_s_mistake(
-    tiny_pd: ServedCluster, options: dict[str, Any], message: str
-) -> None:
+def test_unsupported_grammar_is_a_client_error(tiny_pd: ServedCluster, options: dict[str, Any], message: str) -> None:
     client = openai.OpenAI(base_url=f"http://{tiny_pd.cluster.addresses.http}/v1", api_key="none", max_retries=0)
     [model] = client.models.list().data
     with pytest.raises(openai.BadRequestError, match=message):
         client.chat.completions.create(model=model.id, messages=[{"role": "user", "content": "who?"}], **options)
 
 
-def test_a_function_that_is_asked_for_is_called_with_valid_arguments(tiny_pd: ServedCluster) -> None:
+def test_required_function_gets_valid_arguments(tiny_pd: ServedCluster) -> None:
     """The weights are random, and the template knows no tools."""
     client = openai.OpenAI(base_url=f"http://{tiny_pd.cluster.addresses.http}/v1", api_key="none", max_retries=0)
     schema = {"properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}

@@ -17,9 +17,7 @@ from tests.fakes.trace_file import check_trace, end_of
 NUM_REQUESTS = 20
 
 
-def test_a_trace_shows_each_request_on_its_way(
-    tiny_pd: ServedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trace_shows_every_request(tiny_pd: ServedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = random.Random(5)
     prompts = [random_ids(rng, rng.randrange(20, 150)) for _ in range(NUM_REQUESTS)]
     out = tmp_path / "trace.json"

@@ -113,14 +113,12 @@ def encrypted(clusters: Clusters, config: ClusterConfig, certificates: Certifica
     yield clusters.get(replace(config, **tls), ClientTls(certificates.ca))
 
 
-def test_everything_is_seen_of_a_plain_cluster(
-    plain: ServedCluster, prompt_ids: list[int], kv_patterns: list[bytes]
-) -> None:
+def test_plain_cluster_is_readable(plain: ServedCluster, prompt_ids: list[int], kv_patterns: list[bytes]) -> None:
     secrets = looked_for(plain, prompt_ids, kv_patterns)
     assert found(plain, None, secrets) == secrets.keys()
 
 
-def test_nothing_is_seen_where_all_is_encrypted(
+def test_encrypted_cluster_is_unreadable(
     encrypted: ServedCluster, certificates: Certificates, prompt_ids: list[int], kv_patterns: list[bytes]
 ) -> None:
     secrets = looked_for(encrypted, prompt_ids, kv_patterns)

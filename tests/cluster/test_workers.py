@@ -33,7 +33,7 @@ def pair_of(answer: Answer) -> tuple[str, str]:
     return answer.last.handover.prefill_worker, answer.last.handover.decode_worker
 
 
-def test_each_hands_over_to_the_other(apart: ServedCluster, tiny_oracle: Oracle) -> None:
+def test_workers_hand_over_to_each_other(apart: ServedCluster, tiny_oracle: Oracle) -> None:
     rng = random.Random(1)
     wait_until(lambda: len(links(apart)) == 2, 20.0, "there are links both ways")
     prompts = [random_ids(rng, n) for n in LENGTHS] * 2
@@ -45,7 +45,7 @@ def test_each_hands_over_to_the_other(apart: ServedCluster, tiny_oracle: Oracle)
     assert {pair_of(answer) for answer in answers} == {("worker-0", "worker-1"), ("worker-1", "worker-0")}
 
 
-def test_one_is_killed_and_the_other_does_both_until_it_is_back(apart: ServedCluster, tiny_oracle: Oracle) -> None:
+def test_other_worker_does_both_while_one_restarts(apart: ServedCluster, tiny_oracle: Oracle) -> None:
     rng = random.Random(2)
     prompts = [random_ids(rng, rng.randrange(20, 150)) for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
@@ -61,7 +61,7 @@ def test_one_is_killed_and_the_other_does_both_until_it_is_back(apart: ServedClu
     assert apart.complete(prompts[0]).last.handover.placement == "disaggregated"
 
 
-def test_a_conversation_stays_where_its_pages_are(decided: ServedCluster, tiny_oracle: Oracle) -> None:
+def test_conversation_stays_with_its_pages(decided: ServedCluster, tiny_oracle: Oracle) -> None:
     """Idle workers do not hand over: the next turn ships nothing."""
     wait_until(lambda: len(links(decided)) == 2, 20.0, "there are links both ways")
     rng = random.Random(3)

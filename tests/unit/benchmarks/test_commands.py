@@ -6,13 +6,13 @@ from benchmarks import cpu, host_side, router, routing
 from tandem.router.policies.table import ROUTING_POLICIES
 
 
-def test_the_host_side_benchmark_measures_what_it_names() -> None:
+def test_host_side_benchmark_measures_every_name() -> None:
     rows = host_side.measure(host_side.Sizes(batches=(2, 4), context=40, prompts=(64, 128), repeats=2))
     assert [row for row in rows if row.value <= 0] == []
     assert sum("growth" in row.name for row in rows) == 4
 
 
-def test_the_router_benchmark_measures_what_it_names() -> None:
+def test_router_benchmark_measures_every_name() -> None:
     sizes = router.Sizes(
         streams=(2,), seconds=0.5, rounds=1, long_requests=2, first_tokens=4, requests=40, sample_every=40
     )
@@ -29,7 +29,7 @@ def test_the_router_benchmark_measures_what_it_names() -> None:
     }
 
 
-def test_choosing_takes_time_in_proportion_to_the_workers_and_waiting_requests_take_none() -> None:
+def test_routing_is_fast_with_many_workers_and_requests() -> None:
     rows = {row.name: row.value for row in routing.measure(num_workers=240, num_requests=25, num_in_hand=3000)}
     for routing_policy in ROUTING_POLICIES.names:
         # Going through all pairs takes over 60 ms.
@@ -38,7 +38,7 @@ def test_choosing_takes_time_in_proportion_to_the_workers_and_waiting_requests_t
     assert rows["  submitting one more"] < 1.0
 
 
-def test_a_ratio_that_misses_its_aim_or_other_tokens_is_not_ok() -> None:
+def test_missed_ratio_or_other_tokens_is_not_ok() -> None:
     good = cpu.Round(tandem_s=1.0, generate_s=1.2, num_equal=1, transfer_ms=[1.0])
     assert cpu.summarize(1, 10, [good])["ok"]
     assert not cpu.summarize(1, 10, [good._replace(tandem_s=1.19)])["ok"]

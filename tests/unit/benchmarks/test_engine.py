@@ -48,7 +48,7 @@ def loop(model_dir: Path) -> Iterator[Loop]:
     engine.pool.close()
 
 
-def test_every_part_measures_what_it_names(loop: Loop, model_dir: Path) -> None:
+def test_every_part_measures_its_names(loop: Loop, model_dir: Path) -> None:
     benchmark = EngineBenchmark(loop, ModelConfig.from_dir(model_dir), Limits(1e10, 1e11), SIZES)
     results = [*benchmark.decode(), *benchmark.prefill(), *benchmark.workload(), *benchmark.sweep()]
     # The sweep omits prompts that are too long for the model.
@@ -108,7 +108,7 @@ def test_a_loop_can_be_held_in_the_middle_of_steady_steps(loop: Loop) -> None:
     assert loop.counts.num_ended == 3
 
 
-def test_a_ratio_is_how_many_times_the_floors_time_it_takes() -> None:
+def test_ratio_is_relative_to_the_floor() -> None:
     assert Result("step", 3.0, "ms", 2.0).ratio == 1.5
     assert Result("prefill", 200.0, "tok/s", 300.0).ratio == 1.5
     assert Result("start", 3.0, "s").ratio is None
@@ -137,7 +137,7 @@ def test_start_up_is_split_into_its_phases() -> None:
         *((kernels.main, [part]) for part in ("decode", "prefill", "products", "step")),
     ],
 )
-def test_what_cannot_be_measured_is_said_in_one_line(
+def test_unmeasurable_parts_take_one_line(
     main: Callable[[Sequence[str]], int],
     part: list[str],
     model_dir: Path,

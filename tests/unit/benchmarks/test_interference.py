@@ -57,7 +57,7 @@ def test_ledger_and_clients_stand_side_by_side() -> None:
     assert "lease" not in found
 
 
-def test_a_request_that_failed_has_no_part_in_the_figures_and_counts_as_not_whole() -> None:
+def test_failed_request_is_incomplete_and_not_measured() -> None:
     records = [a_request(), a_request(900.0, error="failed", detail="lost"), a_stream()]
     assert distributions(records)["handover"]["max"] == pytest.approx(4.0)
     assert num_not_whole(records) == 1
@@ -74,7 +74,7 @@ def judged(cell: Cell, records: Sequence[RequestRecord], **known: float) -> dict
     return {row.name: row for row in rows}
 
 
-def test_streams_are_judged_by_how_much_longer_their_longest_gaps_are() -> None:
+def test_streams_are_judged_by_their_longest_gaps() -> None:
     name = "streams' ITL p99 / p50"
     assert judged(STEADY, [a_request(), a_stream()])[name].ok
     late = a_stream()
@@ -83,7 +83,7 @@ def test_streams_are_judged_by_how_much_longer_their_longest_gaps_are() -> None:
     assert hindered.value > 1.2 and not hindered.ok
 
 
-def test_prompts_beside_streams_are_judged_by_their_second_token_and_by_the_ttft_of_a_lone_one() -> None:
+def test_mixed_prompts_are_judged_by_second_token_and_lone_ttft() -> None:
     records = [a_request(), a_stream()]
     rows = judged(STEADY, records, lone_ttft_ms=99.0)
     assert rows["first_to_second p50"].ok and rows["first_to_second p99"].ok
@@ -95,7 +95,7 @@ def test_prompts_beside_streams_are_judged_by_their_second_token_and_by_the_ttft
     assert not judged(STEADY, [a_request(19.0), a_stream()])["first_to_second p99"].ok
 
 
-def test_a_burst_may_wait_for_its_own_copy_one_step_and_five_milliseconds() -> None:
+def test_burst_wait_allowance() -> None:
     for handover_ms, ok in ((16.9, True), (17.1, False)):
         records = [a_request(handover_ms), a_request(handover_ms)]
         row = judged(BURST, records, own_copy_ms=2.0)["handover p99 beyond its own copy"]
@@ -103,13 +103,13 @@ def test_a_burst_may_wait_for_its_own_copy_one_step_and_five_milliseconds() -> N
         assert row.value == pytest.approx(handover_ms - 2.0) and row.high == pytest.approx(15.0) and row.ok is ok
 
 
-def test_a_prompts_own_copy_is_of_all_its_pages() -> None:
+def test_prompt_copy_covers_all_pages() -> None:
     layout = KvHeadLayout(32, 16, 8, 128, "bfloat16")
     assert layout.page_bytes == 2 * 2**20
     assert interference.own_copy_ms(layout, 513, 375.0) == pytest.approx(33 * 2 * 2**20 / 375e9 * 1e3)
 
 
-def test_no_two_runs_have_a_prompt_in_common_and_a_cell_has_the_same_in_every_call() -> None:
+def test_prompts_differ_between_runs_and_repeat_between_calls() -> None:
     sizes = DEFAULTS["cpu"]
 
     def prompts() -> list[bytes]:
@@ -132,7 +132,7 @@ def test_a_burst_leaves_at_one_moment() -> None:
     assert [session.due_s for session in sessions] == [0.0, 0.0]
 
 
-def test_cells_are_of_the_sizes_that_their_names_say() -> None:
+def test_cell_names_match_their_sizes() -> None:
     cells = {cell.name: cell for cell in DEFAULTS["cuda"].cells}
     assert cells.keys() == {cell.name for cell in DEFAULTS["cpu"].cells}
     for num_prompts in (64, 256):
@@ -183,7 +183,7 @@ def run(out: Path, *more: str) -> tuple[int, dict[str, Any]]:
     return status, json.loads((out / "summary.json").read_text())
 
 
-def test_all_cells_with_whole_requests_are_success(tmp_path: Path, measured: dict[str, Any]) -> None:
+def test_complete_requests_in_all_cells_are_success(tmp_path: Path, measured: dict[str, Any]) -> None:
     measured.update({"lone": [a_request()], "steady-3": [a_request(), a_stream()]})
     status, summary = run(tmp_path)
     assert status == 0
@@ -194,13 +194,13 @@ def test_all_cells_with_whole_requests_are_success(tmp_path: Path, measured: dic
     assert "handover" in (tmp_path / "lone.txt").read_text() and (tmp_path / "steady-3.jsonl").exists()
 
 
-def test_a_request_that_is_not_whole_is_no_success(tmp_path: Path, measured: dict[str, Any]) -> None:
+def test_incomplete_request_is_no_success(tmp_path: Path, measured: dict[str, Any]) -> None:
     measured.update({"lone": [a_request()], "steady-3": [a_request(), a_request(error="timeout"), a_stream()]})
     status, summary = run(tmp_path)
     assert status == 1 and summary["cells"]["steady-3"]["num_not_whole"] == 1
 
 
-def test_a_cell_that_fails_is_told_and_the_others_go_on(tmp_path: Path, measured: dict[str, Any]) -> None:
+def test_failed_cell_is_reported_and_others_continue(tmp_path: Path, measured: dict[str, Any]) -> None:
     (tmp_path / "lone.json").write_text("of an earlier run")
     measured.update({"steady-3": [a_request(), a_stream()]})
     status, summary = run(tmp_path)
@@ -209,7 +209,7 @@ def test_a_cell_that_fails_is_told_and_the_others_go_on(tmp_path: Path, measured
     assert summary["cells"]["steady-3"]["num_not_whole"] == 0 and not (tmp_path / "lone.json").exists()
 
 
-def test_a_cell_for_which_no_time_is_left_is_said_to_be_left_out(
+def test_cell_without_time_is_reported_as_skipped(
     tmp_path: Path, measured: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     measured.update({"lone": [a_request()], "steady-3": [a_request(), a_stream()]})

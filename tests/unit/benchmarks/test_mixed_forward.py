@@ -11,7 +11,7 @@ from tests.fakes.engine import FakeEngine
 NUM_STEPS = NUM_WARMUPS + NUM_REPEATS
 
 
-def test_the_same_is_computed_again_and_again_in_one_forward_and_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_work_repeats_in_one_forward_and_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixed_forward, "STEPS", ((2, 32),))
     monkeypatch.setattr(mixed_forward, "PIECES", ((8, 16), (5, 0)))
     # Two forwards take twice as long as one.
@@ -36,7 +36,7 @@ def test_the_same_is_computed_again_and_again_in_one_forward_and_in_two(monkeypa
     assert engine.num_launched == 0
 
 
-def test_the_pool_holds_what_is_measured() -> None:
+def test_pool_fits_the_measurement() -> None:
     for num_rows, num_context in mixed_forward.STEPS:
         for num_tokens, num_cached in mixed_forward.PIECES:
             assert num_rows * num_context + num_tokens + num_cached <= mixed_forward.NUM_PAGES * PAGE_SIZE

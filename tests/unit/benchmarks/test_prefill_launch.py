@@ -15,7 +15,7 @@ def test_each_prompt_has_pages_of_its_own() -> None:
     assert [s.extend_len for s in batch.sequences] == [20, 20, 20]
 
 
-def test_a_forward_is_timed_until_its_launch_and_until_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forward_is_timed_to_launch_and_to_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     # Times before, after the launch, and at the tokens.
     times = iter([0.0, 9.0, 9.0, 10.0, 10.002, 10.005, 20.0, 20.004, 20.009, 30.0, 30.003, 30.007])
     monkeypatch.setattr(prefill_launch.time, "perf_counter", lambda: next(times))

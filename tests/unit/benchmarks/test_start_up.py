@@ -32,7 +32,7 @@ Ready after 12.2 s
 Serving tiny over gRPC at 127.0.0.1:1 and over HTTP at http://127.0.0.1:2""".splitlines()
 
 
-def test_each_part_is_over_when_it_is_in_every_worker() -> None:
+def test_part_ends_with_its_last_worker() -> None:
     assert until(LINES) == {
         "Ray is up": 3.0,
         "workers run": 4.4,

@@ -15,7 +15,7 @@ from tests.unit.tandem.bench.records import record
 from tests.unit.tandem.bench.test_results import a_run
 
 
-def test_headlines_are_of_the_streams_gaps_and_of_the_prompts_first_tokens() -> None:
+def test_headlines_show_stream_gaps_and_ttft() -> None:
     stream = record([0.1, 0.2, 0.5, 0.6], group="streams", error="cut")
     result = make_result(*a_run(label="one", records=[record([0.4, 0.9], due_s=0.15), stream]))
     figures = steady_streams.headline(result, 12.34)
@@ -35,7 +35,7 @@ def test_both_clusters_get_the_same_load() -> None:
     assert steady_streams.warmup_config("a:1", sizes, 8000).workload.seed != one.workload.seed
 
 
-def test_what_takes_too_long_is_given_up_also_where_it_stands_in_something_else() -> None:
+def test_timeout_interrupts_nested_waits() -> None:
     with pytest.raises(TimeoutError, match="inner"), within(5, "outer"), within(0.01, "inner"):
         time.sleep(5)
     with pytest.raises(TimeoutError, match="outer"), within(0.1, "outer"):
@@ -46,12 +46,12 @@ def test_what_takes_too_long_is_given_up_also_where_it_stands_in_something_else(
         time.sleep(5)
 
 
-def test_a_cluster_that_does_not_start_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_failed_start_shows_the_last_log_lines(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="which model"):
         Served([], tmp_path, start_timeout_s=30.0)
 
 
-def test_a_cluster_that_starts_too_slowly_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_start_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processes = []
     started = served.subprocess.Popen
     monkeypatch.setattr(
@@ -74,7 +74,7 @@ def test_a_model_without_a_tokenizer_is_served_with_one_of_its_size(tmp_path: Pa
     assert fit_to_serve("smollm2-135m-instruct", tmp_path / "other") == "smollm2-135m-instruct"
 
 
-def test_what_is_not_measured_is_not_found_from_an_earlier_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_an_earlier_run_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise StartError("no memory")
 

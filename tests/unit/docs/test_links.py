@@ -38,7 +38,7 @@ def pages(names: tuple[str, ...]) -> list[Path]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_resolve(document: Path) -> None:
     lost = []
     for target in LINK.findall((ROOT / document).read_text()):
         if target.startswith(("http:", "https:")):
@@ -56,13 +56,13 @@ def test_named_files_exist(document: Path) -> None:
 
 
 @pytest.mark.parametrize("path", pages(FOR_OPERATORS), ids=lambda path: path.stem)
-def test_options_that_are_named_are_there(path: Path) -> None:
+def test_named_options_exist(path: Path) -> None:
     (commands,) = [action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)]
     known = {flag for parser in commands.choices.values() for flag in parser._option_string_actions}
     assert set(FLAG.findall(path.read_text())) - known == set()
 
 
-def test_metrics_that_are_named_are_there() -> None:
+def test_named_metrics_exist() -> None:
     documented = (ROOT / "docs/metrics.md").read_text()
     recorded = {rule.get("record") for rule in rules()}
     named = set(METRIC.findall((ROOT / "docs/operations.md").read_text()))

@@ -64,12 +64,12 @@ def test_a_class_is_found_by_name_or_by_path(name: str) -> None:
         ("module:", "", "shape must be one of"),
     ],
 )
-def test_another_name_is_refused_with_what_there_is(name: str, device: str, message: str) -> None:
+def test_unknown_name_is_refused_with_the_choices(name: str, device: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SHAPES.check("shape", name, device=device, besides=("none",))
 
 
-def test_a_name_that_is_right_besides() -> None:
+def test_right_name_in_another_table() -> None:
     SHAPES.check("shape", "none", besides=("none",))
     SHAPES.check("shape", "circle", device="cuda")
 
@@ -85,19 +85,19 @@ def test_a_name_that_is_right_besides() -> None:
         (f"{HERE}.deeper:Mine", "cannot be imported"),
     ],
 )
-def test_a_class_that_cannot_be_used_is_refused(path: str, message: str) -> None:
+def test_unusable_class_is_refused(path: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SHAPES.load(path)
 
 
-def test_what_a_module_itself_fails_to_import_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_import_inside_a_module_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "needy_shapes.py").write_text("import a_package_that_is_not_there\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ValueError, match=r"'a_package_that_is_not_there'$"):
         SHAPES.load("needy_shapes:Mine")
 
 
-def test_whatever_a_module_of_ones_own_fails_with_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_inside_a_custom_module_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_shapes.py").write_text("class Mine(:\n")
     (tmp_path / "failing_shapes.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -107,11 +107,11 @@ def test_whatever_a_module_of_ones_own_fails_with_is_said(tmp_path: Path, monkey
         SHAPES.load("failing_shapes:Mine")
 
 
-def test_a_package_that_a_class_of_the_table_needs_is_named_by_python_s_own_error() -> None:
+def test_missing_package_is_named() -> None:
     with pytest.raises(ImportError, match="nowhere"):
         SHAPES.load("absent")
 
 
-def test_what_has_the_form_of_a_path() -> None:
+def test_form_of_class_paths() -> None:
     assert is_path("package.module:Class") and is_path("module:Class")
     assert not any(map(is_path, ("lru", "dfs-weight", "module.Class", "a:b:c", ":Class", "module:", "")))

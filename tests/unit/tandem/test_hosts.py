@@ -22,7 +22,7 @@ def test_all_processes_of_a_host_name_it_alike() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="namespaces are for root")
 @pytest.mark.parametrize("kind", ["--ipc", "--net"])
-def test_who_has_a_namespace_of_its_own_is_on_another_host(kind: str) -> None:
+def test_namespaces_count_as_separate_hosts(kind: str) -> None:
     if subprocess.run(["unshare", kind, "true"], capture_output=True).returncode:
         pytest.skip("this container makes no namespaces")
     assert host_id() != host_id_of_another_process("unshare", kind)
@@ -46,17 +46,17 @@ def test_loopback_is_among_the_addresses() -> None:
         ("0.0.0.0/0", "192.0.2.7"),
     ],
 )
-def test_a_node_is_reached_where_the_configuration_says(network: str, chosen: str) -> None:
+def test_node_address_follows_the_configuration(network: str, chosen: str) -> None:
     assert choose_address(ADDRESSES, network, "192.0.2.7") == chosen
 
 
 @pytest.mark.parametrize("network", ["ib0", "172.16.0.0/12", "eth"])
-def test_a_node_without_such_an_interface_is_told_what_it_has(network: str) -> None:
+def test_missing_interface_error_lists_the_interfaces(network: str) -> None:
     with pytest.raises(ValueError, match=rf"interface {network}: there are 127\.0\.0\.1 \(lo\), 192\.0\.2\.7 \(eth0\)"):
         choose_address(ADDRESSES, network, "192.0.2.7")
 
 
-def test_what_looks_like_a_network_must_be_one() -> None:
+def test_malformed_network_is_refused() -> None:
     check_network("10.0.0.0/8")
     check_network("eth0")
     with pytest.raises(ValueError, match=r"interface 10\.0\.0/8 is no IPv4 network"):

@@ -41,7 +41,7 @@ def path(**at_ms: float) -> dict[str, tuple[float, float]]:
     return {p.name: (p.start_ms, p.start_ms + p.duration_ms) for p in phases}
 
 
-def test_phases_are_made_of_moments_that_happened() -> None:
+def test_phases_need_recorded_moments() -> None:
     moments = {RECEIVED: 1_000_000, "tokenized": 3_000_000, "first_token": 10_000_000, "second_token": 12_500_000}
     assert phase_timings(moments) == [
         ("tokenize", 0.0, 2.0, True),
@@ -57,7 +57,7 @@ def test_phases_are_made_of_moments_that_happened() -> None:
     st.dictionaries(st.sampled_from(ALL_MOMENTS[1:]), st.integers(-(10**12), 10**13)),
     st.integers(0, 10**13),
 )
-def test_the_critical_path_is_all_of_a_request_whatever_clocks_say(
+def test_critical_path_covers_the_request_despite_clock_skew(
     received: int, after_ns: dict[str, int], lasted_ns: int
 ) -> None:
     moments = {name: received + after for name, after in after_ns.items()}
@@ -82,7 +82,7 @@ def test_the_critical_path_is_all_of_a_request_whatever_clocks_say(
 
 
 @given(st.lists(st.sampled_from(ALL_MOMENTS[1:-1]), unique=True))
-def test_a_request_in_hand_is_told_as_far_as_it_has_come(known: list[str]) -> None:
+def test_running_request_shows_its_phases_so_far(known: list[str]) -> None:
     moments = {RECEIVED: 5} | {name: 5 + ALL_MOMENTS.index(name) * MS for name in known}
     phases = critical_path(moments)
     latest = max(moments[spec.start] for spec in CRITICAL_PATH if spec.start in moments)
@@ -102,7 +102,7 @@ def test_a_whole_request_has_every_phase() -> None:
     }
 
 
-def test_the_end_ends_what_was_under_way() -> None:
+def test_end_closes_open_phases() -> None:
     queued = path(received=0, tokenized=1, assigned=2, ended=9)
     assert queued == {"tokenize": (0, 1), "assign": (1, 2), "prefill_queue": (2, 9)}
     waiting = path(received=0, tokenized=1, waiting=1.5, ended=9)
@@ -113,13 +113,13 @@ def test_the_end_ends_what_was_under_way() -> None:
     assert decoding["decode"] == (5, 9)
 
 
-def test_a_first_token_that_is_the_last_is_handed_to_nobody() -> None:
+def test_single_token_is_not_handed_over() -> None:
     one_token = path(received=0, tokenized=1, assigned=2, prefill_started=3, first_token=4, last_token=4, ended=6)
     assert list(one_token) == ["tokenize", "assign", "prefill_queue", "prefill", "finish"]
     assert one_token["finish"] == (4, 6)
 
 
-def test_attempts_that_ended_early_are_one_phase() -> None:
+def test_early_ended_attempts_are_one_phase() -> None:
     restarted = path(received=0, tokenized=1, first_assigned=2, assigned=7, prefill_started=8, ended=9)
     assert restarted["assign"] == (1, 2)
     assert restarted["earlier_attempts"] == (2, 7)
@@ -135,7 +135,7 @@ def test_a_first_token_from_an_earlier_attempt_was_not_delivered_by_this_one() -
     assert delivered["first_to_client"].duration_ms == 1e-6
 
 
-def test_what_seems_to_precede_its_cause_happens_with_it() -> None:
+def test_effect_is_not_earlier_than_its_cause() -> None:
     moments = {RECEIVED: 0, TOKENIZED: 1, ASSIGNED: 5, PREFILL_STARTED: 2, FIRST_TOKEN: 7, DECODE_STARTED: 6}
     durations = {t.name: t.duration_ms * MS for t in critical_path({**moments, LAST_TOKEN: 99, ENDED: 9})}
     assert durations == {
@@ -149,7 +149,7 @@ def test_what_seems_to_precede_its_cause_happens_with_it() -> None:
     }
 
 
-def test_a_wall_clock_that_is_set_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wall_clock_changes_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     before = now_ns()
     assert abs(before - time.time_ns()) < 60 * 10**9
     monkeypatch.setattr(time, "time_ns", lambda: 0)

@@ -7,11 +7,11 @@ import pytest
 from tandem.linear_fit import LinearFit
 
 
-def test_before_anything_is_observed_it_has_its_start() -> None:
+def test_initial_factors_before_observations() -> None:
     assert LinearFit((0.5, 0.01)).factors == pytest.approx((0.5, 0.01))
 
 
-def test_it_finds_the_factors_that_observations_have() -> None:
+def test_fit_finds_the_factors() -> None:
     fit, rng = LinearFit((1.0, 1e-4)), random.Random(0)
     for _ in range(1000):
         num_tokens = rng.randrange(1, 8000)
@@ -19,7 +19,7 @@ def test_it_finds_the_factors_that_observations_have() -> None:
     assert fit.factors == pytest.approx((0.01, 3e-5), rel=0.1)
 
 
-def test_it_follows_what_changes() -> None:
+def test_fit_follows_changes() -> None:
     fit = LinearFit((0.1, 0.1))
     for seconds in (1.0, 2.0):
         for number in range(1000):
@@ -27,7 +27,7 @@ def test_it_follows_what_changes() -> None:
     assert fit.factors[1] == pytest.approx(2.0, rel=0.05)
 
 
-def test_where_all_are_alike_it_is_right_for_those_and_near_its_start_elsewhere() -> None:
+def test_fit_of_identical_observations() -> None:
     fit = LinearFit((0.02, 1e-4))
     for _ in range(1000):
         fit.observe((1.0, 100.0), 0.09)
@@ -43,7 +43,7 @@ def test_no_factor_is_negative() -> None:
     assert min(fit.factors) >= 0.0
 
 
-def test_many_of_one_kind_have_nothing_of_another_forgotten() -> None:
+def test_many_observations_of_one_kind_keep_the_others() -> None:
     fit, rng = LinearFit((1e-2, 1e-2, 1e-5)), random.Random(0)
 
     def observe(is_both: bool) -> None:
@@ -57,7 +57,7 @@ def test_many_of_one_kind_have_nothing_of_another_forgotten() -> None:
     assert fit.factors == pytest.approx((0.05, 3e-3, 4e-5), rel=0.1)
 
 
-def test_an_outlier_counts_for_little_and_what_lasts_is_believed() -> None:
+def test_outliers_count_little_and_lasting_changes_fully() -> None:
     fit = LinearFit((1.0,))
     for _ in range(100):
         fit.observe((1.0,), 1.0)
@@ -69,7 +69,7 @@ def test_an_outlier_counts_for_little_and_what_lasts_is_believed() -> None:
 
 
 @pytest.mark.parametrize("first", [0.2, 5.0])
-def test_a_slow_time_is_forgotten_by_who_is_not_asked(first: float) -> None:
+def test_slow_time_is_forgotten_without_observations(first: float) -> None:
     """Even if the initial factors were far off."""
     fit = LinearFit((1.0, 1e-3))
 
@@ -90,7 +90,7 @@ def test_a_slow_time_is_forgotten_by_who_is_not_asked(first: float) -> None:
     assert fixed + 1000 * each < 5 * 2 * first
 
 
-def test_who_was_slow_for_so_long_that_it_became_usual_is_forgiven_too() -> None:
+def test_lasting_slowness_is_forgotten_without_observations() -> None:
     fit = LinearFit((1.0, 1e-3))
     for number in range(4 * 1200):
         size = 100 * (number % 30)
@@ -106,7 +106,7 @@ def test_who_was_slow_for_so_long_that_it_became_usual_is_forgiven_too() -> None
 
 
 @pytest.mark.parametrize("interval_s", [0.25, 2.0, 10.0])
-def test_what_is_usual_is_learned_of_who_is_asked_seldom(interval_s: float) -> None:
+def test_usual_time_is_learned_from_rare_observations(interval_s: float) -> None:
     """And kept during a minute without observations."""
     fit = LinearFit((1.0, 1e-3))
     for number in range(4 * 3600):
@@ -121,7 +121,7 @@ def test_what_is_usual_is_learned_of_who_is_asked_seldom(interval_s: float) -> N
 
 
 @pytest.mark.parametrize("idle_hours", [1.0, 4.05, 24.0])
-def test_it_learns_again_after_hours_in_which_nothing_was_observed(idle_hours: float) -> None:
+def test_fit_learns_again_after_idle_hours(idle_hours: float) -> None:
     fit = LinearFit((1.0, 1e-3))
     for size in range(100):
         fit.observe((1.0, size), 1.0)
@@ -132,7 +132,7 @@ def test_it_learns_again_after_hours_in_which_nothing_was_observed(idle_hours: f
     assert fit.factors == pytest.approx((0.5, 2e-3), rel=0.1)
 
 
-def test_it_learns_again_after_one_long_time_too() -> None:
+def test_fit_learns_again_after_one_long_time() -> None:
     for idle_s in range(14200, 15000, 10):
         fit = LinearFit((1.0,))
         fit.observe((1.0,), 1.0)

@@ -39,9 +39,7 @@ def said(text: str) -> set[tuple[str, str]]:
         ("error", ("error",), ("error",)),
     ],
 )
-def test_the_level_is_that_of_the_cluster_s_own_lines(
-    level: str, ours: tuple[str, ...], libraries: tuple[str, ...]
-) -> None:
+def test_level_applies_to_cluster_loggers(level: str, ours: tuple[str, ...], libraries: tuple[str, ...]) -> None:
     names = ("tandem.worker.process", "tandem.router.router", "tandem.decode_worker.scheduler")
     expected = {(name, word) for name in names for word in ours} | {("httpcore.http11", word) for word in libraries}
     assert said(run("prefill-0", level, "")) == expected
@@ -59,7 +57,7 @@ def test_each_process_appends_to_a_file_of_its_own(tmp_path: Path) -> None:
     assert {word for _, word in said((directory / "decode-0.log").read_text())} == {"error"}
 
 
-def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_unwritable_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"cannot write the log .*file/prefill-0\.log: .*choose another log_dir"):
         configure("prefill-0", LogConfig(directory=str(tmp_path / "file")))

@@ -20,7 +20,7 @@ def test_the_kind_of_sequence_does_not_matter() -> None:
     assert prefix_identities((1, 2, 3), 1, "") == prefix_identities([1, 2, 3], 1, "")
 
 
-def test_what_has_no_full_page_has_no_identity() -> None:
+def test_prefix_without_a_full_page_has_no_identity() -> None:
     assert prefix_identities([1, 2, 3], 4, "") == [] == prefix_identities([], 4, "x")
 
 
@@ -42,7 +42,7 @@ def test_pages_one_by_one_give_the_same() -> None:
         unpack_identities(packed[:-1])
 
 
-def test_what_is_known_of_a_prefix_is_not_looked_at_again() -> None:
+def test_known_prefix_is_not_read_again() -> None:
     whole = prefix_identities(range(10), 2, "tenant")
     for num_known in range(6):
         known = whole[:num_known]

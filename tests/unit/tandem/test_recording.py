@@ -23,7 +23,7 @@ def names(slices: object) -> list[str]:
     return [kept.name for kept in slices]  # type: ignore[attr-defined]
 
 
-def test_what_a_thread_does_follows_without_a_gap() -> None:
+def test_slices_of_a_thread_have_no_gaps() -> None:
     recorder = ticking()
     recorder.start()
     recorder.begin_turn()
@@ -40,7 +40,7 @@ def test_what_a_thread_does_follows_without_a_gap() -> None:
     assert {kept.track for kept in slices} == {ENGINE}
 
 
-def test_turns_that_did_nothing_leave_nothing_but_what_took_time() -> None:
+def test_idle_turns_leave_only_slow_slices() -> None:
     times = iter([0, 0, 1, 2, 3, 4 + MIN_LAP_NS, 9 * MIN_LAP_NS])
     recorder = Recorder(clock=lambda: next(times))
     recorder.start()
@@ -93,7 +93,7 @@ def test_a_forward_is_seen_to_end_without_being_waited_for() -> None:
     )
 
 
-def test_what_is_still_under_way_at_the_end_is_there_and_not_kept_for_later() -> None:
+def test_unfinished_slices_are_returned_once() -> None:
     recorder = ticking()
     recorder.start()
     recorder.started("copies", "copy", 1, lambda: False, "a", num_pages=2)
@@ -103,7 +103,7 @@ def test_what_is_still_under_way_at_the_end_is_there_and_not_kept_for_later() ->
     assert slices_of(recorder) == []
 
 
-def test_a_recorder_that_is_off_keeps_nothing_and_allocates_nothing() -> None:
+def test_recorder_off_keeps_and_allocates_nothing() -> None:
     def looked_at() -> int:
         pytest.fail("the clock was looked at")
 

@@ -42,7 +42,7 @@ def test_ranges(name: str, good: tuple[Any, ...], bad: tuple[Any, ...]) -> None:
             SamplingParams(**{"max_tokens": 5, name: value})
 
 
-def test_another_seed_is_all_that_changes() -> None:
+def test_only_the_seed_changes() -> None:
     params = SamplingParams(5, temperature=0.5, logit_bias=((7, 1.0),), seed=3, stop_token_ids=(0, 2))
     again = params.with_seed(2**64 - 1)
     assert again == replace(params, seed=2**64 - 1)
@@ -57,7 +57,7 @@ def test_a_stop_token_comes_before_the_length() -> None:
         assert params.finish_reason(6, 4, stop_token_ids) == ""
 
 
-def test_messages_say_what_would_be_right() -> None:
+def test_messages_state_the_valid_range() -> None:
     with pytest.raises(ValueError, match=r"^top_p must be between 0 and 1, not 1\.5$"):
         SamplingParams(1, top_p=1.5)
     with pytest.raises(ValueError, match=r"^temperature must be a number of at least 0, not nan$"):

@@ -47,6 +47,6 @@ def test_closed_arrivals_have_no_times() -> None:
     "wrong",
     [{"kind": "poisson"}, {"kind": "gamma", "rate": 1.0, "burstiness": 0.0}, {"concurrency": 0}, {"kind": "often"}],
 )
-def test_what_makes_no_arrivals_is_refused(wrong: dict[str, float]) -> None:
+def test_malformed_arrivals_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError):
         ArrivalConfig(**wrong)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ def test_a_quiet_run_has_no_warnings() -> None:
     assert warnings(run_of(record([1.0, 2.0]))) == ""
 
 
-def test_requests_that_left_late_are_counted_and_warned_about() -> None:
+def test_late_requests_are_counted_and_warned_about() -> None:
     run = run_of(*(record([2.0], due_s=1.0, sent_s=1.0 + late) for late in (0.0, 0.004, 0.006, 0.5)))
     summary = client_summary(run)
     assert summary["num_late"] == 2 and summary["late_share"] == 0.5 and summary["lateness"]["max"] == 0.5
@@ -52,11 +52,11 @@ def test_requests_that_left_late_are_counted_and_warned_about() -> None:
         (run_of(record([1.0]), record([], error="timeout", detail="no end")), "1 requests: timeout (such as: no end)"),
     ],
 )
-def test_each_doubt_has_its_words(run: RunResult, words: str) -> None:
+def test_every_warning_has_its_text(run: RunResult, words: str) -> None:
     assert words in warnings(run)
 
 
-def test_streams_that_fail_and_what_is_not_counted_are_told() -> None:
+def test_failed_streams_and_missing_counts_are_reported() -> None:
     stream = record([], group="streams", error="refused", detail="a full queue")
     assert "1 steady streams: refused (such as: a full queue)" in warnings(run_of(record([1.0]), stream))
     assert "1 whole answers had no output" in warnings(run_of(record([])))
@@ -66,7 +66,7 @@ def test_streams_that_fail_and_what_is_not_counted_are_told() -> None:
     assert "ended by their length" in warnings(run_of(record([1.0], counted_by="length")))
 
 
-def test_prompts_that_the_server_has_had_before_are_told() -> None:
+def test_repeated_prompts_are_reported() -> None:
     """A second run with the same seed measures the server's cache."""
     run = run_of(record([1.0], prompt_tokens=100, cached_tokens=96))
     assert "96% of the input tokens were in the server's cache" in warnings(run)
@@ -74,7 +74,7 @@ def test_prompts_that_the_server_has_had_before_are_told() -> None:
     assert make_result(common, run)["warnings"] == []
 
 
-def test_of_short_chats_the_template_may_be_what_was_cached() -> None:
+def test_cached_chat_template_is_considered() -> None:
     run = run_of(record([1.0], prompt_tokens=100, cached_tokens=35))
     chats = BenchConfig(EndpointConfig("http://h:1/v1", api="chat"), WorkloadConfig(prompt_as="text"))
     (warning,) = make_result(chats, run)["warnings"]

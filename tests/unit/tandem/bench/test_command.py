@@ -56,7 +56,7 @@ def test_turns_are_counted_as_requests(scripted: ScriptedServers) -> None:
     assert run_once(config(scripted(FAST).grpc, "multi-turn"), Outputs(), quiet())["requests"]["num_whole"] == 12
 
 
-def test_a_sweep_ends_where_too_few_are_good(scripted: ScriptedServers, tmp_path: Path) -> None:
+def test_sweep_ends_below_the_goodput_limit(scripted: ScriptedServers, tmp_path: Path) -> None:
     """Each run has other prompts, and the result includes all runs."""
     url, outputs = scripted(FAST).grpc, Outputs(result=tmp_path / "sweep.json")
     good = config(url, slo=Slo.parse("e2e=20s"))
@@ -69,7 +69,7 @@ def test_a_sweep_ends_where_too_few_are_good(scripted: ScriptedServers, tmp_path
     assert run_sweep(bad, SweepConfig("rate", 20, 40), 0.9, Outputs(), quiet())["sweep"]["highest"] is None
 
 
-def test_files_that_cannot_be_written_are_found_before_the_run(tmp_path: Path) -> None:
+def test_unwritable_files_are_found_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no directory"):
         run_once(config("grpc://127.0.0.1:1"), Outputs(result=tmp_path / "absent" / "run.json"), quiet())
 
@@ -85,7 +85,7 @@ def test_a_plot_of_runs_without_gaps_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["result", "requests", "report"])
-def test_a_file_that_cannot_be_written_is_found_before_the_run(tmp_path: Path, name: str) -> None:
+def test_unwritable_file_is_found_before_the_run(tmp_path: Path, name: str) -> None:
     for file in (tmp_path, Path("/proc/bench.json")):
         with pytest.raises(ValueError, match="cannot be written"):
             run_once(config("grpc://127.0.0.1:1"), Outputs(**{name: file}), quiet())
@@ -95,7 +95,7 @@ def test_a_file_that_cannot_be_written_is_found_before_the_run(tmp_path: Path, n
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
-def test_what_can_be_written_is_where_another_file_cannot(scripted: ScriptedServers, tmp_path: Path) -> None:
+def test_writable_results_survive_an_unwritable_file(scripted: ScriptedServers, tmp_path: Path) -> None:
     outputs = Outputs(result=tmp_path / "run.json", requests=Path("/dev/full"))
     with pytest.raises(OSError, match="/dev/full cannot be written: No space left"):
         run_once(config(scripted(FAST).http), outputs, quiet())

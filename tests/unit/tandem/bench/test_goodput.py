@@ -17,7 +17,7 @@ def test_durations_and_limits_are_read_with_their_units() -> None:
 
 
 @pytest.mark.parametrize("text", ["ttft", "ttft=5", "ttft=-1s", "speed=1s", "ttft=1s,ttft=2s", "", "itl_p101=1s"])
-def test_what_is_no_slo_is_refused(text: str) -> None:
+def test_malformed_slo_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         Slo.parse(text)
 

@@ -56,7 +56,7 @@ def test_all_requests_together_by_brute_force(all_times: list[list[float]]) -> N
         assert summary["itl"]["p99"] == pytest.approx(float(np.percentile(gaps, 99)))
 
 
-def test_what_warmed_up_or_failed_is_in_no_latency() -> None:
+def test_latencies_exclude_warmup_and_failures() -> None:
     records = [
         record([9.0], is_warmup=True),
         record([1.0, 2.0]),
@@ -79,7 +79,7 @@ def test_streams_are_measured_while_the_others_run() -> None:
     assert summary["duration_s"] == 3.0
 
 
-def test_the_server_counts_inputs_where_it_says() -> None:
+def test_token_counts_reported_by_the_server_are_used() -> None:
     records = [record([1.0], prompt_tokens=7, cached_tokens=4), record([1.0])]
     summary: Any = summarize(records)
     assert summary["num_input_tokens"] == 7 + 10 and summary["num_cached_tokens"] == 4
@@ -91,7 +91,7 @@ def test_nothing_has_no_distribution() -> None:
     assert summary["ttft"] is None and summary["requests_per_s"] == 0.0
 
 
-def test_tokens_of_streams_are_those_that_came_in_the_window() -> None:
+def test_stream_tokens_count_within_the_window() -> None:
     """The chunk before the window starts its first gap but adds no token, like any earlier chunk."""
     before = record([1.0, 2.0, 3.0], group="streams")
     stream = record([0.0, 5.0, 6.0, 8.0, 9.0], group="streams", error="cut")
@@ -100,6 +100,6 @@ def test_tokens_of_streams_are_those_that_came_in_the_window() -> None:
     assert summary["output_tokens_per_s"] == pytest.approx(2 / 3)
 
 
-def test_cached_tokens_of_which_nothing_was_said_are_not_none_of_them() -> None:
+def test_unreported_cached_tokens_are_unknown() -> None:
     assert summarize([record([1.0])])["num_cached_tokens"] is None
     assert summarize([record([1.0], cached_tokens=0)])["num_cached_tokens"] == 0

@@ -15,7 +15,7 @@ from tests.unit.tandem.bench.test_results import a_run
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def test_each_measure_that_a_run_has_is_drawn(tmp_path: Path) -> None:
+def test_available_measures_are_drawn(tmp_path: Path) -> None:
     results = [make_result(*a_run(label="one")), make_result(*a_run(label="two"))]
     write_plots(results, tmp_path / "plots")
     names = {path.stem for path in (tmp_path / "plots").iterdir()}
@@ -23,7 +23,7 @@ def test_each_measure_that_a_run_has_is_drawn(tmp_path: Path) -> None:
     assert all(path.read_bytes().startswith(PNG) for path in (tmp_path / "plots").iterdir())
 
 
-def test_curves_are_those_of_the_values() -> None:
+def test_curves_match_the_values() -> None:
     [axes] = figures_of([make_result(*a_run(label="one"))])["ttft"].axes
     [line] = axes.get_lines()
     assert line.get_label() == "one"
@@ -49,12 +49,12 @@ def test_streams_of_two_runs_are_on_one_scale_with_the_arrivals(stalls: tuple[fl
     assert png(figure).startswith(PNG)
 
 
-def test_nothing_is_drawn_of_nothing() -> None:
+def test_no_values_draw_nothing() -> None:
     empty = make_result(*a_run(records=[record([], error="refused")]))
     assert gaps_figure([empty]) is None and set(figures_of([empty])) == set()
 
 
-def test_without_matplotlib_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_matplotlib_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ValueError, match=r"need matplotlib: pip install 'tandem-llm\[bench\]'"):
         require_matplotlib()

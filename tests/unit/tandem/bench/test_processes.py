@@ -51,7 +51,7 @@ def off(measured: list[float], true: list[float]) -> float:
 
 
 @pytest.mark.parametrize("kind", ["grpc", "completions", "chat"])
-def test_measures_are_those_of_the_server_within_a_millisecond(scripted: ScriptedServers, kind: str) -> None:
+def test_measures_match_the_server_within_a_millisecond(scripted: ScriptedServers, kind: str) -> None:
     server = scripted(SCRIPT)
     prompt_as: PromptAs = "text" if kind == "chat" else "ids"
     for _ in range(NUM_TRIES):
@@ -91,7 +91,7 @@ def differences(result: RunResult, sent: list[tuple[float, list[float]]]) -> dic
 
 
 @pytest.mark.parametrize("kind", ["grpc", "completions"])
-def test_goodput_is_that_of_the_script(scripted: ScriptedServers, kind: str) -> None:
+def test_goodput_matches_the_script(scripted: ScriptedServers, kind: str) -> None:
     endpoint = endpoint_of(scripted(SCRIPT), kind)
     for _ in range(NUM_TRIES):
         records = run_processes(endpoint, RunnerConfig(), sessions(5), 1).records
@@ -139,7 +139,7 @@ def test_there_are_no_more_processes_than_requests_in_hand(scripted: ScriptedSer
 
 
 @pytest.mark.parametrize("scheme", ["grpc://{}", "http://{}/v1"])
-def test_nobody_there_is_said_in_words(scheme: str) -> None:
+def test_unreachable_server_is_reported(scheme: str) -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         url = scheme.format(f"127.0.0.1:{bound.getsockname()[1]}")
@@ -148,14 +148,14 @@ def test_nobody_there_is_said_in_words(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["grpc://{}", "http://{}/v1"])
-def test_one_that_is_silent_is_given_up(scheme: str) -> None:
+def test_silent_server_times_out(scheme: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = EndpointConfig(scheme.format(f"127.0.0.1:{silent.getsockname()[1]}"), connect_timeout_s=0.3)
         with pytest.raises(EndpointError, match="in time"):
             run_processes(endpoint, RunnerConfig(), sessions(1), 1)
 
 
-def test_ctrl_c_leaves_what_was_measured_so_far(scripted: ScriptedServers) -> None:
+def test_ctrl_c_keeps_measurements(scripted: ScriptedServers) -> None:
     server = scripted(SCRIPT)
     ended = threading.Event()
     runs: list[RunResult] = []
@@ -174,7 +174,7 @@ def test_ctrl_c_leaves_what_was_measured_so_far(scripted: ScriptedServers) -> No
     assert {record.error for record in result.records} <= {"", "cut"}
 
 
-def test_a_process_that_dies_is_noticed(scripted: ScriptedServers) -> None:
+def test_dead_process_is_noticed(scripted: ScriptedServers) -> None:
     def kill_it(*_: object) -> None:
         for child in multiprocessing.active_children():
             if child.pid not in before:
@@ -186,7 +186,7 @@ def test_a_process_that_dies_is_noticed(scripted: ScriptedServers) -> None:
         run_processes(EndpointConfig(server.grpc), RunnerConfig(), sessions(500), 1, kill_it)
 
 
-def test_ctrl_c_is_nothing_to_a_client_process_from_its_beginning(scripted: ScriptedServers) -> None:
+def test_client_process_ignores_ctrl_c_from_its_start(scripted: ScriptedServers) -> None:
     """It reaches the whole group, even while the processes import modules."""
     blocked: set[bool] = set()
 

@@ -42,7 +42,7 @@ def test_runs_are_compared_and_nothing_is_fetched(tmp_path: Path) -> None:
     assert re.search(r"<th>one</th><th>two</th>", text) and "Steady streams" in text
 
 
-def test_what_comes_from_outside_is_escaped() -> None:
+def test_external_text_is_escaped() -> None:
     result = make_result(*a_run(label="<b>&", records=[record([], error="failed", detail="<script>alert(1)</script>")]))
     text = render([result])
     assert "<b>&" not in text and "<script" not in text and "&lt;script&gt;" in text

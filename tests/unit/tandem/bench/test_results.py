@@ -24,7 +24,7 @@ def a_run(**options: Any) -> tuple[BenchConfig, RunResult]:
     return config, RunResult(ServerDescription("m", "v"), 0.0, options.pop("records", records), usages, **options)
 
 
-def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_result_round_trips(tmp_path: Path) -> None:
     result = make_result(*a_run())
     file = tmp_path / "run.json"
     write_result(result, file)
@@ -55,7 +55,7 @@ def test_requests_are_written_in_order_of_their_leaving(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 99, "requests": {}}'])
-def test_what_is_no_result_is_refused(tmp_path: Path, text: str) -> None:
+def test_malformed_result_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ValueError, match=r"x\.json"):
         read_result(tmp_path / "x.json")
@@ -70,7 +70,7 @@ def test_a_run_without_a_whole_request_has_a_result() -> None:
     assert result["warnings"] == ["1 requests: refused (such as: no)"]
 
 
-def test_configurations_that_make_no_sense_are_refused() -> None:
+def test_contradictory_configurations_are_refused() -> None:
     endpoint = EndpointConfig("grpc://host:1")
     for workload, arrivals in (
         (WorkloadConfig(kind="steady-streams"), ArrivalConfig()),
@@ -91,7 +91,7 @@ def test_configurations_that_make_no_sense_are_refused() -> None:
         {"duration_s": 5.0, "workload": WorkloadConfig(num_requests=5), "warmup_s": 5.0},
     ],
 )
-def test_runs_that_would_measure_nothing_are_refused(options: dict[str, Any]) -> None:
+def test_empty_runs_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="--warmup"):
         BenchConfig(EndpointConfig("grpc://host:1"), **options)
     with pytest.raises(ValueError, match="time scale"):

@@ -80,7 +80,7 @@ def run(sessions: Sequence[Session], client: BenchClient, **config: Any) -> list
     return virtual_time.run(main())
 
 
-def test_open_arrivals_leave_at_their_times_whatever_becomes_of_the_others() -> None:
+def test_open_arrivals_leave_on_time() -> None:
     due = [0.0, 0.02, 0.05, 0.05]
     records = run([single(n, moment) for n, moment in enumerate(due)], FakeClient(0.2))
     assert [record.due_s for record in records] == due
@@ -88,7 +88,7 @@ def test_open_arrivals_leave_at_their_times_whatever_becomes_of_the_others() -> 
     assert max(record.sent_s for record in records) < min(record.ended_s for record in records)
 
 
-def test_a_request_that_could_not_leave_in_time_is_late_and_its_time_counts_from_then() -> None:
+def test_late_request_is_counted_from_its_actual_start() -> None:
     """A delayed client does not shift the arrivals."""
 
     class Slow(FakeClient):
@@ -103,7 +103,7 @@ def test_a_request_that_could_not_leave_in_time_is_late_and_its_time_counts_from
     assert first.lateness_s >= 0.1
 
 
-def test_closed_arrivals_keep_so_many_in_hand() -> None:
+def test_closed_arrivals_keep_the_concurrency() -> None:
     client = FakeClient()
     records = run([single(n) for n in range(10)], client, concurrency=3)
     assert client.most_at_once == 3
@@ -139,7 +139,7 @@ def test_texts_are_gone_on_with_as_texts() -> None:
     assert [p.text for p in client.prompts[1]] == ["why", "answer 1", "why"]
 
 
-def test_a_session_ends_with_a_turn_that_failed() -> None:
+def test_failed_turn_ends_the_session() -> None:
     client = FakeClient()
     client.error = RequestError("refused", "a full queue")
     turns = [Turn((part(1),), 2, part(0)), Turn((part(2),), 2)]
@@ -147,7 +147,7 @@ def test_a_session_ends_with_a_turn_that_failed() -> None:
     assert (record.error, record.detail) == ("refused", "a full queue") and record.ended_s > 0
 
 
-def test_an_output_that_is_too_short_is_an_error_where_the_end_is_ignored() -> None:
+def test_short_output_with_ignore_eos_is_an_error() -> None:
     client = FakeClient()
     client.num_missing = 1
     assert [record.error for record in run([single(0)], client)] == ["too_short"]
@@ -155,7 +155,7 @@ def test_an_output_that_is_too_short_is_an_error_where_the_end_is_ignored() -> N
 
 
 @pytest.mark.parametrize("tells_ids", [True, False])
-def test_answers_that_are_equal_have_equal_digests(tells_ids: bool) -> None:
+def test_equal_answers_have_equal_digests(tells_ids: bool) -> None:
     one, other, lost = FakeClient(tells_ids=tells_ids), FakeClient(tells_ids=tells_ids), FakeClient()
     other.num_missing = 1
     lost.error = RequestError("failed", "x")
@@ -164,14 +164,14 @@ def test_answers_that_are_equal_have_equal_digests(tells_ids: bool) -> None:
     assert run([single(0)], lost)[0].output_digest == ""
 
 
-def test_what_leaves_early_warms_up() -> None:
+def test_early_requests_are_warmup() -> None:
     by_number = run([single(n) for n in range(4)], FakeClient(), warmup_requests=2)
     assert [record.is_warmup for record in by_number] == [True, True, False, False]
     by_time = run([single(n, n * 0.02) for n in range(4)], FakeClient(), warmup_s=0.03)
     assert [record.is_warmup for record in by_time] == [True, True, False, False]
 
 
-def test_a_stream_begins_with_what_is_left_of_it() -> None:
+def test_spread_stream_starts_with_its_remainder() -> None:
     async def main() -> list[RequestRecord]:
         midway = Turn((part(1, 2, 3, 4, 5),), 1)
         stream = Session(0, (Turn((part(1),), 2),), "streams", begins_with=midway)
@@ -206,7 +206,7 @@ def test_streams_go_on_until_they_are_cut() -> None:
     assert {record.error for record in streams[:-1]} == {""} and streams[-1].error in ("", "cut")
 
 
-def test_who_stops_a_run_has_what_came_until_then() -> None:
+def test_stopped_run_keeps_its_measurements() -> None:
     async def main() -> Runner:
         runner = make_runner([single(0, 0.0), single(1, 0.01), single(2, 60.0)], FakeClient(30.0))
         running = asyncio.create_task(runner.run())
@@ -231,7 +231,7 @@ class SlowToEncode(FakeClient):
         return super().prepare(parts, num_output_tokens)
 
 
-def test_what_is_sent_first_is_encoded_before_the_beginning() -> None:
+def test_first_requests_are_encoded_before_the_start() -> None:
     """Otherwise the first arrivals would be late, and their TTFT the client's own."""
     client = SlowToEncode()
 
@@ -255,7 +255,7 @@ def test_no_turn_begins_after_the_duration() -> None:
     assert len(run(numbered([turns]), FakeClient(), duration_s=0.5)) == 2
 
 
-def test_what_a_client_cannot_read_is_one_requests_failure() -> None:
+def test_unreadable_answer_fails_only_its_request() -> None:
     class Confused(FakeClient):
         async def send(self, prepared: Any, record: RequestRecord, clock: Clock) -> Answer:
             if record.index == 1:

@@ -36,7 +36,7 @@ def test_both_ends() -> None:
 
 
 @pytest.mark.parametrize("text", ["rate", "rate=1", "rate=0..5", "rate=5..1", "speed=1..2", "concurrency=1..2.5"])
-def test_what_is_no_sweep_is_refused(text: str) -> None:
+def test_malformed_sweep_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         SweepConfig.parse(text)
 

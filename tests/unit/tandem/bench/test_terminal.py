@@ -27,7 +27,7 @@ def test_the_table_has_each_measure_in_milliseconds() -> None:
     assert "50.0% of 2 (ttft 1000 ms; missed: ttft 1)" in shown.getvalue()
 
 
-def test_streams_have_a_table_of_their_own_without_what_they_have_not() -> None:
+def test_streams_table_omits_missing_measures() -> None:
     target, shown = console()
     stream = record([0.1, 0.2, 0.4], group="streams", error="cut")
     print_result(target, make_result(*a_run(records=[record([0.3, 0.5]), stream])))
@@ -53,14 +53,14 @@ def test_progress_is_shown_on_a_terminal_alone() -> None:
         assert ("12 of 50 requests ended, 3 in hand, 1 failed" in shown.getvalue()) is is_terminal
 
 
-def test_a_sweep_whose_highest_was_good_has_found_a_lower_bound_alone() -> None:
+def test_sweep_with_good_maximum_gives_a_lower_bound() -> None:
     target, shown = console()
     trials = [{"value": float(value), "good_share": 1.0, "result": make_result(*a_run())} for value in (1, 2)]
     print_trials(target, {"variable": "rate", "low": 1.0, "good_share": 0.9, "highest": 2.0, "trials": trials})
     assert "at least 2, the highest that was tried" in shown.getvalue()
 
 
-def test_what_the_server_has_not_said_of_its_cache_is_not_shown_as_nothing() -> None:
+def test_unknown_cached_tokens_are_not_shown_as_zero() -> None:
     target, shown = console()
     print_result(target, make_result(*a_run()))
     assert "cached" not in shown.getvalue()

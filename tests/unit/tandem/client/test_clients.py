@@ -153,13 +153,13 @@ def test_a_stream_goes_on_at_another_router(routers: list[ScriptedRouter], call:
         assert request.resume.token == b"token of r0" and list(request.token_ids.ids) == [1, 2]
 
 
-def test_it_goes_on_again_when_the_next_one_dies_too(routers: list[ScriptedRouter], call: Any) -> None:
+def test_stream_survives_a_second_router_death(routers: list[ScriptedRouter], call: Any) -> None:
     routers[0].breaks_after = routers[1].breaks_after = 2
     for responses in call(routers[2].address, count=5):
         assert_whole(responses)
 
 
-def test_it_goes_on_at_the_only_router_once_that_is_back(call: Any) -> None:
+def test_stream_resumes_at_the_only_router(call: Any) -> None:
     alone: list[ScriptedRouter] = []
     alone.append(ScriptedRouter(alone, "r0"))
     alone[0].breaks_after = 3
@@ -180,7 +180,7 @@ def test_it_goes_on_at_the_only_router_once_that_is_back(call: Any) -> None:
     assert len(alone[0].requests) == 2
 
 
-def test_a_router_s_own_word_is_the_end(routers: list[ScriptedRouter], call: Any) -> None:
+def test_router_error_is_final(routers: list[ScriptedRouter], call: Any) -> None:
     for router in routers:
         router.own_error = True
     with pytest.raises(TandemError, match="no worker"):
@@ -188,7 +188,7 @@ def test_a_router_s_own_word_is_the_end(routers: list[ScriptedRouter], call: Any
     assert sum(len(router.requests) for router in routers) == 1
 
 
-def test_nobody_tries_for_ever(routers: list[ScriptedRouter], call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retries_are_limited(routers: list[ScriptedRouter], call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_module, "GO_ON_WITHIN_S", 1.0)
     for router in routers:
         router.breaks_after = 1
@@ -213,7 +213,7 @@ def test_the_time_to_go_on_counts_from_when_a_stream_breaks() -> None:
     assert not progress.goes_on_after(broken)
 
 
-def test_where_there_never_was_a_cluster_that_is_said_at_once(routers: list[ScriptedRouter], call: Any) -> None:
+def test_missing_cluster_is_reported_at_once(routers: list[ScriptedRouter], call: Any) -> None:
     for router in routers:
         router.stop()
     began = time.monotonic()
@@ -222,7 +222,7 @@ def test_where_there_never_was_a_cluster_that_is_said_at_once(routers: list[Scri
     assert time.monotonic() - began < 3.0
 
 
-def test_a_port_that_says_nothing_takes_no_longer_than_a_call_may() -> None:
+def test_silent_port_respects_the_call_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         began = time.monotonic()

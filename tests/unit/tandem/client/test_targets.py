@@ -20,14 +20,14 @@ def test_until_the_cluster_has_been_asked_there_is_one_address() -> None:
     assert [found.next() for _ in range(3)] == ["cluster:50051"] * 3
 
 
-def test_routers_take_turns_at_the_host_that_the_client_knows() -> None:
+def test_routers_take_turns_at_the_known_host() -> None:
     found = targets()
     assert not found.must_ask
     calls = [found.next() for _ in range(9)]
     assert sorted(calls) == sorted(REACHED * 3) and set(calls[:3]) == set(REACHED)
 
 
-def test_a_conversation_stays_with_its_router_whichever_client_calls() -> None:
+def test_conversation_stays_with_its_router_for_every_client() -> None:
     clock = FakeClock()
     first, second = targets(clock), targets(clock)
     sessions = [f"session-{number}" for number in range(300)]
@@ -43,7 +43,7 @@ def test_a_conversation_stays_with_its_router_whichever_client_calls() -> None:
     assert {session: first.next(session) for session in sessions} == places
 
 
-def test_routers_of_several_hosts_are_where_the_cluster_says() -> None:
+def test_router_addresses_on_several_hosts() -> None:
     own = ["10.0.0.1:7001", "10.0.0.2:7001"]
     assert RouterTargets("cluster:50051").set_routers(own) == own
 
@@ -52,7 +52,7 @@ def test_clients_begin_anywhere() -> None:
     assert len({targets().next() for _ in range(100)}) == 3
 
 
-def test_one_router_is_called_where_it_was_found() -> None:
+def test_single_router_is_called_at_its_address() -> None:
     found = RouterTargets("cluster:50051", FakeClock())
     assert found.set_routers(["0.0.0.0:50051"]) == ["cluster:50051"]
     assert found.next() == "cluster:50051"
@@ -60,7 +60,7 @@ def test_one_router_is_called_where_it_was_found() -> None:
     assert found.next() == "cluster:50051"
 
 
-def test_where_a_call_has_failed_none_goes_for_a_while() -> None:
+def test_failed_router_is_avoided_for_a_while() -> None:
     clock = FakeClock()
     found = targets(clock)
     found.avoid(REACHED[0])
@@ -80,7 +80,7 @@ def test_when_all_fail_the_cluster_is_asked_again() -> None:
     assert not found.must_ask
 
 
-def test_what_is_out_of_reach_is_left_out() -> None:
+def test_unreachable_routers_are_left_out() -> None:
     found = RouterTargets("cluster:50051", FakeClock())
     assert found.set_routers(OWN) == REACHED
     assert found.next() == "cluster:50051"

@@ -69,7 +69,7 @@ def test_the_token_of_a_header(authorization: str | None, token: str) -> None:
 
 
 @pytest.mark.parametrize("guess", ["alpha", "gamma", "none of them", ""])
-def test_time_tells_nothing_about_a_guess(guess: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_time_is_constant(guess: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
 
     def compare(a: bytes, b: bytes) -> bool:
@@ -177,7 +177,7 @@ class ClusterPort:
 
 
 @pytest.mark.parametrize("metadata", WRONG.values(), ids=WRONG)
-def test_nobody_joins_the_cluster_without_the_token(metadata: Any) -> None:
+def test_joining_requires_the_token(metadata: Any) -> None:
     port = ClusterPort()
 
     async def scenario() -> None:

@@ -31,9 +31,7 @@ async def watch(connection: grpc.aio.Channel) -> grpc.aio.UnaryStreamCall:
     return call
 
 
-def test_calls_beyond_the_limit_wait_until_others_of_the_connection_end(
-    router_model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_beyond_the_limit_wait(router_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "MAX_STREAMS", NUM_STREAMS)
     process = RouterProcess(RouterConfig(str(router_model_dir), "fake", 64, grpc_port=0, http_port=0))
 

@@ -52,7 +52,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     ],
     ids=["worker", "router", "sender", "receiver"],
 )
-def test_every_message_comes_back_as_it_was(union: object, codec: BatchCodec) -> None:
+def test_messages_round_trip(union: object, codec: BatchCodec) -> None:
     kinds = st.one_of([values(cls) for cls in get_args(union)])
 
     @given(st.lists(kinds, max_size=5))
@@ -80,7 +80,7 @@ def test_a_message_of_an_unknown_kind_is_refused() -> None:
         {"num_logprobs": [0, 0]},
     ],
 )
-def test_tokens_whose_lists_do_not_belong_together_are_refused(lists: dict[str, Any]) -> None:
+def test_mismatched_token_lists_are_refused(lists: dict[str, Any]) -> None:
     whole: dict[str, Any] = {
         "request_ids": ["a"],
         "attempts": [0],
@@ -97,7 +97,7 @@ def test_tokens_whose_lists_do_not_belong_together_are_refused(lists: dict[str, 
         decode(worker_pb2.Tokens(**{**whole, **lists}))
 
 
-def test_a_writer_joins_what_has_come_together_and_ends_after_close() -> None:
+def test_writer_joins_pending_messages_and_ends_after_close() -> None:
     async def scenario() -> list[list[object]]:
         writer = BatchWriter(ROUTER_CODEC)
         batches = writer.batches()
@@ -113,7 +113,7 @@ def test_a_writer_joins_what_has_come_together_and_ends_after_close() -> None:
     assert asyncio.run(scenario()) == [[m.Abort("a", 0), m.Abort("b", 0), m.Abort("c", 1)], [m.Abort("d", 0)]]
 
 
-def test_generated_code_is_that_of_the_sources(tmp_path: Path) -> None:
+def test_generated_code_is_current(tmp_path: Path) -> None:
     sources = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "proto/tandem/v1").glob("*.proto"))
     outputs = [f"--{kind}={tmp_path}" for kind in ("python_out", "pyi_out", "grpc_python_out")]
     command = [sys.executable, "-m", "grpc_tools.protoc", "--proto_path=proto", *outputs, *sources]

@@ -87,7 +87,7 @@ def with_anothers(address: str) -> grpc.aio.Channel:
 
 
 @pytest.mark.parametrize("dial", [open_channel, without_certificate, with_anothers])
-def test_a_caller_without_a_certificate_of_the_cluster_gets_nowhere(dial: Callable[[str], grpc.aio.Channel]) -> None:
+def test_caller_needs_a_cluster_certificate(dial: Callable[[str], grpc.aio.Channel]) -> None:
     """Even with the token."""
 
     async def scenario() -> None:
@@ -102,7 +102,7 @@ def test_a_caller_without_a_certificate_of_the_cluster_gets_nowhere(dial: Callab
     run(scenario)
 
 
-def test_a_process_speaks_to_nobody_else_and_says_why() -> None:
+def test_client_rejects_servers_outside_the_cluster() -> None:
     async def scenario() -> None:
         async with serving(ClusterCredentials(TOKEN, OTHER)) as address:
             with pytest.raises(grpc.aio.AioRpcError, match="CERTIFICATE_VERIFY_FAILED"):
@@ -115,9 +115,7 @@ def test_a_process_speaks_to_nobody_else_and_says_why() -> None:
 
 
 @pytest.mark.parametrize("credentials", [OURS, ClusterCredentials(TOKEN)], ids=["tls", "plain"])
-def test_a_connection_that_says_nothing_is_closed(
-    credentials: ClusterCredentials, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_connection_is_closed(credentials: ClusterCredentials, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "HANDSHAKE_TIMEOUT_MS", 300)
 
     async def scenario() -> None:
@@ -157,14 +155,14 @@ def test_new_certificates_in_the_files_take_the_place_of_old_ones(tmp_path: Path
     run(scenario)
 
 
-def test_a_file_that_is_not_there_at_the_start_is_said(tmp_path: Path) -> None:
+def test_missing_file_is_reported_at_start(tmp_path: Path) -> None:
     files = written(tmp_path, TLS)
     (tmp_path / "cert").unlink()
     with pytest.raises(ValueError, match=r"cert of the cluster's TLS cannot be read: No such file"):
         ClusterCredentials(TOKEN, files)
 
 
-def test_a_key_is_shown_to_nobody(tmp_path: Path) -> None:
+def test_private_key_is_not_shown(tmp_path: Path) -> None:
     secret = TLS.key.splitlines()[1].decode()
     assert secret not in f"{TLS} {TLS!r} {OURS!r}"
     open_before = set(Path("/proc/self/fd").iterdir())

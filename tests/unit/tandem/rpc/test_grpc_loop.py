@@ -53,7 +53,7 @@ async def serve_streams() -> tuple[list[list[bytes]], set[int]]:
     return received, policies
 
 
-def test_every_message_comes_in_order_and_the_poller_takes_nobody_s_processor() -> None:
+def test_messages_arrive_in_order_without_busy_polling() -> None:
     loop_thread = LoopThread(GrpcLoop)
     loop_thread.start()
     try:
@@ -100,14 +100,14 @@ def handle_batches(queue: PollerCompletionQueue, batches: list[list[str]]) -> No
         end.close()
 
 
-def test_events_that_wait_together_are_handled_together() -> None:
+def test_pending_events_are_handled_together() -> None:
     queue = PollerCompletionQueue()
     handle_batches(queue, [["open"] * 100] * 2)
     assert len(queue.handled) == 200
     assert queue.num_calls == 2
 
 
-def test_an_event_of_a_loop_that_is_closed_holds_up_none_behind_it() -> None:
+def test_event_of_a_closed_loop_does_not_block_later_events() -> None:
     queue = PollerCompletionQueue()
     handle_batches(queue, [["open", "closed", "closed", "open"], ["closed"], ["open"]])
     assert queue.handled == ["open"] * 3

@@ -53,7 +53,7 @@ def run(scenario: Callable[[Any, Process], Any]) -> None:
     asyncio.run(with_deadline())
 
 
-def test_it_says_what_was_recorded_and_what_was_dropped() -> None:
+def test_reports_recorded_and_dropped_slices() -> None:
     async def record(stub: Any, process: Process) -> None:
         call = stub.RecordProcess(pb.RecordRequest(duration_s=0.05))
         first = await anext(aiter(call))
@@ -70,7 +70,7 @@ def test_it_says_what_was_recorded_and_what_was_dropped() -> None:
     run(record)
 
 
-def test_what_takes_too_many_bytes_counts_as_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_beyond_the_byte_limit_count_as_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording_service, "MAX_BYTES", 30_000)
 
     async def record(stub: Any, process: Process) -> None:
@@ -85,7 +85,7 @@ def test_what_takes_too_many_bytes_counts_as_dropped(monkeypatch: pytest.MonkeyP
     run(record)
 
 
-def test_a_process_whose_slices_are_large_sends_few_at_a_time() -> None:
+def test_large_slices_are_sent_a_few_at_a_time() -> None:
     async def record() -> None:
         process = Process()
         async with asyncio.timeout(20.0), served(process, 3) as stub:
@@ -98,7 +98,7 @@ def test_a_process_whose_slices_are_large_sends_few_at_a_time() -> None:
     asyncio.run(record())
 
 
-def test_one_recording_at_a_time_and_none_that_lasts_for_ever() -> None:
+def test_one_recording_at_a_time_with_a_time_limit() -> None:
     async def record(stub: Any, process: Process) -> None:
         first = stub.RecordProcess(pb.RecordRequest(duration_s=10.0))
         await first.read()
@@ -118,7 +118,7 @@ def test_one_recording_at_a_time_and_none_that_lasts_for_ever() -> None:
     run(record)
 
 
-def test_a_loop_that_does_not_answer_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresponsive_loop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording_service, "STOP_TIMEOUT_S", 0.1)
 
     async def record(stub: Any, process: Process) -> None:

@@ -135,7 +135,7 @@ def test_a_request_has_a_deadline() -> None:
     assert isinstance(error, RequestError) and error.kind == "timeout"
 
 
-def test_a_cluster_that_cannot_be_measured() -> None:
+def test_unmeasurable_cluster() -> None:
     _, error = ask(Servicer(is_ready=False))
     assert isinstance(error, EndpointError) and "is not ready: no worker" in str(error)
     _, error = ask(Servicer(grpc.StatusCode.UNAUTHENTICATED))

@@ -94,7 +94,7 @@ def test_continuous_usage_counts_each_chunk_exactly() -> None:
     assert (record.counted_by, list(record.counts), record.num_output_tokens) == ("continuous_usage", [1, 3], 4)
 
 
-def test_a_token_without_text_is_seen_where_the_server_counts_it() -> None:
+def test_tokens_without_text_count_with_usage() -> None:
     record, _ = ask(events(text("a", **usage(1)), text("", **usage(2)), text("é", **usage(3)), b"[DONE]"))
     assert (record.counted_by, list(record.counts)) == ("continuous_usage", [1, 1, 1])
 
@@ -111,7 +111,7 @@ def test_without_any_count_each_chunk_is_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["content", "reasoning_content", "reasoning"])
-def test_a_chats_chunks_have_deltas_and_its_role_is_no_token(name: str) -> None:
+def test_chat_chunks_have_deltas_and_the_role_is_no_token(name: str) -> None:
     def delta(**content: str) -> dict[str, Any]:
         return {"choices": [{"index": 0, "delta": content, "finish_reason": None}]}
 
@@ -119,7 +119,7 @@ def test_a_chats_chunks_have_deltas_and_its_role_is_no_token(name: str) -> None:
     assert len(record.times) == 1 and answer.text == "a"
 
 
-def test_requests_say_what_is_asked_of_them() -> None:
+def test_request_bodies() -> None:
     seen: list[tuple[str, dict[str, Any]]] = []
 
     async def note(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
@@ -160,7 +160,7 @@ def test_errors_by_their_kind(answer: bytes, kind: str, detail: str) -> None:
     assert isinstance(error, RequestError) and error.kind == kind and detail in str(error)
 
 
-def test_a_stream_that_breaks_has_failed_and_keeps_what_came() -> None:
+def test_broken_stream_fails_and_keeps_its_tokens() -> None:
     async def broken(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         writer.write(events(text("a"), text("b"), b"[DONE]")[:-20])
         await writer.drain()
@@ -171,7 +171,7 @@ def test_a_stream_that_breaks_has_failed_and_keeps_what_came() -> None:
     assert record.num_output_tokens == len(record.times) >= 1
 
 
-def test_one_that_never_ends_is_a_timeout() -> None:
+def test_endless_stream_times_out() -> None:
     async def silent(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         writer.write(events(text("a"), b"[DONE]")[:-5])
 
@@ -179,7 +179,7 @@ def test_one_that_never_ends_is_a_timeout() -> None:
     assert isinstance(error, RequestError) and error.kind == "timeout"
 
 
-def test_connections_are_kept_and_one_that_was_closed_meanwhile_is_no_error() -> None:
+def test_connections_are_reused_and_a_closed_one_is_replaced() -> None:
     writers: list[asyncio.StreamWriter] = []
 
     async def note(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
@@ -212,7 +212,7 @@ def test_connections_are_kept_and_one_that_was_closed_meanwhile_is_no_error() ->
         (response("200 OK", b"<html>"), "names no model"),
     ],
 )
-def test_a_server_that_cannot_be_measured(answer: bytes, message: str) -> None:
+def test_unmeasurable_server(answer: bytes, message: str) -> None:
     async def always(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         writer.write(answer)
 
@@ -278,7 +278,7 @@ def delta(reason: str | None = None, **content: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": content, "finish_reason": reason}]}
 
 
-def test_a_count_that_comes_with_the_last_chunk_makes_it_none_of_the_output() -> None:
+def test_chunk_with_only_the_count_is_no_output() -> None:
     """Some servers count once, in the chunk with the finish reason, which has no token."""
     last = delta("length", content="") | usage(3)
     record, _ = ask(events(*(delta(content="ab") for _ in range(3)), last, b"[DONE]"), api="chat")
@@ -295,20 +295,20 @@ def test_a_count_that_comes_with_the_last_chunk_makes_it_none_of_the_output() ->
         {"content": [{"type": "text", "text": "a"}]},
     ],
 )
-def test_whatever_a_chat_puts_out_is_output(part: dict[str, Any]) -> None:
+def test_all_chat_deltas_are_output(part: dict[str, Any]) -> None:
     record, _ = ask(
         events(delta(role="assistant", content=None), *[delta(**part)] * 3, usage(3), b"[DONE]"), api="chat"
     )
     assert (record.counted_by, list(record.counts), len(record.times)) == ("usage", [1, 1, 1], 3)
 
 
-def test_an_answer_with_tokens_none_of_which_was_seen_is_not_whole() -> None:
+def test_answer_without_seen_tokens_is_incomplete() -> None:
     """Its first token has no time, so it would only be missing from the TTFTs."""
     _, error = ask(events(text(""), text("", "length"), {"choices": [], **usage(2)}, b"[DONE]"))
     assert isinstance(error, RequestError) and error.kind == "failed" and "--continuous-usage" in str(error)
 
 
-def test_without_any_count_an_output_that_ended_by_length_has_the_wanted_one() -> None:
+def test_length_limited_output_without_count_has_max_tokens() -> None:
     record, _ = ask(events(text("ab"), text("c", "length"), b"[DONE]"))
     assert (record.counted_by, list(record.counts), record.num_output_tokens) == ("length", [2, 1], 3)
 
@@ -324,7 +324,7 @@ def test_without_any_count_an_output_that_ended_by_length_has_the_wanted_one() -
         b"[" * 100_000,
     ],
 )
-def test_what_no_server_should_send_fails_its_own_request_alone(event: Any) -> None:
+def test_malformed_answer_fails_only_its_request(event: Any) -> None:
     record, error = ask(events(text("a", **usage(1)), event, b"[DONE]"))
     assert isinstance(error, RequestError) and "is not what OpenAI's API has" in str(error)
     assert record.num_output_tokens == len(record.times) == 1
@@ -346,7 +346,7 @@ def test_an_end_may_be_told_by_the_last_chunk_alone() -> None:
     assert answer.text == "ab"
 
 
-def test_a_connection_that_was_closed_while_it_was_idle_is_no_error() -> None:
+def test_closed_idle_connection_is_replaced() -> None:
     """Servers close idle connections after seconds: at low rates, every other request would fail."""
 
     async def once(head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
@@ -375,7 +375,7 @@ def test_a_connection_that_was_closed_while_it_was_idle_is_no_error() -> None:
         (b"HTTP/1.1 401 X\r\ncontent-length: 3\r\n\r\nabc", "--api-key"),
     ],
 )
-def test_errors_say_what_is_to_be_done(answer: bytes, detail: str) -> None:
+def test_errors_state_the_remedy(answer: bytes, detail: str) -> None:
     _, error = ask(answer)
     assert isinstance(error, RequestError) and re.search(detail, str(error))
 
@@ -388,7 +388,7 @@ def test_parts_of_one_role_are_one_message() -> None:
     assert body["messages"] == [{"role": "system", "content": "be"}, {"role": "user", "content": "why not"}]
 
 
-def test_a_client_that_may_open_no_more_connections_says_so() -> None:
+def test_connection_limit_is_reported() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     async def main() -> None:
@@ -406,6 +406,6 @@ def test_a_client_that_may_open_no_more_connections_says_so() -> None:
     asyncio.run(main())
 
 
-def test_a_port_that_is_none_is_refused_before_anything_is_started() -> None:
+def test_invalid_port_is_refused_before_the_start() -> None:
     with pytest.raises(ValueError, match="ort"):
         check_endpoint(EndpointConfig("http://127.0.0.1:99999/v1"))

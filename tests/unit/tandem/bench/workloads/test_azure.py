@@ -43,18 +43,18 @@ def test_newer_traces_have_a_time_zone(tmp_path: Path) -> None:
         (TRACE.splitlines()[0] + "\n", "has no requests"),
     ],
 )
-def test_what_is_no_trace_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_malformed_trace_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read(tmp_path, text)
 
 
-def test_a_trace_that_is_in_no_order_is_put_in_order(tmp_path: Path) -> None:
+def test_unsorted_trace_is_sorted(tmp_path: Path) -> None:
     """No request is due before the start."""
     head, *rows = TRACE.splitlines(keepends=True)
     assert read(tmp_path, head + rows[2] + rows[0] + rows[1]) == read(tmp_path, TRACE)
 
 
 @pytest.mark.parametrize("row", ["2023-11-16 18:17:03,5,-1", "2023-11-16 18:17:03,99999999999,1", '"' + "x" * 200_000])
-def test_a_row_that_cannot_be_sent_is_named(tmp_path: Path, row: str) -> None:
+def test_unsendable_row_is_named(tmp_path: Path, row: str) -> None:
     with pytest.raises(ValueError, match=r"trace\.csv.* is not"):
         read(tmp_path, TRACE.splitlines()[0] + "\n" + row + "\n")

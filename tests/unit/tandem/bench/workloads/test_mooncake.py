@@ -54,7 +54,7 @@ def test_a_bad_line_is_named(file: Path, line: str) -> None:
         Mooncake(PromptMaker(0, "ids"), file).sessions()
 
 
-def test_a_trace_that_is_not_there_or_empty_is_refused(tmp_path: Path) -> None:
+def test_missing_or_empty_trace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be read"):
         Mooncake(PromptMaker(0, "ids"), tmp_path / "absent").sessions()
     (tmp_path / "empty").touch()
@@ -62,7 +62,7 @@ def test_a_trace_that_is_not_there_or_empty_is_refused(tmp_path: Path) -> None:
         Mooncake(PromptMaker(0, "ids"), tmp_path / "empty").sessions()
 
 
-def test_a_trace_that_is_in_no_order_is_put_in_order(tmp_path: Path) -> None:
+def test_unsorted_trace_is_sorted(tmp_path: Path) -> None:
     """No request is due before the start."""
     path = tmp_path / "trace.jsonl"
     path.write_text("".join(json.dumps(entry) + "\n" for entry in reversed(TRACE)))
@@ -84,7 +84,7 @@ def test_a_trace_that_is_in_no_order_is_put_in_order(tmp_path: Path) -> None:
         "\udcff",
     ],
 )
-def test_a_line_that_cannot_be_sent_is_named(tmp_path: Path, line: str) -> None:
+def test_unsendable_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(line + "\n", errors="surrogateescape")
     with pytest.raises(ValueError, match=r"trace\.jsonl, line 1 is not of a Mooncake trace"):

@@ -29,7 +29,7 @@ def test_all_begin_with_the_same_system_prompt() -> None:
     assert all(session.turns[0].parts[0] == first and len(session.turns[0].parts) == 2 for session in sessions)
 
 
-def test_turns_are_numbered_through_and_say_what_stands_for_their_answers() -> None:
+def test_turns_are_numbered_and_name_their_answer_placeholders() -> None:
     sessions = workload(num_turns=3, num_system_tokens=4).sessions()
     assert [session.index for session in sessions[:3]] == [0, 3, 6]
     first, second, last = sessions[0].turns
@@ -40,6 +40,6 @@ def test_turns_are_numbered_through_and_say_what_stands_for_their_answers() -> N
 
 
 @pytest.mark.parametrize("limits", [(0, 4), (5, 4)])
-def test_lengths_that_cannot_be_are_refused(limits: tuple[int, int]) -> None:
+def test_impossible_lengths_are_refused(limits: tuple[int, int]) -> None:
     with pytest.raises(ValueError):
         Lengths(*limits)

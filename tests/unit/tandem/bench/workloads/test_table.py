@@ -37,7 +37,7 @@ def test_arrivals_beside_streams_begin_after_the_lead() -> None:
     assert streams[0].turns[0].num_output_tokens == 9 and streams[0].turns[0].parts != streams[1].turns[0].parts
 
 
-def test_streams_that_are_spread_begin_as_if_they_had_run_for_a_while() -> None:
+def test_spread_streams_start_at_different_points() -> None:
     config = WorkloadConfig(
         kind="steady-streams",
         num_requests=1,
@@ -53,6 +53,6 @@ def test_streams_that_are_spread_begin_as_if_they_had_run_for_a_while() -> None:
     assert {session.turns[0].num_output_tokens for session in streams} == {100}
 
 
-def test_a_rate_at_which_prompts_would_be_made_for_ever_is_refused() -> None:
+def test_endless_prompt_generation_is_refused() -> None:
     with pytest.raises(ValueError, match="--requests"):
         make_sessions(WorkloadConfig(), ArrivalConfig("constant", 1e9), duration_s=60.0)
