@@ -12,8 +12,9 @@ import grpc
 from tandem.hosts import host_id
 from tandem.kvtransfer.events import FromSender, ReceiverLinkClosed, ReceiverLinkOpened
 from tandem.kvtransfer.exit_watch import ExitWatch
-from tandem.kvtransfer.transports.base import ReceiverTransport, Transport
-from tandem.kvtransfer.transports.opening import OpeningError, describe, let_go, open_end
+from tandem.kvtransfer.transport_choice import NoTransportError, choose_transport
+from tandem.kvtransfer.transports.base import Transport
+from tandem.kvtransfer.transports.opening import let_go
 from tandem.messages import (
     PROTOCOL_VERSION,
     LinkHello,
@@ -32,10 +33,6 @@ from tandem.worker.events import Event
 logger = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 5.0
-
-
-class _NoTransportError(Exception):
-    """No offered transport opens here."""
 
 
 class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
@@ -95,8 +92,8 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
         life = hello.sender_id, hello.sender_incarnation
         self._newest[life] = hello
         try:
-            name, transport, endpoint, passed_over = await self._open_transport(hello)
-        except _NoTransportError as error:
+            name, transport, endpoint, passed_over = await choose_transport(hello, self._transports)
+        except NoTransportError as error:
             yield RECEIVER_CODEC.encode([LinkRefused(str(error), no_transport=True)])
             return
         finally:
@@ -127,35 +124,6 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
             del self._writers[epoch]
             self._post(ReceiverLinkClosed(epoch))
 
-    async def _open_transport(self, hello: LinkHello) -> tuple[str, ReceiverTransport, bytes, tuple[str, ...]]:
-        """Returns the transport's name, end and endpoint, and the reasons against earlier ones, as in LinkWelcome."""
-        left = [name for name in hello.transports if name in self._transports]
-        if not left:
-            ours = ", ".join(self._transports)
-            raise _NoTransportError(f"no common transport: {', '.join(hello.transports)} at the sender, {ours} here")
-        passed_over: list[str] = []
-        failures: list[str] = []
-        for name in hello.transports:
-            if name not in self._transports:
-                passed_over.append(f"{name}: the receiver does not have it")
-                continue
-            left.remove(name)
-            if self._transports[name].within_host and hello.sender_host != host_id():
-                # The sender's ids mean nothing on this host.
-                failures.append(f"{name}: the two ends are on different hosts")
-                passed_over.append(failures[-1])
-                continue
-            try:
-                return name, *await _open_receiver(self._transports[name]), tuple(passed_over)
-            except OpeningError as error:
-                failures.append(f"{name}: {error}")
-                passed_over.append(f"{name}: the receiver cannot open it: {error}")
-                what_next = f"{left[0]} is tried next" if left else "none is left"
-                logger.warning(
-                    "link from %s: transport %s cannot be opened: %s; %s", hello.sender_id, name, error, what_next
-                )
-        raise _NoTransportError(f"the receiver can open none of the transports: {'; '.join(failures)}")
-
     async def _read(self, epoch: str, batches: AsyncIterator[Any], writer: BatchWriter) -> None:
         try:
             async for batch in batches:
@@ -177,12 +145,3 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
 
 def _never() -> bool:
     return False
-
-
-async def _open_receiver(transport: Transport) -> tuple[ReceiverTransport, bytes]:
-    end = await open_end(transport.open_receiver)
-    try:
-        return end, end.endpoint()
-    except Exception as error:
-        let_go(end)
-        raise OpeningError(describe(error)) from error

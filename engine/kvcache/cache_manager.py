@@ -7,6 +7,7 @@ from itertools import count
 from tandem.engine.kvcache.allocator import PageAllocator
 from tandem.engine.kvcache.base import Completion
 from tandem.engine.kvcache.cache_changes import CacheChanges
+from tandem.engine.kvcache.deferred_frees import DeferredFree, DeferredFrees
 from tandem.engine.kvcache.eviction.table import EVICTION_POLICIES
 from tandem.engine.kvcache.page_ceiling import PageCeiling
 from tandem.engine.kvcache.radix_cache import RadixCache, RadixNode
@@ -33,28 +34,13 @@ class PageHandle:
     ceiling: PageCeiling | None = None
 
 
-@dataclass(slots=True)
-class _DeferredFree:
-    """Pages to free when the `pending` operations have ended.
-
-    Attributes:
-        held: pages counted under the ceiling until then.
-    """
-
-    page_ids: Sequence[int]
-    node: RadixNode | None
-    pending: list[Completion]
-    ceiling: PageCeiling | None = None
-    held: Sequence[int] = ()
-
-
 class CacheManager:
     """The only owner of a worker's pages.
 
     Every page is in exactly one state: free; cached (in the tree, unlocked); locked (in the tree under a lock, private
     to a handle, or waiting to be freed); leased (private to a handle of a lease).
 
-    A page is freed only when no operation launched with its id can still run, always through `_free_when_done`. Evicted
+    A page is freed only when no operation launched with its id can still run, always through DeferredFrees. Evicted
     pages need no wait: without locks, no operation uses them.
     """
 
@@ -74,7 +60,7 @@ class CacheManager:
         self._handles: dict[int, PageHandle] = {}
         # Starts above NO_TABLE.
         self._table_ids = count(1)
-        self._deferred: list[_DeferredFree] = []
+        self._deferred = DeferredFrees(self._tree, self._allocator)
         self._ceilings: set[PageCeiling] = set()
         self._num_leased_pages = 0
 
@@ -212,7 +198,7 @@ class CacheManager:
         if duplicates:
             if handle.ceiling is not None:
                 handle.ceiling.hold(originals)
-            self._free_when_done(_DeferredFree(duplicates, None, list(after), handle.ceiling, duplicates))
+            self._deferred.add(DeferredFree(duplicates, None, list(after), handle.ceiling, duplicates))
 
     def release_pages(self, handle: PageHandle, after: Sequence[Completion] = ()) -> None:
         """Frees the handle's private pages and unlocks those in the tree.
@@ -224,13 +210,10 @@ class CacheManager:
         if handle.leased:
             self._end_lease(handle)
         private = handle.page_ids[handle.num_shared :]
-        self._free_when_done(_DeferredFree(private, handle.node, list(after), handle.ceiling, handle.page_ids))
+        self._deferred.add(DeferredFree(private, handle.node, list(after), handle.ceiling, handle.page_ids))
 
     def free_deferred_pages(self) -> None:
-        if self._deferred:
-            waiting, self._deferred = self._deferred, []
-            for deferred in waiting:
-                self._free_when_done(deferred)
+        self._deferred.free_done()
 
     def drop_cached_pages(self) -> None:
         self._allocator.free(self._tree.evict(self.num_cached_pages))
@@ -304,14 +287,3 @@ class CacheManager:
         if num_pages > self._allocator.num_free:
             self._allocator.free(self._tree.evict(num_pages - self._allocator.num_free))
         return self._allocator.allocate(num_pages)
-
-    def _free_when_done(self, deferred: _DeferredFree) -> None:
-        deferred.pending = [c for c in deferred.pending if not c.done()]
-        if deferred.pending:
-            self._deferred.append(deferred)
-            return
-        if deferred.node is not None:
-            self._tree.unlock_path(deferred.node)
-        if deferred.ceiling is not None:
-            deferred.ceiling.let_go(deferred.held)
-        self._allocator.free(deferred.page_ids)

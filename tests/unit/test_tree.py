@@ -42,6 +42,7 @@ TESTED_ELSEWHERE = {
     "engine/layers/rotary.py": "unit/engine/models/test_decoder.py",
     "engine/models/rope.py": "unit/engine/models/test_config.py",
     "engine/token_sequence.py": "unit/engine/test_batch.py",
+    "kvtransfer/transport_choice.py": "unit/kvtransfer/test_link_dialer_fallback.py",
     "kvtransfer/events.py": "unit/kvtransfer/test_link_dialer.py",
     "kvtransfer/transports/mover.py": "unit/kvtransfer/transports/test_tcp.py",
     "kvtransfer/transports/nccl_communicator.py": "unit/kvtransfer/transports/test_nccl.py",

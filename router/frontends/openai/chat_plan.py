@@ -15,10 +15,10 @@ from tandem.router.frontends.openai.body import MAX_INLINE_BYTES, MAX_OTHER_ITEM
 from tandem.router.frontends.openai.request import (
     WantedLogprobs,
     check_num_choices,
-    sampling_options,
     structured_output,
 )
 from tandem.router.frontends.openai.resumable import EventId, is_resumable, last_event
+from tandem.router.frontends.openai.sampling import sampling_options
 from tandem.router.frontends.openai.tools_schema import ChatRequest, Message, NamedTool, TemplateFields, Tool
 from tandem.router.frontends.sampling import SamplingOptions
 from tandem.router.requests.request_spec import TokenizedPrompt

@@ -16,10 +16,10 @@ from tandem.router.frontends.openai.request import (
     check_num_choices,
     check_num_prompt_tokens,
     count_unknown_fields,
-    sampling_options,
     structured_output,
 )
 from tandem.router.frontends.openai.resumable import is_resumable, last_event, make_stream, recall_stream
+from tandem.router.frontends.openai.sampling import sampling_options
 from tandem.router.frontends.openai.schema import CompletionRequest
 from tandem.router.requests.request_spec import RequestSpec
 from tandem.sampling_params import TokenLogprobs

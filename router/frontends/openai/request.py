@@ -10,14 +10,11 @@ from tandem.router.errors import InvalidRequestError
 from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.openai.lenient import LenientRequest
 from tandem.router.frontends.openai.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
-from tandem.router.frontends.sampling import PLAIN_FIELDS, SEED_BITS, SamplingOptions
 from tandem.router.requests.request_spec import TokenizedPrompt
 from tandem.router.text.structured_output import JSON_OBJECT, StructuredOutput, choices
 
 logger = logging.getLogger(__name__)
 
-# OpenAI's default; gRPC's is 0.
-DEFAULT_TEMPERATURE = 1.0
 # Limit for all outputs of one request together, unless the model's length is larger.
 MAX_PROMPT_TOKENS = 2**18
 
@@ -116,28 +113,6 @@ def _json_schema(schema: dict[str, Any] | str, param: str) -> StructuredOutput:
         return StructuredOutput("json_schema", schema if isinstance(schema, str) else json.dumps(schema), param)
     except RecursionError as error:
         raise InvalidRequestError("the schema is nested too deeply", param) from error
-
-
-def sampling_options(
-    frontend: Frontend,
-    body: Body,
-    max_tokens: int | None,
-    num_logprobs: int | None,
-    num_prompt_logprobs: int | None = None,
-) -> SamplingOptions:
-    given = {name: value for name in PLAIN_FIELDS if (value := getattr(body, name)) is not None}
-    return SamplingOptions(
-        max_tokens=max_tokens,
-        # Any negative seed is accepted.
-        seed=None if body.seed is None else body.seed % 2**SEED_BITS,
-        logit_bias={int(token_id): bias for token_id, bias in (body.logit_bias or {}).items()},
-        stop=body.stop_strings,
-        stop_token_ids=body.stop_token_ids or (),
-        ignore_eos=bool(body.ignore_eos),
-        num_logprobs=num_logprobs,
-        num_prompt_logprobs=num_prompt_logprobs,
-        plain={"temperature": DEFAULT_TEMPERATURE, **frontend.sampling_defaults.plain, **given},
-    )
 
 
 def cache_namespace(body: Body) -> str:

@@ -13,8 +13,8 @@ from tandem.router.frontends.openai.request import (
     cache_namespace,
     check_num_choices,
     check_num_prompt_tokens,
-    sampling_options,
 )
+from tandem.router.frontends.openai.sampling import sampling_options
 from tandem.router.frontends.openai.schema import CompletionRequest
 from tandem.router.policies.least_loaded import LeastLoaded
 from tandem.router.requests.request_spec import TokenizedPrompt
