@@ -9,7 +9,7 @@ from tandem.deploy.estimate.queueing import Running, late
 from tandem.deploy.estimate.worker import Worker
 from tandem.engine.mixed_sizes import NUM_PROMPT_TOKENS
 
-# Chunks above the largest graph may have any size; candidates are this far apart.
+# Candidate sizes of chunks above the largest graph are this far apart.
 _CHUNK_STEP = 256
 # The ITL limit applies to the 95th percentile of a request's gaps.
 SLOW_SHARE = 0.05
@@ -18,16 +18,11 @@ SLOW_SHARE = 0.05
 class BothSteps:
     """Steps of 1, 2, ... sequences, with chunks of the workers' budget (both_worker/step_budget.py).
 
-    `rate` is in prompts/s.
-
-    Attributes:
-        plain: seconds of a decode-only step.
-        chunk_sizes: tokens of the chunk.
-        with_chunk: seconds of a step with the chunk.
+    `rate` is in prompts/s, times are in seconds.
     """
 
     def __init__(self, worker: Worker, plain: Sequence[float], prompt_len: int, kv_len: int, itl: float) -> None:
-        """Args: kv_len: tokens of each sequence; itl: limit in seconds."""
+        """Args: kv_len: tokens of each sequence."""
         self._prompt_len = prompt_len
         self.plain = plain
         longest = min(worker.chunk_size, prompt_len)
@@ -69,10 +64,9 @@ class BothSteps:
         ]
 
     def steps(self, rate: float) -> list[float]:
-        """Returns the mean seconds of a step, by batch size."""
         means = []
         for plain, took, chunks_per_s in zip(self.plain, self.with_chunk, self._chunks_per_s(rate), strict=True):
-            # Per second: `chunks_per_s` steps with a chunk; decode-only steps fill the rest.
+            # Decode-only steps fill the rest of each second.
             busy = chunks_per_s * took
             means.append(1 / (chunks_per_s + (1 - busy) / plain) if busy < 1 else took)
         return means
@@ -81,12 +75,7 @@ class BothSteps:
         return [rate * self._prompt_len / size for size in self.chunk_sizes]
 
     def late(self, rate: float, num_workers: int, ttft: float, running: Running) -> float:
-        """Returns the share of prompts without a first token within `ttft`.
-
-        Args:
-            rate: prompts/s of each worker.
-            running: distribution of the batch size.
-        """
+        """Returns the share of prompts without a first token within `ttft`. Args: rate: of each worker."""
         busy = self.busy(rate)
         # An arriving prompt sees the time average.
         beside = [*range(len(busy)), len(busy) - 1]

@@ -1,7 +1,4 @@
-"""GPUs by their data sheets, and the reached shares of those figures.
-
-Only the H200 was measured (docs/benchmarks.md). Its shares are assumed for all others.
-"""
+"""GPUs by their data sheets, and the reached shares, measured on the H200 only (docs/benchmarks.md)."""
 
 from dataclasses import dataclass
 
@@ -17,16 +14,12 @@ LINK_SHARE = 382 / 450
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU's data sheet.
+    """A GPU's data sheet, in bytes, bytes/s and dense bfloat16 FLOP/s.
 
     Attributes:
-        name: display name.
-        memory: bytes available through CUDA; a data sheet's GB count as 10^9 bytes, a few percent too few.
-        bandwidth: memory bandwidth in bytes/s.
-        flops: dense bfloat16 FLOP/s.
-        link: bytes/s to another GPU of the host, one direction.
+        memory: available through CUDA; a data sheet's GB count as 10^9 bytes, a few percent too few.
+        link: bandwidth to another GPU of the host, one direction.
         has_own_kernels: small decode steps run Tandem's kernels, which need Hopper or later.
-        source: of the figures.
         has_fp8: multiplies FP8, twice as fast as bfloat16.
     """
 
@@ -41,12 +34,10 @@ class Gpu:
 
     @property
     def limits(self) -> Limits:
-        """The reached bandwidth and FLOP/s."""
         return Limits(self.bandwidth * COPY_SHARE, self.flops * MATMUL_SHARE)
 
     @property
     def reached_link(self) -> float:
-        """The reached bytes/s of pages to another GPU."""
         return self.link * LINK_SHARE
 
 

@@ -9,9 +9,6 @@ from tandem.engine.weights.resolve import resolve_model
 def read_model(name: str, quantization: str) -> ModelConfig:
     """Reads config.json, from the hub if the local cache lacks it. Fetches no weights.
 
-    Args:
-        quantization: as in EngineConfig.
-
     Raises:
         ValueError: the model is not found, not fetched or not supported.
     """

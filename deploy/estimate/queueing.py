@@ -10,7 +10,7 @@ PEAKS_PER_LIFE = 4
 
 
 class Running:
-    """The distribution of a decode worker's batch size.
+    """Distribution of a decode worker's batch size.
 
     Each step gives every sequence a token, as in processor sharing. For any distribution of output lengths,
     P(n) = P(n - 1) * tokens requested during a step of n / n.
@@ -25,7 +25,7 @@ class Running:
         Args:
             steps: seconds of a step of 1, 2, ... sequences, up to the worker's maximum.
             tokens_per_s: requested from each worker.
-            num_workers: workers that balance new sequences, which reduces the variance on each.
+            num_workers: balanced workers; more reduce the variance on each.
         """
         self.is_stable = tokens_per_s * steps[-1] < len(steps)
         logarithms = [0.0]
@@ -58,7 +58,6 @@ def late(num_servers: int, utilisation: float, service: float, wait: float) -> f
     P(waiting) is Erlang's C. The tail is exponential, twice as steep as for exponential service times.
 
     Args:
-        utilisation: of the servers, 0 to 1.
         service: seconds per arrival.
         wait: seconds; negative: all are late.
     """
@@ -74,7 +73,7 @@ def late(num_servers: int, utilisation: float, service: float, wait: float) -> f
 
 
 def highest(is_served: Callable[[float], bool], limit: float) -> float:
-    """Returns the highest rate up to `limit` that is served, by bisection; 0: none. Lower rates must be served too."""
+    """Returns the highest served rate up to `limit`, by bisection; 0: none. Lower rates must be served too."""
     if not limit:
         return 0.0
     low, high = 0.0, limit

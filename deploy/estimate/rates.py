@@ -1,6 +1,6 @@
 """Request rates of a number of GPUs, for each split into roles.
 
-Arrivals are Poisson, and all requests have the same lengths. docs/estimate.md explains the formulas.
+Assumes Poisson arrivals and equal lengths. docs/estimate.md explains the formulas.
 """
 
 from bisect import bisect_right
@@ -21,7 +21,6 @@ class Load:
     """Requests and their objectives.
 
     Attributes:
-        prompt_len, output_len: tokens of each request; no prompt is cached.
         ttft, itl: limits in seconds; inf: none.
         good_share: share of requests that must meet `ttft`, and `itl` in 95 % of their gaps.
     """
@@ -104,7 +103,6 @@ def largest_batch(worker: Worker, load: Load) -> int:
 
 
 def prefill_rate(worker: Worker, load: Load, num_workers: int) -> float:
-    """Returns the prompts/s of the prefill workers within the TTFT limit."""
     most = num_workers / worker.prefill(1, load.prompt_len)
     return highest(lambda rate: 1 - _late(worker, load, num_workers, rate) >= load.good_share, most)
 
@@ -135,7 +133,6 @@ def _disaggregated_splits(worker: Worker, load: Load, num_gpus: int) -> Iterator
 def _disaggregated(
     worker: Worker, load: Load, num_prefill: int, num_decode: int, decode_worker_rate: float, steps: list[float]
 ) -> Split:
-    """Args: decode_worker_rate: from `decode_rate`; steps: seconds of decode steps by batch size."""
     most = prefill_rate(worker, load, num_prefill)
     if load.output_len == 1:
         return Split(num_prefill, num_decode, 0, most, "prefill", 0, worker.chunk_size)
@@ -155,7 +152,6 @@ def _disaggregated(
 
 
 def _both(worker: Worker, load: Load, num_workers: int) -> Split:
-    """Returns the split into workers of role both, whose chunks fill the ITL limit."""
     if load.output_len == 1:
         rate = prefill_rate(worker, load, num_workers)
         return Split(0, 0, num_workers, rate, "both", 0, worker.chunk_size)
@@ -176,7 +172,6 @@ def _both(worker: Worker, load: Load, num_workers: int) -> Split:
 
 
 def _itl_share(running: Running, largest: int, load: Load) -> float:
-    """Returns the share of requests within the ITL limit. Args: largest: the largest batch within it."""
     if load.itl == inf:
         # Any wait is in time, unless the queue grows without bound.
         return float(running.is_stable)
@@ -189,7 +184,6 @@ def _late(worker: Worker, load: Load, num_workers: int, rate: float) -> float:
 
 
 def _decode_steps(worker: Worker, load: Load, role: Role) -> list[float]:
-    """Returns the seconds of a decode step of 1, 2, ... sequences, up to the worker's maximum."""
     num_running = min(worker.max_batch_size, worker.pool_tokens(role, load.num_tokens) // load.num_tokens)
     return [worker.decode_step(size, load.kv_len) for size in range(1, num_running + 1)]
 
@@ -199,5 +193,4 @@ def _largest_within(steps: list[float], limit: float) -> int:
 
 
 def _max_decode_rate(steps: list[float], load: Load) -> float:
-    """Returns the highest requests/s that one worker can decode, without limits."""
     return max(size / step for size, step in enumerate(steps, 1)) / (load.output_len - 1)

@@ -61,17 +61,12 @@ SECOND_ATTENTION_S = 21e-6
 MIXED_ATTENTION_SHARE = 0.36
 # Products of up to this many tokens reach `decode_share`.
 MAX_SMALL_PRODUCT = 256
-# Largest batch of Tandem's decode kernels.
 MAX_OWN_BATCH_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A model on one GPU. The fields are options of `tandem serve`.
-
-    Raises:
-        ValueError: the GPU has no FP8 for quantized weights or pages.
-    """
+    """A model on one GPU. Raises ValueError: the GPU has no FP8 for quantized weights or pages."""
 
     model: ModelConfig
     gpu: Gpu
@@ -118,7 +113,7 @@ class Worker:
         return hypot(self._weights_s, computing) + self._kv_s(batch_size * kv_len) + layers
 
     def prefill(self, num_requests: int, prompt_len: int, chunk_size: int = 0) -> float:
-        """Returns the seconds to compute prompts together. Args: chunk_size: tokens per forward; 0: the worker's."""
+        """Returns the seconds to compute prompts together. Args: chunk_size: 0: the worker's."""
         num_tokens = num_requests * prompt_len
         num_forwards = -(-num_tokens // (chunk_size or self.chunk_size))
         rate = self.gpu.limits.matmul_rate * self._factors.prefill_share
@@ -126,13 +121,12 @@ class Worker:
         return num_forwards * self._prompts_s(computing)
 
     def chunk(self, num_tokens: int, num_before: int) -> float:
-        """Returns the seconds of a forward of one chunk. Args: num_before: tokens of its prompt already computed."""
+        """Returns the seconds of a chunk's forward. Args: num_before: tokens of its prompt already computed."""
         rate = self.gpu.limits.matmul_rate * self._factors.prefill_share
         products = mixed_products(self.model, 0, num_tokens, rate)
         return self._prompts_s(products + attention_flops(self.model, num_tokens, num_before) / rate)
 
     def mixed_step(self, batch_size: int, kv_len: int, num_tokens: int, num_before: int) -> float:
-        """Returns the seconds of a mixed step. Args: num_tokens, num_before: as for `chunk`."""
         rate, factors = self.gpu.limits.matmul_rate, self._factors
         share = factors.prefill_share
         if batch_size + num_tokens <= MAX_SMALL_PRODUCT:
@@ -147,12 +141,11 @@ class Worker:
         return FP8 if self.model.quantization else BFLOAT16
 
     def _prompts_s(self, computing: float) -> float:
-        """Returns the seconds of a prefill forward. Args: computing: seconds of products and attention."""
         launching = self.model.num_layers * LAUNCH_LAYER_S
         launched = max(computing, self._weights_s, launching) + FORWARD_S
         if computing > launching + FORWARD_S:
             return launched
-        # Launching would dominate, so the engine uses a graph.
+        # The engine uses a graph if launching would dominate.
         return min(launched, hypot(self._weights_s, computing) + self.model.num_layers * self._factors.graph_layer_s)
 
     @property
@@ -161,14 +154,12 @@ class Worker:
 
     @property
     def _weights_s(self) -> float:
-        """Seconds to read the weights."""
         return read_weight_bytes(self.model) / self.gpu.limits.copy_bandwidth
 
     def _kv_s(self, num_tokens: int) -> float:
-        """Returns the seconds for decode attention to read the KV of `num_tokens` tokens."""
         share = FP8_KV_READ_SHARE if self._has_quantized_pages else KV_READ_SHARE
         return num_tokens * self.kv_bytes_per_token / (self.gpu.limits.copy_bandwidth * share)
 
     def transfer(self, num_tokens: int) -> float:
-        """Returns the seconds to send the pages of `num_tokens` tokens to another GPU of the host."""
+        """Returns the seconds to send pages to another GPU of the host."""
         return num_tokens * self.kv_bytes_per_token / self.gpu.reached_link
