@@ -17,15 +17,14 @@ _ASK_TIMEOUT_S = 10.0
 # Maximum time between two lines of an answer.
 ANSWER_TIMEOUT_S = 30.0
 
-# Turns a question into the lines of its answer.
 Answer = Callable[[Mapping[str, Any]], Iterator[Mapping[str, Any]]]
 
 
 class ControlServer:
-    """Answers questions, each on its own thread, until closed."""
+    """Answers questions, each on its own thread."""
 
     def __init__(self, path: Path, answer: Answer) -> None:
-        """Args: path: of the socket, in a directory private to the user."""
+        """Args: path: in a directory private to the user."""
 
         class Handler(socketserver.StreamRequestHandler):
             timeout = _ASK_TIMEOUT_S

@@ -20,17 +20,15 @@ from tandem.router.config import RouterConfig
 
 logger = logging.getLogger(__name__)
 
-# Called with a part of the cluster and its stage.
+# Called with part and stage.
 OnProgress = Callable[[str, str], None]
 
 START_TIMEOUT_S = 1800.0
 ROUTER_START_TIMEOUT_S = 60.0
-# Limit for a worker's first answer; loading may take longer.
+# A worker's first answer; loading may take longer.
 PROCESS_START_TIMEOUT_S = 120.0
-# Limit for a running process to answer a question.
 ANSWER_TIMEOUT_S = 6.0
 STOP_TIMEOUT_S = 3.0
-# Limit for a process found by `take_over` to answer.
 RECOVER_TIMEOUT_S = 10.0
 POLL_INTERVAL_S = 0.2
 
@@ -39,7 +37,6 @@ class Processes:
     """The configuration and the actor of each process. All methods are called from one thread.
 
     Attributes:
-        actors: by name; a restart replaces the actor.
         router_configs, worker_plans: configurations for the next start, by name.
         router_ready_s: seconds from the creation of the router processes until their ports were open.
     """
@@ -52,10 +49,7 @@ class Processes:
         on_request_line: Callable[[str], None],
         before_start: Callable[[], None],
     ) -> None:
-        """
-        Args:
-            on_request_line: called with each request line that a router has kept.
-        """
+        """Args: on_request_line: called with each request line that a router has kept."""
         self._config = config
         self._ray = ray_in_use
         self._on_progress = on_progress
@@ -78,13 +72,12 @@ class Processes:
         *,
         num_starts: Mapping[str, int] | None = None,
     ) -> None:
-        """Sets the processes of the cluster, before `start_all` or `take_over`."""
         self.router_configs, self.worker_plans = dict(router_configs), dict(worker_plans)
         self.num_starts = Counter(num_starts or {})
         self._nodes, self._cluster_tls = nodes, cluster_tls
 
     def start_all(self) -> None:
-        """Starts all processes; returns when all have joined.
+        """Returns when all have joined.
 
         Raises:
             ConfigurationError: a process refuses its configuration.
@@ -99,7 +92,7 @@ class Processes:
             self.get(ref, ROUTER_START_TIMEOUT_S, name)
 
     def take_over(self, found: Mapping[str, Mapping[int, Any]]) -> None:
-        """Continues with the latest actors that have joined, and kills those that have not.
+        """Continues with the latest actors that have joined, and kills all others.
 
         Args:
             found: actors by name and number of the start.
@@ -150,11 +143,9 @@ class Processes:
         return actor.open_shared_ports.remote()
 
     def join_worker(self, actor: Any) -> Any:
-        """Lets a loaded worker connect to the routers."""
         return actor.connect.remote([addresses.cluster for addresses in self._any_router_config.routers.values()])
 
     def plan_workers(self, plans: Mapping[str, WorkerPlan]) -> None:
-        """Adds workers without starting them or telling the routers."""
         self.worker_plans |= plans
         if self._nodes is not None:
             self._nodes.add_workers(list(plans))
@@ -168,13 +159,13 @@ class Processes:
             self._nodes.remove_workers(names)
 
     def tell_routers(self, names: Sequence[str]) -> list[Any]:
-        """Tells the routers all planned workers; returns references to the answers of RouterActor.set_workers."""
+        """Returns references to the answers of RouterActor.set_workers."""
         planned = {name: self.worker_plans[name].worker.role for name in names}
         self.router_configs = {name: replace(c, workers=planned) for name, c in self.router_configs.items()}
         return [actor.set_workers.remote(planned) for actor in self.running_routers().values()]
 
     def kinds(self) -> tuple[dict[str, ProcessKind], ProcessKind]:
-        """Returns how to supervise each process, by name, and any new worker."""
+        """Returns the kind of each process, by name, and of any new worker."""
         router = ProcessKind(
             self.start_router,
             self.join_router,
@@ -224,7 +215,6 @@ class Processes:
         self.actors = {}
 
     def _ask_request_lines(self) -> None:
-        """Fetches kept request lines when no probes do."""
         keeping = [self.actors[n] for n, c in self.router_configs.items() if c.keeps_request_lines and n in self.actors]
         refs = [actor.probe.remote() for actor in keeping]
         answered, _ = ray.wait(refs, num_returns=len(refs), timeout=ANSWER_TIMEOUT_S) if refs else ([], [])

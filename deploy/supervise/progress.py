@@ -17,12 +17,12 @@ BAR_WIDTH = 24
 # Without a terminal, running stages are printed again after this silence.
 SILENCE_S = 2.0
 _LOOK_INTERVAL_S = 0.2
-# Progress at the end of a stage: "(3 of 35)" or "(1.2 of 16.1 GB)".
+# "(3 of 35)" or "(1.2 of 16.1 GB)" at the end of a stage.
 _AMOUNT = re.compile(r"(?P<stage>.+) \((?P<amount>(?P<done>[\d.]+) of (?P<total>[\d.]+)[^()]*)\)")
 
 
 class StartProgress:
-    """A context manager, called with the name of a part and its stage.
+    """A context manager, called with a part's name and its stage.
 
     Shows a live table with progress bars on a terminal. Elsewhere it prints a line per stage, and one after SILENCE_S.
     """
@@ -30,11 +30,10 @@ class StartProgress:
     def __init__(
         self, console: Console, started_s_ago: float = 0.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Args: started_s_ago: age of the start, in seconds."""
         self._console = console
         self._clock = clock
         self._started = clock() - started_s_ago
-        # Stage of each part, and seconds from the part's beginning to the stage's.
+        # Stage, and seconds from the part's beginning to the stage's.
         self._parts: dict[str, tuple[str, float]] = {}
         self._began: dict[str, float] = {}
         self._printed_at = clock()
@@ -45,7 +44,6 @@ class StartProgress:
 
     @property
     def seconds(self) -> float:
-        """Time since the start."""
         return self._clock() - self._started
 
     def __enter__(self) -> "StartProgress":
@@ -78,7 +76,6 @@ class StartProgress:
                 self._print(f"{part}: {doing}")
 
     def break_silence(self) -> None:
-        """Prints the running stages after a silence."""
         with self._lock:
             going_on = [f"{part}: {doing}" for part, (doing, _) in self._parts.items() if doing not in DONE]
             if going_on and self._clock() - self._printed_at >= SILENCE_S:

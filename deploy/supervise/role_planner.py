@@ -16,7 +16,7 @@ Beside decode steps, prompts get their share of all demand. So `g` exceeds `f`, 
 leaning for long prompts. Workers that lean to prefill also compute prompts that other workers have cached. So a layout
 with leans is charged the uncached part of each prompt at the median worker, and no worker leans for conversations.
 
-Demand is the prompts of the last one or two seconds, and the decoding requests. Each of these takes a share of every
+Demand is the prompts of the last one or two seconds, and the decoding requests. Each request takes a share of every
 step of length `i`, and a place within memory and `--max-batch-size`. The plan is the layout that serves the largest
 multiple of the demand. No worker leans if workers that do both serve a multiple well above 1, or as much as others.
 """
@@ -32,7 +32,7 @@ from tandem.messages import ForwardTimes
 from tandem.router.workers.leans import NO_LEAN, Lean, RouterDemand
 from tandem.router.workers.objectives import Objectives
 
-# Age at which prompts weigh 1/e, in seconds.
+# Seconds until prompts weigh 1/e.
 MEMORY_S = 1.5
 # Workers start to lean below the first multiple of the demand and stop above the second.
 TIGHT = 2.0
@@ -44,13 +44,10 @@ CHANGE_COST = 0.2
 # Minimum life of a plan, unless another one serves CLEARLY times as much.
 HOLD_S = 3.0
 CLEARLY = 1.25
-# Layouts differ by at least 1/NUM_STEPS of the workers.
 NUM_STEPS = 16
 
 
 class Layout(NamedTuple):
-    """Numbers of workers that lean to prefill, lean to decode, and do both."""
-
     prefill: int
     decode: int
     both: int
@@ -65,10 +62,9 @@ class Demand:
 
     Attributes:
         prompts: prefill time per second, without the time of empty forward passes.
-        leaning_prompts: the same if workers lean and prompts are not computed where they are cached.
-        requests: share of each decode step that the decoding requests take.
+        leaning_prompts: the same if workers lean and prompts miss other workers' caches.
+        requests: decoding requests' share of each decode step.
         places: decoding requests, in multiples of one worker's places.
-        prefill, decode, both: capacity of a worker of each lean.
         filled: share of the capacity `both` that prompts can fill.
     """
 
@@ -95,8 +91,6 @@ class Demand:
 
 
 class RolePlanner:
-    """Plans the leans of a cluster's workers. Attributes: leans: the plan, by worker id."""
-
     def __init__(self, objectives: Objectives, clock: Callable[[], float]) -> None:
         self.leans: dict[str, Lean] = {}
         self._objectives = objectives
@@ -107,7 +101,7 @@ class RolePlanner:
         self._rates = [0.0] * 5
 
     def plan(self, demands: Mapping[str, RouterDemand]) -> Mapping[str, Lean]:
-        """Returns the new leans. Args: demands: reports of the routers, by name."""
+        """Returns the new leans by worker id. Args: demands: by router."""
         now = self._clock()
         self._count_prompts(demands, now)
         decoding: Counter[str] = Counter()
@@ -139,7 +133,7 @@ class RolePlanner:
             ]
 
     def _demand(self, demands: Mapping[str, RouterDemand]) -> Demand | None:
-        """Returns None as long as no worker has published its timings."""
+        """Returns None until a worker has published its timings."""
         times = next((router.times for router in demands.values() if router.times.step_s > 0), None)
         if times is None:
             return None
@@ -160,7 +154,6 @@ class RolePlanner:
         places = min(max_decoding, pool_tokens / held_tokens)
         both = max(0.0, 1.0 - (times.step_s + times.prefill_s) / step_s)
         requests = requests_s / step_s
-        # A prompt gets its share of the worker's time.
         beside_s = (prompt_s + requests) / (prompts * both) if prompts > 0 and both > 0 else 0.0
         return Demand(
             prompts=prompt_s,

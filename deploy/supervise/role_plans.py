@@ -1,4 +1,4 @@
-"""Keeps the plan of the workers' leans up to date at all routers."""
+"""Exchanges the workers' leans with all routers."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -16,13 +16,12 @@ FRESH_S = 2.0
 class RolePlans:
     """Exchanges plan and demand with each router in one call, every PLAN_INTERVAL_S, without waiting.
 
-    Each exchange carries the whole plan and the whole demand, so a restart on either side loses nothing.
+    Each exchange is complete, so a restart on either side loses nothing.
     """
 
     def __init__(
         self, planner: RolePlanner, routers: Callable[[], Mapping[str, Any]], clock: Callable[[], float]
     ) -> None:
-        """Args: routers: returns the running routers' actors by name."""
         self._planner = planner
         self._routers = routers
         self._clock = clock
@@ -47,7 +46,6 @@ class RolePlans:
         refs = list(self._asked.values())
         answered, _ = ray.wait(refs, num_returns=len(refs), timeout=0) if refs else ([], [])
         for name in [name for name, ref in self._asked.items() if ref in answered]:
-            # A dead or busy router reports nothing this time.
             with contextlib.suppress(RayError, TimeoutError):
                 demand = ray.get(self._asked.pop(name))
                 if demand is not None:

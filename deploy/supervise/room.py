@@ -28,7 +28,7 @@ def check_num_gpus(config: ClusterConfig, ray: RayBase) -> None:
 
 
 def has_room(config: ClusterConfig, ray: RayBase, num_joining: int, num_leaving: int) -> bool:
-    """Returns whether the joining workers fit before others leave; raises ConfigurationError if never."""
+    """Returns whether the joining workers fit before others leave. Raises ConfigurationError: they never fit."""
     needs = {"GPU": DEVICES_PER_WORKER} if config.device == "cuda" else {}
     if config.ray_address:
         needs["CPU"] = 1

@@ -1,7 +1,6 @@
 """Changes the number of workers while the cluster serves.
 
-No request is lost: a leaving worker gets no new ones and finishes its own. Requests left after the drain timeout
-restart elsewhere, as after the death of a worker.
+A leaving worker gets no new requests and finishes its own. Requests left after the drain timeout restart elsewhere.
 """
 
 import contextlib
@@ -15,9 +14,9 @@ from tandem.deploy.errors import ClusterError
 from tandem.deploy.on_ray.ray_module import RayError, ray
 from tandem.deploy.supervise.supervisor import ProcessKind, Supervisor
 
-# Limit for a new worker's first answer; loading may take longer.
+# A new worker's first answer; loading may take longer.
 PROCESS_START_TIMEOUT_S = 120.0
-# A router that does not answer within this time is asked again.
+# After this time, the router is asked again.
 ANSWER_TIMEOUT_S = 6.0
 STOP_TIMEOUT_S = 6.0
 
@@ -73,13 +72,13 @@ class ScaleQueue:
         self._current: Scaling | None = None
 
     def ask(self, counts: Mapping[str, int]) -> ScaleJob:
-        """Queues a change. May be called from any thread."""
+        """May be called from any thread."""
         job = ScaleJob(counts)
         self._jobs.put(job)
         return job
 
     def take_turn(self, plan: "Callable[[ScaleJob], Scaling]") -> None:
-        """Continues a change or begins the next one. `plan` raises ValueError or ClusterError for an impossible one."""
+        """Continues a change or begins the next. `plan` raises ValueError or ClusterError for an impossible one."""
         if self._current is None:
             with contextlib.suppress(queue.Empty):
                 job = self._jobs.get_nowait()
@@ -100,8 +99,6 @@ class ScaleQueue:
 
 
 class Scaled(Protocol):
-    """The part of Cluster that a change needs."""
-
     @property
     def drain_timeout_s(self) -> float: ...
 
@@ -131,11 +128,7 @@ class Scaling:
         *,
         join_first: bool,
     ) -> None:
-        """
-        Args:
-            kind: how to supervise the new workers.
-            join_first: there is room for the new workers before the others leave.
-        """
+        """Args: join_first: there is room for the new workers before the others leave."""
         self._job = job
         self._cluster = cluster
         self._supervisor = supervisor
@@ -147,7 +140,6 @@ class Scaling:
         self._steps = self._run([step() for step in steps])
 
     def take_turn(self) -> bool:
-        """Continues without waiting; returns whether the change is done."""
         try:
             next(self._steps)
         except StopIteration:

@@ -23,12 +23,11 @@ LAST_ANSWER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ProcessKind:
-    """How to supervise one kind of process. Calls return references.
+    """Supervision of one kind of process. Calls return references.
 
     Attributes:
         start: replaces the actor of a name and loads the new one.
         join: lets a loaded actor take part.
-        probe: asks an actor for a sign of life, every probe_interval_s.
         silence_limit_s: a process that answers no probe for this time is restarted: it may be stopped (SIGSTOP).
         start_limit_s: limit for loading and joining.
         mapped: asks an actor for the names of workers whose memory it maps; None: it maps none.
@@ -46,11 +45,7 @@ class ProcessKind:
 
 
 class _Awaited(NamedTuple):
-    """Meaning of a reference that the supervisor waits for.
-
-    Attributes:
-        stage: "end" of a process, "load" or "join" of a starting one, "answer" to a probe, or "mapped" memory.
-    """
+    """Attributes: stage: "end" of a process, "load" or "join" of a new one, "answer" to a probe, or "mapped" memory."""
 
     stage: str
     name: str
@@ -62,24 +57,17 @@ class Supervisor:
     def __init__(
         self, actors: Mapping[str, Any], kinds: Mapping[str, ProcessKind], may_start: Callable[[str], bool]
     ) -> None:
-        """
-        Args:
-            actors: by name; a kind's `start` replaces entries.
-            may_start: returns whether a process can restart now. Its errors end the supervision.
-        """
+        """Args: may_start: its errors end the supervision. `actors` is shared: a kind's `start` replaces entries."""
         self._actors = actors
         self._kinds = dict(kinds)
         self._may_start = may_start
         self._awaited: dict[Any, _Awaited] = {}
         self._restart_at: dict[str, float] = {}
         self._mappers = Mappers()
-        # Last answer and next probe of each running process.
         self._answered_at: dict[str, float] = {}
         self._probe_at: dict[str, float] = {}
         self._looked_at = time.monotonic()
-        # Deadline to join.
         self._join_by: dict[str, float] = {}
-        # Reason of the last failed start.
         self._failures: dict[str, str] = {}
         self._added: set[str] = set()
         self._retired: set[str] = set()
@@ -87,7 +75,6 @@ class Supervisor:
             self._watch(name)
 
     def add(self, name: str, kind: ProcessKind) -> None:
-        """Starts one more process, as after a death."""
         assert name not in self._kinds
         self._kinds[name] = kind
         self._added.add(name)
@@ -100,7 +87,6 @@ class Supervisor:
         return self._failures.get(name, "")
 
     def retire(self, name: str) -> None:
-        """Lets a process end without a restart."""
         self._retired.add(name)
         if name in self._restart_at:
             self.forget(name)
@@ -155,7 +141,7 @@ class Supervisor:
                     if name in self._kinds and (answered := self._kinds[name].answered) is not None:
                         answered(answer)
             case "mapped":
-                # A process that has died maps nothing; its "end" follows.
+                # A dead process maps nothing; its "end" follows.
                 with contextlib.suppress(RayError, TimeoutError):
                     self._mappers.have_answered(name, ray.get(ref))
             case stage:
@@ -175,7 +161,6 @@ class Supervisor:
                     self._watch(name)
 
     def _hear_last_answers(self) -> None:
-        """Takes answers still due: their content would be lost."""
         asked = [
             ref
             for ref, awaited in self._awaited.items()
@@ -192,7 +177,6 @@ class Supervisor:
         self._probe_at[name] = 0.0
 
     def _give_up_start(self, name: str, reason: object) -> None:
-        """Ends a failed start; another one follows."""
         logger.error("%s could not be started again: %s", name, " ".join(str(reason).split()))
         self._failures[name] = str(reason) or type(reason).__name__
         self._awaited = {
