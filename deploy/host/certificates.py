@@ -1,4 +1,4 @@
-"""TLS certificates between a cluster's processes: made for one run of the cluster, or read from files."""
+"""TLS certificates between a cluster's processes: made for one run, or read from files."""
 
 import ssl
 from datetime import UTC, datetime, timedelta
@@ -8,13 +8,12 @@ from tandem.config import SERVER_NAME, ClusterTls, ClusterTlsFiles
 from tandem.rpc.credentials import make_context
 from tandem.rpc.tls import check_tls_files
 
-# Longer than any cluster runs.
 VALIDITY = timedelta(days=10 * 365)
 CLOCK_SKEW = timedelta(days=1)
 
 
 def make_certificates() -> ClusterTls:
-    """Makes one certificate (ECDSA over P-256) for all processes and its authority, whose key is thrown away."""
+    """Makes one certificate (ECDSA over P-256) for all processes, and its authority, whose key is thrown away."""
     # Slow to import, and few clusters need it.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -83,13 +82,12 @@ def given_certificates(ca_file: str, cert_file: str, key_file: str) -> ClusterTl
 
 
 def _check_handshake(files: ClusterTlsFiles) -> None:
-    """Raises ValueError: a handshake between two processes with these files fails."""
     tls = files.read()
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = make_context(tls, server_side=False).wrap_bio(to_client, to_server, server_hostname=SERVER_NAME)
     server = make_context(tls, server_side=True).wrap_bio(to_server, to_client, server_side=True)
     try:
-        # Two flights of the client and one of the server.
+        # The client has two flights, the server one.
         for end in (client, server, client, server):
             try:
                 end.do_handshake()

@@ -23,7 +23,7 @@ def run_beside(pci_id: str, sysfs: Path = SYSFS, min_cpus: int = MIN_CPUS) -> st
     if len(chosen) < min_cpus:
         return f"runs on all of its {len(allowed)} CPUs: only {len(chosen)} of them are beside {pci_id}"
     pinned = set[int]()
-    # New threads inherit the affinity of the thread that starts them, so repeat until no thread is left.
+    # New threads inherit the affinity of their parent, so repeat until no thread is left.
     while threads := {int(thread.name) for thread in Path("/proc/self/task").iterdir()} - pinned:
         for thread in threads:
             try:

@@ -21,15 +21,15 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def run_detached(main: Callable[[Callable[[], None]], int], log: Path) -> int:
     """Runs `main` in a child process in its own session, and shows its output until it is ready or ends.
 
-    Until then Ctrl-C and SIGTERM stop the child. The death of this process or its terminal does not. The calling
-    process must have one thread.
+    Until then Ctrl-C and SIGTERM stop the child; the death of this process or its terminal does not. The caller must
+    have one thread.
 
     Args:
         main: gets a function to call when ready; returns the exit status.
         log: file for the output, replaced.
 
     Returns:
-        0 if the child is ready, else its exit status; 128 + signal if a signal ended it cleanly.
+        0 if the child is ready, else its exit status, or 128 + signal.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -68,7 +68,7 @@ def run_detached(main: Callable[[Callable[[], None]], int], log: Path) -> int:
 
 
 def _show(log: Path, reader: int) -> bool:
-    """Shows the log until the child is ready or has ended; returns whether it is ready."""
+    """Returns whether the child is ready."""
     with log.open(encoding="utf-8", errors="replace") as said:
         while True:
             has_news, _, _ = select.select([reader], [], [], _LOOK_INTERVAL_S)

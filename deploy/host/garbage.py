@@ -4,7 +4,6 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-# A hundred times the default.
 FULL_COLLECTION_THRESHOLD = 1000
 # A router holds thousands of short-lived objects per worker step, so young collections are ten times rarer than by
 # default (700, 10, 10). Full collections are as frequent.
@@ -13,7 +12,7 @@ ROUTER_THRESHOLDS = (7000, 1, 5)
 
 @contextlib.contextmanager
 def no_collections() -> Iterator[None]:
-    """Turns collections off during imports, whose objects stay: saves a tenth of the time."""
+    """Turns collections off during imports: saves a tenth of the time."""
     gc.disable()
     try:
         yield

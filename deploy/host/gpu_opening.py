@@ -1,4 +1,4 @@
-"""Opens a worker's GPU during the import of torch, which saves a good part of a second."""
+"""Opens a worker's GPU while torch is imported, which saves a good part of a second."""
 
 import ctypes
 import logging
@@ -31,7 +31,6 @@ class GpuOpening:
         self._thread.start()
 
     def wait(self) -> None:
-        """Returns when the GPU is open or has failed to open."""
         self._thread.join()
 
     def _open(self) -> None:

@@ -21,7 +21,7 @@ from tandem.deploy.host.process_tree import become_subreaper, die_with_parent, e
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
-# Between SIGTERM and SIGKILL for descendants.
+# Between SIGTERM and SIGKILL.
 _SWEEP_GRACE_S = 2.0
 # Everything must be gone 10 s after the guard's death.
 _ORPHAN_GRACE_S = 5.0
@@ -37,7 +37,7 @@ def run_guarded(main: Callable[[], int], *, stop_grace_s: float = 20.0) -> int:
     """Runs `main` in a child process; returns its status once none of its descendants is left.
 
     SIGINT, SIGTERM and SIGHUP reach `main` as SIGTERM, maybe repeatedly. SIGTERM raises SystemExit unless `main` sets
-    its own handler; ray.init() sets one too, so set it afterwards. The child is killed after `stop_grace_s`, on a
+    its own handler: do so after ray.init(). The child is killed after `stop_grace_s`, on a
     second Ctrl-C, or on SIGQUIT. If this process is killed, `main` gets SIGTERM and a few seconds. Exit functions
     (atexit) do not run.
 
@@ -72,7 +72,6 @@ def run_guarded(main: Callable[[], int], *, stop_grace_s: float = 20.0) -> int:
         _reap()
         return status
     finally:
-        # Drop repeated stop signals: the stop is done.
         while signal.sigtimedwait(waited_for, 0):
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
@@ -81,11 +80,7 @@ def run_guarded(main: Callable[[], int], *, stop_grace_s: float = 20.0) -> int:
 def _watch(
     launcher_pid: int, stop_fd: int, waited_for: set[signal.Signals], in_background: bool, stop_grace_s: float
 ) -> int:
-    """Forwards stop signals through `stop_fd` until the launcher ends; returns its status.
-
-    Args:
-        in_background: ignore the terminal's Ctrl-C.
-    """
+    """Returns the launcher's status. Args: in_background: ignore the terminal's Ctrl-C."""
     asked_at: float | None = None
     killed = False
     deadline = float("inf")
@@ -117,7 +112,7 @@ def _watch(
 
 
 def _reap() -> dict[int, int]:
-    """Reaps all ended children; returns wait statuses by pid."""
+    """Returns the wait statuses of ended children by pid."""
     statuses = {}
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
@@ -148,7 +143,6 @@ def _launch(
             status = _status_of(watched)
     finally:
         try:
-            # Another SIGTERM must not interrupt the cleanup.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         finally:
             try:

@@ -12,9 +12,7 @@ class ClusterName:
     """A taken name, until `close` or the end of the process."""
 
     def __init__(self, directory: Path, name: str) -> None:
-        """
-        Args:
-            directory: where this user's locks are.
+        """Takes the name.
 
         Raises:
             NameTakenError: another cluster has the name.

@@ -32,7 +32,7 @@ class ClusterPorts:
     routers: dict[str, RouterAddresses]
 
     def configs(self, config: RouterConfig) -> list[RouterConfig]:
-        """Returns each router's configuration. Args: config: the common part."""
+        """Args: config: the common part."""
         is_shared = len(self.routers) > 1
         return [
             replace(
@@ -77,14 +77,7 @@ class ReservedPorts:
         return ClusterPorts(ClientAddresses(grpc, http), routers)
 
     def reserve(self, host: str, port: int, field: str) -> str:
-        """Takes a port, or a free one for 0; returns "host:port".
-
-        Args:
-            field: of the configuration, for the error.
-
-        Raises:
-            ValueError: as for `reserve_all`.
-        """
+        """Takes a port, or a free one for 0; returns "host:port". Raises ValueError: as for `reserve_all`."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             # First bind without SO_REUSEPORT, which would share another cluster's port. SO_REUSEADDR permits TIME_WAIT.
@@ -107,7 +100,7 @@ class ReservedPorts:
         return address
 
     def reserve_again(self, ports: ClusterPorts) -> None:
-        """Takes the ports of a running cluster again, except those taken by others meanwhile."""
+        """Takes the ports of a running cluster again, except for ports that others have taken."""
         for address in {*ports.shared, *(address for own in ports.routers.values() for address in own)}:
             host, _, port = address.rpartition(":")
             held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

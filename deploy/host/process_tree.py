@@ -1,7 +1,7 @@
 """Finds and ends the descendants of a process (Linux).
 
-Not built on psutil: its `wait_procs` waits for zombies that another parent does not reap, its `children` fails where
-/proc hides other users' processes (hidepid=1), and its `send_signal` can hit a reused pid between check and kill.
+psutil's `wait_procs` waits for zombies that another parent does not reap, its `children` fails with hidepid=1, and its
+`send_signal` can hit a reused pid.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ def end_processes(processes: Iterable[ProcessId], grace_s: float) -> list[Proces
 
 
 def end_descendants(grace_s: float) -> list[ProcessId]:
-    """Ends all descendants; returns those still alive. Only a subreaper finds the ones whose parents have ended."""
+    """Returns the descendants still alive. Only a subreaper finds orphans."""
     deadline = time.monotonic() + grace_s
     while left := descendants():
         # Two rounds without grace later, the rest is stuck or keeps forking.
@@ -65,7 +65,7 @@ def end_descendants(grace_s: float) -> list[ProcessId]:
 
 
 def send_signal(process: ProcessId, signum: signal.Signals) -> None:
-    """Signals a process; does nothing if it has ended, even if its pid is in use again."""
+    """Signals a process, but not another one with its reused pid."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         descriptor = os.pidfd_open(process.pid)
         try:

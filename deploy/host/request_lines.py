@@ -17,11 +17,7 @@ _STOP_TIMEOUT_S = 2.0
 
 
 class RequestLineServer:
-    """An abstract Unix socket, which leaves no file, and its reader thread. Serves only this user's processes.
-
-    Attributes:
-        name: of the socket, for RouterConfig.
-    """
+    """An abstract Unix socket, which leaves no file, and its reader thread. Serves only this user's processes."""
 
     def __init__(self, show: Callable[[str], None], name: str = "") -> None:
         """
@@ -41,7 +37,6 @@ class RequestLineServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Shows the received lines, then stops."""
         self._stop_writer.close()
         self._thread.join(_STOP_TIMEOUT_S)
 
@@ -78,7 +73,6 @@ class RequestLineServer:
             selector.register(connection, selectors.EVENT_READ)
 
     def _read(self, connection: socket.socket) -> bool:
-        """Shows a line; returns whether the connection is open."""
         try:
             data = connection.recv(MAX_LINE_BYTES)
         except BlockingIOError:

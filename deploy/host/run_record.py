@@ -29,7 +29,6 @@ class RunOwner:
 
     @staticmethod
     def of_launcher() -> "RunOwner":
-        """Called by the launcher."""
         return RunOwner(guard=ProcessId.of(os.getppid()), launcher=ProcessId.of(os.getpid()))
 
 
@@ -76,12 +75,7 @@ def logs_of_detached(directory: Path, name: str) -> Path:
 def write_record(
     directory: Path, owner: RunOwner, processes: Iterable[ProcessId], about: RunAbout | None = None
 ) -> Path:
-    """Writes or replaces the record of a run, atomically.
-
-    Args:
-        directory: made if missing.
-        about: None: the cluster has no name.
-    """
+    """Writes or replaces the record of a run, atomically. Args: about: None: the cluster has no name."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_private(directory)
     record = {
@@ -121,7 +115,7 @@ def end_leftovers(directory: Path) -> list[ProcessId]:
 
 
 def find_runs(directory: Path) -> list[Run]:
-    """Returns this host's named clusters, sorted by name, without those of other containers.
+    """Returns this host's named clusters, sorted by name, without other containers' clusters.
 
     Raises:
         PermissionError: other users can write to the directory.
@@ -141,12 +135,12 @@ def find_runs(directory: Path) -> list[Run]:
 
 
 def control_path(directory: Path, owner: RunOwner) -> Path:
-    """Returns the path of a run's control socket, which is removed with its record."""
+    """Removed with the run's record."""
     return _record_path(directory, owner).with_suffix(".sock")
 
 
 def ray_token_path(directory: Path, launcher: ProcessId) -> Path:
-    """Returns the path of the token of a run's Ray, which is removed with its record."""
+    """Removed with the run's record."""
     return _path_stem(directory, launcher).with_suffix(".token")
 
 
