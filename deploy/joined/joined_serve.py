@@ -1,6 +1,6 @@
-"""`tandem serve` on an existing Ray: the command watches, and the cluster's supervisor is an actor.
+"""`tandem serve` on an existing Ray. The cluster's supervisor is an actor, which the command watches.
 
-Killing the command leaves the cluster running. Ctrl-C and SIGTERM stop the cluster.
+Killing the command leaves the cluster running. Ctrl-C and SIGTERM stop it.
 """
 
 import functools
@@ -36,7 +36,7 @@ from tandem.deploy.supervise.progress import StartProgress
 WATCH_INTERVAL_S = 0.5
 _NEVER_THERE = "the cluster's supervisor has ended before it said anything; Ray's logs say why, or somebody stopped it"
 
-# Shows the model's name and the client addresses.
+# Called with the model's name and the client addresses.
 Announce = Callable[[str, ClientAddresses], None]
 
 
@@ -94,8 +94,6 @@ def _run(config: ClusterConfig, announce: Announce, *, detach: bool, stop_grace_
 
 
 class _Watch:
-    """Follows one cluster and shows its output."""
-
     def __init__(
         self,
         cluster: RemoteCluster,
@@ -111,7 +109,7 @@ class _Watch:
         self.addresses = ClientAddresses("", "")
 
     def start(self) -> int | None:
-        """Shows the start; returns the exit status if it fails or is stopped, else None."""
+        """Returns the exit status if the start fails or is stopped, else None."""
         state: SupervisorState | None = None
         with StartProgress(self._console, started_s_ago=RunOwner.of_launcher().guard.age_s()) as progress:
             while not self._stop.wait(POLL_INTERVAL_S):
@@ -138,7 +136,6 @@ class _Watch:
         return None
 
     def wait(self) -> int:
-        """Shows output until the cluster ends or a stop is requested; returns the exit status."""
         while not self._stop.wait(WATCH_INTERVAL_S):
             try:
                 state = self._cluster.look()

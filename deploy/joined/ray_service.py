@@ -27,8 +27,7 @@ def application(arguments: Mapping[str, str]) -> Any:
     """The target of `import_path`; returns a ray.serve.Application.
 
     Args:
-        arguments: `config`: path of a `tandem serve` configuration on the replica's host; `name`: of the cluster,
-            default DEFAULT_NAME.
+        arguments: `config`: path of a `tandem serve` configuration on the replica's host; `name`: default DEFAULT_NAME.
 
     Raises:
         ValueError: an argument is unknown, or `config` is missing.
@@ -39,7 +38,6 @@ def application(arguments: Mapping[str, str]) -> Any:
         )
     if not arguments.get("config"):
         raise ValueError("args need config, the path of a file with the options of `tandem serve`")
-    # Few installations have Ray Serve.
     from ray import serve
 
     deployment: Any = serve.deployment(ServedCluster, name="ServedCluster", num_replicas=1)
@@ -47,10 +45,8 @@ def application(arguments: Mapping[str, str]) -> Any:
 
 
 class ServedCluster:
-    """The only replica; lives as long as the cluster."""
-
     def __init__(self, config: str, name: str) -> None:
-        """Returns once the cluster serves. Raises RuntimeError: the cluster does not start."""
+        """Raises RuntimeError: the cluster does not start."""
         self._name = name
         self._address = ray.get_runtime_context().gcs_address
         self._heard_at = time.monotonic()
@@ -82,7 +78,7 @@ class ServedCluster:
             raise RuntimeError(f"the supervisor of the cluster {self._name} does not answer")
 
     def __del__(self) -> None:
-        """Called by Serve to end the replica: drains and ends the cluster."""
+        """Called by Serve to end the replica."""
         cluster = getattr(self, "_cluster", None)
         self._cluster = None
         if cluster is not None:

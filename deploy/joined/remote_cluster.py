@@ -18,7 +18,7 @@ from tandem.deploy.on_ray.sealed_actor import sealed_order
 
 POLL_INTERVAL_S = 0.2
 CALL_TIMEOUT_S = 10.0
-# Exceeds a supervisor's restart.
+# Longer than a supervisor's restart.
 SILENCE_LIMIT_S = 60.0
 _CONCURRENT_CALLS = 8
 # Variables for finding and fetching models.
@@ -48,8 +48,6 @@ class NameOnRayTakenError(Exception):
 
 
 class RemoteCluster:
-    """A cluster on the joined Ray."""
-
     def __init__(self, name: str, address: str, actor: Any, order: SupervisorOrder | None = None) -> None:
         """Args: order: sent to each life of the supervisor; None: another command sends it."""
         self._order = order
@@ -61,11 +59,7 @@ class RemoteCluster:
 
     @staticmethod
     def create(config: ClusterConfig) -> "RemoteCluster":
-        """Creates a supervisor, if possible on this host, which starts the cluster.
-
-        Raises:
-            NameOnRayTakenError: the Ray has another cluster of that name.
-        """
+        """Creates a supervisor, if possible on this host. Raises NameOnRayTakenError."""
         name = config.cluster_name
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         environment = {key: os.environ[key] for key in _ENVIRONMENT if key in os.environ}
@@ -124,7 +118,7 @@ class RemoteCluster:
         """Drains and ends the cluster; returns its error, or "".
 
         Args:
-            limit_s: time after which its processes are killed, as after SILENCE_LIMIT_S without an answer.
+            limit_s: its processes are killed after this time, or after SILENCE_LIMIT_S without an answer.
         """
         began = heard_at = time.monotonic()
         error = ""
@@ -158,11 +152,7 @@ class RemoteCluster:
         hosted.forget()
 
     def scale(self, counts: Mapping[str, int]) -> Iterator[Mapping[str, Any]]:
-        """Yields the lines of the answer, as tandem.deploy.serve.
-
-        Raises:
-            RemoteError: the cluster does not serve, or its supervisor dies.
-        """
+        """Yields the lines of the answer. Raises RemoteError: the cluster does not serve, or its supervisor dies."""
         try:
             number = ray.get(self._actor.scale.remote(dict(counts)), timeout=CALL_TIMEOUT_S)
             is_over = False
@@ -178,7 +168,7 @@ class RemoteCluster:
             raise RemoteError(f"the supervisor of {self._name} does not answer; what it was at may go on") from error
 
     def _tell(self) -> bool:
-        """Sends the order, if any, to a new life of the supervisor; returns False if it does not answer."""
+        """Returns False if a new life of the supervisor does not take its order."""
         if self._order is None:
             return True
         public_key = self._call(self._actor.public_key.remote)
@@ -187,11 +177,7 @@ class RemoteCluster:
         return public_key is not None
 
     def _call(self, call: Callable[[], Any]) -> Any:
-        """Returns the supervisor's answer; None: there is none now.
-
-        Raises:
-            GoneError: the supervisor has ended for good.
-        """
+        """Returns the supervisor's answer; None: there is none now. Raises GoneError: it has ended for good."""
         self._check_up()
         try:
             return ray.get(call(), timeout=CALL_TIMEOUT_S)
@@ -208,7 +194,6 @@ class RemoteCluster:
             return None
 
     def _is_replaced(self) -> bool:
-        """Return whether a later cluster has the name."""
         found = RemoteCluster.find(self._name, self._address)
         return found is not None and found._actor._actor_id != self._actor._actor_id
 

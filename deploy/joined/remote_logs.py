@@ -18,18 +18,15 @@ from tandem.deploy.on_ray.ray_module import (
 )
 from tandem.logs import log_file
 
-# Shown from the end of a log at first.
 MAX_BYTES = 1 << 20
 # A node's first process takes seconds to start.
 _ANSWER_TIMEOUT_S = 30.0
-# Prefixes of lines that Ray writes into the logs.
 _RAYS_OWN = (":job_id:", ":actor_name:", ":task_name:")
 
 
 class ProcessLog(NamedTuple):
     """
     Attributes:
-        node_id, address: the node with the log.
         path: the file; "": Ray's file of the process's standard error.
         pid: process id in the name of Ray's file.
     """
@@ -58,7 +55,6 @@ def find_logs(cluster: str, process: str, log_dir: str) -> list[ProcessLog]:
 
 
 def process_names(cluster: str) -> list[str]:
-    """Returns the names of a cluster's current and past processes."""
     return sorted(_lives(cluster))
 
 
@@ -69,7 +65,7 @@ class LogReader:
         self._remote = ray.remote(_read)
 
     def read(self, log: ProcessLog, position: int | None) -> tuple[str, int]:
-        """Returns a log's text from a byte position on, and the next position.
+        """Returns text from a byte position on, and the next position.
 
         Args:
             position: None: the last MAX_BYTES.

@@ -1,7 +1,7 @@
 """A cluster's launcher as a Ray actor: it outlives the command, and Ray restarts it when it dies.
 
 The next life takes over the running cluster: it reads its order from its notes, and their key from the cluster's
-processes. Commands call the actor over Ray; no call blocks for long.
+processes.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ STARTING, SERVING, STOPPING, ENDED = "starting", "serving", "stopping", "ended"
 _MAX_LINES = 2000
 _DRAIN_REPORT_INTERVAL_S = 1.0
 _ORDER_POLL_S = 0.2
-# After the end, commands can read the last lines for this time.
+# Commands can then read the last lines.
 _FAREWELL_S = 5.0
 
 
@@ -44,16 +44,14 @@ class SupervisorOrder:
 
 @dataclass(frozen=True)
 class SupervisorState:
-    """The answer to a command.
+    """Answer to a command.
 
     Attributes:
         life: id of the actor's life, in which lines count from 0.
         phase: STARTING, SERVING, STOPPING or ENDED.
         parts: start-up step of each part of the cluster.
-        lines: lines from the requested number on.
-        next_line: number of the next line.
+        lines: from the requested number on.
         grpc, http: addresses of the client ports; "" before they are known.
-        model_name: its name for clients.
         error: reason of the end; "" after a requested stop.
         is_usage: True if the configuration caused the error.
     """
@@ -91,7 +89,6 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
         self._thread.start()
 
     def state(self, from_line: int = 0) -> SupervisorState:
-        """Args: from_line: number of the first requested line."""
         lines = list(self._lines)
         next_line = self._num_lines
         first = next_line - len(lines)
@@ -110,7 +107,7 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
         )
 
     def log_directory(self) -> str | None:
-        """Returns the nodes' log directory; "": Ray's own; None: not known yet."""
+        """Returns "" for Ray's own directory; None: not known yet."""
         return self._log_directory
 
     def stop(self, who: str) -> None:
@@ -119,8 +116,7 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
         self._stop.set()
 
     def scale(self, counts: Mapping[str, int]) -> int:
-        """Starts Cluster.scale; returns the job's number for `scale_lines`. Raises ValueError: the cluster does not
-        serve."""
+        """Returns the job's number for `scale_lines`. Raises ValueError: the cluster does not serve."""
         if self._cluster is None or self._phase != SERVING:
             raise ValueError(f"the cluster is {self._phase}")
         self._jobs.append(self._cluster.scale(counts))
@@ -191,11 +187,7 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
             ray.kill(ray.get_runtime_context().current_actor)
 
     def _get_order(self, hosted: "HostedRay") -> "tuple[SupervisorOrder, ClusterState | None]":
-        """Returns the order, and the state saved by an earlier life or None.
-
-        Raises:
-            ClusterError: neither the notes nor a command have the order.
-        """
+        """Returns the order, and the state saved by an earlier life or None. Raises ClusterError: no order came."""
         from tandem.deploy.errors import ClusterError
         from tandem.deploy.launcher import ClusterState
         from tandem.deploy.on_ray.hosted_ray import ORDER, STATE
@@ -241,8 +233,6 @@ class _StoppedError(Exception):
 
 
 class _LineHandler(logging.Handler):
-    """Shows warnings to commands that watch the cluster."""
-
     def __init__(self, say: Any) -> None:
         super().__init__(logging.WARNING)
         self._say = say

@@ -17,7 +17,6 @@ from tandem.hosts import own_addresses
 DISTRIBUTION = "tandem-llm"
 _CONFIG = "config.json"
 _WEIGHTS = ".safetensors"
-# This module and our modules that it imports.
 SENT_MODULES = [sys.modules[name] for name in (__name__, own_addresses.__module__, available_memory_bytes.__module__)]
 
 
@@ -28,9 +27,7 @@ class NodeFacts(NamedTuple):
         sources: digest of the importable package; "": none.
         model: digest of config.json and the sizes of the weight files.
         model_error: why the model is unreadable, or "".
-        addresses: interfaces and their addresses.
         num_cpus: CPUs that a process may use.
-        available_bytes: memory available for pools.
     """
 
     version: str
@@ -43,7 +40,7 @@ class NodeFacts(NamedTuple):
 
 
 def node_facts(package: str, model_dir: str) -> dict[str, Any]:
-    """Returns this host's NodeFacts as a dict: Ray pickles the result, and the node may lack our classes.
+    """Returns NodeFacts as a dict: Ray pickles the result, and the node may lack our classes.
 
     Args:
         package: import name of the cluster's code.

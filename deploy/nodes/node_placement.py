@@ -45,13 +45,12 @@ POLL_INTERVAL_S = 0.05
 # Ray's resource of each node, with capacity 1.
 _OF_NODE = "node:{}"
 _ON_NODE = 0.001
-# Actor that holds a node's ports.
 _HOLDER = "ports-{}"
 
 
 @dataclass(slots=True)
 class _Process:
-    """Attributes: need: resources by name; group: holds them; is_waiting: True once its wait was logged."""
+    """Attributes: is_waiting: True once its wait was logged."""
 
     need: Mapping[str, float]
     group: PlacementGroup
@@ -60,7 +59,7 @@ class _Process:
 
 @dataclass(slots=True)
 class _Holder:
-    """A node's port holder. Attributes: life: number of earlier holders; alive: reference that ends with the actor."""
+    """Attributes: life: number of earlier holders; alive: reference that ends with the actor."""
 
     life: int
     actor: Any
@@ -92,9 +91,9 @@ class NodePlacement:
         self._workers = workers
         self._routers = routers
         self._processes: dict[str, _Process] = {}
-        # By the node's address in Ray.
+        # By Ray address.
         self._facts: dict[str, NodeFacts] = {}
-        # Node addresses by process name, as first chosen.
+        # As first chosen, by process name.
         self._router_nodes: dict[str, str] = {}
         self._node_of_worker: dict[str, str] = {}
         self._holders: dict[str, _Holder] = {}
@@ -155,7 +154,6 @@ class NodePlacement:
         return self._hold_ports()
 
     def actor_options(self, name: str) -> dict[str, Any]:
-        """Returns the Ray options of an actor, without its GPUs."""
         return {"num_cpus": 1, "scheduling_strategy": PlacementGroupSchedulingStrategy(self._processes[name].group, 0)}
 
     def is_here(self, router: str) -> bool:
@@ -166,7 +164,7 @@ class NodePlacement:
         return bool(_node_of(self._processes[name].group))
 
     def has_room(self, name: str) -> bool:
-        """Return whether a process to restart has a node; log each change once."""
+        """Returns whether a process to restart has a node; logs each change once."""
         process = self._processes[name]
         node_id = _node_of(process.group)
         if not node_id:
@@ -184,7 +182,7 @@ class NodePlacement:
         return True
 
     def ports_of(self, router: str) -> tuple[Any, ...]:
-        """Replaces the node's dead port holder; returns the references that the router's start waits for."""
+        """Replaces the node's dead port holder; returns references for the router's start to await."""
         node = self._router_nodes[router]
         holder = self._holders[node]
         dead, _ = ray.wait([holder.alive], timeout=0)
@@ -209,7 +207,6 @@ class NodePlacement:
         return max(1, self._facts[node].num_cpus // together)
 
     def pools(self) -> list[PoolsOfNode]:
-        """Returns the pools of the initial workers, by node."""
         counts = Counter(self._node_of_worker.values())
         return [PoolsOfNode(node, num, self._facts[node].available_bytes) for node, num in counts.items()]
 
@@ -233,7 +230,6 @@ class NodePlacement:
         return _need(self._config.num_devices // self._config.num_workers if self._config.device == "cuda" else 0)
 
     def _choose(self, nodes: Sequence[FreeNode]) -> dict[str, str]:
-        """Returns node addresses by process name, workers first."""
         config = self._config
         # A specific address is this host's.
         for_routers = nodes if hosts.is_any(config.host) else nodes[:1]
@@ -283,7 +279,6 @@ class NodePlacement:
             self._facts[address] = facts
 
     def _take_room(self, name: str, address: str, node_id: str) -> None:
-        # The group must outlive the supervisor.
         options: dict[str, Any] = {
             "strategy": "STRICT_PACK",
             "name": self._hosted.group_name(name),
@@ -338,7 +333,6 @@ class NodePlacement:
 
 
 def _check_facts(address: str, facts: NodeFacts, own: NodeFacts, model_dir: str) -> None:
-    """Raises ValueError: code or model differ from this host's."""
     advice = "install the same there, or have Ray bring it (ship_code)"
     if not facts.sources:
         raise ValueError(f"node {address} of the Ray has no tandem-llm, which is {own.version} here; {advice}")
@@ -371,7 +365,6 @@ def _answer(ref: Any, node: str) -> Any:
 
 
 def _free_nodes() -> list[FreeNode]:
-    """Returns the alive nodes, this process's first."""
     here = ray.get_runtime_context().get_node_id()
     free = state.available_resources_per_node()
     nodes = [
@@ -383,7 +376,7 @@ def _free_nodes() -> list[FreeNode]:
 
 
 def _node_of(group: PlacementGroup) -> str:
-    """Returns the id of a group's node; "" while Ray has no room for it."""
+    """Returns "" while Ray has no room for the group."""
     found = placement_group_table(group)
     return next(iter(found["bundles_to_node_id"].values())) if found.get("state") == "CREATED" else ""
 

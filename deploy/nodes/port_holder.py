@@ -14,7 +14,7 @@ class WantedPort(NamedTuple):
     Attributes:
         host: an address, or the wildcard.
         port: 0: any free port.
-        field: the port's field of the configuration, for errors.
+        field: of the configuration, for errors.
     """
 
     host: str
@@ -23,21 +23,16 @@ class WantedPort(NamedTuple):
 
 
 class PortHolder:
-    """An actor that holds ports until it ends."""
-
     def __init__(self) -> None:
         self._ports = ReservedPorts()
         self._ended = threading.Event()
 
     def hold(self, wanted: Sequence[WantedPort]) -> list[int]:
-        """Takes free ports; returns their numbers. Raises ValueError: a port is taken."""
+        """Returns the port numbers. Raises ValueError: a port is taken."""
         return [port_of(self._ports.reserve(*one)) for one in wanted]
 
     def hold_again(self, wanted: Sequence[WantedPort]) -> None:
-        """Takes the ports of an earlier holder, as far as they are free.
-
-        Running routers may share a port. If another program has it, the router's start reports that.
-        """
+        """Takes the ports of an earlier holder, if they are free. A router's start reports any other."""
         for one in wanted:
             with contextlib.suppress(ValueError):
                 self._ports.reserve(*one)
