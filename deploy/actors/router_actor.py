@@ -18,13 +18,12 @@ MAX_LINES_BYTES = 64 << 10
 
 
 class RouterActor(SealedActor[RouterConfig]):
-    """Starts, stops and probes a router process. Requests never travel over Ray."""
+    """Runs a router process. Requests never travel over Ray."""
 
     order_type = RouterConfig
 
     def __init__(self, config: RouterConfig | None) -> None:
         super().__init__(config)
-        # Set once the router's imports are done.
         self._process: RouterProcess | None = None
         self._stopped = StopWait()
 
@@ -41,32 +40,30 @@ class RouterActor(SealedActor[RouterConfig]):
         return addresses
 
     def open_shared_ports(self) -> None:
-        """Listens at the client ports that all routers share. Raises ValueError: a port is taken."""
+        """Raises ValueError: a port is taken."""
         assert self._process is not None
         self._process.open_shared_ports()
 
     def probe(self) -> list[str]:
-        """Checks that the router's event loop runs.
-
-        Returns the request lines kept since the last probe, up to MAX_LINES_BYTES.
+        """Returns the request lines kept since the last probe, up to MAX_LINES_BYTES.
 
         Raises:
-            TimeoutError: the loop does not run.
+            TimeoutError: the router's event loop does not run.
         """
         assert self._process is not None
         self._process.probe()
         return self._process.take_request_lines(MAX_LINES_BYTES)
 
     def set_workers(self, planned: Mapping[str, str]) -> dict[str, int]:
-        """As Router.set_workers; {} before the start, after which the caller asks again."""
+        """As Router.set_workers; {} before the start: ask again."""
         return self._process.set_workers(planned) if self._process is not None else {}
 
     def exchange_leans(self, leans: "Mapping[str, Lean]") -> "RouterDemand | None":
-        """As Router.exchange_leans; None before the start, after which the caller asks again."""
+        """As Router.exchange_leans; None before the start: ask again."""
         return self._process.exchange_leans(leans) if self._process is not None else None
 
     def wait_stopped(self) -> None:
-        """Returns after `stop` or on the next call of this method. The caller gets an error if the process dies."""
+        """Returns after `stop` or the next call of this method. The caller gets an error if the process dies."""
         self._stopped.wait()
 
     def drain(self, timeout_s: float) -> int:

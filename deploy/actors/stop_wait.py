@@ -15,7 +15,6 @@ class StopWait:
         self._is_over = False
 
     def wait(self) -> None:
-        """Returns after `set` or the next `wait`."""
         mine = threading.Event()
         with self._lock:
             before, self._latest = self._latest, mine

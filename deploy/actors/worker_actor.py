@@ -14,19 +14,18 @@ from tandem.deploy.on_ray.sealed_actor import SealedActor
 if TYPE_CHECKING:
     from tandem.worker.process import WorkerProcess
 
-# Ray's node labels that name a rack. The first one present counts.
+# Node labels that name a rack. The first one present counts.
 RACK_LABELS = ("rack", "ray.io/availability-zone")
 
 
 class WorkerActor(SealedActor[WorkerPlan]):
-    """Starts, stops and probes a worker process. Requests never travel over Ray."""
+    """Runs a worker process. Requests never travel over Ray."""
 
     order_type = WorkerPlan
 
     def __init__(self, plan: WorkerPlan | None) -> None:
         super().__init__(plan)
         self._progress = "starting"
-        # Set once the worker's imports are done.
         self._process: WorkerProcess | None = None
         self._stopped = StopWait()
 
@@ -59,7 +58,7 @@ class WorkerActor(SealedActor[WorkerPlan]):
         return self._process.mapped_workers() if self._process is not None else []
 
     def wait_stopped(self) -> None:
-        """Returns after `stop` or on the next call of this method. The caller gets an error if the process dies."""
+        """As RouterActor.wait_stopped."""
         self._stopped.wait()
 
     def stop(self) -> None:
@@ -72,7 +71,7 @@ class WorkerActor(SealedActor[WorkerPlan]):
 
 
 def _with_node_address(plan: WorkerPlan) -> WorkerPlan:
-    """Returns the plan with this node's address and rack. Raises ValueError: no address of the node fits."""
+    """Adds this node's address and rack. Raises ValueError: no address of the node fits."""
     if not plan.spans_nodes:
         return plan
     from tandem.deploy.on_ray.ray_module import ray, ray_worker

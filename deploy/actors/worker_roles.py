@@ -11,7 +11,6 @@ from tandem.worker.process import WorkerProcess
 
 
 def worker_process(plan: WorkerPlan, on_progress: Callable[[str], None]) -> WorkerProcess:
-    """Args: on_progress: called with each step of the start."""
     return WorkerProcess(plan.worker, _role(plan), on_progress)
 
 

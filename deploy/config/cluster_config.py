@@ -1,7 +1,4 @@
-"""The configuration of a cluster, and of each of its processes.
-
-Nothing here imports torch: the command line reads this too.
-"""
+"""Configuration of a cluster and its processes. Imports no torch: the command line reads this too."""
 
 import re
 from collections import Counter
@@ -185,7 +182,6 @@ class ClusterConfig(ClusterOptions):
 
     @property
     def plans_roles(self) -> bool:
-        """Whether the supervisor lets workers lean to prefill or decode by load."""
         return self.num_any > 1 and self.placement == AUTO and self._routing == LEAST_COST
 
     @property
@@ -200,7 +196,7 @@ class ClusterConfig(ClusterOptions):
         return DEVICE_DEFAULTS[self.device]
 
     def engine(self, model_dir: str, num_threads: int = 0) -> EngineConfig:
-        """Returns the engine configuration without the values of a role. num_threads is the default of the option."""
+        """Returns the engine configuration without a role's values. num_threads is the default of the option."""
         return _configured(
             EngineConfig,
             _values(self, EngineOptions)
@@ -215,7 +211,7 @@ class ClusterConfig(ClusterOptions):
         )
 
     def router(self, model_dir: str, model_name: str, max_model_len: int, cluster_token: str = "") -> RouterConfig:
-        """Returns the configuration that all routers share. model_name is the default of served_model_name."""
+        """Returns the routers' common configuration. model_name is the default of served_model_name."""
         first, *others = self.served_model_name or (model_name,)
         return _configured(
             RouterConfig,
@@ -296,16 +292,11 @@ def _absolute(path: str) -> str:
 
 
 def _values(config: ClusterOptions, options: type) -> dict[str, Any]:
-    """Args: options: a package's class of options."""
     return {f.name: getattr(config, f.name) for f in fields(options)}
 
 
 def _configured(kind: type[_Config], values: Mapping[str, Any]) -> _Config:
-    """Builds a process's configuration.
-
-    Raises:
-        TypeError: a field is not in exactly one of `values`, SET_PER_PROCESS and FIXED.
-    """
+    """Raises TypeError: a field is not in exactly one of `values`, SET_PER_PROCESS and FIXED."""
     set_by = Counter([*values, *SET_PER_PROCESS.get(kind, ()), *FIXED.get(kind, ())])
     names = {f.name for f in fields(kind)}
     if wrong := sorted(name for name in names | set_by.keys() if name not in names or set_by[name] != 1):

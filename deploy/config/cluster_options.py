@@ -1,7 +1,4 @@
-"""The options of `tandem serve`, with their text for help and documentation.
-
-Nothing here imports torch: the command line reads this too.
-"""
+"""The options of `tandem serve`, with their help. Imports no torch: the command line reads this too."""
 
 from dataclasses import MISSING, dataclass
 from typing import NamedTuple
@@ -104,7 +101,7 @@ GROUPS = {
 
 
 class DeviceDefaults(NamedTuple):
-    """Defaults that depend on the device. Attributes: num_pages: size of the pool; 0: as many pages as fit."""
+    """Defaults that depend on the device. Attributes: num_pages: 0: as many as fit."""
 
     dtype: str
     num_pages: int
@@ -135,8 +132,8 @@ def _transports_for(device: str) -> str:
 class ClusterOptions(PrefillOptions, EngineOptions, RouterOptions):
     """All options; ClusterConfig checks their values.
 
-    Each package declares the options that its processes take as given, and inherits them itself. The options here
-    concern the whole cluster, or become other values for its processes.
+    Each package declares and inherits the options that its processes take as given. The options here concern the whole
+    cluster, or become other values for its processes.
     """
 
     model: str = option(

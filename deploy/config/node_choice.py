@@ -8,7 +8,7 @@ HOST, PACK, SPREAD = PLACEMENT_STRATEGIES = ("host", "pack", "spread")
 
 
 class FreeNode(NamedTuple):
-    """A node. Attributes: free: unused amount of each resource ("CPU", "GPU", ...)."""
+    """Attributes: free: unused amount of each resource ("CPU", "GPU", ...)."""
 
     node_id: str
     address: str
@@ -20,7 +20,6 @@ def choose_nodes(nodes: Sequence[FreeNode], needs: Sequence[Mapping[str, float]]
 
     Args:
         nodes: all nodes, the launcher's first.
-        needs: resources that each process takes of its node.
         strategy: PACK: few nodes, the launcher's first, then by free room; SPREAD: round robin over nodes with room.
 
     Raises:

@@ -31,7 +31,6 @@ class Option:
         type: str, int, float, or bool for a flag without a value.
         group: heading in help and documentation.
         default: None if the option is required.
-        metavar: placeholder of the value in the help.
         shown: text for help and documentation in place of the default.
         takes_path: the import path of a class is allowed too (tandem.choices).
         is_list: the flag is repeatable, and the key takes a list.
@@ -53,7 +52,7 @@ class Option:
 
     @property
     def default_text(self) -> str:
-        """The default as written in a file; "" for a flag that is off."""
+        """The default as in a file; "" for a flag that is off."""
         if self.shown or self.default is None or self.is_list:
             return self.shown
         if isinstance(self.default, bool):
@@ -80,11 +79,7 @@ class Option:
 
 
 def options_of(config: type, groups: Mapping[str, Sequence[str]]) -> tuple[Option, ...]:
-    """Returns the options of a dataclass.
-
-    Raises:
-        ValueError: a field is not in exactly one group, or a group names an unknown field.
-    """
+    """Raises ValueError: a field is not in exactly one group, or a group names an unknown field."""
     declared = {f.name: f for f in fields(config)}
     placed = Counter(name for names in groups.values() for name in names)
     if wrong := sorted(n for n in declared.keys() | placed.keys() if n not in declared or placed[n] != 1):

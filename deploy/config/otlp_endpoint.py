@@ -12,10 +12,10 @@ PROTOCOL = "http/protobuf"
 def otlp_endpoint(configured: str, environment: Mapping[str, str]) -> str:
     """Returns the URL to post spans to, or "" for no spans.
 
-    The variables are often set for all programs of a host. So unusable values cause a warning, not an error.
+    The variables are often set for a whole host. So unusable values cause a warning, not an error.
 
     Args:
-        configured: value of the option; without a path it is a base URL, like OTEL_EXPORTER_OTLP_ENDPOINT.
+        configured: the option; without a path it is a base URL, like OTEL_EXPORTER_OTLP_ENDPOINT.
     """
     if _said(environment, "OTEL_SDK_DISABLED") == "true":
         return ""

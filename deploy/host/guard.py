@@ -37,8 +37,8 @@ def run_guarded(main: Callable[[], int], *, stop_grace_s: float = 20.0) -> int:
     """Runs `main` in a child process; returns its status once none of its descendants is left.
 
     SIGINT, SIGTERM and SIGHUP reach `main` as SIGTERM, maybe repeatedly. SIGTERM raises SystemExit unless `main` sets
-    its own handler: set it after ray.init(), which sets one too. The child is killed after `stop_grace_s`, on a second
-    Ctrl-C, or on SIGQUIT. If this process is killed, `main` gets SIGTERM and a few seconds. atexit functions do not run.
+    its own handler: set it after ray.init(), which sets one. The child is killed after `stop_grace_s`, on a second
+    Ctrl-C, or on SIGQUIT. If this process is killed, `main` gets SIGTERM and a few seconds. atexit has no effect.
 
     The calling process must have one thread and no children. A signal's status is 128 + signal.
     """

@@ -8,24 +8,17 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-# Returns the ids of the alive nodes.
 AliveNodes = Callable[[], Collection[str]]
-# Autoscaler, dashboard and log monitor: a Python process each, and Ray waits for the dashboard.
+# A Python process each, and Ray waits for the dashboard.
 UNUSED_SERVICES = ("start_monitor", "start_api_server", "start_log_monitor")
-# Ray itself polls once a second for its node, which takes a little less to start.
+# Ray's own interval is a second; its node starts in less.
 LOOK_INTERVAL_S = 0.01
 LOOK_TIMEOUT_S = 30.0
 
 
 @contextlib.contextmanager
 def bare_node(node_class: type, services: Any, watch_nodes: Callable[[str], AliveNodes]) -> Iterator[None]:
-    """Inside this context ray.init starts such a node.
-
-    Args:
-        node_class: Ray's class that starts the processes.
-        services: Ray's module of that name.
-        watch_nodes: called with the address of a GCS.
-    """
+    """Inside this context ray.init starts such a node. Args: watch_nodes: called with the address of a GCS."""
     with contextlib.ExitStack() as changes:
         for name in UNUSED_SERVICES:
             if hasattr(node_class, name):
@@ -37,7 +30,6 @@ def bare_node(node_class: type, services: Any, watch_nodes: Callable[[str], Aliv
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, by: Any) -> Iterator[None]:
-    """Replaces an attribute inside this context."""
     original = getattr(owner, name)
     setattr(owner, name, by)
     try:

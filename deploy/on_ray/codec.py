@@ -9,21 +9,13 @@ T = TypeVar("T")
 
 
 def encode(value: object) -> bytes:
-    """Encodes a dataclass by the annotations of its fields."""
-    # A wrong type is refused by `decode`. A warning here would print the value, which may be a key.
+    # `decode` refuses a wrong type. A warning here would print the value, which may be a key.
     message: str = _message_type(type(value))(body=value).model_dump_json(warnings=False)
     return message.encode()
 
 
 def decode(kind: type[T], message: bytes) -> T:
-    """Decodes a message of `encode`.
-
-    Args:
-        kind: the class of the encoded value.
-
-    Raises:
-        ValueError: the message is not JSON, has unknown or missing fields, or a value does not fit its field.
-    """
+    """Raises ValueError: the message is not JSON, has unknown or missing fields, or a value does not fit its field."""
     from pydantic import ValidationError
 
     refusal = f"the message is not a {kind.__name__} of this version of tandem"

@@ -24,7 +24,6 @@ from tandem.deploy.on_ray.sealed import KeyPair, seal
 from tandem.deploy.on_ray.sealed_actor import sealed_order
 
 SUPERVISOR = "supervisor"
-# The supervisor's notes.
 ORDER, STATE = "order", "state"
 _PREFIX = "tandem-"
 # Covers the time in which Ray brings a node the code.
@@ -47,7 +46,6 @@ def namespace_of(cluster: str) -> str:
 
 
 def find_clusters() -> list[str]:
-    """Returns the names of all clusters on the joined Ray."""
     named = list_named_actors(all_namespaces=True)
     found = [n["namespace"] for n in named if n["name"] == SUPERVISOR and n["namespace"].startswith(_PREFIX)]
     return sorted(namespace.removeprefix(_PREFIX) for namespace in found)
@@ -100,7 +98,7 @@ class HostedRay(JoinedRay):
                     ray.kill(actor)
 
     def save(self, name: str, note: object) -> None:
-        """Stores a note for the next life of this actor, sealed. Args: name: ORDER or STATE; note: a dataclass."""
+        """Stores a sealed note for the next life of this actor. Args: name: ORDER or STATE; note: a dataclass."""
         sealed = seal(encode(note), self._own_keys().public_key)
         note_bytes = encode(_Note(_own_actor_id(), sealed))
         internal_kv._internal_kv_put(name.encode(), note_bytes, overwrite=True, namespace=self._key())
@@ -109,9 +107,6 @@ class HostedRay(JoinedRay):
         """Returns the last note of an earlier life of this actor.
 
         None if there is none, another cluster's supervisor wrote it, or no process has the key.
-
-        Args:
-            kind: class of the note.
 
         Raises:
             ValueError: the note is not of `kind`.

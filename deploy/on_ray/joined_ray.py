@@ -1,4 +1,4 @@
-"""An existing Ray (`ray start`), on one or more hosts, that the cluster joins. Each cluster has its own namespace."""
+"""An existing Ray (`ray start`), on one or more hosts. Each cluster has its own namespace."""
 
 import contextlib
 import logging
@@ -29,8 +29,6 @@ _SET = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
 class JoinedRay(RayBase):
-    """This process's part in an existing Ray."""
-
     def __init__(
         self, address: str, namespace: str | None = None, *, spans_nodes: bool = False, ship_code: bool = False
     ) -> None:
@@ -53,11 +51,7 @@ class JoinedRay(RayBase):
         return joined.get_logs_dir_path() if joined is not None else f"the logs of the Ray at {self._address}"
 
     def start(self, num_processes: int) -> None:
-        """Joins the Ray.
-
-        Raises:
-            ValueError: no Ray answers, or it refuses the token, has another version, or has too few CPUs left.
-        """
+        """Raises ValueError: no Ray answers, or it refuses the token, has another version, or has too few CPUs left."""
         token = self._token_that_opens()
         for name in _SET:
             os.environ.pop(name, None)
@@ -76,7 +70,6 @@ class JoinedRay(RayBase):
                     runtime_env={"py_modules": [str(Path(tandem.__file__).parent)]} if self._ship_code else None,
                 )
         except (RuntimeError, ConnectionError, ValueError) as error:
-            # For example, another version of Python.
             raise ValueError(f"cannot join the Ray at {self._address}: {' '.join(str(error).split())}") from error
         self.check_room(num_processes)
 
@@ -91,7 +84,6 @@ class JoinedRay(RayBase):
             )
 
     def stop(self) -> None:
-        """Leaves the Ray, which keeps running."""
         ray.shutdown()
         for name, value in self._found.items():
             os.environ.pop(name, None)
@@ -113,7 +105,7 @@ class JoinedRay(RayBase):
         return {"num_cpus": 1, "scheduling_strategy": here}
 
     def _token_that_opens(self) -> str:
-        """Returns the Ray's token; "" if it needs none."""
+        """Returns "" if the Ray needs no token."""
         with contextlib.suppress(_ClosedError):
             self._check_version(self._call(""))
             logger.warning(
@@ -138,7 +130,6 @@ class JoinedRay(RayBase):
         return token
 
     def _given_token(self) -> str:
-        """Looks for the token where Ray does."""
         if token := os.environ.get("RAY_AUTH_TOKEN", "").strip():
             return token
         path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray/auth_token")

@@ -124,7 +124,6 @@ class LocalRay(RayBase):
         return 1
 
     def actor_options(self) -> dict[str, Any]:
-        # Only this cluster uses this Ray.
         return {"num_cpus": 0}
 
     def _temp_directory(self) -> str:

@@ -37,7 +37,7 @@ class RayBase(ABC):
         """Undoes `start`, also one that failed."""
 
     def is_up(self) -> bool:
-        """Return whether this process's Ray node runs. Does not block."""
+        """Returns whether this process's Ray node runs. Does not block."""
         taken_part_in = ray_worker._global_node
         return taken_part_in is not None and node_is_up(taken_part_in.raylet_socket_name)
 
@@ -50,16 +50,12 @@ class RayBase(ABC):
         return {}
 
     def create(self, actor_class: Any, order: Any) -> Any:
-        """Creates an actor with its order.
-
-        Args:
-            actor_class: Ray's class of a SealedActor.
-        """
+        """Args: actor_class: Ray's class of a SealedActor."""
         return actor_class.remote(order)
 
     @abstractmethod
     def num_nodes(self) -> int:
-        """Returns the number of hosts that the cluster could use."""
+        """Returns the number of usable hosts."""
 
     @abstractmethod
     def actor_options(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Imports Ray, after setting the environment variables that Ray reads on import. No other module imports Ray."""
+"""Imports Ray, after setting the variables that Ray reads on import. No other module imports Ray."""
 
 import os
 from collections.abc import Callable

@@ -9,14 +9,7 @@ _TIMEOUT_S = 10.0
 
 
 def call_ray(address: str, token: str = "") -> bytes:
-    """Calls a Ray; returns its answer, which contains the version.
-
-    Args:
-        token: "": none.
-
-    Raises:
-        grpc.RpcError: no answer, or a refusal.
-    """
+    """Calls a Ray; returns its answer, which contains the version. Raises grpc.RpcError: no answer, or a refusal."""
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         answer: bytes = channel.unary_unary(_METHOD)(b"", timeout=_TIMEOUT_S, metadata=metadata)
@@ -24,7 +17,7 @@ def call_ray(address: str, token: str = "") -> bytes:
 
 
 def node_is_up(socket_path: str) -> bool:
-    """Return whether a Ray node listens at its socket. Does not block."""
+    """Returns whether a Ray node listens. Does not block."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:

@@ -13,14 +13,10 @@ _INFO = b"tandem sealed 2"
 
 
 class KeyPair:
-    """Opens messages sealed to its public key.
-
-    Attributes:
-        public_key, private_key: 32 bytes each.
-    """
+    """Opens messages sealed to its public key. Both keys have 32 bytes."""
 
     def __init__(self, private_key: bytes = b"") -> None:
-        """Args: private_key: of an existing pair; b"": a new pair."""
+        """Args: private_key: b"": a new pair."""
         # Slow to import, and a cluster on its own Ray seals nothing.
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -39,7 +35,6 @@ class KeyPair:
 
 
 def seal(message: bytes, public_key: bytes) -> bytes:
-    """Raises ValueError: `public_key` is no public key."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
     return _suite().encrypt(message, X25519PublicKey.from_public_bytes(public_key), _INFO)

@@ -14,14 +14,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _SealedOrder:
-    """The message of `tell`. Attributes: order: encoded."""
-
     order: bytes
     cluster_key: bytes
 
 
 class SealedActor(Generic[T]):
-    """Subclasses get their order from `_wait_order`. Attributes: order_type: class of the order."""
+    """An actor with an order, which subclasses get from `_wait_order`. Attributes: order_type: class of the order."""
 
     order_type: type[T]
 
