@@ -75,7 +75,7 @@ def run_configuration(
 
     Args:
         max_graph: largest decode batch that runs as a CUDA graph; 0: none.
-        on_progress: called with the name of each stage.
+        on_progress: called with each stage.
 
     Raises:
         ValueError: the model cannot be served as configured.
@@ -105,8 +105,6 @@ def run_configuration(
 
 
 class Warmer:
-    """Runs requests of every kind."""
-
     def __init__(self, model: ModelConfig, chunk_size: int, max_batch_size: int) -> None:
         self._vocab_size = model.vocab_size
         self._chunk_size = chunk_size
@@ -122,7 +120,7 @@ class Warmer:
         return 4 * longest + self._max_batch_size * short
 
     def run(self, worker: LocalWorker, counts: Counts) -> Iterator[str]:
-        """Yields the name of each stage before it runs. Args: counts: the worker's."""
+        """Yields the name of each stage before it runs."""
         yield "prefill"
         for num_tokens in (1, 2, 16, 17, self._longest // 2):
             self._serve(worker, counts, [self._prompt(num_tokens)])
@@ -177,7 +175,7 @@ def _check_device(config: ClusterConfig) -> None:
 
 
 def _cache_directories() -> dict[str, Path]:
-    """Returns the directories of compiled kernels, by the environment variable that sets each."""
+    """Returns the directories of compiled kernels, by environment variable."""
     # A machine without CUDA has neither package.
     from flashinfer.jit import env
     from triton import knobs

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClusterState:
-    """The saved state from which another process takes over the supervision of a running cluster.
+    """The state from which another process takes over the supervision of a running cluster.
 
     Attributes:
         drains_until: end of the drain, as of time.time; None: no stop was requested.
@@ -107,7 +107,6 @@ class Cluster:
 
     @property
     def router_ready_s(self) -> float:
-        """Seconds from the creation of the router processes until their ports were open."""
         return self._processes.router_ready_s
 
     def __enter__(self) -> "Cluster":
@@ -122,14 +121,13 @@ class Cluster:
         self.stop()
 
     def start(self) -> None:
-        """Starts all processes; returns when the cluster can serve a request.
+        """Returns when the cluster can serve a request.
 
         Raises:
             ConfigurationError: the cluster cannot start as configured.
             ClusterError: another failure.
         """
         config = self._config
-        # Fast checks come first: fetching a model may take minutes.
         with refusals():
             check_own_classes(config)
             ports = ClusterPorts(self.addresses, {}) if config.spans_nodes else self._ports.reserve_all(config)
@@ -140,7 +138,7 @@ class Cluster:
                 )
         needs_ray_first = config.device == "cuda" or config.spans_nodes
         if needs_ray_first:
-            # Too few GPUs are refused before the model is fetched.
+            # Before the model is fetched, which may take minutes.
             self._init_ray()
         if config.device == "cuda":
             check_num_gpus(config, self._ray)
@@ -173,7 +171,6 @@ class Cluster:
         self._start_all()
 
     def _place(self, model_dir: Path) -> ClusterPorts:
-        """Places all processes on nodes; returns the ports reserved there."""
         assert self._hosted is not None
         self._on_progress("model", "looking at it on each node")
         workers = [name for name, _ in worker_names(self._config)]
@@ -232,7 +229,7 @@ class Cluster:
             self._start_all()
 
     def supervise(self, stop: threading.Event) -> None:
-        """Restarts routers and workers that die, and carries out `scale` requests, until `stop` is set.
+        """Restarts dead processes and carries out `scale` requests until `stop` is set.
 
         Raises:
             ClusterError: Ray has ended, and all processes with it.
@@ -257,13 +254,14 @@ class Cluster:
     def scale(self, counts: Mapping[str, int]) -> ScaleJob:
         """Requests new numbers of workers for the named kinds. May be called from any thread.
 
-        New workers start first if there is room. Workers with the highest numbers leave: they get no new requests and
-        end when idle, or after drain_timeout_s, when their requests restart elsewhere."""
+        New workers start first if there is room. Workers with the highest numbers leave: they end when idle, or after
+        drain_timeout_s, when their requests restart elsewhere.
+        """
         return self._changes.ask(counts)
 
     @property
     def is_draining(self) -> bool:
-        """Whether a stop was requested, from this process or an earlier one."""
+        """True if a stop was requested, from this process or an earlier one."""
         return self._drains_until is not None
 
     def begin_drain(self) -> float:
@@ -275,7 +273,7 @@ class Cluster:
         return min(self._drains_until - now, self.drain_timeout_s)
 
     def drain(self, timeout_s: float) -> int:
-        """Refuses new requests and waits for running ones; returns the number still running after timeout_s."""
+        """Refuses new requests; returns the number still running after timeout_s."""
         return self._processes.drain(timeout_s)
 
     def stop(self) -> None:
@@ -307,7 +305,7 @@ class Cluster:
         return Scaling(job, self, supervisor, kind, joining, leaving, join_first=join_first)
 
     def _role_plans(self) -> RolePlans | None:
-        """Returns None if roles are fixed or a policy of the user's own chooses them."""
+        """Returns None if roles are fixed or a custom policy chooses them."""
         config = self._config
         if not config.plans_roles:
             return None
@@ -333,15 +331,12 @@ class Cluster:
         self._save()
 
     def tell_routers(self, names: Sequence[str]) -> list[Any]:
-        """Tells the routers all planned workers; returns references to the answers of RouterActor.set_workers."""
         return self._processes.tell_routers(names)
 
     def actor(self, name: str) -> Any:
-        """Returns a process's actor, or None before its start."""
         return self._processes.actors.get(name)
 
     def _save(self) -> None:
-        """Saves the state for the process that takes over if this one dies."""
         if self._hosted is not None:
             self._hosted.save(
                 STATE,
@@ -369,7 +364,6 @@ class Cluster:
         self._on_progress("ray", "ready")
 
     def _is_tls_wanted(self) -> bool:
-        """Whether the processes speak TLS although no certificates are given."""
         if self._config.internal_tls == AUTO:
             return self._ray.num_nodes() > 1
         return self._config.internal_tls != OFF
@@ -383,7 +377,7 @@ class Cluster:
             )
 
     def _may_start(self, name: str) -> bool:
-        """Returns whether a process can restart; raises ClusterError if Ray has ended."""
+        """Raises ClusterError if Ray has ended."""
         if not self._ray.is_up():
             raise ClusterError(f"Ray has ended, and the cluster with it; {self._ray.log_directory} says why")
         return self._nodes is None or self._nodes.has_room(name)

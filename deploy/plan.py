@@ -1,4 +1,4 @@
-"""Turns a cluster's configuration into those of its processes, and checks it against the model and the memory."""
+"""Turns a cluster's configuration into its processes', and checks it against model and memory."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -29,8 +29,7 @@ class PoolsOfNode(NamedTuple):
     """
     Attributes:
         node: address of the node; "": this host.
-        num_pools: pools to be created there.
-        available_bytes: memory free for them.
+        available_bytes: memory free for the pools.
     """
 
     node: str
@@ -39,8 +38,6 @@ class PoolsOfNode(NamedTuple):
 
 
 class WorkerNodes(Protocol):
-    """The nodes of the workers."""
-
     def num_threads(self, worker: str) -> int:
         """Returns the default number of CPU threads of a worker."""
 
@@ -49,11 +46,7 @@ class WorkerNodes(Protocol):
 
 
 def check_own_classes(config: ClusterConfig) -> None:
-    """Loads the classes that the configuration names by import path.
-
-    Raises:
-        ValueError: one cannot be used.
-    """
+    """Loads the classes that the configuration names by import path. Raises ValueError: one cannot be used."""
     tables: tuple[tuple[Choices[Any], str], ...] = (
         (TRANSPORTS, config.transport),
         (ATTENTION_BACKENDS, config.attention_backend),
@@ -85,7 +78,6 @@ def plan(
     Raises:
         ValueError: the configuration does not fit model or memory, or model or chat template cannot be used.
     """
-    # Processes may run in another working directory.
     model_dir = model_dir.absolute()
     model_config = ModelConfig.from_dir(model_dir)
     tokenizer_file(model_dir)

@@ -44,17 +44,15 @@ from tandem.deploy.supervise.control import ControlServer
 from tandem.deploy.supervise.progress import StartProgress
 from tandem.processes import ProcessId
 
-# Limit for stopping after the drain.
+# Time to stop after the drain.
 STOP_GRACE_S = 20.0
 DRAIN_REPORT_INTERVAL_S = 1.0
 # An empty line goes out after this time, so that the asking command does not time out.
 SILENCE_S = 5.0
-# Output of a detached launcher.
 LAUNCHER_LOG = "tandem.log"
 
 
 def serve(config: ClusterConfig, *, detach: bool = False) -> int:
-    """Returns the exit status."""
     if not config.api_keys and not config.tls_client_ca and not _is_loopback(config.host):
         print(
             f"tandem: WARNING: {config.host} can be reached from other hosts, and without an API key everybody there "
@@ -225,7 +223,7 @@ class _RecordedRun:
             # Some versions of Ray install a SIGTERM handler that aborts.
             signal.signal(signal.SIGTERM, self._stop_starting)
         self._progress(part, doing)
-        # The next start finds leftover processes in the record if this launcher is killed.
+        # The next start finds leftover processes there if this launcher is killed.
         self._record()
 
     def _on_request_line(self, line: str) -> None:
@@ -243,7 +241,6 @@ class _RecordedRun:
 
 
 def _answer(cluster: Cluster, asked: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Answers a command from the control socket."""
     counts = asked.get("counts")
     if (
         asked.get("do") != "scale"
@@ -259,7 +256,7 @@ def _answer(cluster: Cluster, asked: Mapping[str, Any]) -> Iterator[Mapping[str,
 
 
 def _drain(cluster: Cluster, timeout_s: float, guard: ProcessId, console: Console) -> None:
-    """Waits for running requests and prints their number whenever it changes."""
+    """Prints the number of running requests whenever it changes."""
     deadline = time.monotonic() + timeout_s
     shown = 0
     num_left = cluster.drain(0.0)
@@ -297,7 +294,7 @@ def announce_and_wait(
     how_to_stop: str = "Ctrl-C",
     on_ready: Callable[[], None] = lambda: None,
 ) -> int:
-    """Prints the addresses of a running cluster and supervises it until `stop` is set."""
+    """Prints the addresses, and supervises the cluster until `stop` is set."""
     announce(config, how_to_stop, cluster.model_name, cluster.addresses)
     on_ready()
     cluster.supervise(stop)
@@ -312,7 +309,6 @@ def announce(config: ClusterConfig, how_to_stop: str, model_name: str, addresses
         f"\nServing [bold]{model_name}[/] over gRPC at [bold]{addresses.grpc}[/] and over HTTP at [bold]{url}[/]",
         soft_wrap=True,
     )
-    # 0.0.0.0 is no address to connect to.
     address = addresses.grpc.replace("0.0.0.0:", "127.0.0.1:")
     flags = [
         f"--address {address}",

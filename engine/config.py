@@ -87,24 +87,14 @@ class EngineConfig(EngineOptions):
 
     Attributes:
         model_dir: a local Hugging Face directory.
-        load_format: "auto" reads the checkpoint; "dummy" makes random weights.
-        quantization: "auto" keeps the checkpoint's weights; "fp8" quantizes plain weights while loading.
-        kv_cache_dtype: dtype of pages. "auto": compute dtype; "fp8_e4m3": 8 bits, divided by the checkpoint's scale for
-            the layer, or by 1.
+        kv_cache_dtype: "fp8_e4m3": 8 bits, divided by the checkpoint's scale for the layer, or by 1.
         num_pages: size of the pool; 0, on a GPU only: as many as mem_fraction_static allows.
         num_devices: only 1 is supported.
         num_threads: CPU threads of one forward pass; 0: torch's choice.
-        attention_backend: a name in ATTENTION_BACKENDS, or an import path; auto: the first that supports model and
-            device.
-        eviction: a name in EVICTION_POLICIES, or an import path.
-        cuda_graph_max_bs: largest decode batch with a CUDA graph; 0: no decode graphs.
-        prefill_cuda_graphs: use CUDA graphs for prefills that take longer to launch than to compute, and for mixed
-            steps.
-        mem_fraction_static: share of GPU memory for weights, graphs and pool, if num_pages is 0.
+        prefill_cuda_graphs: for mixed steps, and for prefills that take longer to launch than to compute.
         max_chunk_tokens: tokens of the largest prefill; 0: no prefills.
         max_batch_size: sequences of the largest decode step; 0: no decoding.
-        max_model_len: tokens of the longest sequence, which the pool must hold; 0: the model's limit, or the pool's if
-            less.
+        max_model_len: 0: the model's limit, or the pool's if less.
     """
 
     model_dir: str

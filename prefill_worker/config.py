@@ -24,13 +24,10 @@ class PrefillConfig(PrefillOptions):
     """Options of the prefill scheduler.
 
     Attributes:
-        chunk_size: maximum number of prompt tokens in a forward pass.
-        schedule: order of the queue within a priority: fcfs (first come first served), lpm (longest cached prefix),
-            dfs-weight (depth first through shared prefixes), lof (longest output first), random, or
-            package.module:Class.
+        schedule: fcfs (first come first served), lpm (longest cached prefix), dfs-weight (depth first through shared
+            prefixes), lof (longest output first), random, or package.module:Class.
         min_shared_tokens: a request waits for another that computes at least this many tokens of its prefix.
-        grant_timeout_s: time for which a finished prefill waits for its grant before the router looks for another
-            decode worker. Computed pages stay cached.
+        grant_timeout_s: wait for a grant before the router looks for another decode worker. Computed pages stay cached.
         overlap: launch a forward pass before the previous results are known, on an asynchronous engine.
     """
 

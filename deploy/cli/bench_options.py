@@ -38,7 +38,6 @@ COMPARISONS = {
 
 
 def add_bench_options(parser: argparse.ArgumentParser, api_key: str) -> None:
-    """Args: api_key: the default of --api-key."""
     parser.usage = (
         f"{parser.prog} [OPTION]... (--help shows them)\n       {parser.prog} {{report,plot}} RUN.json... --out FILE"
     )
@@ -209,8 +208,6 @@ def _add_arrivals(group: argparse._ArgumentGroup) -> None:
 
 
 def _value(parse: Any) -> Any:
-    """Makes argparse show the message of a ValueError."""
-
     def parsed(text: str) -> Any:
         try:
             return parse(text)

@@ -21,7 +21,6 @@ ADDRESS_VARIABLE = "TANDEM_ADDRESS"
 
 
 def add_connection_arguments(parser: argparse.ArgumentParser, command: ClientCommand) -> None:
-    """Adds the arguments that tandem.deploy.cli.terminal.open_client reads."""
     group = parser.add_argument_group("connection")
     add = group.add_argument
     add(
@@ -54,7 +53,6 @@ def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling_arguments(parser: argparse._ActionsContainer) -> None:
-    """Adds the arguments that tandem.deploy.cli.terminal.sampling_params reads."""
     add = parser.add_argument
     add(
         "--temperature",

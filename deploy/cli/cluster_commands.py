@@ -39,8 +39,6 @@ examples:
 
 
 class AddCommand(Protocol):
-    """Adds a command's parser."""
-
     def __call__(self, name: str, summary: str, description: str, epilog: str) -> argparse.ArgumentParser: ...
 
 

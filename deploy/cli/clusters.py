@@ -21,7 +21,6 @@ from tandem.deploy.supervise.control import ask
 from tandem.logs import log_file
 
 _LOOK_INTERVAL_S = 0.1
-# Time for the guard to end remaining processes.
 _SWEEP_S = 15.0
 
 
@@ -53,7 +52,6 @@ def local_address_of(name: str) -> str:
 
 
 def stop_cluster(name: str) -> int:
-    """`tandem stop`: returns when the cluster has ended."""
     if (run := _find(name)) is None:
         return exit_codes.FAILED
     guard = run.owner.guard
@@ -94,7 +92,6 @@ def show_answer(name: str, answer: Iterable[Mapping[str, Any]]) -> int:
 
 
 def show_logs(name: str, process: str, *, follow: bool) -> int:
-    """`tandem logs`: of the launcher, or of one process."""
     if (run := _find(name)) is None:
         return exit_codes.FAILED
     about = run.about
@@ -128,7 +125,7 @@ def show_logs(name: str, process: str, *, follow: bool) -> int:
 
 
 def _find(name: str) -> Run | None:
-    """Returns the cluster of a name; None after an error message."""
+    """Returns None after an error message."""
     try:
         runs = find_runs(default_directory())
     except PermissionError as error:

@@ -41,7 +41,7 @@ _BATCH_SIZES = (1, 8, 32, 128, 256)
 
 
 def run_estimate(arguments: argparse.Namespace) -> int:
-    """Prints the estimate; returns the exit status: 1 if MAX_GPUS do not reach the rate."""
+    """Returns the exit status: 1 if MAX_GPUS do not reach the rate."""
     try:
         worker = Worker(
             read_model(arguments.model, arguments.quantization),

@@ -23,7 +23,7 @@ examples:
 """
 _WORKLOAD = re.compile(r"([\d_,]+)/([\d_,]+)")
 _LIMITS = ("ttft", "itl")
-# Range of data-sheet figures. A value outside has a wrong unit and would overflow.
+# A figure outside has a wrong unit and would overflow.
 _SMALLEST_FIGURE, _LARGEST_FIGURE = 0.1, 1_000_000
 # The search tries every size up to it.
 _MAX_BATCH_SIZE = 4096

@@ -81,7 +81,6 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit status."""
     parser = _parser()
     arguments = parser.parse_args(_joined(sys.argv[1:] if argv is None else argv))
     try:

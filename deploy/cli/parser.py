@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-# Flags of vLLM, SGLang and Dynamo, and their names here.
+# Flags of vLLM, SGLang and Dynamo.
 OTHERS_FLAGS = {
     "--port": "--http-port and --grpc-port",
     "--max-num-seqs": "--max-batch-size",
@@ -26,7 +26,7 @@ OTHERS_FLAGS = {
     "--num-prefill-workers": "--prefill",
     "--num-decode-workers": "--decode",
 }
-# Flags of `vllm bench serve`, and their names in `tandem bench`.
+# Flags of `vllm bench serve`.
 OTHERS_BENCH_FLAGS = {
     "--num-prompts": "--requests",
     "--request-rate": "--rate",

@@ -25,7 +25,6 @@ _TABLE = re.compile(r"(?<=<!-- options: )(?P<group>[^>]*)( -->\n\n).*?(?=\n<!-- 
 
 
 def option_table(group: str) -> str:
-    """Returns the options of a group as a Markdown table."""
     rows = ["| flag | default | |", "|---|---|---|"]
     for option in _of(group):
         flag = f"`--{option.name}{' ' + option.metavar if option.metavar else ''}`"

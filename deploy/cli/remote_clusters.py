@@ -19,7 +19,6 @@ from tandem.deploy.on_ray.hosted_ray import find_clusters
 from tandem.deploy.on_ray.joined_ray import JoinedRay
 
 _LOOK_INTERVAL_S = 0.3
-# Each look asks Ray for all actors that it ever had.
 _LIVES_INTERVAL_S = 2.0
 _STOP_LIMIT_S = 24 * 3600.0
 
@@ -81,7 +80,7 @@ def show_remote_logs(name: str, address: str, process: str, *, follow: bool) -> 
 
 
 def _show_process_logs(name: str, process: str, cluster: RemoteCluster, *, follow: bool) -> int:
-    """Prints the logs of all starts of a process; with `follow`, continues with the latest."""
+    """Prints the logs of all starts; with `follow`, continues with the latest."""
     try:
         directory = cluster.log_directory()
         logs = find_logs(name, process, directory)
@@ -118,7 +117,7 @@ def _follow(
     reader: LogReader,
     positions: dict[ProcessLog, int],
 ) -> NoReturn:
-    """Prints new log lines until GoneError or RayEndedError."""
+    """Runs until GoneError or RayEndedError."""
     log = next(reversed(positions))
     look_at, said = time.monotonic() + _LIVES_INTERVAL_S, ""
     while True:
@@ -176,7 +175,7 @@ def _joined(address: str, run: Callable[[], int]) -> int:
 
 @contextlib.contextmanager
 def _join(address: str) -> Iterator[str]:
-    """Joins a Ray; yields the reason of a failure, or ""."""
+    """Yields the reason of a failure, or ""."""
     ray = JoinedRay(address)
     error = ""
     try:

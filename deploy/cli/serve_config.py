@@ -16,11 +16,7 @@ from tandem.deploy.config.otlp_endpoint import otlp_endpoint
 
 
 def cluster_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> ClusterConfig:
-    """Combines flags, file, environment and defaults.
-
-    Raises:
-        ValueError: with a message of one line.
-    """
+    """Raises ValueError with a message of one line."""
     values: dict[str, Any] = {}
     if arguments.config is not None:
         values |= read_file(Path(arguments.config))
@@ -48,7 +44,7 @@ def cluster_config(arguments: argparse.Namespace, environment: Mapping[str, str]
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Returns the values of a YAML file by field. Raises ValueError; the message names file and key."""
+    """Returns a YAML file's values by field. Raises ValueError; the message names file and key."""
     try:
         text = path.read_text(encoding="utf-8")
         # The nodes show duplicate keys; the content has only the last value.
@@ -82,7 +78,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def read_key_file(path: Path) -> list[str]:
-    """Returns the API keys of a file. Raises ValueError if it cannot be read or holds none."""
+    """Raises ValueError: the file cannot be read or holds no keys."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except OSError as error:

@@ -21,8 +21,6 @@ _HOST_AND_PORT = re.compile(r"[^\s/]+:\d{1,5}")
 
 
 class Conversation:
-    """The messages of a chat so far."""
-
     def __init__(self, system: str = "") -> None:
         self.messages: list[pb.ChatMessage] = []
         if system:
@@ -88,7 +86,6 @@ def stream_answer(client: TandemClient, request: pb.GenerateRequest) -> tuple[st
 def print_answer(
     arguments: argparse.Namespace, client: TandemClient, *, text: str = "", conversation: Conversation | None = None
 ) -> int:
-    """`tandem generate`: returns the exit status."""
     request = pb.GenerateRequest(sampling=sampling_params(arguments, arguments.max_tokens))
     if conversation is not None:
         request.chat.messages.extend(conversation.messages)
@@ -107,7 +104,7 @@ def print_answer(
 
 
 def chat(arguments: argparse.Namespace, client: TandemClient) -> int:
-    """`tandem chat`: returns the exit status of the last answer."""
+    """Returns the exit status of the last answer."""
     conversation = Conversation(arguments.system)
     status = 0
     print("Type a message; an empty line or Ctrl-D ends the chat, Ctrl-C an answer.")
@@ -138,7 +135,7 @@ def chat(arguments: argparse.Namespace, client: TandemClient) -> int:
 
 
 def print_timeline(console: Console, last: pb.GenerateResponse) -> None:
-    """Prints the phases of a request as bars, the critical path first."""
+    """The critical path comes first."""
     total_ms = max((p.start_ms + p.duration_ms for p in last.phases), default=1.0)
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     table.add_column("phase")
@@ -242,7 +239,6 @@ def print_status(info: pb.ServerInfo) -> None:
 
 
 def _forward_times(workers: Iterable[pb.WorkerStatus]) -> Table:
-    """Returns the published timings of the workers."""
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     table.add_column("forwards")
     for column in ("prefill ms", "µs/token", "step ms", "µs/request", "ns/KV token", "ITL beside prefill ms"):

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def run_trace(arguments: argparse.Namespace, client: "TandemClient") -> int:
-    """Returns the exit status."""
     from tandem.client import TandemError
     from tandem.deploy.cli.terminal import print_failure
 
@@ -25,7 +24,7 @@ def run_trace(arguments: argparse.Namespace, client: "TandemClient") -> int:
     if out.exists() and not out.is_file():
         print(f"{arguments.name}: {out} is there and is no file", file=sys.stderr)
         return exit_codes.FAILED
-    # An older file stays until the new one is complete, and an unwritable directory shows before the recording. The
+    # Keeps an older file until the new one is complete, and finds an unwritable directory before the recording. The
     # process id keeps commands for the same target apart.
     unfinished = Path(f"{out}.{os.getpid()}.unfinished")
     try:

@@ -30,7 +30,7 @@ class _Process:
 
 
 class Trace:
-    """A recording. Attributes: warnings: messages about missing parts."""
+    """Attributes: warnings: messages about missing parts."""
 
     def __init__(self) -> None:
         self.num_slices = 0
@@ -151,7 +151,7 @@ def _phases(pid: int, tid: int, kept: pb.RecordedSlice, origin_ns: int) -> Itera
 
 
 def _is_moment(value: int) -> bool:
-    """Returns whether a number is a time in nanoseconds, not a count."""
+    """True if a number is a time in nanoseconds, not a count."""
     return value > 10**15
 
 
