@@ -43,7 +43,6 @@ SAMPLINGS = (
 
 
 def compile_kernels(config: ClusterConfig) -> int:
-    """Returns the exit status."""
     console = Console(soft_wrap=True, highlight=False)
     stages = StageTimer()
     try:
@@ -75,7 +74,6 @@ def run_configuration(
 
     Args:
         max_graph: largest decode batch that runs as a CUDA graph; 0: none.
-        on_progress: called with each stage.
 
     Raises:
         ValueError: the model cannot be served as configured.
@@ -120,7 +118,6 @@ class Warmer:
         return 4 * longest + self._max_batch_size * short
 
     def run(self, worker: LocalWorker, counts: Counts) -> Iterator[str]:
-        """Yields the name of each stage before it runs."""
         yield "prefill"
         for num_tokens in (1, 2, 16, 17, self._longest // 2):
             self._serve(worker, counts, [self._prompt(num_tokens)])
@@ -175,7 +172,6 @@ def _check_device(config: ClusterConfig) -> None:
 
 
 def _cache_directories() -> dict[str, Path]:
-    """Returns the directories of compiled kernels, by environment variable."""
     # A machine without CUDA has neither package.
     from flashinfer.jit import env
     from triton import knobs

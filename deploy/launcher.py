@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClusterState:
-    """The state from which another process takes over the supervision of a running cluster.
+    """The state from which another process takes over a running cluster.
 
     Attributes:
         drains_until: end of the drain, as of time.time; None: no stop was requested.
@@ -64,8 +64,8 @@ class Cluster:
     """A cluster, from start to stop. A context manager; all methods but `scale` are called from one thread.
 
     Attributes:
-        cluster_token: secret that lets a process take part; new for each cluster.
-        cluster_tls: certificates between the processes; None: no TLS.
+        cluster_token: lets a process take part; new for each cluster.
+        cluster_tls: None: no TLS.
         addresses: the clients' ports.
         routers: each router's own addresses, by name.
     """
@@ -138,7 +138,7 @@ class Cluster:
                 )
         needs_ray_first = config.device == "cuda" or config.spans_nodes
         if needs_ray_first:
-            # Before the model is fetched, which may take minutes.
+            # Before a model is fetched for minutes.
             self._init_ray()
         if config.device == "cuda":
             check_num_gpus(config, self._ray)
@@ -192,9 +192,9 @@ class Cluster:
         self._save()
 
     def recover(self, saved: ClusterState) -> None:
-        """Takes over the cluster of an earlier process that died without stopping it.
+        """Takes over the cluster of a dead process, and repeats a start that was cut short.
 
-        Ends processes that do not take part; `supervise` starts them again. Repeats a start that was cut short.
+        Ends processes that do not take part; `supervise` starts them again.
 
         Raises:
             ClusterError: as for `start`.

@@ -71,8 +71,7 @@ def plan(
     """Returns the configurations of all routers and all workers.
 
     Args:
-        ports: ports reserved for the routers.
-        num_running: number of workers that are running already, with their pools.
+        num_running: workers that are running already, with their pools.
         nodes: the workers' nodes; None: this host.
 
     Raises:

@@ -47,7 +47,7 @@ from tandem.processes import ProcessId
 # Time to stop after the drain.
 STOP_GRACE_S = 20.0
 DRAIN_REPORT_INTERVAL_S = 1.0
-# An empty line goes out after this time, so that the asking command does not time out.
+# An empty line then keeps the asking command from timing out.
 SILENCE_S = 5.0
 LAUNCHER_LOG = "tandem.log"
 
@@ -118,9 +118,9 @@ def run_cluster(
     """Starts a cluster in a guarded child process, calls `use` there, and stops the cluster.
 
     Args:
-        use: called with the running cluster and an event that a stop request sets; returns the exit status.
+        use: gets the running cluster and an event that a stop request sets; returns the exit status.
         is_named: let commands find the cluster by name.
-        log: file that receives the output; "": the terminal.
+        log: receives the output; "": the terminal.
 
     Returns:
         The exit status of `use`; 2 if the cluster cannot start as configured; 1 for other failures.
@@ -159,10 +159,7 @@ def _run(config: ClusterConfig, use: Callable[[Cluster, threading.Event], int], 
 
 
 class _RecordedRun:
-    """Runs one cluster, handles SIGTERM and keeps the run record up to date."""
-
     def __init__(self, config: ClusterConfig, console: Console, directory: Path, about: RunAbout | None) -> None:
-        """Args: about: the record for commands; None for a cluster without a name."""
         self._config = config
         self._console = console
         self._directory = directory
@@ -207,7 +204,6 @@ class _RecordedRun:
             remove_record(self._directory, self._owner)
 
     def _record(self, state: str = "") -> None:
-        """Args: state: "" keeps the last one."""
         if self._about is not None:
             addresses = self._cluster.addresses
             self._about = replace(
@@ -256,7 +252,6 @@ def _answer(cluster: Cluster, asked: Mapping[str, Any]) -> Iterator[Mapping[str,
 
 
 def _drain(cluster: Cluster, timeout_s: float, guard: ProcessId, console: Console) -> None:
-    """Prints the number of running requests whenever it changes."""
     deadline = time.monotonic() + timeout_s
     shown = 0
     num_left = cluster.drain(0.0)
@@ -294,7 +289,6 @@ def announce_and_wait(
     how_to_stop: str = "Ctrl-C",
     on_ready: Callable[[], None] = lambda: None,
 ) -> int:
-    """Prints the addresses, and supervises the cluster until `stop` is set."""
     announce(config, how_to_stop, cluster.model_name, cluster.addresses)
     on_ready()
     cluster.supervise(stop)

@@ -28,7 +28,7 @@ class RouterActor(SealedActor[RouterConfig]):
         self._stopped = StopWait()
 
     def start(self, *_waited_for: None) -> RouterAddresses:
-        """Opens the router's ports. Args: _waited_for: results of Ray calls that must finish first."""
+        """Args: _waited_for: results of Ray calls that must finish first."""
         config = self._wait_order()
         logs.configure(config.router_id, config.log)
         with no_collections():

@@ -30,8 +30,6 @@ class _Process:
 
 
 class Trace:
-    """Attributes: warnings: messages about missing parts."""
-
     def __init__(self) -> None:
         self.num_slices = 0
         self._processes: dict[str, _Process] = {}
@@ -56,7 +54,7 @@ class Trace:
         return lost + dropped
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the content of a trace file. Time 0 is the first slice."""
+        """Time 0 is the first slice."""
         starts = [s.start_ns - p.clock_offset_ns for p in self._processes.values() for s in p.slices]
         origin_ns = min(starts, default=0)
         events: list[Event] = []
@@ -151,7 +149,6 @@ def _phases(pid: int, tid: int, kept: pb.RecordedSlice, origin_ns: int) -> Itera
 
 
 def _is_moment(value: int) -> bool:
-    """True if a number is a time in nanoseconds, not a count."""
     return value > 10**15
 
 

@@ -15,7 +15,6 @@ from tandem.router.config import RouterConfig, RouterOptions
 from tandem.router.policies.table import ROUTING_POLICIES
 
 SECURITY = "security"
-# Order of the options in help and documentation, by group.
 GROUPS = {
     "model": (
         "model",
@@ -132,8 +131,7 @@ def _transports_for(device: str) -> str:
 class ClusterOptions(PrefillOptions, EngineOptions, RouterOptions):
     """All options; ClusterConfig checks their values.
 
-    Each package declares and inherits the options that its processes take as given. The options here concern the whole
-    cluster, or become other values for its processes.
+    Each package declares the options that its processes take as given. The launcher interprets the options here.
     """
 
     model: str = option(

@@ -31,7 +31,7 @@ class Option:
         type: str, int, float, or bool for a flag without a value.
         group: heading in help and documentation.
         default: None if the option is required.
-        shown: text for help and documentation in place of the default.
+        shown: text in place of the default.
         takes_path: the import path of a class is allowed too (tandem.choices).
         is_list: the flag is repeatable, and the key takes a list.
         detail: Markdown that the documentation adds to `help`.

@@ -66,7 +66,6 @@ class BothSteps:
     def steps(self, rate: float) -> list[float]:
         means = []
         for plain, took, chunks_per_s in zip(self.plain, self.with_chunk, self._chunks_per_s(rate), strict=True):
-            # Decode-only steps fill the rest of each second.
             busy = chunks_per_s * took
             means.append(1 / (chunks_per_s + (1 - busy) / plain) if busy < 1 else took)
         return means
@@ -75,7 +74,6 @@ class BothSteps:
         return [rate * self._prompt_len / size for size in self.chunk_sizes]
 
     def late(self, rate: float, num_workers: int, ttft: float, running: Running) -> float:
-        """Returns the share of prompts without a first token within `ttft`. Args: rate: of each worker."""
         busy = self.busy(rate)
         # An arriving prompt sees the time average.
         beside = [*range(len(busy)), len(busy) - 1]

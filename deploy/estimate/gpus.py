@@ -14,12 +14,12 @@ LINK_SHARE = 382 / 450
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU's data sheet, in bytes, bytes/s and dense bfloat16 FLOP/s.
+    """A data sheet, in bytes, bytes/s and dense bfloat16 FLOP/s.
 
     Attributes:
         memory: available through CUDA; a data sheet's GB count as 10^9 bytes, a few percent too few.
         link: bandwidth to another GPU of the host, one direction.
-        has_own_kernels: small decode steps run Tandem's kernels, which need Hopper or later.
+        has_own_kernels: Hopper or later, for Tandem's kernels in small decode steps.
         has_fp8: multiplies FP8, twice as fast as bfloat16.
     """
 

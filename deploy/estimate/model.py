@@ -7,9 +7,5 @@ from tandem.engine.weights.resolve import resolve_model
 
 
 def read_model(name: str, quantization: str) -> ModelConfig:
-    """Reads config.json, from the hub if the local cache lacks it. Fetches no weights.
-
-    Raises:
-        ValueError: the model is not found, not fetched or not supported.
-    """
+    """Fetches config.json, no weights. Raises ValueError: the model is not found, not fetched or not supported."""
     return ModelConfig.from_dir(Path(resolve_model(name, "dummy"))).quantized(quantization)

@@ -23,7 +23,7 @@ class Running:
     def __init__(self, steps: Sequence[float], tokens_per_s: float, num_workers: int = 1) -> None:
         """
         Args:
-            steps: seconds of a step of 1, 2, ... sequences, up to the worker's maximum.
+            steps: seconds of a step of 1, 2, ... sequences.
             tokens_per_s: requested from each worker.
             num_workers: balanced workers; more reduce the variance on each.
         """

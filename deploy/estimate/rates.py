@@ -54,10 +54,9 @@ class Split:
     """A split of GPUs into roles, and its performance.
 
     Attributes:
-        num_both: workers of role both; if any, all are.
         rate: requests/s within the limits; 0: none.
         batch_size: mean sequences per decoding worker at that rate.
-        chunk_size: prompt tokens per prefill forward, or per mixed step of a worker of role both.
+        chunk_size: prompt tokens per prefill forward or mixed step.
     """
 
     num_prefill: int

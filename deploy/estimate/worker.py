@@ -31,9 +31,7 @@ MLP_COPIES = 2
 
 
 class Factors(NamedTuple):
-    """Costs of forwards relative to a GPU's copies and matrix products, per weight format.
-
-    Fitted to H200s with models of 0.6B and 8B (docs/benchmarks.md).
+    """Costs of forwards per weight format, fitted to H200s with models of 0.6B and 8B (docs/benchmarks.md).
 
     Attributes:
         decode_share, prefill_share: reached share of the matrix product rate.
@@ -105,7 +103,7 @@ class Worker:
         return self.page_size * choose_num_pages(self.memory(role), layout, 0, self.mem_fraction_static, longest)
 
     def decode_step(self, batch_size: int, kv_len: int) -> float:
-        """Returns the seconds of a decode step. Args: kv_len: tokens of each sequence."""
+        """Args: kv_len: tokens of each sequence."""
         limits, factors = self.gpu.limits, self._factors
         computing = decode_products(self.model, batch_size, limits.matmul_rate * factors.decode_share)
         is_own = self.gpu.has_own_kernels and batch_size <= MAX_OWN_BATCH_SIZE
@@ -121,7 +119,7 @@ class Worker:
         return num_forwards * self._prompts_s(computing)
 
     def chunk(self, num_tokens: int, num_before: int) -> float:
-        """Returns the seconds of a chunk's forward. Args: num_before: tokens of its prompt already computed."""
+        """Args: num_before: tokens of its prompt already computed."""
         rate = self.gpu.limits.matmul_rate * self._factors.prefill_share
         products = mixed_products(self.model, 0, num_tokens, rate)
         return self._prompts_s(products + attention_flops(self.model, num_tokens, num_before) / rate)
@@ -161,5 +159,4 @@ class Worker:
         return num_tokens * self.kv_bytes_per_token / (self.gpu.limits.copy_bandwidth * share)
 
     def transfer(self, num_tokens: int) -> float:
-        """Returns the seconds to send pages to another GPU of the host."""
         return num_tokens * self.kv_bytes_per_token / self.gpu.reached_link

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 SYSFS = Path("/sys")
-# A worker's two threads, a transport's and the grammars' run at once: fewer CPUs cost more than remote memory does.
+# A worker runs four threads at once: fewer CPUs cost more than remote memory.
 MIN_CPUS = 4
 
 

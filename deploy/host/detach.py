@@ -21,8 +21,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def run_detached(main: Callable[[Callable[[], None]], int], log: Path) -> int:
     """Runs `main` in a child process in its own session, and shows its output until it is ready or ends.
 
-    Until then Ctrl-C and SIGTERM stop the child; the death of this process or its terminal does not. The caller must
-    have one thread.
+    Until then Ctrl-C and SIGTERM stop the child; the death of this process or its terminal does not.
 
     Args:
         main: gets a function to call when ready; returns the exit status.
@@ -68,7 +67,6 @@ def run_detached(main: Callable[[Callable[[], None]], int], log: Path) -> int:
 
 
 def _show(log: Path, reader: int) -> bool:
-    """Returns whether the child is ready."""
     with log.open(encoding="utf-8", errors="replace") as said:
         while True:
             has_news, _, _ = select.select([reader], [], [], _LOOK_INTERVAL_S)

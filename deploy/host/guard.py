@@ -21,7 +21,6 @@ from tandem.deploy.host.process_tree import become_subreaper, die_with_parent, e
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
-# Between SIGTERM and SIGKILL.
 _SWEEP_GRACE_S = 2.0
 # Everything must be gone 10 s after the guard's death.
 _ORPHAN_GRACE_S = 5.0
@@ -79,7 +78,6 @@ def run_guarded(main: Callable[[], int], *, stop_grace_s: float = 20.0) -> int:
 def _watch(
     launcher_pid: int, stop_fd: int, waited_for: set[signal.Signals], in_background: bool, stop_grace_s: float
 ) -> int:
-    """Returns the launcher's status. Args: in_background: ignore the terminal's Ctrl-C."""
     asked_at: float | None = None
     killed = False
     deadline = float("inf")
@@ -111,7 +109,6 @@ def _watch(
 
 
 def _reap() -> dict[int, int]:
-    """Returns the wait statuses of ended children by pid."""
     statuses = {}
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:

@@ -12,8 +12,7 @@ class ClusterName:
     """A taken name, until `close` or the end of the process."""
 
     def __init__(self, directory: Path, name: str) -> None:
-        """Takes the name.
-
+        """
         Raises:
             NameTakenError: another cluster has the name.
             PermissionError: other users can write to the directory.

@@ -1,7 +1,4 @@
-"""Reserves the routers' ports for the life of the cluster, so that a restarted router keeps them.
-
-The launcher's sockets are bound but do not listen, so they get no connections.
-"""
+"""Reserves the routers' ports for the life of the cluster: the launcher's sockets are bound but do not listen."""
 
 import contextlib
 import errno
@@ -14,8 +11,6 @@ from tandem.router.config import RouterAddresses, RouterConfig, host_of, port_of
 
 
 class ClientAddresses(NamedTuple):
-    """A cluster's addresses for clients, each "host:port"."""
-
     grpc: str
     http: str
 
@@ -32,7 +27,6 @@ class ClusterPorts:
     routers: dict[str, RouterAddresses]
 
     def configs(self, config: RouterConfig) -> list[RouterConfig]:
-        """Args: config: the common part."""
         is_shared = len(self.routers) > 1
         return [
             replace(
@@ -100,7 +94,7 @@ class ReservedPorts:
         return address
 
     def reserve_again(self, ports: ClusterPorts) -> None:
-        """Takes the ports of a running cluster again, except for ports that others have taken."""
+        """Takes a running cluster's ports again, if they are free."""
         for address in {*ports.shared, *(address for own in ports.routers.values() for address in own)}:
             host, _, port = address.rpartition(":")
             held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

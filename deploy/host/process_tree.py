@@ -40,7 +40,7 @@ def descendants(root_pid: int | None = None) -> list[ProcessId]:
 
 
 def end_processes(processes: Iterable[ProcessId], grace_s: float) -> list[ProcessId]:
-    """Sends SIGTERM, then SIGKILL after `grace_s`; reaps children. Returns the processes still alive."""
+    """Returns the processes still alive after SIGTERM and, after `grace_s`, SIGKILL."""
     left = list(processes)
     for signum, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_WAIT_S)):
         for process in left:
@@ -57,7 +57,7 @@ def end_descendants(grace_s: float) -> list[ProcessId]:
     """Returns the descendants still alive. Only a subreaper finds orphans."""
     deadline = time.monotonic() + grace_s
     while left := descendants():
-        # Two rounds without grace later, the rest is stuck or keeps forking.
+        # Two rounds without grace are enough: the rest is stuck or keeps forking.
         if time.monotonic() > deadline + 2 * _KILL_WAIT_S:
             break
         end_processes(left, max(0.0, deadline - time.monotonic()))
@@ -77,7 +77,7 @@ def send_signal(process: ProcessId, signum: signal.Signals) -> None:
 
 
 def become_subreaper() -> None:
-    """Makes this process, instead of init, the new parent of descendants whose parent ends."""
+    """Makes this process, instead of init, the parent of orphaned descendants."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

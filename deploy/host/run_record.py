@@ -1,8 +1,4 @@
-"""Records of running clusters on this host.
-
-Guard and launcher (tandem.deploy.host.guard) clean up after each other. If both are killed at once, the next start ends
-the processes of their record.
-"""
+"""Records of this host's running clusters: if guard and launcher are killed at once, the next start ends leftovers."""
 
 import contextlib
 import fcntl
@@ -22,8 +18,6 @@ _END_GRACE_S = 2.0
 
 @dataclass(frozen=True)
 class RunOwner:
-    """The two processes of a running cluster's command."""
-
     guard: ProcessId
     launcher: ProcessId
 
@@ -39,9 +33,9 @@ class RunAbout:
     Attributes:
         state: "starting", "serving" or "stopping".
         grpc, http: client addresses, each "host:port"; "" before they are known.
-        log: file with the launcher's output; "": it goes to a terminal.
-        log_dir: directory of the processes' logs; "": Ray's own.
-        stop_limit_s: longest duration of a stop, in seconds.
+        log: the launcher's output; "": it goes to a terminal.
+        log_dir: the processes' logs; "": Ray's own.
+        stop_limit_s: longest duration of a stop.
     """
 
     name: str
@@ -55,20 +49,16 @@ class RunAbout:
 
 @dataclass(frozen=True)
 class Run:
-    """A named cluster that runs on this host."""
-
     owner: RunOwner
     about: RunAbout
     control_path: Path
 
 
 def default_directory() -> Path:
-    """Returns this user's directory of records, the same in every session."""
     return Path(f"/tmp/tandem-{os.getuid()}")
 
 
 def logs_of_detached(directory: Path, name: str) -> Path:
-    """Returns the log directory of the last detached cluster of that name. Args: directory: of the records."""
     return directory / "clusters" / name
 
 

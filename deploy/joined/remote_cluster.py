@@ -21,7 +21,6 @@ CALL_TIMEOUT_S = 10.0
 # Longer than a supervisor's restart.
 SILENCE_LIMIT_S = 60.0
 _CONCURRENT_CALLS = 8
-# Variables for finding and fetching models.
 _ENVIRONMENT = (
     "TANDEM_CACHE",
     "XDG_CACHE_HOME",
@@ -103,7 +102,7 @@ class RemoteCluster:
         return state
 
     def log_directory(self) -> str:
-        """Returns the log directory on each node; "": Ray's own.
+        """Returns "" for Ray's own directory.
 
         Raises:
             GoneError: the cluster has ended.
@@ -143,7 +142,6 @@ class RemoteCluster:
         return error
 
     def end(self) -> None:
-        """Kills the cluster, but not a later one of the same name."""
         ray.kill(self._actor)
         if self._is_replaced():
             return

@@ -113,7 +113,7 @@ def _lives(cluster: str) -> dict[str, list[tuple[int, str, str, int]]]:
 
 
 def _read(path: str, pid: int, position: int, num_bytes: int) -> tuple[str, bytes, int]:
-    """Runs on the node; returns the file's path or "", its bytes from a position on, and the next position."""
+    """Runs on the node; returns the file's path or "", bytes, and the next position."""
     if not path:
         assert ray_worker._global_node is not None
         of_pid = Path(ray_worker._global_node.get_logs_dir_path()).glob(f"worker-*-{pid}.err")

@@ -51,9 +51,9 @@ class SupervisorState:
         phase: STARTING, SERVING, STOPPING or ENDED.
         parts: start-up step of each part of the cluster.
         lines: from the requested number on.
-        grpc, http: addresses of the client ports; "" before they are known.
+        grpc, http: client addresses; "" before they are known.
         error: reason of the end; "" after a requested stop.
-        is_usage: True if the configuration caused the error.
+        is_usage: the configuration caused the error.
     """
 
     life: str
@@ -229,7 +229,7 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
 
 
 class _StoppedError(Exception):
-    """A stop was requested before the cluster was ready."""
+    pass
 
 
 class _LineHandler(logging.Handler):

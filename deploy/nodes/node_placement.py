@@ -100,7 +100,7 @@ class NodePlacement:
 
     @staticmethod
     def restored(config: ClusterConfig, hosted: HostedRay, saved: SavedPlacement) -> "NodePlacement":
-        """Restores a placement; replaces port holders that have died."""
+        """Replaces port holders that have died."""
         placement = NodePlacement(config, hosted, saved.workers, saved.routers)
         placement._processes = {
             name: _Process(need, PlacementGroup(PlacementGroupID.from_hex(group)))
@@ -211,7 +211,6 @@ class NodePlacement:
         return [PoolsOfNode(node, num, self._facts[node].available_bytes) for node, num in counts.items()]
 
     def add_workers(self, names: Sequence[str]) -> None:
-        """Reserves room for more workers, which wait until there is room."""
         nodes = _free_nodes()
         ids = {node.address: node.node_id for node in nodes}
         try:

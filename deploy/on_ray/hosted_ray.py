@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """Attributes: owner: actor id of the supervisor; sealed: the encoded note, sealed to the cluster's key."""
+    """Attributes: owner: actor id of the supervisor; sealed: encoded, then sealed to the cluster's key."""
 
     owner: str | None
     sealed: bytes
@@ -90,7 +90,6 @@ class HostedRay(JoinedRay):
         return found
 
     def end_all(self, besides: Iterable[Any] = ()) -> None:
-        """Kills the cluster's actors, except the supervisor and `besides`."""
         kept = {actor._actor_id for actor in besides}
         for lives in self.find_actors().values():
             for actor in lives.values():
@@ -119,7 +118,6 @@ class HostedRay(JoinedRay):
         return decode(kind, self._keys.open(note.sealed)) if self._keys is not None else None
 
     def forget(self) -> None:
-        """Removes the notes and placement groups of an ended cluster."""
         for group_id, group in placement_group_table().items():
             if group["name"].startswith(self.group_name("")) and group["state"] != "REMOVED":
                 remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group_id)))
@@ -138,7 +136,6 @@ class HostedRay(JoinedRay):
             actor.tell.remote(sealed_order(order, public_key, self._own_keys().private_key))
 
     def _find_keys(self, sealed: bytes) -> KeyPair | None:
-        """Asks the cluster's actors for the key that opens `sealed`."""
         asking = KeyPair()
         waiting = [
             actor.share_cluster_key.remote(asking.public_key)

@@ -74,7 +74,6 @@ class JoinedRay(RayBase):
         self.check_room(num_processes)
 
     def check_room(self, num_processes: int) -> None:
-        """Raises ValueError: the Ray has fewer free CPUs than `num_processes`."""
         num_cpus = self.num_free("CPU")
         if num_cpus < num_processes:
             where = "" if self._spans_nodes else " on this host"

@@ -21,10 +21,7 @@ class RayBase(ABC):
 
     @abstractmethod
     def start(self, num_processes: int) -> None:
-        """Connects this process to Ray.
-
-        Args:
-            num_processes: number of actors that the cluster will create.
+        """Connects this process to Ray. Args: num_processes: number of actors to come.
 
         Raises:
             ValueError: this Ray is unusable.
@@ -50,7 +47,6 @@ class RayBase(ABC):
         return {}
 
     def create(self, actor_class: Any, order: Any) -> Any:
-        """Args: actor_class: Ray's class of a SealedActor."""
         return actor_class.remote(order)
 
     @abstractmethod

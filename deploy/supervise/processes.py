@@ -25,7 +25,6 @@ OnProgress = Callable[[str, str], None]
 
 START_TIMEOUT_S = 1800.0
 ROUTER_START_TIMEOUT_S = 60.0
-# A worker's first answer; loading may take longer.
 PROCESS_START_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 6.0
 STOP_TIMEOUT_S = 3.0
@@ -34,7 +33,7 @@ POLL_INTERVAL_S = 0.2
 
 
 class Processes:
-    """The configuration and the actor of each process. All methods are called from one thread.
+    """The configuration and the actor of each process, for one thread.
 
     Attributes:
         router_configs, worker_plans: configurations for the next start, by name.
@@ -49,7 +48,6 @@ class Processes:
         on_request_line: Callable[[str], None],
         before_start: Callable[[], None],
     ) -> None:
-        """Args: on_request_line: called with each request line that a router has kept."""
         self._config = config
         self._ray = ray_in_use
         self._on_progress = on_progress
@@ -83,7 +81,6 @@ class Processes:
             ConfigurationError: a process refuses its configuration.
             ClusterError: another failure.
         """
-        # All start concurrently, the slow ones first.
         starting = {self.start_worker(name): name for name in self.worker_plans}
         starting |= {self.start_router(name): name for name in self.router_configs}
         self.wait_for(starting)
@@ -92,11 +89,7 @@ class Processes:
             self.get(ref, ROUTER_START_TIMEOUT_S, name)
 
     def take_over(self, found: Mapping[str, Mapping[int, Any]]) -> None:
-        """Continues with the latest actors that have joined, and kills all others.
-
-        Args:
-            found: actors by name and number of the start.
-        """
+        """Keeps the latest joined actors, and kills all others. Args: found: actors by name and number of the start."""
         asked = {}
         for name in (*self.router_configs, *self.worker_plans):
             if (latest := max(found.get(name, {}).items(), default=None)) is not None:
@@ -115,7 +108,7 @@ class Processes:
                 ray.kill(self.actors.pop(name))
 
     def start_router(self, name: str) -> Any:
-        """Returns a reference that is ready when the router's own ports are open."""
+        """Returns a reference: the router's own ports are open."""
         from tandem.deploy.actors.router_actor import RouterActor
 
         self._on_progress(name, "starting")
@@ -125,7 +118,7 @@ class Processes:
         return actor.start.remote(*(self._nodes.ports_of(name) if self._nodes is not None else ()))
 
     def start_worker(self, name: str) -> Any:
-        """Returns a reference that is ready when the worker has loaded."""
+        """Returns a reference: the worker has loaded."""
         from tandem.deploy.actors.worker_actor import WorkerActor
 
         plan = self.worker_plans[name]
@@ -138,7 +131,6 @@ class Processes:
         return actor.start.remote()
 
     def join_router(self, actor: Any) -> Any:
-        """Lets a router serve, with the workers planned since its start."""
         actor.set_workers.remote(self._any_router_config.workers)
         return actor.open_shared_ports.remote()
 
@@ -227,10 +219,7 @@ class Processes:
             self._on_request_line(line)
 
     def wait_for(self, refs: dict[Any, str]) -> None:
-        """Waits for references by process name and reports the workers' progress.
-
-        Notices a finished reference at once, even while an importing worker does not answer.
-        """
+        """Notices a finished reference at once, even while an importing worker does not answer."""
         began = ask_at = time.monotonic()
         address = self._config.ray_address
         waiting, asked = dict(refs), dict[Any, str]()
@@ -270,8 +259,7 @@ class Processes:
             self._show_progress(name, ref)
 
     def get(self, ref: Any, timeout_s: float, name: str) -> Any:
-        """Returns a process's answer.
-
+        """
         Raises:
             ConfigurationError: the process refuses its configuration.
             ClusterError: the process failed or did not answer.
@@ -284,10 +272,9 @@ class Processes:
             raise kind(f"{name}: {self._reason(error, name)}") from error
 
     def _actor_class(self, name: str, cls: type, num_gpus: int = 0) -> Any:
-        """Returns a class as a Ray actor, without restarts by Ray.
+        """Returns an actor class without restarts by Ray. Concurrent calls allow progress and stop during the start.
 
-        Concurrent calls let it report progress and stop during its start. Each start has its own actor name, because
-        Ray frees the name of a dead actor late.
+        Each start has its own actor name: Ray frees the name of a dead actor late.
         """
         self._before_start()
         options = self._ray.actor_options() if self._nodes is None else self._nodes.actor_options(name)

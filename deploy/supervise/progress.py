@@ -104,7 +104,6 @@ def _name(doing: str) -> str:
 
 
 def _stage(doing: str) -> tuple[RenderableType, ...]:
-    """Returns a stage's name, and a bar and amounts if it states its progress."""
     match = _AMOUNT.fullmatch(doing)
     if match is None:
         return (doing,)

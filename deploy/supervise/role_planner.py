@@ -13,8 +13,8 @@ empty decode step takes `s0`, an empty prefill forward pass `f0`, and the mean p
 | does both | `1 - (s0 + f0) / i` for either; a prompt that takes `g` there counts `1 / (1 - g / 2T)` times |
 
 Beside decode steps, prompts get their share of all demand. So `g` exceeds `f`, and fewer prompts can queue: this favors
-leaning for long prompts. Workers that lean to prefill also compute prompts that other workers have cached. So a layout
-with leans is charged the uncached part of each prompt at the median worker, and no worker leans for conversations.
+leaning for long prompts. Workers that lean to prefill recompute prefixes that other workers have cached. So a layout
+with leans is charged the uncached part of each prompt at the median worker: no worker leans for conversations.
 
 Demand is the prompts of the last one or two seconds, and the decoding requests. Each request takes a share of every
 step of length `i`, and a place within memory and `--max-batch-size`. The plan is the layout that serves the largest
@@ -97,7 +97,6 @@ class RolePlanner:
         self._clock = clock
         self._planned_at = self._changed_at = -math.inf
         self._seen: dict[str, RouterDemand] = {}
-        # `_counts` per second.
         self._rates = [0.0] * 5
 
     def plan(self, demands: Mapping[str, RouterDemand]) -> Mapping[str, Lean]:
@@ -193,7 +192,6 @@ class RolePlanner:
 
 
 def _counts(router: RouterDemand) -> tuple[int, ...]:
-    """Prompts, their tokens and attended tokens, and both if computed elsewhere."""
     return (
         router.prompts,
         router.prompt_tokens,
@@ -204,7 +202,6 @@ def _counts(router: RouterDemand) -> tuple[int, ...]:
 
 
 def _layouts(count: int, have: Layout) -> Iterator[Layout]:
-    """Yields candidate layouts, the current one first."""
     yield have
     step = -(-count // NUM_STEPS)
     for prefill in range(0, count, step):

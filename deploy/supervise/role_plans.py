@@ -30,7 +30,6 @@ class RolePlans:
         self._said: dict[str, tuple[float, RouterDemand]] = {}
 
     def take_turn(self) -> None:
-        """Call this several times per second."""
         now = self._clock()
         self._take_answers(now)
         if now < self._plan_at:

@@ -6,7 +6,6 @@ from tandem.deploy.on_ray.ray_base import RayBase
 
 
 def check_num_gpus(config: ClusterConfig, ray: RayBase) -> None:
-    """Raises ConfigurationError if there are too few GPUs."""
     num_gpus = ray.num_free("GPU")
     if num_gpus >= config.num_devices:
         return

@@ -65,14 +65,13 @@ class ScaleJob:
 
 
 class ScaleQueue:
-    """Queue of changes, which the supervising thread makes one after the other."""
+    """Makes changes one after the other, on the supervising thread."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[ScaleJob] = queue.SimpleQueue()
         self._current: Scaling | None = None
 
     def ask(self, counts: Mapping[str, int]) -> ScaleJob:
-        """May be called from any thread."""
         job = ScaleJob(counts)
         self._jobs.put(job)
         return job
@@ -128,7 +127,6 @@ class Scaling:
         *,
         join_first: bool,
     ) -> None:
-        """Args: join_first: there is room for the new workers before the others leave."""
         self._job = job
         self._cluster = cluster
         self._supervisor = supervisor
@@ -173,7 +171,6 @@ class Scaling:
             self.planned = [name for name in self.planned if name not in self._joining]
             yield from self._end(list(self._joining))
             raise
-        # Reach routers that were away or busy the first time.
         yield from self._answers()
 
     def _joined(self) -> Iterator[None]:
@@ -268,4 +265,4 @@ class Scaling:
 
 
 class _JoinError(Exception):
-    """A new worker cannot be started."""
+    pass

@@ -27,11 +27,9 @@ class ProcessKind:
 
     Attributes:
         start: replaces the actor of a name and loads the new one.
-        join: lets a loaded actor take part.
-        silence_limit_s: a process that answers no probe for this time is restarted: it may be stopped (SIGSTOP).
+        silence_limit_s: restarts a process that answers no probe for this time: it may be stopped (SIGSTOP).
         start_limit_s: limit for loading and joining.
         mapped: asks an actor for the names of workers whose memory it maps; None: it maps none.
-        answered: receives each answer to a probe.
     """
 
     start: Callable[[str], Any]
@@ -57,7 +55,7 @@ class Supervisor:
     def __init__(
         self, actors: Mapping[str, Any], kinds: Mapping[str, ProcessKind], may_start: Callable[[str], bool]
     ) -> None:
-        """Args: may_start: its errors end the supervision. `actors` is shared: a kind's `start` replaces entries."""
+        """Args: actors: a kind's `start` replaces entries; may_start: its errors end the supervision."""
         self._actors = actors
         self._kinds = dict(kinds)
         self._may_start = may_start
@@ -141,7 +139,6 @@ class Supervisor:
                     if name in self._kinds and (answered := self._kinds[name].answered) is not None:
                         answered(answer)
             case "mapped":
-                # A dead process maps nothing; its "end" follows.
                 with contextlib.suppress(RayError, TimeoutError):
                     self._mappers.have_answered(name, ray.get(ref))
             case stage:
