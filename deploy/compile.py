@@ -168,7 +168,7 @@ def _check_device(config: ClusterConfig) -> None:
     from tandem.engine.build import why_no_gpu
 
     if not torch.cuda.is_available():
-        raise ValueError(f"{why_no_gpu()}; run this on a machine with a GPU like those that will serve")
+        raise ValueError(f"{why_no_gpu()}; run this on a machine with the GPU of the workers")
 
 
 def _cache_directories() -> dict[str, Path]:

@@ -371,7 +371,7 @@ class Cluster:
     def _check_ray_is_private(self) -> None:
         if self._ray.num_nodes() > 1 and os.environ.get("RAY_USE_TLS") != "1":
             logger.warning(
-                "Ray sends its token to other hosts unencrypted: anybody who reads it there and reaches Ray's ports "
+                "Ray sends its token to other hosts unencrypted: any host that reads it and reaches Ray's ports "
                 "can run code as Ray's user and read the cluster's secrets. Start Ray with RAY_USE_TLS=1, or keep its "
                 "ports unreachable for others"
             )

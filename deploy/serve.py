@@ -55,7 +55,7 @@ LAUNCHER_LOG = "tandem.log"
 def serve(config: ClusterConfig, *, detach: bool = False) -> int:
     if not config.api_keys and not config.tls_client_ca and not _is_loopback(config.host):
         print(
-            f"tandem: WARNING: {config.host} can be reached from other hosts, and without an API key everybody there "
+            f"tandem: WARNING: {config.host} can be reached from other hosts, and without an API key any client there "
             "can use this cluster: set one with --api-key-file, or listen on 127.0.0.1",
             file=sys.stderr,
         )

@@ -56,7 +56,7 @@ def print_failure(arguments: argparse.Namespace, error: TandemError) -> int:
     if error.code == "UNAUTHENTICATED":
         where = f" (here with --api-key KEY or ${API_KEY_VARIABLE})"
     elif arguments.address_from.startswith("$") and error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
-        where = f" ({arguments.address} is what {arguments.address_from} says)"
+        where = f" ({arguments.address} comes from {arguments.address_from})"
     print(f"{arguments.name}: {error}{where}", file=sys.stderr)
     return exit_codes.FAILED
 

@@ -24,7 +24,7 @@ from tandem.worker.config import WorkerConfig
 MAX_MODEL_NAME_LEN = 256
 # Without tensor parallelism a model runs on one device.
 DEVICES_PER_WORKER: int = default_of(EngineConfig, "num_devices")
-# Fields that the launcher sets for each process. `_configured` refuses a field that nobody sets.
+# Fields that the launcher sets for each process. `_configured` refuses an unset field.
 SET_PER_PROCESS: Mapping[type, Set[str]] = {
     RouterConfig: {
         "router_id",

@@ -140,7 +140,7 @@ def check_private(directory: Path) -> None:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise PermissionError(
             f"{directory} must be a directory, not a link, that belongs to user {os.getuid()} "
-            "and that nobody else can write to"
+            "and that no other user can write to"
         )
 
 

@@ -163,7 +163,7 @@ class RemoteCluster:
         except RayTaskError as error:
             raise RemoteError(str(error.cause)) from error
         except (RayActorError, TimeoutError) as error:
-            raise RemoteError(f"the supervisor of {self._name} does not answer; what it was at may go on") from error
+            raise RemoteError(f"the supervisor of {self._name} does not answer; the change may go on") from error
 
     def _tell(self) -> bool:
         """Returns False if a new life of the supervisor does not take its order."""

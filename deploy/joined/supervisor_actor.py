@@ -150,7 +150,7 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
                 raise ConfigurationError(str(error)) from error
             logging.getLogger("tandem.deploy").addHandler(_LineHandler(self._say))
             if saved is not None:
-                logger.warning("the supervisor is back, and takes over what runs")
+                logger.warning("the supervisor is back, and takes over the running cluster")
                 cluster.recover(saved)
             else:
                 # Left by an earlier cluster of this name.
@@ -179,7 +179,7 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
                     hosted.end_all()
                     hosted.forget()
             except Exception as error:
-                logger.exception("what is left of the cluster could not be stopped")
+                logger.exception("the rest of the cluster could not be stopped")
                 self._error = self._error or f"{type(error).__name__}: {error}"
             self._phase = ENDED
             time.sleep(_FAREWELL_S)

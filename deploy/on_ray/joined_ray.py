@@ -108,7 +108,7 @@ class JoinedRay(RayBase):
         with contextlib.suppress(_ClosedError):
             self._check_version(self._call(""))
             logger.warning(
-                "the Ray at %s answers calls without a token: everybody who reaches it can run code as its user",
+                "the Ray at %s answers calls without a token: any client that reaches it can run code as its user",
                 self._address,
             )
             return ""

@@ -160,7 +160,7 @@ def check_closed(address: str) -> None:
             return
         raise ValueError(f"Ray at {address} does not say whether it asks for a token: {error.code().name}") from error
     raise ValueError(
-        f"Ray {ray.__version__} answers calls without a token, so everybody on this host could run code here; "
+        f"Ray {ray.__version__} answers calls without a token, so any user of this host could run code here; "
         f"install ray>={FIRST_VERSION}"
     )
 

@@ -72,7 +72,7 @@ def settings_reset() -> Callable[[], None]:
         forget_token = AuthenticationTokenLoader.instance().reset_cache
     except (ImportError, AttributeError) as error:
         raise ValueError(
-            f"Ray {ray.__version__} knows no token authentication, so everybody on this host could run code here; "
+            f"Ray {ray.__version__} knows no token authentication, so any user of this host could run code here; "
             f"install ray>={FIRST_VERSION}"
         ) from error
 

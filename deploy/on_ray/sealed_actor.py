@@ -59,7 +59,7 @@ class SealedActor(Generic[T]):
     def _wait_order(self, timeout_s: float = ORDER_TIMEOUT_S) -> T:
         """Raises TimeoutError: no order came."""
         if not self._is_told.wait(timeout_s):
-            raise TimeoutError(f"was not told what to do within {timeout_s:.0f} s")
+            raise TimeoutError(f"got no order within {timeout_s:.0f} s")
         assert self._order is not None
         return self._order
 

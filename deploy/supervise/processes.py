@@ -234,7 +234,7 @@ class Processes:
             if silent and now - began > PROCESS_START_TIMEOUT_S:
                 raise ClusterError(
                     f"no process for {', '.join(sorted(silent))} within {PROCESS_START_TIMEOUT_S:.0f} s"
-                    + (f": others may have taken what the Ray at {address} had left" if address else "")
+                    + (f": other jobs may use the resources of the Ray at {address}" if address else "")
                 )
             if now >= ask_at:
                 ask_at = now + POLL_INTERVAL_S

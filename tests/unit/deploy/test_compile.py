@@ -1,4 +1,4 @@
-"""`tandem compile`: what it refuses, and that it runs all that a worker would."""
+"""`tandem compile` checks its options and runs every kind of batch."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--device", "cuda"), "torch sees no GPU here; run this on a machine with a GPU like those that will serve"),
+        (("--device", "cuda"), "torch sees no GPU here; run this on a machine with the GPU of the workers"),
         ((), "device cpu needs no compiled kernels: set --device to cuda"),
         (("--device", "cuda", "--page-size", "0"), "--page-size must be above 0, not 0"),
     ],
@@ -63,5 +63,5 @@ def test_requests_of_every_kind_are_run(
     assert any(lengths == [(0, chunk_size)] and not sampled for lengths, sampled in prefills)
     decode_sizes = {len(lengths) for phase, lengths, _ in batches if phase == "decode"}
     assert {1, 2, 3, 16, 17, 20} <= decode_sizes
-    # The longest context is as long as the model allows.
+    # The longest context is the model's limit.
     assert max(cached + extend for _, lengths, _ in batches for cached, extend in lengths) > 500

@@ -1,4 +1,4 @@
-"""What a cluster's supervisor does that takes over from an earlier one, on a Ray played by the test."""
+"""A supervisor takes over a running cluster, on a fake Ray."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -40,7 +40,7 @@ class FakeRay:
 
 
 class FakeActor:
-    """Any process, which says of itself that it is ready, and notes what routers are told."""
+    """A ready process; records the workers told to routers."""
 
     def __init__(self) -> None:
         self.planned: list[dict[str, str]] = []
@@ -60,7 +60,7 @@ class FakeActor:
 
 
 class FakeHosted:
-    """Attributes: running: by name; ended: what was ended of them; saved: what was saved last."""
+    """Attributes: running: by name; ended: ended actors; saved: last note."""
 
     def __init__(self, running: Iterable[str]) -> None:
         self.running = {name: FakeActor() for name in running}
@@ -127,7 +127,7 @@ def test_what_takes_part_goes_on(ray: FakeRay, tmp_path: Path) -> None:
 
 
 def test_a_router_that_is_not_back_yet_is_no_obstacle_to_a_change_or_to_a_stop(tmp_path: Path) -> None:
-    """It may wait for its node for as long as that is away."""
+    """It may wait for its node forever."""
     hosted = FakeHosted(("router-0", "both-0"))
     cluster = recovered(hosted, tmp_path)
     cluster.tell_routers(["both-0"])

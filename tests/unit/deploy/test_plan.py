@@ -1,4 +1,4 @@
-"""What a cluster's configuration comes to where its workers are on several nodes."""
+"""Processes of a cluster over several nodes."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ PORTS = ClusterPorts(
 
 
 class Nodes:
-    """prefill-0 is on one, and both others are on another."""
+    """prefill-0 has a node; the other workers share one."""
 
     def __init__(self, first_bytes: int, second_bytes: int) -> None:
         self._pools = [PoolsOfNode("10.0.0.1", 1, first_bytes), PoolsOfNode("10.0.0.2", 2, second_bytes)]
@@ -40,7 +40,7 @@ def model_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pool_bytes(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Of one pool; this host has no memory for any."""
+    """Returns the bytes of one pool; this host has no memory."""
     monkeypatch.setattr("tandem.deploy.plan.available_memory_bytes", lambda: 0)
     with pytest.raises(ValueError, match="3 pools of") as caught:
         plan(CONFIG, model_dir, "", PORTS)

@@ -1,4 +1,4 @@
-"""What a person can put right ends `tandem serve` with status 2 and one line, before any process is started."""
+"""Configuration errors end `tandem serve` with status 2 and one line, before any process starts."""
 
 import json
 import os
@@ -28,7 +28,7 @@ PORTS = ("--grpc-port", "0", "--http-port", "0")
 
 @pytest.fixture(autouse=True)
 def unguarded(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launcher's part in this process, which nothing may be started from."""
+    """Runs the launcher in this process, and lets it start no process."""
 
     def run(main: Callable[[], int], *, stop_grace_s: float) -> int:
         return main()
@@ -43,7 +43,7 @@ def unguarded(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
-    """Enough of a model to be served with random weights, as far as that can be seen before it is loaded."""
+    """Returns a model directory with all files that are checked before loading."""
     (tmp_path / "config.json").write_text(json.dumps(TINY_LLAMA))
     (tmp_path / "tokenizer.json").write_text("{}")
     return tmp_path
@@ -111,7 +111,7 @@ def test_a_port_in_use(flag: str, other: str, taken_port: int, capsys: pytest.Ca
 
 
 def test_an_address_that_is_not_ours(capsys: pytest.CaptureFixture[str]) -> None:
-    # Reserved for documentation: no host has it.
+    # Reserved for documentation: on no host.
     assert main(["serve", "--model", "m", "--host", "192.0.2.77", *PORTS]) == 2
     assert "choose another --host" in capsys.readouterr().err
 
@@ -189,13 +189,13 @@ def test_a_worker_that_refuses_is_told_from_one_that_fails(
     ("ray_address", "message"),
     [
         ("", "^no process for both-1 within 0 s$"),
-        ("127.0.0.1:6379", "both-1 within 0 s: others may have taken what the Ray at 127.0.0.1:6379 had left$"),
+        ("127.0.0.1:6379", "both-1 within 0 s: other jobs may use the resources of the Ray at 127.0.0.1:6379$"),
     ],
 )
 def test_a_process_that_ray_never_starts_is_not_waited_for(
     ray_address: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as where two clusters joined a Ray at the same moment and both found it had enough."""
+    """Two clusters may join a Ray at once, with room for one."""
     cluster = Cluster(ClusterConfig("m", ray_address=ray_address), lambda part, doing: None)
 
     class Actor:
@@ -250,7 +250,7 @@ def own_sigterm() -> Iterator[None]:
 def test_a_stop_that_comes_during_the_start_is_no_failure(
     made_of_it: str, own_sigterm: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is made of it by a library that was called at that moment."""
+    """A library may handle the stop in any of these ways."""
 
     def start(self: Cluster) -> None:
         try:
@@ -282,7 +282,7 @@ def test_a_stop_that_comes_during_the_start_is_no_failure(
         ({"host": "127.0.0.1"}, False),
         ({"host": "127.3.0.1"}, False),
         ({"host": "localhost"}, False),
-        # Only clients with a certificate are let in.
+        # Only clients with certificates are accepted.
         ({"host": "0.0.0.0", "tls_cert": "c", "tls_key": "k", "tls_client_ca": "a"}, False),
     ],
 )

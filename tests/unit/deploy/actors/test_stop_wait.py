@@ -21,5 +21,4 @@ def test_a_new_waiter_releases_the_previous_one() -> None:
     assert not all(event.is_set() for event in returned)
     stop.set()
     assert all(event.wait(5.0) for event in returned)
-    # After `set` nobody waits.
     stop.wait()

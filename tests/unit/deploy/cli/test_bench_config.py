@@ -1,4 +1,4 @@
-"""What the flags of `tandem bench` mean together, and what they must not."""
+"""The flags of `tandem bench` as one configuration."""
 
 import argparse
 import os
@@ -117,7 +117,7 @@ def test_comparisons_name_the_file_that_is_none(tmp_path: Path, capsys: pytest.C
 
 
 def test_without_the_extra_one_is_told_what_to_install(tmp_path: Path) -> None:
-    """Each of what is missing, before anything is asked of the server."""
+    """Before any request is sent."""
     script = (
         "import importlib.util as u, sys; find = u.find_spec;"
         "u.find_spec = lambda name, *more: None if name in ('httptools', 'matplotlib') else find(name, *more);"

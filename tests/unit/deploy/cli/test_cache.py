@@ -1,4 +1,4 @@
-"""`tandem cache`: what it lists, what it removes, and what it leaves."""
+"""`tandem cache` lists and removes converted models."""
 
 import fcntl
 import os
@@ -14,7 +14,6 @@ OLD, NEW = "tiny-0123456789ab", "large-model-0123456789abcdef"
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of two models."""
     for name, num_bytes, age_s in ((OLD, 10**7, 3 * 86400), (NEW, 3 * 10**7, 7200)):
         model = tmp_path / name
         model.mkdir()

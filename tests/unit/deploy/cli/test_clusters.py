@@ -1,4 +1,4 @@
-"""Commands that call clusters of this host by their names, where none, or others, are there."""
+"""Commands on this host's clusters, by name."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def owner() -> Iterator[RunOwner]:
-    """A process that stands for a cluster's two."""
+    """Stands for guard and launcher."""
     process = subprocess.Popen(["sleep", "60"])
     yield RunOwner(ProcessId.of(process.pid), ProcessId.of(process.pid))
     process.kill()
@@ -56,7 +56,7 @@ def test_the_ones_that_are_there_are_named(
     directory: Path, owner: RunOwner, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_record(directory, owner, [], about(directory, "starting"))
-    # A cluster without a name is nobody's to call.
+    # A cluster without a name is not found.
     me = ProcessId.of(os.getpid())
     write_record(directory, RunOwner(me, me), [])
     assert main(["stop"]) == 1
@@ -156,7 +156,7 @@ def test_stop_asks_the_guard_and_waits_for_its_end(
 def test_a_name_or_an_address(capsys: pytest.CaptureFixture[str], directory: Path, owner: RunOwner) -> None:
     assert main(["status", "chat", "--address", "127.0.0.1:1"]) == 2
     assert "not both" in capsys.readouterr().err
-    # Nobody listens at the port that its record names.
+    # No process listens at the recorded port.
     write_record(directory, owner, [], about(directory))
     assert main(["status", "chat"]) == 1
     assert "no cluster answers at 127.0.0.1:1" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`tandem estimate`: from the command line to what is printed."""
+"""`tandem estimate`, from the command line to its output."""
 
 import json
 import sys
@@ -45,7 +45,7 @@ def test_what_a_person_reads(model_dir: str, capsys: pytest.CaptureFixture[str])
         "at most 143 at once",
     ):
         assert line in told
-    # The ways to share them out are the table's last rows, the best first.
+    # The last rows are the splits, the best first.
     assert [row.split()[0] for row in told.splitlines()[-4:]] == ["4", "3:1", "2:2", "1:3"]
     assert main(["estimate", "--model", model_dir, *flags, "--mixed-steps", "off"]) == 0
     assert capsys.readouterr().out.splitlines()[-4].startswith("3:1")

@@ -1,4 +1,4 @@
-"""Options of `tandem estimate` that cannot be right are refused by name."""
+"""`tandem estimate` refuses impossible options."""
 
 import pytest
 
@@ -21,12 +21,12 @@ from tandem.deploy.cli.main import main
         (["--chunk-size", "9" * 5000], "must be a whole number"),
         (["--rate", "nan"], "must be above 0"),
         (["--rate", "many"], "must be a number, not 'many'"),
-        # They would overflow, or be taken for none.
+        # These overflow, or round to zero.
         (["--gpu-memory", "1e300"], "must be from 0.1 to 1,000,000, not 1e300"),
         (["--gpu-memory", "1e-300"], "must be from 0.1 to 1,000,000"),
         (["--flops", "inf"], "must be from 0.1 to 1,000,000"),
         (["--link", "nan"], "must be from 0.1 to 1,000,000"),
-        # All sizes would be looked at.
+        # The search would try all sizes.
         (["--max-batch-size", "100000000"], "must be at most 4,096"),
         (["--mem-fraction-static", "1.5"], "must be between 0 and 1"),
         (["--gpu", "h20"], "did you mean h200?"),

@@ -1,4 +1,4 @@
-"""Where the client commands look for a cluster, and what they say if none is there."""
+"""The address of client commands, and their errors if no cluster answers."""
 
 import socket
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from tandem.deploy.cli.main import main
 
 @pytest.fixture
 def closed_ports() -> Iterator[tuple[int, int]]:
-    """Nobody listens there, and nobody else will."""
+    """Free ports that no other process can take."""
     with socket.socket() as one, socket.socket() as other:
         for bound in (one, other):
             bound.bind(("127.0.0.1", 0))
@@ -32,7 +32,7 @@ def test_the_option_goes_before_the_variable(
     assert error.startswith(nobody.format(option)) and "TANDEM_ADDRESS" not in error
     assert main(command) == 1
     error = capsys.readouterr().err
-    assert error.startswith(nobody.format(variable)) and error.endswith(f"({variable} is what $TANDEM_ADDRESS says)\n")
+    assert error.startswith(nobody.format(variable)) and error.endswith(f"({variable} comes from $TANDEM_ADDRESS)\n")
 
 
 @pytest.mark.parametrize("address", ["localhost", "http://127.0.0.1:8000", "127.0.0.1:", "a b:1", ""])

@@ -1,4 +1,4 @@
-"""What a mistyped flag, command or value is answered with."""
+"""Suggestions for mistyped flags, commands and values."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from tandem.deploy.cli.serve_options import SERVE_OPTIONS
         ("srve --model m", "tandem", "(did you mean serve?)"),
         ("serve --model m --dtype bfloat", "tandem serve", "(did you mean bfloat16?)"),
         ("serve --model m --device gpu", "tandem serve", "(did you mean cuda?)"),
-        # A flag of another command is no help.
+        # Flags of other commands are no suggestions.
         ("chat --page-siz 3", "tandem chat", ""),
         ("serve --model m --frobnicate", "tandem serve", ""),
     ],

@@ -1,4 +1,4 @@
-"""The documentation of options is what the options say."""
+"""The generated documentation matches the options."""
 
 import re
 from dataclasses import fields

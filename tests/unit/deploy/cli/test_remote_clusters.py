@@ -1,4 +1,4 @@
-"""What is shown of a process's logs on a Ray that is there, played by the test."""
+"""Logs of a process on a fake Ray."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ HERE, THERE = ProcessLog("a", "10.0.0.1", "/log", 0), ProcessLog("b", "10.0.0.2"
 
 
 class Cluster:
-    """What is there at each turn: the log of the process's latest life, and what its file has; then it ends."""
+    """The latest life's log and the files' contents at each look; then the cluster ends."""
 
     def __init__(self, *turns: tuple[ProcessLog, dict[ProcessLog, str]]) -> None:
         self._turns = list(turns)
@@ -41,12 +41,12 @@ def test_a_process_is_followed_from_host_to_host_until_its_cluster_ends(
 ) -> None:
     cluster: Any = Cluster(
         (HERE, {HERE: "1"}),
-        # Its last words are read after it has been started elsewhere, where it writes nothing at first.
+        # The old log's end is read after the restart on another node, whose log is still empty.
         (THERE, {HERE: "12"}),
         (THERE, {}),
         (THERE, {}),
         (THERE, {THERE: "3"}),
-        # It comes back, and its file has what was shown.
+        # The node comes back, and the old file still has the shown part.
         (HERE, {THERE: "34", HERE: "125"}),
         (HERE, {HERE: "125"}),
         (HERE, {HERE: "1256"}),

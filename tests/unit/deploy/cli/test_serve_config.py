@@ -1,4 +1,4 @@
-"""What `tandem serve` makes of its flags, its YAML file and its environment."""
+"""Configuration of `tandem serve` from flags, YAML file and environment."""
 
 import argparse
 import re
@@ -19,7 +19,7 @@ from tandem.deploy.config.options import Option
 
 ROOT = Path(__file__).parents[4]
 EXAMPLE = ROOT / "examples/serve.yaml"
-# A value for each field that is not its default, where any other than a larger number or another choice is needed.
+# Other values of fields for which neither a larger number nor another choice is valid.
 OTHER_VALUES = {
     "cluster_name": "chat",
     "served_model_name": ("one", "org/two"),
@@ -58,7 +58,7 @@ def read(*flags: str, environment: dict[str, str] | None = None) -> ClusterConfi
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
-    """The one line with which `tandem serve` refuses these flags."""
+    """Returns the line with which `tandem serve` refuses these flags."""
     assert main(["serve", *flags]) == 2
     error = capsys.readouterr().err
     assert error.startswith("tandem serve: ") and error.count("\n") == 1
@@ -94,7 +94,7 @@ def as_flags(option: Option, value: object) -> list[str]:
 @pytest.mark.parametrize("field", [f.name for f in fields(ClusterConfig)])
 def test_every_field_has_a_flag_and_a_key(field: str, tmp_path: Path) -> None:
     value = other_value(field)
-    # What some fields cannot be without.
+    # Some fields require others.
     files = ("tls_cert", "tls_key", "tls_client_ca", "internal_tls_ca", "internal_tls_cert", "internal_tls_key")
     needed: tuple[str, ...] = files if "tls" in field else ()
     if field in ("placement_strategy", "interface", "ship_code"):
@@ -133,7 +133,7 @@ def test_a_flag_goes_before_the_file_and_the_file_before_the_default(tmp_path: P
     assert (config.schedule, config.request_timeout_s) == ("fcfs", 5.0)
     assert config.api_keys == ("a", "b")
     assert read("--config", file, "--model", "flag").model == "flag"
-    # A flag that says what the default is counts too.
+    # An explicit flag with the default value counts too.
     assert read("--config", file, "--page-size", "16").page_size == 16
 
 
@@ -149,7 +149,7 @@ def test_a_file_with_comments_alone_says_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("word", ["on", "off", '"on"', "auto"])
 def test_on_and_off_need_no_quotes_in_a_file(word: str, tmp_path: Path) -> None:
-    """YAML takes them for true and false."""
+    """YAML reads them as true and false."""
     config = read("--config", yaml_file(tmp_path, f"model: m\ninternal-tls: {word}\n"))
     assert config.internal_tls == word.strip('"')
 

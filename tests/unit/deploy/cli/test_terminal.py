@@ -1,4 +1,4 @@
-"""What the terminal shows of a cluster."""
+"""Output of the client commands."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_how_long_forwards_take_is_shown_of_the_kinds_that_each_worker_has(capsy
         pb.WorkerStatus(worker_id=f"{role}-0", role=role, stats=pb.WorkerStats(forward_times=said))
         for role, said in (("prefill", times), ("decode", times), ("both", busy))
     ]
-    # One that has just come has not said anything yet.
+    # A new worker has not reported yet.
     workers.append(pb.WorkerStatus(worker_id="both-1", role="both"))
     print_status(pb.ServerInfo(model="m", ready=True, workers=workers))
     lines = capsys.readouterr().out.splitlines()

@@ -1,4 +1,4 @@
-"""`tandem trace` and the file that it writes."""
+"""`tandem trace` and its file."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ from tandem.v1 import recording_pb2 as pb
 
 
 class Client:
-    """Attributes: meanwhile: happens while a recording is made."""
+    """Attributes: meanwhile: runs during a recording."""
 
     def __init__(self, meanwhile: Callable[[], object]) -> None:
         self._meanwhile = meanwhile

@@ -15,7 +15,7 @@ from tandem.recording import DEVICE, ENGINE, HANDOVERS, REQUESTS, copies_to
 from tandem.v1 import recording_pb2 as pb
 from tests.fakes.trace_file import check_trace
 
-# Nanoseconds since the epoch, of today's order.
+# Nanoseconds since the epoch.
 START_NS = 1_800_000_000 * 10**9
 US = 1000
 MOMENTS = (RECEIVED, TOKENIZED, ASSIGNED, PREFILL_STARTED, FIRST_TOKEN, DECODE_STARTED, LAST_TOKEN, ENDED)
@@ -100,7 +100,7 @@ def test_an_arrow_goes_through_all_that_happened_to_a_request() -> None:
         "handovers",
         "device",
     ]
-    # The other request was seen in one place, which makes no arrow.
+    # The other request has one slice, so no arrow.
     assert len({e["id"] for e in arrows}) == 1
 
 

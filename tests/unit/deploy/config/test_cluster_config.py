@@ -1,4 +1,4 @@
-"""Configuration is checked where it is made."""
+"""Checks of the configuration."""
 
 from dataclasses import fields
 from typing import Any
@@ -109,7 +109,7 @@ def test_a_wrong_call_exits_with_2_and_says_why(
 
 
 def test_every_option_of_the_cluster_is_used() -> None:
-    """Each package's own options reach its processes; the launcher turns the others into something else."""
+    """Processes get their package's options; the launcher interprets all others."""
     used_by_the_launcher = {
         *("cluster_name", "drain_timeout_s", "interface", "log_requests", "placement_strategy", "ray_address"),
         *("num_any", "num_both", "num_decode", "num_prefill", "num_routers", "ship_code"),
@@ -179,6 +179,6 @@ def test_workers_over_several_nodes_find_their_own_address() -> None:
     [("both", "on", True), ("both", "off", False), ("prefill", "on", False), ("decode", "on", False)],
 )
 def test_only_who_has_both_roles_mixes(role: Role, mixed_steps: str, mixes: bool) -> None:
-    """The others would have graphs captured that they never run."""
+    """Other workers would capture graphs for nothing."""
     config = ClusterConfig("m", mixed_steps=mixed_steps)
     assert config.worker("w", role, config.engine("m"), 100).worker.engine.mixed_steps == mixes

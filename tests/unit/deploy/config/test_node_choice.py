@@ -1,4 +1,4 @@
-"""Which nodes a cluster's processes go to."""
+"""Choice of nodes for a cluster's processes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Fields as options: what a file may say for them, and how messages name them."""
+"""Options: valid values in files, and names in messages."""
 
 import math
 from dataclasses import MISSING, dataclass

@@ -1,4 +1,4 @@
-"""When a dead process may restart."""
+"""Restarts of dead processes wait for mapped memory."""
 
 from tandem.deploy.host.mappers import MAPPED_LIMIT_S, Mappers
 

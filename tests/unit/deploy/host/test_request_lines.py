@@ -16,13 +16,11 @@ from tandem.router.process import RouterProcess
 
 
 class Terminal:
-    """Attributes: lines: shown lines."""
-
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     def wait(self, text: str) -> str:
-        """The first line that holds this."""
+        """Returns the first line that contains `text`."""
         deadline = time.monotonic() + 5.0
         while time.monotonic() < deadline:
             for line in list(self.lines):

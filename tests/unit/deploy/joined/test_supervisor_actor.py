@@ -178,7 +178,7 @@ def test_another_life_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     wait_for(made, SERVING)
     assert made._cluster.calls == ["recover what was saved", "supervise"]  # type: ignore[union-attr]
     assert FakeHosted.ended == []
-    assert "takes over what runs" in made.state().lines[0]
+    assert "takes over the running cluster" in made.state().lines[0]
     made.stop("me")
     wait_for(made, ENDED)
 

@@ -120,7 +120,7 @@ def test_one_without_a_token_is_joined_with_a_warning(fake: FakeRay, caplog: pyt
     with gcs(token="") as address:
         JoinedRay(address).start(1)
     assert fake.joined == [(address, {"RAY_AUTH_MODE": "disabled"})]
-    assert "everybody who reaches it can run code as its user" in caplog.text
+    assert "any client that reaches it can run code as its user" in caplog.text
 
 
 def test_errors_come_before_ray_init(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,7 @@ def test_a_ray_without_tokens_is_refused_before_it_starts(tmp_path: Path, monkey
 def test_a_directory_that_others_write_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeRay(monkeypatch)
     tmp_path.chmod(0o777)
-    with pytest.raises(PermissionError, match="nobody else can write to"):
+    with pytest.raises(PermissionError, match="no other user can write to"):
         LocalRay(tmp_path).start(1)
     assert fake.tokens == [] and list(tmp_path.iterdir()) == []
 
@@ -205,7 +205,7 @@ def test_ray_messages_are_one_line_and_deaths_are_dropped(
     from ray._private import worker
 
     class Words:
-        """Stands for Ray's connection to its own processes."""
+        """A fake of Ray's connection to its processes."""
 
         def __init__(self) -> None:
             self.left = [
@@ -231,7 +231,7 @@ def test_ray_messages_are_one_line_and_deaths_are_dropped(
     stop = threading.Event()
     monkeypatch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)
     local_ray.rephrase_errors()
-    # Ray's thread that would print to the terminal.
+    # Ray's printing thread.
     words: Any = Words()
     worker.listen_error_messages(words, stop)
     (long, short) = [record.getMessage() for record in caplog.records]

@@ -14,6 +14,6 @@ def test_a_node_is_up_while_its_socket_listens(tmp_path: Path) -> None:
         # A killed node leaves its socket file.
         assert not node_is_up(path)
         listening.listen(1)
-        # Nobody accepts, so the backlog fills.
+        # No process accepts, so the backlog fills.
         assert all(node_is_up(path) for _ in range(5))
     assert not node_is_up(path)

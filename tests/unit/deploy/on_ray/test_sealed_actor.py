@@ -1,4 +1,4 @@
-"""How an actor gets its order, and who can read it."""
+"""Orders of actors: delivery and secrecy."""
 
 import pickle
 import threading
@@ -39,7 +39,7 @@ def test_it_waits_for_its_order() -> None:
     worker.tell(sealed)
     thread.join(5.0)
     assert got == [ORDER]
-    # The next supervisor may have the key, and only the one that asks can read the answer.
+    # Only the asking supervisor can read the answer.
     asking = KeyPair()
     assert asking.open(worker.share_cluster_key(asking.public_key)) == b"k" * 32
 
@@ -55,7 +55,7 @@ def test_an_order_for_another_life_is_refused() -> None:
     worker = Worker(None)
     with pytest.raises(ValueError, match="for another key"):
         worker.tell(sealed_order(ORDER, Worker(None).public_key()))
-    with pytest.raises(TimeoutError, match="was not told what to do"):
+    with pytest.raises(TimeoutError, match="got no order within"):
         worker.start(0.01)
 
 

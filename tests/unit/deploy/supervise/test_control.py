@@ -38,7 +38,7 @@ def test_an_answer_comes_line_by_line_as_often_as_it_is_asked_for(server: Contro
 
 def test_nobody_else_can_open_it(server: ControlServer, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    # What another user's call looks like from here.
+    # The caller looks like another user.
     uid = os.getuid()
     monkeypatch.setattr(control.os, "getuid", lambda: uid + 1)
     with contextlib.suppress(ConnectionError):

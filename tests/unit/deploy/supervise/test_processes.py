@@ -1,4 +1,4 @@
-"""What is asked of a cluster's processes, on a Ray played by the test."""
+"""Questions to a cluster's processes, on a fake Ray."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +11,14 @@ from tandem.deploy.supervise.processes import Processes
 
 
 class Method:
-    """One of an actor, as Ray has them."""
+    """An actor's method."""
 
     def __init__(self, call: Any) -> None:
         self.remote = call
 
 
 class Router:
-    """Attributes: kept: lines about requests that nobody has asked for; num_left: requests in hand."""
+    """Attributes: kept: request lines; num_left: running requests."""
 
     def __init__(self, kept: list[str], num_left: int) -> None:
         self.kept = kept
@@ -50,7 +50,7 @@ def test_a_drain_shows_the_lines_of_requests_that_end_in_it(keeps: bool, monkeyp
     cluster = Processes(unused, unused, unused, shown.append, unused)
     cluster.actors = {"router-0": Router(["a", "b"], 2), "router-1": failing()}
     config: Any = SimpleNamespace(keeps_request_lines=keeps)
-    # One that was missing when another process took over is not there.
+    # After a takeover, a missing router is not asked.
     cluster.router_configs = dict.fromkeys(("router-0", "router-1", "router-2"), config)
     assert cluster.drain(1.0) == 2
     assert shown == (["a", "b"] if keeps else [])

@@ -1,4 +1,4 @@
-"""What a person sees while a cluster starts."""
+"""Output during the start of a cluster."""
 
 import io
 import time
@@ -12,7 +12,7 @@ from tests.fakes.clock import FakeClock
 
 
 def lines(*messages: tuple[str, str]) -> list[str]:
-    """What is printed where there is no terminal, without the times."""
+    """Returns the lines printed without a terminal, without times."""
     console = Console(file=io.StringIO(), force_terminal=False, width=100)
     with StartProgress(console) as show:
         for part, doing in messages:
@@ -47,7 +47,7 @@ def test_what_takes_long_is_said_again_and_again() -> None:
     show("prefill-0", "ready")
     show("decode-0", "ready")
     clock.advance(10 * SILENCE_S)
-    # Nothing goes on any more.
+    # All parts are ready.
     show.break_silence()
     assert isinstance(console.file, io.StringIO)
     printed = [line.split(" s  ") for line in console.file.getvalue().splitlines()]

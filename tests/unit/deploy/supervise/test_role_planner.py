@@ -1,4 +1,4 @@
-"""Who leans to which work, by what there is to do."""
+"""Leans of workers by load."""
 
 import itertools
 from collections import Counter
@@ -16,9 +16,9 @@ from tandem.router.workers.objectives import Objectives
 from tests.fakes.clock import FakeClock
 
 AIMS = Objectives(0.5, 0.025)
-# About those of an H200 with a model of 8 billion parameters.
+# About an H200 with a model of 8 billion parameters.
 TIMES = ForwardTimes(2.4e-3, 22e-6, 7e-10, 4e-3, 16e-6, 32e-9)
-# Of workers that compute prompts in one forward with decode steps: the weights are read once.
+# Mixed steps read the weights once.
 MIXED_TIMES = replace(TIMES, prefill_s=0.0)
 PROMPT = 4096
 OUTPUT = 256.0
@@ -26,12 +26,11 @@ CONTEXT = PROMPT + 128
 
 
 class Planned:
-    """A cluster of some workers with a steady load; the planner is asked twice a second.
+    """A cluster with a steady load; it plans twice a second.
 
     Attributes:
-        prompts_per_s: that come.
-        num_decoding: at each worker.
-        elsewhere: tokens that half of the workers would have to compute of a prompt.
+        num_decoding: requests at each worker.
+        elsewhere: uncached tokens of a prompt at half of the workers.
     """
 
     def __init__(self, num_workers: int = 4, times: ForwardTimes = TIMES) -> None:
@@ -61,7 +60,7 @@ class Planned:
         )
 
     def after(self, seconds: float, demands: Mapping[str, RouterDemand] | None = None) -> Counter[Lean]:
-        """How many workers lean to what so much later."""
+        """Returns the number of workers by lean, this time later."""
         for _ in range(round(seconds / 0.5)):
             self.clock.advance(0.5)
             self._prompts += self.prompts_per_s / 2
@@ -96,7 +95,7 @@ def test_a_heavy_load_has_workers_lean_and_its_end_has_them_stop() -> None:
 
 def test_long_prompts_that_would_wait_for_each_other_beside_decode_steps_have_workers_lean() -> None:
     planned = Planned(times=MIXED_TIMES)
-    # A prompt takes 0.1 s where nothing else is computed, and nearly twice as long beside the steps of 30 requests.
+    # A prompt takes 0.1 s alone, and nearly twice as long beside the steps of 30 requests.
     planned.prompts_per_s = 22.0
     planned.decode(120)
     leans = planned.after(10.0)
@@ -107,7 +106,7 @@ def test_a_plan_that_serves_no_more_than_workers_which_all_do_both_is_over() -> 
     planned = Planned(times=MIXED_TIMES)
     planned.prompts_per_s = 1.0
     planned.decode(320)
-    # As a load that has turned may have left it: who leans to decode has longer steps than the others, for nothing.
+    # A change of load may leave this: the worker that leans to decode has longer steps for nothing.
     planned.planner.leans = {"w0": "decode", "w1": "both", "w2": "both", "w3": "both"}
     assert planned.after(HOLD_S + 2.0) == {"none": 4}
 
@@ -128,7 +127,7 @@ def test_roles_follow_a_load_that_turns() -> None:
     prefill = planned.after(10.0)["prefill"]
     planned.prompts_per_s = 6.0
     planned.decode(380)
-    # The change is told within a plan's hold.
+    # The change comes within a plan's hold.
     leans = planned.after(HOLD_S + 1.0)
     assert leans["prefill"] < prefill
     assert leans["decode"] + leans["both"] >= 3
@@ -138,7 +137,7 @@ def test_a_plan_holds_for_a_while() -> None:
     planned = Planned()
     changes = []
     for i in range(60):
-        # Loads between which two plans are nearly equal.
+        # Between these loads two plans are nearly equal.
         planned.prompts_per_s = 20.0 if i % 2 else 17.0
         planned.decode(100 if i % 2 else 130)
         before = dict(planned.planner.leans)
@@ -170,7 +169,7 @@ def test_what_several_routers_say_counts_together_and_one_that_is_started_again_
         two.planner.plan({"a": two.demand(), "b": two.demand()})
     assert one.planner.leans == two.planner.leans
     assert "prefill" in one.planner.leans.values()
-    # Its counts begin at 0, which is no negative load.
+    # Counts restart at 0, which is no negative load.
     two._prompts = 0.0
     two.planner.plan({"a": two.demand(), "b": two.demand()})
     assert min(two.planner._rates) >= 0.0

@@ -1,4 +1,4 @@
-"""The plan is told to routers and what they say is planned with, whoever of them answers."""
+"""Exchanges of plans and demands with routers that answer late or never."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ from tests.fakes.clock import FakeClock
 
 
 class Ref:
-    """Attributes: value: what the call ends with; None: it has not ended."""
+    """Attributes: value: result of the call; None: not ended."""
 
     value: Any = None
 
 
 class Router:
-    """An actor. Attributes: told: the leans that it was told, with what each call ends."""
+    """Attributes: told: received leans, with the result of each call."""
 
     def __init__(self) -> None:
         self.told: list[tuple[dict[str, str], Ref]] = []
@@ -36,8 +36,6 @@ class Router:
 
 
 class Ray:
-    """Stands for the module."""
-
     def wait(self, refs: list[Ref], **_: Any) -> tuple[list[Ref], list[Ref]]:
         return [r for r in refs if r.value is not None], [r for r in refs if r.value is None]
 
@@ -48,7 +46,7 @@ class Ray:
 
 
 class Planner(RolePlanner):
-    """Plans what it is told to. Attributes: asked: with which demands."""
+    """Returns fixed plans. Attributes: asked: received demands."""
 
     def __init__(self) -> None:
         super().__init__(Objectives(), FakeClock())
@@ -79,7 +77,7 @@ def test_every_router_is_told_again_and_again_and_asked_in_the_same_call(monkeyp
     at.turn()
     assert at.planner.asked == [{}, {"a": RouterDemand(prompts=1), "b": RouterDemand(prompts=1)}]
     assert [[leans for leans, _ in router.told] for router in at.routers.values()] == [[{}, {"w0": "prefill"}]] * 2
-    # Between two plans nothing is said.
+    # No exchange between two plans.
     at.turn(0.1)
     assert len(at.planner.asked) == 2
 

@@ -1,4 +1,4 @@
-"""Another number of workers, turn by turn, with the processes' answers played by the test."""
+"""Changes of the number of workers, turn by turn, with fake processes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,15 +11,13 @@ from tandem.deploy.supervise.scaling import ScaleJob, Scaling, check_kinds
 
 
 class Ref:
-    """What a call ends with: at once, unless it is None."""
+    """Attributes: value: result of the call; None: not ended."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 class Ray:
-    """Stands for the module."""
-
     def wait(self, refs: list[Ref], **_: Any) -> tuple[list[Ref], list[Ref]]:
         return [r for r in refs if r.value is not None], [r for r in refs if r.value is None]
 
@@ -41,10 +39,10 @@ class Fake:
     """A cluster of p0, p1, d0 and its supervisor.
 
     Attributes:
-        routers: what each answers of what workers have in hand; None: it does not answer.
-        told: the workers that routers were last told of.
-        doing: what each new worker says that it does.
-        events: what was done, in order.
+        routers: each router's answer: requests by worker; None: no answer.
+        told: workers last sent to routers.
+        doing: progress of each new worker.
+        events: actions in order.
     """
 
     drain_timeout_s = 10.0
@@ -126,7 +124,7 @@ def change(fake: Fake, joining: Sequence[str] = (), leaving: Sequence[str] = (),
 
 
 def turns(made: Scaling, at_most: int = 20) -> int:
-    """How many it takes until it is over."""
+    """Returns the number of turns until the end."""
     for number in range(at_most):
         if made.take_turn():
             return number + 1
@@ -166,9 +164,9 @@ def test_a_worker_leaves_when_no_router_has_a_request_there() -> None:
     made = change(fake, leaving=["p1"])
     for _ in range(5):
         assert not made.take_turn()
-    # New requests go elsewhere from the first moment on.
+    # New requests go elsewhere at once.
     assert fake.told == ["p0", "d0"] and fake.events == ["retire p1"]
-    # A router that does not answer may have some; one that has died has none.
+    # A silent router may have requests; a dead one has none.
     fake.routers = [{"p1": 0}, None]
     for _ in range(5):
         assert not made.take_turn()
@@ -179,7 +177,7 @@ def test_a_worker_leaves_when_no_router_has_a_request_there() -> None:
 
 
 def clock_moves(made: Scaling) -> None:
-    """What was asked of the router that did not answer is given up."""
+    """The unanswered question times out."""
     scaling.time.now += 7.0  # type: ignore[attr-defined]
     made.take_turn()
 

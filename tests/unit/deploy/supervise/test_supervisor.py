@@ -1,4 +1,4 @@
-"""When a process that has died is started again, with the answers of the others played by the test."""
+"""Restarts of dead processes, with fake actors."""
 
 import contextlib
 import queue
@@ -16,7 +16,7 @@ from tandem.deploy.supervise.supervisor import ProcessKind, Supervisor
 
 
 class Ref:
-    """What a call of an actor ends with, once the test says so."""
+    """A call of an actor; the test sets its end."""
 
     def __init__(self, *value: Any) -> None:
         self.value = value
@@ -29,8 +29,8 @@ class Ref:
 class Actor:
     """
     Attributes:
-        wait_stopped: as Ray has methods of actors: `remote()` calls it.
-        maps: the names of those whose memory it maps; None: it does not answer.
+        wait_stopped: with `remote()`, as on Ray's actors.
+        maps: names of processes whose memory it maps; None: no answer.
     """
 
     def __init__(self) -> None:
@@ -46,8 +46,6 @@ class Actor:
 
 
 class Ray:
-    """Stands for the module."""
-
     def wait(self, refs: list[Ref], *, timeout: float, **_: Any) -> tuple[list[Ref], list[Ref]]:
         time.sleep(0.001)
         return [ref for ref in refs if ref.is_done][:1], []
@@ -66,10 +64,10 @@ class Cluster:
     """A supervisor of these actors, on a thread.
 
     Attributes:
-        started: names of those that were started again.
-        can_start: whether there is a Ray that could start them.
-        without_place: names of those for whom it has no node.
-        failure: what ended the supervision.
+        started: names of restarted processes.
+        can_start: Ray can start processes.
+        without_place: names of processes without a node.
+        failure: the error that ended the supervision.
     """
 
     def __init__(self, *names: str, start_limit_s: float = 60.0, loads: bool = True) -> None:
@@ -98,7 +96,7 @@ class Cluster:
         assert not self._thread.is_alive()
 
     def on_turn(self, do: Callable[[], Any]) -> None:
-        """Has this done by the thread that supervises."""
+        """Runs `do` on the supervising thread."""
         self._turns.put(do)
 
     def wait(self, condition: Callable[[], bool]) -> None:
@@ -154,7 +152,7 @@ def test_a_replacement_is_started_when_nobody_maps_the_dead_one_s_memory() -> No
         assert not cluster.has_started("d0", within_s=0.2)
         cluster.actors["p0"].maps = []
         assert not cluster.has_started("d0", within_s=0.2)
-        # Its mapping ends with it.
+        # A dead process maps nothing.
         cluster.kill("p1")
         assert cluster.has_started("d0") and cluster.has_started("p1")
 
@@ -210,10 +208,10 @@ def test_one_more_is_started_and_one_that_is_to_end_is_not_started_again() -> No
         cluster.kill("d0")
         cluster.wait(lambda: not supervised.has_joined("d0"))
         assert not cluster.has_started("d0", within_s=0.2)
-        # One that waits to be started again is not either.
+        # A process that waits for its restart has not joined either.
         cluster.on_turn(lambda: (supervised.retire("d1"), cluster.kill("d1")))
         cluster.wait(lambda: not supervised.has_joined("d1"))
-        # The name can be had again.
+        # The name is free again.
         cluster.started.clear()
         cluster.on_turn(lambda: supervised.add("d0", cluster.kind))
         assert cluster.has_started("d0") and cluster.started == ["d0"]
@@ -234,7 +232,7 @@ def test_what_has_no_place_is_started_once_there_is_one() -> None:
     with Cluster("a", "b") as cluster:
         cluster.without_place.add("a")
         cluster.kill("a")
-        # Nobody else waits for it.
+        # No other process blocks it.
         cluster.kill("b")
         assert cluster.has_started("b") and not cluster.has_started("a", within_s=0.5)
         cluster.without_place.clear()
