@@ -1,7 +1,7 @@
 """`tandem compile`: compiles every kernel of a configuration, so that a worker starts without a compiler.
 
-Triton and FlashInfer compile a kernel at its first launch and keep it on disk. So real schedulers run requests of every
-kind on an engine with random weights, once without and once with CUDA graphs.
+Triton and FlashInfer compile a kernel at its first launch. So real schedulers run requests of every kind on an engine
+with random weights, once without and once with CUDA graphs.
 """
 
 import gc

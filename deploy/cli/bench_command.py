@@ -33,7 +33,6 @@ def run_bench(arguments: argparse.Namespace, default_address: str) -> int:
 
 
 def run_comparison(arguments: argparse.Namespace) -> int:
-    """Runs `report` or `plot` on files of earlier runs; returns the exit status."""
     make = {"report": compare, "plot": plot_gaps}[arguments.comparison]
     try:
         make(arguments.runs, arguments.out)

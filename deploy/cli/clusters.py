@@ -42,7 +42,7 @@ def list_clusters() -> int:
 
 
 def local_address_of(name: str) -> str:
-    """Returns the gRPC address for clients on this host; "" after an error message."""
+    """Returns the gRPC address; "" after an error message."""
     if (run := _find(name)) is None:
         return ""
     if run.about.state != "serving":

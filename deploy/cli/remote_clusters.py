@@ -137,7 +137,7 @@ def _follow(
 
 
 def remote_address_of(name: str, address: str) -> str:
-    """Returns the gRPC address of a cluster; "" after an error message."""
+    """Returns "" after an error message."""
     found: list[str] = []
 
     def use(cluster: RemoteCluster) -> int:

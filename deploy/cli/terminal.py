@@ -68,7 +68,7 @@ def sampling_params(arguments: argparse.Namespace, max_tokens: int | None) -> pb
 
 
 def stream_answer(client: TandemClient, request: pb.GenerateRequest) -> tuple[str, pb.GenerateResponse]:
-    """Prints an answer as it arrives; returns its text and the last response."""
+    """Returns the text and the last response."""
     text = ""
     last = pb.GenerateResponse()
     for response in client.generate(request):

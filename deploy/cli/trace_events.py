@@ -113,7 +113,7 @@ def _follow_each_other(slices: list[pb.RecordedSlice]) -> None:
 
 
 def _lanes(slices: Iterable[pb.RecordedSlice]) -> list[int]:
-    """Returns the first free line for each slice. Args: slices: ordered by start."""
+    """Args: slices: ordered by start."""
     ends: list[int] = []
     lanes = []
     for kept in slices:

@@ -14,7 +14,7 @@ CLOCK_SKEW = timedelta(days=1)
 
 def make_certificates() -> ClusterTls:
     """Makes one certificate (ECDSA over P-256) for all processes, and its authority, whose key is thrown away."""
-    # Slow to import, and few clusters need it.
+    # Slow to import, and rarely needed.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -19,7 +19,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_detached(main: Callable[[Callable[[], None]], int], log: Path) -> int:
-    """Runs `main` in a child process in its own session, and shows its output until it is ready or ends.
+    """Runs `main` in its own session, and shows its output until it is ready or ends.
 
     Until then Ctrl-C and SIGTERM stop the child; the death of this process or its terminal does not.
 

@@ -1,4 +1,4 @@
-"""Ends everything that a command started, however the command ends.
+"""Ends all descendants of a command, however it ends.
 
 The guard, the command's own process, forwards stop signals and cleans up. The launcher, its child, does the work. If
 one is killed, the other ends all descendants. Both are subreapers, so orphans in other sessions are reparented to them.
@@ -166,8 +166,8 @@ def _set_handlers(stop_signals: set[signal.Signals]) -> None:
     """Makes SIGTERM the launcher's only stop signal.
 
     The launcher shares the guard's process group, for reading the terminal and for Ctrl-Z. So Ctrl-C reaches both, and
-    only the guard acts on it. The handler is empty, not SIG_IGN, which child programs would inherit. Ray's own
-    processes block SIGINT.
+    only the guard acts on it. The handler is empty: child programs would inherit SIG_IGN. Ray's own processes block
+    SIGINT.
     """
     stopping = False
 
@@ -189,8 +189,7 @@ def _set_handlers(stop_signals: set[signal.Signals]) -> None:
 def _obey_and_outlive(guard_fd: int, stop_fd: int, grace_s: float) -> None:
     """Stops `main` when the guard asks, and ends the process after the guard's death.
 
-    Signals the main thread, where Python runs handlers. A signal to the process could go to another thread and leave
-    the main thread asleep.
+    Python runs handlers on the main thread, which a signal to the process could leave asleep.
     """
     main_thread = threading.main_thread().ident
     assert main_thread is not None

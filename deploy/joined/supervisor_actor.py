@@ -1,7 +1,7 @@
-"""A cluster's launcher as a Ray actor: it outlives the command, and Ray restarts it when it dies.
+"""A cluster's launcher as a Ray actor, which outlives the command.
 
-The next life takes over the running cluster: it reads its order from its notes, and their key from the cluster's
-processes.
+Ray restarts it. The next life takes over the cluster: it reads its order from its notes, and their key from the
+cluster's processes.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Places the processes of a cluster on several Ray nodes.
 
 Each process has a placement group of one bundle, which keeps its CPU and GPU during a restart. Ray moves the workers'
-groups of a lost node to others with room, or queues them. A router's group waits for its node, whose address is known.
+groups of a lost node, or queues them. A router's group waits for its node, whose address is known.
 """
 
 import logging

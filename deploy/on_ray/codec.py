@@ -32,7 +32,7 @@ def decode(kind: type[T], message: bytes) -> T:
 
 
 def _make_message_type(kind: Any) -> Any:
-    # Slow to import, and a cluster on its own Ray encodes nothing.
+    # Slow to import, and rarely needed.
     from pydantic import ConfigDict, create_model
 
     # Plain dataclasses inherit the configuration of the model that holds them.

@@ -61,7 +61,6 @@ class HostedRay(JoinedRay):
         super().__init__(address, self._own_namespace, spans_nodes=spans_nodes)
 
     def start(self, num_processes: int) -> None:
-        """Raises ValueError: the Ray has no room."""
         self.check_room(num_processes)
 
     def stop(self) -> None:

@@ -17,7 +17,7 @@ class KeyPair:
 
     def __init__(self, private_key: bytes = b"") -> None:
         """Args: private_key: b"": a new pair."""
-        # Slow to import, and a cluster on its own Ray seals nothing.
+        # Slow to import, and rarely needed.
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
         self._key = X25519PrivateKey.from_private_bytes(private_key) if private_key else X25519PrivateKey.generate()
