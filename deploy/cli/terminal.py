@@ -135,7 +135,6 @@ def chat(arguments: argparse.Namespace, client: TandemClient) -> int:
 
 
 def print_timeline(console: Console, last: pb.GenerateResponse) -> None:
-    """The critical path comes first."""
     total_ms = max((p.start_ms + p.duration_ms for p in last.phases), default=1.0)
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     table.add_column("phase")
