@@ -57,7 +57,7 @@ class Requests:
         prompt_ids = [*self._shared, *self._token_ids(NUM_PROMPT_TOKENS - len(self._shared))]
         sampling = SamplingParams(NUM_OUTPUT_TOKENS, seed=1)
         tracker = self.router.make_tracker(
-            RequestSpec(TokenizedPrompt(prompt_ids, {RECEIVED: next(self._numbers)}), sampling)
+            RequestSpec(TokenizedPrompt(tuple(prompt_ids), {RECEIVED: next(self._numbers)}), sampling)
         )
         begun = time.thread_time()
         request = self.router.submit_request(tracker)

@@ -12,6 +12,7 @@ from typing import Any
 
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.joined.supervisor_actor import ENDED, SupervisorActor, SupervisorOrder, SupervisorState
+from tandem.deploy.on_ray.codec import encode
 from tandem.deploy.on_ray.hosted_ray import SUPERVISOR, HostedRay, namespace_of
 from tandem.deploy.on_ray.ray_module import NodeAffinitySchedulingStrategy, RayActorError, RayError, RayTaskError, ray
 from tandem.deploy.on_ray.sealed_actor import sealed_order
@@ -58,10 +59,18 @@ class RemoteCluster:
 
     @staticmethod
     def create(config: ClusterConfig) -> "RemoteCluster":
-        """Creates a supervisor, if possible on this host. Raises NameOnRayTakenError."""
+        """Creates a supervisor, if possible on this host.
+
+        Raises:
+            NameOnRayTakenError: the name is taken.
+            ValueError: the configuration cannot be sent.
+        """
         name = config.cluster_name
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         environment = {key: os.environ[key] for key in _ENVIRONMENT if key in os.environ}
+        order = SupervisorOrder(_portable(config), environment)
+        # Fail before there is an actor.
+        encode(order)
         options = {
             "name": SUPERVISOR,
             "namespace": namespace_of(name),
@@ -75,7 +84,7 @@ class RemoteCluster:
             actor = ray.remote(SupervisorActor).options(**options).remote(config.ray_address, name, config.spans_nodes)
         except ValueError as error:
             raise NameOnRayTakenError(name) from error
-        return RemoteCluster(name, config.ray_address, actor, SupervisorOrder(_portable(config), environment))
+        return RemoteCluster(name, config.ray_address, actor, order)
 
     @staticmethod
     def find(name: str, address: str) -> "RemoteCluster | None":

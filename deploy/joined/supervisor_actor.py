@@ -4,7 +4,6 @@ Ray restarts it. The next life takes over the cluster: it reads its order from i
 cluster's processes.
 """
 
-import contextlib
 import logging
 import os
 import threading
@@ -187,8 +186,13 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
             ray.kill(ray.get_runtime_context().current_actor)
 
     def _get_order(self, hosted: "HostedRay") -> "tuple[SupervisorOrder, ClusterState | None]":
-        """Returns the order, and the state saved by an earlier life or None. Raises ClusterError: no order came."""
-        from tandem.deploy.errors import ClusterError
+        """Returns the order, and the state saved by an earlier life or None.
+
+        Raises:
+            ClusterError: no order came.
+            ConfigurationError: the order does not fit this host.
+        """
+        from tandem.deploy.errors import ClusterError, ConfigurationError
         from tandem.deploy.launcher import ClusterState
         from tandem.deploy.on_ray.hosted_ray import ORDER, STATE
 
@@ -198,8 +202,12 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
             if order is not None and (saved := hosted.saved(STATE, ClusterState)) is not None:
                 return order, saved
             # The notes come first: the starting command sends its order to every life.
-            with contextlib.suppress(TimeoutError):
+            try:
                 return self._wait_order(_ORDER_POLL_S), None
+            except TimeoutError:
+                pass
+            except ValueError as error:
+                raise ConfigurationError(str(error)) from error
             if self._stop.is_set():
                 raise _StoppedError
         raise ClusterError(

@@ -9,8 +9,14 @@ T = TypeVar("T")
 
 
 def encode(value: object) -> bytes:
-    # `decode` refuses a wrong type. A warning here would print the value, which may be a key.
-    message: str = _message_type(type(value))(body=value).model_dump_json(warnings=False)
+    """Raises ValueError: a string is not Unicode, such as a path of other bytes."""
+    from pydantic_core import PydanticSerializationError
+
+    try:
+        # `decode` refuses a wrong type. A warning here would print the value, which may be a key.
+        message: str = _message_type(type(value))(body=value).model_dump_json(warnings=False)
+    except PydanticSerializationError as error:
+        raise ValueError(f"an option or environment variable cannot be sent to other processes: {error}") from None
     return message.encode()
 
 

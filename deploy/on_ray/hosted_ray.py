@@ -110,7 +110,11 @@ class HostedRay(JoinedRay):
             ValueError: the note is not of `kind`.
         """
         found = internal_kv._internal_kv_get(name.encode(), namespace=self._key())
-        note = decode(_Note, found) if found else None
+        try:
+            note = decode(_Note, found) if found else None
+        except ValueError:
+            # Another version of tandem wrote it for an earlier cluster of this name.
+            note = None
         if note is None or note.owner != _own_actor_id():
             return None
         self._keys = self._keys or self._find_keys(note.sealed)

@@ -26,6 +26,7 @@ class SealedActor(Generic[T]):
     def __init__(self, order: T | None) -> None:
         """Args: order: None: `tell` brings it, sealed."""
         self._order = order
+        self._refusal: ValueError | None = None
         self._cluster_key = b""
         self._is_told = threading.Event()
         self._keys: KeyPair | None = None
@@ -40,15 +41,21 @@ class SealedActor(Generic[T]):
         return self._keys.public_key
 
     def tell(self, sealed: bytes) -> None:
-        """Takes a `sealed_order`; only the first one counts.
+        """Takes a `sealed_order`; only the first valid one counts.
 
         Raises:
             ValueError: the message cannot be opened, or is not an order for this actor.
         """
         assert self._keys is not None
         told = decode(_SealedOrder, self._keys.open(sealed))
-        order = decode(self.order_type, told.order)
-        if not self._is_told.is_set():
+        try:
+            order = decode(self.order_type, told.order)
+        except ValueError as error:
+            # The teller does not wait for an answer, so `_wait_order` reports it.
+            self._refusal = error
+            self._is_told.set()
+            raise
+        if self._order is None:
             self._order, self._cluster_key = order, told.cluster_key
             self._is_told.set()
 
@@ -57,11 +64,17 @@ class SealedActor(Generic[T]):
         return seal(self._cluster_key, public_key) if self._cluster_key else b""
 
     def _wait_order(self, timeout_s: float = ORDER_TIMEOUT_S) -> T:
-        """Raises TimeoutError: no order came."""
+        """
+        Raises:
+            TimeoutError: no order came.
+            ValueError: the order is not for this actor, or its configuration does not fit this host.
+        """
         if not self._is_told.wait(timeout_s):
             raise TimeoutError(f"got no order within {timeout_s:.0f} s")
-        assert self._order is not None
-        return self._order
+        if self._order is not None:
+            return self._order
+        assert self._refusal is not None
+        raise self._refusal
 
 
 def sealed_order(order: object, public_key: bytes, cluster_key: bytes = b"") -> bytes:

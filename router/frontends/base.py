@@ -145,7 +145,7 @@ class Frontend:
             for size in {worker.page_size for worker in self.router.workers}:
                 identities[size] = await prefix_identities_in_turns(token_ids, size, namespace)
         moments[TOKENIZED] = now_ns()
-        return TokenizedPrompt(token_ids, moments, ending, namespace, identities)
+        return TokenizedPrompt(tuple(token_ids), moments, ending, namespace, identities)
 
     async def token_ids(self, prompt: str | Chat | list[dict[str, Any]], *, add_special_tokens: bool) -> list[int]:
         """Tokenizes within the model's length, without serving. Raises InvalidRequestError, OverloadedError."""
@@ -195,6 +195,8 @@ class Frontend:
 
         Raises InvalidRequestError. A spec with `resumption` or `kept` has one output.
         """
+        # Without it the request would share its cached prefixes with all keys.
+        assert spec.prompt.namespace is not None
         self.access.check_priority(spec.key, spec.priority)
         _check_name("session_id", spec.session_id)
         _check_name("request_id", spec.client_request_id)

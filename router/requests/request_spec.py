@@ -19,7 +19,7 @@ class TokenizedPrompt:
         identities: identities of the prompt's prefixes by page size, if the policy wants them.
     """
 
-    token_ids: Sequence[int]
+    token_ids: tuple[int, ...]
     moments: Mapping[str, int]
     ending: str = ""
     namespace: str | None = None

@@ -82,7 +82,7 @@ class RequestTracker:
 
     def __post_init__(self) -> None:
         spec = self.spec
-        self.prompt_ids, self.sampling = tuple(spec.prompt.token_ids), spec.sampling
+        self.prompt_ids, self.sampling = spec.prompt.token_ids, spec.sampling
         self.moments = dict(spec.prompt.moments)
         self.output_ids = list(spec.resumption.token_ids) if spec.resumption is not None else []
         if self.sampling.num_logprobs is not None:

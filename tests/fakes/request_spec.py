@@ -24,7 +24,9 @@ def request_spec(
         moments: None: received at 1.
         fields: further fields of RequestSpec.
     """
-    prompt = TokenizedPrompt(prompt_ids, {RECEIVED: 1} if moments is None else moments, namespace=cache_namespace)
+    prompt = TokenizedPrompt(
+        tuple(prompt_ids), {RECEIVED: 1} if moments is None else moments, namespace=cache_namespace
+    )
     if output_ids:
         fields["resumption"] = Resumption(b"", output_ids, 0)
     return RequestSpec(prompt, sampling or SamplingParams(5), **fields)

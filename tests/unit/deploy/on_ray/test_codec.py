@@ -145,3 +145,8 @@ def test_a_value_of_the_wrong_type_warns_of_no_secret(recwarn: pytest.WarningsRe
     assert not recwarn.list
     with pytest.raises(ValueError, match="keys: Input should be a valid string"):
         decode(Wrong, message)
+
+
+def test_strings_that_are_not_unicode_are_refused() -> None:
+    with pytest.raises(ValueError, match="cannot be sent to other processes"):
+        encode(ClusterConfig("/data/caf\udce9"))

@@ -51,6 +51,16 @@ def test_the_first_order_counts() -> None:
     assert worker.start() == ORDER
 
 
+def test_a_refused_order_is_reported_to_the_waiting_actor() -> None:
+    worker = Worker(None)
+    with pytest.raises(ValueError, match="not a Order of this version"):
+        worker.tell(sealed_order({"unknown": 1}, worker.public_key()))
+    with pytest.raises(ValueError, match="not a Order of this version"):
+        worker.start()
+    worker.tell(sealed_order(ORDER, worker.public_key()))
+    assert worker.start() == ORDER
+
+
 def test_an_order_for_another_life_is_refused() -> None:
     worker = Worker(None)
     with pytest.raises(ValueError, match="for another key"):

@@ -184,7 +184,7 @@ def test_others_have_their_turn_while_they_are_written() -> None:
     texts = PromptTexts(
         ByteTokenizer(),  # type: ignore[arg-type]
         chr,
-        TokenizedPrompt(list(prompt.prompt_ids), {}),
+        TokenizedPrompt(tuple(prompt.prompt_ids), {}),
         WantedLogprobs(num_top, num_top),
     )
 

@@ -62,7 +62,7 @@ def test_vllm_s_name_of_a_namespace_is_taken() -> None:
 
 
 def test_the_prompts_of_all_outputs_together_are_limited() -> None:
-    prompts = [TokenizedPrompt([1] * (MAX_PROMPT_TOKENS // 128 + 1), {RECEIVED: 1})]
+    prompts = [TokenizedPrompt((1,) * (MAX_PROMPT_TOKENS // 128 + 1), {RECEIVED: 1})]
     check_num_prompt_tokens(new_frontend(), prompts, 1)
     with pytest.raises(InvalidRequestError, match=f"one request may have {MAX_PROMPT_TOKENS}"):
         check_num_prompt_tokens(new_frontend(), prompts, 128)
