@@ -35,13 +35,13 @@ def tokenize(prompt: PromptInput, **config: Any) -> TokenizedPrompt:
 def test_a_prompt_is_a_text_or_token_ids() -> None:
     for prompt in ("hi", [104, 105]):
         tokenized = tokenize(prompt)
-        assert tokenized.token_ids == [104, 105]
+        assert tokenized.token_ids == (104, 105)
         assert tokenized.moments[RECEIVED] <= tokenized.moments[TOKENIZED]
 
 
 def test_a_long_prompt_is_tokenized_beside_the_loop_with_the_same_result() -> None:
     text = "x" * (MAX_INLINE_CHARACTERS + 1)
-    assert tokenize(text, max_model_len=len(text) + 1).token_ids == [ord("x")] * len(text)
+    assert tokenize(text, max_model_len=len(text) + 1).token_ids == (ord("x"),) * len(text)
 
 
 @pytest.mark.parametrize(
