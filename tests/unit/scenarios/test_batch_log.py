@@ -1,4 +1,4 @@
-"""What workers log of each batch."""
+"""The batch log of workers."""
 
 import logging
 
