@@ -1,4 +1,4 @@
-"""Kills and stops of a prefill and a decode worker on a GPU each, while pages travel between them."""
+"""Kills and stops of a prefill and a decode worker, each on a GPU, during transfers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +25,7 @@ def clusters() -> Iterator[Clusters]:
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize("transport", ["nccl", "nvlink"])
-def test_ten_kills_during_transfers_change_nothing(
+def test_ten_kills_during_transfers_change_no_output(
     clusters: Clusters, cuda_config: ClusterConfig, transport: str, role: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     served = clusters.get(config_for(cuda_config, transport))

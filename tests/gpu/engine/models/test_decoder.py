@@ -54,7 +54,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 class Steps:
-    """Runs one sequence through an engine's model and collects logits."""
+    """Run one sequence through an engine's model and collect logits."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -66,7 +66,7 @@ class Steps:
         return TokenSequence(list(prompt), len(prompt), pages)
 
     def sharing(self, other: TokenSequence, num_tokens: int) -> TokenSequence:
-        """A sequence of the same tokens that shares the other's pages for the first `num_tokens`."""
+        """Return a sequence of the same tokens that shares the pages of the first `num_tokens`."""
         sequence = self.sequence(other.token_ids)
         sequence.page_ids = [*other.page_ids[: num_tokens // PAGE_SIZE], *sequence.page_ids[num_tokens // PAGE_SIZE :]]
         sequence.cached_len = sequence.device_len = num_tokens
@@ -74,7 +74,7 @@ class Steps:
 
     @torch.inference_mode()
     def logits(self, sequence: TokenSequence, num_tokens: int, mode: Any) -> torch.Tensor:
-        """(num_rows, vocab_size); no rows before the last chunk."""
+        """Return (num_rows, vocab_size); no rows before the last chunk."""
         sequence.extend(num_tokens)
         batch = Batch(mode, [sequence])
         engine = self._engine
@@ -92,7 +92,7 @@ class Steps:
 
 
 def reference_logits(path: Path, dtype: torch.dtype, token_ids: list[int]) -> torch.Tensor:
-    """transformers' logits after each token: (num_tokens, vocab_size)."""
+    """Return transformers' logits after each token: (num_tokens, vocab_size)."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
