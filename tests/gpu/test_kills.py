@@ -25,7 +25,7 @@ def clusters() -> Iterator[Clusters]:
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize("transport", ["nccl", "nvlink"])
-def test_ten_kills_during_transfers_change_no_output(
+def test_ten_kills_during_transfers_change_nothing(
     clusters: Clusters, cuda_config: ClusterConfig, transport: str, role: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     served = clusters.get(config_for(cuda_config, transport))
