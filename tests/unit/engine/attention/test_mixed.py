@@ -25,7 +25,7 @@ _names = itertools.count()
 
 class Planned(PlannedAttention):
     def __init__(self, reference: ReferenceAttention, batch: Batch, asked: list[bool]) -> None:
-        """Args: asked: collects whether `out` was given, per call."""
+        """Args: asked: collects per call whether `out` was given."""
         self._reference = reference
         self._positions = [p for s in batch.sequences for p in range(s.cached_len, s.device_len)]
         self._asked = asked

@@ -73,8 +73,6 @@ def test_dummy_weights_depend_on_name_and_seed_alone() -> None:
 
 
 class RecordingModel(Model):
-    """Records its weights."""
-
     config = LLAMA_8B
 
     def __init__(self, shapes: list[tuple[str, tuple[int, ...], torch.dtype]]) -> None:
@@ -97,9 +95,7 @@ class RecordingModel(Model):
 
 
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
-def test_loading_tells_how_many_bytes_of_how_many(
-    load_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_reports_progress_in_bytes(load_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shape: tuple[int, ...] = (2000, 1000)
     shapes = [(name, shape, torch.float32) for name in ("a.weight", "b.weight", "c.weight")]
     save_file({name: torch.ones(shape) for name, shape, _ in shapes}, tmp_path / "model.safetensors")
