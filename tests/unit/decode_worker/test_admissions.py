@@ -1,5 +1,3 @@
-"""Requests without pages on a decode worker."""
-
 from tandem.decode_worker import admissions
 from tandem.decode_worker.admissions import Admissions
 from tandem.messages import Admit

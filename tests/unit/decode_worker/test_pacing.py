@@ -1,5 +1,3 @@
-"""Timing of a decode worker's next step."""
-
 import pytest
 
 from tandem.decode_worker.pacing import HOST_FACTOR, WAKE_UP_S, WINDOW, StepPace

@@ -1,5 +1,3 @@
-"""Inputs of a batch on a device."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""Log probabilities of sampled tokens."""
-
 import pytest
 import torch
 

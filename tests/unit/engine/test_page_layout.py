@@ -1,5 +1,3 @@
-"""Page layouts of models."""
-
 import json
 from pathlib import Path
 

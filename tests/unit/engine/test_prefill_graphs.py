@@ -1,5 +1,3 @@
-"""Choice of prefill graphs."""
-
 import itertools
 
 from tandem.engine.prefill_graphs import SIZES

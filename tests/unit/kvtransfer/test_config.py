@@ -1,5 +1,3 @@
-"""Options of links."""
-
 import pytest
 
 from tandem.kvtransfer.config import LinkConfig

@@ -1,5 +1,3 @@
-"""Detection of a sender's exit."""
-
 import subprocess
 import sys
 import time

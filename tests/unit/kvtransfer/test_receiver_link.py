@@ -1,5 +1,3 @@
-"""The receiver's side of the link protocol."""
-
 from typing import Any
 
 import pytest

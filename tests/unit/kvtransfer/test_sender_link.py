@@ -1,5 +1,3 @@
-"""The sender's side of the link protocol."""
-
 from dataclasses import replace
 from typing import Any
 

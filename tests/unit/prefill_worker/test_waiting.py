@@ -1,5 +1,3 @@
-"""Start order of waiting requests."""
-
 from collections.abc import Sequence
 
 from tandem.engine.kvcache.cache_manager import CacheManager

@@ -1,5 +1,3 @@
-"""The batch log of workers."""
-
 import logging
 
 import pytest

@@ -1,5 +1,3 @@
-"""Fitted forward times."""
-
 import random
 from dataclasses import astuple
 

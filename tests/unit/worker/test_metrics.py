@@ -1,5 +1,3 @@
-"""A worker's Prometheus metrics and their port."""
-
 import socket
 from collections.abc import Iterator
 from http.client import HTTPConnection

@@ -1,5 +1,3 @@
-"""Reports of one cache over one stream."""
-
 from typing import Any
 
 from tandem.engine.kvcache.cache_changes import CacheChanges

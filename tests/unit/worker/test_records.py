@@ -1,5 +1,3 @@
-"""Contents and lifetime of records."""
-
 import tracemalloc
 from dataclasses import replace
 

@@ -1,5 +1,3 @@
-"""Workers' counters."""
-
 from dataclasses import replace
 
 from tandem.decode_worker.config import DecodeConfig

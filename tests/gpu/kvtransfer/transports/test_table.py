@@ -1,5 +1,3 @@
-"""Names of GPU transports."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""The free list."""
-
 import pytest
 
 from tandem.engine.kvcache.allocator import PageAllocator

@@ -1,5 +1,3 @@
-"""The CPU pool."""
-
 import pytest
 
 from tandem.engine.kvcache.pool import CpuKvPool

@@ -1,5 +1,3 @@
-"""Accepted and rejected config.json files."""
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-"""Loading of safetensors checkpoints and dummy weights."""
-
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Model lookup by name, the hub cache and refusals."""
-
 import json
 import os
 import subprocess

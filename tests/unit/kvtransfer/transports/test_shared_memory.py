@@ -1,5 +1,3 @@
-"""Copies between mapped pools."""
-
 import pytest
 
 from tandem.engine.kvcache.pool import CpuKvPool

@@ -1,5 +1,3 @@
-"""Names of transports."""
-
 import pytest
 
 from tandem.engine.kvcache.pool import CpuKvPool

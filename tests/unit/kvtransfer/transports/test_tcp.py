@@ -1,5 +1,3 @@
-"""TCP transport."""
-
 import contextlib
 import socket
 import threading

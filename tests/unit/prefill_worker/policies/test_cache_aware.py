@@ -1,5 +1,3 @@
-"""Policies based on cached pages."""
-
 from collections.abc import Sequence
 
 from tandem.engine.kvcache.cache_manager import CacheManager

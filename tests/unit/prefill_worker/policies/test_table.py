@@ -1,5 +1,3 @@
-"""Names of prefill policies; each policy serves all requests."""
-
 from collections.abc import Sequence
 
 import pytest
