@@ -46,7 +46,6 @@ def build(
 
 
 def generate(engine: Engine, prompt_lens: list[int], num_tokens: int, sampling: SamplingParams) -> list[list[int]]:
-    """Prefill all sequences, then decode them together."""
     rng = random.Random(0)
     free = list(range(200))
     sequences = []
@@ -210,7 +209,6 @@ def count_mixed_graphs(engine: Engine) -> list[bool]:
 )
 def test_mixed_graph_matches_two_forwards(model_dir: Path, graphs: int, kv_cache_dtype: str) -> None:
     def run(engine: Engine, *, mixed: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logprobs and pages."""
         logprobs = torch.tensor(decode_beside_a_prompt(engine, mixed=mixed))
         return logprobs, engine.pool.memory.clone()
 
@@ -223,7 +221,6 @@ def test_mixed_graph_matches_two_forwards(model_dir: Path, graphs: int, kv_cache
     assert seen == [True] * 4
     expected, expected_pages = run(build(model_dir, graphs=0, kv_cache_dtype=kv_cache_dtype), mixed=False)
     assert_close(logprobs, expected, in_8_bits=kv_cache_dtype != "auto")
-    # Padding is written to the dummy page.
     assert pages.view(200, -1).any(dim=1).equal(expected_pages.view(200, -1).any(dim=1))
     again, _ = run(engine, mixed=True)
     assert again.equal(logprobs)
@@ -271,7 +268,6 @@ class Chain:
         return TokenSequence(prompt, prompt_len, pages, sampling=self._sampling)
 
     def begin(self, prompt_lens: list[int]) -> None:
-        """Prefill the sequences to decode."""
         self._decoded = [self.add(prompt_len) for prompt_len in prompt_lens]
         for s in self._decoded:
             s.extend(s.remaining_len)
@@ -292,7 +288,6 @@ class Chain:
             prompt.extend(num_tokens)
         before, self._output = self._output, self._engine.forward(Batch.of(decoded, [prompt] if prompt else [], feed))
         if self._feeds:
-            # The host learns these tokens only now.
             self._take(before)
         for s in decoded:
             s.complete_extend()
@@ -313,7 +308,6 @@ class Chain:
             s.num_pending = 0
 
     def end(self) -> list[list[int]]:
-        """Return the output of each forward pass."""
         if self._feeds:
             self._take(self._output)
         return self.token_ids

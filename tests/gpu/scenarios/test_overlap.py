@@ -36,7 +36,6 @@ GRAMMAR: dict[str, Any] = {
     "stop_token_ids": (256,),
 }
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 7, "repetition_penalty": 1.2, "num_logprobs": 2}
-# Assigned to requests in turn.
 SAMPLINGS: dict[str, list[dict[str, Any]]] = {
     "greedy": [{}],
     "penalties": [{"repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.2}],
@@ -152,7 +151,6 @@ def serve_arrivals(served: Served, samplings: Sequence[dict[str, Any]]) -> None:
             sampling = SamplingParams(rng.randint(30, 80), **samplings[number % len(samplings)])
             served.submit(f"r{number}", prompt, sampling)
     served.turn_until(lambda: served.num_ended == len(served.tokens))
-    # Collect the step in flight too.
     served.turn_until(lambda: served.worker.scheduler.stats().num_locked_pages == 0)
     assert served.worker.scheduler.check_integrity() == ""
 

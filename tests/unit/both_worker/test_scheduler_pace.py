@@ -74,8 +74,6 @@ class TimedEngine(FakeEngine):
 
 
 class Worker:
-    """An engine thread without a thread."""
-
     def __init__(self, launch_s: float) -> None:
         self.clock, self.outbox = FakeClock(), ListOutbox()
         self.engine = TimedEngine(self.clock, launch_s)

@@ -93,7 +93,6 @@ def test_chunks_nearly_fill_the_objective() -> None:
 def test_chunks_are_cut_to_avoid_padding() -> None:
     device = Device(OBJECTIVE_S, sizes=SIZES)
     steps = [device.step(32, 64_000, 0) for _ in range(40)]
-    # Chunks start small, and no step exceeds the objective.
     assert steps[0][0] == MIN_TOKENS and {size for size, _ in steps} <= set(SIZES.num_prompt_tokens)
     assert steps[-1][0] == 512 and max(seconds for _, seconds in steps) <= OBJECTIVE_S
     device.timer.nothing_decoded()

@@ -147,7 +147,6 @@ def test_steps_launched_kernel_by_kernel_are_composed_earlier() -> None:
     assert idle_s == [0.0] * 20
     # The first one runs from the start of its launch or the previous end, not from the end of its launch.
     assert device.pace.due(with_prompts=True) < device.clock.now + STEP_S
-    # Steps without prompts stay quick.
     assert device.pace.due() == pytest.approx(device.clock.now + 4 * STEP_S - LEAD_S)
 
 

@@ -43,7 +43,6 @@ class Line:
         return last.request.request_id if last else ""
 
     def restart(self, name: str, num_tokens: int, arrival_s: float = 0.0, attempt: int = 1) -> None:
-        """End an attempt and announce the next one."""
         self.waiting.end_attempt((name, attempt - 1))
         assert self.waiting.announce(self.admit(name, num_tokens, arrival_s, attempt=attempt)) is None
 

@@ -181,7 +181,6 @@ def test_without_prefill_graphs_there_are_no_mixed_ones(model_dir: str, monkeypa
 # --- launch-bound prefills ---
 
 LAUNCH_S = 0.010
-# Tokens of the longest prompt.
 LONGEST = 10_000
 
 

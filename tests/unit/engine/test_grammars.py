@@ -55,7 +55,6 @@ def allowed(grammars: Grammars, *constraints: Constraint, end_ids: Sequence[int]
 
 
 def token_texts() -> dict[int, str]:
-    """Return the bytes of the text tokens."""
     tokenizer = byte_level()
     return {i: tokenizer.decode([i]) for i in range(260) if i not in (END, OTHER_END)}
 
@@ -92,7 +91,6 @@ def test_masks_do_not_depend_on_the_split_of_the_output(grammars: Grammars) -> N
         piece_by_piece.follow(output[:length], 0)
         allowed(grammars, piece_by_piece)
     assert allowed(grammars, at_once) == allowed(grammars, piece_by_piece) != [set()]
-    # Constraints of one grammar are independent.
     at_once.follow([*output, *output_of("]")], 0)
     first, second = allowed(grammars, at_once, piece_by_piece)
     assert END in first and END not in second

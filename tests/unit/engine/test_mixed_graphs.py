@@ -199,7 +199,6 @@ class MostLikely:
 
 @pytest.fixture
 def engine(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    """An engine without graphs, for comparison."""
     module = ModuleType("tandem.engine.layers.most_likely")
     module.MostLikely = MostLikely  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -26,8 +26,6 @@ TOLERANCE = 2e-5
 
 @dataclass(frozen=True)
 class Oracle:
-    """A prompt's logprobs by transformers."""
-
     logits: torch.Tensor
 
     def check(self, parts: list[PackedLogprobs], token_ids: list[int], num_top: int) -> None:

@@ -14,7 +14,6 @@ from tests.fakes.cached_identities import cached_identities
 
 PAGE_SIZE = 2
 NUM_PAGES = 12
-# A few changes.
 MAX_UNREAD_BYTES = 40
 
 
@@ -27,7 +26,6 @@ class Reader:
         self.begin()
 
     def begin(self) -> None:
-        """Start another life of the router."""
         self.num_sent = self.num_taken = 0
         self._messages: deque[Any] = deque()
         self.prefixes = WorkerPrefixes()
@@ -55,8 +53,6 @@ class Reader:
 
 
 class Scene:
-    """A worker's cache, its requests, and two routers."""
-
     def __init__(self, data: random.Random) -> None:
         self._data = data
         self.cache = CacheManager(NUM_PAGES, PAGE_SIZE)
@@ -84,7 +80,6 @@ class Scene:
             case 7:
                 self.publish()
                 self.quick.read()
-                # Catch up if there were too many changes.
                 self.quick.feed.catch_up()
                 self.quick.read()
                 assert self.quick.prefixes.identities == cached_identities(self.cache)
@@ -94,7 +89,6 @@ class Scene:
                 self.slow.begin()
 
     def change(self) -> None:
-        """Cache a new prefix."""
         for handle, _ in self._handles:
             self.cache.release_pages(handle)
         self._handles.clear()

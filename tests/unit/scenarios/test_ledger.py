@@ -151,7 +151,6 @@ async def skewed_cluster(prefill_ns: int, decode_ns: int) -> AsyncIterator[tuple
 
 
 async def ask(address: str) -> pb.GenerateResponse:
-    """Send a request; return the last response."""
     async with open_channel(address) as channel:
         request = pb.GenerateRequest(text="hi", sampling=pb.SamplingParams(max_tokens=3))
         responses = [r async for r in inference_pb2_grpc.InferenceStub(channel).Generate(request)]

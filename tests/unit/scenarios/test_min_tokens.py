@@ -67,7 +67,6 @@ def test_output_ends_at_min_tokens_on_every_attempt(engine: Engine, sampling: An
 def test_a_grammar_that_is_at_its_end_wins(engine: Engine) -> None:
     text = "ab"
     grammar = translate("regex", text)
-    # Wait for compilation.
     deadline = time.monotonic() + TIMEOUT_S
     while not (constraint := engine.constraint(grammar)).is_ready:  # type: ignore[union-attr]
         assert time.monotonic() < deadline

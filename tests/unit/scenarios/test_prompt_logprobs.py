@@ -49,7 +49,6 @@ class Both:
         self._number = 0
 
     def ask(self, prompt: list[int], num_top: int | None, output_ids: tuple[int, ...] = ()) -> list[float]:
-        """Return the prompt's logprobs."""
         self.messages.clear()
         self._number += 1
         sampling = SamplingParams(4, num_prompt_logprobs=num_top)

@@ -21,7 +21,6 @@ def test_a_restart_draws_with_the_same_seeds_and_positions(num_passed_on: int) -
     undisturbed.submit("r", PROMPT, max_tokens=6, seed=7)
     undisturbed.run()
     assert draws(undisturbed) == [(7, len(PROMPT) + i) for i in range(6)]
-    # Another pair continues after the passed-on tokens.
     restarted = WorkerPair()
     passed_on = tuple(expected_tokens(PROMPT, num_passed_on))
     restarted.submit("r", PROMPT, max_tokens=6, seed=7, output_ids=passed_on, attempt=1)

@@ -29,7 +29,6 @@ def explore(number: int, num_schedules: int, asynchronous: bool, two_way: bool) 
     any_schedule_keeps_every_promise()
 
 
-# Parts run side by side.
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("two_way", [False, True], ids=["one_role", "both"])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["plain", "overlap"])

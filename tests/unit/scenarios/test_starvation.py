@@ -44,7 +44,6 @@ class Stream:
         self._outputs: dict[str, list[int]] = {}
 
     def submit(self, request_id: str, num_tokens: int, max_tokens: int, priority: int = 0) -> None:
-        """Submit a request with a prompt of its own."""
         number = next(self._numbers)
         self._requests[request_id] = {
             "prompt_ids": [number, *range(num_tokens - 1)],
@@ -88,7 +87,6 @@ class Stream:
         )
 
     def _receive(self) -> None:
-        """Handle the workers' messages as a router does."""
         messages = [*self.pair.p.outbox.router, *self.pair.d.outbox.router]
         self.pair.p.outbox.router.clear()
         self.pair.d.outbox.router.clear()

@@ -27,7 +27,6 @@ def submit(simulation: Simulation, count: int) -> None:
 
 
 def kill_all_decode_workers(simulation: Simulation) -> None:
-    """Kill all decode workers; the routers notice at once."""
     for worker in [worker for worker in simulation.workers.values() if worker.role == "decode"]:
         streams = list(worker.streams.values())
         simulation.kill(worker)

@@ -17,7 +17,6 @@ VOCAB_SIZE = 300
 PAGE_SIZE = 16
 NUM_PAGES = 64
 NUM_TEACHER_FORCED = 64
-# Limit of the error relative to transformers' own.
 MAX_RATIO = 2.0
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},

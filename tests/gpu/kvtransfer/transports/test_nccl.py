@@ -23,7 +23,6 @@ from tests.fakes.page_layout import OpaqueLayout
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each end")
 
 LAYOUT = OpaqueLayout(16, 2**18)
-# The first half is sent, the second received.
 NUM_PAGES = 512
 NUM_SOURCES = NUM_PAGES // 2
 TIMEOUT_S = 60.0
@@ -96,8 +95,6 @@ def _wait(condition: Callable[[], bool]) -> None:
 
 
 class Worker:
-    """Handle of such a process."""
-
     def __init__(self, visible: str) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, there = context.Pipe()

@@ -39,7 +39,6 @@ class Planned(PlannedAttention):
         layer: int,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        # Each kind sees only its own tokens and positions.
         assert rotation.positions.tolist() == self._positions and len(qkv) == len(self._positions)
         assert qkv.is_contiguous()
         attended = self._reference.attend(qkv, rotation, qk_norm, layer)

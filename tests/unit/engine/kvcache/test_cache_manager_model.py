@@ -28,7 +28,6 @@ class Held:
     is_bounded: bool
 
     def prefix(self, page_index: int) -> tuple[object, ...]:
-        """Return everything that a page's KV depends on."""
         return (self.namespace, *self.tokens[: (page_index + 1) * PAGE_SIZE])
 
     copies: list[ManualCompletion] = field(default_factory=list)

@@ -27,7 +27,6 @@ class Tree:
         self.num_added = 0
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Cache the missing pages of a path."""
         node = self.cache.match("", tokens, len(tokens))
         root = self.cache.lock_path(node)
         for token in tokens[len(self.cache.path_pages(node)) :]:
@@ -93,8 +92,6 @@ def test_every_unlocked_page_can_be_evicted(policy: type[EvictionPolicy], action
 
 
 class Scripted(EvictionPolicy):
-    """Keys set by the test, by creation time."""
-
     def __init__(self) -> None:
         self.keys: dict[int, float] = {}
 

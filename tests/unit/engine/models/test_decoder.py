@@ -32,7 +32,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-# Differences from the checkpoints of `make_checkpoint`.
+# Settings that differ between the checkpoints; `make_checkpoint` has the rest.
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama_tied_llama3": {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE},
@@ -98,8 +98,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 class Runner:
-    """A model with a pool of scattered pages."""
-
     def __init__(self, model: Model, page_size: int = 16, dtype: str = "float32") -> None:
         config = model.config
         layout = KvHeadLayout.of(config, page_size, dtype)

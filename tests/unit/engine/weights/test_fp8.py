@@ -102,7 +102,6 @@ def test_plain_weights_become_fp8_when_they_are_loaded(tmp_path: Path) -> None:
     assert 0.03 < difference(logits_of(model, tokens()), expected) < 0.15
     kept = load(tmp_path, "fp8", keeps_fp8=True)
     assert 0.03 < difference(logits_of(kept, tokens()), logits_of(model, tokens())) < 0.15
-    # FP8 weights stay unchanged.
     save_fp8(reference, tmp_path / "quantised", "blocks")
     config = ModelConfig.from_dir(tmp_path / "quantised")
     assert config.quantized("fp8") == config
@@ -129,7 +128,6 @@ def test_ignored_modules_stay_plain(tmp_path: Path) -> None:
     held = dict(load(tmp_path, keeps_fp8=True).named_parameters())
     fp8 = {name.removesuffix(".weight") for name, tensor in held.items() if tensor.dtype is FP8_DTYPE}
     assert not fp8 & set(ignored) and len(fp8) == 2 * 7 - 3
-    # A matrix has one kind.
     save_fp8(make_model("llama"), tmp_path, "channels_dynamic", (UP,))
     with pytest.raises(ValueError, match=r"must ignore all or none of .*gate_proj, model\.layers\.1\.mlp\.up_proj"):
         load(tmp_path, keeps_fp8=True)

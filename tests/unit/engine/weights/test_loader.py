@@ -103,7 +103,6 @@ def test_loading_reports_progress_in_bytes(load_format: str, tmp_path: Path, mon
     load_weights(model, tmp_path, load_format, None, torch.device("cpu"), told.append)
     assert sorted(model.weights) == ["a.weight", "b.weight", "c.weight"]
     assert told == [f"loading weights ({done:.2f} of 0.02 GB)" for done in (0.0, 0.008, 0.016)]
-    # Fewer messages than tensors.
     monkeypatch.setattr(loader, "_REPORT_INTERVAL_S", 60.0)
     told.clear()
     load_weights(model, tmp_path, load_format, None, torch.device("cpu"), told.append)

@@ -66,7 +66,6 @@ def test_built_in_model_names_the_missing_package(monkeypatch: pytest.MonkeyPatc
 
 
 def hub_snapshot(cache: Path, model: str) -> Path:
-    """Return the hub library's directory of a model's snapshot."""
     repository = cache / f"models--{model.replace('/', '--')}"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0123abcd")

@@ -8,8 +8,6 @@ from tandem.engine.kvcache.eviction.table import EVICTION_POLICIES
 
 
 class MostFrequentlyUsed(EvictionPolicy):
-    """A custom policy: evicts the most frequently used page."""
-
     def key(self, node: EvictableNode) -> tuple[float, ...]:
         return (-node.num_hits,)
 
