@@ -1,4 +1,4 @@
-"""Fixtures that cost too much to make twice, or that several files need."""
+"""Fixtures that are expensive or shared."""
 
 import signal
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# How long an example takes says more about what else the machine does than about the code.
+# Example durations depend more on the machine's load than on the code.
 hypothesis.settings.register_profile("tandem", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tandem")
 
-# Who starts the tests in the background may ignore these; what the tests start must not inherit that.
+# A background shell may have these signals ignored; the tests' processes must not inherit that.
 for _signal in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(_signal) is signal.SIG_IGN:
         signal.signal(_signal, signal.SIG_DFL)
@@ -19,7 +19,7 @@ for _signal in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM files: an authority, what it signed for a server on this host and for a client, and another authority."""
+    """PEM files: an authority, a server and a client certificate signed by it, and another authority."""
 
     ca: str
     cert: str
@@ -31,7 +31,7 @@ class Certificates:
 
 @pytest.fixture(scope="session")
 def smollm2_dir() -> Path:
-    """The demo model as a Hugging Face style directory, converted once per machine."""
+    """The demo model as a Hugging Face directory, converted once per machine."""
     from tandem.engine.weights.resolve import resolve_model
 
     return resolve_model("smollm2-135m-instruct")
@@ -39,7 +39,7 @@ def smollm2_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def router_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All that a router reads of a model; its length is 64 tokens."""
+    """The files that a router reads of a model, with a length of 64 tokens."""
     import tokenizers
 
     directory = tmp_path_factory.mktemp("router-model")

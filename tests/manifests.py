@@ -1,4 +1,4 @@
-"""What manifests are held against, and what `tandem serve` makes of what they tell it."""
+"""Schemas of manifests, and the configuration that `tandem serve` makes of them."""
 
 import gzip
 import json
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 DEPLOYMENT = ROOT / "deploy/manifests"
 SCHEMAS = ROOT / "tests/data/schemas"
 needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-# Custom resources, by the names of their schemas.
+# Schema names of custom resources.
 CUSTOM = {"ServiceMonitor": "service-monitor", "RayCluster": "ray-cluster", "RayService": "ray-service"}
 
 
@@ -31,7 +31,7 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def closed(node: Any) -> Any:
-    """A schema of a custom resource, where fields that nobody knows would be dropped, with these refused."""
+    """Return a custom resource's schema with unknown fields refused; Kubernetes would drop them."""
     if isinstance(node, dict):
         node = {key: closed(value) for key, value in node.items()}
         if node.get("type") == "object" and "properties" in node:
@@ -56,7 +56,7 @@ def check_manifest(manifest: dict[str, Any]) -> None:
 
 
 def check_part(name: str, part: dict[str, Any]) -> None:
-    """Args: name: of what Kubernetes defines, such as io.k8s.api.core.v1.PodTemplateSpec."""
+    """Args: name: a Kubernetes type, for example io.k8s.api.core.v1.PodTemplateSpec."""
     jsonschema.Draft202012Validator({**schema("kubernetes"), "$ref": f"#/$defs/{name}"}).validate(part)
 
 
@@ -73,7 +73,7 @@ def of_kind(manifests: list[dict[str, Any]], kind: str) -> dict[str, Any]:
 
 
 def served(*words: str) -> ClusterConfig:
-    """What `tandem serve` makes of its arguments."""
+    """Return the configuration that `tandem serve` makes of its arguments."""
     return cluster_config(_parser().parse_args(["serve", *words]), {"TANDEM_API_KEY": "key"})
 
 

@@ -1,4 +1,4 @@
-"""What is in deploy/monitoring/, for tests of it: the expressions of rules and dashboards, and what they ask for."""
+"""Rules and dashboards in deploy/monitoring/, with their expressions and selectors."""
 
 import json
 import re
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 MONITORING = ROOT / "deploy/monitoring"
 PROMETHEUS = MONITORING / "prometheus"
 DASHBOARDS = sorted((MONITORING / "grafana/dashboards").glob("*.json"))
-# Grafana puts something in the place of these before it asks.
+# Grafana substitutes these variables.
 SUBSTITUTES = {
     "$__rate_interval": "30s",
     "$__range": "5m",
@@ -25,15 +25,15 @@ _MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
 
 
 class Selector(NamedTuple):
-    """A metric that an expression asks for. Attributes: matchers: label, operator and value."""
+    """A queried metric. Attributes: matchers: label, operator and value."""
 
     name: str
     matchers: tuple[tuple[str, str, str], ...]
 
 
 def selectors(expression: str) -> list[Selector]:
-    """All that an expression asks for."""
-    # A duration or an operator may stand next to a name; what stands in quotes is no name.
+    """Return the selectors of an expression."""
+    # A duration or an operator may touch a name; quoted text holds no names.
     found = []
     for match in _SELECTOR.finditer(expression):
         if expression[: match.start()].count('"') % 2 == 0:
@@ -43,20 +43,20 @@ def selectors(expression: str) -> list[Selector]:
 
 
 def rules() -> list[dict[str, Any]]:
-    """All recording and alert rules."""
+    """Return all recording and alert rules."""
     files = [yaml.safe_load(path.read_text()) for path in sorted((PROMETHEUS / "rules").glob("*.yml"))]
     return [rule for file in files for group in file["groups"] for rule in group["rules"]]
 
 
 def panels(dashboard: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """All panels, those of rows that are folded among them."""
+    """Yield all panels, including those of folded rows."""
     for panel in dashboard["panels"]:
         yield panel
         yield from panel.get("panels", ())
 
 
 def queries(path: Path) -> list[tuple[str, str]]:
-    """A dashboard's queries as Prometheus would get them, each with the title of its panel."""
+    """Return (panel title, query) of a dashboard, as Prometheus would get the queries."""
     found = []
     for panel in panels(json.loads(path.read_text())):
         for target in panel.get("targets", ()):

@@ -1,5 +1,3 @@
-"""Comparison of output parts."""
-
 from collections.abc import Iterable
 
 from tandem.router.text.output_parts import Part

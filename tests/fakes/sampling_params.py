@@ -1,5 +1,3 @@
-"""A strategy for valid sampling parameters."""
-
 from hypothesis import strategies as st
 
 from tandem.sampling_params import MAX_LOGPROBS, SamplingParams

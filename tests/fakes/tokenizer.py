@@ -1,5 +1,3 @@
-"""A byte tokenizer."""
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Everything here needs an NVIDIA GPU and is skipped without one."""
+"""Tests that need an NVIDIA GPU; skipped without one."""
 
 import gc
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def memory_given_back() -> Iterator[None]:
-    """What a module's tests leave in cycles keeps a GPU's memory from those of the next, and from other processes."""
+    """Free GPU memory held in reference cycles, for the next module and other processes."""
     yield
     gc.collect()
     if torch.cuda.is_available():
@@ -33,7 +33,7 @@ def memory_given_back() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with heads of 64, which FlashInfer has kernels for."""
+    """The tiny model with head_dim 64, which FlashInfer supports."""
     directory = tmp_path_factory.mktemp("models") / "tiny-llama"
     save_tiny_model(directory, head_dim=64)
     return directory

@@ -1,4 +1,4 @@
-"""A prefill and a decode worker on a GPU each, pages over NVLink or NCCL."""
+"""A prefill and a decode worker, each on a GPU, with pages over NVLink or NCCL."""
 
 import random
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def test_greedy_tokens_in_float32_equal_transformers(
     rng = random.Random(1)
     for num_tokens in (1, 2, 15, 16, 17, 48, 64, 100, 200, 400):
         prompt_ids = [rng.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
-        for _ in range(2):  # The prompt is computed first, and then found in the cache.
+        for _ in range(2):  # First computed, then found in the cache.
             answer = served.complete(prompt_ids, max_tokens=40, ignore_eos=True)
             assert answer.token_ids == oracle.generate(prompt_ids, 40, ignore_eos=True)
             assert answer.last.handover.attempts == 1

@@ -1,4 +1,4 @@
-"""Kills and stops of a prefill and a decode worker on a GPU each, while pages travel between them."""
+"""Kills and stops of a prefill and a decode worker, each on a GPU, during transfers."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Tensors of unit tests are so small that threads gain nothing, and wait long for each other where other tests run."""
+"""Unit tests use small tensors, for which threads gain nothing and wait long beside other tests."""
 
 import os
 
-# torch reads it when it is imported.
+# Read when torch is imported.
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -1,5 +1,4 @@
-"""What is in deploy/manifests/: manifests fit their schemas, `tandem serve` takes what it is told, times fit each
-other."""
+"""deploy/manifests/: schemas, `tandem serve` arguments, and consistent timeouts."""
 
 import configparser
 import json
@@ -50,7 +49,7 @@ def test_manifests_fit_their_schemas(path: Path) -> None:
     check_manifest(yaml.safe_load(path.read_text()))
 
 
-def test_a_field_that_nobody_knows_is_found() -> None:
+def test_unknown_field_is_found() -> None:
     for name, section in (("base/deployment", "spec"), ("components/monitoring/service-monitor", "spec")):
         manifest = yaml.safe_load((KUBERNETES / f"{name}.yaml").read_text())
         manifest[section]["replica"] = 1
@@ -60,7 +59,7 @@ def test_a_field_that_nobody_knows_is_found() -> None:
 
 @needs_kubectl
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_overlays_make_whole_manifests(overlay: str, tmp_path: Path) -> None:
+def test_overlays_make_complete_manifests(overlay: str, tmp_path: Path) -> None:
     tree = tmp_path / "kubernetes"
     shutil.copytree(KUBERNETES, tree)
     with (tree / "overlays" / overlay / "kustomization.yaml").open("a") as file:
@@ -69,7 +68,7 @@ def test_overlays_make_whole_manifests(overlay: str, tmp_path: Path) -> None:
     for manifest in manifests:
         check_manifest(manifest)
     pod = of_kind(manifests, "Deployment")["spec"]["template"]["spec"]
-    # What is patched in does not take the place of what was there.
+    # Patches add containers instead of replacing them.
     assert [container["name"] for container in pod["containers"]] == ["tandem", "prometheus"]
     container, prometheus = pod["containers"]
     assert container["image"] == {"cpu": "tandem:cpu", "gpu": "tandem:cuda13"}[overlay]
@@ -80,7 +79,7 @@ def test_overlays_make_whole_manifests(overlay: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["base", "overlays/cpu", "overlays/gpu"])
-def test_what_the_pod_is_told_makes_a_cluster(folder: str) -> None:
+def test_pod_arguments_make_a_valid_cluster(folder: str) -> None:
     config = served("--config", str(KUBERNETES / folder / "serve.yaml"))
     pod = yaml.safe_load((KUBERNETES / "base/deployment.yaml").read_text())["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -106,7 +105,7 @@ def test_each_worker_has_a_gpu() -> None:
     assert device["count"] == num_workers
 
 
-def test_probes_ask_what_is_open_without_a_key() -> None:
+def test_probes_use_paths_open_without_a_key() -> None:
     pod = yaml.safe_load((KUBERNETES / "base/deployment.yaml").read_text())["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     paths = {name: container[name]["httpGet"]["path"] for name in container if name.endswith("Probe")}
@@ -114,13 +113,13 @@ def test_probes_ask_what_is_open_without_a_key() -> None:
     assert set(paths.values()) <= set(OPEN_PATHS)
 
 
-def test_the_pod_s_prometheus_reads_as_the_host_s_does() -> None:
+def test_pod_and_host_prometheus_have_the_same_scrape_job() -> None:
     text = (KUBERNETES / "components/monitoring/prometheus.yml").read_text()
     (job,) = yaml.safe_load(text)["scrape_configs"]
     (known,) = yaml.safe_load((ROOT / "deploy/monitoring/prometheus/prometheus.yml").read_text())["scrape_configs"]
     assert job["relabel_configs"] == known["relabel_configs"]
     assert job["http_sd_configs"][0]["url"] == known["http_sd_configs"][0]["url"]
-    # Prometheus 2.42 leaves the word out where it looks for targets, unless it is told.
+    # For targets discovered over HTTP, Prometheus 2.42 omits the authorization type unless it is set.
     assert job["authorization"] == job["http_sd_configs"][0]["authorization"]
     assert job["authorization"]["type"] == "Bearer"
     monitor = yaml.safe_load((KUBERNETES / "components/monitoring/service-monitor.yaml").read_text())
@@ -129,7 +128,7 @@ def test_the_pod_s_prometheus_reads_as_the_host_s_does() -> None:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_promtool_takes_the_pod_s_configuration(tmp_path: Path) -> None:
+def test_promtool_accepts_the_pod_s_configuration(tmp_path: Path) -> None:
     text = (KUBERNETES / "components/monitoring/prometheus.yml").read_text()
     (tmp_path / "api-key").write_text("key")
     file = tmp_path / "prometheus.yml"
@@ -168,7 +167,7 @@ def test_compose_files(name: str) -> None:
 
 
 def instructions(path: Path) -> list[tuple[str, str]]:
-    """Of a Dockerfile, with continued lines as one."""
+    """Return a Dockerfile's instructions, with continued lines joined."""
     lines = [line for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
     joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
     return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in joined.splitlines())]
@@ -181,7 +180,7 @@ def test_dockerfiles(path: Path) -> None:
     assert steps[0][0] == "FROM"
     for word, rest in steps:
         if word == "FROM":
-            # A tag of a version, and no `latest`.
+            # A version tag, never `latest`.
             assert re.match(r"[\w./-]+:[\w.-]*\d[\w.-]*( AS \w+)?$", rest)
         if word == "COPY":
             assert rest in (". /src", "--from=build /opt/venv /opt/venv")
@@ -199,14 +198,14 @@ def test_dockerfiles(path: Path) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (asked,) = re.findall(r"EXTRAS=(\S+)", path.read_text().split("FROM", 1)[1])
     assert set(asked.split(",")) <= set(extras) and '".[$EXTRAS]"' in runs
-    # What the image makes writable is what the Pod and the compose files mount.
+    # The image's writable directories are the mounts of the Pod and the compose files.
     assert "/var/cache/tandem" in runs and "/var/log/tandem" in runs
 
 
 # --- one host ---
 
 
-def test_the_unit_waits_for_a_drain_and_leaves_what_only_a_person_can_put_right() -> None:
+def test_unit_waits_for_a_drain_and_does_not_restart_on_usage_errors() -> None:
     unit = configparser.RawConfigParser(strict=False)
     unit.optionxform = str  # type: ignore[assignment, method-assign]
     unit.read(DEPLOYMENT / "systemd/tandem.service")
@@ -222,7 +221,7 @@ def test_the_unit_waits_for_a_drain_and_leaves_what_only_a_person_can_put_right(
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / "tandem.service"
     text = (DEPLOYMENT / "systemd/tandem.service").read_text()
     unit.write_text(text.replace("/opt/tandem/bin/tandem", "/bin/true"))
@@ -232,7 +231,7 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_the_wheelhouse_is_of_kinds_that_there_are(tmp_path: Path) -> None:
+def test_wheelhouse_has_only_known_kinds(tmp_path: Path) -> None:
     script = DEPLOYMENT / "wheelhouse.sh"
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     kinds = re.findall(r"^    (\w+)\) index=", script.read_text(), re.MULTILINE)
@@ -248,7 +247,7 @@ def test_the_wheelhouse_is_of_kinds_that_there_are(tmp_path: Path) -> None:
 # --- docs/deploy.md ---
 
 
-def test_the_document_names_what_is_there() -> None:
+def test_document_names_existing_files() -> None:
     text = (ROOT / "docs/deploy.md").read_text()
     table = text[text.index("| path in") : text.index("\n\n## What was tried")]
     named = {name for line in table.splitlines()[2:] for name in re.findall(r"`([\w./-]+)`", line.split("|")[1])}

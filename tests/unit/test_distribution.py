@@ -1,4 +1,4 @@
-"""What `pip install tandem-llm` brings, and that it is enough to talk with a cluster."""
+"""`pip install tandem-llm` installs enough to use a cluster."""
 
 import importlib.metadata
 import json
@@ -34,7 +34,7 @@ print(len(tokens), *sorted({"torch", "ray", "transformers", "fastapi"} & set(sys
 
 @dataclass(frozen=True)
 class Install:
-    """Attributes: bin: of its environment; packages: where its packages are; wheel: what was installed."""
+    """Attributes: bin, packages: its environment's directories; wheel: the installed wheel."""
 
     bin: Path
     packages: Path
@@ -54,13 +54,13 @@ class Install:
 
 def pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
-    # A checkout on the path that was installed from once counts as installed, so that nothing would be.
+    # A checkout that was once installed would count as installed, and pip would do nothing.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run(command, check=True, timeout=120.0, env=environment)
 
 
 def required(requirements: list[str]) -> Iterator[importlib.metadata.Distribution]:
-    """What is installed here of these requirements, and of theirs."""
+    """Yield the installed distributions of these requirements, recursively."""
     waiting, seen = [Requirement(text) for text in requirements], set()
     while waiting:
         requirement = waiting.pop()
@@ -74,10 +74,10 @@ def required(requirements: list[str]) -> Iterator[importlib.metadata.Distributio
 
 @pytest.fixture(scope="module")
 def client_install(tmp_path_factory: pytest.TempPathFactory) -> Install:
-    """A client's install in an environment of its own. Nothing is fetched: it requires what is installed here."""
+    """A client's install in its own environment, offline: its requirements are installed here."""
     directory = tmp_path_factory.mktemp("install")
     source = directory / "source"
-    # The links are copied as links: the wheel must be whole from a checkout.
+    # Copy links as links: the wheel must be complete from a checkout.
     for folder in (*PACKAGES, "proto"):
         shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("pyproject.toml", "README.md", "LICENSE"):
@@ -99,14 +99,14 @@ def client_install(tmp_path_factory: pytest.TempPathFactory) -> Install:
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where a router answers."""
+    """A running router's address."""
     directory = tmp_path_factory.mktemp("model")
     write_model_dir(directory)
     with PacedRouter(directory, 400) as paced:
         yield paced.addresses.grpc
 
 
-def test_the_wheel_has_every_file_of_every_package(client_install: Install) -> None:
+def test_wheel_has_every_package_file(client_install: Install) -> None:
     with zipfile.ZipFile(client_install.wheel) as wheel:
         packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
     there = {
@@ -119,7 +119,7 @@ def test_the_wheel_has_every_file_of_every_package(client_install: Install) -> N
     assert {name.partition("/")[0] for name in packed} == {"tandem"}
 
 
-def test_a_client_talks_with_a_cluster(client_install: Install, address: str) -> None:
+def test_installed_client_uses_a_cluster(client_install: Install, address: str) -> None:
     known = f"import importlib.util; print([m for m in {SERVER_PACKAGES} if importlib.util.find_spec(m)])"
     assert client_install.run("python", "-c", known).stdout == "[]\n"
     called = client_install.run("python", "-c", CLIENT, address)
@@ -140,14 +140,14 @@ def test_a_client_talks_with_a_cluster(client_install: Install, address: str) ->
 
 
 @pytest.mark.parametrize("command", ["serve", "compile"])
-def test_who_serves_without_the_server_is_told_what_to_install(client_install: Install, command: str) -> None:
+def test_serving_without_the_server_extra_names_it(client_install: Install, command: str) -> None:
     for arguments in ((), ("--model", "org/name"), ("--config", "absent.yaml")):
         done = client_install.run("tandem", command, *arguments)
         assert (done.returncode, done.stdout) == (2, "")
         assert re.fullmatch(rf"tandem {command}: .* pip install '{DISTRIBUTION}\[serve\]'\n", done.stderr)
 
 
-def test_others_generate_their_clients_from_the_installed_proto_files(client_install: Install, tmp_path: Path) -> None:
+def test_installed_proto_files_generate_clients(client_install: Install, tmp_path: Path) -> None:
     compiler = [sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={client_install.packages}"]
     outputs = [f"--python_out={tmp_path}", f"--grpc_python_out={tmp_path}"]
     subprocess.run([*compiler, *outputs, "tandem/v1/inference.proto"], check=True, timeout=60.0)

@@ -1,4 +1,4 @@
-"""Imports go one way. The rules are those of docs/architecture.md."""
+"""Imports go one way, by the rules of docs/architecture.md."""
 
 import ast
 import subprocess
@@ -51,7 +51,7 @@ COMMON = (
     "tandem.v1",
 )
 
-# Who may import what, by module prefix; the longest prefix of a module's own name counts. A package may import itself.
+# Allowed imports by module prefix; the longest matching prefix counts. A package may import itself.
 ALLOWED: dict[str, tuple[str, ...]] = {
     "tandem": (*VOCABULARY, "tandem.lifecycle", "tandem.v1"),
     "tandem.rpc": (*VOCABULARY, "tandem.v1"),
@@ -115,7 +115,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "tandem.engine.weights.conversions",
     ),
 }
-# Only the command line, and what measures, speak to a cluster as its clients do.
+# Only the command line and the benchmarks use the client.
 FOR_CLIENTS_ALONE = ("tandem.client",)
 
 
@@ -137,7 +137,7 @@ def module_name(path: Path, package: str) -> str:
 
 @cache
 def imported(path: Path) -> tuple[str, ...]:
-    """Every module that a file imports anywhere, inside functions too."""
+    """Return every module that a file imports anywhere, including inside functions."""
     return tuple(_imported(path))
 
 
@@ -175,12 +175,12 @@ def test_imports_go_one_way(module: str, path: Path) -> None:
         assert allowed, f"{module} must not import {target}"
 
 
-# What a person waits for, and what must be ready within a second.
+# Modules that a person waits for, or that must start within a second.
 LIGHT = (
     "tandem.deploy.cli.main",
     "tandem.deploy.cli.reference",
     "tandem.deploy.config.cluster_config",
-    # The launcher imports these before it asks Ray for any process.
+    # The launcher imports these before it starts any process.
     "tandem.deploy.actors.router_actor",
     "tandem.deploy.actors.worker_actor",
     "tandem.router.process",
@@ -190,7 +190,7 @@ LIGHT = (
 
 
 @pytest.mark.parametrize("module", LIGHT)
-def test_what_runs_without_torch_does_not_import_it(module: str) -> None:
+def test_light_modules_do_not_import_torch(module: str) -> None:
     script = f"import sys, {module}; print(*({{'torch', 'transformers', 'ray', 'flashinfer'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == []
@@ -207,7 +207,7 @@ def test_what_runs_without_torch_does_not_import_it(module: str) -> None:
         "tandem.deploy.cli.estimate_command",
     ],
 )
-def test_a_client_needs_little(module: str) -> None:
+def test_client_imports_little(module: str) -> None:
     heavy = {
         "torch",
         "transformers",
@@ -226,19 +226,19 @@ def test_a_client_needs_little(module: str) -> None:
 
 
 @pytest.mark.parametrize("package", ALLOWED)
-def test_only_deploy_knows_ray(package: str) -> None:
+def test_only_deploy_imports_ray(package: str) -> None:
     for module, path in modules():
         if package_of(module) == package and not within(package, "tandem.deploy"):
             assert "ray" not in {t.partition(".")[0] for t in imported(path)}, f"{module} imports ray"
 
 
-def test_ray_is_imported_where_its_settings_are_made() -> None:
+def test_ray_is_imported_only_beside_its_settings() -> None:
     importers = {m for m, path in modules() if "ray" in {t.partition(".")[0] for t in imported(path)}}
-    # The application of Ray Serve runs where Ray Serve has imported both already.
+    # Ray Serve's application runs after Ray Serve has imported both.
     assert importers == {"tandem.deploy.on_ray.ray_module", "tandem.deploy.joined.ray_service"}
 
 
-def test_rooms_of_a_package_form_no_circle() -> None:
+def test_subpackages_have_no_import_cycles() -> None:
     rooms: dict[str, set[str]] = {}
     for module, path in modules():
         for target in imported(path):

@@ -1,4 +1,4 @@
-"""What is in deploy/manifests/kuberay: resources fit their schemas, and both ways start the same cluster."""
+"""deploy/manifests/kuberay: resources fit their schemas, and both overlays start the same cluster."""
 
 import copy
 import inspect
@@ -68,7 +68,7 @@ def test_other_manifests_fit_theirs(path: Path) -> None:
 
 @needs_kubectl
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_overlays_make_whole_manifests(overlay: str) -> None:
+def test_overlays_make_complete_manifests(overlay: str) -> None:
     manifests = rendered(KUBERAY / "overlays" / overlay)
     named = {manifest["metadata"]["name"] for manifest in manifests if manifest["kind"] == "ConfigMap"}
     spec = cluster_spec(of_kind(manifests, "RayCluster" if overlay == "ray-cluster" else "RayService"))
@@ -80,14 +80,14 @@ def test_overlays_make_whole_manifests(overlay: str) -> None:
         containers = template["spec"]["containers"]
         assert {mount["name"] for each in containers for mount in each["volumeMounts"]} == volumes
         assert {each["image"] for each in containers} <= {"tandem:cuda13-kuberay", "prom/prometheus:v3.5.0"}
-        # Where KubeRay has Ray start, which is the Pod's first container.
+        # KubeRay starts Ray in the Pod's first container.
         assert containers[0]["name"] in ("ray-head", "ray-worker")
 
 
-def test_both_ways_have_the_same_pods() -> None:
+def test_both_overlays_have_the_same_pods() -> None:
     one, other = (cluster_spec(ray_resource(overlay)) for overlay in OVERLAYS)
     (workers,), (other_workers,) = one["workerGroupSpecs"], other["workerGroupSpecs"]
-    # Only Ray Serve's part asks for a probe of its own.
+    # Only Ray Serve's part has a probe of its own.
     container(other_workers["template"], "ray-worker").pop("readinessProbe")
     assert workers == other_workers
     heads = [templates(spec)[0]["spec"] for spec in (one, other)]
@@ -97,7 +97,7 @@ def test_both_ways_have_the_same_pods() -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_pods_have_what_the_cluster_is_told_to_use(overlay: str) -> None:
+def test_pods_provide_the_cluster_s_resources(overlay: str) -> None:
     config = served("--config", str(KUBERAY / "base/serve.yaml"), *HEAD_ADDRESS)
     resource = ray_resource(overlay)
     spec = cluster_spec(resource)
@@ -112,7 +112,7 @@ def test_the_pods_have_what_the_cluster_is_told_to_use(overlay: str) -> None:
         for each in template["spec"]["containers"]:
             if each["name"] != "prometheus":
                 assert {config.model, config.log_dir} <= {mount["mountPath"] for mount in each["volumeMounts"]}
-    # Ray is of one version in all of its processes.
+    # All processes use one Ray version.
     assert f"ray=={spec['rayVersion']}" in (ROOT / "constraints/base.txt").read_text().split()
     listening = container(head, "tandem" if overlay == "ray-cluster" else "ray-head")
     ports = {port["name"]: port["containerPort"] for port in listening["ports"]}
@@ -123,7 +123,7 @@ def test_the_pods_have_what_the_cluster_is_told_to_use(overlay: str) -> None:
     assert 5 + config.drain_timeout_s < int(waiting) < worker["spec"]["terminationGracePeriodSeconds"]
 
 
-def test_the_head_s_commands_are_such_as_there_are() -> None:
+def test_head_commands_exist() -> None:
     head, _ = templates(cluster_spec(ray_resource("ray-cluster")))
     beside = container(head, "tandem")
     scripts = [beside["command"][2], container(head, "ray-head")["lifecycle"]["preStop"]["exec"]["command"][2]]
@@ -137,14 +137,14 @@ def test_the_head_s_commands_are_such_as_there_are() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_ray_serve_is_told_of_an_application_that_there_is() -> None:
+def test_ray_serve_application_exists() -> None:
     resource = ray_resource("ray-service")
     config = served("--config", str(KUBERAY / "base/serve.yaml"), *HEAD_ADDRESS)
     serve = yaml.safe_load(resource["spec"]["serveConfigV2"])
     (app,) = serve["applications"]
     assert app["import_path"] == f"{application.__module__}:{application.__name__}"
     application(app["args"])
-    # Serve's proxy, which KubeRay asks, counts as ill as long as there is no route at all.
+    # KubeRay probes Serve's proxy, which is unhealthy without any route.
     assert app["route_prefix"].startswith("/")
     assert set(app["args"]) == set(inspect.signature(ServedCluster).parameters)
     (deployment,) = app["deployments"]
@@ -155,18 +155,18 @@ def test_ray_serve_is_told_of_an_application_that_there_is() -> None:
     assert resource_name in json.loads(json.loads(head["rayStartParams"]["resources"]))
     ports = {port["name"]: port["containerPort"] for port in container(head["template"], "ray-head")["ports"]}
     assert serve["http_options"]["port"] == ports["serve"] not in (config.http_port, config.grpc_port)
-    # Old streams have as long as a drain at least.
+    # Old streams get at least the drain timeout.
     assert resource["spec"]["rayClusterDeletionDelaySeconds"] >= config.drain_timeout_s
 
 
 @pytest.mark.parametrize("arguments", [{}, {"config": ""}, {"config": "a.yaml", "model": "b"}])
-def test_an_application_is_told_a_file_and_a_name(arguments: dict[str, str]) -> None:
+def test_application_needs_a_file_and_a_name(arguments: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="config"):
         application(arguments)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_prometheus_in_the_pod_reads_where_clients_call(overlay: str, tmp_path: Path) -> None:
+def test_pod_prometheus_scrapes_the_client_port(overlay: str, tmp_path: Path) -> None:
     (job,) = yaml.safe_load((KUBERAY / "base/prometheus.yml").read_text())["scrape_configs"]
     (known,) = yaml.safe_load((ROOT / "deploy/monitoring/prometheus/prometheus.yml").read_text())["scrape_configs"]
     assert job["relabel_configs"] == known["relabel_configs"]
@@ -189,11 +189,11 @@ def test_the_prometheus_in_the_pod_reads_where_clients_call(overlay: str, tmp_pa
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_ray_s_object_store_has_room_in_shared_memory(overlay: str) -> None:
-    """Where it has none it is a file of the container's, and more than 10 GB are an error."""
+def test_ray_object_store_fits_shared_memory(overlay: str) -> None:
+    """Without room there, Ray uses a file in the container, and more than 10 GB are an error."""
     spec = cluster_spec(ray_resource(overlay))
     for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
         (shared,) = [v["emptyDir"] for v in group["template"]["spec"]["volumes"] if v["name"] == "shared-memory"]
         shared_gib = int(shared["sizeLimit"].removesuffix("Gi"))
-        # What Ray takes without it would be a third of the memory.
+        # Ray's default is a third of the memory.
         assert int(group["rayStartParams"]["object-store-memory"]) <= shared_gib << 29

@@ -1,4 +1,4 @@
-"""What `make` does on a machine where something is missing: it says so, and works once that is put right."""
+"""`make` on an incomplete machine explains the problem, and works once it is fixed."""
 
 import os
 import shutil
@@ -27,14 +27,14 @@ def script(path: Path, body: str) -> Path:
 
 
 def set_up(checkout: Path, python: Path) -> subprocess.CompletedProcess[str]:
-    """Makes the environment with a pip that installs nothing."""
+    """Make the environment with a pip that installs nothing."""
     command = ["make", f"PYTHON={python}", "PIP=true", ".venv/.runtime"]
-    # Flags of a `make test` around this are not for the inner one.
+    # Do not pass flags of an outer `make test`.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=60)
 
 
-def test_a_python_that_is_too_old_is_named_and_leaves_no_environment(checkout: Path) -> None:
+def test_old_python_is_named_and_leaves_no_environment(checkout: Path) -> None:
     old = script(checkout / "bin/python3", "exit 1")
     result = set_up(checkout, old)
     assert result.returncode == 2
@@ -42,8 +42,8 @@ def test_a_python_that_is_too_old_is_named_and_leaves_no_environment(checkout: P
     assert not (checkout / ".venv").exists()
 
 
-def test_an_environment_that_has_no_pip_is_made_again(checkout: Path) -> None:
-    """Debian's python3 without python3-venv leaves such a one behind when it fails."""
+def test_environment_without_pip_is_remade(checkout: Path) -> None:
+    """On Debian, python3 without python3-venv fails and leaves such an environment."""
     script(checkout / ".venv/bin/python", "exit 1")
     python = script(checkout / "bin/python3", f'echo "$*" >>{checkout}/calls')
     result = set_up(checkout, python)
@@ -51,7 +51,7 @@ def test_an_environment_that_has_no_pip_is_made_again(checkout: Path) -> None:
     assert (checkout / "calls").read_text().splitlines()[-1] == "-m venv .venv"
 
 
-def test_an_environment_that_works_is_kept(checkout: Path) -> None:
+def test_working_environment_is_kept(checkout: Path) -> None:
     script(checkout / ".venv/bin/python", "exit 0")
     result = set_up(checkout, script(checkout / "bin/python3", "exit 1"))
     assert result.returncode == 0, result.stderr

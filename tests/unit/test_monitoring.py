@@ -1,4 +1,4 @@
-"""What we ship for Prometheus and Grafana asks for what a cluster exports, and the documents say the same."""
+"""Prometheus and Grafana files query only exported metrics, and the documents list the same ones."""
 
 import json
 import re
@@ -19,11 +19,11 @@ from tests.fakes.tokenizer import ByteTokenizer
 from tests.monitoring_files import DASHBOARDS, MONITORING, PROMETHEUS, ROOT, Selector, panels, queries, rules, selectors
 from tests.unit.router.observe.test_metrics import new_metrics
 
-# These come with every scrape: the job's, those of /sd, and what our relabelling adds.
+# Labels added by a scrape: the job's, those of /sd, and our relabeling.
 TARGET_LABELS = {"job", "instance", "process", "model_name", "cluster"}
 ALERTS = [rule for rule in rules() if "alert" in rule]
 RECORDED = {rule["record"] for rule in rules() if "record" in rule}
-# A number of values is open in these: names of workers and transports, versions, bounds of buckets.
+# Labels with open values: names of workers and transports, versions, bucket bounds.
 OPEN_LABELS = {"worker", "transport", "version", "le"}
 DURATION = re.compile(r"[1-9]\d*[sm]")
 LABEL_LISTS = re.compile(r"\b(?:by|on|without|ignoring|group_left|group_right) ?\(([^)]*)\)")
@@ -33,17 +33,17 @@ needs_promtool = pytest.mark.skipif(
 
 
 def router_exposition() -> bytes:
-    """A router's, before it has any worker."""
+    """Return the exposition of a router without workers."""
     http = HttpRouter(ByteTokenizer())
-    # What the frontend keeps is exported once it is there.
+    # The frontend's metrics exist only once its application is made.
     assert http.app is not None
     return http.router.metrics.exposition()
 
 
 def exported() -> dict[str, dict[str, set[str]]]:
-    """Every sample's name, its labels, and their values."""
+    """Return the names of all samples, with their labels and values."""
     stats = WorkerStats(shipped=(Shipped("shared_memory", 0, 0),))
-    # Frontends add what they hold when the application is made.
+    # Frontends add their metrics when the application is made.
     texts = [exposition.decode() for exposition in (router_exposition(), new_metrics().exposition())]
     for role in ("prefill", "decode", "both"):
         registry = worker_registry(role, f"{role}-0", lambda: Heartbeat(1, stats))
@@ -62,7 +62,7 @@ EXPORTED = exported()
 
 
 def assert_exists(selector: Selector, where: str) -> None:
-    """Fails where nothing could ever match."""
+    """Fail if the selector can never match."""
     if selector.name == "up" or selector.name in RECORDED:
         return
     assert selector.name in EXPORTED, f"{where}: nobody exports {selector.name}"
@@ -82,7 +82,7 @@ def assert_labels_exist(expression: str, where: str) -> None:
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule.get("record") or rule["alert"])
-def test_rules_ask_for_what_is_exported(rule: dict[str, Any]) -> None:
+def test_rules_query_exported_metrics(rule: dict[str, Any]) -> None:
     where = rule.get("record") or rule["alert"]
     for selector in selectors(rule["expr"]):
         assert_exists(selector, where)
@@ -90,19 +90,19 @@ def test_rules_ask_for_what_is_exported(rule: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_dashboards_ask_for_what_is_exported(path: Path) -> None:
+def test_dashboards_query_exported_metrics(path: Path) -> None:
     for title, expression in queries(path):
         where = f"{path.stem}, {title}"
         found = selectors(expression)
         assert found or "ALERTS" in expression, where
         for selector in found:
-            # What stands for a variable is no value.
+            # A variable's placeholder is not a value.
             chosen = tuple(m for m in selector.matchers if m[0] not in TARGET_LABELS)
             assert_exists(Selector(selector.name, chosen), where)
         assert_labels_exist(expression, where)
 
 
-def test_expressions_are_read_as_prometheus_reads_them() -> None:
+def test_expressions_are_parsed_as_in_prometheus() -> None:
     found = selectors('sum by (le) (rate(tandem_x_bucket{a="b", c=~"tandem_y|d"}[5m])) / on () up > tandem:z')
     assert found == [
         Selector("tandem_x_bucket", (("a", "=", "b"), ("c", "=~", "tandem_y|d"))),
@@ -115,7 +115,7 @@ def test_expressions_are_read_as_prometheus_reads_them() -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-def test_an_alert_tells_somebody_what_to_do(alert: dict[str, Any]) -> None:
+def test_alerts_explain_the_remedy(alert: dict[str, Any]) -> None:
     assert DURATION.fullmatch(alert["for"])
     assert alert["labels"]["severity"] in ("warning", "critical")
     annotations = alert["annotations"]
@@ -128,7 +128,7 @@ def test_an_alert_tells_somebody_what_to_do(alert: dict[str, Any]) -> None:
     assert alert["alert"] in {test["name"] for test in tests}
 
 
-def test_the_document_has_no_other_alerts() -> None:
+def test_documented_alerts_exist() -> None:
     titles = set(re.findall(r"^### (Tandem\w+)$", (ROOT / "docs/operations.md").read_text(), re.MULTILINE))
     assert titles == {alert["alert"] for alert in ALERTS}
 
@@ -139,13 +139,13 @@ def test_the_document_has_no_other_alerts() -> None:
     [("check config", "prometheus.yml"), ("test rules", "tests/alerts.yml")],
     ids=["config", "rules"],
 )
-def test_prometheus_own_tool_is_content(command: str, file: str) -> None:
+def test_promtool_accepts_the_files(command: str, file: str) -> None:
     done = subprocess.run(["promtool", *command.split(), PROMETHEUS / file], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @needs_promtool
-def test_what_keys_and_tls_need_can_be_taken_out_of_the_comments(tmp_path: Path) -> None:
+def test_commented_settings_for_keys_and_tls_are_valid(tmp_path: Path) -> None:
     text = (PROMETHEUS / "prometheus.yml").read_text()
     settings = "alerting|alertmanagers|- static_configs|- targets|authorization|tls_config|\\w+_file"
     uncommented, num_settings = re.subn(rf"^( *)# ( *(?:{settings}):.*)$", r"\1\2", text, flags=re.MULTILINE)
@@ -160,7 +160,7 @@ def test_what_keys_and_tls_need_can_be_taken_out_of_the_comments(tmp_path: Path)
 
 
 @needs_promtool
-def test_prometheus_own_tool_finds_nothing_wrong_with_what_is_exported() -> None:
+def test_promtool_accepts_the_exposition() -> None:
     registry = worker_registry("prefill", "prefill-0", lambda: Heartbeat(1, WorkerStats()))
     for text in (router_exposition(), generate_latest(registry)):
         done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=60)
@@ -170,7 +170,7 @@ def test_prometheus_own_tool_finds_nothing_wrong_with_what_is_exported() -> None
 # --- Grafana ---
 
 
-def test_every_dashboard_has_its_own_name() -> None:
+def test_dashboard_names_are_unique() -> None:
     dashboards = [json.loads(path.read_text()) for path in DASHBOARDS]
     assert {path.stem for path in DASHBOARDS} == {"overview", "router", "prefill", "decode", "kv"}
     for name in ("uid", "title"):
@@ -178,10 +178,10 @@ def test_every_dashboard_has_its_own_name() -> None:
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_a_dashboard_is_one_that_grafana_takes(path: Path) -> None:
+def test_dashboards_fit_grafana(path: Path) -> None:
     dashboard = json.loads(path.read_text())
     assert dashboard["schemaVersion"] >= 39
-    # Grafana gives the number, and would look for another dashboard with it.
+    # Grafana assigns the number, and would look for another dashboard with it.
     assert dashboard["id"] is None
     assert dashboard["uid"] == f"tandem-{path.stem}"
     ids = [panel["id"] for panel in panels(dashboard)]
@@ -202,7 +202,7 @@ def test_a_dashboard_is_one_that_grafana_takes(path: Path) -> None:
         assert len(refs) == len(set(refs)) > 0
         for target in (*panel["targets"], panel):
             assert target["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-        # Two lines of one panel are told apart by what is written beside them.
+        # Legends tell the lines of a panel apart.
         legends = [target["legendFormat"] for target in panel["targets"]]
         assert all(legends) and len(legends) == len(set(legends)), panel["title"]
         if panel["type"] != "heatmap":
@@ -210,7 +210,7 @@ def test_a_dashboard_is_one_that_grafana_takes(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_no_panel_covers_another(path: Path) -> None:
+def test_panels_do_not_overlap(path: Path) -> None:
     taken: dict[tuple[int, int], str] = {}
     for panel in panels(json.loads(path.read_text())):
         place = panel["gridPos"]
@@ -222,7 +222,7 @@ def test_no_panel_covers_another(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_durations_are_shown_as_such(path: Path) -> None:
+def test_durations_have_the_unit_seconds(path: Path) -> None:
     for panel in panels(json.loads(path.read_text())):
         if panel["type"] not in ("timeseries", "stat"):
             continue
@@ -231,18 +231,18 @@ def test_durations_are_shown_as_such(path: Path) -> None:
             names = [selector.name for selector in selectors(target["expr"])]
             is_quantile = "histogram_quantile" in target["expr"]
             in_seconds = any(name.endswith("_seconds_bucket" if is_quantile else "_seconds") for name in names)
-            # Seconds that are counted up are a share of time.
+            # The rate of a seconds counter is a share of time.
             assert (unit == "s") == in_seconds, panel["title"]
 
 
-def test_what_is_provisioned_is_there() -> None:
+def test_provisioned_files_exist() -> None:
     (source,) = yaml.safe_load((MONITORING / "grafana/provisioning/datasources/prometheus.yml").read_text())[
         "datasources"
     ]
     (provider,) = yaml.safe_load((MONITORING / "grafana/provisioning/dashboards/tandem.yml").read_text())["providers"]
     services = yaml.safe_load((MONITORING / "docker-compose.yml").read_text())["services"]
     for service in services.values():
-        # An image is pinned, and nobody else's network is listened to.
+        # Images are pinned, and nothing listens beyond the host.
         assert re.search(r":v?\d+\.\d+\.\d+$", service["image"])
         assert service["network_mode"] == "host"
         for volume in service["volumes"]:
@@ -262,7 +262,7 @@ def test_what_is_provisioned_is_there() -> None:
 
 
 def documented() -> dict[str, tuple[str, set[str]]]:
-    """Type and labels of every metric in the tables of what processes export."""
+    """Return the type and labels of every metric in the document's tables of exported metrics."""
     text = (ROOT / "docs/metrics.md").read_text()
     found = {}
     for line in text[: text.index("## From vLLM")].splitlines():
@@ -275,7 +275,7 @@ def documented() -> dict[str, tuple[str, set[str]]]:
     return found
 
 
-def test_the_document_has_exactly_what_is_exported() -> None:
+def test_document_lists_exactly_the_exported_metrics() -> None:
     series = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in EXPORTED}
     assert set(documented()) == series
     for name, (kind, labels) in documented().items():
@@ -286,7 +286,7 @@ def test_the_document_has_exactly_what_is_exported() -> None:
         assert labels == set(EXPORTED[f"{name}_bucket" if has_buckets else name]) - {"le"}, name
 
 
-def test_what_is_compared_with_other_servers_is_there() -> None:
+def test_metrics_compared_with_other_servers_exist() -> None:
     text = (ROOT / "docs/metrics.md").read_text()
     table = text[text.index("## From vLLM") : text.index("## Logs")]
     ours = [cell for line in table.splitlines() if line.startswith("| `") for cell in line.split("|")[1:2]]

@@ -1,4 +1,4 @@
-"""The tree of tests mirrors the code, and every list of packages has them all."""
+"""The tree of tests mirrors the code, and every list of packages is complete."""
 
 import tomllib
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ import pytest
 from tests.unit.test_imports import PACKAGES
 
 ROOT = Path(__file__).parents[2]
-# What these test is not one file: documents, scripts, and what spans packages.
+# Test folders without a matching source: documents, scripts, cross-package tests.
 WITHOUT_SOURCE = ("benchmarks", "docs", "examples", "scenarios")
-# A source file that is longer than this and has no tests of its own name is one of those below, or an interface.
+# A longer source file without tests of its own must be listed below or be an interface.
 MAX_LINES_WITHOUT_TESTS = 60
 TESTED_ELSEWHERE = {
     "tandem/bench/config.py": "unit/tandem/bench/test_results.py",
@@ -87,20 +87,19 @@ def files_of_tests(kind: str) -> Iterator[Path]:
 
 
 def sources_of(test_file: Path) -> list[Path]:
-    """The source files that a test file is for: of its name, or of a name that its own begins with, or all of a folder
-    whose name it has."""
+    """Return a test file's sources: equal name, a prefix of its name, or all of the folder of its name."""
     stem, folder = test_file.stem.removeprefix("test_"), test_file.parent
     named = [s for s in sources() if s.parent == folder and (stem == s.stem or stem.startswith(f"{s.stem}_"))]
     return named or [s for s in sources() if s.parent == folder and stem == folder.name]
 
 
 @pytest.mark.parametrize("kind", ["unit", "gpu"])
-def test_every_test_file_is_where_its_source_leads(kind: str) -> None:
+def test_every_test_file_is_beside_its_source(kind: str) -> None:
     lost = [str(path) for path in files_of_tests(kind) if not sources_of(path)]
     assert lost == []
 
 
-def test_every_source_file_leads_to_its_tests() -> None:
+def test_every_source_file_has_tests() -> None:
     tested = {source for kind in ("unit", "gpu") for path in files_of_tests(kind) for source in sources_of(path)}
     long = {s for s in sources() if len((ROOT / s).read_text().splitlines()) > MAX_LINES_WITHOUT_TESTS}
     elsewhere = {str(s) for s in long - tested if s.name != "base.py"}
@@ -108,7 +107,7 @@ def test_every_source_file_leads_to_its_tests() -> None:
     assert [path for path in TESTED_ELSEWHERE.values() if not (ROOT / "tests" / path).is_file()] == []
 
 
-def test_every_list_of_packages_has_them_all() -> None:
+def test_package_lists_are_complete() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["tool"]["setuptools"]["packages"]["find"]["include"] == ["tandem*"]
     assert set(project["tool"]["mypy"]["files"]) == {"tandem", "benchmarks", "tests"}

@@ -10,12 +10,12 @@ from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
 from tandem.engine.dry_run import free_bytes
 
-# Leaves enough for other allocations of the test process.
+# Leaves room for the test process's other allocations.
 FRACTION = 0.6
 
 
 def config_with(model_dir: Path, fraction: float = FRACTION, num_pages: int = 0, backend: str = "auto") -> EngineConfig:
-    # Pages are large: with small ones, the tiny model's pool would have millions.
+    # Large pages: the tiny model's pool would otherwise have millions.
     return EngineConfig(
         str(model_dir),
         device="cuda",
@@ -45,7 +45,7 @@ def test_weights_graphs_and_pool_take_the_share(
     assert before - free_bytes() < 2 * 2**30
 
 
-def test_memory_that_others_have_is_left_to_them(model_dir: Path) -> None:
+def test_memory_of_other_processes_is_left_alone(model_dir: Path) -> None:
     total = torch.cuda.mem_get_info()[1]
     others = torch.empty(int(0.6 * total), dtype=torch.uint8, device="cuda")
     engine = build_engine(config_with(model_dir, fraction=0.9), "memory", lambda doing: None)

@@ -1,4 +1,4 @@
-"""The engine on a GPU: graphs and single launches, against the reference backend."""
+"""The engine on a GPU, with graphs and single launches, against the reference backend."""
 
 import random
 from pathlib import Path
@@ -46,7 +46,6 @@ def build(
 
 
 def generate(engine: Engine, prompt_lens: list[int], num_tokens: int, sampling: SamplingParams) -> list[list[int]]:
-    """Prefills all sequences, then decodes them together."""
     rng = random.Random(0)
     free = list(range(200))
     sequences = []
@@ -71,7 +70,7 @@ def generate(engine: Engine, prompt_lens: list[int], num_tokens: int, sampling: 
 @pytest.mark.parametrize("backend", ["flashinfer", "triton"])
 @pytest.mark.parametrize("num_sequences", [1, 2, 3, 7, 8, 9])
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(1, temperature=1.0, seed=3, num_logprobs=2)], ids=str)
-def test_graphs_give_what_single_launches_give(
+def test_graphs_match_single_launches(
     model_dir: Path, num_sequences: int, sampling: SamplingParams, backend: str
 ) -> None:
     prompt_lens = [5, 33, 16, 90, 1, 48, 64, 17, 31][:num_sequences]
@@ -93,11 +92,10 @@ def test_bfloat16_logits_are_as_close_as_the_reference_backends(model_dir: Path)
 
 
 def prefill(engine: Engine, chunks: list[tuple[int, int]]) -> tuple[torch.Tensor, list[float]]:
-    """Computes each prompt in two forward passes; returns the pages and the log probabilities of the most likely
-    tokens.
+    """Compute each prompt in two forward passes; return the pages and the top logprobs.
 
     Args:
-        chunks: tokens of each prompt in the first forward pass, and in the second.
+        chunks: each prompt's tokens in the first and in the second forward pass.
     """
     rng = random.Random(0)
     sequences = []
@@ -123,7 +121,7 @@ def prefill(engine: Engine, chunks: list[tuple[int, int]]) -> tuple[torch.Tensor
     [[(1, 1)], [(16, 100)], [(5, 9), (33, 1), (120, 7)], [(1 + i, 3) for i in range(16)], [(300, 211)]],
     ids=str,
 )
-def test_prefill_graphs_give_what_single_launches_give(model_dir: Path, chunks: list[tuple[int, int]]) -> None:
+def test_prefill_graphs_match_single_launches(model_dir: Path, chunks: list[tuple[int, int]]) -> None:
     with_graphs = build(model_dir, graphs=0, prefill_graphs=True)
     assert with_graphs._prefill_graphs is not None
     num_runs = 0
@@ -144,8 +142,10 @@ def test_prefill_graphs_give_what_single_launches_give(model_dir: Path, chunks: 
 
 
 def decode_beside_a_prompt(engine: Engine, *, mixed: bool) -> list[float]:
-    """Decodes sequences while a prompt is computed in chunks, each in a mixed step or behind a decode step. Returns the
-    log probabilities of all chosen tokens, step after step, the prompt's own last."""
+    """Decode beside a prompt in chunks, in mixed or separate steps.
+
+    Returns the logprobs of all sampled tokens by step, the prompt's own last.
+    """
     rng = random.Random(1)
 
     def sequence(prompt_len: int, first_page: int) -> TokenSequence:
@@ -175,22 +175,21 @@ def decode_beside_a_prompt(engine: Engine, *, mixed: bool) -> list[float]:
 
 @pytest.mark.parametrize("backend", ["flashinfer", "triton", "reference"])
 @pytest.mark.parametrize("graphs", [0, 8])
-def test_one_forward_gives_what_two_give(model_dir: Path, backend: str, graphs: int) -> None:
+def test_mixed_forward_matches_two_forwards(model_dir: Path, backend: str, graphs: int) -> None:
     engine = build(model_dir, graphs=graphs, backend=backend)
     apart, mixed = (torch.tensor(decode_beside_a_prompt(engine, mixed=mixed)) for mixed in (False, True))
     assert_close(mixed, apart)
 
 
 def assert_close(logprobs: torch.Tensor, expected: torch.Tensor, *, in_8_bits: bool = False) -> None:
-    """Rounding depends on the number of rows, and this model's logits are large. In 8-bit pages the differences are
-    larger."""
+    """Compare with tolerance: rounding depends on the number of rows, logits are large, and 8-bit pages differ more."""
     factor = 3 if in_8_bits else 1
     assert (logprobs - expected).abs().mean() < 0.03 * factor
     assert torch.allclose(logprobs, expected, atol=0.2 * factor, rtol=0)
 
 
 def count_mixed_graphs(engine: Engine) -> list[bool]:
-    """Records for each later mixed step whether it ran as a graph."""
+    """Record for each later mixed step whether it ran as a graph."""
     assert engine._mixed_graphs is not None and engine._mixed_graphs.sizes.pairs()
     seen: list[bool] = []
     run = engine._mixed_graphs.run
@@ -204,33 +203,31 @@ def count_mixed_graphs(engine: Engine) -> list[bool]:
     return seen
 
 
-# Three sequences fill the first graph and are padded in the others; the last exceeds our own decode kernel.
+# Three sequences fill the first graph and are padded in the others; 520 exceeds the decode kernel's limit.
 @pytest.mark.parametrize(
     ("graphs", "kv_cache_dtype"), [(3, "auto"), (3, "fp8_e4m3"), (8, "auto"), (8, "fp8_e4m3"), (520, "auto")]
 )
-def test_a_mixed_graph_gives_what_two_forwards_give(model_dir: Path, graphs: int, kv_cache_dtype: str) -> None:
+def test_mixed_graph_matches_two_forwards(model_dir: Path, graphs: int, kv_cache_dtype: str) -> None:
     def run(engine: Engine, *, mixed: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the log probabilities and the pages."""
         logprobs = torch.tensor(decode_beside_a_prompt(engine, mixed=mixed))
         return logprobs, engine.pool.memory.clone()
 
     engine = build(model_dir, graphs=graphs, prefill_graphs=True, mixed=True, kv_cache_dtype=kv_cache_dtype)
     if graphs > 8:
-        # Only this size remains, which FlashInfer's kernel decodes.
+        # Keep only this size, which FlashInfer's kernel decodes.
         keep_largest_step(engine)
     seen = count_mixed_graphs(engine)
     logprobs, pages = run(engine, mixed=True)
     assert seen == [True] * 4
     expected, expected_pages = run(build(model_dir, graphs=0, kv_cache_dtype=kv_cache_dtype), mixed=False)
     assert_close(logprobs, expected, in_8_bits=kv_cache_dtype != "auto")
-    # The same pages are written: padding goes to the dummy page.
     assert pages.view(200, -1).any(dim=1).equal(expected_pages.view(200, -1).any(dim=1))
     again, _ = run(engine, mixed=True)
     assert again.equal(logprobs)
 
 
 def keep_largest_step(engine: Engine) -> None:
-    """Runs mixed steps of few sequences in the graphs of the most."""
+    """Run small mixed steps in the largest graphs."""
     assert engine._mixed_graphs is not None
     sizes = engine._mixed_graphs.sizes
     engine._mixed_graphs.sizes = MixedSizes(sizes.num_decoded[-1:], sizes.num_prompt_tokens)
@@ -243,7 +240,7 @@ def test_a_backend_without_prefill_graphs_has_no_mixed_ones(model_dir: Path) -> 
     assert_close(mixed, apart)
 
 
-def test_what_a_mixed_graph_has_no_room_for_is_launched(model_dir: Path) -> None:
+def test_steps_beyond_mixed_graphs_are_launched(model_dir: Path) -> None:
     engine = build(model_dir, graphs=2, prefill_graphs=True, mixed=True)
     seen = count_mixed_graphs(engine)
     apart, mixed = (torch.tensor(decode_beside_a_prompt(engine, mixed=mixed)) for mixed in (False, True))
@@ -253,7 +250,7 @@ def test_what_a_mixed_graph_has_no_room_for_is_launched(model_dir: Path) -> None
 
 
 class Chain:
-    """Consecutive forward passes, each fed by the one before or given its tokens by the host."""
+    """Consecutive forward passes, fed by the previous one or with tokens from the host."""
 
     def __init__(self, engine: Engine, sampling: SamplingParams, *, feeds: bool) -> None:
         self._engine = engine
@@ -271,7 +268,6 @@ class Chain:
         return TokenSequence(prompt, prompt_len, pages, sampling=self._sampling)
 
     def begin(self, prompt_lens: list[int]) -> None:
-        """Prefills the sequences to decode."""
         self._decoded = [self.add(prompt_len) for prompt_len in prompt_lens]
         for s in self._decoded:
             s.extend(s.remaining_len)
@@ -281,7 +277,7 @@ class Chain:
             s.token_ids.append(token_id)
 
     def step(self, prompt: TokenSequence | None = None, num_tokens: int = 0) -> None:
-        """Decodes one token of all sequences, in another order each time."""
+        """Decode one token of each sequence, in a different order each time."""
         decoded = self._decoded[1:] + self._decoded[:1]
         feed = None
         if self._feeds and self._output is not None:
@@ -292,7 +288,6 @@ class Chain:
             prompt.extend(num_tokens)
         before, self._output = self._output, self._engine.forward(Batch.of(decoded, [prompt] if prompt else [], feed))
         if self._feeds:
-            # The host learns these tokens only now.
             self._take(before)
         for s in decoded:
             s.complete_extend()
@@ -313,7 +308,6 @@ class Chain:
             s.num_pending = 0
 
     def end(self) -> list[list[int]]:
-        """Returns the output of each forward pass."""
         if self._feeds:
             self._take(self._output)
         return self.token_ids
@@ -324,7 +318,7 @@ class Chain:
     "sampling", [GREEDY, SamplingParams(1, temperature=1.0, seed=3, repetition_penalty=1.3, num_logprobs=2)], ids=str
 )
 def test_mixed_graphs_feed_and_are_fed(model_dir: Path, sampling: SamplingParams, is_graph: bool) -> None:
-    """By decode graphs, by each other, and by forward passes launched kernel by kernel."""
+    """Mixed graphs feed decode graphs, each other, and forward passes without graphs."""
     engine = build(model_dir, graphs=8, prefill_graphs=True, mixed=True)
     graphs = engine._mixed_graphs
     seen = count_mixed_graphs(engine)
@@ -337,7 +331,7 @@ def test_mixed_graphs_feed_and_are_fed(model_dir: Path, sampling: SamplingParams
         chain.step(prompt, 20)
         chain.step(prompt, 40)
         chain.step()
-        # One of these runs kernel by kernel, between two graphs.
+        # This step runs kernel by kernel, between two graphs.
         engine._mixed_graphs = graphs if is_graph else None
         chain.step(late, 4)
         engine._mixed_graphs = graphs
@@ -348,5 +342,5 @@ def test_mixed_graphs_feed_and_are_fed(model_dir: Path, sampling: SamplingParams
     fed = run(feeds=True)
     assert seen == [True] * (4 if is_graph else 3)
     assert [len(token_ids) for token_ids in fed] == [3, 3, 4, 3, 3, 4, 3]
-    # The same batches in the same graphs, so nothing is rounded differently.
+    # Same batches in the same graphs, so rounding is the same.
     assert fed == run(feeds=False)

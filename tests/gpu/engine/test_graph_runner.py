@@ -1,5 +1,3 @@
-"""Capture of decode graphs."""
-
 import gc
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Log probabilities of prompts on a GPU, in chunks or whole, against the reference backend in float32."""
+"""Prompt logprobs on a GPU, in chunks or whole, against the reference backend in float32."""
 
 import random
 from array import array
@@ -32,7 +32,7 @@ def build(model_dir: Path, dtype: str, backend: str) -> Engine:
 
 
 def score(engine: Engine, chunks: list[int]) -> tuple[list[float], list[int], list[float]]:
-    """Returns the log probabilities, the most likely tokens and theirs, one list each."""
+    """Return the logprobs, the most likely tokens, and their logprobs."""
     sequence = TokenSequence(PROMPT, len(PROMPT), list(range(len(PROMPT) // PAGE_SIZE + 1)), sampling=ASKED)
     logprobs, top_ids, top = array("f"), array("I"), array("f")
     for chunk in chunks:
@@ -48,7 +48,7 @@ def score(engine: Engine, chunks: list[int]) -> tuple[list[float], list[int], li
     return list(logprobs), list(top_ids), list(top)
 
 
-def test_float32_is_the_oracle_whole_and_in_chunks(model_dir: Path) -> None:
+def test_float32_matches_the_reference_whole_and_in_chunks(model_dir: Path) -> None:
     engine = build(model_dir, "float32", "auto")
     whole = score(engine, [len(PROMPT)])
     chunked = score(engine, [100, 1, 200, len(PROMPT) - 301])
@@ -57,7 +57,7 @@ def test_float32_is_the_oracle_whole_and_in_chunks(model_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["flashinfer", "triton"])
-def test_bfloat16_is_near_it(model_dir: Path, backend: str) -> None:
+def test_bfloat16_is_near_the_reference(model_dir: Path, backend: str) -> None:
     expected = score(build(model_dir, "float32", "auto"), [len(PROMPT)])
     for chunks in ([len(PROMPT)], [100, 1, 200, len(PROMPT) - 301]):
         found = score(build(model_dir, "bfloat16", backend), chunks)
@@ -66,7 +66,7 @@ def test_bfloat16_is_near_it(model_dir: Path, backend: str) -> None:
         assert differences.abs().mean() < 0.12 and differences.abs().max() < 1.0
 
 
-def test_nobody_waits_for_the_device(model_dir: Path) -> None:
+def test_device_is_never_awaited(model_dir: Path) -> None:
     engine = build(model_dir, "bfloat16", "auto")
     sequence = TokenSequence(PROMPT, len(PROMPT), [0] * len(PROMPT), sampling=ASKED)
     sequence.extend(len(PROMPT))

@@ -1,4 +1,4 @@
-"""The sampler on a GPU: the CPU's tokens, without waiting."""
+"""The sampler on a GPU gives the CPU's tokens without waiting."""
 
 import itertools
 import random
@@ -40,7 +40,7 @@ def any_sequence(rng: random.Random, sampling: SamplingParams, vocab_size: int) 
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """Makes every wait for the device raise RuntimeError."""
+    """Make every wait for the device raise RuntimeError."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -73,13 +73,13 @@ def assert_like_the_cpu(
 
 # The second size does not divide into even pieces.
 @pytest.mark.parametrize("vocab_size", [151_936, 3_001])
-def test_gpu_and_cpu_sample_the_same_tokens_and_the_host_never_waits(vocab_size: int) -> None:
+def test_gpu_samples_the_cpu_s_tokens_without_waiting(vocab_size: int) -> None:
     rng = random.Random(vocab_size)
     sequences = [any_sequence(rng, any_params(rng, vocab_size), vocab_size) for _ in range(96)]
     logits = torch.randn(len(sequences), vocab_size, generator=torch.Generator().manual_seed(1)) * 3
     input_ids = torch.tensor(rng.choices(range(vocab_size), k=len(sequences)))
     on_gpu, input_ids_on_gpu = logits.cuda(), input_ids.cuda()
-    # The first call sets up kernels and libraries.
+    # Set up kernels and libraries.
     sample(on_gpu, sequences, input_ids_on_gpu)
     with no_waiting():
         output = sample(on_gpu, sequences, input_ids_on_gpu)
@@ -102,7 +102,7 @@ def test_gpu_and_cpu_sample_the_same_tokens_and_the_host_never_waits(vocab_size:
     ids=str,
 )
 @pytest.mark.parametrize("num_rows", [1, 32])
-def test_batches_whose_rows_ask_for_the_same(sampling: SamplingParams, num_rows: int) -> None:
+def test_batches_with_equal_sampling(sampling: SamplingParams, num_rows: int) -> None:
     vocab_size = 32_000
     rng = random.Random(num_rows)
     sequences = [any_sequence(rng, sampling, vocab_size) for _ in range(num_rows)]
@@ -115,8 +115,8 @@ def test_batches_whose_rows_ask_for_the_same(sampling: SamplingParams, num_rows:
     assert_like_the_cpu(logits, sequences, input_ids, output)
 
 
-def test_equal_logits_are_no_matter_of_the_batch() -> None:
-    """torch's choice among equal values depends on the number of rows; the sampler's must not."""
+def test_ties_do_not_depend_on_the_batch() -> None:
+    """torch's choice among equal values depends on the number of rows."""
     vocab_size = 32_000
     filters = itertools.product([0, 1, 50, 1024, 1025], [1.0, 0.9, 0.5])
     sequences = [

@@ -1,4 +1,4 @@
-"""Thousands of steps on a GPU under pressure for pages, with requests that come, go and are given back at random."""
+"""Thousands of steps on a GPU short of pages, with random arrivals, aborts and given-back requests."""
 
 import gc
 import time
@@ -15,16 +15,16 @@ from tests.fakes.scenario import CHUNK_SIZE, MAX_BATCH_SIZE, Scenario, matches_s
 NUM_STEPS = 20_000
 NUM_WARMUP_STEPS = 2_000
 CHECK_EVERY = 500
-# The device may have this much less than after the warm-up: libraries load some kernels at their first use.
+# Allowed growth of device memory after warm-up: libraries load some kernels on first use.
 MAX_DRIFT_BYTES = 16 * 2**20
 MAX_TORCH_DRIFT_BYTES = 2**20
 NUM_EXACT_STEPS = 1_500
 NUM_COMPARED = 50
-# No more requests than this may part from their lone run at a tie.
+# Limit of requests that differ from their solo run at a tie.
 MAX_TIES = 2
-# Pages are so few that running requests push each other out.
+# So few that running requests evict each other.
 NUM_PAGES = 40
-# This is half of what a step may have: larger ones run without a graph.
+# Half of the largest step, so that larger ones run without a graph.
 MAX_GRAPH = MAX_BATCH_SIZE // 2
 SAMPLINGS = (
     lambda seed: {},
@@ -51,7 +51,7 @@ def config_of(model_dir: Path, dtype: str, backend: str, max_graph: int, *, mixe
 
 
 def memory_in_use() -> tuple[int, int]:
-    """Bytes that torch has given out, and bytes of the device that are not free once torch keeps none in reserve."""
+    """Return the bytes that torch has allocated, and the device's used bytes without torch's reserve."""
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -62,14 +62,14 @@ def memory_in_use() -> tuple[int, int]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mixed", [False, True], ids=["apart", "mixed"])
 @pytest.mark.parametrize("backend", ["flashinfer", "triton"])
-def test_many_steps_keep_pages_and_memory_in_order(model_dir: Path, backend: str, mixed: bool) -> None:
+def test_many_steps_leak_no_pages_or_memory(model_dir: Path, backend: str, mixed: bool) -> None:
     config = config_of(model_dir, "bfloat16", backend, MAX_GRAPH, mixed=mixed)
     scenario = Scenario(build_engine(config, "scenario", lambda doing: None), VOCAB_SIZE, SAMPLINGS, seed=3)
     began = time.monotonic()
     num_worked = 0
     before = (0, 0)
     while num_worked < NUM_STEPS:
-        # A rest until the step in flight ends is no step.
+        # Waiting for the step in flight does not count as a step.
         if not scenario.step():
             continue
         num_worked += 1
@@ -88,8 +88,8 @@ def test_many_steps_keep_pages_and_memory_in_order(model_dir: Path, backend: str
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mixed", [False, True], ids=["apart", "mixed"])
-def test_greedy_requests_get_what_they_get_alone(model_dir: Path, mixed: bool) -> None:
-    """In float32, where the rounding of logits hardly depends on the batch."""
+def test_greedy_tokens_match_solo_runs(model_dir: Path, mixed: bool) -> None:
+    """In float32, where logits hardly depend on the batch."""
     config = config_of(model_dir, "float32", "reference", 0, mixed=mixed)
     engine = build_engine(config, "scenario", lambda doing: None)
     scenario = Scenario(engine, VOCAB_SIZE, SAMPLINGS[1:4], seed=4)

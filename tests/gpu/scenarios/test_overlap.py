@@ -1,4 +1,4 @@
-"""Overlapping forwards on a GPU: the same tokens as one step after the other, and nobody waits for the device."""
+"""Overlapping forward passes on a GPU: the same tokens as sequential steps, without waiting for the device."""
 
 import random
 import time
@@ -25,18 +25,17 @@ from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import VOCAB_SIZE
 from tests.fakes.stand_in import stands_in_for
 
-# About 5 ms of an H100 or H200.
+# About 5 ms on an H100 or H200.
 DEVICE_CYCLES = 9_000_000
 TIMEOUT_S = 60.0
-# After each number of decode steps this many requests come; their prompts and outputs are of many lengths.
+# Number of requests that arrive after each number of decode steps; prompt and output lengths vary.
 ARRIVALS = {0: 3, 1: 1, 5: 2, 17: 1, 18: 3, 40: 1}
-# These outputs are never whole, so they end by their lengths.
+# Never complete, so these outputs end by their lengths.
 GRAMMAR: dict[str, Any] = {
     "grammar": grammar_from("regex", "([a-z ]{1,8}[0-9]{2}[,;]){1000}"),
     "stop_token_ids": (256,),
 }
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 7, "repetition_penalty": 1.2, "num_logprobs": 2}
-# Requests take these in turn.
 SAMPLINGS: dict[str, list[dict[str, Any]]] = {
     "greedy": [{}],
     "penalties": [{"repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.2}],
@@ -48,7 +47,7 @@ SAMPLINGS: dict[str, list[dict[str, Any]]] = {
 
 @pytest.fixture(scope="module", params=["graphs", "small graphs", "single launches", "quantized pages", "float32"])
 def engine(request: pytest.FixtureRequest, model_dir: Path) -> Engine:
-    """Small graphs are outgrown by some batches, and take over again from larger ones."""
+    """Small graphs, so that some batches outgrow them and later return to them."""
     config = EngineConfig(
         str(model_dir),
         device="cuda",
@@ -61,7 +60,7 @@ def engine(request: pytest.FixtureRequest, model_dir: Path) -> Engine:
 
 
 class JoiningInFlight(BothScheduler):
-    """Takes requests over while a step is in flight, as a decode worker does."""
+    """Take requests over while a step is in flight, as a decode worker does."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -84,11 +83,11 @@ class Served:
     """A worker of role both over an engine.
 
     Attributes:
-        tokens: of each request, from decode steps.
-        first_tokens: of each request, from prefill.
-        num_prefills: prefill forwards launched.
-        batches: for each decode step its number of sequences, and of those whose token was fed on the device.
-        num_ended: requests that have all their tokens.
+        tokens: decoded tokens by request.
+        first_tokens: prefilled tokens by request.
+        num_prefills: launched prefill forward passes.
+        batches: (sequences, sequences with a device-fed token) of each decode step.
+        num_ended: requests with all their tokens.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class Served:
 
     def submit(self, name: str, prompt_ids: list[int], sampling: SamplingParams) -> None:
         self.tokens[name] = []
-        # No prefix is shared: what a run leaves in the pool is of no use to it.
+        # Runs share no prefix through the pool.
         self.worker.submit(name, prompt_ids, sampling, arrival_ns=len(self.tokens))
 
     def turn_until(self, condition: Callable[[], bool]) -> None:
@@ -142,7 +141,7 @@ class Served:
 
 
 def serve_arrivals(served: Served, samplings: Sequence[dict[str, Any]]) -> None:
-    """Requests that come while others run, each before the same step whatever time steps take."""
+    """Submit requests while others run, each before a fixed step."""
     rng = random.Random(0)
     for num_steps, num_requests in ARRIVALS.items():
         served.turn_until(lambda num_steps=num_steps: len(served.batches) >= num_steps)
@@ -152,7 +151,6 @@ def serve_arrivals(served: Served, samplings: Sequence[dict[str, Any]]) -> None:
             sampling = SamplingParams(rng.randint(30, 80), **samplings[number % len(samplings)])
             served.submit(f"r{number}", prompt, sampling)
     served.turn_until(lambda: served.num_ended == len(served.tokens))
-    # A step in flight is taken back in too.
     served.turn_until(lambda: served.worker.scheduler.stats().num_locked_pages == 0)
     assert served.worker.scheduler.check_integrity() == ""
 
@@ -169,7 +167,7 @@ def test_overlap_changes_no_token(
             runs.append(Served(engine, patch, overlap=overlap))
             serve_arrivals(runs[-1], SAMPLINGS[sampling])
     plain, overlapped = runs
-    # The batches are the same, so that not even rounding differs.
+    # Equal batches, so rounding is equal.
     assert [size for size, _ in overlapped.batches] == [size for size, _ in plain.batches]
     assert overlapped.tokens == plain.tokens
     assert not any(num_fed for _, num_fed in plain.batches)
@@ -185,7 +183,7 @@ def test_a_stop_token_ends_the_output_where_it_does_without_overlap(
     prompt = random.Random(1).choices(range(VOCAB_SIZE), k=40)
 
     def serve(*stop_token_ids: int) -> list[int]:
-        # Each run has a cache of its own, because a prefix that is found is rounded in another way.
+        # Each run has its own cache: a cached prefix is rounded differently.
         with monkeypatch.context() as patch:
             served = Served(engine, patch, overlap=True)
             served.submit("r", prompt, SamplingParams(30, stop_token_ids=stop_token_ids))
@@ -199,13 +197,13 @@ def test_a_stop_token_ends_the_output_where_it_does_without_overlap(
 
 @pytest.fixture
 def refuse_to_wait() -> Iterator[Callable[[], None]]:
-    """Makes torch raise where it would wait for the device."""
+    """Make torch raise instead of waiting for the device."""
     yield lambda: torch.cuda.set_sync_debug_mode("error")
     torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("sampling", [{}, GRAMMAR], ids=["free", "grammar"])
-def test_steady_decode_waits_for_nothing_but_its_tokens(
+def test_steady_decode_waits_only_for_tokens(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, refuse_to_wait: Callable[[], None], sampling: dict[str, Any]
 ) -> None:
     if engine.model.dtype is torch.float32:
@@ -254,7 +252,7 @@ def test_a_prefill_is_launched_without_waiting(
         served.turn_until(lambda: served.num_ended == 1)
 
 
-def test_a_step_says_how_long_the_device_took(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_reports_device_time(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine.is_asynchronous
     durations = []
     forward = Engine.forward
@@ -279,8 +277,7 @@ def test_a_step_says_how_long_the_device_took(engine: Engine, monkeypatch: pytes
 def test_mixed_steps_are_launched_without_waiting_and_feed_each_other(
     model_dir: Path, graphs: int, monkeypatch: pytest.MonkeyPatch, refuse_to_wait: Callable[[], None]
 ) -> None:
-    """While a long prompt is computed piece by piece, four sequences have a token from each piece's forward; decode
-    steps before and behind run as graphs."""
+    """Four sequences get a token with each chunk of a long prompt; decode steps before and after run as graphs."""
     config = EngineConfig(
         str(model_dir),
         device="cuda",
@@ -297,7 +294,7 @@ def test_mixed_steps_are_launched_without_waiting_and_feed_each_other(
     @stands_in_for(Engine.forward)
     def recorded(engine: Engine, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
         modes.append((batch.mode, batch.feed is not None))
-        # A forward pass of this small model would end before the next one is composed.
+        # Otherwise this small model's pass would end before the next is composed.
         torch.cuda._sleep(DEVICE_CYCLES)
         return forward(engine, batch, meanwhile)
 

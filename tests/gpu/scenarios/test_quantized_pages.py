@@ -1,4 +1,4 @@
-"""Engines with KV pages of 8 bits on a GPU: graphs, chunks and caches change nothing, and next to nothing is lost."""
+"""Engines with 8-bit KV pages on a GPU: graphs, chunks and caches keep their results, and little accuracy is lost."""
 
 import logging
 import math
@@ -23,7 +23,7 @@ from tests.gpu.engine.test_engine import generate
 PAGE_SIZE = 16
 GREEDY = SamplingParams(1)
 SCORED = SamplingParams(1, num_prompt_logprobs=0)
-# Texts of this length, so many of them, have a perplexity.
+# Length and number of the perplexity texts.
 TEXT_LEN, NUM_TEXTS = 2000, 12
 
 
@@ -45,7 +45,7 @@ def build(engine_config: EngineConfig) -> Engine:
 
 
 def score(engine: Engine, prompt: list[int], chunks: list[int]) -> torch.Tensor:
-    """(len(prompt) - 1,) log probabilities."""
+    """Return (len(prompt) - 1,) logprobs."""
     pages = list(range(len(prompt) // PAGE_SIZE + 1))
     sequence = TokenSequence(prompt, len(prompt), pages, sampling=SCORED)
     logprobs = array("f")
@@ -61,7 +61,7 @@ def score(engine: Engine, prompt: list[int], chunks: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("backend", ["flashinfer", "triton"])
 @pytest.mark.parametrize("num_sequences", [1, 3, 9])
-def test_graphs_give_what_single_launches_give(model_dir: Path, num_sequences: int, backend: str) -> None:
+def test_graphs_match_single_launches(model_dir: Path, num_sequences: int, backend: str) -> None:
     prompt_lens = [5, 33, 16, 90, 1, 48, 64, 17, 31][:num_sequences]
     with_graphs = build(config(model_dir, attention_backend=backend, cuda_graph_max_bs=16))
     without = build(config(model_dir, attention_backend=backend))
@@ -69,19 +69,19 @@ def test_graphs_give_what_single_launches_give(model_dir: Path, num_sequences: i
 
 
 @pytest.mark.parametrize("backend", ["flashinfer", "triton", "reference"])
-def test_a_prompt_is_scored_the_same_whole_and_in_chunks_and_as_in_float32(model_dir: Path, backend: str) -> None:
+def test_prompt_scores_match_float32_whole_and_in_chunks(model_dir: Path, backend: str) -> None:
     prompt = random.Random(1).choices(range(VOCAB_SIZE), k=400)
     expected = score(build(config(model_dir, dtype="float32")), prompt, [400])
     engine = build(config(model_dir, attention_backend=backend))
     whole, chunked = score(engine, prompt, [400]), score(engine, prompt, [100, 1, 200, 99])
-    # This model's logits are large: plain torch in bfloat16 is off by 0.28 on average, for of two neighbours a
-    # number goes to the other where that takes it there; 0.08 of it are bfloat16's own.
+    # Logits are large: plain torch in bfloat16 is off by 0.28 on average, because bfloat16 errors flip FP8 roundings.
+    # bfloat16 alone accounts for 0.08.
     for found in (whole, chunked):
         assert (found - expected).abs().mean() < 0.4
     assert (whole - chunked).abs().mean() < 0.4
 
 
-def test_float32_is_the_oracle_whole_and_in_chunks(model_dir: Path) -> None:
+def test_float32_matches_the_reference_whole_and_in_chunks(model_dir: Path) -> None:
     prompt = random.Random(2).choices(range(VOCAB_SIZE), k=300)
     engine = build(config(model_dir, dtype="float32"))
     whole, chunked = score(engine, prompt, [300]), score(engine, prompt, [100, 1, 150, 49])
@@ -92,7 +92,7 @@ def test_float32_is_the_oracle_whole_and_in_chunks(model_dir: Path) -> None:
 def test_a_pool_of_the_same_share_holds_twice_the_pages(
     model_dir: Path, backend: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Pages are large, because the tiny model's pool would have millions of small ones.
+    # Large pages: the tiny model's pool would have millions of small ones.
     shared = {"page_size": 1024, "num_pages": 0, "mem_fraction_static": 0.5, "attention_backend": backend}
     num_pages = {}
     for kv_cache_dtype in ("auto", "fp8_e4m3"):
@@ -114,7 +114,7 @@ def test_perplexity_of_a_real_model_is_within_half_a_percent(request: pytest.Fix
 
     from tokenizers import Tokenizer
 
-    # Python's own documents, which are prose and on every machine.
+    # Python's own documentation: prose on every machine.
     prose = "\n".join(topics[name] for name in sorted(topics))
     ids = Tokenizer.from_file(str(smollm2_dir / "tokenizer.json")).encode(prose).ids[: TEXT_LEN * NUM_TEXTS]
     texts = [ids[start : start + TEXT_LEN] for start in range(0, TEXT_LEN * NUM_TEXTS, TEXT_LEN)]

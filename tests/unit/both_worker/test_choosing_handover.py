@@ -1,4 +1,4 @@
-"""Choice of the handover by the decode worker in the request, and links both ways side by side."""
+"""Handover to the decode worker named in the request, and links both ways."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.fakes.engine import expected_tokens
 from tests.fakes.transport import ScriptedTransport
 
 
-def test_each_request_is_decoded_where_it_says() -> None:
+def test_request_is_decoded_at_its_named_worker() -> None:
     workers = BothWorkers(num_pages=64, names=("a", "b", "c"))
     placements = [(here, there) for here in "abc" for there in "abc"]
     prompts = {f"{here}{there}": [number, *range(10)] for number, (here, there) in enumerate(placements)}
@@ -27,8 +27,8 @@ def test_each_request_is_decoded_where_it_says() -> None:
         assert (stats.num_locked_pages, stats.num_leased_pages, stats.num_running, stats.num_queued) == (0, 0, 0, 0)
 
 
-def test_the_end_of_one_direction_is_nothing_to_the_other() -> None:
-    """Pages from b to a go on while the link from a to b ends, and stay leased."""
+def test_end_of_one_direction_does_not_affect_the_other() -> None:
+    """Pages from b to a continue while the link from a to b ends, and stay leased."""
     ends: list[ScriptedTransport] = []
 
     def open_sender(*_: object) -> ScriptedTransport:
@@ -56,12 +56,12 @@ def test_the_end_of_one_direction_is_nothing_to_the_other() -> None:
     workers.run()
     assert quiet
     assert workers.workers["a"].scheduler.stats().num_leased_pages == 0
-    # Committed settled its lease: it is decoded, whatever was copied.
+    # Committed settled its lease, so it is decoded.
     assert workers.output("a", "to a")
 
 
 @pytest.mark.parametrize(("decode_at", "reason"), [("a", ""), ("nobody", "no link to decode worker nobody")])
-def test_only_what_goes_elsewhere_needs_a_link(decode_at: str, reason: str) -> None:
+def test_only_remote_handovers_need_a_link(decode_at: str, reason: str) -> None:
     workers = BothWorkers(num_pages=16, names=("a",))
     workers.workers["nobody"] = workers.workers["a"]
     workers.submit("r", [1, 2, 3], prefill_at="a", decode_at=decode_at)

@@ -16,7 +16,7 @@ def make_worker() -> tuple[LocalWorker, list[WorkerMessage]]:
     return LocalWorker(FakeEngine(64, 4), PrefillConfig(4), DecodeConfig(), said.append), said
 
 
-def test_pages_pass_on_and_nothing_is_copied() -> None:
+def test_local_handover_copies_nothing() -> None:
     worker, said = make_worker()
     worker.submit("r", PROMPT, SamplingParams(5))
     worker.run_until(lambda: any(isinstance(message, Finished) for message in said), 10.0)
@@ -27,7 +27,7 @@ def test_pages_pass_on_and_nothing_is_copied() -> None:
     assert worker.scheduler.check_integrity() == ""
 
 
-def test_a_request_that_is_not_admitted_fails_when_it_is_prefilled() -> None:
+def test_request_without_admit_fails_after_prefill() -> None:
     worker, said = make_worker()
     worker.scheduler.receive(FromRouter(Prefill("r", 0, tuple(PROMPT), (), SamplingParams(5), "local")))
     worker.run_until(lambda: any(isinstance(message, Failed) for message in said), 10.0)
@@ -36,7 +36,7 @@ def test_a_request_that_is_not_admitted_fails_when_it_is_prefilled() -> None:
     assert worker.scheduler.stats().num_locked_pages == 0
 
 
-def test_an_abort_while_it_is_prefilled_ends_it_once() -> None:
+def test_abort_during_prefill_ends_the_request_once() -> None:
     worker, said = make_worker()
     worker.submit("r", PROMPT, SamplingParams(5))
     worker.step()

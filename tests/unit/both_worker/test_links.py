@@ -23,11 +23,7 @@ from tests.fakes.transport import ScriptedOpening
 
 
 class TwoWayEnd:
-    """A worker's links.
-
-    Attributes:
-        events: events for its engine thread.
-    """
+    """A worker's links. Attributes: events: events for its engine thread."""
 
     def __init__(self, worker_id: str) -> None:
         self.events: list[Event] = []
@@ -43,13 +39,13 @@ class TwoWayEnd:
         return [event for event in self.events if isinstance(event, kind)]
 
 
-def test_two_workers_have_a_link_each_way_and_none_to_themselves() -> None:
+def test_two_workers_link_each_way_but_not_to_themselves() -> None:
     async def scenario() -> None:
         ends = [TwoWayEnd(name) for name in ("a", "b")]
         for end in ends:
             await end.server.start()
         for end in ends:
-            # A router names all workers that take requests over.
+            # A router names all receiving workers, the worker itself too.
             end.links.set_peers([other.peer for other in ends])
         for end, kind in itertools.product(ends, (SenderLinkOpened, ReceiverLinkOpened)):
             await wait_until(lambda end=end, kind=kind: len(end.of(kind)) == 1)
@@ -58,13 +54,11 @@ def test_two_workers_have_a_link_each_way_and_none_to_themselves() -> None:
         (to_b,), (from_b,) = a.of(SenderLinkOpened), a.of(ReceiverLinkOpened)
         assert isinstance(to_b, SenderLinkOpened) and isinstance(from_b, ReceiverLinkOpened)
         assert (to_b.peer_id, from_b.hello.sender_id) == ("b", "b") and to_b.epoch != from_b.epoch
-        # Each end sends on each link, and the message reaches the right end.
         a.links.send(to_b.epoch, [Renewed("of a's")])
         a.links.send(from_b.epoch, [Revoke("of b's")])
         await wait_until(lambda: bool(b.of(FromSender) and b.of(FromReceiver)))
         assert b.of(FromSender) == [FromSender(to_b.epoch, Renewed("of a's"))]
         assert b.of(FromReceiver) == [FromReceiver(from_b.epoch, Revoke("of b's"))]
-        # One ends, and the other stays.
         a.links.close_link(from_b.epoch, "enough")
         await wait_until(lambda: bool(a.of(ReceiverLinkClosed) and b.of(SenderLinkClosed)))
         assert not a.of(SenderLinkClosed) and not b.of(ReceiverLinkClosed)

@@ -1,4 +1,4 @@
-"""Sharing of a pool between prompts for here, prompts for elsewhere, and decoding."""
+"""Sharing of a pool between local prompts, remote prompts, and decoding."""
 
 from collections.abc import Callable
 
@@ -13,12 +13,12 @@ from tests.fakes.engine import expected_tokens
 
 
 def prompt(number: int, num_pages: int) -> list[int]:
-    """Shares no prefix with others; its first decode step needs another page."""
+    """Return a prompt without shared prefix whose first decode step needs another page."""
     return [number] * (num_pages * PAGE_SIZE)
 
 
 def submit_each_for_the_other(workers: BothWorkers, num_requests: int, num_pages: int) -> dict[str, list[int]]:
-    """Returns the prompts by request id; ids with "a" first are decoded at a."""
+    """Return the prompts by request id; ids starting with "a" are decoded at a."""
     prompts = {}
     for number in range(num_requests):
         for here, there in (("a", "b"), ("b", "a")):
@@ -28,9 +28,11 @@ def submit_each_for_the_other(workers: BothWorkers, num_requests: int, num_pages
     return prompts
 
 
-def test_two_workers_that_prefill_for_each_other_both_get_on() -> None:
-    """Two pools of ten pages. Three prompts of three pages would lock nine at each, and each lease takes four: nothing
-    would ever be granted."""
+def test_mutual_prefill_makes_progress_on_both_workers() -> None:
+    """Three prompts of three pages would lock nine of ten pages at each worker.
+
+    Each lease takes four, so nothing would ever be granted.
+    """
     workers = BothWorkers(num_pages=10)
     prompts = submit_each_for_the_other(workers, num_requests=3, num_pages=3)
     workers.run()
@@ -38,8 +40,8 @@ def test_two_workers_that_prefill_for_each_other_both_get_on() -> None:
         assert workers.output(request_id[0], request_id) == expected_tokens(token_ids, 3)
 
 
-def test_without_the_ceiling_they_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that the previous test can fail."""
+def test_mutual_prefill_without_the_ceiling_deadlocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show that the previous test can fail."""
     monkeypatch.setattr(PageCeiling, "fits", lambda self, shared, num_private: True)
     workers = BothWorkers(num_pages=10)
     submit_each_for_the_other(workers, num_requests=3, num_pages=3)
@@ -49,7 +51,7 @@ def test_without_the_ceiling_they_wait_for_each_other(monkeypatch: pytest.Monkey
         assert (stats.num_locked_pages, stats.num_leased_pages, stats.num_free_pages) == (9, 0, 1)
 
 
-def test_what_is_larger_than_the_room_kept_free_is_refused() -> None:
+def test_request_larger_than_the_reserved_pages_is_refused() -> None:
     """Two pools of ten pages, and six pages for each other: no ceiling leaves room for both."""
     workers = BothWorkers(num_pages=10)
     submit_each_for_the_other(workers, num_requests=1, num_pages=6)
@@ -59,7 +61,7 @@ def test_what_is_larger_than_the_room_kept_free_is_refused() -> None:
         assert failed.reason == "the request needs 27 tokens, but this worker's largest request has 20"
 
 
-def test_prompts_that_wait_for_a_lease_elsewhere_hold_up_none_that_is_decoded_here() -> None:
+def test_prompts_waiting_for_remote_leases_do_not_block_local_ones() -> None:
     workers = BothWorkers(num_pages=10)
     # Decoding keeps b busy: a's prompts for it get no lease, and a's next one no pages.
     workers.workers["b"].scheduler.step = lambda: False  # type: ignore[method-assign]
@@ -73,20 +75,20 @@ def test_prompts_that_wait_for_a_lease_elsewhere_hold_up_none_that_is_decoded_he
 
 
 def fill(workers: BothWorkers, worker_id: str) -> Callable[[], None]:
-    """Runs requests that leave one page free; returns a function that ends them."""
+    """Run requests that leave one page free; return a function that ends them."""
     cache = workers.workers[worker_id].cache
     handle = cache.acquire_pages([7], (cache.num_pages - 1) * PAGE_SIZE, max_cached_len=0)
     assert handle is not None
     return lambda: cache.release_pages(handle)
 
 
-def test_a_prompt_waits_for_leases_that_are_older() -> None:
+def test_prompt_waits_for_older_leases() -> None:
     workers = BothWorkers(num_pages=10)
     end = fill(workers, "a")
     workers.submit("lease", prompt(1, 4), prefill_at="b", decode_at="a")
     for _ in range(4):
         workers.turn()
-    # It would fit and take the page that the lease waits for.
+    # It fits, but would take the page that the lease waits for.
     workers.submit("here", prompt(2, 1)[:3], prefill_at="a", decode_at="a", max_tokens=1)
     workers.submit("there", prompt(3, 1)[:3], prefill_at="a", decode_at="b", max_tokens=1)
     for _ in range(4):
@@ -111,13 +113,13 @@ def test_an_older_prompt_does_not_wait_for_leases() -> None:
 
 
 @pytest.mark.parametrize("decode_at", ["a", "b"])
-def test_leases_overtake_a_prompt_only_so_often(decode_at: str) -> None:
-    """Small ones that keep coming would starve it."""
+def test_leases_overtaking_a_prompt_are_bounded(decode_at: str) -> None:
+    """A steady flow of small leases would starve it."""
     workers = BothWorkers(num_pages=10, config=DecodeConfig(max_overtaken=2))
     end = fill(workers, "a")
     workers.submit("prompt", prompt(1, 4), prefill_at="a", decode_at=decode_at)
     for number in range(5):
-        # Each ends with its first token where it is decoded, which frees the page for the next.
+        # Each ends with its first token at its decode worker, which frees the page for the next.
         workers.submit(f"lease{number}", [number], prefill_at="b", decode_at="a", max_tokens=2)
         for _ in range(8):
             workers.turn()
@@ -129,7 +131,7 @@ def test_leases_overtake_a_prompt_only_so_often(decode_at: str) -> None:
 
 
 @pytest.mark.parametrize("decode_at", ["a", "b"])
-def test_a_prompt_leaves_running_requests_the_page_that_they_grow_into(decode_at: str) -> None:
+def test_prompt_leaves_growth_pages_to_running_requests(decode_at: str) -> None:
     workers = BothWorkers(num_pages=10)
     cache = workers.workers["a"].cache
     assert cache.acquire_pages([7], 7 * PAGE_SIZE, max_cached_len=0) is not None
@@ -145,7 +147,7 @@ def test_a_prompt_leaves_running_requests_the_page_that_they_grow_into(decode_at
     assert workers.output(decode_at, "waits") == expected_tokens([2], 3)
 
 
-def test_a_prompt_that_is_given_up_holds_up_no_lease() -> None:
+def test_abandoned_prompt_does_not_block_leases() -> None:
     workers = BothWorkers(num_pages=10, config=DecodeConfig(max_overtaken=0))
     fill(workers, "a")
     workers.submit("prompt", prompt(1, 4), prefill_at="a", decode_at="a")

@@ -65,8 +65,8 @@ def test_a_prompt_is_counted_at_prefill_alone() -> None:
     assert sum(num_pages) == stats.num_total_pages
 
 
-def test_what_befalls_a_link_is_told_to_the_end_that_the_worker_has_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its type alone: if a receiving end took a sending epoch's end, pages under copy would be reused."""
+def test_link_event_goes_only_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the receiving end took a sending epoch's end, pages under copy would be reused."""
     both, prefill, decode = make_schedulers()
     told: dict[str, list[type]] = {"prefill": [], "decode": []}
     monkeypatch.setattr(prefill, "receive", lambda event: told["prefill"].append(type(event)))
@@ -91,11 +91,11 @@ def test_what_befalls_a_link_is_told_to_the_end_that_the_worker_has_of_it(monkey
     assert told["decode"] == [*map(type, of_receiver), *of_requests]
 
 
-def test_every_counter_of_both_schedulers_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_counter_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     both, prefill, decode = make_schedulers()
     numbers = [f.name for f in fields(WorkerStats) if f.name not in ("shipped", "forward_times")]
     before = both.stats()
-    # Each counter has a number of its own.
+    # Give each counter its own number.
     of_prefill = WorkerStats(**{name: 2**i for i, name in enumerate(numbers)}, shipped=(Shipped("a", 1, 2),))
     of_decode = WorkerStats(**{name: 3**i for i, name in enumerate(numbers)}, shipped=(Shipped("b", 3, 4),))
     monkeypatch.setattr(prefill, "own_stats", lambda: of_prefill)

@@ -1,4 +1,4 @@
-"""Mixed steps, composed while the previous one runs, with the same results as separate forwards."""
+"""Mixed steps, composed while the previous one runs, match separate forward passes."""
 
 import random
 from collections.abc import Callable
@@ -27,7 +27,7 @@ STEP_S = 0.02
 
 
 class Worker:
-    """A both worker whose device runs forwards on command."""
+    """A both worker whose device runs on command."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Worker:
         return worked
 
     def turn(self) -> bool:
-        """Runs a step or a forward; returns whether there was either."""
+        """Run a step or a forward pass; return whether there was either."""
         if self.step():
             return True
         if self.engine.num_launched:
@@ -85,7 +85,7 @@ class Worker:
         return False
 
     def run(self) -> None:
-        """Runs until idle: then every page is free or cached."""
+        """Run until idle, when every page is free or cached."""
         while self.turn():
             pass
         stats = self.scheduler.stats()
@@ -98,7 +98,7 @@ class Worker:
 
 
 def decoding(prompt: list[int] = PROMPT[:8], max_tokens: int = 40, **kwargs: Any) -> Worker:
-    """A worker that decodes `a`, with a step in flight if steps overlap."""
+    """Return a worker that decodes `a`, with a step in flight if steps overlap."""
     worker = Worker(**kwargs)
     worker.submit("a", prompt, max_tokens)
     while len(worker.output("a")) < 2:
@@ -119,7 +119,7 @@ def test_prompts_are_computed_in_one_forward_with_the_steps_beside_them(asynchro
     assert worker.output("b") == expected_tokens([9, *PROMPT], 6)
 
 
-def test_a_mixed_step_is_launched_while_the_one_before_runs() -> None:
+def test_mixed_step_is_launched_while_the_previous_one_runs() -> None:
     worker = decoding()
     seen: list[tuple[int, int]] = []
     run_next = worker.engine.run_next
@@ -133,13 +133,13 @@ def test_a_mixed_step_is_launched_while_the_one_before_runs() -> None:
     worker.submit("b", [9, *PROMPT])
     for _ in range(4):
         worker.step()
-    # Each behind the previous one, whose token is sent at its launch.
+    # Each runs behind the previous one, whose token is sent at its launch.
     assert seen == [(2, num_known + i) for i in range(4)]
     assert worker.modes == ["mixed"] * 4 and worker.engine.num_launched == 1
     worker.run()
 
 
-def test_a_prompt_that_ends_is_in_the_next_step() -> None:
+def test_completed_prompt_joins_the_next_step() -> None:
     worker = decoding()
     worker.submit("b", [9, *PROMPT[:5]])
     worker.submit("c", [10, *PROMPT])
@@ -156,7 +156,7 @@ def test_a_prompt_that_ends_is_in_the_next_step() -> None:
         assert worker.output(name) == expected_tokens(prompt, 6)
 
 
-def test_a_mixed_step_is_recorded_once_with_all_whom_it_is_for() -> None:
+def test_mixed_step_is_recorded_once_with_all_requests() -> None:
     worker = decoding()
     worker.recorder.start()
     worker.submit("b", [9, *PROMPT[:5]])
@@ -173,7 +173,7 @@ def test_a_mixed_step_is_recorded_once_with_all_whom_it_is_for() -> None:
     assert len([kept for kept in device if kept.name == "mixed"]) == worker.modes.count("mixed")
 
 
-def test_what_is_too_short_to_mix_is_computed_by_itself() -> None:
+def test_short_prompt_is_computed_alone() -> None:
     worker = decoding(min_mixed=5)
     worker.submit("b", [9, *PROMPT[:11]])
     worker.run()
@@ -181,7 +181,7 @@ def test_what_is_too_short_to_mix_is_computed_by_itself() -> None:
     assert worker.output("b") == expected_tokens([9, *PROMPT[:11]], 6)
 
 
-def test_prompts_wait_for_no_step_where_all_that_runs_has_its_last_token_coming() -> None:
+def test_prompts_do_not_wait_for_requests_awaiting_their_last_token() -> None:
     worker = decoding(max_tokens=4)
     worker.submit("b", [9, *PROMPT[:3]])
     worker.run()
@@ -197,7 +197,7 @@ def test_a_cached_prefix_is_not_computed_again_beside_a_step() -> None:
     assert worker.output("b") == expected_tokens([*PROMPT[:8], 500, 501], 6)
 
 
-def test_a_forward_whose_requests_have_all_been_cancelled_keeps_nobody_waiting() -> None:
+def test_forward_of_aborted_requests_delays_no_other_request() -> None:
     worker = decoding()
     worker.submit("b", [9, *PROMPT[:7]])
     worker.step()
@@ -223,7 +223,7 @@ def test_a_forward_whose_requests_have_all_been_cancelled_keeps_nobody_waiting()
     assert worker.output("d") == expected_tokens(PROMPT[:9], 6)
 
 
-def test_what_has_ended_is_told_before_the_next_forward_is_composed() -> None:
+def test_ends_are_reported_before_the_next_forward_is_composed() -> None:
     worker = decoding(step_s=STEP_S)
     worker.submit("b", [9, *PROMPT])
     worker.clock.advance(STEP_S)
@@ -246,9 +246,7 @@ def test_what_has_ended_is_told_before_the_next_forward_is_composed() -> None:
 
 @pytest.mark.parametrize("num_turns", range(0, 14, 2))
 @pytest.mark.parametrize("name", ["a", "b"])
-def test_whoever_is_cancelled_leaves_its_pages_when_the_forwards_with_them_have_ended(
-    name: str, num_turns: int
-) -> None:
+def test_aborted_request_frees_pages_after_its_forwards(name: str, num_turns: int) -> None:
     worker = decoding()
     worker.submit("b", [9, *PROMPT], 20)
     for _ in range(num_turns):
@@ -265,7 +263,7 @@ def test_whoever_is_cancelled_leaves_its_pages_when_the_forwards_with_them_have_
     assert worker.output("c") == expected_tokens([*PROMPT[:8], *range(50, 70)], 6)
 
 
-def test_who_is_given_back_beside_a_prompt_goes_on_from_its_tokens() -> None:
+def test_request_given_back_beside_a_prompt_resumes_from_its_tokens() -> None:
     worker = Worker(num_pages=12)
     prompts = {name: [number, *PROMPT[:9]] for number, name in enumerate("abcd")}
     for name, prompt in prompts.items():
@@ -287,7 +285,7 @@ def test_who_is_given_back_beside_a_prompt_goes_on_from_its_tokens() -> None:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_comes_whenever_everybody_gets_its_tokens(seed: int, asynchronous: bool) -> None:
+def test_random_workload_gives_every_request_its_tokens(seed: int, asynchronous: bool) -> None:
     rng = random.Random(seed)
     worker = Worker(
         asynchronous=asynchronous,

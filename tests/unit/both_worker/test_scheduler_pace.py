@@ -1,5 +1,4 @@
-"""Timing of steps with prompts: late, so that the engine thread is free and new requests are included, but in time for
-the device."""
+"""Timing of mixed steps: late, to include new requests, but in time for the device."""
 
 import sys
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from tests.fakes.workers import ListOutbox
 
 STEP_S, TOKEN_S = 0.010, 0.001
 CHUNK_SIZE = 16
-# Enough steps with prompts to learn their time.
+# Mixed steps for the timer to learn from.
 NUM_LEARNED_FROM = 24
 MIXED_S = STEP_S + CHUNK_SIZE * TOKEN_S
 GRAPH_LAUNCH_S, EAGER_LAUNCH_S = 0.0005, 0.018
@@ -33,9 +32,9 @@ class TimedEngine(FakeEngine):
     """A device that computes beside the host.
 
     Attributes:
-        idle_s: idle time of the device before each forward.
-        early_s: lead of each launch before the previous forward's end.
-        waited_s: the host's waits for forwards.
+        idle_s: idle time of the device before each forward pass.
+        early_s: lead of each launch before the previous end.
+        waited_s: the host's waits for forward passes.
     """
 
     def __init__(self, clock: FakeClock, launch_s: float) -> None:
@@ -61,7 +60,6 @@ class TimedEngine(FakeEngine):
         return output
 
     def advance(self, seconds: float) -> None:
-        """Advances the time, in which the device computes."""
         self._clock.advance(seconds)
         while self._queue and self._ends[self._queue[0]] <= self._clock.now:
             self.run_next()
@@ -76,8 +74,6 @@ class TimedEngine(FakeEngine):
 
 
 class Worker:
-    """An engine thread without a thread: it steps and sleeps."""
-
     def __init__(self, launch_s: float) -> None:
         self.clock, self.outbox = FakeClock(), ListOutbox()
         self.engine = TimedEngine(self.clock, launch_s)
@@ -101,7 +97,7 @@ class Worker:
 
 
 def serve(launch_s: float) -> tuple[Worker, slice]:
-    """Decodes one request beside a long prompt. Returns the prompt's forwards after the learning ones."""
+    """Decode one request beside a long prompt; return the prompt's forward passes after learning."""
     worker = Worker(launch_s)
     worker.submit("a", PROMPT[:8], 100)
     while len(worker.output("a")) < 5:
@@ -121,22 +117,22 @@ def serve(launch_s: float) -> tuple[Worker, slice]:
     return worker, slice(num_before + NUM_LEARNED_FROM, num_before + num_mixed)
 
 
-def test_steps_with_prompts_are_composed_just_before_the_running_one_ends() -> None:
+def test_mixed_steps_are_composed_just_before_the_running_one_ends() -> None:
     worker, mixed = serve(GRAPH_LAUNCH_S)
     assert worker.engine.idle_s[mixed] == [0.0] * len(worker.engine.idle_s[mixed])
     assert max(worker.engine.early_s[mixed]) < 0.1 * MIXED_S
-    # The engine thread waits for nothing meanwhile: handovers go on and messages are answered.
+    # The engine thread does not wait meanwhile, so handovers and messages continue.
     assert max(worker.engine.waited_s[-NUM_LEARNED_FROM:]) < 0.1 * MIXED_S
 
 
-def test_those_that_are_launched_kernel_by_kernel_are_composed_early() -> None:
+def test_mixed_steps_launched_kernel_by_kernel_are_composed_early() -> None:
     worker, mixed = serve(EAGER_LAUNCH_S)
     assert worker.engine.idle_s[mixed] == [0.0] * len(worker.engine.idle_s[mixed])
     assert min(worker.engine.early_s[mixed]) >= EAGER_LAUNCH_S
     assert max(worker.engine.early_s[mixed]) < EAGER_LAUNCH_S + 0.25 * MIXED_S
 
 
-def test_who_comes_while_a_step_with_prompts_runs_is_in_the_next() -> None:
+def test_request_arriving_during_a_mixed_step_joins_the_next() -> None:
     worker = Worker(GRAPH_LAUNCH_S)
     worker.submit("a", PROMPT[:8], 60)
     worker.submit("b", LONG_PROMPT, 3)
@@ -157,14 +153,14 @@ def test_who_comes_while_a_step_with_prompts_runs_is_in_the_next() -> None:
     assert worker.output("c") == expected_tokens(prompt, 3)
 
 
-def test_a_prompt_that_waits_for_pages_does_not_have_decode_steps_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_waiting_for_pages_does_not_delay_decode_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     # Not a multiple of the poll interval.
     monkeypatch.setattr(sys.modules[__name__], "STEP_S", 0.0104)
     worker = Worker(EAGER_LAUNCH_S)
     worker.submit("a", PROMPT[:8], 100)
     while len(worker.output("a")) < 20:
         worker.turn()
-    # It has no room beside the other one: no step has prompts, which would start earlier.
+    # It does not fit beside the other, so no step has prompts, which would start earlier.
     worker.submit("b", tuple(range(2040)), 3)
     num_before = len(worker.engine.batches)
     while len(worker.output("a")) < 90:

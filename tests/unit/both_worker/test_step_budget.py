@@ -26,14 +26,12 @@ from tests.fakes.workers import ListOutbox
 CHUNK_SIZE = 1024
 OBJECTIVE_S = 0.025
 FORWARD_S = 0.003
-# Rest of an endless prompt.
 ENDLESS = 10**6
-# Sizes of mixed graphs.
 SIZES = MixedSizes((64,), NUM_PROMPT_TOKENS)
 
 
 def step_s(num_requests: int, num_context: int, num_tokens: int, num_attended: int) -> float:
-    """Time of a decode step and its prompts on a typical device."""
+    """Time of a decode step with prompts on a typical device."""
     decode = 0.004 + 3e-5 * num_requests + 4e-8 * num_context
     return decode + (FORWARD_S + 2e-5 * num_tokens + 1e-9 * num_attended if num_tokens else 0.0)
 
@@ -42,10 +40,9 @@ class Device:
     """Decode steps with the largest chunks of a prompt between them."""
 
     def __init__(self, objective_s: float, max_tokens: int = CHUNK_SIZE, sizes: MixedSizes | None = None) -> None:
-        """Args: sizes: its graph sizes; None for no padding."""
+        """Args: sizes: graph sizes; None: no padding."""
         self.clock = FakeClock()
         self.timer = ForwardTimer("cuda", self.clock)
-        # Factor on the expected time of steps with prompts.
         self.slowness = 1.0
         self.budget = StepBudget(objective_s, max_tokens, self.timer, sizes)
         self._sizes = sizes or MixedSizes()
@@ -55,8 +52,10 @@ class Device:
     def step(
         self, num_requests: int, num_context: int, num_cached: int | None, num_left: int = ENDLESS
     ) -> tuple[int, float]:
-        """Runs one of each. Args: num_cached: cached tokens of the prompt; None for no prompt. Returns the chunk's size
-        and the total time."""
+        """Run one of each; return the chunk's size and the total time.
+
+        Args: num_cached: cached tokens of the prompt; None: no prompt.
+        """
         num_tokens = num_attended = 0
         if num_cached is not None:
             num_tokens = min(num_left, self.budget.num_tokens(lambda: PromptRest(num_cached, num_left)))
@@ -72,7 +71,7 @@ class Device:
         return num_tokens, seconds
 
 
-def test_without_an_objective_or_anything_decoded_pieces_are_whole() -> None:
+def test_chunks_are_whole_without_objective_or_decoding() -> None:
     free = Device(0.0)
     assert [free.step(8, 1000, 0)[0] for _ in range(3)] == [CHUNK_SIZE] * 3
     device = Device(OBJECTIVE_S)
@@ -81,7 +80,7 @@ def test_without_an_objective_or_anything_decoded_pieces_are_whole() -> None:
     assert device.budget.num_tokens(lambda: PromptRest(0, ENDLESS)) == CHUNK_SIZE
 
 
-def test_pieces_fill_the_objective_and_leave_some_of_it() -> None:
+def test_chunks_nearly_fill_the_objective() -> None:
     device = Device(OBJECTIVE_S)
     for _ in range(40):
         device.step(32, 64_000, 0)
@@ -91,29 +90,26 @@ def test_pieces_fill_the_objective_and_leave_some_of_it() -> None:
     assert 0.85 * OBJECTIVE_S < seconds < OBJECTIVE_S
 
 
-def test_pieces_are_as_large_as_the_engine_computes_without_padding() -> None:
+def test_chunks_are_cut_to_avoid_padding() -> None:
     device = Device(OBJECTIVE_S, sizes=SIZES)
     steps = [device.step(32, 64_000, 0) for _ in range(40)]
-    # Chunks start small, and no step exceeds the objective.
     assert steps[0][0] == MIN_TOKENS and {size for size, _ in steps} <= set(SIZES.num_prompt_tokens)
     assert steps[-1][0] == 512 and max(seconds for _, seconds in steps) <= OBJECTIVE_S
-    # Without decode steps nothing is cut.
     device.timer.nothing_decoded()
     assert device.budget.num_tokens(lambda: PromptRest(0, ENDLESS)) == CHUNK_SIZE
 
 
-def test_what_is_left_of_a_prompt_is_one_piece_where_its_padding_has_time_too() -> None:
+def test_prompt_rest_is_one_chunk_if_its_padding_fits() -> None:
     device = Device(OBJECTIVE_S, max_tokens=180, sizes=SIZES)
     for _ in range(40):
         device.step(32, 64_000, 0)
     # A graph of 192 tokens fits: the objective allows 590.
     assert device.step(32, 64_000, 0, num_left=140) == (140, pytest.approx(step_s(32, 64_000, 192, 9_800)))
     assert device.budget.num_tokens(lambda: PromptRest(0, 140)) <= 180
-    # The rest of a longer one is cut as usual.
     assert device.step(32, 64_000, 0, num_left=181)[0] == 128
 
 
-def test_what_is_left_of_a_prompt_is_cut_where_padding_would_miss_the_objective() -> None:
+def test_prompt_rest_is_cut_if_padding_would_miss_the_objective() -> None:
     device = Device(OBJECTIVE_S, sizes=SIZES)
     for _ in range(40):
         device.step(32, 64_000, 0)
@@ -122,7 +118,7 @@ def test_what_is_left_of_a_prompt_is_cut_where_padding_would_miss_the_objective(
     assert device.step(32, 64_000, 0, num_left=512)[0] == 512
 
 
-def test_gaps_stay_within_the_objective_with_prompts_of_any_length_and_padding() -> None:
+def test_gaps_stay_within_the_objective_with_padding() -> None:
     device, rng = Device(OBJECTIVE_S, sizes=SIZES), random.Random(3)
     gaps, num_cached, num_left, num_whole = [], 0, 0, 0
     for _ in range(1500):
@@ -137,7 +133,7 @@ def test_gaps_stay_within_the_objective_with_prompts_of_any_length_and_padding()
     assert gaps[int(0.95 * len(gaps))] <= OBJECTIVE_S
 
 
-def test_gaps_stay_within_the_objective_where_steps_take_other_times_than_can_be_known() -> None:
+def test_gaps_stay_within_the_objective_with_unpredictable_steps() -> None:
     device, rng = Device(OBJECTIVE_S), random.Random(5)
     gaps = []
     for _ in range(1500):
@@ -148,7 +144,7 @@ def test_gaps_stay_within_the_objective_where_steps_take_other_times_than_can_be
     assert 0.85 * OBJECTIVE_S < gaps[int(0.95 * len(gaps))] <= 1.01 * OBJECTIVE_S
 
 
-def test_a_longer_context_and_more_requests_leave_less() -> None:
+def test_longer_contexts_and_more_requests_leave_less() -> None:
     device, rng = Device(OBJECTIVE_S), random.Random(0)
     for _ in range(200):
         device.step(rng.randint(1, 64), rng.randint(1000, 150_000), rng.choice((None, 0, 2000, 4000)))
@@ -160,7 +156,6 @@ def test_a_longer_context_and_more_requests_leave_less() -> None:
     assert size(4, 8000, 0) > size(64, 120_000, 0) and size(4, 8000, 0) > size(4, 8000, 8000)
     for num_requests, num_context, num_cached in ((4, 8000, 0), (64, 8000, 0), (64, 120_000, 0), (4, 8000, 8000)):
         device.step(num_requests, num_context, None)
-        # The last is beyond the observed range.
         assert 0.7 * OBJECTIVE_S < device.step(num_requests, num_context, num_cached)[1] <= 1.05 * OBJECTIVE_S
 
 
@@ -174,16 +169,16 @@ def test_gaps_stay_within_the_objective_from_the_beginning_on() -> None:
     assert gaps[int(0.95 * len(gaps))] <= OBJECTIVE_S and gaps[-1] <= 1.3 * OBJECTIVE_S
 
 
-def test_prompts_get_as_long_as_a_step_takes_where_that_misses_the_objective_alone() -> None:
+def test_prompts_get_a_step_s_time_if_decoding_alone_misses_the_objective() -> None:
     device = Device(0.001)
     for _ in range(50):
         size, seconds = device.step(64, 100_000, 0)
-    # A forward takes its base time whatever is in it.
+    # A forward pass costs its base time at any size.
     assert size > MIN_TOKENS and seconds == pytest.approx(2 * step_s(64, 100_000, 0, 0) + FORWARD_S, rel=0.2)
     assert Device(0.001, max_tokens=16).step(1, 1, 0)[0] == 16
 
 
-def test_nothing_is_learned_from_the_time_in_which_nothing_was_decoded() -> None:
+def test_idle_time_is_not_learned_from() -> None:
     device = Device(OBJECTIVE_S)
     for _ in range(40):
         device.step(32, 64_000, 0)
@@ -194,12 +189,7 @@ def test_nothing_is_learned_from_the_time_in_which_nothing_was_decoded() -> None
     assert device.budget.num_tokens(lambda: PromptRest(0, ENDLESS)) == pytest.approx(size, rel=0.1)
 
 
-# --- In a worker ---
-
-
 class TimedEngine(FakeEngine):
-    """Takes about as much time on a clock as a GPU."""
-
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(2048, 16)
         self.pool.device = torch.device("cuda")
@@ -258,7 +248,7 @@ class Worker:
 
 
 def serve(itl_objective_s: float) -> Worker:
-    """Runs eight streams, then ten prompts of 1,500 tokens at once."""
+    """Run eight streams, then ten prompts of 1,500 tokens at once."""
     worker, rng = Worker(itl_objective_s), random.Random(2)
     prompts = {f"s{i}": tuple(rng.randrange(900) for _ in range(20)) for i in range(8)}
     for name, prompt in prompts.items():
@@ -276,19 +266,19 @@ def serve(itl_objective_s: float) -> Worker:
     return worker
 
 
-def test_streams_have_their_tokens_in_time_while_prompts_are_computed() -> None:
+def test_streams_keep_the_objective_beside_prompts() -> None:
     whole, timely = serve(0.0), serve(OBJECTIVE_S)
     assert max(whole.gaps) > OBJECTIVE_S
     assert sorted(timely.gaps)[int(0.95 * len(timely.gaps))] <= OBJECTIVE_S
 
 
-def test_where_the_objective_has_room_prompts_are_as_quick_as_in_whole_chunks() -> None:
+def test_loose_objective_does_not_slow_prompts() -> None:
     whole, timely = serve(0.0), serve(0.1)
     assert max(timely.prompts_s.values()) <= max(whole.prompts_s.values()) / 0.95
 
 
-def test_a_piece_is_sized_by_what_its_prompt_finds_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a new prompt as for a continued one: the cached tokens it attends to take time too."""
+def test_chunk_size_accounts_for_cached_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cached tokens take attention time, for new and for continued prompts."""
     worker, asked = Worker(OBJECTIVE_S), []
     original = StepBudget.num_tokens
 

@@ -1,5 +1,3 @@
-"""Requests without pages on a decode worker."""
-
 from tandem.decode_worker import admissions
 from tandem.decode_worker.admissions import Admissions
 from tandem.messages import Admit
@@ -11,7 +9,7 @@ def admit(request_id: str, attempt: int = 0, duration_s: float = 10.0) -> Admit:
     return Admit(request_id, attempt, (1, 2), (), SamplingParams(4), duration_s)
 
 
-def test_an_announced_request_is_found_until_it_is_taken() -> None:
+def test_admitted_request_is_found_until_taken() -> None:
     remembered = Admissions(FakeClock())
     first, second = admit("r"), admit("r", attempt=1)
     remembered.remember_admitted(first)
@@ -38,11 +36,11 @@ def test_each_request_has_its_own_time() -> None:
     assert remembered.next_deadline() is None
 
 
-def test_an_ended_attempt_is_remembered_and_its_request_is_not() -> None:
+def test_ended_attempt_is_remembered_without_its_request() -> None:
     remembered = Admissions(FakeClock())
     remembered.remember_admitted(admit("r"))
     remembered.mark_ended(("r", 0))
-    # It was never announced: an Abort may overtake its Admit.
+    # An Abort may overtake its Admit.
     remembered.mark_ended(("other", 3))
     assert remembered.find_admitted(("r", 0)) is None and remembered.next_deadline() is None
     assert remembered.has_ended(("r", 0)) and remembered.has_ended(("other", 3))

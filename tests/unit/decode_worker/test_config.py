@@ -1,5 +1,3 @@
-"""Options of the decode scheduler."""
-
 import pytest
 
 from tandem.decode_worker.config import DecodeConfig

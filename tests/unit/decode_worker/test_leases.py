@@ -39,7 +39,7 @@ class OneSided(ScriptedReceiver):
 
 
 class Decode:
-    """A lease book with one link and its started requests.
+    """A lease book with one link, and its started requests.
 
     Attributes:
         started: (request id, first token) of each, in order.
@@ -64,7 +64,7 @@ class Decode:
         self.book.receive(ReceiverLinkClosed(epoch))
 
     def admit(self, request_id: str, num_tokens: int) -> list[int]:
-        """Returns the prompt: equal for equal lengths, else without a common prefix."""
+        """Admit a request; prompts of different lengths share no prefix."""
         prompt = list(range(1000 * num_tokens, 1001 * num_tokens))
         self.book.admit_request(Admit(request_id, 0, tuple(prompt), (), SamplingParams(8), ADMIT_S))
         return prompt
@@ -73,7 +73,7 @@ class Decode:
         self.book.receive(FromSender(epoch, message))
 
     def answers(self, num_reserved: int = 0) -> list[Any]:
-        """Messages on the link since the last call, after a step."""
+        """Run a step; return the link's new messages."""
         self.cache.free_deferred_pages()
         self.book.start_arrived()
         self.book.answer_requests(num_reserved)
@@ -82,7 +82,7 @@ class Decode:
         return [message for _, message in said]
 
     def granted(self, request_id: str, num_tokens: int) -> Granted:
-        """Gets a grant, with the request's id as the lease's."""
+        """Get a grant; the lease id is the request id."""
         self.admit(request_id, num_tokens)
         self.say(LeaseRequest(request_id, request_id, 0, num_tokens))
         (granted,) = self.answers()
@@ -90,7 +90,6 @@ class Decode:
         return granted
 
     def lost(self) -> list[str]:
-        """Requests whose lease was reported lost."""
         return [message.request_id for message in self.outbox.of(LeaseLost)]
 
     def _start(self, lease: Lease) -> None:
@@ -102,7 +101,7 @@ def committed(lease_id: str, num_pages: int, num_tokens: int) -> Committed:
     return Committed(lease_id, 7, num_pages, num_tokens, "", 0)
 
 
-def test_a_request_is_granted_its_pages_and_one_for_the_first_step() -> None:
+def test_grant_covers_the_prompt_and_the_first_step() -> None:
     decode = Decode()
     granted = decode.granted("r", 8)
     assert (granted.lease_id, granted.cached_len, len(granted.page_ids)) == ("r", 0, 3)
@@ -113,7 +112,7 @@ def test_a_request_is_granted_its_pages_and_one_for_the_first_step() -> None:
     assert decode.book.next_deadline() is None, "nothing of it is remembered"
 
 
-def test_what_is_cached_is_not_shipped() -> None:
+def test_cached_pages_are_not_shipped() -> None:
     decode = Decode()
     decode.granted("r", 8)
     decode.say(committed("r", 2, 8))
@@ -131,7 +130,7 @@ def test_what_is_cached_is_not_shipped() -> None:
     assert decode.started[1:] == [("r", 7)]
 
 
-# --- Requests wait for their Admit or for pages ---
+# --- waiting for Admit or pages ---
 
 
 def test_a_request_waits_for_its_admit() -> None:
@@ -143,7 +142,7 @@ def test_a_request_waits_for_its_admit() -> None:
     assert [type(answer) for answer in decode.answers()] == [Granted]
 
 
-def test_a_request_whose_admit_does_not_come_is_refused() -> None:
+def test_request_without_admit_is_refused() -> None:
     decode = Decode()
     decode.say(LeaseRequest("r", "r", 0, 8))
     decode.clock.advance(GRACE_S)
@@ -158,14 +157,14 @@ def test_a_request_of_another_length_than_announced_is_refused() -> None:
     assert decode.answers() == [Refused("r", "unknown")]
 
 
-def test_a_request_that_can_never_fit_is_refused() -> None:
+def test_request_larger_than_the_pool_is_refused() -> None:
     decode = Decode(num_pages=3)
     decode.admit("r", 12)
     decode.say(LeaseRequest("r", "r", 0, 12))
     assert decode.answers() == [Refused("r", "too_large")]
 
 
-def test_a_request_of_an_attempt_that_has_ended_is_refused() -> None:
+def test_request_of_an_ended_attempt_is_refused() -> None:
     decode = Decode()
     decode.admit("aborted", 8)
     decode.book.abort_attempt("aborted", 0)
@@ -175,7 +174,7 @@ def test_a_request_of_an_attempt_that_has_ended_is_refused() -> None:
     assert decode.answers() == [Refused("aborted", "gone"), Refused("given back", "gone")]
 
 
-def test_a_request_that_finds_no_pages_waits_and_is_granted_when_there_are() -> None:
+def test_request_without_pages_waits_for_its_grant() -> None:
     decode = Decode(num_pages=4)
     decode.granted("holder", 8)
     decode.admit("r", 8)
@@ -185,7 +184,7 @@ def test_a_request_that_finds_no_pages_waits_and_is_granted_when_there_are() -> 
     assert [answer.lease_id for answer in decode.answers()] == ["r"]
 
 
-def test_grants_leave_what_is_reserved_for_growth() -> None:
+def test_grants_leave_reserved_pages() -> None:
     decode = Decode(num_pages=4)
     decode.admit("r", 8)
     decode.say(LeaseRequest("r", "r", 0, 8))
@@ -209,7 +208,7 @@ def test_a_small_request_overtakes_a_large_one_only_so_often() -> None:
     assert [answer.lease_id for answer in decode.answers()] == ["large"]
 
 
-def test_an_admitted_request_for_which_nobody_asks_is_lost_in_time() -> None:
+def test_admitted_request_without_lease_request_expires() -> None:
     decode = Decode()
     decode.admit("r", 8)
     assert decode.book.next_deadline() == decode.clock.now + ADMIT_S
@@ -221,7 +220,7 @@ def test_an_admitted_request_for_which_nobody_asks_is_lost_in_time() -> None:
 
 @pytest.mark.parametrize("reported", [True, False])
 def test_a_waiting_request_may_be_released(reported: bool) -> None:
-    """Then no lease of this attempt follows, and the end is reported by the side that knows it."""
+    """No lease of this attempt follows; the side that knows the end reports it."""
     decode = Decode(num_pages=4)
     decode.granted("holder", 8)
     decode.admit("r", 8)
@@ -233,7 +232,7 @@ def test_a_waiting_request_may_be_released(reported: bool) -> None:
     assert decode.book.take_admitted("r", 0) is None
 
 
-# --- A granted lease is settled once ---
+# --- one settlement per granted lease ---
 
 
 @pytest.mark.parametrize("reported", [True, False])
@@ -293,10 +292,10 @@ def test_a_lease_is_asked_for_once() -> None:
     assert (decode.cache.num_leased_pages, decode.book.num_waiting) == (3, 1)
 
 
-# --- Revoked leases return by their settlement ---
+# --- revoked leases return by their settlement ---
 
 
-def test_an_expired_lease_is_asked_back_and_freed_by_its_settlement_alone() -> None:
+def test_expired_lease_is_revoked_and_freed_only_by_its_settlement() -> None:
     decode = Decode()
     decode.granted("r", 8)
     decode.clock.advance(DURATION_S)
@@ -322,13 +321,13 @@ def test_a_sign_of_life_renews_a_lease(message: Any) -> None:
     assert decode.answers() == [Revoke("r")]
 
 
-def test_an_abandoned_lease_is_asked_back_and_its_commit_starts_nothing() -> None:
+def test_abandoned_lease_is_revoked_and_its_commit_starts_nothing() -> None:
     decode = Decode()
     decode.granted("r", 8)
     decode.book.abort_attempt("r", 0)
     assert decode.answers() == [Revoke("r")]
     assert decode.cache.num_leased_pages == 3
-    # It crossed the revocation.
+    # The commit crossed the revocation.
     decode.say(committed("r", 2, 8))
     decode.answers()
     assert decode.started == [] and decode.lost() == []
@@ -348,7 +347,7 @@ def test_losing_the_router_abandons_all() -> None:
     assert decode.book.next_deadline() is not None, "a receive is under way"
 
 
-# --- Epochs end while senders may go on ---
+# --- epochs end while senders may go on ---
 
 
 def test_leased_pages_of_a_broken_epoch_wait_until_its_sender_is_gone() -> None:
@@ -366,7 +365,7 @@ def test_leased_pages_of_a_broken_epoch_wait_until_its_sender_is_gone() -> None:
 
 
 @pytest.mark.parametrize("noticed_first", [True, False])
-def test_the_same_sender_s_next_epoch_says_that_the_last_one_is_quiet(noticed_first: bool) -> None:
+def test_sender_s_next_epoch_proves_the_last_one_quiet(noticed_first: bool) -> None:
     decode = Decode()
     decode.granted("r", 8)
     if noticed_first:
@@ -380,7 +379,7 @@ def test_the_same_sender_s_next_epoch_says_that_the_last_one_is_quiet(noticed_fi
     assert decode.cache.num_free_pages == 8
 
 
-def test_an_epoch_s_end_says_nothing_of_abandoned_leases() -> None:
+def test_epoch_end_does_not_report_abandoned_leases() -> None:
     decode = Decode()
     decode.granted("r", 8)
     decode.book.abort_attempt("r", 0)
@@ -388,7 +387,7 @@ def test_an_epoch_s_end_says_nothing_of_abandoned_leases() -> None:
     assert decode.lost() == []
 
 
-def test_what_is_said_on_an_ended_epoch_is_not_heard() -> None:
+def test_messages_of_an_ended_epoch_are_ignored() -> None:
     decode = Decode()
     decode.admit("r", 8)
     decode.close()
@@ -407,7 +406,7 @@ def test_a_failed_transport_ends_its_epoch_once() -> None:
     assert decode.outbox.closed == {}
 
 
-def test_what_one_sender_gets_wrong_is_not_for_others_to_pay() -> None:
+def test_protocol_error_affects_only_its_sender() -> None:
     decode = Decode(transport=ScriptedReceiver())
     decode.open("other", ScriptedReceiver(), sender="q")
     decode.granted("r", 8)
@@ -415,10 +414,10 @@ def test_what_one_sender_gets_wrong_is_not_for_others_to_pay() -> None:
     assert list(decode.outbox.closed) == ["epoch"] and "does not fit the grant" in decode.outbox.closed["epoch"]
 
 
-# --- Two-sided transports announce pushes ---
+# --- two-sided transports announce pushes ---
 
 
-def test_a_request_starts_when_its_pages_are_there_not_when_they_are_committed() -> None:
+def test_request_starts_when_pages_arrive_not_at_commit() -> None:
     transport = ScriptedReceiver()
     decode = Decode(transport=transport)
     granted = decode.granted("r", 8)
@@ -524,11 +523,11 @@ def test_the_oldest_commit_starts_first() -> None:
     assert [request_id for request_id, _ in decode.started] == ["bb", "a"]
 
 
-# --- A commit comes with the end of its epoch ---
+# --- a commit arrives with the end of its epoch ---
 
 
-def test_what_was_committed_before_the_end_of_its_epoch_is_decoded() -> None:
-    """One batch may hold both: the pages are here, and nothing is lost with the link."""
+def test_lease_committed_before_the_epoch_end_is_decoded() -> None:
+    """Both may come in one batch: the pages are here, and nothing is lost with the link."""
     decode = Decode()
     decode.granted("r", 8)
     decode.granted("not committed", 3)
@@ -539,7 +538,7 @@ def test_what_was_committed_before_the_end_of_its_epoch_is_decoded() -> None:
     assert decode.cache.num_leased_pages == 0
 
 
-def test_two_sided_only_what_has_arrived_survives_the_end_of_its_epoch() -> None:
+def test_two_sided_only_arrived_pages_survive_the_epoch_end() -> None:
     transport = ScriptedReceiver()
     decode = Decode(transport=transport)
     for number, name in enumerate(("here", "under way")):
@@ -553,7 +552,7 @@ def test_two_sided_only_what_has_arrived_survives_the_end_of_its_epoch() -> None
     assert decode.started == [("here", 7)] and decode.lost() == ["under way"]
 
 
-def test_the_end_of_an_epoch_that_is_over_or_unknown_changes_nothing() -> None:
+def test_end_of_an_unknown_epoch_changes_nothing() -> None:
     decode = Decode()
     decode.granted("r", 8)
     decode.close("another worker's")
@@ -563,10 +562,10 @@ def test_the_end_of_an_epoch_that_is_over_or_unknown_changes_nothing() -> None:
     assert decode.answers() == [] and decode.lost() == ["r"]
 
 
-# --- The queue is limited ---
+# --- the queue is limited ---
 
 
-def test_whom_there_is_no_place_for_is_told_and_may_ask_again() -> None:
+def test_full_queue_refuses_and_allows_a_retry() -> None:
     decode = Decode(num_pages=4, max_waiting=1)
     decode.granted("holder", 8)
     for name in ("r", "later"):
@@ -591,8 +590,8 @@ def test_an_attempt_has_one_lease_at_a_time() -> None:
     assert decode.book.num_waiting == 1
 
 
-def test_what_others_put_into_the_tree_may_make_room() -> None:
-    """Once the same prompt is cached, it takes one page instead of three."""
+def test_newly_cached_prefix_may_make_a_lease_fit() -> None:
+    """Once the prompt is cached, it takes one page instead of three."""
     decode = Decode(num_pages=5)
     decode.granted("first", 8)
     decode.admit("second", 8)

@@ -1,5 +1,3 @@
-"""Timing of a decode worker's next step."""
-
 import pytest
 
 from tandem.decode_worker.pacing import HOST_FACTOR, WAKE_UP_S, WINDOW, StepPace
@@ -11,7 +9,7 @@ LEAD_S = HOST_FACTOR * HOST_S + WAKE_UP_S
 
 
 class Device:
-    """Steps launched one behind the other, as a scheduler does."""
+    """A device that runs the launched steps one after the other."""
 
     def __init__(self) -> None:
         self.clock = FakeClock(0.0)
@@ -21,7 +19,7 @@ class Device:
     def launch(
         self, duration_s: float, host_s: float = HOST_S, launch_s: float = 0.0, expected_s: float | None = None
     ) -> None:
-        """Args: launch_s: time to launch the kernels, the first of which may run at once."""
+        """Args: launch_s: time to launch the kernels; the first may run at once."""
         self.pace.composing()
         self.clock.advance(host_s)
         self.pace.launching()
@@ -37,7 +35,7 @@ class Device:
         self.pace.ended(duration_s, was_running=was_running)
 
     def step(self, duration_s: float, host_s: float = HOST_S, with_prompts: bool = False, **kwargs: float) -> float:
-        """Launches the next step when it is due and collects the previous one. Returns the device's idle time."""
+        """Launch the next step when due and collect the previous one; return the device's idle time."""
         self.clock.now = max(self.clock.now, self.pace.due(with_prompts=with_prompts))
         ended = self._ends[0][0]
         launched_at = self.clock.now + host_s
@@ -107,7 +105,7 @@ def test_steps_shorter_than_the_hosts_work_are_composed_at_once() -> None:
     assert device.pace.is_due()
 
 
-def test_a_step_with_prompts_says_nothing_of_how_long_those_without_take() -> None:
+def test_mixed_step_time_does_not_change_decode_step_time() -> None:
     device = Device()
     device.launch(STEP_S)
     for _ in range(3):
@@ -118,7 +116,7 @@ def test_a_step_with_prompts_says_nothing_of_how_long_those_without_take() -> No
     assert device.pace.due() == pytest.approx(device.clock.now + STEP_S - LEAD_S)
 
 
-def test_after_a_step_with_prompts_the_next_is_composed_late_by_what_is_expected_of_that_one() -> None:
+def test_step_after_a_mixed_step_is_timed_by_its_expected_time() -> None:
     device = Device()
     device.launch(STEP_S)
     # Various sizes, up to 10 % off their expected time.
@@ -131,7 +129,7 @@ def test_after_a_step_with_prompts_the_next_is_composed_late_by_what_is_expected
     assert device.pace.due(with_prompts=True) == pytest.approx(device.clock.now + 0.9 * 2 * STEP_S - LEAD_S)
 
 
-def test_one_with_prompts_whose_length_nobody_knows_is_followed_at_once() -> None:
+def test_mixed_step_of_unknown_time_is_followed_at_once() -> None:
     device = Device()
     device.launch(STEP_S, expected_s=STEP_S)
     assert device.pace.is_due() and device.pace.is_due(with_prompts=True)
@@ -140,20 +138,19 @@ def test_one_with_prompts_whose_length_nobody_knows_is_followed_at_once() -> Non
     assert device.pace.is_due(with_prompts=True)
 
 
-def test_steps_that_are_launched_kernel_by_kernel_are_composed_so_much_earlier() -> None:
+def test_steps_launched_kernel_by_kernel_are_composed_earlier() -> None:
     device = Device()
     device.launch(STEP_S)
     for _ in range(3):
         device.step(STEP_S)
     idle_s = [device.step(4 * STEP_S, launch_s=3 * STEP_S, expected_s=4 * STEP_S, with_prompts=True) for _ in range(20)]
     assert idle_s == [0.0] * 20
-    # The first one runs since the start of its launch or the previous end, not since the end of its launch.
+    # The first one runs from the start of its launch or the previous end, not from the end of its launch.
     assert device.pace.due(with_prompts=True) < device.clock.now + STEP_S
-    # Steps without prompts stay quick.
     assert device.pace.due() == pytest.approx(device.clock.now + 4 * STEP_S - LEAD_S)
 
 
-def test_a_step_whose_end_is_seen_late_is_followed_by_one_that_began_then() -> None:
+def test_step_seen_late_sets_the_start_of_the_next() -> None:
     device = Device()
     device.launch(STEP_S)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""A decode worker's grants and steps and their order, over a fake engine."""
+"""Grants, steps and their order on a decode worker, over a fake engine."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ from tests.fakes.workers import WorkerPair
 
 
 def make_pair(num_pages: int, **decode: Any) -> WorkerPair:
-    """A decode worker with few pages and a prefill worker with many."""
+    """Pair a decode worker with few pages and a prefill worker with many."""
     config = PrefillConfig(min_shared_tokens=4)
     return WorkerPair(prefill={"config": config, "num_pages": 512}, num_pages=num_pages, **decode)
 
 
 def started(pair: WorkerPair) -> list[str]:
-    """Requests in the order of their first tokens from the decode worker."""
+    """Return requests in the order of their first decoded tokens."""
     seen: dict[str, None] = {}
     for message in pair.d.outbox.of(Tokens):
         for event in message.events:
@@ -43,8 +43,6 @@ def test_requests_join_and_leave_at_every_step() -> None:
 
 
 class UnsearchedIds(tuple[int, ...]):
-    """Token ids that must not be searched one by one."""
-
     def __contains__(self, token_id: object) -> bool:
         raise AssertionError("a step searches all stop tokens")
 
@@ -93,7 +91,7 @@ def test_growth_goes_before_new_leases() -> None:
     pair.check_idle()
 
 
-def test_running_out_of_pages_gives_back_the_cheapest_never_the_oldest() -> None:
+def test_page_shortage_gives_back_the_cheapest_never_the_oldest() -> None:
     pair = WorkerPair(num_pages=8)
     pair.submit("old", list(range(8)), max_tokens=20)
     pair.submit("young", list(range(50, 58)), max_tokens=20)
@@ -101,7 +99,7 @@ def test_running_out_of_pages_gives_back_the_cheapest_never_the_oldest() -> None
     (gave_back,) = pair.d.outbox.of(GaveBack)
     assert gave_back.request_id == "young"
     assert pair.output("old") == expected_tokens(list(range(8)), 20)
-    # The router restarts the young one with its tokens; together the output is complete.
+    # The router restarts the young request with its tokens; together the output is complete.
     first = pair.output("young")
     pair.submit("young", list(range(50, 58)), max_tokens=20, output_ids=tuple(first), attempt=1)
     pair.run()
@@ -147,7 +145,7 @@ def test_the_lowest_priority_is_given_back_first() -> None:
 
 def test_a_small_lease_overtakes_a_large_one_only_so_often() -> None:
     pair = make_pair(10)
-    # One request holds pages for long, a large one waits for them, and small ones keep coming.
+    # One request holds pages for long, a large one waits, and small ones keep coming.
     pair.submit("holder", list(range(8)), max_tokens=30, arrival_ns=1)
     for _ in range(4):
         pair.turn()
@@ -165,12 +163,12 @@ def test_a_small_lease_overtakes_a_large_one_only_so_often() -> None:
     pair.check_idle()
 
 
-def test_what_ran_is_found_by_the_next_turn_of_a_conversation() -> None:
+def test_next_turn_reuses_the_decoded_pages() -> None:
     pair = make_pair(64)
     prompt = list(range(10))
     pair.submit("a", prompt, max_tokens=7)
     pair.run()
-    # 16 tokens have KV: all but the last, which was sampled and never computed.
+    # 16 tokens have KV: all but the last, which was never computed.
     assert len(pair.d.cache.peek([*prompt, *pair.output("a")])) == 4
 
 
@@ -185,7 +183,7 @@ def test_the_same_requests_run_in_the_same_order_every_time() -> None:
     assert runs[0] == runs[1]
 
 
-def test_a_lease_that_fits_by_what_has_just_come_into_the_tree_is_granted() -> None:
+def test_lease_fitting_through_a_newly_cached_prefix_is_granted() -> None:
     """Nothing else changes for many steps: no page becomes free, and no lease comes or ends."""
     pair = make_pair(12)
     prompt = list(range(32))

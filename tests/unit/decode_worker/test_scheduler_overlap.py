@@ -1,5 +1,7 @@
-"""Overlapping decode steps, launched before the previous tokens are known. Output stays the same, and no page is reused
-while a step launched with it may run."""
+"""Overlapping decode steps, launched before the previous tokens are known.
+
+Output stays the same, and no page is reused while a step launched with it may run.
+"""
 
 from typing import Any
 
@@ -21,13 +23,13 @@ STEP_S = 0.5
 
 
 def make_pair(*, overlap: bool = True, **decode: Any) -> WorkerPair:
-    """Without `step_s`, every step is composed at once, before the previous one has run."""
+    """Without `step_s`, each step is composed before the previous one has run."""
     decode.setdefault("config", DecodeConfig(overlap=overlap))
     return WorkerPair(prefill={"num_pages": 512}, asynchronous=True, **decode)
 
 
 def run_until_in_flight(pair: WorkerPair, num_steps: int) -> None:
-    """Runs until a step is in flight and `num_steps` have been launched."""
+    """Run until a step is in flight and `num_steps` have been launched."""
     for _ in range(100):
         if len(pair.d.engine.batches) >= num_steps:
             assert pair.d.engine.num_launched == 1
@@ -37,7 +39,7 @@ def run_until_in_flight(pair: WorkerPair, num_steps: int) -> None:
 
 
 def reported(pair: WorkerPair) -> list[Any]:
-    """Messages to the router, without times."""
+    """Return the messages to the router, without times."""
     events = [e for m in pair.d.outbox.of(Tokens) for e in m.events]
     ends = [(m.request_id, m.finish_reason, m.num_output_tokens) for m in pair.d.outbox.of(Finished)]
     return [sorted(events, key=lambda e: (e.request_id, e.index)), sorted(ends)]
@@ -45,7 +47,7 @@ def reported(pair: WorkerPair) -> list[Any]:
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 9])
 @pytest.mark.parametrize("stop_at", [0, 1, 2, 3, 4, 7, 8, 9])
-def test_every_end_is_that_of_the_plain_loop(max_tokens: int, stop_at: int) -> None:
+def test_every_ending_matches_the_plain_loop(max_tokens: int, stop_at: int) -> None:
     stop = expected_tokens(PROMPT, 10)[stop_at]
     pairs = [make_pair(overlap=overlap, page_size=2) for overlap in (False, True)]
     for pair in pairs:
@@ -57,7 +59,7 @@ def test_every_end_is_that_of_the_plain_loop(max_tokens: int, stop_at: int) -> N
     assert reported(overlapped) == reported(plain)
     num_tokens = min(max_tokens, stop_at + 1)
     whole = [*PROMPT, *expected_tokens(PROMPT, num_tokens)]
-    # The cached pages are the same too; a request of one token ends at prefill.
+    # The cached pages are equal too; a request of one token ends at prefill.
     num_pages = (len(whole) - 1) // 2 if num_tokens > 1 else 0
     assert [len(pair.d.cache.peek(whole)) for pair in pairs] == [num_pages] * 2
 
@@ -80,7 +82,7 @@ def test_without_overlap_no_step_is_left_in_flight() -> None:
     assert pair.output("a") == expected_tokens(PROMPT, 6)
 
 
-def test_a_step_is_launched_before_the_one_before_has_run() -> None:
+def test_step_is_launched_before_the_previous_one_has_run() -> None:
     pair = make_pair(page_size=2)
     pair.submit("a", PROMPT, max_tokens=12)
     run_until_in_flight(pair, 1)
@@ -95,7 +97,7 @@ def test_a_step_is_launched_before_the_one_before_has_run() -> None:
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("how", ["abort", "router lost"])
-def test_a_request_that_ends_in_flight_keeps_its_pages_until_the_step_is_done(num_steps: int, how: str) -> None:
+def test_request_ended_in_flight_keeps_its_pages_until_the_step_ends(num_steps: int, how: str) -> None:
     pair = make_pair(page_size=2)
     pair.submit("a", PROMPT, max_tokens=20)
     run_until_in_flight(pair, num_steps)
@@ -116,7 +118,7 @@ def test_a_request_that_ends_in_flight_keeps_its_pages_until_the_step_is_done(nu
     assert pair.output("again") == expected_tokens(PROMPT, 20)
 
 
-def test_pages_of_a_request_that_ended_in_flight_are_not_granted_before_the_step_is_done() -> None:
+def test_pages_of_a_request_ended_in_flight_are_granted_after_the_step() -> None:
     pair = make_pair(page_size=2, num_pages=8, step_s=STEP_S)
     pair.submit("a", PROMPT, max_tokens=8)
     run_until_in_flight(pair, 2)
@@ -133,7 +135,7 @@ def test_pages_of_a_request_that_ended_in_flight_are_not_granted_before_the_step
     pair.check_idle()
 
 
-def test_who_is_given_back_has_been_sent_every_token_computed() -> None:
+def test_given_back_request_has_sent_every_token() -> None:
     pair = make_pair(num_pages=8)
     pair.submit("old", list(range(8)), max_tokens=20, arrival_ns=1)
     pair.submit("young", list(range(50, 57)), max_tokens=20, arrival_ns=2)
@@ -148,7 +150,7 @@ def test_who_is_given_back_has_been_sent_every_token_computed() -> None:
     pair.check_idle()
 
 
-def test_nobody_is_given_back_for_pages_that_come_free_with_the_step_in_flight() -> None:
+def test_pages_freed_by_the_step_in_flight_prevent_giving_back() -> None:
     pair = make_pair(num_pages=8)
     # Both fill the pool; the second ends with the step after which the first needs another page.
     pair.submit("first", list(range(14)), max_tokens=10, arrival_ns=1)
@@ -174,7 +176,7 @@ def test_a_full_batch_takes_turns_with_older_requests() -> None:
 
 
 def paced_pair() -> WorkerPair:
-    """A pair with a step in flight and known step times, so that the next step is not due."""
+    """Return a pair with a step in flight and known step times, so that the next step is not due."""
     pair = make_pair(step_s=STEP_S)
     pair.submit("a", PROMPT, max_tokens=30)
     run_until_in_flight(pair, 2)
@@ -200,7 +202,7 @@ def test_a_step_that_ends_early_is_followed_at_once() -> None:
     assert len(pair.d.engine.batches) == 3
 
 
-def test_who_arrives_during_a_step_is_in_the_next() -> None:
+def test_request_arriving_during_a_step_joins_the_next() -> None:
     pair = paced_pair()
     pair.submit("b", [9, *PROMPT], max_tokens=30)
     for _ in range(10):
@@ -215,7 +217,6 @@ def test_who_arrives_during_a_step_is_in_the_next() -> None:
 
 
 def test_one_worker_for_both_phases_loses_no_token() -> None:
-    """All forwards run in launch order, whatever their mode."""
     clock, outbox = FakeClock(), ListOutbox()
     engine, cache = FakeEngine(64, 4, asynchronous=True), CacheManager(64, 4)
     config = PrefillConfig(chunk_size=4, min_shared_tokens=4)

@@ -1,4 +1,4 @@
-"""Sampling of a decode step: at its launch, or once the previous tokens are known."""
+"""Sampling of a decode step, at its launch or once the previous tokens are known."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -18,7 +18,7 @@ from tests.fakes.page_layout import OpaqueLayout
 
 
 class Output(ForwardOutput):
-    """Records the known tokens of each sequence at the time of sampling."""
+    """Records the known tokens of each sequence at sampling."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
@@ -70,7 +70,7 @@ def launch(engine: Engine, jobs: list[DecodeJob], previous: DecodeStep | None) -
     return step
 
 
-def test_tokens_are_chosen_at_the_launch() -> None:
+def test_tokens_are_sampled_at_launch() -> None:
     engine, free = Engine(), job()
     first = launch(engine, [free], None)
     second = launch(engine, [free], first)
@@ -79,7 +79,7 @@ def test_tokens_are_chosen_at_the_launch() -> None:
     assert free.sequence.token_ids == [1, 2, 3, 3, 3]
 
 
-def test_with_a_grammar_among_them_they_are_chosen_once_those_before_are_known() -> None:
+def test_step_with_a_grammar_samples_once_previous_tokens_are_known() -> None:
     engine, free, kept = Engine(), job(), job(constraint())
     jobs = [free, kept]
     first = launch(engine, jobs, None)
@@ -90,7 +90,6 @@ def test_with_a_grammar_among_them_they_are_chosen_once_those_before_are_known()
     second.sample()
     second.sample()
     assert [one.sequence.num_pending for one in jobs] == [1, 1]
-    # Lengths are as without waiting.
     assert [one.sequence.length for one in jobs] == [5, 5]
     second.collect()
     assert [one.sequence.token_ids for one in jobs] == [[1, 2, 3, 3, 4]] * 2

@@ -1,4 +1,4 @@
-"""The queue of leases without pages: the test decides which leases fit."""
+"""The queue of leases without pages; the test decides which leases fit."""
 
 from tandem.decode_worker.config import DecodeConfig
 from tandem.decode_worker.lease import Lease
@@ -17,7 +17,7 @@ SECOND_NS = 10**9
 class Line:
     """
     Attributes:
-        num_pages: grantable pages; a lease takes one for each of its request's tokens.
+        num_pages: grantable pages; a lease takes one per token of its request.
         tried: requests tried in the last scan, in order.
     """
 
@@ -37,18 +37,17 @@ class Line:
         return Admit(name, attempt, (1,) * num_tokens, (), SamplingParams(1), 60.0, arrival_ns, priority)
 
     def ask(self, name: str, num_tokens: int, arrival_s: float = 0.0, priority: int = 0, attempt: int = 0) -> str:
-        """Queues a request; returns the request refused for it, or ""."""
+        """Queue a request; return the request refused for it, or ""."""
         admit = self.admit(name, num_tokens, arrival_s, priority, attempt)
         last = self.waiting.enqueue(self.lease(name, num_tokens, attempt), admit)
         return last.request.request_id if last else ""
 
     def restart(self, name: str, num_tokens: int, arrival_s: float = 0.0, attempt: int = 1) -> None:
-        """The router ends a request's attempt and announces the next one."""
         self.waiting.end_attempt((name, attempt - 1))
         assert self.waiting.announce(self.admit(name, num_tokens, arrival_s, attempt=attempt)) is None
 
     def look(self, num_pages: int | None = None) -> list[str]:
-        """Runs one step; returns the granted requests."""
+        """Run one step; return the granted requests."""
         self.num_pages = self.num_pages if num_pages is None else num_pages
         granted: list[str] = []
         self.tried.clear()
@@ -66,7 +65,7 @@ class Line:
         return granted
 
 
-def test_the_oldest_goes_first_whenever_it_asked() -> None:
+def test_oldest_request_goes_first_regardless_of_queue_time() -> None:
     line = Line()
     for name, arrival_s in (("b", 2), ("a", 1), ("c", 3)):
         line.ask(name, 1, arrival_s)
@@ -99,14 +98,14 @@ def test_nothing_is_tried_again_until_something_has_changed() -> None:
     assert line.look() == [] and line.tried == ["largest", "another"]
 
 
-def test_a_step_s_work_does_not_grow_with_the_line() -> None:
+def test_step_work_does_not_grow_with_the_queue() -> None:
     line = Line()
     for i in range(500):
         line.ask(f"r{i}", 5, float(i))
     assert line.look(num_pages=4) == [] and len(line.tried) == MAX_PASSED_OVER
 
 
-def test_a_request_is_overtaken_only_so_often_over_all_its_attempts() -> None:
+def test_overtaking_is_bounded_over_all_attempts() -> None:
     line = Line()
     line.ask("large", 9)
     num_overtakes = 0
@@ -159,7 +158,7 @@ def test_a_request_that_ends_for_good_holds_no_place() -> None:
     assert len(line.waiting) == 0
 
 
-def test_only_who_stood_in_line_here_has_a_place_to_keep() -> None:
+def test_only_queued_requests_keep_a_place() -> None:
     line = Line()
     line.ask("small", 1, 1.0)
     line.restart("came from elsewhere", 9)
@@ -177,7 +176,7 @@ def test_beyond_the_limit_the_last_in_line_is_refused() -> None:
     assert line.waiting.park(line.lease("parked", 1))
 
 
-def test_who_is_parked_is_taken_out_when_its_admit_does_not_come() -> None:
+def test_parked_request_without_admit_is_removed() -> None:
     line = Line()
     line.waiting.park(line.lease("first", 1))
     line.clock.advance(1.0)
@@ -194,12 +193,12 @@ def test_who_is_parked_is_taken_out_when_its_admit_does_not_come() -> None:
     assert len(line.waiting) == 0 and line.waiting.next_deadline() is None
 
 
-def test_who_was_sent_away_for_want_of_room_is_overtaken_no_more_often_in_all() -> None:
+def test_refused_requests_keep_their_overtake_count() -> None:
     line = Line(max_waiting=2)
     line.ask("large", 100, arrival_s=5)
     num_overtaken = 0
     for number in range(3 * MAX_OVERTAKEN):
-        # A later one that fits goes first while it may; then older ones push the large one out of the queue.
+        # A later lease that fits goes first while it may; then older ones push the large one out of the queue.
         line.ask(f"small {number}", 1, arrival_s=6 + number)
         num_overtaken += line.look(1) == [f"small {number}"]
         waiting = line.waiting.of_attempt((f"small {number}", 0))

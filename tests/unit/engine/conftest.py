@@ -8,6 +8,5 @@ from tests.fakes.model_config import TINY_LLAMA
 
 @pytest.fixture
 def model_dir(tmp_path: Path) -> str:
-    """A tiny model's configuration, without weights."""
     (tmp_path / "config.json").write_text(json.dumps(TINY_LLAMA))
     return str(tmp_path)

@@ -1,5 +1,3 @@
-"""Inputs of a batch on a device."""
-
 import pytest
 import torch
 
@@ -12,7 +10,7 @@ CPU = torch.device("cpu")
 
 
 def sequence(token_ids: list[int], *, num_pending: int) -> TokenSequence:
-    """All tokens but the last are computed."""
+    """Return a sequence with all tokens computed but the last."""
     num_computed = len(token_ids) + num_pending - 1
     made = TokenSequence(token_ids, 1, [0], cached_len=num_computed, num_pending=num_pending)
     made.extend(1)
@@ -24,7 +22,7 @@ def output() -> ForwardOutput:
     return FakeForwardOutput(FakeEngine(1, 4), [], None)
 
 
-def test_pending_tokens_come_from_the_step_before(output: ForwardOutput) -> None:
+def test_pending_tokens_come_from_the_previous_step(output: ForwardOutput) -> None:
     sequences = [
         sequence([1, 2], num_pending=1),
         sequence([3, 4], num_pending=0),
@@ -43,7 +41,7 @@ def test_without_a_feed_all_tokens_are_known() -> None:
     assert Batch("prefill", [whole, one]).input_ids(CPU).tolist() == [1, 2, 3, 5]
 
 
-def test_a_mixed_batch_begins_with_what_is_decoded(output: ForwardOutput) -> None:
+def test_mixed_batch_begins_with_decoded_sequences(output: ForwardOutput) -> None:
     decoded = [sequence([1, 2], num_pending=1), sequence([3, 4], num_pending=0)]
     chunk, last = TokenSequence([10, 11, 12], 3, [0]), TokenSequence([20, 21, 22, 23], 4, [1], cached_len=2)
     for prompt in (chunk, last):

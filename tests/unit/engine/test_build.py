@@ -1,4 +1,4 @@
-"""Building an engine: choice of the attention backend, and progress messages."""
+"""Building an engine: attention backend and progress messages."""
 
 import importlib.util
 import logging
@@ -26,7 +26,7 @@ def build(
     return build_engine(config, f"build-{num_pages}", list[str]().append if told is None else told.append)
 
 
-def test_stages_are_told_in_order_and_timed(model_dir: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_stages_are_reported_in_order_and_timed(model_dir: str, caplog: pytest.LogCaptureFixture) -> None:
     told: list[str] = []
     with caplog.at_level(logging.INFO, "tandem.engine.build"):
         engine = build(model_dir, 8, told)
@@ -41,24 +41,20 @@ def test_stages_are_told_in_order_and_timed(model_dir: str, caplog: pytest.LogCa
 
 
 class OwnAttention(ReferenceAttention):
-    """A user's own backend."""
+    pass
 
 
 class PickyAttention(ReferenceAttention):
-    """Supports no model."""
-
     @classmethod
     def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
         return f"it computes no {num_q_heads} heads on {device.type}"
 
 
 class PlainAttention(ReferenceAttention):
-    """Reads only pages of the dtype of the computation."""
-
     reads_quantized = False
 
 
-def test_quantized_pages_are_refused_by_a_backend_that_does_not_read_them(model_dir: str) -> None:
+def test_backend_without_quantized_pages_refuses_them(model_dir: str) -> None:
     path = f"{__name__}:{PlainAttention.__name__}"
     config = EngineConfig(
         model_dir, load_format="dummy", num_pages=4, attention_backend=path, kv_cache_dtype="fp8_e4m3"
@@ -68,7 +64,7 @@ def test_quantized_pages_are_refused_by_a_backend_that_does_not_read_them(model_
     assert build(model_dir, 4, backend=path).pool.num_pages == 4
 
 
-def test_the_log_says_what_keys_and_values_are_kept_as(model_dir: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_names_the_kv_dtype(model_dir: str, caplog: pytest.LogCaptureFixture) -> None:
     config = EngineConfig(model_dir, load_format="dummy", num_pages=4, kv_cache_dtype="fp8_e4m3")
     with caplog.at_level(logging.INFO, "tandem.engine.build"):
         build_engine(config, "build-quantized", list[str]().append)
@@ -81,7 +77,7 @@ def generate(engine: Engine) -> list[int]:
     return engine.forward(Batch("prefill", [sequence])).token_ids()
 
 
-def test_a_backend_of_one_s_own_is_taken_by_its_import_path(model_dir: str) -> None:
+def test_custom_backend_is_loaded_by_import_path(model_dir: str) -> None:
     engine = build(model_dir, 4, backend=f"{__name__}:{OwnAttention.__name__}")
     assert type(engine._attention) is OwnAttention
     assert generate(engine) == generate(build(model_dir, 4, backend="reference"))
@@ -98,16 +94,16 @@ def test_a_backend_of_one_s_own_is_taken_by_its_import_path(model_dir: str) -> N
         (f"{__name__}:Nothing", "has no Nothing"),
     ],
 )
-def test_a_backend_that_cannot_be_used_is_refused(model_dir: str, path: str, message: str) -> None:
+def test_unusable_backend_is_refused(model_dir: str, path: str, message: str) -> None:
     told: list[str] = []
     with pytest.raises(ValueError, match=message):
         build(model_dir, 4, told, backend=path)
-    # Before any weight is read.
+    # Refused before any weight is read.
     assert told == ["loading weights"]
 
 
 @pytest.mark.parametrize(("dtype", "is_warned_of"), [("bfloat16", True), ("float32", False)])
-def test_auto_takes_the_first_backend_that_computes_the_model(
+def test_auto_takes_the_first_suitable_backend(
     model_dir: str, dtype: str, is_warned_of: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     paths = {"picky": f"{__name__}:{PickyAttention.__name__}", "own": f"{__name__}:{OwnAttention.__name__}"}
@@ -119,7 +115,7 @@ def test_auto_takes_the_first_backend_that_computes_the_model(
     assert warned == ["it computes no 2 heads on cpu: using the slower own backend"] * is_warned_of
 
 
-def test_auto_without_any_backend_says_why_for_each(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_without_backend_explains_each(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = {"picky": f"{__name__}:{PickyAttention.__name__}"}
     table: Choices[AttentionBackend] = Choices("tandem.engine.attention.base:AttentionBackend", paths)
     monkeypatch.setattr(choice, "ATTENTION_BACKENDS", table)

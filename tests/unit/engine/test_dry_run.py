@@ -31,7 +31,7 @@ def build(model_dir: str, num_pages: int) -> Engine:
 
 
 class FakeDevice:
-    """Memory of a fake GPU. A forward pass takes a MiB a token, a graph 10 MiB for good."""
+    """A fake GPU's memory: a forward pass takes 1 MiB a token, a graph 10 MiB for good."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: Engine, *, computes: bool = True) -> None:
         """Args: computes: False: forward passes are recorded, not run."""
@@ -59,14 +59,12 @@ class FakeDevice:
 
     def capture(self, batch_size: int) -> object:
         self.num_captured += 1
-        # The first graph also takes memory that the others share.
+        # The first graph also takes the shared memory.
         self.free -= 4 * MIB + 10 * MIB * len(dry_run.graph_sizes(batch_size))
         return object()
 
 
-def test_where_steps_are_mixed_the_largest_forward_is_of_both_kinds(
-    model_dir: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_largest_forward_is_mixed_if_steps_are(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = EngineConfig(
         model_dir,
         load_format="dummy",
@@ -105,9 +103,7 @@ def test_the_largest_forwards_run_on_a_single_page(model_dir: str, monkeypatch: 
     assert (memory.total, memory.free, memory.weights) == (2000 * MIB, device.free, 1000 * MIB - device.free)
 
 
-def test_no_prompt_of_the_dry_run_is_longer_than_the_model_allows(
-    model_dir: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dry_run_prompts_fit_the_model(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = build(model_dir, 1)
     device = FakeDevice(monkeypatch, engine, computes=False)
     config = EngineConfig(model_dir, max_chunk_tokens=64 * 200 + 1, max_batch_size=0, cuda_graph_max_bs=0)
@@ -116,9 +112,7 @@ def test_no_prompt_of_the_dry_run_is_longer_than_the_model_allows(
     assert batch.num_tokens == 64 * 200 + 1 and max(s.length for s in batch.sequences) <= 64
 
 
-def test_what_prefill_graphs_take_is_estimated_from_the_largest(
-    model_dir: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prefill_graph_memory_is_estimated_from_the_largest(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = build(model_dir, 1)
     device = FakeDevice(monkeypatch, engine)
     bound = tuple(range(16, 161, 16))
@@ -126,7 +120,7 @@ def test_what_prefill_graphs_take_is_estimated_from_the_largest(
     tried = []
 
     class Captured:
-        """Each size takes 5 MiB; they share 40."""
+        """Takes 5 MiB per size and 40 MiB shared."""
 
         def __init__(self, sizes: Sequence[int]) -> None:
             tried.append(tuple(sizes))
@@ -143,14 +137,14 @@ def test_what_prefill_graphs_take_is_estimated_from_the_largest(
     assert 90 * MIB <= memory.graphs <= 180 * MIB and memory.free == 900 * MIB
 
 
-def test_what_mixed_graphs_take_is_estimated_from_a_few(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixed_graph_memory_is_estimated_from_a_few(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = build(model_dir, 1)
     device = FakeDevice(monkeypatch, engine)
     monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, max_tokens, longest: (16, 64))
     tried = []
 
     class Captured:
-        """Each graph takes 5 MiB; they share 40."""
+        """Takes 5 MiB per graph and 40 MiB shared."""
 
         def __init__(self, sizes: MixedSizes) -> None:
             tried.append(sizes)
@@ -187,15 +181,14 @@ def test_without_prefill_graphs_there_are_no_mixed_ones(model_dir: str, monkeypa
 # --- launch-bound prefills ---
 
 LAUNCH_S = 0.010
-# Tokens of the longest prompt.
 LONGEST = 10_000
 
 
 class Device(EngineBase):
-    """Every launch takes the host LAUNCH_S, every token takes the device a given time."""
+    """A launch takes the host LAUNCH_S, and a token takes the device a given time."""
 
     def __init__(self, clock: FakeClock, token_s: float, held_up: Callable[[int], float] = lambda number: 0.0) -> None:
-        """Args: held_up: extra seconds of the host's wait for the forward pass with this number."""
+        """Args: held_up: extra seconds of waiting for the numbered forward pass."""
         super().__init__(CpuKvPool(OpaqueLayout(4, 32), 1, "launch-bound"))
         self._clock = clock
         self._token_s = token_s
@@ -224,7 +217,7 @@ class Device(EngineBase):
     ("token_s", "largest"),
     [(LAUNCH_S / 1e6, 2048), (LAUNCH_S / 1024, 1024), (LAUNCH_S / 500, 512), (LAUNCH_S / 400, 256), (LAUNCH_S, 0)],
 )
-def test_graphs_are_of_what_takes_longer_to_launch_than_to_compute(token_s: float, largest: int) -> None:
+def test_graphs_cover_launch_bound_sizes(token_s: float, largest: int) -> None:
     clock = FakeClock()
     sizes = launch_bound_sizes(Device(clock, token_s), 8192, LONGEST, clock)
     assert max(sizes, default=0) == largest
@@ -232,18 +225,18 @@ def test_graphs_are_of_what_takes_longer_to_launch_than_to_compute(token_s: floa
 
 
 @pytest.mark.parametrize("when", range(2))
-def test_a_host_that_is_held_up_now_and_then_has_graphs_all_the_same(when: int) -> None:
+def test_occasional_host_delays_do_not_prevent_graphs(when: int) -> None:
     clock = FakeClock()
     device = Device(clock, LAUNCH_S / 500, lambda number: LAUNCH_S if number % 2 == when else 0.0)
     assert max(launch_bound_sizes(device, 8192, LONGEST, clock), default=0) == 512
 
 
-def test_none_is_larger_than_the_largest_forward() -> None:
+def test_no_graph_is_larger_than_the_largest_forward() -> None:
     clock = FakeClock()
     assert max(launch_bound_sizes(Device(clock, 0.0), 300, LONGEST, clock)) == 256
 
 
-def test_no_prompt_that_is_timed_is_longer_than_the_model_allows() -> None:
+def test_timed_prompts_fit_the_model() -> None:
     clock = FakeClock()
     device = Device(clock, 0.0)
     # Graphs may be larger, because they hold several prompts.

@@ -30,7 +30,7 @@ def built(model_dir: str) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize("mixed_steps", [True, False])
-def test_what_two_graphs_are_done_with_sooner_is_no_mixed_step(built: Engine, mixed_steps: bool) -> None:
+def test_step_faster_as_two_graphs_is_not_mixed(built: Engine, mixed_steps: bool) -> None:
     attention, graphs = cast(Any, built)._attention, cast(PrefillGraphs, Graphs())
     without = Engine(built.model, built.pool, attention, mixed_steps=mixed_steps)
     engine = Engine(built.model, built.pool, attention, prefill_graphs=graphs, mixed_steps=mixed_steps)
@@ -42,7 +42,7 @@ def test_what_two_graphs_are_done_with_sooner_is_no_mixed_step(built: Engine, mi
 
 
 @pytest.mark.parametrize("mixed_steps", [True, False])
-def test_what_there_is_a_mixed_graph_for_is_a_mixed_step(built: Engine, mixed_steps: bool) -> None:
+def test_step_with_a_mixed_graph_is_mixed(built: Engine, mixed_steps: bool) -> None:
     engine = Engine(
         built.model,
         built.pool,

@@ -1,4 +1,4 @@
-"""Lower bounds of run times, by hand and against the H200 measurements of docs/benchmarks.md."""
+"""Lower bounds of run times, against hand calculation and the H200 measurements of docs/benchmarks.md."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ DECODE_FLOORS_MS = {
 PREFILL_FLOORS = {(1, 512): 56_100, (1, 8192): 49_100, (8, 8192): 49_100, (32, 2048): 54_500, (64, 512): 56_100}
 
 
-def test_floors_count_what_must_be_read_and_computed() -> None:
+def test_floors_count_reads_and_computation() -> None:
     # Two layers: q and o 64 x 64, k and v 64 x 32, three MLP matrices 64 x 128; the head 300 x 64.
     layers, head = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128), 300 * 64
     slow_memory, slow_math = Limits(1.0, 1e30), Limits(1e30, 1.0)
@@ -44,7 +44,7 @@ def test_floors_count_what_must_be_read_and_computed() -> None:
     assert decode_floor(SMALL, slow_memory, 3, 10, "fp8_e4m3") == 2 * (layers + head) + 3 * 10 * kv_of_a_token
     assert decode_floor(SMALL, slow_math, 3, 10) == 2 * 3 * (layers + head)
     assert prefill_floor(SMALL, slow_memory, 3, 10) == 2 * (layers + head)
-    # 55 visible pairs of query and key, 64 numbers each over all heads, two products of two operations.
+    # 55 visible query-key pairs, 64 numbers each over all heads, two products of two operations.
     attention = 2 * 55 * 64 * 4
     assert prefill_floor(SMALL, slow_math, 3, 10) == 3 * (2 * layers * 10 + 2 * head + attention)
 
@@ -53,7 +53,7 @@ def test_fp8_weights_are_half_as_large_and_multiplied_twice_as_fast() -> None:
     layers, head = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128), 300 * 64
     fp8 = SMALL.quantized("fp8")
     slow_memory, slow_math = Limits(1.0, 1e30), Limits(1e30, 1.0)
-    # The matrix of the logits, and KV, stay bfloat16.
+    # The logits matrix and KV stay bfloat16.
     assert decode_floor(fp8, slow_memory, 3, 10) == layers + 2 * head + 2 * 3 * 10 * 2 * 2 * 32
     assert decode_floor(fp8, slow_math, 3, 10) == 2 * 3 * (layers / 2 + head)
     assert prefill_floor(fp8, slow_memory, 3, 10) == layers + 2 * head
@@ -62,7 +62,7 @@ def test_fp8_weights_are_half_as_large_and_multiplied_twice_as_fast() -> None:
     assert decode_floor(LLAMA_8B.quantized("fp8"), H200, 1, 1152) == pytest.approx(1.97e-3, rel=0.01)
 
 
-def test_an_embedding_that_is_no_output_matrix_is_in_memory_and_is_not_read() -> None:
+def test_untied_embedding_takes_memory_but_is_not_read() -> None:
     tied = replace(SMALL, tie_word_embeddings=True)
     assert weight_bytes(tied) == read_weight_bytes(tied) == read_weight_bytes(SMALL)
     assert weight_bytes(SMALL) == read_weight_bytes(SMALL) + 2 * 300 * 64
@@ -78,13 +78,13 @@ def test_a_token_has_keys_and_values_in_every_layer() -> None:
 
 
 @pytest.mark.parametrize(("model", "floors"), DECODE_FLOORS_MS.values(), ids=DECODE_FLOORS_MS)
-def test_decode_floors_are_those_that_were_measured(model: ModelConfig, floors: dict[int, float]) -> None:
+def test_decode_floors_match_the_documented_ones(model: ModelConfig, floors: dict[int, float]) -> None:
     for batch_size, floor_ms in floors.items():
         assert decode_floor(model, H200, batch_size, 1152) * 1e3 == pytest.approx(floor_ms, rel=0.03)
 
 
 @pytest.mark.parametrize(("shape", "tokens_per_s"), PREFILL_FLOORS.items())
-def test_prefill_floors_are_those_that_were_measured(shape: tuple[int, int], tokens_per_s: int) -> None:
+def test_prefill_floors_match_the_documented_ones(shape: tuple[int, int], tokens_per_s: int) -> None:
     num_requests, prompt_len = shape
     floor_s = prefill_floor(LLAMA_8B, H200, num_requests, prompt_len)
     assert num_requests * prompt_len / floor_s == pytest.approx(tokens_per_s, rel=0.03)

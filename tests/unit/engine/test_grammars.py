@@ -55,7 +55,6 @@ def allowed(grammars: Grammars, *constraints: Constraint, end_ids: Sequence[int]
 
 
 def token_texts() -> dict[int, str]:
-    """Bytes of the tokens that are text."""
     tokenizer = byte_level()
     return {i: tokenizer.decode([i]) for i in range(260) if i not in (END, OTHER_END)}
 
@@ -70,9 +69,7 @@ def output_of(text: str) -> list[int]:
 
 @given(options=st.lists(st.text("ab c", min_size=1, max_size=5), min_size=1, max_size=5), data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_what_may_follow_is_what_some_choice_goes_on_with(
-    grammars: Grammars, options: list[str], data: st.DataObject
-) -> None:
+def test_mask_allows_exactly_the_continuations(grammars: Grammars, options: list[str], data: st.DataObject) -> None:
     chosen = data.draw(st.sampled_from(options))
     begun = chosen[: data.draw(st.integers(0, len(chosen)))]
     constraint = ready(grammars.constraint(translate("choice", json.dumps(options))))
@@ -85,7 +82,7 @@ def test_what_may_follow_is_what_some_choice_goes_on_with(
     assert not constraint.error
 
 
-def test_it_makes_no_difference_in_how_many_pieces_an_output_came(grammars: Grammars) -> None:
+def test_masks_do_not_depend_on_the_split_of_the_output(grammars: Grammars) -> None:
     grammar = LLMatcher.grammar_from_json_schema({"type": "array", "items": {"type": "integer"}})
     output = output_of("[12, 3")
     at_once, piece_by_piece = (ready(grammars.constraint(grammar)) for _ in range(2))
@@ -94,26 +91,25 @@ def test_it_makes_no_difference_in_how_many_pieces_an_output_came(grammars: Gram
         piece_by_piece.follow(output[:length], 0)
         allowed(grammars, piece_by_piece)
     assert allowed(grammars, at_once) == allowed(grammars, piece_by_piece) != [set()]
-    # Constraints of one grammar are independent.
     at_once.follow([*output, *output_of("]")], 0)
     first, second = allowed(grammars, at_once, piece_by_piece)
     assert END in first and END not in second
 
 
-def test_an_output_ends_only_in_what_ends_it(grammars: Grammars) -> None:
+def test_output_ends_only_at_the_end_of_the_grammar(grammars: Grammars) -> None:
     constraint = ready(grammars.constraint(grammar_from("regex", "a+")))
     constraint.follow(output_of("a"), 0)
     assert allowed(grammars, constraint, end_ids=(OTHER_END, IDS["b"])) == [{IDS["a"], OTHER_END, IDS["b"]}]
 
 
-def test_what_is_no_grammar_is_an_error_and_forbids_nothing(grammars: Grammars) -> None:
+def test_invalid_grammar_is_an_error_and_forbids_nothing(grammars: Grammars) -> None:
     bad, good = (ready(grammars.constraint(grammar_from("regex", regex))) for regex in ("(a", "a"))
     assert "unclosed group" in bad.error and not good.error
     everything, one = allowed(grammars, bad, good)
     assert one == {IDS["a"]} and everything >= set(range(VOCAB_SIZE))
 
 
-def test_a_grammar_that_takes_too_much_to_follow_is_an_error(grammars: Grammars) -> None:
+def test_too_complex_grammar_is_an_error(grammars: Grammars) -> None:
     properties = {f"p{number}": {"type": "string", "maxLength": 100} for number in range(600)}
     grammar = LLMatcher.grammar_from_json_schema({"type": "object", "properties": properties})
     constraint = ready(grammars.constraint(grammar))
@@ -129,7 +125,7 @@ def many_tokens(smollm2_dir: Path) -> Grammars:
     return grammars_of(smollm2_dir, SMOLLM2_SIZE)
 
 
-def test_limits_that_others_have_used_up_are_no_end_of_it(many_tokens: Grammars) -> None:
+def test_limits_used_up_by_other_outputs_allow_a_retry(many_tokens: Grammars) -> None:
     """llguidance counts states over all outputs of a grammar."""
     grammar = grammar_from("regex", "(?s).*a.{200}b")
     rng = random.Random(0)
@@ -153,10 +149,10 @@ def test_limits_that_others_have_used_up_are_no_end_of_it(many_tokens: Grammars)
     assert serve(again) > lengths[1] and not again.may_do_better
 
 
-def test_who_has_only_been_announced_uses_nothing_up(grammars: Grammars) -> None:
+def test_announced_requests_use_no_limits(grammars: Grammars) -> None:
     properties = {f"q{number}": {"type": "string", "maxLength": 100} for number in range(600)}
     grammar = LLMatcher.grammar_from_json_schema({"type": "object", "properties": properties})
-    # A decode worker asks for a grammar when its request is announced, and again when it arrives.
+    # A decode worker asks for a grammar at the announcement and again on arrival.
     ready(grammars.constraint(grammar))
     constraint = ready(grammars.constraint(grammar))
     constraint.follow(output_of('{"'), 0)
@@ -168,12 +164,12 @@ def test_no_mask_takes_long(many_tokens: Grammars) -> None:
     ambiguous = ready(many_tokens.constraint(grammar_from("lark", 'start: e\ne: e e | e e e | "a" | "b" | " "')))
     began = time.perf_counter()
     many_tokens.masks([(ambiguous, ())])
-    # With llguidance's own limits it takes 0.3 s to give up.
+    # llguidance's own limits take 0.3 s to give up.
     assert time.perf_counter() - began < 0.1
     assert "items" in ambiguous.error and len(ambiguous.error) <= 300
 
 
-def test_an_output_that_is_none_of_the_grammar_s_is_an_error(grammars: Grammars) -> None:
+def test_output_outside_the_grammar_is_an_error(grammars: Grammars) -> None:
     constraint = ready(grammars.constraint(grammar_from("regex", "a")))
     constraint.follow(output_of("b"), 0)
     assert constraint.error
@@ -193,7 +189,7 @@ def test_grammars_are_compiled_once_and_the_last_ones_kept(model_dir: Path, monk
     grammars.close()
 
 
-def test_a_model_without_a_tokenizer_of_text_keeps_to_no_grammar(tmp_path: Path) -> None:
+def test_model_without_text_tokenizer_supports_no_grammar(tmp_path: Path) -> None:
     assert Grammars.of_model(tmp_path, VOCAB_SIZE) is None
     (tmp_path / "tokenizer.json").write_text("{}")
     assert Grammars.of_model(tmp_path, VOCAB_SIZE) is None

@@ -1,4 +1,4 @@
-"""The launch list: which pages running forward passes may still touch."""
+"""The launch list: pages that running forward passes may still touch."""
 
 import pytest
 
@@ -12,7 +12,7 @@ PAGE_SIZE = 4
 
 
 class Part(ForwardPart):
-    """The next tokens of each sequence, in the given number. Attributes: ended: all ended parts, in order."""
+    """The given number of next tokens of each sequence. Attributes: ended: all ended parts, in order."""
 
     ended: "list[Part]"
 
@@ -46,7 +46,7 @@ def prompt(num_tokens: int, page_ids: list[int], cached_len: int = 0, table_id: 
     return TokenSequence(list(range(num_tokens)), num_tokens, page_ids, cached_len, table_id=table_id)
 
 
-def test_forwards_end_in_the_order_of_their_launch(engine: FakeEngine) -> None:
+def test_forwards_end_in_launch_order(engine: FakeEngine) -> None:
     ended: list[Part] = []
     a, b = prompt(8, [0, 1]), prompt(4, [2])
     parts = [Part(ended, {a: 4}), Part(ended, {b: 4}), Part(ended, {a: 4})]
@@ -62,7 +62,7 @@ def test_forwards_end_in_the_order_of_their_launch(engine: FakeEngine) -> None:
     assert ended == parts and len(engine.launches) == 0
 
 
-def test_pages_are_used_until_every_forward_with_their_table_has_completed(engine: FakeEngine) -> None:
+def test_pages_are_used_until_all_their_forwards_complete(engine: FakeEngine) -> None:
     a, b = prompt(12, [0, 1, 2], table_id=1), prompt(5, [0, 3], cached_len=4, table_id=2)
     first, second, third = Part([], {a: 4}), Part([], {b: 1}), Part([], {a: 8})
     for part in (first, second):
@@ -77,13 +77,13 @@ def test_pages_are_used_until_every_forward_with_their_table_has_completed(engin
     assert engine.launches.using(a.table_id) == engine.launches.using(b.table_id) == []
 
 
-def test_a_page_is_ready_when_the_forward_that_writes_it_has_completed_whoever_asks(engine: FakeEngine) -> None:
+def test_page_is_ready_once_its_writing_forward_completes(engine: FakeEngine) -> None:
     a = prompt(14, [5, 6, 7, 8])
     for num_tokens in (6, 8):
         engine.launch(prompts=Part([], {a: num_tokens}))
     decoded = TokenSequence(list(range(9)), 8, [9, 10, 11], cached_len=8)
     engine.launch(decoded=Part([], {decoded: 1}))
-    # Each as found in the tree: the first chunk goes on in page 6, which the second one fills.
+    # In the tree, the first chunk continues in page 6, which the second one fills.
     assert [engine.launches.num_ready(pages) for pages in ([5, 6], [9, 5, 6, 7], [9, 10], [])] == [0, 1, 2, 0]
     engine.run_next()
     assert [engine.launches.num_ready(pages) for pages in ([5, 6], [5, 7, 6], [8])] == [1, 1, 0]
@@ -91,7 +91,7 @@ def test_a_page_is_ready_when_the_forward_that_writes_it_has_completed_whoever_a
     assert engine.launches.num_ready([5, 6, 7, 8]) == 4
 
 
-def test_a_forward_of_both_kinds_is_one_launch_for_whoever_asks() -> None:
+def test_mixed_forward_is_one_launch() -> None:
     engine = FakeEngine(32, PAGE_SIZE, asynchronous=True, min_mixed=1)
     ended: list[Part] = []
     decoded = TokenSequence(list(range(9)), 8, [9, 10, 11], cached_len=8, table_id=1)

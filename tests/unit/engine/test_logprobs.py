@@ -1,5 +1,3 @@
-"""Log probabilities of sampled tokens."""
-
 import pytest
 import torch
 
@@ -23,7 +21,7 @@ def rows_of(logprobs: SampledLogprobs | None, num_rows: int) -> list[TokenLogpro
     return logprobs.to_rows(num_rows) if logprobs else [None] * num_rows
 
 
-def test_logprobs_are_the_model_s_own_and_only_for_those_who_ask() -> None:
+def test_logprobs_are_unbiased_and_only_on_request() -> None:
     asked = [None, 0, 3, MAX_LOGPROBS]
     rows = [
         sequence(SamplingParams(1, temperature=2.0, top_k=5, logit_bias=((3, 50.0),), num_logprobs=n)) for n in asked
@@ -52,7 +50,7 @@ def test_among_equals_the_lower_token_ids_are_reported() -> None:
         assert [t.token_id for t in logprobs.top] == [100, 200, *range(18)][:n]
 
 
-def test_a_vocabulary_smaller_than_the_logprobs_asked_for() -> None:
+def test_vocabulary_smaller_than_the_requested_logprobs() -> None:
     output = sample(random_logits(11, 1, 5), [sequence(SamplingParams(1, num_logprobs=20))])
     (logprobs,) = rows_of(output.logprobs, 1)
     assert logprobs is not None and len(logprobs.top) == 5

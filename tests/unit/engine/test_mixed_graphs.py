@@ -33,7 +33,7 @@ from tests.fakes.model_config import TINY_LLAMA
 FIRST_STAGED = 1000
 
 
-def test_sizes_are_near_each_other_and_graphs_few() -> None:
+def test_sizes_are_close_and_graphs_few() -> None:
     for sizes in (NUM_DECODED, NUM_PROMPT_TOKENS):
         assert all(smaller < larger <= 2 * smaller for smaller, larger in itertools.pairwise(sizes))
     largest = MixedSizes.up_to(256, 8192)
@@ -59,7 +59,7 @@ def test_the_largest_step_and_the_largest_piece_have_a_graph(
     assert sizes.smallest(max_decoded, max_prompt_tokens) == sizes.pairs()[0]
 
 
-def test_a_forward_runs_in_the_smallest_that_it_fits() -> None:
+def test_forward_runs_in_the_smallest_fitting_graph() -> None:
     sizes = MixedSizes((16, 20), (128, 192))
     assert [sizes.smallest(*pair) for pair in ((1, 1), (16, 128), (17, 129), (20, 192))] == [
         (16, 128),
@@ -71,10 +71,9 @@ def test_a_forward_runs_in_the_smallest_that_it_fits() -> None:
     assert MixedSizes().smallest(1, 1) is None and not MixedSizes().pairs()
 
 
-def test_pieces_are_cut_where_they_need_no_padding() -> None:
+def test_chunks_are_cut_to_avoid_padding() -> None:
     sizes = MixedSizes((16, 20), (128, 192))
     assert [sizes.num_unpadded(20, n) for n in (127, 128, 191, 192)] == [127, 128, 128, 192]
-    # Without a graph there is no padding.
     assert sizes.num_unpadded(20, 193) == 193 and sizes.num_unpadded(21, 150) == 150
     assert MixedSizes().num_unpadded(1, 150) == 150
     assert [sizes.num_padded(20, n) for n in (1, 128, 129, 192, 193)] == [128, 128, 192, 192, 193]
@@ -82,19 +81,19 @@ def test_pieces_are_cut_where_they_need_no_padding() -> None:
 
 
 def sequence(token_ids: list[int], num_tokens: int, num_pending: int = 0) -> TokenSequence:
-    """Returns a sequence whose last `num_tokens` tokens the current forward pass computes."""
+    """Return a sequence whose last `num_tokens` tokens this forward pass computes."""
     s = TokenSequence(token_ids, 1, [0], cached_len=len(token_ids) + num_pending - num_tokens, num_pending=num_pending)
     s.extend(num_tokens)
     return s
 
 
 def unpacked(numbers: "np.ndarray[tuple[int], np.dtype[np.int64]]", num_tokens: int) -> tuple[list[int], ...]:
-    """Tokens, their indices, and the rows that need logits."""
+    """Return tokens, their indices, and the rows that need logits."""
     return tuple(part.tolist() for part in np.split(numbers, [num_tokens, 2 * num_tokens]))
 
 
 @pytest.mark.parametrize("is_fed", [False, True])
-def test_what_is_staged_leads_to_each_token_and_to_each_row_that_is_wanted(is_fed: bool) -> None:
+def test_staged_indices_name_each_token_and_wanted_row(is_fed: bool) -> None:
     decoded = [sequence([1, 2], 1), sequence([3] if is_fed else [3, 4], 1, int(is_fed)), sequence([5, 6], 1)]
     ends, goes_on = sequence([10, 11, 12], 3), sequence([20, 21, 22], 3)
     # A chunk that does not reach its prompt's end has no row.
@@ -125,7 +124,7 @@ VOCAB_SIZE = cast(int, TINY_LLAMA["vocab_size"])
 
 
 class FixedSize(GraphedAttention):
-    """Attention of one kind by the reference backend. Padding rows write nowhere and give zeros."""
+    """Attention of one kind by the reference backend; padding rows write nowhere and give zeros."""
 
     def __init__(self, pool: KvPool, mode: ForwardMode, size: int) -> None:
         self._reference = ReferenceAttention(pool, NUM_HEADS)
@@ -200,7 +199,6 @@ class MostLikely:
 
 @pytest.fixture
 def engine(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    """An engine without graphs, for comparison with graphs."""
     module = ModuleType("tandem.engine.layers.most_likely")
     module.MostLikely = MostLikely  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -230,7 +228,7 @@ def sequence_of(prompt_len: int, first_page: int, **sampling: Any) -> TokenSeque
 def decode_beside_prompts(
     engine: Engine, forward: Callable[[Batch, torch.Tensor], torch.Tensor]
 ) -> tuple[list[list[int]], torch.Tensor]:
-    """Decodes two sequences that change places, each step fed by the one before, beside prompts.
+    """Decode two sequences that swap places, each step fed by the previous one, beside prompts.
 
     Args:
         forward: takes a batch and its feed; returns the next tokens.
@@ -266,9 +264,7 @@ def decode_beside_prompts(
 
 
 @pytest.mark.parametrize("num_decoded", [(2,), (3, 7)])
-def test_a_graph_gives_what_single_launches_give_and_feeds_the_next(
-    engine: Engine, num_decoded: tuple[int, ...]
-) -> None:
+def test_graph_matches_single_launches_and_feeds_the_next(engine: Engine, num_decoded: tuple[int, ...]) -> None:
     def launch(batch: Batch, fed_ids: torch.Tensor) -> torch.Tensor:
         return engine._run(batch, fed_ids, lambda: None).choose().token_ids
 
@@ -292,7 +288,7 @@ def test_a_graph_gives_what_single_launches_give_and_feeds_the_next(
     assert decode_beside_prompts(engine, run)[0] == expected
 
 
-def test_what_no_graph_is_for_is_launched_kernel_by_kernel(engine: Engine) -> None:
+def test_forward_without_a_graph_is_launched_kernel_by_kernel(engine: Engine) -> None:
     graphs = graphs_of(engine, MixedSizes((2,), (40,)))
 
     def runs(num_decoded: int, prompt_lens: Sequence[int], num_fed: int = 0, **sampling: Any) -> bool:

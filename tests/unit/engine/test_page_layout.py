@@ -1,5 +1,3 @@
-"""Page layouts of models."""
-
 import json
 from pathlib import Path
 
@@ -14,7 +12,9 @@ from tests.fakes.model_config import TINY_LLAMA
 
 @pytest.mark.parametrize(("kv_cache_dtype", "quantized_to"), [("auto", ""), ("fp8_e4m3", "float8_e4m3fn")])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture_has_one(architecture: str, kv_cache_dtype: str, quantized_to: str, tmp_path: Path) -> None:
+def test_every_architecture_has_a_layout(
+    architecture: str, kv_cache_dtype: str, quantized_to: str, tmp_path: Path
+) -> None:
     raw = {**TINY_LLAMA, "architectures": [architecture], "head_dim": 8, "sliding_window": None}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     layout = page_layout_of(ModelConfig.from_dir(tmp_path), 4, "float32", kv_cache_dtype)

@@ -1,4 +1,4 @@
-"""Log probabilities of prompts against transformers, for prompts computed in different ways."""
+"""Prompt logprobs against transformers, with and without chunks."""
 
 import random
 from array import array
@@ -26,8 +26,6 @@ TOLERANCE = 2e-5
 
 @dataclass(frozen=True)
 class Oracle:
-    """Log probabilities of a prompt by transformers."""
-
     logits: torch.Tensor
 
     def check(self, parts: list[PackedLogprobs], token_ids: list[int], num_top: int) -> None:
@@ -102,11 +100,11 @@ def test_whole_and_in_chunks(engine: Engine, reference: torch.nn.Module, chunks:
     one = sequence(token_ids, num_top, 0)
     parts = [forward(engine, [one], [chunk])[0] for chunk in chunks]
     oracle(reference, token_ids).check([part for part in parts if part is not None], token_ids, num_top)
-    # The last token's successor is sampled and has no prompt log probability.
+    # The last token's successor is sampled and has no prompt logprob.
     assert [part is None for part in parts] == [False] * (len(chunks) - (chunks[-1] == 1)) + [True] * (chunks[-1] == 1)
 
 
-def test_some_of_a_batch_ask_each_for_as_many_as_it_likes(
+def test_batch_with_different_numbers_of_logprobs(
     engine: Engine, reference: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # More tokens than rows of logits at a time.
@@ -126,13 +124,13 @@ def test_some_of_a_batch_ask_each_for_as_many_as_it_likes(
         oracle(reference, prompts[number]).check([part], prompts[number], num_top)
 
 
-def test_an_output_of_an_earlier_attempt_is_no_prompt(engine: Engine, reference: torch.nn.Module) -> None:
+def test_earlier_output_does_not_count_as_prompt(engine: Engine, reference: torch.nn.Module) -> None:
     token_ids = make_prompt(6, 50)
     (part,) = forward(engine, [sequence(token_ids, 2, 0, prompt_len=30)], [50])
     assert part is not None
     oracle(reference, token_ids[:30]).check([part], token_ids[:30], 2)
 
 
-def test_nothing_is_computed_for_those_that_do_not_ask(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_computed_without_a_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_logprobs, "_score", None)
     assert forward(engine, [sequence(make_prompt(7, 20), None, 0)], [20]) == [None]

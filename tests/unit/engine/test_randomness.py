@@ -1,4 +1,4 @@
-"""Random numbers against their definition and against chance."""
+"""Random numbers against their definition and statistics."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ def test_uniform_numbers() -> None:
     ):
         assert min(numbers) >= 0 and max(numbers) < 1
         counts = np.bincount((np.array(numbers) * 100).astype(int), minlength=100)
-        # 99 degrees of freedom: more than 160 once in 10,000.
+        # 99 degrees of freedom: above 160 once in 10,000.
         assert ((counts - 500) ** 2 / 500).sum() < 160
         assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.02
 

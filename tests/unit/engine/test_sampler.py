@@ -1,4 +1,4 @@
-"""The sampler against its formulas spelled out, against transformers, and against chance."""
+"""The sampler against its formulas, transformers, and statistics."""
 
 import itertools
 import math
@@ -54,11 +54,8 @@ def rows_of(logprobs: SampledLogprobs | None, num_rows: int) -> list[TokenLogpro
     return logprobs.to_rows(num_rows) if logprobs else [None] * num_rows
 
 
-# --- the formulas, spelled out -----------------------------------------------------------------------------------
-
-
 def spelled_out(logits: torch.Tensor, s: TokenSequence) -> tuple[int, float]:
-    """Returns one row's token by the sampler's formulas in float64, and the smallest margin of its comparisons."""
+    """Return a row's token by the sampler's formulas in float64, and the smallest margin of its comparisons."""
     p = s.sampling
     x = {i: float(v) for i, v in enumerate(logits.tolist())}
     if len(s.token_ids) - s.prompt_len < p.min_tokens:
@@ -104,7 +101,7 @@ def spelled_out(logits: torch.Tensor, s: TokenSequence) -> tuple[int, float]:
 
 @settings(deadline=None)
 @given(any_sampling_params(VOCAB_SIZE), st.integers(0, 10**6))
-def test_every_token_is_that_of_the_formulas(sampling: SamplingParams, seed: int) -> None:
+def test_tokens_match_the_formulas(sampling: SamplingParams, seed: int) -> None:
     logits = random_logits(seed)
     s = random_sequence(random.Random(seed), sampling)
     expected, margin = spelled_out(logits[0], s)
@@ -114,16 +111,14 @@ def test_every_token_is_that_of_the_formulas(sampling: SamplingParams, seed: int
 
 @st.composite
 def any_filters(draw: st.DrawFn, vocab_size: int) -> SamplingParams:
-    """Parameters that never make different logits equal."""
+    """Draw parameters that never make different logits equal."""
     params = draw(any_sampling_params(vocab_size))
     return SamplingParams(1, draw(st.floats(0.05, 5)), params.top_k, params.top_p, params.min_p, seed=params.seed)
 
 
 @settings(deadline=None)
 @given(any_filters(300), st.integers(0, 10**6), st.sampled_from([0, 20, MAX_SELECTED]))
-def test_equal_logits_are_told_apart_by_the_formulas_alone(
-    sampling: SamplingParams, seed: int, max_selected: int
-) -> None:
+def test_ties_follow_the_formulas(sampling: SamplingParams, seed: int, max_selected: int) -> None:
     logits = random_logits(seed, 1, 300).round()
     s = sequence(sampling)
     expected, margin = spelled_out(logits[0], s)
@@ -140,7 +135,7 @@ def test_among_equals_top_k_keeps_all_and_top_p_the_lower_ids() -> None:
     assert filtered(flat, params).isfinite().sum(dim=-1).tolist() == [3000, 1500, 1500, 1]
 
 
-def test_penalties_are_those_of_transformers() -> None:
+def test_penalties_match_transformers() -> None:
     rng = random.Random(1)
     rows = [random_sequence(rng, SamplingParams(1, repetition_penalty=r)) for r in (0.5, 1.0, 1.3, 20.0)]
     logits = random_logits(1, len(rows))
@@ -168,7 +163,7 @@ def test_penalties_are_those_of_transformers() -> None:
     ),
     st.integers(0, 10**6),
 )
-def test_filters_are_those_of_transformers(params: list[SamplingParams], seed: int) -> None:
+def test_filters_match_transformers(params: list[SamplingParams], seed: int) -> None:
     logits = random_logits(seed, len(params))
     kept = filtered(logits, params)
     no_ids: torch.Tensor = torch.empty(1, 0)
@@ -183,12 +178,9 @@ def test_filters_are_those_of_transformers(params: list[SamplingParams], seed: i
         assert torch.equal(kept[row].isinf(), expected[0].isinf())
 
 
-# --- order of rows, attempts, and unchanged inputs ---------------------------------------------------------------
-
-
 @settings(deadline=None)
 @given(st.lists(any_sampling_params(VOCAB_SIZE), min_size=2, max_size=8), st.integers(0, 10**6))
-def test_a_row_does_not_depend_on_the_others(params: list[SamplingParams], seed: int) -> None:
+def test_row_does_not_depend_on_the_batch(params: list[SamplingParams], seed: int) -> None:
     rng = random.Random(seed)
     sequences = [random_sequence(rng, p) for p in params]
     logits = random_logits(seed, len(params))
@@ -202,7 +194,7 @@ def test_a_row_does_not_depend_on_the_others(params: list[SamplingParams], seed:
     assert chosen(logits[order], [sequences[i] for i in order]) == [together.token_ids[i].item() for i in order]
 
 
-def test_large_vocabularies_do_not_tell_a_batch_from_a_row_either() -> None:
+def test_row_does_not_depend_on_the_batch_in_large_vocabularies() -> None:
     rows = [sequence(SamplingParams(1, temperature=1.0, top_p=0.95, seed=i)) for i in range(16)]
     logits = random_logits(3, len(rows), 32_000)
     together = chosen(logits, rows)
@@ -210,8 +202,8 @@ def test_large_vocabularies_do_not_tell_a_batch_from_a_row_either() -> None:
     assert len(set(together)) > 8
 
 
-def test_how_the_kept_tokens_are_found_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Selected rows and sorted rows, with many equal logits, as bfloat16 makes them."""
+def test_selection_and_sorting_keep_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Selected and sorted rows, with many equal logits, as in bfloat16."""
     filters = itertools.product([0, 1, 2, 50, 1024, 1025, 2500], [1.0, 0.9999999, 0.9, 0.5, 0.01], [0.0, 0.01])
     rows = [
         sequence(SamplingParams(1, 0.3 + i % 5, top_k, top_p, min_p, seed=i))
@@ -247,14 +239,14 @@ def test_a_pending_token_counts_as_if_it_were_known(params: list[SamplingParams]
     assert rows_of(output.logprobs, len(params)) == rows_of(expected.logprobs, len(params))
 
 
-def test_a_restart_and_another_split_of_the_same_tokens_draw_alike() -> None:
+def test_restart_with_another_split_draws_the_same_token() -> None:
     sampling = SamplingParams(100, temperature=1.0, seed=5)
     logits = random_logits(4)
     one_life = sequence(sampling, [4, 5, 6], (7, 8))
     other_life = sequence(sampling, [4, 5, 6], (7,))
     other_life.token_ids.append(8)
     assert chosen(logits, [one_life]) == chosen(logits, [other_life])
-    # Penalties depend on the start of the output, unlike the draw.
+    # Unlike the draw, penalties depend on the start of the output.
     penalised = replace(sampling, temperature=0.0, presence_penalty=2.0)
     flat = torch.zeros(1, VOCAB_SIZE)
     flat[0, 4], flat[0, 7] = 1.0, 1.5
@@ -280,9 +272,6 @@ def test_a_batch_without_rows_to_sample() -> None:
     assert chosen(torch.empty(0, VOCAB_SIZE), []) == []
 
 
-# --- extremes ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("only_one", [{"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}])
 def test_filters_keep_the_most_likely_token(only_one: dict[str, float]) -> None:
     logits = random_logits(7, 20)
@@ -290,7 +279,7 @@ def test_filters_keep_the_most_likely_token(only_one: dict[str, float]) -> None:
     assert chosen(logits, rows) == logits.argmax(-1).tolist()
 
 
-def test_ranges_ends_are_harmless() -> None:
+def test_range_limits_are_harmless() -> None:
     extreme = [
         SamplingParams(1, temperature=1e-5, repetition_penalty=100.0, logit_bias=((0, 100.0), (1, -100.0))),
         SamplingParams(1, temperature=1e30, repetition_penalty=0.01, presence_penalty=-2.0, frequency_penalty=-2.0),
@@ -306,7 +295,7 @@ def test_ranges_ends_are_harmless() -> None:
 
 @pytest.mark.parametrize("vocab_size", [1, 127, 128, 129, 2**17])
 @pytest.mark.parametrize("top_p", [0.9, 1.0])
-def test_the_ends_of_the_random_numbers_are_the_ends_of_what_is_kept(
+def test_extreme_random_numbers_pick_extreme_kept_tokens(
     monkeypatch: pytest.MonkeyPatch, vocab_size: int, top_p: float
 ) -> None:
     rows = [sequence(SamplingParams(1, temperature=1.0, top_p=top_p))]
@@ -326,13 +315,11 @@ def test_bias_bans_and_forces() -> None:
 
 
 class UnreadBias(tuple[tuple[int, float], ...]):
-    """Pairs that must not be read one by one."""
-
     def __iter__(self) -> Iterator[tuple[int, float]]:
         raise AssertionError("a step goes through all biases")
 
 
-def test_a_step_does_not_go_through_the_biases() -> None:
+def test_step_does_not_iterate_biases() -> None:
     logits = random_logits(8, num_rows=3)
     bias = ((3, -100.0), (11, 100.0))
     rows = [sequence(SamplingParams(1)), sequence(SamplingParams(1, logit_bias=bias)), sequence(SamplingParams(1))]
@@ -340,14 +327,11 @@ def test_a_step_does_not_go_through_the_biases() -> None:
     assert chosen(logits, rows) == [int(logits[0].argmax()), 11, int(logits[2].argmax())]
 
 
-# --- chance ----------------------------------------------------------------------------------------------------
-
-
 def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-# Both must look independent: seeds at one position, and positions of one seed.
+# Seeds at one position and positions of one seed must both look independent.
 @pytest.mark.parametrize("vary", ["seed", "position"])
 def test_draws_follow_the_distribution(vary: str) -> None:
     num_draws, vocab_size = 20_000, 16
@@ -362,32 +346,29 @@ def test_draws_follow_the_distribution(vary: str) -> None:
     counts = np.bincount(tokens, minlength=vocab_size)
     kept = probabilities > 0
     assert kept.sum() == 12 and counts[~kept].sum() == 0
-    # 11 degrees of freedom: more than 35 once in 4,000.
+    # 11 degrees of freedom: above 35 once in 4,000.
     assert chi_square(counts[kept], probabilities[kept] * len(rows)) < 35
 
 
-# --- min_tokens --------------------------------------------------------------------------
-
-
 def ending(min_tokens: int, **more: object) -> SamplingParams:
-    """Token 5 is by far the most likely; 5 and 7 end the output."""
+    """Return parameters with token 5 by far the most likely, and 5 and 7 as stop tokens."""
     return SamplingParams(9, min_tokens=min_tokens, stop_token_ids=(7, 5), **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("more", [{}, {"temperature": 1.0, "seed": 3}, {"logit_bias": ((5, 100.0),)}])
 @pytest.mark.parametrize("penalties", [{}, {"repetition_penalty": 0.1, "presence_penalty": -2.0}])
-def test_nothing_ends_an_output_before_it_has_its_tokens(more: dict, penalties: dict) -> None:
+def test_output_does_not_end_before_min_tokens(more: dict, penalties: dict) -> None:
     logits = random_logits(1, 5)
     logits[:, 5], logits[:, 7], logits[:, 9] = 100, 90, 60
     rows = [sequence(ending(3, **more, **penalties), output_ids=(5,) * n) for n in range(5)]
     assert chosen(logits, rows) == [9, 9, 9, 5, 5]
-    # Log probabilities are of the model's own logits.
+    # Logprobs are of the model's own logits.
     asked = [sequence(replace(row.sampling, num_logprobs=1), output_ids=tuple(row.token_ids[3:])) for row in rows]
     for logprobs in rows_of(sample(logits, asked).logprobs, 5):
         assert logprobs is not None and logprobs.top[0].token_id == 5
 
 
-def test_a_pending_token_is_one_of_them() -> None:
+def test_pending_token_counts_toward_min_tokens() -> None:
     logits = random_logits(2, 2)
     logits[:, 5], logits[:, 9] = 100, 50
     rows = [sequence(ending(2), output_ids=(1,)), sequence(ending(2))]
@@ -396,19 +377,19 @@ def test_a_pending_token_is_one_of_them() -> None:
     assert sample(logits, rows, torch.tensor([1, 1])).token_ids.tolist() == [5, 9]
 
 
-def test_rows_that_have_their_tokens_take_the_short_path_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_past_min_tokens_take_the_short_path(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [sequence(ending(1), output_ids=(1,)), sequence(replace(ending(1), stop_token_ids=()))]
     monkeypatch.setattr("tandem.engine.sampler.process_logits", None)
     assert chosen(random_logits(3, 2), rows) == random_logits(3, 2).argmax(-1).tolist()
 
 
-def test_where_nothing_but_an_end_may_follow_it_ends() -> None:
+def test_output_ends_if_only_end_tokens_are_allowed() -> None:
     logits = torch.full((1, VOCAB_SIZE), -torch.inf)
     logits[0, 7] = 1.0
     assert chosen(logits, [sequence(ending(3))]) == [7]
 
 
-def test_ends_that_the_model_does_not_have_are_no_other_row_s_tokens() -> None:
+def test_unknown_stop_tokens_do_not_affect_other_rows() -> None:
     logits = random_logits(4, 2)
     params = replace(ending(3), stop_token_ids=(VOCAB_SIZE + 3, 2**31))
     assert chosen(logits, [sequence(params), sequence(params)]) == logits.argmax(-1).tolist()

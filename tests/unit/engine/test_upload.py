@@ -21,7 +21,7 @@ def test_arrays_keep_their_values_and_types() -> None:
         assert tensor.tolist() == numbers.tolist()
 
 
-def test_each_begins_at_a_multiple_of_the_alignment_and_the_last_takes_the_rest() -> None:
+def test_arrays_are_aligned_and_the_last_takes_the_rest() -> None:
     packed = Packed(*ARRAYS)
     memory = torch.zeros(packed.num_bytes + 64, dtype=torch.uint8)
     views = packed.views(memory)

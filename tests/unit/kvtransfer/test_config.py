@@ -1,5 +1,3 @@
-"""Options of links."""
-
 import pytest
 
 from tandem.kvtransfer.config import LinkConfig
@@ -10,12 +8,12 @@ def test_every_transport_may_be_named() -> None:
     assert LinkConfig(TRANSPORTS.names).transports == TRANSPORTS.names
 
 
-def test_names_that_mean_nothing_are_refused() -> None:
+def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one transport"):
         LinkConfig(())
     with pytest.raises(ValueError, match="transport must be one of nvlink, nccl, shared_memory, tcp"):
         LinkConfig(("shared_memory", "carrier_pigeon"))
 
 
-def test_a_transport_of_one_s_own_is_named_by_where_it_is() -> None:
+def test_custom_transport_is_named_by_import_path() -> None:
     LinkConfig(("tests.fakes.transport:ScriptedOpening",))

@@ -1,5 +1,3 @@
-"""Detection of a sender's exit."""
-
 import subprocess
 import sys
 import time
@@ -16,11 +14,11 @@ def child() -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 
 
-def test_a_process_is_gone_a_while_after_its_end(child: "subprocess.Popen[bytes]") -> None:
+def test_process_is_gone_some_time_after_its_end(child: "subprocess.Popen[bytes]") -> None:
     watch = ExitWatch(child.pid)
     assert not watch.is_gone()
     child.kill()
-    # Without a wait it stays a zombie, which runs nothing.
+    # Unreaped it stays a zombie, which runs nothing.
     deadline = time.monotonic() + 10.0
     seen_at = time.monotonic()
     while not watch.is_gone():
@@ -31,7 +29,7 @@ def test_a_process_is_gone_a_while_after_its_end(child: "subprocess.Popen[bytes]
     child.wait()
 
 
-def test_who_was_never_seen_alive_is_never_seen_to_end(child: "subprocess.Popen[bytes]") -> None:
+def test_process_never_seen_alive_is_never_gone(child: "subprocess.Popen[bytes]") -> None:
     """It may be another host's process or invisible here."""
     child.kill()
     child.wait()
@@ -41,16 +39,14 @@ def test_who_was_never_seen_alive_is_never_seen_to_end(child: "subprocess.Popen[
     assert not watch.is_gone()
 
 
-def test_a_zombie_was_not_seen_alive(child: "subprocess.Popen[bytes]") -> None:
+def test_zombie_is_not_seen_alive(child: "subprocess.Popen[bytes]") -> None:
     child.kill()
     time.sleep(0.2)
     assert not ExitWatch(child.pid).is_gone()
     child.wait()
 
 
-def test_a_thousand_leases_that_ask_at_one_step_look_once(
-    child: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_leases_in_one_step_check_once(child: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch) -> None:
     watch = ExitWatch(child.pid)
     num_looks = 0
     original = ProcessId.is_alive

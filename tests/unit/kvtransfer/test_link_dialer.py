@@ -1,4 +1,4 @@
-"""The start of a sender's next epoch, and its mappings until then."""
+"""A sender's next epoch, and its mappings until then."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -42,7 +42,7 @@ async def break_stream_and_forget_peer(sender: SenderEnd, receiver: ReceiverEnd)
 @pytest.mark.parametrize(
     "end_first", [break_stream, forget_peer, forget_peer_for_a_moment, break_stream_and_forget_peer]
 )
-def test_next_epoch_waits_for_the_copies_of_the_one_before(
+def test_next_epoch_waits_for_previous_copies(
     end_first: Callable[[SenderEnd, ReceiverEnd], Awaitable[None]],
 ) -> None:
     """A decode worker takes a new epoch as proof that the old one is quiet, and reuses its pages."""
@@ -53,7 +53,7 @@ def test_next_epoch_waits_for_the_copies_of_the_one_before(
             sender.links.set_peers([receiver.peer])
             await wait_until(lambda: len(sender.opened) == 1)
             await end_first(sender, receiver)
-            # The engine thread has not reported the end of the first epoch's copies.
+            # The first epoch's copies have not been reported complete.
             with suppress(TimeoutError):
                 await wait_until(lambda: len(receiver.of(ReceiverLinkOpened)) > 1, TOO_LONG_S)
             assert len(receiver.of(ReceiverLinkOpened)) == 1
@@ -65,7 +65,7 @@ def test_next_epoch_waits_for_the_copies_of_the_one_before(
 
 
 def test_a_pool_counts_as_mapped_until_its_last_copy_is_over() -> None:
-    """A dead worker's replacement waits for this: a mapping keeps the dead pool's memory."""
+    """A mapping keeps a dead pool's memory, so a replacement worker waits for this."""
 
     async def scenario() -> None:
         transports = {"scripted": ScriptedOpening()}

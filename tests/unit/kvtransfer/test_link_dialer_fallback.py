@@ -1,4 +1,4 @@
-"""A sender whose end of a transport does not open: it tries the next one and leaves nothing behind."""
+"""A sender whose transport does not open tries the next one and leaves nothing behind."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
-def test_the_second_is_taken_if_the_first_cannot_be_opened(caplog: pytest.LogCaptureFixture) -> None:
+def test_second_transport_is_used_if_the_first_does_not_open(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         first, second = ScriptedOpening(), ScriptedOpening()
         first.sender_error = ValueError("the pool cannot be mapped")
@@ -52,7 +52,7 @@ def test_the_second_is_taken_if_the_first_cannot_be_opened(caplog: pytest.LogCap
             ]
             assert receiver.offers == [("first", "second"), ("second",)]
             await wait_until(lambda: len(receiver.of(ReceiverLinkClosed)) == 1)
-            # Nor is it offered to that incarnation again.
+            # It is not offered to that incarnation again.
             (opened,) = sender.of(SenderLinkOpened)
             receiver.links.close_link(opened.epoch, "broken")
             await wait_until(lambda: len(sender.of(SenderLinkClosed)) == 1)
@@ -65,7 +65,7 @@ def test_the_second_is_taken_if_the_first_cannot_be_opened(caplog: pytest.LogCap
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Logged transport and reasons of each link."""
+    """Return the logged transport and reasons of each link."""
     lines = [record.getMessage() for record in caplog.records]
     return [line.partition(": ")[2] for line in lines if "pages go over" in line]
 
@@ -79,7 +79,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
         ("elsewhere", "pages go over tcp; not shared_memory: the receiver does not have it"),
     ],
 )
-def test_one_line_says_which_way_pages_go_and_why_not_the_first(
+def test_log_names_the_transport_and_earlier_failures(
     caplog: pytest.LogCaptureFixture, first_fails: str, line: str
 ) -> None:
     async def scenario() -> None:
@@ -100,7 +100,7 @@ def test_one_line_says_which_way_pages_go_and_why_not_the_first(
     assert told(caplog) == [line]
 
 
-def test_another_worker_is_offered_all_of_them() -> None:
+def test_another_worker_is_offered_every_transport() -> None:
     async def scenario() -> None:
         here, there = ScriptedOpening(), ScriptedOpening()
         here.sender_error = OSError("unreachable")
@@ -116,7 +116,7 @@ def test_another_worker_is_offered_all_of_them() -> None:
     asyncio.run(scenario())
 
 
-def test_when_none_is_left_the_router_is_told_and_all_are_tried_again(
+def test_total_failure_is_reported_and_all_transports_are_retried(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_dialer, "REOPEN_DELAY_S", 0.3)
@@ -140,7 +140,7 @@ def test_when_none_is_left_the_router_is_told_and_all_are_tried_again(
     asyncio.run(scenario())
 
 
-def test_a_receiver_that_can_open_none_is_reported_and_left_alone_for_a_while(
+def test_receiver_without_transport_is_reported_and_retried_later(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_dialer, "REOPEN_DELAY_S", 0.3)
@@ -173,11 +173,10 @@ def test_workers_without_a_common_transport_say_so() -> None:
     asyncio.run(scenario())
 
 
-def test_opening_slowly_holds_up_nobody_else() -> None:
+def test_slow_opening_delays_no_other_link() -> None:
     async def scenario() -> None:
         slow, quick = ScriptedOpening(), ScriptedOpening()
         slow.may_open.clear()
-        # The receivers' ends differ and open at once.
         async with (
             ReceiverEnd({"slow": ScriptedOpening()}) as one,
             ReceiverEnd({"quick": ScriptedOpening()}) as other,
@@ -194,9 +193,7 @@ def test_opening_slowly_holds_up_nobody_else() -> None:
     asyncio.run(scenario())
 
 
-def test_what_opens_after_its_deadline_is_closed_again(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_opening_is_closed(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "OPEN_TIMEOUT_S", 0.2)
 
     async def scenario() -> None:
@@ -215,7 +212,7 @@ def test_what_opens_after_its_deadline_is_closed_again(
     assert_no_thread_is_left()
 
 
-def test_a_link_that_is_dropped_while_it_opens_leaves_nothing_open() -> None:
+def test_link_dropped_while_opening_leaves_nothing_open() -> None:
     async def scenario() -> None:
         hanging, theirs = ScriptedOpening(), ScriptedOpening()
         hanging.may_open.clear()
@@ -233,7 +230,7 @@ def test_a_link_that_is_dropped_while_it_opens_leaves_nothing_open() -> None:
 
 
 def test_a_link_opens_with_tcp_where_the_pool_cannot_be_mapped() -> None:
-    """With real transports: the receiver's endpoint does not fit the sender's pages."""
+    """Real transports: the receiver's endpoint does not fit the sender's pages."""
 
     async def scenario() -> None:
         source = CpuKvPool(OpaqueLayout(4, 96), 4, "fallback-source")
@@ -245,7 +242,6 @@ def test_a_link_opens_with_tcp_where_the_pool_cannot_be_mapped() -> None:
         async with ReceiverEnd(theirs) as receiver, SenderEnd(ours) as sender:
             sender.links.set_peers([receiver.peer])
             await wait_until(lambda: sender.opened == ["tcp"])
-            # Messages pass on that epoch in both directions.
             (opened,) = sender.of(SenderLinkOpened)
             sender.links.send(opened.epoch, [Renewed("lease")])
             receiver.links.send(opened.epoch, [Revoke("lease")])
@@ -257,7 +253,7 @@ def test_a_link_opens_with_tcp_where_the_pool_cannot_be_mapped() -> None:
     asyncio.run(scenario())
 
 
-def test_the_router_hears_why_there_is_no_link() -> None:
+def test_router_learns_why_a_link_is_missing() -> None:
     pair = WorkerPair(open_sender=lambda *_: ScriptedTransport())
     pair.cut_link()
     pair.p.outbox.router.clear()

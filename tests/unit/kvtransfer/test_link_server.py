@@ -1,4 +1,4 @@
-"""Refusals of a receiver, and transports that do not open at its end."""
+"""Refusals by a receiver, and transports that do not open at its end."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ def hello_to(receiver: ReceiverEnd, *transports: str, life: str = "p life") -> L
 
 
 async def answer_to(receiver: ReceiverEnd, message: Any) -> Any:
-    """Returns the receiver's first answer to a link's first message."""
+    """Return the receiver's first answer to a link's first message."""
     writer = BatchWriter(SENDER_CODEC)
     writer.send([message])
     async with open_channel(receiver.peer.address) as channel:
@@ -51,7 +51,7 @@ async def answer_to(receiver: ReceiverEnd, message: Any) -> Any:
         ),
     ],
 )
-def test_what_would_corrupt_pages_later_is_refused(change: dict[str, Any], reason: str) -> None:
+def test_mismatched_page_formats_are_refused(change: dict[str, Any], reason: str) -> None:
     async def scenario() -> None:
         async with ReceiverEnd({"only": ScriptedOpening()}) as receiver:
             answer = await answer_to(receiver, replace(hello_to(receiver, "only"), **change))
@@ -70,7 +70,7 @@ def test_a_link_begins_with_hello() -> None:
     asyncio.run(scenario())
 
 
-def test_the_sender_s_best_transport_that_both_have_is_taken() -> None:
+def test_sender_s_preferred_common_transport_is_used() -> None:
     async def scenario() -> None:
         transports = {name: ScriptedOpening() for name in ("first", "second")}
         async with ReceiverEnd(transports) as receiver:
@@ -83,7 +83,7 @@ def test_the_sender_s_best_transport_that_both_have_is_taken() -> None:
     asyncio.run(scenario())
 
 
-def test_the_next_best_is_taken_in_the_same_handshake(caplog: pytest.LogCaptureFixture) -> None:
+def test_next_transport_is_tried_in_the_same_handshake(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         first, second = ScriptedOpening(), ScriptedOpening()
         first.receiver_error = OSError("no such address")
@@ -124,8 +124,8 @@ def test_transports_of_one_host_are_for_senders_of_this_host(is_here: bool) -> N
 
 
 @pytest.mark.parametrize("is_here", [True, False])
-def test_a_sender_is_seen_to_exit_on_this_host_alone(is_here: bool) -> None:
-    """On another host the process id means nothing."""
+def test_sender_exit_is_seen_only_on_this_host(is_here: bool) -> None:
+    """Process ids of another host mean nothing here."""
 
     async def scenario(sender: "subprocess.Popen[bytes]") -> None:
         async with ReceiverEnd({"only": ScriptedOpening()}) as receiver:
@@ -145,7 +145,7 @@ def test_a_sender_is_seen_to_exit_on_this_host_alone(is_here: bool) -> None:
         asyncio.run(scenario(sender))
 
 
-def test_who_can_open_none_of_them_says_why() -> None:
+def test_failure_to_open_any_transport_is_explained() -> None:
     async def scenario() -> None:
         first, second = ScriptedOpening(), ScriptedOpening()
         first.receiver_error, second.receiver_error = OSError("no such address"), KeyError("surprise")
@@ -160,7 +160,7 @@ def test_who_can_open_none_of_them_says_why() -> None:
     asyncio.run(scenario())
 
 
-def test_an_end_that_cannot_say_where_it_is_is_closed_and_the_next_best_taken() -> None:
+def test_end_without_endpoint_is_closed_and_next_transport_used() -> None:
     async def scenario() -> None:
         first, second = ScriptedOpening(), ScriptedOpening()
         first.endpoint_error = RuntimeError("no handle")
@@ -177,7 +177,7 @@ def test_an_end_that_cannot_say_where_it_is_is_closed_and_the_next_best_taken() 
     asyncio.run(scenario())
 
 
-def test_a_handshake_that_a_later_one_of_the_same_sender_has_overtaken_opens_nothing() -> None:
+def test_handshake_overtaken_by_a_newer_one_opens_nothing() -> None:
     async def scenario() -> None:
         slow, quick = ScriptedOpening(), ScriptedOpening()
         slow.may_open.clear()
@@ -193,8 +193,8 @@ def test_a_handshake_that_a_later_one_of_the_same_sender_has_overtaken_opens_not
     asyncio.run(scenario())
 
 
-def test_a_dead_life_s_handshake_takes_no_link_from_the_next_life() -> None:
-    """Its hello may come late and is not the sender's newest."""
+def test_late_handshake_of_a_dead_sender_takes_no_link() -> None:
+    """Its hello may come late."""
 
     async def scenario() -> None:
         slow, quick = ScriptedOpening(), ScriptedOpening()
@@ -229,7 +229,7 @@ def test_a_slow_handshake_holds_up_no_other() -> None:
     asyncio.run(scenario())
 
 
-def test_what_opens_after_its_deadline_is_closed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_opening_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "OPEN_TIMEOUT_S", 0.2)
 
     async def scenario() -> None:
@@ -244,7 +244,7 @@ def test_what_opens_after_its_deadline_is_closed_again(monkeypatch: pytest.Monke
     asyncio.run(scenario())
 
 
-def test_a_sender_that_leaves_while_the_link_opens_leaves_nothing_open() -> None:
+def test_sender_leaving_during_opening_leaves_nothing_open() -> None:
     async def scenario() -> None:
         hanging = ScriptedOpening()
         hanging.may_open.clear()
@@ -253,7 +253,7 @@ def test_a_sender_that_leaves_while_the_link_opens_leaves_nothing_open() -> None
             await wait_until(lambda: hanging.num_attempts == 1)
             sender.links.set_peers([])
             await wait_until(lambda: not sender.links._ending)
-            # The stream's end arrives before the receiver's end has opened.
+            # The stream ends before the receiver's end has opened.
             await asyncio.sleep(0.2)
             hanging.may_open.set()
             await wait_until(lambda: bool(hanging.receivers) and hanging.receivers[0].aborted)

@@ -1,5 +1,3 @@
-"""The receiver's side of the link protocol."""
-
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from tests.fakes.transport import ScriptedReceiver
 
 @pytest.fixture
 def gone() -> list[bool]:
-    """True if the sender's process has exited."""
+    """True once the sender's process has exited."""
     return [False]
 
 
@@ -39,7 +37,7 @@ def two_sided(receiver: ScriptedReceiver, gone: list[bool], sent: list[Any]) -> 
     return ReceiverLink("p", "life", "epoch", receiver, lambda: gone[0], sent.append)
 
 
-def test_it_says_what_it_is_told_to(one_sided: ReceiverLink, sent: list[Any]) -> None:
+def test_messages_are_sent(one_sided: ReceiverLink, sent: list[Any]) -> None:
     one_sided.grant_lease("a", 4, [1, 2])
     one_sided.refuse_lease("b", "gone")
     one_sided.revoke_lease("a")
@@ -55,14 +53,14 @@ def test_a_broken_stream_is_not_quiet_until_its_sender_is_gone(one_sided: Receiv
     assert quiet.done() and one_sided.is_quiet(), "quiet once is quiet for ever"
 
 
-def test_a_sender_that_opens_its_next_epoch_says_that_the_last_one_is_quiet(one_sided: ReceiverLink) -> None:
-    # The sender may open its next epoch before this one's end is noticed.
+def test_next_epoch_proves_the_last_one_quiet(one_sided: ReceiverLink) -> None:
+    # The next epoch may open before this one's end is noticed.
     one_sided.mark_quiet()
     assert not one_sided.is_quiet(), "while it is open it may be written to"
     assert one_sided.end_epoch().done()
 
 
-def test_where_both_ends_take_part_the_receiver_s_own_end_counts(
+def test_two_sided_quiet_depends_on_the_receiver(
     two_sided: ReceiverLink, receiver: ScriptedReceiver, gone: list[bool]
 ) -> None:
     quiet = two_sided.end_epoch()
@@ -83,7 +81,7 @@ def test_an_announced_push_is_received_or_thrown_away(two_sided: ReceiverLink, r
     assert [receive.done() for receive in receives] == [True, False]
 
 
-def test_with_the_epoch_every_receive_is_over(two_sided: ReceiverLink, receiver: ScriptedReceiver) -> None:
+def test_end_of_epoch_ends_every_receive(two_sided: ReceiverLink, receiver: ScriptedReceiver) -> None:
     receive = two_sided.expect_push(Pushing(0, "a", 0, 2), [5, 6])
     two_sided.end_epoch()
     assert not receive.done(), "its thread may be in the middle of a page"

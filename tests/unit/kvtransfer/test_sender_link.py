@@ -1,5 +1,3 @@
-"""The sender's side of the link protocol, with copies that complete on command."""
-
 from dataclasses import replace
 from typing import Any
 
@@ -49,10 +47,10 @@ def test_settlements_wait_for_their_own_copies_only(
     assert len(sent) == 4 and all(lease.settled for lease in leases)
 
 
-def test_a_grant_that_is_no_longer_wanted_is_released_once(link: SenderLink, sent: list[Any]) -> None:
+def test_unwanted_grant_is_released_once(link: SenderLink, sent: list[Any]) -> None:
     lease = link.request_lease("r", 0, 8)
     link.release_lease(lease)
-    # The grant crossed the release: the Released on its way settles it.
+    # The grant crossed the release; Released settles it.
     link.receive_from_peer(Granted(lease.lease_id, 0, (4, 5)))
     link.receive_from_peer(Revoke(lease.lease_id))
     link.send_settlements()
@@ -78,7 +76,7 @@ def test_a_refused_lease_is_settled(link: SenderLink, sent: list[Any]) -> None:
     assert len(sent) == 1
 
 
-def test_the_epoch_s_end_loses_leases_and_is_over_when_the_copies_are(
+def test_epoch_end_loses_leases_and_waits_for_copies(
     link: SenderLink, transport: ScriptedTransport, sent: list[Any]
 ) -> None:
     lease = link.request_lease("r", 0, 8)
@@ -130,7 +128,7 @@ def test_pages_in_flight_are_bounded(transport: ScriptedTransport, sent: list[An
     assert link.num_pages_allowed() == 3
 
 
-def test_the_time_in_which_copies_are_under_way_is_counted_once(
+def test_overlapping_copy_time_is_counted_once(
     link: SenderLink, transport: ScriptedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = iter((100, 130, 150, 400, 410))
@@ -138,7 +136,6 @@ def test_the_time_in_which_copies_are_under_way_is_counted_once(
     lease = link.request_lease("r", 0, 12)
     link.receive_from_peer(Granted(lease.lease_id, 0, (4, 5, 6)))
     link.push_pages(lease, [0], [4])
-    # The second starts during the first.
     link.push_pages(lease, [1], [5])
     assert link.copying_ns == 30
     transport.complete_all()
@@ -148,7 +145,7 @@ def test_the_time_in_which_copies_are_under_way_is_counted_once(
     assert link.copying_ns == 50 + 10
 
 
-def test_only_a_two_sided_transport_has_its_pushes_announced(sent: list[Any]) -> None:
+def test_only_two_sided_transports_announce_pushes(sent: list[Any]) -> None:
     for two_sided, announced in ((False, []), (True, [Pushing(0, "", 0, 2), Pushing(1, "", 2, 1)])):
         sent.clear()
         link = SenderLink("d", "d-life", "epoch", "scripted", ScriptedTransport(two_sided), sent.append)
@@ -159,15 +156,15 @@ def test_only_a_two_sided_transport_has_its_pushes_announced(sent: list[Any]) ->
         assert [replace(m, lease_id="") for m in sent[1:]] == announced
 
 
-def test_a_message_that_begins_a_link_is_none_that_goes_on_with_it(link: SenderLink) -> None:
+def test_opening_message_is_invalid_on_an_open_link(link: SenderLink) -> None:
     with pytest.raises(ValueError, match="unexpected LinkWelcome"):
         link.receive_from_peer(LinkWelcome("epoch", "scripted", b""))
 
 
-def test_a_transport_that_fails_as_it_is_asked_commits_nothing(
+def test_transport_failing_during_a_check_commits_nothing(
     link: SenderLink, transport: ScriptedTransport, sent: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread may fail and end at any moment between two checks."""
+    """Its thread may fail between two checks."""
     leases = [link.request_lease("r", i, 8) for i in range(2)]
     for lease in leases:
         link.receive_from_peer(Granted(lease.lease_id, 0, (4, 5)))

@@ -1,5 +1,3 @@
-"""Options of the prefill scheduler."""
-
 import pytest
 
 from tandem.prefill_worker.config import PrefillConfig

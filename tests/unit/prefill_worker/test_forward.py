@@ -1,4 +1,4 @@
-"""Results that jobs get from a completed forward."""
+"""Results of a completed forward pass for its jobs."""
 
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.engine.token_sequence import TokenSequence
@@ -20,13 +20,13 @@ def new_job(cache: CacheManager, request_id: str, prompt: list[int], max_tokens:
 
 
 def launch(engine: FakeEngine, *jobs: tuple[PrefillJob, int]) -> PromptChunks:
-    """Args: jobs: jobs, each with its number of tokens to compute."""
+    """Args: jobs: jobs with their number of tokens to compute."""
     chunks = PromptChunks(jobs, lambda chunks: None, lambda chunks: None)
     engine.launch(prompts=chunks)
     return chunks
 
 
-def test_one_job_is_told_after_the_other_and_none_that_has_ended() -> None:
+def test_jobs_get_results_in_order_except_ended_ones() -> None:
     engine, cache = FakeEngine(NUM_PAGES, PAGE_SIZE), CacheManager(NUM_PAGES, PAGE_SIZE)
     prompts = {name: [number, 50, 51, 52, 53] for number, name in enumerate("abcd")}
     a, b, c, d = (new_job(cache, name, prompt) for name, prompt in prompts.items())
@@ -42,7 +42,7 @@ def test_one_job_is_told_after_the_other_and_none_that_has_ended() -> None:
     assert [job.first_token for job in (b, c, d)] == [None] * 3
 
 
-def test_all_first_tokens_of_a_forward_are_as_old() -> None:
+def test_first_tokens_of_a_forward_share_their_time() -> None:
     engine, cache = FakeEngine(NUM_PAGES, PAGE_SIZE), CacheManager(NUM_PAGES, PAGE_SIZE)
     jobs = [new_job(cache, name, [number, 7]) for number, name in enumerate("ab")]
     told = list(launch(engine, *((job, 2) for job in jobs)).collect())
@@ -50,7 +50,7 @@ def test_all_first_tokens_of_a_forward_are_as_old() -> None:
     assert jobs[0].first_token_time_ns == jobs[1].first_token_time_ns > 0
 
 
-def test_what_hands_over_ends_with_the_forward_and_has_more_to_come() -> None:
+def test_handed_over_job_continues_after_the_forward() -> None:
     engine, cache = FakeEngine(NUM_PAGES, PAGE_SIZE), CacheManager(NUM_PAGES, PAGE_SIZE)
     whole, last, begun = new_job(cache, "a", [1, 2]), new_job(cache, "b", [3, 4], 1), new_job(cache, "c", [5, 6])
     assert launch(engine, (whole, 2), (last, 2), (begun, 1)).handed_over == [whole]

@@ -1,4 +1,4 @@
-"""Handover from a prefill to a decode worker, with real schedulers, caches, links and pages, and fake engines."""
+"""Handover from a prefill to a decode worker, over fake engines."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -30,7 +30,7 @@ from tests.fakes.transport import ScriptedTransport
 from tests.fakes.workers import WorkerPair
 
 
-def test_tokens_are_those_of_the_model_alone() -> None:
+def test_tokens_match_the_model() -> None:
     pair = WorkerPair()
     prompts = {f"r{n}": list(range(n, 2 * n)) for n in (1, 3, 4, 5, 8, 17, 40)}
     for request_id, prompt in prompts.items():
@@ -51,7 +51,7 @@ def test_decode_worker_computes_no_prompt_token() -> None:
     assert pair.d.engine.counters.output_tokens_computed == 5
 
 
-def test_the_lease_is_asked_for_before_the_prompt_is_computed() -> None:
+def test_lease_is_requested_before_the_prompt_is_computed() -> None:
     pair = WorkerPair()
     flushed_before: list[int] = []
     pair.p.outbox.flush = lambda: flushed_before.append(len(pair.p.engine.batches)) or True  # type: ignore[method-assign]
@@ -95,26 +95,25 @@ def test_committed_waits_for_the_copies() -> None:
     assert pair.p.scheduler.stats().num_locked_pages == 0
 
 
-def test_a_copy_that_is_over_just_after_it_was_looked_at_is_soon_looked_at_again() -> None:
+def test_copy_ending_just_after_a_check_is_soon_rechecked() -> None:
     transport = ScriptedTransport()
     pair = WorkerPair(open_sender=lambda *_: transport)
     pair.submit("r", list(range(10)))
     for _ in range(5):
         pair.turn()
     assert transport.pushes
-    # It was in flight during the step and ends before the thread asks for its sleep.
+    # The copy was in flight during the step and ends before the thread computes its sleep.
     transport.complete_all()
     deadline = pair.p.scheduler.next_deadline()
     assert deadline is not None and deadline <= pair.clock() + POLL_S
     for _ in range(3):
         pair.turn()
     assert pair.d.scheduler.num_running == 1
-    # An idle worker sleeps.
     pair.run()
     assert pair.p.scheduler.next_deadline() is None
 
 
-def test_a_handover_is_over_while_the_next_forward_is_being_launched() -> None:
+def test_handover_completes_during_the_next_launch() -> None:
     transport = ScriptedTransport()
     pair = WorkerPair(
         prefill={"config": PrefillConfig(chunk_size=8), "max_pages_in_flight": 2}, open_sender=lambda *_: transport
@@ -122,13 +121,12 @@ def test_a_handover_is_over_while_the_next_forward_is_being_launched() -> None:
     pair.submit("a", list(range(12)))
     for _ in range(4):
         pair.turn()
-    # The last page waits for the first two copies.
     assert [len(src) for _, src, _ in transport.pushes] == [2]
     pair.submit("b", list(range(100, 108)))
     settled: list[list[str]] = []
 
     class Launching(FakeEngine):
-        """A launch during which both copies end one after the other."""
+        """Completes both copies one after the other during a launch."""
 
         def forward(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
             assert meanwhile is not None
@@ -150,7 +148,7 @@ def test_a_handover_is_over_while_the_next_forward_is_being_launched() -> None:
     pair.check_idle()
 
 
-def test_a_first_token_is_told_of_before_all_others_of_its_forward_are_looked_at(
+def test_first_token_is_sent_before_the_forward_s_other_jobs_are_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tandem.prefill_worker.scheduler.TELL_S", 0.0)
@@ -173,9 +171,11 @@ def test_a_first_token_is_told_of_before_all_others_of_its_forward_are_looked_at
     assert {1, 2, 3} <= set(told)
 
 
-def test_what_goes_on_between_the_prompts_of_a_forward_commits_none_that_has_not_been_looked_at() -> None:
-    """Pages of "ends" wait for those of "first" in the same forward. Then all may be pushed, before its first token is
-    known to end the request."""
+def test_job_is_not_committed_before_its_result_is_checked() -> None:
+    """Pages of "ends" wait for those of "first" in the same pass.
+
+    All may then be pushed before its first token ends it.
+    """
     transport = ScriptedTransport()
     prefill = {"config": PrefillConfig(chunk_size=64), "max_pages_in_flight": 3, "asynchronous": True}
     pair = WorkerPair(prefill=prefill, open_sender=lambda *_: transport)
@@ -196,7 +196,7 @@ def test_what_goes_on_between_the_prompts_of_a_forward_commits_none_that_has_not
     pair.p.outbox.flush = lambda: transport.complete_all() or True  # type: ignore[method-assign]
     pair.clock.advance(1.0)
     pair.p.scheduler.step()
-    # Pages shipped in between were computed before; the last page ships with its own job's turn.
+    # The pages shipped in between were computed earlier; the last page ships with its own job.
     assert [len(src) for _, src, _ in transport.pushes] == [3, 3, 1, 1, 1]
     for _ in range(10):
         pair.turn()
@@ -206,7 +206,7 @@ def test_what_goes_on_between_the_prompts_of_a_forward_commits_none_that_has_not
     pair.check_idle()
 
 
-def test_a_second_turn_ships_only_what_is_new() -> None:
+def test_second_turn_ships_only_new_pages() -> None:
     pair = WorkerPair()
     first = list(range(16))
     pair.submit("a", first, max_tokens=6)
@@ -216,7 +216,7 @@ def test_a_second_turn_ships_only_what_is_new() -> None:
     pair.submit("b", second, max_tokens=4)
     pair.run()
     assert pair.output("b") == expected_tokens(second, 4)
-    # 21 of 25 tokens have KV at the decode worker, 5 pages of 4; the prefill worker has the first prompt's 16.
+    # The decode worker has KV of 21 of 25 tokens, 5 pages of 4; the prefill worker has the first prompt's 16.
     (finished,) = [f for f in pair.d.outbox.of(Finished) if f.request_id == "b"]
     assert (finished.cached_len, finished.num_pages_shipped) == (20, 2)
     (shipped,) = pair.p.handover.shipped
@@ -260,7 +260,7 @@ def test_first_token_may_end_the_request() -> None:
     pair.check_idle()
 
 
-def test_a_request_that_its_first_token_ended_does_not_wait_for_room() -> None:
+def test_request_ended_by_first_token_does_not_wait_for_pages() -> None:
     pair = WorkerPair(num_pages=4)
     pair.submit("holder", list(range(11)), max_tokens=5)
     for _ in range(4):
@@ -274,7 +274,7 @@ def test_a_request_that_its_first_token_ended_does_not_wait_for_room() -> None:
     pair.check_idle()
 
 
-def test_a_sender_that_breaks_the_rules_loses_its_link_only() -> None:
+def test_protocol_violation_ends_only_the_link() -> None:
     pair = WorkerPair()
     pair.submit("r", list(range(5)), max_tokens=50)
     for _ in range(4):
@@ -285,7 +285,7 @@ def test_a_sender_that_breaks_the_rules_loses_its_link_only() -> None:
     assert pair.d.scheduler.num_running == 1
 
 
-def test_a_finished_prefill_is_kept_until_there_are_pages_for_it() -> None:
+def test_finished_prefill_is_kept_until_pages_are_free() -> None:
     pair = WorkerPair(num_pages=6)
     pair.submit("a", list(range(16)), max_tokens=4)
     pair.submit("b", list(range(100, 116)), max_tokens=4)
@@ -299,12 +299,11 @@ def test_a_finished_prefill_is_kept_until_there_are_pages_for_it() -> None:
     assert seen_waiting
     assert pair.output("a") == expected_tokens(list(range(16)), 4)
     assert pair.output("b") == expected_tokens(list(range(100, 116)), 4)
-    # Nothing was computed twice.
     assert pair.p.engine.counters.prompt_tokens_computed == 32
     pair.check_idle()
 
 
-def test_who_waits_too_long_for_room_goes_back_to_the_router_with_its_work_cached() -> None:
+def test_long_wait_for_pages_defers_the_request_and_keeps_its_cache() -> None:
     pair = WorkerPair(num_pages=5)
     pair.submit("holder", list(range(11)), max_tokens=9)
     for _ in range(4):
@@ -321,7 +320,6 @@ def test_who_waits_too_long_for_room_goes_back_to_the_router_with_its_work_cache
     pair.p.scheduler.step()
     assert len(pair.p.outbox.of(PrefillDeferred)) == 1, "it says so once"
     assert pair.p.scheduler.stats().num_running == 1 and pair.d.scheduler.stats().num_queued == 1
-    # The router restarts it elsewhere.
     pair.abort("r")
     assert pair.p.scheduler.stats().num_running == pair.d.scheduler.stats().num_queued == 0
     assert len(pair.p.cache.peek(list(range(100, 116)))) == 4
@@ -339,7 +337,7 @@ def test_a_refused_lease_fails_its_request() -> None:
 
 
 @pytest.mark.parametrize("turns", range(8))
-def test_an_abort_at_any_moment_gives_every_page_back(turns: int) -> None:
+def test_abort_at_any_time_frees_every_page(turns: int) -> None:
     pair = WorkerPair(prefill={"config": PrefillConfig(chunk_size=8)})
     pair.submit("r", list(range(30)), max_tokens=50)
     for _ in range(turns):
@@ -349,7 +347,7 @@ def test_an_abort_at_any_moment_gives_every_page_back(turns: int) -> None:
     pair.check_idle()
 
 
-def test_an_abort_during_a_copy_keeps_the_pages_until_it_has_completed() -> None:
+def test_abort_during_a_copy_keeps_pages_until_it_completes() -> None:
     transport = ScriptedTransport()
     pair = WorkerPair(open_sender=lambda *_: transport)
     pair.submit("r", list(range(10)))
@@ -359,7 +357,6 @@ def test_an_abort_during_a_copy_keeps_the_pages_until_it_has_completed() -> None
     pair.abort("r")
     for _ in range(3):
         pair.turn()
-    # Neither the pages being read nor those being written are free.
     assert pair.p.scheduler.stats().num_locked_pages == 3
     assert pair.d.scheduler.stats().num_leased_pages == 3
     transport.complete_all()
@@ -367,7 +364,7 @@ def test_an_abort_during_a_copy_keeps_the_pages_until_it_has_completed() -> None
     pair.check_idle()
 
 
-def test_a_lease_that_is_asked_back_is_released_after_its_copies() -> None:
+def test_revoked_lease_is_released_after_its_copies() -> None:
     transport = ScriptedTransport()
     config = DecodeConfig(lease_duration_s=5)
     pair = WorkerPair(open_sender=lambda *_: transport, config=config)
@@ -408,7 +405,7 @@ def test_a_cut_link_loses_the_request_but_no_page(turns: int) -> None:
     running = pair.d.scheduler.num_running
     told = {m.request_id for m in [*pair.p.outbox.of(Failed), *pair.d.outbox.of(LeaseLost)]}
     assert running or told == {"r"}, "somebody must tell the router"
-    # The sender's next epoch proves that the old one's copies are over.
+    # The sender's next epoch proves that the old one's copies are complete.
     pair.open_link()
     pair.abort("r")
     pair.run()
@@ -436,9 +433,9 @@ def test_losing_the_router_ends_everything_on_both_sides() -> None:
     pair.check_idle()
 
 
-def test_the_decode_worker_does_not_report_an_end_that_the_prefill_worker_reports() -> None:
-    # The first token ends the request while the grant is on its way. FirstToken travels on another stream, and
-    # LeaseLost must not overtake it.
+def test_decode_worker_does_not_repeat_the_prefill_worker_s_report() -> None:
+    # The first token ends the request while the grant is on its way. LeaseLost must not overtake FirstToken, which
+    # travels on another stream.
     pair = WorkerPair()
     pair.submit("r", list(range(5)), max_tokens=1)
     pair.p.scheduler.step()
@@ -454,7 +451,7 @@ def test_the_decode_worker_does_not_report_an_end_that_the_prefill_worker_report
     pair.check_idle()
 
 
-def test_the_decode_worker_reports_what_a_prefill_worker_without_its_router_cannot() -> None:
+def test_decode_worker_reports_for_a_prefill_worker_without_router() -> None:
     pair = WorkerPair(prefill={"config": PrefillConfig(chunk_size=8)})
     pair.submit("r", list(range(30)))
     for _ in range(2):
@@ -481,8 +478,8 @@ def test_the_cap_on_pages_in_flight_holds_back_pushes_and_the_commit() -> None:
     assert told == [True]
 
 
-def test_no_more_pages_are_asked_about_than_may_be_pushed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frequent checks of a long prompt must not go through all of its pages."""
+def test_only_pushable_pages_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frequent checks of a long prompt must not go through all its pages."""
     sender = ScriptedTransport()
     prefill = {"config": PrefillConfig(chunk_size=16), "max_pages_in_flight": 2, "asynchronous": True}
     pair = WorkerPair(open_sender=lambda *_: sender, prefill=prefill)
@@ -511,7 +508,7 @@ def test_after_a_failure_nothing_is_committed_and_nothing_stays_locked() -> None
     pair.submit("r", list(range(10)))
     for _ in range(3):
         pair.turn()
-    # The transport breaks: its copies end without arrival.
+    # The broken transport's copies end without arrival.
     sender.failure_reason = "broken"
     sender.complete_all()
     for _ in range(3):
@@ -540,7 +537,7 @@ def test_each_attempt_waits_twice_as_long_as_the_one_before() -> None:
     assert waits == [10.0, 20.0, 40.0, 10.0 * 2**MAX_DOUBLINGS]
 
 
-def test_a_lease_that_there_is_no_place_for_is_asked_for_again() -> None:
+def test_lease_refused_by_a_full_queue_is_requested_again() -> None:
     pair = WorkerPair(num_pages=5, config=DecodeConfig(max_waiting=1))
     prompts = {name: [number] * 11 for number, name in enumerate(("holder", "waits", "full", "cancelled"))}
     for name, prompt in prompts.items():
@@ -559,7 +556,7 @@ def test_a_lease_that_there_is_no_place_for_is_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize("event", ["cut", "first token ends it"])
-def test_a_job_that_would_ask_again_may_end_before(event: str) -> None:
+def test_job_may_end_before_its_next_lease_request(event: str) -> None:
     pair = WorkerPair(num_pages=5, config=DecodeConfig(max_waiting=1), prefill={"config": PrefillConfig(chunk_size=12)})
     for number, name in enumerate(("holder", "waits")):
         pair.submit(name, [number] * 11, max_tokens=9)
@@ -577,7 +574,7 @@ def test_a_job_that_would_ask_again_may_end_before(event: str) -> None:
     assert not pair.p.handover._asking_again
 
 
-def test_the_end_of_an_epoch_that_is_unknown_lets_the_next_one_open() -> None:
+def test_end_of_an_unknown_epoch_lets_the_next_one_open() -> None:
     pair = WorkerPair()
     told: list[str] = []
     pair.p.scheduler.receive(SenderLinkClosed("of another life", "cut", lambda: told.append("quiet")))
@@ -587,7 +584,7 @@ def test_the_end_of_an_epoch_that_is_unknown_lets_the_next_one_open() -> None:
     assert pair.output("r") == expected_tokens(list(range(5)), 5)
 
 
-def test_a_grammar_that_is_compiled_just_after_a_step_is_soon_looked_at_again() -> None:
+def test_grammar_compiled_just_after_a_step_is_soon_rechecked() -> None:
     pair = WorkerPair()
     matcher: Future[Any] = Future()
     compiled = CompiledGrammar("", matcher)
@@ -596,7 +593,7 @@ def test_a_grammar_that_is_compiled_just_after_a_step_is_soon_looked_at_again() 
     for _ in range(5):
         pair.turn()
     assert pair.d.scheduler.num_running == 1 and not pair.d.engine.batches
-    # It was compiling during the step and is ready before the thread asks for its sleep.
+    # Compilation ends after the step and before the thread computes its sleep.
     matcher.set_result(None)
     deadline = pair.d.scheduler.next_deadline()
     assert deadline is not None and deadline < pair.clock() + 0.01

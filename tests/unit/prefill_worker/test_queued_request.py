@@ -1,9 +1,9 @@
-"""Pages of a request that other jobs are computing."""
+"""Pages that other jobs are computing for a request."""
 
 from tandem.prefill_worker.queued_request import PagesInWork
 
 
-def test_pages_are_in_work_as_long_as_one_job_has_yet_to_compute_them() -> None:
+def test_pages_are_in_work_until_every_job_has_computed_them() -> None:
     in_work = PagesInWork()
     in_work.enter_work([1, 2, 3])
     in_work.enter_work([2, 3])
@@ -15,7 +15,7 @@ def test_pages_are_in_work_as_long_as_one_job_has_yet_to_compute_them() -> None:
     assert in_work.num_next_in_work([1, 2, 3], 2) == 1
 
 
-def test_only_an_unbroken_run_after_what_is_cached_counts() -> None:
+def test_only_contiguous_pages_after_the_cached_prefix_count() -> None:
     in_work = PagesInWork()
     in_work.enter_work([10, 11, 13])
     assert in_work.num_next_in_work([10, 11, 12, 13], 0) == 2

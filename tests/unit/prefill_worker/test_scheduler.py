@@ -1,4 +1,4 @@
-"""A prefill worker's forwards and their order, over a fake engine."""
+"""Composition and order of a prefill worker's forward passes, over a fake engine."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_short_prompts_share_a_forward_within_the_token_budget() -> None:
     for i in range(5):
         pair.submit(f"r{i}", list(range(100 * i, 100 * i + 8)))
     pair.run()
-    # A prompt larger than the rest of the budget is cut.
+    # A prompt larger than the remaining budget is cut.
     assert [lens for _, lens in pair.p.engine.batches] == [[8, 8, 4], [4, 8, 8]]
     assert first_tokens(pair) == [f"r{i}" for i in range(5)]
 
@@ -37,7 +37,7 @@ def test_a_long_prompt_does_not_keep_the_budget_empty() -> None:
     assert [lens for _, lens in pair.p.engine.batches] == [[10], [10], [5, 4]]
 
 
-def test_a_request_waits_for_the_prefix_that_another_is_computing() -> None:
+def test_request_waits_for_a_prefix_being_computed() -> None:
     pair = make_pair(chunk_size=16)
     prefix = list(range(40))
     for i in range(4):
@@ -52,7 +52,7 @@ def test_a_request_waits_for_the_prefix_that_another_is_computing() -> None:
     pair.check_idle()
 
 
-def test_who_waits_for_a_prefix_is_woken_if_its_job_ends() -> None:
+def test_wait_for_a_prefix_ends_with_its_job() -> None:
     pair = make_pair(chunk_size=8)
     prefix = list(range(40))
     pair.submit("a", [*prefix, 500])
@@ -62,7 +62,6 @@ def test_who_waits_for_a_prefix_is_woken_if_its_job_ends() -> None:
     pair.abort("a")
     pair.run()
     assert pair.output("b") == expected_tokens([*prefix, 501], 5)
-    # The aborted job's pages are reused.
     assert pair.p.engine.counters.prompt_tokens_computed == 8 + 33
     pair.check_idle()
 
@@ -113,7 +112,7 @@ def test_priority_goes_before_policy() -> None:
     assert first_tokens(pair) == ["r3", "r1", "r0", "r2"]
 
 
-def test_nobody_is_overtaken_for_ever() -> None:
+def test_overtaking_is_bounded() -> None:
     pair = make_pair("lof", chunk_size=4)
     pair.submit("modest", [1, 2, 3, 4], max_tokens=1)
     for i in range(MAX_OVERTAKEN + 20):
@@ -130,7 +129,7 @@ def test_a_request_keeps_its_age_over_attempts() -> None:
     assert first_tokens(pair) == ["old", "young"]
 
 
-def test_who_finds_no_pages_is_not_overtaken() -> None:
+def test_request_without_pages_is_not_overtaken() -> None:
     pair = make_pair(chunk_size=64, num_pages=12)
     pair.submit("a", list(range(24)), max_tokens=2)
     pair.submit("large", list(range(100, 140)), max_tokens=2)
@@ -140,7 +139,7 @@ def test_who_finds_no_pages_is_not_overtaken() -> None:
     pair.check_idle()
 
 
-def test_what_is_cached_is_forgotten_when_a_router_says_so() -> None:
+def test_router_can_clear_the_cache() -> None:
     pair = make_pair(chunk_size=8)
     prompt = list(range(24))
     pair.submit("a", prompt)

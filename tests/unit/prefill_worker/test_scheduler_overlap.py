@@ -1,5 +1,7 @@
-"""Overlapping prefill forwards. Tokens and messages stay the same, no page ships before it is computed, and no page is
-reused while a forward launched with it may run."""
+"""Overlapping prefill forward passes keep tokens and messages.
+
+No page ships before it is computed, and no page is reused while a forward pass launched with it may run.
+"""
 
 from typing import Any
 
@@ -51,7 +53,7 @@ WORKLOADS: dict[str, dict[str, list[int]]] = {
 
 @pytest.mark.parametrize("min_shared_tokens", [4, 1000])
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_tokens_and_messages_are_those_of_the_plain_loop(workload: str, min_shared_tokens: int) -> None:
+def test_tokens_and_messages_match_the_plain_loop(workload: str, min_shared_tokens: int) -> None:
     prompts = WORKLOADS[workload]
     pairs = [make_pair(overlap=overlap, min_shared_tokens=min_shared_tokens) for overlap in (False, True)]
     for pair in pairs:
@@ -67,14 +69,14 @@ def test_tokens_and_messages_are_those_of_the_plain_loop(workload: str, min_shar
         without_times(m) for m in plain.p.outbox.of(FirstToken)
     ]
     assert overlapped.p.engine.batches == plain.p.engine.batches
-    # The number of pages shipped twice depends on the time at which the decode worker gets shared pages.
+    # Pages shipped twice depend on the time at which the decode worker gets shared pages.
     (shipped,), (least,) = overlapped.p.handover.shipped, plain.p.handover.shipped
     assert shipped.num_pages >= least.num_pages
     for prompt in prompts.values():
         assert len(overlapped.p.cache.peek(prompt)) == len(prompt) // 4
 
 
-def test_a_forward_is_launched_before_the_one_before_has_run() -> None:
+def test_forward_is_launched_before_the_previous_one_has_run() -> None:
     pair = make_pair()
     seen = []
     run_next = pair.p.engine.run_next
@@ -92,7 +94,7 @@ def test_without_overlap_no_forward_is_left_in_flight() -> None:
     assert pair.output("a") == expected_tokens(PROMPT, 5)
 
 
-def test_two_forwards_at_most_are_in_flight_and_none_at_rest() -> None:
+def test_at_most_two_forwards_are_in_flight() -> None:
     pair = make_pair()
     for i in range(3):
         pair.submit(f"r{i}", [i, *PROMPT])
@@ -101,8 +103,8 @@ def test_two_forwards_at_most_are_in_flight_and_none_at_rest() -> None:
     assert pair.p.engine.num_launched == 0 and pair.p.scheduler.step() is False
 
 
-def test_what_has_been_said_does_not_wait_for_the_device() -> None:
-    """A lease request leaves before the thread waits for any forward."""
+def test_messages_do_not_wait_for_the_device() -> None:
+    """A lease request leaves before the thread waits for any forward pass."""
     pair = make_pair()
     unsent_at_run: list[int] = []
     num_flushed = 0
@@ -150,7 +152,7 @@ def test_handovers_go_on_while_a_forward_runs() -> None:
     pair.check_idle()
 
 
-def test_a_page_is_shipped_when_it_is_computed_and_not_when_it_is_launched() -> None:
+def test_page_is_shipped_when_computed_not_when_launched() -> None:
     pair = make_pair()
     pair.submit("a", PROMPT)
     pair.p.scheduler.step()
@@ -174,21 +176,20 @@ def test_a_page_is_shipped_when_it_is_computed_and_not_when_it_is_launched() -> 
     assert pair.output("a") == expected_tokens(PROMPT, 5)
 
 
-def test_who_comes_finds_pages_in_flight_and_ships_them_when_they_are_computed() -> None:
+def test_pages_in_flight_are_shared_and_shipped_once_computed() -> None:
     pair = make_pair()
     pair.submit("a", PROMPT[:8])
     pair.p.scheduler.step()
     assert pair.p.engine.num_launched == 1
     pair.submit("b", [*PROMPT[:8], 500])
     pair.run()
-    # Only its own token, in a later forward.
     assert [lens for _, lens in pair.p.engine.batches] == [[8], [1]]
     assert pair.output("b") == expected_tokens([*PROMPT[:8], 500], 5)
     pair.check_idle()
 
 
 def launch(pair: WorkerPair, prompt: list[int], num_run: int) -> None:
-    """Submits a prompt and runs `num_run` of its chunks; up to two more are launched."""
+    """Submit a prompt and run `num_run` of its chunks; up to two more are launched."""
     pair.submit("a", prompt)
     for number in range(num_run + 2):
         if number > 1:
@@ -200,7 +201,7 @@ def launch(pair: WorkerPair, prompt: list[int], num_run: int) -> None:
 
 @pytest.mark.parametrize("num_run", [0, 1, 2, 3])
 @pytest.mark.parametrize("how", ["abort", "router lost", "link lost"])
-def test_a_job_that_ends_in_flight_keeps_its_pages_until_its_forwards_are_done(num_run: int, how: str) -> None:
+def test_job_ended_in_flight_keeps_its_pages_until_its_forwards_end(num_run: int, how: str) -> None:
     pair = make_pair(num_pages=8)
     launch(pair, PROMPT, num_run)
     assert pair.p.engine.num_launched == (1 if num_run == 3 else 2)
@@ -217,7 +218,7 @@ def test_a_job_that_ends_in_flight_keeps_its_pages_until_its_forwards_are_done(n
     pair.check()
     stats = pair.p.scheduler.stats()
     assert (stats.num_running, stats.num_locked_pages) == (0, 8)
-    # These pages are not reused yet, and their forwards' results are dropped.
+    # These pages are not reused yet, and their forward passes' results are dropped.
     other = list(range(100, 130))
     pair.submit("b", other)
     pair.p.scheduler._start_jobs(CHUNK_SIZE, None)
@@ -230,7 +231,7 @@ def test_a_job_that_ends_in_flight_keeps_its_pages_until_its_forwards_are_done(n
 
 
 @pytest.mark.parametrize("num_run", [0, 1, 2, 3])
-def test_what_an_aborted_job_had_launched_is_found_again_right_as_it_is(num_run: int) -> None:
+def test_aborted_job_s_launched_pages_are_cached_correctly(num_run: int) -> None:
     pair = make_pair()
     launch(pair, PROMPT, num_run)
     pair.abort("a")
@@ -242,7 +243,7 @@ def test_what_an_aborted_job_had_launched_is_found_again_right_as_it_is(num_run:
     pair.check_idle()
 
 
-def test_duplicates_are_not_reused_before_the_forward_that_writes_them_is_done() -> None:
+def test_duplicates_are_not_reused_before_their_forward_ends() -> None:
     pair = make_pair(min_shared_tokens=1000, num_pages=4)
     for name in ("a", "b"):
         pair.submit(name, PROMPT[:4], max_tokens=1)
@@ -256,7 +257,7 @@ def test_duplicates_are_not_reused_before_the_forward_that_writes_them_is_done()
     pair.check_idle()
 
 
-def test_who_finds_no_pages_waits_for_those_of_a_forward_in_flight() -> None:
+def test_request_without_pages_waits_for_a_forward_in_flight() -> None:
     pair = make_pair(num_pages=9)
     prompts = {name: list(range(100 * i, 100 * i + 20)) for i, name in enumerate("abcd")}
     for name, prompt in prompts.items():
@@ -269,7 +270,7 @@ def test_who_finds_no_pages_waits_for_those_of_a_forward_in_flight() -> None:
     pair.check_idle()
 
 
-def test_who_waits_too_long_for_room_goes_back_to_the_router_beside_a_forward_in_flight() -> None:
+def test_long_wait_for_pages_defers_a_request_beside_a_forward() -> None:
     pair = make_pair(num_pages=64)
     # Nothing reaches the decode worker, so nothing is granted.
     pair.submit("waits", PROMPT[:8])
@@ -285,7 +286,6 @@ def test_who_waits_too_long_for_room_goes_back_to_the_router_beside_a_forward_in
     assert pair.p.engine.num_launched == 1
     pair.p.scheduler.step()
     assert pair.p.outbox.of(PrefillDeferred) == [PrefillDeferred("waits", 0)]
-    # The router restarts it elsewhere.
     pair.abort("waits")
     pair.check()
     while pair.p.engine.num_launched:
@@ -298,8 +298,6 @@ def test_who_waits_too_long_for_room_goes_back_to_the_router_beside_a_forward_in
 
 
 class Both:
-    """A both worker with overlapping prefills."""
-
     def __init__(self, max_tokens: int) -> None:
         clock, self.outbox = FakeClock(), ListOutbox()
         self.engine, cache = FakeEngine(64, 4, asynchronous=True), CacheManager(64, 4)
@@ -314,7 +312,6 @@ class Both:
         self.scheduler.receive(FromRouter(Prefill(name, 0, tuple(prompt), (), self._sampling, "both")))
 
     def turn(self) -> bool:
-        """Runs a step or a forward; returns whether there was either."""
         worked = self.scheduler.step()
         assert self.scheduler.check_integrity() == ""
         if not worked and self.engine.num_launched:
@@ -333,7 +330,7 @@ class Both:
 
 
 def two_come_while_one_is_decoded() -> tuple[Both, int]:
-    """A worker that decodes a and has just got b and c, with its number of launched forwards."""
+    """Return a worker that decodes a and has just got b and c, with its number of launched forward passes."""
     both = Both(max_tokens=6)
     both.submit("a", PROMPT[:8])
     while not both.output("a"):
@@ -343,7 +340,7 @@ def two_come_while_one_is_decoded() -> tuple[Both, int]:
     return both, len(both.engine.batches)
 
 
-def test_prefills_of_one_worker_for_both_phases_overlap_while_nothing_is_decoded() -> None:
+def test_both_worker_overlaps_prefills_while_nothing_is_decoded() -> None:
     both = Both(max_tokens=3)
     both.submit("a", PROMPT)
     both.scheduler.step()
@@ -353,7 +350,7 @@ def test_prefills_of_one_worker_for_both_phases_overlap_while_nothing_is_decoded
     assert both.output("a") == expected_tokens(PROMPT, 3)
 
 
-def test_a_prompt_computed_while_others_are_decoded_is_decoded_with_them_at_once() -> None:
+def test_prompt_joins_the_running_decode_steps_at_once() -> None:
     both, num_before = two_come_while_one_is_decoded()
     both.run()
     assert both.engine.batches[num_before : num_before + 2] == [("prefill", [8]), ("decode", [1, 1])]
@@ -361,20 +358,20 @@ def test_a_prompt_computed_while_others_are_decoded_is_decoded_with_them_at_once
         assert both.output(name) == expected_tokens(prompt, 6)
 
 
-def test_what_is_to_be_decoded_here_does_not_wait_behind_the_next_prompt() -> None:
+def test_local_decode_does_not_wait_for_the_next_prompt() -> None:
     both = Both(max_tokens=3)
     both.submit("a", PROMPT[:8])
     both.submit("b", [9, *PROMPT[:7]])
     both.scheduler.step()
     both.scheduler.step()
-    # The second prompt waits for the first one's decode step to be launched.
+    # The second prompt waits for the launch of the first one's decode step.
     assert both.engine.batches == [("prefill", [8])]
     both.run()
     assert both.engine.batches[1:3] == [("decode", [1]), ("prefill", [8])]
     assert both.output("b") == expected_tokens([9, *PROMPT[:7]], 3)
 
 
-def test_the_tokens_of_a_decode_step_in_flight_do_not_wait_for_the_prompt_behind_it() -> None:
+def test_decode_tokens_do_not_wait_for_the_next_prompt() -> None:
     both = Both(max_tokens=6)
     both.submit("a", PROMPT[:8])
     while len(both.output("a")) < 3:
@@ -383,7 +380,6 @@ def test_the_tokens_of_a_decode_step_in_flight_do_not_wait_for_the_prompt_behind
     num_known = len(both.output("a"))
     both.submit("b", [9, *PROMPT[:7]])
     both.scheduler.step()
-    # Nothing waits for either.
     assert (both.engine.num_launched, len(both.output("a"))) == (2, num_known)
     both.engine.run_next()
     assert both.scheduler.step()
@@ -393,14 +389,13 @@ def test_the_tokens_of_a_decode_step_in_flight_do_not_wait_for_the_prompt_behind
     assert both.output("a") == expected_tokens(PROMPT[:8], 6)
 
 
-def test_the_device_has_a_decode_step_to_run_while_the_next_prompt_is_prepared() -> None:
+def test_decode_step_runs_while_the_next_prompt_is_prepared() -> None:
     both, num_before = two_come_while_one_is_decoded()
     while len(both.engine.batches) < num_before + 2:
         both.turn()
     assert both.engine.batches[num_before:] == [("prefill", [8]), ("decode", [1, 1])]
     assert both.engine.num_launched == 1
     both.scheduler.step()
-    # The step has not run.
     assert [mode for mode, _ in both.engine.batches[num_before:]] == ["prefill", "decode", "prefill"]
     assert both.engine.num_launched == 2
     both.run()

@@ -1,5 +1,3 @@
-"""Start order of waiting requests."""
-
 from collections.abc import Sequence
 
 from tandem.engine.kvcache.cache_manager import CacheManager
@@ -11,7 +9,7 @@ from tandem.sampling_params import SamplingParams
 
 
 class YoungestFirst(PrefillPolicy):
-    """Attributes: seen: request ids of every queue it ordered."""
+    """Attributes: seen: request ids of every ordered queue."""
 
     def __init__(self) -> None:
         self.seen: list[list[str]] = []
@@ -33,7 +31,7 @@ def order(requests: WaitingRequests) -> list[str]:
     return [q.request.request_id for q in requests.start_order()]
 
 
-def test_a_policy_orders_equals_and_is_given_them_in_order_of_age() -> None:
+def test_policy_orders_equals_given_by_age() -> None:
     policy = YoungestFirst()
     requests = waiting(policy)
     for name, arrival_ns, priority in (("b", 2, 0), ("d", 4, 1), ("a", 1, 0), ("c", 3, 1)):
@@ -42,7 +40,7 @@ def test_a_policy_orders_equals_and_is_given_them_in_order_of_age() -> None:
     assert policy.seen == [["c", "d"], ["a", "b"]]
 
 
-def test_a_policy_sees_no_more_than_its_window() -> None:
+def test_policy_sees_only_its_window() -> None:
     policy = YoungestFirst()
     requests = waiting(policy)
     for i in range(POLICY_WINDOW + 5):
@@ -51,7 +49,7 @@ def test_a_policy_sees_no_more_than_its_window() -> None:
     assert policy.seen[0][0] == "r0", "the oldest are in it"
 
 
-def test_who_was_overtaken_too_often_goes_before_what_a_policy_says() -> None:
+def test_often_overtaken_request_goes_before_the_policy() -> None:
     policy = YoungestFirst()
     requests = waiting(policy)
     requests.enqueue(prefill("old", 0))
@@ -65,7 +63,7 @@ def test_who_was_overtaken_too_often_goes_before_what_a_policy_says() -> None:
     assert policy.seen[-1] == ["young"]
 
 
-def test_only_who_starts_overtakes_and_only_equals() -> None:
+def test_only_started_requests_overtake_and_only_equals() -> None:
     requests = waiting()
     requests.enqueue(prefill("old", 0))
     requests.enqueue(prefill("urgent", 1, priority=1))

@@ -1,5 +1,3 @@
-"""What all scenarios have in common."""
-
 import pytest
 
 from tandem.prefill_worker import scheduler
@@ -7,5 +5,5 @@ from tandem.prefill_worker import scheduler
 
 @pytest.fixture(autouse=True)
 def handovers_go_on_at_every_chance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that a test moves stands still within a step, and would leave a worker one chance in each."""
+    """The fake clock stands still within a step, so a worker would get only one chance per step."""
     monkeypatch.setattr(scheduler, "TELL_S", 0.0)

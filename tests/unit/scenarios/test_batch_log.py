@@ -1,5 +1,3 @@
-"""What workers log of each batch."""
-
 import logging
 
 import pytest

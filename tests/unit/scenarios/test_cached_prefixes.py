@@ -1,4 +1,4 @@
-"""What routers know of a worker's cache is what is in it, whatever happens there and however they read."""
+"""Routers' prefix indexes match a worker's cache, for any cache changes and any reading pace."""
 
 import random
 from collections import deque
@@ -14,12 +14,11 @@ from tests.fakes.cached_identities import cached_identities
 
 PAGE_SIZE = 2
 NUM_PAGES = 12
-# Room for a few changes.
 MAX_UNREAD_BYTES = 40
 
 
 class Reader:
-    """A router's end of a stream, which stands where the worker has the writer of a real one."""
+    """A router's end of a stream; it replaces the worker's writer."""
 
     def __init__(self, account: CacheAccount) -> None:
         self._account = account
@@ -27,7 +26,6 @@ class Reader:
         self.begin()
 
     def begin(self) -> None:
-        """Another life of the router."""
         self.num_sent = self.num_taken = 0
         self._messages: deque[Any] = deque()
         self.prefixes = WorkerPrefixes()
@@ -39,7 +37,7 @@ class Reader:
         self._messages.extend(messages)
 
     def read(self, count: int = 1_000_000, *, is_lost: bool = False) -> None:
-        """Args: is_lost: what has changed is not seen by the router, which streams do not do."""
+        """Args: is_lost: whether the router misses the changes; real streams do not lose any."""
         while self._messages and count:
             message = self._messages.popleft()
             self.num_taken += 1
@@ -55,8 +53,6 @@ class Reader:
 
 
 class Scene:
-    """A worker's cache, requests that come and go, and two routers."""
-
     def __init__(self, data: random.Random) -> None:
         self._data = data
         self.cache = CacheManager(NUM_PAGES, PAGE_SIZE)
@@ -84,7 +80,6 @@ class Scene:
             case 7:
                 self.publish()
                 self.quick.read()
-                # Where the changes were too many for it.
                 self.quick.feed.catch_up()
                 self.quick.read()
                 assert self.quick.prefixes.identities == cached_identities(self.cache)
@@ -94,7 +89,6 @@ class Scene:
                 self.slow.begin()
 
     def change(self) -> None:
-        """Something comes into the cache that never was there."""
         for handle, _ in self._handles:
             self.cache.release_pages(handle)
         self._handles.clear()
@@ -109,13 +103,13 @@ class Scene:
             stored, removed = b"".join(changes.stored), b"".join(changes.removed)
             for reader in (self.quick, self.slow):
                 reader.feed.tell_changes(stored, removed)
-        # All that is cached, once, and a little more.
+        # At most the whole cache once, and a little more.
         assert self.slow.num_unread_bytes <= 8 * NUM_PAGES + MAX_UNREAD_BYTES
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32))
-def test_routers_know_what_is_cached(seed: int) -> None:
+def test_routers_know_the_cache(seed: int) -> None:
     scene = Scene(random.Random(seed))
     for _ in range(120):
         scene.act()
@@ -130,8 +124,8 @@ def test_routers_know_what_is_cached(seed: int) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32))
-def test_what_a_router_has_missed_is_said_again(seed: int) -> None:
-    """However it has read so far: once it reads again, and the cache has changed once more, it knows all."""
+def test_missed_changes_are_repeated(seed: int) -> None:
+    """Once a router reads again after a further change, it knows the whole cache."""
     scene = Scene(random.Random(seed))
     for _ in range(120):
         scene.act()

@@ -1,4 +1,4 @@
-"""A cluster that is asked to stop finishes what it has and takes nothing new."""
+"""A draining cluster finishes its requests and takes no new ones."""
 
 import asyncio
 import io
@@ -21,7 +21,7 @@ from tests.fakes.router_harness import RouterHarness, first_token, run, settle, 
 
 
 @run
-async def test_a_draining_router_refuses_new_requests_and_finishes_the_others() -> None:
+async def test_draining_router_refuses_new_requests_and_finishes_old_ones() -> None:
     h = RouterHarness()
     client = h.request(max_tokens=3)
     await settle()
@@ -34,7 +34,7 @@ async def test_a_draining_router_refuses_new_requests_and_finishes_the_others() 
 
     request_id = client.tracker.request_id
     h.p[0].say(first_token(request_id, 0, 0, 10))
-    # Not even a new attempt counts as a new request.
+    # A new attempt is not a new request.
     h.d[0].say(LeaseLost(request_id, 0))
     await settle()
     assert [admit.attempt for admit in h.d[0].of(Admit)] == [0, 1]
@@ -47,7 +47,7 @@ async def test_a_draining_router_refuses_new_requests_and_finishes_the_others() 
 
 
 @run
-async def test_shutting_down_ends_what_is_left() -> None:
+async def test_shutdown_ends_remaining_requests() -> None:
     h = RouterHarness()
     client = h.request()
     await settle()
@@ -58,7 +58,7 @@ async def test_shutting_down_ends_what_is_left() -> None:
     assert h.router.num_requests == 0 and h.router.idle.is_set()
 
 
-def test_a_router_with_nothing_in_hand_drains_at_once_and_says_so(router_model_dir: Path) -> None:
+def test_idle_router_drains_at_once_and_reports_not_serving(router_model_dir: Path) -> None:
     process = RouterProcess(RouterConfig(str(router_model_dir), "fake", 64, grpc_port=0, http_port=0))
     try:
         address = process.start().grpc
@@ -76,7 +76,7 @@ def test_a_router_with_nothing_in_hand_drains_at_once_and_says_so(router_model_d
 
 
 class FakeCluster:
-    """Says how many requests are left, time after time; a call that may wait does so."""
+    """Reports the given numbers of remaining requests in turn, waiting where allowed."""
 
     def __init__(self, *num_left: int) -> None:
         self._num_left = itertools.chain(num_left, itertools.repeat(num_left[-1]))
@@ -103,19 +103,19 @@ def drain(cluster: FakeCluster, timeout_s: float, guard: FakeGuard) -> str:
     return console.file.getvalue()
 
 
-def test_how_many_are_left_is_shown_when_it_changes() -> None:
+def test_remaining_count_is_shown_when_it_changes() -> None:
     shown = drain(FakeCluster(3, 3, 3, 1, 1, 0), 30.0, FakeGuard()).splitlines()
     assert [line.partition(";")[0] for line in shown] == ["Requests left: 3", "Requests left: 1"]
     assert shown[0].endswith("waiting 30 s at most, Ctrl-C ends them now")
 
 
-def test_nothing_in_hand_needs_one_question_and_no_word() -> None:
+def test_idle_cluster_is_asked_once_without_output() -> None:
     cluster = FakeCluster(0)
     assert drain(cluster, 30.0, FakeGuard()) == ""
     assert cluster.num_calls == 1
 
 
-def test_the_wait_ends_at_the_timeout_and_does_not_begin_without_a_guard() -> None:
+def test_wait_ends_at_timeout_and_needs_a_guard() -> None:
     began = time.monotonic()
     assert drain(FakeCluster(2), 0.3, FakeGuard()).endswith("Requests cut short: 2\n")
     assert time.monotonic() - began < 1.0

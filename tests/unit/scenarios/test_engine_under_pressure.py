@@ -1,4 +1,4 @@
-"""A real engine on a CPU under pressure for pages, with requests that come, go and are given back at random."""
+"""A real CPU engine short of pages, with random arrivals, aborts and given-back requests."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ NUM_STEPS = 600
 NUM_COMPARED = 25
 
 
-def test_greedy_requests_get_what_they_get_alone(tmp_path: Path) -> None:
+def test_greedy_tokens_match_solo_runs(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "tiny")
     config = EngineConfig(str(tmp_path / "tiny"), num_pages=64, num_threads=1)
     engine = build_engine(config, "scenario", lambda doing: None)

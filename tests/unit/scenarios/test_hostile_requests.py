@@ -1,5 +1,7 @@
-"""No request of one client stops the streams of the others: a real router over loopback, and what its watched stream
-sees of a token each 10 ms. Before there were bounds, each of these held it for 0.4 to 3 seconds."""
+"""No client's request stalls other streams: a real router over loopback, and a watched stream with a token each 10 ms.
+
+Without limits, each of these requests blocked the router for 0.4 to 3 s.
+"""
 
 import json
 import secrets
@@ -21,19 +23,19 @@ from tests.fakes.raw_http import HEAD, error_of, read_all
 
 pytestmark = pytest.mark.slow
 
-# It is some 30 ms where nothing else runs on the machine.
+# About 30 ms on an idle machine.
 MAX_GAP_S = 0.25
 ANSWER_TIMEOUT_S = 30.0
 VOCAB_SIZE = 200_000
 MAX_MODEL_LEN = 300_000
-# Templates look back at earlier messages; this one at all of them.
+# This template loops over all earlier messages.
 LOOKS_BACK = (
     "{% for m in messages %}{% for o in messages[:loop.index] %}{% if o['role'] == 'tool' %}x{% endif %}{% endfor %}"
     "{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 )
 BIAS = dict.fromkeys(range(170_000), 1.0)
 TEXT = "def " * 650_000
-# As many, and as long, as a body may have.
+# The maximum number and length that a body can hold.
 UNKNOWN = {f"{i:0240}": 1 for i in range(32_000)}
 MESSAGE = {"role": "user", "content": "hello"}
 PART = {"type": "text", "text": ""}
@@ -59,7 +61,7 @@ def post(address: str, path: str, body: bytes) -> bytes:
 
 
 def generate(address: str, request: bytes) -> str:
-    """Sends a request that is encoded already; returns the status and what it says."""
+    """Send an encoded request; return the status and message."""
     with grpc.insecure_channel(address) as channel:
         call: Callable[..., Any] = channel.unary_stream("/tandem.v1.Inference/Generate", bytes, bytes)
         try:
@@ -112,7 +114,7 @@ def generate(address: str, request: bytes) -> str:
         "blocks",
     ],
 )
-def test_a_huge_body_stops_nobody(router: PacedRouter, path: str, body: dict[str, Any], message: str) -> None:
+def test_huge_body_stalls_no_stream(router: PacedRouter, path: str, body: dict[str, Any], message: str) -> None:
     encoded = json.dumps(body).encode()
     with router.watched_stream() as gap:
         answer = post(router.addresses.http, f"/v1/{path}", encoded)
@@ -129,7 +131,7 @@ def test_a_huge_body_stops_nobody(router: PacedRouter, path: str, body: dict[str
     ],
     ids=["logit_bias", "text"],
 )
-def test_a_huge_message_stops_nobody(router: PacedRouter, request_: pb.GenerateRequest, message: str) -> None:
+def test_huge_message_stalls_no_stream(router: PacedRouter, request_: pb.GenerateRequest, message: str) -> None:
     encoded = request_.SerializeToString()
     with router.watched_stream() as gap:
         answer = generate(router.addresses.grpc, encoded)
@@ -137,8 +139,8 @@ def test_a_huge_message_stops_nobody(router: PacedRouter, request_: pb.GenerateR
     assert gap.longest_s < MAX_GAP_S
 
 
-def test_many_guessed_streams_stop_nobody(router: PacedRouter) -> None:
-    """Of workers that say nothing to any of them, so that each takes as long as it may."""
+def test_many_guessed_stream_ids_stall_no_stream(router: PacedRouter) -> None:
+    """The workers stay silent, so each stream lasts as long as allowed."""
     host, _, port = router.addresses.http.rpartition(":")
     body = json.dumps({"prompt": "hi", "stream": True}).encode()
     memory = psutil.Process(router.pid).memory_info

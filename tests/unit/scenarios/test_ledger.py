@@ -1,4 +1,4 @@
-"""Where a request's time went, from the workers that know it to the client that is told."""
+"""The time ledger of a request, from the workers to the client."""
 
 import asyncio
 import json
@@ -47,9 +47,9 @@ from tests.fakes.tokenizer import ByteTokenizer
 from tests.fakes.workers import WorkerPair
 
 S = 10**9
-# Of a request that has one attempt.
+# Phases of a request with one attempt.
 CRITICAL = [spec.name for spec in CRITICAL_PATH if spec.name != "earlier_attempts"]
-# Each process has its clock; here each worker has, by the task that it runs in.
+# Clock skew per worker, by its task.
 SKEW_NS: ContextVar[int] = ContextVar("skew", default=0)
 
 
@@ -58,11 +58,10 @@ def skewed_ns() -> int:
 
 
 class SkewedWorker:
-    """A worker with a clock of its own: a real stream, behind which a script takes its time.
+    """A worker with its own clock: a real stream with a timed script behind it.
 
     Attributes:
-        router: its router.
-        at: when its moments truly were, on the router's clock.
+        at: true times of its moments, on the router's clock.
     """
 
     def __init__(self, router: Router, worker_id: str, role: str, skew_ns: int) -> None:
@@ -126,7 +125,8 @@ class SkewedWorker:
 
 @asynccontextmanager
 async def skewed_cluster(prefill_ns: int, decode_ns: int) -> AsyncIterator[tuple[Router, SkewedWorker, str]]:
-    """A router with a prefill and a decode worker whose clocks are ahead by so much; the address is for clients."""
+    """Run a router with a prefill and a decode worker, whose clocks are ahead by the given ns; yield its client
+    address."""
     config = RouterConfig("nowhere", "fake", 400, cluster_token="secret")
     router = Router(config, FirstLeastLoaded())
     server = new_server()
@@ -151,7 +151,6 @@ async def skewed_cluster(prefill_ns: int, decode_ns: int) -> AsyncIterator[tuple
 
 
 async def ask(address: str) -> pb.GenerateResponse:
-    """Returns the last response."""
     async with open_channel(address) as channel:
         request = pb.GenerateRequest(text="hi", sampling=pb.SamplingParams(max_tokens=3))
         responses = [r async for r in inference_pb2_grpc.InferenceStub(channel).Generate(request)]
@@ -178,7 +177,7 @@ def test_phases_are_true_though_clocks_are_seconds_apart(
         assert critical_ms == pytest.approx(phases["e2e"].duration_ms, abs=1e-3)
         assert p.decode is not None
         at = {**p.at, **p.decode.at}
-        # Of two clocks each may be off by so much.
+        # Either of the two clocks may be off by this much.
         slack_ms = 2 * last.clock_uncertainty_ms + 1e-3
         assert 0 < last.clock_uncertainty_ms < 1000
         for spec in PHASES:
@@ -193,7 +192,7 @@ def test_phases_are_true_though_clocks_are_seconds_apart(
 
 
 class Asked:
-    """A request at a router with scripted workers, whose clocks are the router's."""
+    """A request at a router with scripted workers that share its clock."""
 
     def __init__(self, h: RouterHarness, **fields: Any) -> None:
         self._h = h
@@ -211,7 +210,7 @@ class Asked:
         self._h.d[0].say(Progress(self.tracker.request_id, attempt, (Moment("decode_started", now_ns()),)))
 
     async def ended(self) -> list[str]:
-        """The phases that it has had, once its client has left, if it is still there."""
+        """End the client if it is still there; return the request's phases."""
         await settle()
         await self.client.leave()
         phases, moments = critical_path(self.tracker.moments), self.tracker.moments
@@ -221,7 +220,7 @@ class Asked:
 
 
 @run
-async def test_a_request_that_ends_early_has_the_phases_that_it_came_to() -> None:
+async def test_request_that_ends_early_has_only_its_reached_phases() -> None:
     h = RouterHarness()
     queued, handed_over, decoding = (Asked(h) for _ in range(3))
     await settle()
@@ -233,7 +232,7 @@ async def test_a_request_that_ends_early_has_the_phases_that_it_came_to() -> Non
     assert await decoding.ended() == ["tokenize", "assign", "prefill_queue", "prefill", "handover", "decode"]
 
 
-def test_the_log_tells_the_phases_that_add_up_apart_from_the_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_separates_sequential_from_overlapping_phases(caplog: pytest.LogCaptureFixture) -> None:
     @run
     async def scenario() -> None:
         asked = Asked(RouterHarness(), max_tokens=1)
@@ -251,7 +250,7 @@ def test_the_log_tells_the_phases_that_add_up_apart_from_the_others(caplog: pyte
 
 
 @run
-async def test_a_first_token_that_ends_its_request_is_handed_to_nobody() -> None:
+async def test_request_ended_by_first_token_has_no_handover() -> None:
     asked = Asked(RouterHarness(), max_tokens=1)
     await settle()
     asked.prefilled(finish_reason="length")
@@ -272,7 +271,7 @@ async def test_a_stop_string_ends_decoding() -> None:
 
 
 @run
-async def test_what_other_attempts_did_is_one_phase() -> None:
+async def test_earlier_attempts_are_one_phase() -> None:
     h = RouterHarness()
     asked, left = Asked(h), Asked(h)
     await settle()
@@ -292,7 +291,7 @@ async def test_what_other_attempts_did_is_one_phase() -> None:
 
 
 @run
-async def test_waiting_for_workers_is_part_of_what_it_precedes() -> None:
+async def test_waiting_for_workers_counts_in_the_next_phase() -> None:
     h = RouterHarness(0, 0)
     asked, left = Asked(h), Asked(h)
     await settle()
@@ -306,13 +305,13 @@ async def test_waiting_for_workers_is_part_of_what_it_precedes() -> None:
 
 
 @run
-async def test_a_resumed_request_that_was_whole_has_no_workers() -> None:
+async def test_complete_resumed_request_has_no_worker_phases() -> None:
     asked = Asked(RouterHarness(), max_tokens=2, output_ids=(97, 98))
     assert await asked.ended() == ["tokenize", "assign", "finish"]
 
 
 def told(messages: list[Any]) -> dict[str, int]:
-    """The moments that a router is told, each once."""
+    """Return the moments reported to a router; none may repeat."""
     moments = [moment for m in messages if isinstance(m, FirstToken | Progress | Finished) for moment in m.moments]
     assert len({moment.name for moment in moments}) == len(moments)
     return {moment.name: moment.time_ns for moment in moments}
@@ -346,7 +345,7 @@ def test_pages_of_a_long_prompt_are_shipped_while_it_is_computed() -> None:
     assert told(pair.d.outbox.router)["ship_started"] < at["first_token"]
 
 
-def test_what_is_cached_everywhere_is_not_shipped() -> None:
+def test_pages_cached_on_both_sides_are_not_shipped() -> None:
     pair = WorkerPair()
     for request_id in ("first", "again"):
         pair.submit(request_id, list(range(8)), max_tokens=2)
@@ -357,7 +356,7 @@ def test_what_is_cached_everywhere_is_not_shipped() -> None:
         assert shipped == (request_id == "first")
 
 
-def test_when_a_request_came_to_the_worker_is_told() -> None:
+def test_worker_reports_arrival_time() -> None:
     pair = WorkerPair()
     received = now_ns()
     pair.p.scheduler.receive(FromRouter(Prefill("r", 0, (1, 2, 3), (), SamplingParams(4), "d"), received))

@@ -1,4 +1,4 @@
-"""Outputs of at least so many tokens, over real schedulers and a real engine."""
+"""min_tokens over real schedulers and a real engine."""
 
 import time
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from tests.cluster.conftest import EOS_TOKEN_IDS, save_tiny_model
 
 TIMEOUT_S = 30.0
 END = EOS_TOKEN_IDS[0]
-# So that an output ends as soon as it may.
+# Makes an output end as soon as it may.
 EAGER_TO_END = ((END, 100.0),)
 
 
@@ -34,7 +34,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 def generate(engine: Engine, output_ids: tuple[int, ...] = (), **sampling: Any) -> list[int]:
-    """The whole output. Args: output_ids: of earlier attempts."""
+    """Return the whole output. Args: output_ids: output of earlier attempts."""
     messages: list[Any] = []
     worker = LocalWorker(engine, PrefillConfig(), DecodeConfig(), messages.append)
     params = SamplingParams(**{"max_tokens": 12, "logit_bias": EAGER_TO_END, "stop_token_ids": (END,), **sampling})
@@ -53,7 +53,7 @@ def generate(engine: Engine, output_ids: tuple[int, ...] = (), **sampling: Any) 
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 5}])
-def test_an_output_ends_as_soon_as_it_may_and_is_the_same_over_attempts(engine: Engine, sampling: Any) -> None:
+def test_output_ends_at_min_tokens_on_every_attempt(engine: Engine, sampling: Any) -> None:
     assert generate(engine, **sampling) == [END]
     for min_tokens in (1, 2, 7, 12):
         output = generate(engine, min_tokens=min_tokens, **sampling)
@@ -67,7 +67,6 @@ def test_an_output_ends_as_soon_as_it_may_and_is_the_same_over_attempts(engine: 
 def test_a_grammar_that_is_at_its_end_wins(engine: Engine) -> None:
     text = "ab"
     grammar = translate("regex", text)
-    # It has to be compiled.
     deadline = time.monotonic() + TIMEOUT_S
     while not (constraint := engine.constraint(grammar)).is_ready:  # type: ignore[union-attr]
         assert time.monotonic() < deadline

@@ -1,5 +1,4 @@
-"""Whatever requests ask of their tokens, they get it in one forward with other requests' prompts and steps as they get
-it alone."""
+"""In mixed forward passes, each request's sampling gives the same tokens as alone."""
 
 import random
 from array import array
@@ -85,7 +84,7 @@ def engine(model_path: Path) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_everybody_gets_what_it_gets_alone(overlaps: bool, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_match_solo_runs(overlaps: bool, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(3)
     requests: dict[str, tuple[list[int], SamplingParams]] = {}
     for number in range(NUM_REQUESTS):

@@ -1,5 +1,7 @@
-"""A real engine on a CPU that computes prompts beside decode steps in one forward, under pressure for pages: requests
-come, share prefixes, are cancelled and given back at random, and get what transformers gives them."""
+"""Mixed steps of a real CPU engine short of pages, against transformers.
+
+Requests arrive, share prefixes, are aborted and given back at random.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -21,14 +23,12 @@ from tests.fakes.stand_in import stands_in_for
 
 NUM_STEPS = 400
 NUM_COMPARED = 30
-# Logits of the two most likely tokens that are no further apart may change places by rounding.
+# Rounding may swap the two most likely tokens if their logits are this close.
 TIE = 1e-3
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_greedy_requests_get_what_transformers_gives(
-    overlaps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_greedy_tokens_match_transformers(overlaps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tiny_model(tmp_path / "tiny")
     config = EngineConfig(str(tmp_path / "tiny"), num_pages=48, num_threads=1, mixed_steps=True)
     engine = build_engine(config, "scenario", lambda doing: None)

@@ -1,5 +1,4 @@
-"""Log probabilities of prompts over real schedulers and caches: a cached prefix does not save computing them, and
-leaves no page behind that nobody needs."""
+"""Prompt logprobs over real schedulers and caches: cached prefixes are recomputed, and no superfluous page stays."""
 
 from array import array
 from collections.abc import Iterator
@@ -41,7 +40,7 @@ def engine(model_path: Path) -> Iterator[Engine]:
 
 
 class Both:
-    """A worker of role both that is told of requests one after the other."""
+    """A worker of role both that gets one request after the other."""
 
     def __init__(self, engine: Engine, chunk_size: int) -> None:
         self.messages: list[Any] = []
@@ -50,7 +49,6 @@ class Both:
         self._number = 0
 
     def ask(self, prompt: list[int], num_top: int | None, output_ids: tuple[int, ...] = ()) -> list[float]:
-        """The log probabilities of the prompt's tokens."""
         self.messages.clear()
         self._number += 1
         sampling = SamplingParams(4, num_prompt_logprobs=num_top)
@@ -85,7 +83,7 @@ def test_they_are_the_same_cold_cached_and_on_a_later_attempt(
     both.worker.run_until(lambda: not both.worker.scheduler.stats().num_running, TIMEOUT_S)
     assert both.worker.scheduler.check_integrity() == ""
     stats = both.worker.scheduler.stats()
-    # The full pages of 100 tokens, and perhaps of 4 more.
+    # The full pages of 100 tokens, and possibly of 4 more.
     assert stats.num_locked_pages == 0 and stats.num_cached_pages == 6, "the prefix is there once"
 
 
@@ -104,7 +102,7 @@ def test_prefill_and_decode_workers_with_a_cached_prefix(asynchronous: bool) -> 
     num_shipped = pair.p.scheduler.stats().shipped[0].num_pages
     for name in ("a", "b"):
         pair.submit(name, prompt, num_prompt_logprobs=1)
-    # One that does not ask goes on with what is cached, beside them.
+    # A request without logprobs uses the cached prefix beside them.
     pair.submit("c", [*prompt, 5])
     pair.run()
     for name in ("a", "b"):
@@ -113,14 +111,14 @@ def test_prefill_and_decode_workers_with_a_cached_prefix(asynchronous: bool) -> 
     assert pair.output("c") == expected_tokens([*prompt, 5], 5)
     assert scored(pair, "c") == []
     assert pair.p.engine.counters.prompt_tokens_computed - num_computed == 33 + 33 + 2
-    # The decode worker has the full pages of the prefix: of each request the last one travels.
+    # The decode worker has the prefix's full pages, so only each request's last page is shipped.
     assert pair.p.scheduler.stats().shipped[0].num_pages - num_shipped == 3
     pair.check_idle()
     assert [m.cached_len for m in pair.p.outbox.of(FirstToken)] == [0, 0, 0, 32]
     assert pair.d.outbox.of(Tokens)
 
 
-def test_others_wait_for_the_pages_of_one_that_asks_and_it_waits_for_nobody() -> None:
+def test_scored_request_never_waits_but_others_wait_for_its_pages() -> None:
     pair = make_pair(chunk_size=16)
     prefix = list(range(40))
     pair.submit("plain", [*prefix, 1])
@@ -133,7 +131,7 @@ def test_others_wait_for_the_pages_of_one_that_asks_and_it_waits_for_nobody() ->
     pair.check_idle()
 
 
-def test_one_that_ends_half_way_leaves_nothing_behind() -> None:
+def test_abort_during_scoring_leaves_no_pages() -> None:
     pair = make_pair(chunk_size=8, asynchronous=True)
     pair.submit("a", list(range(40)), num_prompt_logprobs=3)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""What recorders keep of a prefill and a decode worker whose forwards overlap, and of what ends early."""
+"""Recorder slices of overlapping prefill and decode workers, and of requests that end early."""
 
 from collections import defaultdict
 from typing import Any
@@ -37,7 +37,7 @@ def test_each_forward_copy_and_handover_is_there_once() -> None:
         pair.submit(name, prompt)
     while not all(len(pair.output(name)) == 5 for name in PROMPTS):
         pair.run()
-        # The next step is composed when the one in flight is about to end.
+        # The next step is composed shortly before the running one ends.
         pair.clock.advance(1.0)
     pair.run()
     for name, prompt in PROMPTS.items():
@@ -50,7 +50,7 @@ def test_each_forward_copy_and_handover_is_there_once() -> None:
     assert {kept.numbers["device_us"] for kept in named(slices["d"], DEVICE, "decode")} == {250_000}
     steps = named(slices["d"], DEVICE, "decode")
     assert [kept.numbers["batch_size"] for kept in steps] == [len(tokens) for _, tokens in pair.d.engine.batches]
-    # A request is named where it is in a step for the first time.
+    # A request is named only in its first step.
     assert sorted(name for kept in steps for name in kept.request_ids) == list(PROMPTS)
 
     copied: dict[str, int] = defaultdict(int)
@@ -70,7 +70,7 @@ def test_each_forward_copy_and_handover_is_there_once() -> None:
     assert [event["ph"] for event in made["traceEvents"]].count("f") == len(PROMPTS)
 
 
-def test_what_ends_early_says_so_and_leaves_nothing_behind() -> None:
+def test_early_ends_are_recorded_and_leave_no_open_slices() -> None:
     pair = overlapping_pair()
     for name, prompt in PROMPTS.items():
         pair.submit(name, prompt)

@@ -1,5 +1,4 @@
-"""What sampling needs of a handover and of a restart: positions, seeds, and log probabilities that stay with their
-tokens."""
+"""Sampling across handovers and restarts: positions, seeds, and logprobs beside their tokens."""
 
 import pytest
 
@@ -12,7 +11,7 @@ PROMPT = list(range(10))
 
 
 def draws(pair: WorkerPair) -> list[tuple[int, int]]:
-    """(seed, position) of each token chosen, on both workers, by position."""
+    """Return (seed, position) of each sampled token on both workers, by position."""
     return sorted([*pair.p.engine.draws, *pair.d.engine.draws], key=lambda draw: draw[1])
 
 
@@ -22,7 +21,6 @@ def test_a_restart_draws_with_the_same_seeds_and_positions(num_passed_on: int) -
     undisturbed.submit("r", PROMPT, max_tokens=6, seed=7)
     undisturbed.run()
     assert draws(undisturbed) == [(7, len(PROMPT) + i) for i in range(6)]
-    # Another pair carries on from what was passed on, prompt and output apart.
     restarted = WorkerPair()
     passed_on = tuple(expected_tokens(PROMPT, num_passed_on))
     restarted.submit("r", PROMPT, max_tokens=6, seed=7, output_ids=passed_on, attempt=1)
@@ -39,7 +37,7 @@ def test_requests_of_one_batch_keep_their_seeds() -> None:
     assert sorted(draws(pair)) == sorted(expected)
 
 
-def test_every_report_of_a_token_has_its_logprobs() -> None:
+def test_reported_tokens_carry_their_logprobs() -> None:
     pair = WorkerPair()
     pair.submit("asks", PROMPT, max_tokens=4, num_logprobs=0)
     pair.submit("does not", PROMPT[:5], max_tokens=4)
@@ -48,7 +46,7 @@ def test_every_report_of_a_token_has_its_logprobs() -> None:
     assert first["asks"].logprobs == (TokenLogprobs(-10.0),)
     assert first["does not"].logprobs == ()
     events: list[TokenEvent] = [e for m in pair.d.outbox.of(Tokens) for e in m.events]
-    # The decode worker repeats the first token, as it came with Committed.
+    # The decode worker repeats the first token from Committed.
     asked = [(e.index + i, p) for e in events if e.request_id == "asks" for i, p in enumerate(e.logprobs)]
     assert asked == [(i, TokenLogprobs(-10.0 - i)) for i in range(4)]
     assert all(e.logprobs == () for e in events if e.request_id == "does not")

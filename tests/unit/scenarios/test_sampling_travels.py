@@ -1,5 +1,4 @@
-"""What is let in can be told to a worker, whole: a value that could not be encoded would break that worker's stream
-and every request on it."""
+"""Every accepted request can be encoded for a worker: an encoding error would break the worker's stream."""
 
 import asyncio
 import contextlib
@@ -52,9 +51,9 @@ def travelled(messages: list[object]) -> list[object]:
 
 @settings(max_examples=NUM_EXAMPLES)
 @given(any_sampling_params(vocab_size=2**31 - 8), wild_fields)
-def test_whatever_is_valid_reaches_the_workers_unchanged(params: SamplingParams, field: tuple[str, Any]) -> None:
+def test_valid_sampling_params_reach_workers_unchanged(params: SamplingParams, field: tuple[str, Any]) -> None:
     name, value = field
-    # If it is refused, it must travel as it was.
+    # Refused values are skipped, accepted ones must travel.
     with contextlib.suppress(ValueError):
         params = replace(params, **{name: value})
     admit = Admit("r", 0, (1, 2), (), params, 1.0)
@@ -62,7 +61,7 @@ def test_whatever_is_valid_reaches_the_workers_unchanged(params: SamplingParams,
 
 
 @given(any_sampling_params())
-def test_what_a_client_says_in_single_precision_is_as_valid(params: SamplingParams) -> None:
+def test_single_precision_values_are_valid(params: SamplingParams) -> None:
     sent = pb.SamplingParams(
         **{name: getattr(params, name) for name in FLOATS},
         top_k=params.top_k,
@@ -84,7 +83,7 @@ def test_what_a_client_says_in_single_precision_is_as_valid(params: SamplingPara
 
 
 def rarely(wild: st.SearchStrategy[Any], tame: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """So that one wrong field does not hide what becomes of the others."""
+    """Draw `wild` rarely, so that one wrong field does not hide the effect of the others."""
     return st.integers(0, 7).flatmap(lambda n: wild if n == 0 else tame)
 
 
@@ -116,7 +115,7 @@ any_options = st.builds(
 )
 
 
-def test_whatever_the_frontend_lets_in_reaches_the_workers() -> None:
+def test_accepted_requests_reach_workers() -> None:
     config = RouterConfig("nowhere", "fake", MAX_MODEL_LEN)
     frontend = Frontend(Router(config, LeastLoaded()), ByteTokenizer(), config)  # type: ignore[arg-type]
     num_let_in = 0
@@ -148,7 +147,7 @@ def test_whatever_the_frontend_lets_in_reaches_the_workers() -> None:
         num_let_in += 1
         messages: tuple[Admit, Prefill] = tracker.begin_attempt("p", "d", 1.0)
         assert travelled(list(messages)) == list(messages)
-        # It is told back to the client.
+        # The id is echoed to the client.
         pb.GenerateResponse(request_id=request["client_request_id"])
 
     check()

@@ -1,5 +1,7 @@
-"""Whatever dies, is delayed, cut off, stopped or cancelled, whenever: no page is lost or written by a stranger, every
-client gets tokens that follow from those that it has, each once, and everything comes to rest."""
+"""Random schedules of failures, delays and aborts in a simulated cluster.
+
+No page is lost or written without a lease, each client gets consistent tokens once, and everything comes to rest.
+"""
 
 import os
 import random
@@ -10,15 +12,13 @@ from hypothesis import strategies as st
 
 from tests.fakes.simulation.schedule import run_schedule
 
-# Half of them plain, half with overlapping forwards; and of each, half with workers of one role, half with workers that
-# do both.
+# Half run without and half with overlapping forward passes; half of each with workers of one role, half with role both.
 NUM_SCHEDULES = int(os.environ.get("TANDEM_SCHEDULES", "400"))
 NUM_PARTS = 4
 
 
 def explore(number: int, num_schedules: int, asynchronous: bool, two_way: bool) -> None:
-    """Runs schedules that hypothesis makes up, the same ones for the same number; a failing one is cut down to its
-    essence."""
+    """Run the schedules that hypothesis generates from seed `number`; a failing one is minimized."""
 
     @seed(number)
     @settings(max_examples=num_schedules, deadline=None, suppress_health_check=list(HealthCheck), database=None)
@@ -29,12 +29,11 @@ def explore(number: int, num_schedules: int, asynchronous: bool, two_way: bool) 
     any_schedule_keeps_every_promise()
 
 
-# In parts, so that they run side by side.
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("two_way", [False, True], ids=["one_role", "both"])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["plain", "overlap"])
 @pytest.mark.parametrize("part", range(NUM_PARTS))
-def test_any_schedule_keeps_every_promise(part: int, asynchronous: bool, two_way: bool) -> None:
+def test_random_schedules_keep_all_guarantees(part: int, asynchronous: bool, two_way: bool) -> None:
     explore(part, NUM_SCHEDULES // 4 // NUM_PARTS, asynchronous, two_way)
 
 
@@ -43,6 +42,6 @@ def test_any_schedule_keeps_every_promise(part: int, asynchronous: bool, two_way
 @pytest.mark.parametrize("two_way", [False, True], ids=["one_role", "both"])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["plain", "overlap"])
 @pytest.mark.parametrize("part", range(NUM_PARTS))
-def test_many_schedules_never_run_before(part: int, asynchronous: bool, two_way: bool) -> None:
-    """The long mode; TANDEM_SCHEDULES says how many."""
+def test_new_random_schedules_keep_all_guarantees(part: int, asynchronous: bool, two_way: bool) -> None:
+    """Long mode, sized by TANDEM_SCHEDULES."""
     explore(random.getrandbits(64), max(NUM_SCHEDULES * 4, 40_000) // 4 // NUM_PARTS, asynchronous, two_way)

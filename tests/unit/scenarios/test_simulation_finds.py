@@ -1,4 +1,4 @@
-"""The simulation can fail: each of these mistakes breaks a promise in one of its schedules."""
+"""Injected bugs: the simulation must detect each of them in one of its schedules."""
 
 import random
 from collections import deque
@@ -33,18 +33,18 @@ from tandem.worker.events import Event
 from tandem.worker.peer_union import PeerUnion
 from tests.fakes.simulation.schedule import run_schedule
 
-# What a tape begins with where only routers fail, and where everything may and one thing happens after the other.
+# First bytes of tapes in which only routers fail, or everything may fail and events run one by one.
 ONLY_ROUTERS_FAIL = b"\0\0"
 ALL_MAY_FAIL = b"\1\1"
 NUM_SCHEDULES = 3000
 
 
 def find_violation(beginning: bytes = b"", asynchronous: bool = False, first: int = 0, two_way: bool = False) -> str:
-    """Runs random schedules until one breaks a promise; returns what it said.
+    """Run random schedules until one fails; return its message.
 
     Args:
-        beginning: what every tape begins with.
-        first: number of the first schedule, for what few of them lead to.
+        beginning: first bytes of every tape.
+        first: number of the first schedule, for bugs that few schedules reach.
         two_way: workers prefill and decode, with links both ways.
     """
     for number in range(first, first + NUM_SCHEDULES):
@@ -57,7 +57,7 @@ def find_violation(beginning: bytes = b"", asynchronous: bool = False, first: in
 
 
 def test_a_page_freed_one_step_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bug that deferred freeing is there for: pages go back while copies launched with their numbers still run."""
+    """The bug that deferred freeing prevents: pages are freed while copies launched with them still run."""
     original = CacheManager.release_pages
     monkeypatch.setattr(CacheManager, "release_pages", lambda self, handle, after=(): original(self, handle))
     assert find_violation(first=240)
@@ -83,18 +83,18 @@ def test_a_commit_before_its_copies_is_caught(monkeypatch: pytest.MonkeyPatch) -
     assert find_violation()
 
 
-def test_pages_freed_while_a_step_in_flight_has_them_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_freed_during_their_step_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LaunchList, "using", without(DecodeStep))
     assert "in flight" in find_violation(asynchronous=True)
 
 
-def test_pages_freed_while_a_prefill_in_flight_has_them_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_freed_during_their_prefill_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LaunchList, "using", without(PromptChunks))
     assert "in flight" in find_violation(asynchronous=True)
 
 
 def without(kind: type[ForwardPart]) -> Any:
-    """LaunchList.using as it would be if what a forward computes of one kind stood in a list of its own."""
+    """Return LaunchList.using as if each kind of forward part had its own list."""
     original = LaunchList.using
 
     def using(self: LaunchList, table_id: int) -> Any:
@@ -110,12 +110,12 @@ def without(kind: type[ForwardPart]) -> Any:
     return using
 
 
-def test_pages_shipped_while_a_prefill_in_flight_writes_them_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that a request finds in the tree are not computed yet, though they are no work of its own."""
+def test_pages_shipped_during_their_prefill_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages found in the tree may not be computed yet, though another request computes them."""
     original = LaunchList.num_ready
 
     def num_ready(self: LaunchList, page_ids: Sequence[int]) -> int:
-        """As it would be if a request looked at its own forwards alone: those that write the last of its pages."""
+        """Looks only at the forward passes that write the last page."""
         launches = self._launches
         self._launches = deque(launch for launch in launches if launch.written & set(page_ids[-1:]))
         try:
@@ -127,15 +127,15 @@ def test_pages_shipped_while_a_prefill_in_flight_writes_them_are_caught(monkeypa
     assert "before they are computed" in find_violation(ALL_MAY_FAIL, asynchronous=True, first=890)
 
 
-def test_duplicates_freed_while_a_prefill_in_flight_writes_them_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_duplicates_freed_during_their_prefill_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     original = CacheManager.cache_pages
     monkeypatch.setattr(CacheManager, "cache_pages", lambda self, *args, after=(): original(self, *args))
     assert "in flight" in find_violation(asynchronous=True)
 
 
 @pytest.mark.slow
-def test_an_overtake_too_many_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were they counted for each attempt afresh, who is started again and again would wait for ever."""
+def test_excess_overtaking_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If overtakes counted per attempt, a request restarted repeatedly would wait forever."""
     original = WaitingLeases.enqueue
 
     def enqueue(self: WaitingLeases, waiting: Lease, admit: Admit) -> Lease | None:
@@ -147,8 +147,7 @@ def test_an_overtake_too_many_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
     assert "overtaken" in find_violation(ALL_MAY_FAIL)
 
 
-def test_a_stream_s_end_that_ends_other_routers_attempts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it was when there was one router."""
+def test_stream_end_that_ends_other_routers_attempts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tandem.decode_worker.scheduler.router_of", OfAnyRouter)
     assert "wrongly" in find_violation(ONLY_ROUTERS_FAIL)
 
@@ -163,18 +162,18 @@ class OfAnyRouter(str):
     __hash__ = str.__hash__
 
 
-def test_a_stream_s_end_that_ends_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_end_without_effect_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LeaseBook, "abort_all_attempts_of", lambda self, router: None)
     assert "wrongly" in find_violation()
 
 
-def test_a_stream_s_end_that_nobody_is_told_of_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreported_stream_end_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ControlClient, "_end_stream", lambda self: setattr(self, "router", ""))
     assert find_violation()
 
 
 def test_an_abort_that_hits_another_router_s_request_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each router counts its requests from nought: a number alone says nothing."""
+    """Each router numbers its requests from 0, so a number alone is ambiguous."""
 
     def abort(self: DecodeScheduler, request_id: str, attempt: int) -> None:
         for job in list(self._running):
@@ -189,7 +188,7 @@ def test_an_abort_that_hits_another_router_s_request_is_caught(monkeypatch: pyte
     assert "wrongly" in find_violation(ONLY_ROUTERS_FAIL)
 
 
-def test_links_that_the_last_router_alone_decides_on_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_chosen_by_the_last_router_alone_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def set_named(self: PeerUnion, router: str, peers: Sequence[Peer]) -> None:
         self._named = {router: tuple(peers)}
 
@@ -207,7 +206,7 @@ def test_links_that_a_dead_router_keeps_are_caught(monkeypatch: pytest.MonkeyPat
     assert find_violation()
 
 
-def test_a_link_that_only_one_router_is_told_of_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_reported_to_only_one_router_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     original = router_streams._by_router
 
     def by_router(messages: Sequence[Any], routers: Sequence[str]) -> Any:
@@ -226,7 +225,7 @@ def test_tokens_that_go_to_the_wrong_router_are_caught(monkeypatch: pytest.Monke
 
 
 def test_a_resumed_output_that_goes_on_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its client has a token that the next one was not sampled after."""
+    """The client has a token that the next one was not sampled after."""
     original = RequestTracker.begin_attempt
 
     def begin(self: RequestTracker, *args: Any) -> Any:
@@ -266,18 +265,18 @@ def test_load_that_a_dead_router_leaves_is_caught(monkeypatch: pytest.MonkeyPatc
     assert "counts" in find_violation()
 
 
-def test_workers_that_a_stopped_router_blames_for_its_own_silence_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_lost_to_a_stopped_router_s_own_silence_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WorkerRegistry, "excuse_silence", lambda self, seconds: None)
     assert "silent" in find_violation(ONLY_ROUTERS_FAIL)
 
 
-# --- workers that do both ---
+# --- role both ---
 
 
-def test_an_end_of_a_sending_epoch_that_the_lease_book_takes_for_its_own_is_caught(
+def test_sending_epoch_end_taken_by_lease_book_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It knows no such epoch, so nothing can run on it: the next one opens, and pages are given away under copies."""
+    """The lease book knows no such epoch, so it frees pages while copies still write to them."""
     original = BothScheduler.receive
 
     def receive(self: BothScheduler, event: Event) -> None:
@@ -289,28 +288,25 @@ def test_an_end_of_a_sending_epoch_that_the_lease_book_takes_for_its_own_is_caug
     assert "written by a sender that has no lease" in find_violation(ALL_MAY_FAIL, first=213, two_way=True)
 
 
-def test_prompts_for_others_that_fill_a_pool_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_filled_by_remote_prompts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two workers that prefill for each other wait for each other's pages."""
     monkeypatch.setattr(PageCeiling, "fits", lambda self, shared, num_private: True)
     assert "no progress" in find_violation(ONLY_ROUTERS_FAIL, first=217, two_way=True)
 
 
-def test_pages_shipped_before_the_launch_that_writes_them_has_completed_are_caught(
+def test_pages_shipped_before_their_launch_completes_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(LaunchList, "num_ready", lambda self, page_ids: len(page_ids))
     assert "before they are computed" in find_violation(asynchronous=True, two_way=True)
 
 
-# --- steps that decode and compute prompts ---
+# --- mixed steps ---
 
 
 @pytest.mark.parametrize("kind", [DecodeStep, PromptChunks])
-def test_a_mixed_step_that_stands_in_one_list_only_is_caught(
-    kind: type[ForwardPart], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Were there a list for each kind, and a step of both in one of them, whoever looks at the other would give its
-    pages away while it runs."""
+def test_mixed_step_in_one_list_only_is_caught(kind: type[ForwardPart], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one list per kind, a mixed step would be missing from the other list, and its pages freed while it runs."""
     original = LaunchList.using
 
     def using(self: LaunchList, table_id: int) -> Any:
@@ -328,8 +324,8 @@ def test_a_mixed_step_that_stands_in_one_list_only_is_caught(
     assert "in flight" in find_violation(asynchronous=True, first=274, two_way=True)
 
 
-def test_a_request_that_is_decoded_before_its_prompt_is_computed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its KV is there for the step behind, but its first token is not known before the forward has ended."""
+def test_decoding_before_the_prompt_is_computed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its KV is ready for the next step, but its first token is unknown until the forward pass ends."""
     original = PrefillScheduler._note_launched
 
     def note_launched(self: PrefillScheduler, launched: PromptChunks) -> None:

@@ -1,5 +1,7 @@
-"""A large request among a stream of small ones, on real schedulers, caches and links: it comes to its turn, however
-long the stream lasts. The test plays the router, and each turn takes a second."""
+"""A large request among a stream of small ones starts, however long the stream lasts.
+
+Schedulers, caches and links are real, the test acts as the router, and each turn takes one second.
+"""
 
 import itertools
 
@@ -13,20 +15,20 @@ from tests.fakes.workers import WorkerPair
 
 PAGE_SIZE, NUM_PAGES = 64, 64
 GRANT_TIMEOUT_S = 60.0
-# It takes two thirds of the decode worker's pool. About five small ones end in the time for which it first waits.
+# Two thirds of the decode worker's pool. About five small requests end during its first wait.
 LARGE_TOKENS = 40 * PAGE_SIZE
 SMALL_TOKENS, SMALL_MAX_TOKENS, NUM_SMALL = 10, 240, 36
 SECOND_NS = 10**9
 
 
 class Stream:
-    """So many small requests are always in hand, the most of them decoded and the rest waiting for pages.
+    """A constant number of small requests: most are decoded, the rest wait for pages.
 
     Attributes:
-        num_deferred: by request, attempts that ended because there were no pages in time.
-        started: requests that were decoded, in order.
-        ended: requests that have all of their tokens.
-        came_at: when each request came, on the clock.
+        num_deferred: attempts that got no pages in time, by request.
+        started: decoded requests, in order.
+        ended: requests with all their tokens.
+        came_at: arrival time of each request.
     """
 
     def __init__(self) -> None:
@@ -42,7 +44,6 @@ class Stream:
         self._outputs: dict[str, list[int]] = {}
 
     def submit(self, request_id: str, num_tokens: int, max_tokens: int, priority: int = 0) -> None:
-        """Submits a request of a prompt of its own."""
         number = next(self._numbers)
         self._requests[request_id] = {
             "prompt_ids": [number, *range(num_tokens - 1)],
@@ -56,10 +57,10 @@ class Stream:
         self._start(request_id)
 
     def turn(self, priority: int = 0) -> None:
-        """Args: priority: of the small requests that come in this turn."""
+        """Args: priority: of this turn's new small requests."""
         while len(self._requests) < NUM_SMALL:
             number = next(self._numbers)
-            # They end one by one, not all at once.
+            # Spread their ends.
             max_tokens = SMALL_MAX_TOKENS - 37 * number % (SMALL_MAX_TOKENS // 2)
             self.submit(f"small{number}", SMALL_TOKENS, max_tokens, priority)
         self.pair.turn()
@@ -68,7 +69,7 @@ class Stream:
         self._receive()
 
     def turn_until_started(self, request_id: str, max_turns: int, priority: int = 0) -> list[str]:
-        """Turns until a request is decoded; returns those that came after it and are decoded before it."""
+        """Run turns until a request is decoded; return the later requests decoded before it."""
         before = set(self._attempts)
         for _ in range(max_turns):
             self.turn(priority)
@@ -86,7 +87,6 @@ class Stream:
         )
 
     def _receive(self) -> None:
-        """What a router does with what the workers say."""
         messages = [*self.pair.p.outbox.router, *self.pair.d.outbox.router]
         self.pair.p.outbox.router.clear()
         self.pair.d.outbox.router.clear()
@@ -109,7 +109,7 @@ class Stream:
 
 @pytest.fixture
 def stream() -> Stream:
-    """One that goes on for a while already."""
+    """A stream that has already run for a while."""
     stream = Stream()
     for _ in range(2 * SMALL_MAX_TOKENS):
         stream.turn()
@@ -117,7 +117,7 @@ def stream() -> Stream:
     return stream
 
 
-def test_a_large_request_comes_to_its_turn_in_a_stream_of_small_ones(stream: Stream) -> None:
+def test_large_request_starts_among_small_ones(stream: Stream) -> None:
     stream.submit("large", LARGE_TOKENS, 20)
     overtakers = stream.turn_until_started("large", max_turns=3600)
     assert "large" in stream.started
@@ -129,11 +129,11 @@ def test_a_large_request_comes_to_its_turn_in_a_stream_of_small_ones(stream: Str
     assert "large" in stream.ended
 
 
-def test_a_request_of_low_priority_comes_to_its_turn_in_a_stream_of_high_ones(stream: Stream) -> None:
+def test_low_priority_request_starts_among_high_ones(stream: Stream) -> None:
     stream.submit("low", SMALL_TOKENS, 20, priority=-4)
     came_at = stream.pair.clock.now
     overtakers = stream.turn_until_started("low", max_turns=3600, priority=2)
     assert "low" in stream.started and overtakers, "priority counts"
-    # Six steps of priority lie between them: who comes later than this stands behind it.
+    # One priority level is six head starts, so later requests queue behind it.
     last = max(stream.came_at[name] for name in overtakers)
     assert last - came_at <= 6 * HEAD_START_S

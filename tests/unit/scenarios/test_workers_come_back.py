@@ -1,5 +1,4 @@
-"""All decode workers die at once and come back one by one: what waits meanwhile is spread over them, oldest first, and
-every client gets its tokens, however many routers there are."""
+"""All decode workers die and return one by one: waiting requests spread over them, oldest first, and all finish."""
 
 from collections import Counter
 
@@ -9,7 +8,7 @@ from tandem.router.waiting_room import MAX_STARTING
 from tests.fakes.simulation.cluster import Simulation
 
 NUM_BEFORE, NUM_AFTER = 12, 90
-# So many turns of everything lie between two workers' returns: a few steps of those that are back.
+# Turns between two workers' returns: a few steps of the returned workers.
 NUM_TURNS = 12
 
 
@@ -18,7 +17,7 @@ def turn(simulation: Simulation, count: int) -> None:
         simulation.go_on()
         for router in simulation.routers.values():
             for worker in router.router.workers:
-                # One that takes from the waiting room is never given more than it gets going.
+                # A worker never gets more waiting requests than it can start.
                 assert worker.num_starting <= MAX_STARTING
 
 
@@ -28,7 +27,6 @@ def submit(simulation: Simulation, count: int) -> None:
 
 
 def kill_all_decode_workers(simulation: Simulation) -> None:
-    """The routers notice at once."""
     for worker in [worker for worker in simulation.workers.values() if worker.role == "decode"]:
         streams = list(worker.streams.values())
         simulation.kill(worker)
@@ -39,7 +37,7 @@ def kill_all_decode_workers(simulation: Simulation) -> None:
 
 @pytest.mark.parametrize("num_routers", [1, 2])
 @pytest.mark.parametrize("routing", ["round_robin", "least_loaded", "power_of_two", "cache_aware", "least_cost"])
-def test_workers_that_come_back_one_by_one_share_what_waits(routing: str, num_routers: int) -> None:
+def test_returning_workers_share_the_waiting_requests(routing: str, num_routers: int) -> None:
     simulation = Simulation(
         2, 3, num_pages=10, prefill_policy="fcfs", routing=routing, two_sided=False, num_routers=num_routers
     )
@@ -56,7 +54,7 @@ def test_workers_that_come_back_one_by_one_share_what_waits(routing: str, num_ro
         simulation.revive(worker)
         turn(simulation, NUM_TURNS)
         num_waiting.append(sum(router.num_waiting for router in routers))
-    # The first one back did not take all, nor did the first two.
+    # Neither the first returned worker nor the first two took everything.
     assert num_waiting == sorted(num_waiting, reverse=True) and num_waiting[2] > MAX_STARTING
     simulation.drain()
     simulation.check_end()
@@ -67,7 +65,7 @@ def test_workers_that_come_back_one_by_one_share_what_waits(routing: str, num_ro
     for router in simulation.routers.values():
         # None of these counts as a failed attempt.
         assert router.policy.failures.keys() <= {"worker_lost", "given_back", "deferred"}
-        # The numbers of requests grow with their age; those of the late ones follow those that were there before.
+        # Request numbers grow with age, and late requests follow the earlier ones.
         begun = [int(request_id.rpartition("-")[2]) for request_id, attempt in router.policy.starts if attempt == 0]
         begun = [number for number in begun if number >= NUM_BEFORE // num_routers]
         assert begun == sorted(begun) and len(begun) == NUM_AFTER // num_routers

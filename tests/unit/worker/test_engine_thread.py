@@ -39,7 +39,7 @@ class Counting(Scheduler):
 
 
 class LateRecorder(Recorder):
-    """Seems off to other threads, as if they had checked just before its start."""
+    """Reports itself off to other threads, as just before its start."""
 
     @property
     def is_on(self) -> bool:
@@ -51,8 +51,6 @@ class LateRecorder(Recorder):
 
 
 class Caching(Counting):
-    """Changes its cache in every step."""
-
     def __init__(self) -> None:
         super().__init__()
         self.num_steps = self._num_told = 0
@@ -74,7 +72,7 @@ def wait_until(condition: object) -> None:
         time.sleep(0.005)
 
 
-def test_what_is_posted_while_a_recording_begins_has_not_waited_since_1970() -> None:
+def test_event_posted_at_recording_start_has_a_valid_wait_time() -> None:
     scheduler = Counting()
 
     def build(outbox: Outbox) -> Scheduler:
@@ -100,7 +98,7 @@ def test_what_is_posted_while_a_recording_begins_has_not_waited_since_1970() -> 
     assert all(began_ns <= kept.start_ns <= kept.end_ns for kept in waits)
 
 
-def test_what_changes_in_the_cache_is_passed_on_at_once_and_then_together() -> None:
+def test_cache_changes_are_passed_on_at_once_then_batched() -> None:
     told: list[CacheChanges] = []
 
     def deliver(outgoing: Outgoing) -> None:

@@ -1,5 +1,3 @@
-"""Fitted forward times."""
-
 import random
 from dataclasses import astuple
 
@@ -15,7 +13,7 @@ STEP = (0.008, 60e-6, 5e-8)
 
 
 class Device:
-    """A device that runs one forward after the other while the host waits."""
+    """Runs one forward pass after the other while the host waits."""
 
     def __init__(self) -> None:
         self.clock, self.rng = FakeClock(), random.Random(0)
@@ -43,13 +41,12 @@ class Device:
         self.timer.times()
 
 
-def test_it_begins_with_what_is_supposed_of_its_device() -> None:
+def test_timer_starts_with_device_defaults() -> None:
     for device in ("cuda:3", "cpu"):
         clock = FakeClock()
         timer = ForwardTimer(device, clock)
         assert timer.fitted == start_times(device)
         clock.advance(10.0)
-        # Nothing is published before a measurement.
         assert timer.times() == ForwardTimes()
 
 
@@ -57,13 +54,12 @@ def test_prompts_by_themselves_are_timed_from_launch_to_end() -> None:
     device = Device()
     for _ in range(300):
         device.prompt()
-        # Idle time must not count.
         device.clock.advance(0.5)
     assert device.factors[:3] == pytest.approx(PROMPT, rel=0.15)
     assert device.timer.times().gap_beside_prompts_s == 0.0
 
 
-def test_what_waits_for_the_forward_before_it_is_timed_from_the_end_of_that() -> None:
+def test_queued_forward_is_timed_from_the_previous_end() -> None:
     device = Device()
     device.timer.prompts_launched(device.clock.now, 1000, 500_000)
     for _ in range(300):
@@ -81,14 +77,13 @@ def test_steps_are_timed_from_end_to_end() -> None:
     for number in range(500):
         device.step()
         if number % 50 == 49:
-            # Time without decoding is not a step.
             device.timer.nothing_decoded()
             device.clock.advance(10.0)
     assert device.factors[3:6] == pytest.approx(STEP, rel=0.15)
     assert device.factors[:3] == pytest.approx(astuple(start_times("cuda"))[:3])
 
 
-def test_steps_with_prompts_between_them_tell_of_both() -> None:
+def test_alternating_steps_and_prompts_fit_both() -> None:
     device = Device()
     for number in range(2000):
         device.step()
@@ -104,7 +99,7 @@ def test_steps_with_prompts_between_them_tell_of_both() -> None:
     assert device.timer.times().gap_beside_prompts_s == 0.0
 
 
-def test_prompts_in_one_forward_with_a_step_count_for_that_step() -> None:
+def test_mixed_prompts_count_for_their_step() -> None:
     device = Device()
     numbers = [(device.rng.randrange(64, 2048), device.rng.randrange(1, 64)) for _ in range(1500)]
 
@@ -131,7 +126,7 @@ def test_prompts_in_one_forward_with_a_step_count_for_that_step() -> None:
     assert device.timer.max_prompt_tokens > 1900
 
 
-def test_a_step_whose_requests_have_all_left_is_no_beginning_of_the_next_one() -> None:
+def test_step_without_remaining_requests_does_not_start_the_next() -> None:
     device = Device()
     device.timer.step_launched(1, 10)
     device.timer.nothing_decoded()
@@ -143,7 +138,7 @@ def test_a_step_whose_requests_have_all_left_is_no_beginning_of_the_next_one() -
     assert device.timer.fitted == start_times("cuda")
 
 
-def test_a_step_with_prompts_whose_requests_have_all_left_tells_nothing() -> None:
+def test_mixed_step_without_remaining_requests_is_ignored() -> None:
     device = Device()
     for _ in range(20):
         device.timer.prompts_launched(device.clock.now, 1000, 500_000)
@@ -168,7 +163,7 @@ def test_one_slow_prompt_does_not_make_a_slow_worker() -> None:
 
 
 @pytest.mark.parametrize("is_behind", [True, False])
-def test_a_prompt_does_not_take_the_time_of_the_last_step_that_it_waits_for(is_behind: bool) -> None:
+def test_prompt_time_excludes_the_step_before_it(is_behind: bool) -> None:
     now = 0.0
     timer = ForwardTimer("cpu", lambda: now)
     for _ in range(200):
@@ -186,7 +181,7 @@ def test_a_prompt_does_not_take_the_time_of_the_last_step_that_it_waits_for(is_b
     assert found.prefill_s + 100 * found.prompt_token_s + 5000 * found.attended_token_s == pytest.approx(0.2, rel=0.02)
 
 
-def test_it_knows_what_nearly_all_steps_with_prompts_stay_within() -> None:
+def test_overrun_bounds_nearly_all_mixed_steps() -> None:
     device = Device()
 
     def mixed(slowness: float) -> None:
@@ -210,7 +205,6 @@ def test_it_knows_what_nearly_all_steps_with_prompts_stay_within() -> None:
     for _ in range(NUM_OVERRUNS):
         mixed(1.0)
     assert device.timer.overrun == pytest.approx(1.0, abs=0.03)
-    # There is a bound.
     for number in range(NUM_OVERRUNS):
         mixed(20.0 if number % 2 else 1.0)
     assert device.timer.overrun <= MAX_OVERRUN

@@ -1,5 +1,3 @@
-"""A worker's Prometheus metrics and their port."""
-
 import socket
 from collections.abc import Iterator
 from http.client import HTTPConnection
@@ -36,7 +34,6 @@ STATS = WorkerStats(
     ),
     forward_times=ForwardTimes(1e-3, 2e-6, 3e-9, 4e-3, 5e-6, 6e-9, 7e-3),
 )
-# By name and labels.
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -52,7 +49,7 @@ def sample(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
     return name, frozenset(labels.items())
 
 
-def test_a_worker_exports_what_its_stats_say() -> None:
+def test_worker_exports_its_stats() -> None:
     registry = worker_registry("decode", "decode-0", lambda: Heartbeat(17, STATS), num_restarts=2)
     worker = {"role": "decode", "worker": "decode-0"}
     found = samples(generate_latest(registry).decode())
@@ -89,7 +86,7 @@ def test_a_worker_exports_what_its_stats_say() -> None:
     }
 
 
-def test_every_scrape_says_what_is_true_then() -> None:
+def test_every_scrape_is_current() -> None:
     pair = WorkerPair()
     registry = worker_registry("prefill", "p", lambda: Heartbeat(1, pair.p.scheduler.stats()))
     name = sample("tandem_kv_shipped_pages_total", transport="shared_memory", worker="p")
@@ -127,7 +124,7 @@ def ask(
         connection.close()
 
 
-def test_anybody_may_read_where_there_are_no_keys(open_port: MetricsServer) -> None:
+def test_port_without_keys_is_open(open_port: MetricsServer) -> None:
     for path in ("/metrics", "/metrics?name=all"):
         status, headers, body = ask(open_port, path)
         assert status == 200
@@ -136,7 +133,7 @@ def test_anybody_may_read_where_there_are_no_keys(open_port: MetricsServer) -> N
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics/", "/metricsx", "/../metrics"])
-def test_there_is_nothing_else_to_read(open_port: MetricsServer, path: str) -> None:
+def test_other_paths_do_not_exist(open_port: MetricsServer, path: str) -> None:
     assert ask(open_port, path)[0] == 404
 
 
@@ -147,14 +144,14 @@ def test_only_reading_is_possible(open_port: MetricsServer, method: str) -> None
 
 
 @pytest.mark.parametrize("authorization", ["Bearer first-key", "Bearer second-key", "bearer  first-key "])
-def test_who_has_a_key_may_read(guarded_port: MetricsServer, authorization: str) -> None:
+def test_key_grants_access(guarded_port: MetricsServer, authorization: str) -> None:
     assert ask(guarded_port, Authorization=authorization)[0] == 200
 
 
 @pytest.mark.parametrize(
     "authorization", ["", "first-key", "Bearer", "Bearer ", "Bearer first", "Basic first-key", "Bearer first-key,x"]
 )
-def test_who_has_none_may_not(guarded_port: MetricsServer, authorization: str) -> None:
+def test_missing_or_wrong_key_is_refused(guarded_port: MetricsServer, authorization: str) -> None:
     headers: dict[str, Any] = {"Authorization": authorization} if authorization else {}
     for path in ("/metrics", "/elsewhere"):
         status, answered, body = ask(guarded_port, path, **headers)
@@ -162,13 +159,13 @@ def test_who_has_none_may_not(guarded_port: MetricsServer, authorization: str) -
         assert "tandem_" not in body
 
 
-def test_a_reader_that_says_nothing_does_not_keep_others_waiting(open_port: MetricsServer) -> None:
+def test_silent_reader_does_not_block_others(open_port: MetricsServer) -> None:
     host, _, port = open_port.address.partition(":")
     with socket.create_connection((host, int(port)), timeout=5.0):
         assert ask(open_port)[0] == 200
 
 
-def test_a_reader_that_leaves_or_talks_nonsense_does_no_harm(open_port: MetricsServer) -> None:
+def test_disconnecting_or_malformed_reader_does_no_harm(open_port: MetricsServer) -> None:
     host, _, port = open_port.address.partition(":")
     for said in (b"", b"GET /metrics HTTP/1.1\r\n", b"\x00\xff\r\n\r\n", b"GET /metrics HTTP/9.9\r\n\r\n"):
         with socket.create_connection((host, int(port)), timeout=5.0) as connection:
@@ -176,20 +173,20 @@ def test_a_reader_that_leaves_or_talks_nonsense_does_no_harm(open_port: MetricsS
     assert ask(open_port)[0] == 200
 
 
-def test_a_cluster_s_keys_are_asked_for_by_its_workers() -> None:
+def test_workers_require_the_cluster_s_keys() -> None:
     cluster = ClusterConfig("m", api_keys=("first-key",))
     worker = cluster.worker("prefill-0", "prefill", cluster.engine("m"), 1)
     assert worker.worker.api_keys == ("first-key",)
     assert "first-key" not in repr(worker)
 
 
-def test_a_closed_port_answers_nobody() -> None:
+def test_closed_port_does_not_answer() -> None:
     server = MetricsServer(CollectorRegistry(), "127.0.0.1")
     server.close()
     with pytest.raises(ConnectionRefusedError):
         ask(server)
 
 
-def test_an_address_that_is_not_ours_is_an_error() -> None:
+def test_foreign_address_is_an_error() -> None:
     with pytest.raises(OSError):
         MetricsServer(CollectorRegistry(), "192.0.2.1")

@@ -1,4 +1,4 @@
-"""The peers to link to, as routers come and go."""
+"""Linked peers as routers come and go."""
 
 from tandem.messages import Peer
 from tandem.worker.peer_union import KEEP_S, PeerUnion
@@ -7,7 +7,7 @@ from tests.fakes.clock import FakeClock
 D0, D0_AGAIN, D1 = Peer("d0", "life 1", "a:1"), Peer("d0", "life 2", "a:3"), Peer("d1", "life 1", "a:2")
 
 
-def test_the_union_of_what_routers_name() -> None:
+def test_union_of_named_peers() -> None:
     union = PeerUnion(FakeClock())
     assert union.peers() == ()
     union.set_named("r0", [D0])
@@ -17,7 +17,7 @@ def test_the_union_of_what_routers_name() -> None:
     assert union.peers() == (D0, D1)
 
 
-def test_a_new_router_that_knows_nobody_yet_removes_nobody() -> None:
+def test_new_router_without_peers_removes_no_peer() -> None:
     clock = FakeClock()
     union = PeerUnion(clock)
     union.set_named("r0", [D0, D1])
@@ -30,7 +30,7 @@ def test_a_new_router_that_knows_nobody_yet_removes_nobody() -> None:
     assert union.peers() == (D1,)
 
 
-def test_whom_nobody_names_is_dropped_after_a_while() -> None:
+def test_unnamed_peer_is_dropped_after_a_while() -> None:
     clock = FakeClock()
     union = PeerUnion(clock)
     union.set_named("r0", [D0, D1])
@@ -43,7 +43,7 @@ def test_whom_nobody_names_is_dropped_after_a_while() -> None:
     assert union.peers() == (D1,)
 
 
-def test_the_time_without_a_name_begins_anew_with_each() -> None:
+def test_unnamed_time_restarts_with_each_naming() -> None:
     clock = FakeClock()
     union = PeerUnion(clock)
     for _ in range(3):
@@ -53,7 +53,7 @@ def test_the_time_without_a_name_begins_anew_with_each() -> None:
     assert union.peers() == (D0,)
 
 
-def test_an_earlier_life_goes_at_once_when_all_name_the_later() -> None:
+def test_earlier_life_is_dropped_once_all_routers_name_the_later() -> None:
     union = PeerUnion(FakeClock())
     union.set_named("r0", [D0])
     union.set_named("r1", [D0])

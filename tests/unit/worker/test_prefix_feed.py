@@ -1,5 +1,3 @@
-"""Reports of one cache over one stream."""
-
 from typing import Any
 
 from tandem.engine.kvcache.cache_changes import CacheChanges
@@ -27,7 +25,7 @@ def identity(number: int) -> bytes:
     return number.to_bytes(IDENTITY_BYTES, "little")
 
 
-def test_a_router_is_told_all_and_then_what_changes() -> None:
+def test_router_gets_the_whole_cache_then_changes() -> None:
     account, writer = CacheAccount(), Writer()
     account.apply(CacheChanges((identity(1),), ()))
     feed = PrefixFeed(account, writer)  # type: ignore[arg-type]
@@ -40,7 +38,7 @@ def test_a_router_is_told_all_and_then_what_changes() -> None:
     ]
 
 
-def test_a_large_cache_is_told_in_parts() -> None:
+def test_large_cache_is_sent_in_parts() -> None:
     account, writer = CacheAccount(), Writer()
     count = 2 * PART_IDENTITIES + 5
     account.apply(CacheChanges(tuple(map(identity, range(count))), ()))
@@ -53,13 +51,13 @@ def test_a_large_cache_is_told_in_parts() -> None:
     )
 
 
-def test_an_empty_cache_is_told_too() -> None:
+def test_empty_cache_is_sent_too() -> None:
     writer = Writer()
     PrefixFeed(CacheAccount(), writer).catch_up()  # type: ignore[arg-type]
     assert writer.read() == [CachedPrefixes(0, is_whole=True, stored=b"")]
 
 
-def test_a_router_that_does_not_read_holds_up_a_bounded_amount_and_begins_anew() -> None:
+def test_slow_router_has_bounded_backlog_and_restarts() -> None:
     account, writer = CacheAccount(), Writer()
     feed = PrefixFeed(account, writer, max_unread_bytes=3 * IDENTITY_BYTES)  # type: ignore[arg-type]
     feed.catch_up()
@@ -76,7 +74,7 @@ def test_a_router_that_does_not_read_holds_up_a_bounded_amount_and_begins_anew()
     assert writer.read() == [CachedPrefixes(whole.number + 1, is_whole=False, stored=identity(10))]
 
 
-def test_a_change_that_is_too_large_is_told_as_the_whole_at_once() -> None:
+def test_large_change_is_sent_as_the_whole_cache() -> None:
     account, writer = CacheAccount(), Writer()
     feed = PrefixFeed(account, writer, max_unread_bytes=3 * IDENTITY_BYTES)  # type: ignore[arg-type]
     feed.catch_up()

@@ -1,5 +1,3 @@
-"""Contents and lifetime of a worker's records."""
-
 import tracemalloc
 from dataclasses import replace
 
@@ -51,7 +49,7 @@ def kept(keeper: RecordKeeper, number: int) -> Recalled:
     return keeper.recall(Recall("asked", f"record-{number}"))
 
 
-def test_a_decode_worker_keeps_what_it_has_sent() -> None:
+def test_decode_worker_keeps_sent_tokens() -> None:
     keeper = RecordKeeper(2**20)
     for number in (1, 2):
         keeper.begin(admit(number))
@@ -81,11 +79,10 @@ def test_a_worker_that_does_both_keeps_every_token_once() -> None:
     assert keeper.num_bytes == RECORD_BYTES + 3 * TOKEN_BYTES
 
 
-def test_the_latest_attempt_counts_with_what_was_passed_on_before() -> None:
+def test_latest_attempt_counts_with_earlier_output() -> None:
     keeper = RecordKeeper(2**20)
     keeper.begin(admit(1))
     keeper.note([Tokens((tokens(1, 0, 0, 5, 6, 7),))])
-    # The router has passed on two tokens.
     keeper.begin(admit(1, 1, (5, 6)))
     keeper.note([Tokens((tokens(1, 0, 2, 8),)), first(1, 0, 2, 8)])
     assert kept(keeper, 1) == Recalled("asked", 1, (5, 6), b"token-1")
@@ -96,7 +93,7 @@ def test_the_latest_attempt_counts_with_what_was_passed_on_before() -> None:
 
 
 @pytest.mark.parametrize("message", [admit(1, record_id=""), admit(1, output_ids=(5,), record_id="")])
-def test_what_nobody_will_ask_for_is_not_kept(message: Admit) -> None:
+def test_unrecallable_requests_are_not_kept(message: Admit) -> None:
     keeper = RecordKeeper(2**20)
     keeper.begin(message)
     keeper.begin(admit(2))
@@ -105,7 +102,7 @@ def test_what_nobody_will_ask_for_is_not_kept(message: Admit) -> None:
 
 
 @pytest.mark.parametrize("num_each", [1, 10, 1000])
-def test_the_oldest_give_way(num_each: int) -> None:
+def test_oldest_records_are_evicted(num_each: int) -> None:
     max_bytes = 64 * 1024
     keeper = RecordKeeper(max_bytes)
     num_fitting = max_bytes // (RECORD_BYTES + TOKEN_BYTES * num_each)
@@ -121,7 +118,7 @@ def test_the_oldest_give_way(num_each: int) -> None:
     assert keeper.num_bytes <= max_bytes
 
 
-def test_one_that_is_larger_than_all_that_may_be_kept() -> None:
+def test_record_larger_than_the_limit() -> None:
     keeper = RecordKeeper(RECORD_BYTES + 10 * TOKEN_BYTES)
     keeper.begin(admit(1, 0, tuple(range(11))))
     assert (len(keeper), keeper.num_bytes) == (0, 0)
@@ -131,7 +128,7 @@ def test_one_that_is_larger_than_all_that_may_be_kept() -> None:
     assert (len(keeper), keeper.num_bytes) == (0, 0)
 
 
-def test_its_bytes_are_what_it_takes() -> None:
+def test_num_bytes_matches_memory() -> None:
     keeper = RecordKeeper(2**19)
     tracemalloc.start()
     try:

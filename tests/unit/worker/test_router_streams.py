@@ -44,10 +44,10 @@ from tests.fakes.scripted_worker import hello
 
 
 class RouterPort(worker_pb2_grpc.ClusterServicer):
-    """A router's end of one worker's streams, with the same address over several lives.
+    """A router's end of a worker's streams, with one address over several lives.
 
     Attributes:
-        heard: all messages of the worker except heartbeats.
+        heard: the worker's messages except heartbeats.
     """
 
     def __init__(self) -> None:
@@ -98,8 +98,6 @@ class RouterPort(worker_pb2_grpc.ClusterServicer):
 
 
 class RefusingRouter(worker_pb2_grpc.ClusterServicer):
-    """Refuses every worker."""
-
     async def Control(self, batches: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "models differ")
         yield
@@ -134,7 +132,7 @@ class WorkerEnd:
 
 
 def scenario_of(num_routers: int) -> Callable[[Callable[..., Awaitable[None]]], Callable[[], None]]:
-    """Runs a test with a worker connected to `num_routers` routers."""
+    """Run a test with a worker connected to `num_routers` routers."""
 
     def decorate(test: Callable[..., Awaitable[None]]) -> Callable[[], None]:
         async def run() -> None:
@@ -160,13 +158,13 @@ def scenario_of(num_routers: int) -> Callable[[Callable[..., Awaitable[None]]], 
     return decorate
 
 
-def test_an_id_says_whose_request_it_is() -> None:
+def test_request_id_names_its_router() -> None:
     assert router_of(make_request_id("life-of-a-router", 12)) == "life-of-a-router"
     assert router_of("nobody's") == ""
 
 
 @scenario_of(2)
-async def test_each_router_is_told_of_its_own_requests(worker: WorkerEnd, running: Any, *routers: RouterPort) -> None:
+async def test_each_router_hears_of_its_own_requests(worker: WorkerEnd, running: Any, *routers: RouterPort) -> None:
     a, b = (make_request_id(router.incarnation, 7) for router in routers)
     stranger = make_request_id("another-router", 7)
     event_a, event_b = TokenEvent(a, 0, 1, (11,)), TokenEvent(b, 0, 1, (12,))
@@ -186,9 +184,7 @@ async def test_each_router_is_told_of_its_own_requests(worker: WorkerEnd, runnin
 
 
 @scenario_of(2)
-async def test_the_end_of_one_router_is_that_of_nobody_else(
-    worker: WorkerEnd, running: Any, *routers: RouterPort
-) -> None:
+async def test_router_end_does_not_affect_other_routers(worker: WorkerEnd, running: Any, *routers: RouterPort) -> None:
     gone, other = routers
     lost = gone.incarnation
     await gone.stop()
@@ -199,7 +195,7 @@ async def test_the_end_of_one_router_is_that_of_nobody_else(
         [Failed(make_request_id(lost, 1), 0, "nobody"), Failed(make_request_id(other.incarnation, 1), 0, "")]
     )
     await wait_until(lambda: bool(other.heard))
-    # A restarted router has its old address but is another router to requests.
+    # A restarted router keeps its address but is another router to requests.
     await gone.start()
     await wait_until(lambda: worker.num_welcomes == 3)
     assert gone.incarnation != lost
@@ -209,7 +205,7 @@ async def test_the_end_of_one_router_is_that_of_nobody_else(
 
 
 @scenario_of(2)
-async def test_a_router_that_speaks_of_another_s_request_is_not_obeyed(
+async def test_messages_about_another_router_s_request_are_ignored(
     worker: WorkerEnd, running: Any, *routers: RouterPort
 ) -> None:
     wrong, right = routers
@@ -226,7 +222,7 @@ async def test_any_router_may_have_caches_forgotten(worker: WorkerEnd, running: 
 
 
 @scenario_of(2)
-async def test_a_router_that_asks_is_told_what_is_cached(worker: WorkerEnd, running: Any, *routers: RouterPort) -> None:
+async def test_router_gets_cached_prefixes_on_request(worker: WorkerEnd, running: Any, *routers: RouterPort) -> None:
     uninterested, other = routers
     worker.streams.tell_changes(CacheChanges((b"page-one", b"page-two"), ()))
     await other.stop()
@@ -247,7 +243,7 @@ async def test_a_router_that_asks_is_told_what_is_cached(worker: WorkerEnd, runn
 
 
 @scenario_of(2)
-async def test_any_router_is_told_what_was_kept_of_a_dead_one_s_request(
+async def test_any_router_can_recall_a_dead_router_s_request(
     worker: WorkerEnd, running: Any, *routers: RouterPort
 ) -> None:
     gone, other = routers
@@ -259,7 +255,7 @@ async def test_any_router_is_told_what_was_kept_of_a_dead_one_s_request(
     lost = gone.incarnation
     await gone.stop()
     await wait_until(lambda: RouterLost(lost) in worker.events)
-    # The end has not reached the engine thread: messages until then go to no router.
+    # The router's end has not reached the engine thread; messages until then are dropped.
     worker.streams.send([Tokens((TokenEvent(request_id, 0, 2, (7,)),))])
     other.say(Recall("mine", "record"), Recall("unknown", "another"))
     await wait_until(lambda: Recalled("unknown") in other.heard)
@@ -268,7 +264,9 @@ async def test_any_router_is_told_what_was_kept_of_a_dead_one_s_request(
 
 
 @scenario_of(2)
-async def test_links_are_kept_to_whom_any_router_names(worker: WorkerEnd, running: Any, *routers: RouterPort) -> None:
+async def test_links_are_kept_to_peers_named_by_any_router(
+    worker: WorkerEnd, running: Any, *routers: RouterPort
+) -> None:
     d0, d1 = Peer("d0", "life", "a:1"), Peer("d1", "life", "a:2")
     routers[0].say(Peers((d0,)))
     routers[1].say(Peers((d0, d1)))
@@ -288,7 +286,7 @@ async def test_a_worker_gives_up_when_no_router_is_left(worker: WorkerEnd, runni
         await running
 
 
-def test_a_worker_that_is_refused_does_not_ask_again() -> None:
+def test_refused_worker_does_not_retry() -> None:
     async def scenario() -> None:
         server = new_server()
         worker_pb2_grpc.add_ClusterServicer_to_server(RefusingRouter(), server)

@@ -1,5 +1,3 @@
-"""Workers' counters."""
-
 from dataclasses import replace
 
 from tandem.decode_worker.config import DecodeConfig
@@ -12,7 +10,7 @@ PAGE_BYTES = 32
 
 
 def shipped(stats: WorkerStats) -> list[Shipped]:
-    """Without times, which differ between runs."""
+    """Return the shipped pages without times, which differ between runs."""
     return [replace(one, copying_ns=0) for one in stats.shipped]
 
 
@@ -20,7 +18,7 @@ def page_sum(stats: WorkerStats) -> int:
     return stats.num_free_pages + stats.num_cached_pages + stats.num_locked_pages + stats.num_leased_pages
 
 
-def test_a_prompt_is_computed_or_found_and_counted_once_on_each_side() -> None:
+def test_prompt_tokens_are_counted_once_on_each_side() -> None:
     pair = WorkerPair()
     prompt = list(range(18))
     pair.submit("a", prompt, max_tokens=4)
@@ -40,7 +38,7 @@ def test_a_prompt_is_computed_or_found_and_counted_once_on_each_side() -> None:
     assert page_sum(p) == p.num_total_pages and page_sum(d) == d.num_total_pages
 
 
-def test_outputs_of_an_earlier_attempt_are_no_prompt() -> None:
+def test_earlier_output_does_not_count_as_prompt() -> None:
     pair = WorkerPair()
     prompt = list(range(8))
     pair.submit("a", prompt, max_tokens=9)
@@ -48,12 +46,12 @@ def test_outputs_of_an_earlier_attempt_are_no_prompt() -> None:
     outputs = tuple(pair.output("a")[:8])
     pair.submit("b", prompt, output_ids=outputs, attempt=1, max_tokens=12)
     pair.run()
-    # The decode worker caches 16 of these tokens, but only 8 belong to the client's prompt.
+    # Of the 16 cached tokens, only 8 belong to the client's prompt.
     assert pair.d.scheduler.stats().prefix_cached_tokens == 8
     assert pair.p.scheduler.stats().prefix_cached_tokens == 8
 
 
-def test_a_request_that_is_not_started_finds_nothing() -> None:
+def test_unstarted_request_counts_no_cached_tokens() -> None:
     pair = WorkerPair(prefill={"config": PrefillConfig(chunk_size=4, min_shared_tokens=4)})
     pair.submit("a", list(range(8)))
     pair.run()
@@ -64,7 +62,7 @@ def test_a_request_that_is_not_started_finds_nothing() -> None:
     assert (stats.num_running, stats.num_queued, stats.prefix_cached_tokens) == (1, 1, 8)
 
 
-def test_what_is_sent_over_a_second_link_adds_up() -> None:
+def test_pages_over_a_second_link_add_up() -> None:
     pair = WorkerPair()
     pair.submit("a", list(range(8)))
     pair.run()
@@ -76,11 +74,10 @@ def test_what_is_sent_over_a_second_link_adds_up() -> None:
     pair.run()
     stats = pair.p.scheduler.stats()
     assert shipped(stats) == [Shipped("shared_memory", 4, 4 * PAGE_BYTES, "d")]
-    # The copy times of both epochs are counted.
     assert stats.shipped[0].copying_ns > first.shipped[0].copying_ns > 0
 
 
-def test_requests_that_are_given_back_are_counted() -> None:
+def test_given_back_requests_are_counted() -> None:
     pair = WorkerPair(num_pages=8)
     for n in range(2):
         pair.submit(f"r{n}", [100 * n + i for i in range(8)], max_tokens=17, arrival_ns=n)
@@ -89,7 +86,7 @@ def test_requests_that_are_given_back_are_counted() -> None:
     assert pair.p.scheduler.stats().num_given_back == 0
 
 
-def test_leases_that_expire_are_counted() -> None:
+def test_expired_leases_are_counted() -> None:
     pair = WorkerPair(config=DecodeConfig(lease_duration_s=10.0), prefill={"config": PrefillConfig(chunk_size=4)})
     pair.submit("a", list(range(12)))
     pair.p.scheduler.step()

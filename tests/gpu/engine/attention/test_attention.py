@@ -61,7 +61,7 @@ def run_chunks_then_decode(
     oracle.step("decode", {a: 1}, max_error=MAX_ERROR)
     if not oracle.attention.computes_mixed:
         return
-    # New prompts, continued prompts, and both, beside one decoding sequence and several.
+    # New and continued prompts, beside one and several decoding sequences.
     d, e = oracle.add(60), oracle.add(27)
     oracle.step("mixed", {a: 1, d: 40}, max_error=MAX_ERROR, num_mixed=1)
     oracle.step("mixed", {d: 1, a: 1, e: 17}, max_error=MAX_ERROR, num_mixed=2)
@@ -82,7 +82,7 @@ def test_chunks_then_decode(
     run_chunks_then_decode(make_backend, page_size, num_q_heads, num_kv_heads, head_dim)
 
 
-# Each line compiles kernels for seconds, so sizes are not fully crossed.
+# Each case compiles kernels for seconds, so sizes are not fully crossed.
 @pytest.mark.parametrize(
     ("page_size", "num_q_heads", "num_kv_heads", "head_dim"),
     [
@@ -103,7 +103,7 @@ def test_chunks_then_decode_by_triton(page_size: int, num_q_heads: int, num_kv_h
 
 
 class FixedSizeDecode(AttentionBackend):
-    """Decodes with fixed tensors and padding, as graphs do."""
+    """Decode with fixed tensors and padding, as graphs do."""
 
     def __init__(self, backend: GraphableBackend, batch_size: int) -> None:
         self._backend = backend
@@ -149,8 +149,8 @@ def test_decode_of_a_fixed_size_over_long_and_short_sequences(
     oracle.step("decode", {long: 1}, max_error=MAX_ERROR)
 
 
-def test_mixed_forwards_of_more_sequences_than_our_own_kernel_decodes() -> None:
-    """FlashInfer's decode and prefill kernels take turns in one workspace."""
+def test_mixed_forwards_beyond_the_decode_kernel_limit() -> None:
+    """FlashInfer's decode and prefill kernels share a workspace."""
     from tandem.engine.attention.flashinfer import MAX_OWN_DECODE
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
@@ -165,7 +165,7 @@ def test_mixed_forwards_of_more_sequences_than_our_own_kernel_decodes() -> None:
 
 
 class FixedSizePrefill(AttentionBackend):
-    """Prefills with fixed tensors and padding, as graphs do."""
+    """Prefill with fixed tensors and padding, as graphs do."""
 
     def __init__(self, backend: GraphableBackend, size: int, max_sequences: int) -> None:
         self._graphed = backend.for_prefill_graphs([16, size], max_sequences, NUM_PAGES)[size]

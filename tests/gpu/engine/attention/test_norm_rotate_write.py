@@ -51,7 +51,6 @@ def test_norm_rotate_write(
     page, place = slots // page_size, slots % page_size
     assert error(pool[page, layer, 0, place], rotate(k, *rotation.cos_sin)) < 4e-3
     assert torch.equal(pool[page, layer, 1, place], v.bfloat16())
-    # Nothing else was written.
     if keep_kv:
         given[:, num_q_heads : num_q_heads + num_kv_heads] = pool[page, layer, 0, place]
     assert torch.equal(qkv, given)

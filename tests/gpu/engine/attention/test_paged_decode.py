@@ -30,7 +30,7 @@ class GraphedDecode(AttentionBackend):
         assert isinstance(pool, CudaKvPool)
         self._prefill = FlashInferAttention(pool, num_q_heads)
         self._batch_size = batch_size
-        # Smaller sizes, whose plans may be larger, share the memory.
+        # Smaller sizes share the memory, though their plans may be larger.
         graphed = graphed_paged_decodes(
             PagedDecode(pool, num_q_heads, batch_size), range(1, batch_size + 1), pool.num_pages
         )
@@ -72,7 +72,7 @@ def test_decode(page_size: int, num_q_heads: int, num_kv_heads: int, head_dim: i
     for step in range(num_steps):
         chosen = sequences[step % 3 : 3 + step % 3]
         oracle.step("decode", dict.fromkeys(chosen, 1), max_error=MAX_ERROR)
-    # Exactly the new slots were written; of the free pages, only the padding's.
+    # Only the new slots were written, and of the free pages only the padding's.
     num_written = [s.cached_len for s in sequences]
     finite = torch.isfinite(oracle.kv).movedim(3, 1).flatten(2).all(2)  # (num_pages, page_size)
     expected = torch.zeros_like(finite)
@@ -98,7 +98,7 @@ def test_many_sequences_of_many_lengths(batch_size: int) -> None:
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_norm_and_rotation_are_those_of_the_other_kernel(head_dim: int) -> None:
+def test_norm_and_rotation_match_the_prefill_kernel(head_dim: int) -> None:
     from tandem.engine.attention.norm_rotate_write import norm_rotate_write
     from tandem.engine.attention.paged_decode import PagedDecode
     from tandem.engine.kvcache.cuda_pool import CudaKvPool

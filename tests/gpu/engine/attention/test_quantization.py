@@ -1,4 +1,4 @@
-"""Quantized pages on a GPU: kernels write the bytes that plain torch writes, and attend to those numbers."""
+"""Quantized pages on a GPU: kernels write the same bytes as plain torch, and attend to them."""
 
 import functools
 import math
@@ -83,14 +83,13 @@ def run_chunks_then_decode(
 ) -> None:
     oracle = oracle_over(quantized_layout(page_size, num_kv_heads, head_dim), NUM_PAGES, num_q_heads, make_backend)
     a, b, c = oracle.add(140), oracle.add(63), oracle.add(9)
-    # A whole prompt, whose keys and values need not be read from pages.
+    # A whole prompt: its KV need not be read from pages.
     oracle.step("prefill", {a: 117, c: 1}, max_error=MAX_ERROR)
     oracle.step("prefill", {b: 60, a: 1, c: 5}, max_error=MAX_ERROR)
     oracle.step("prefill", {a: 13}, max_error=MAX_ERROR)
     for _ in range(3):
         oracle.step("decode", {c: 1, a: 1, b: 1}, max_error=MAX_ERROR)
     oracle.step("decode", {a: 1}, max_error=MAX_ERROR)
-    # Exactly the new slots were written.
     is_written = torch.zeros(NUM_PAGES, page_size, dtype=torch.bool, device="cuda")
     for sequence in (a, b, c):
         for position in range(sequence.cached_len):
@@ -100,7 +99,7 @@ def run_chunks_then_decode(
 
 
 @pytest.mark.parametrize("make_backend", [flashinfer, triton, reference])
-def test_a_long_prompt_goes_on_from_a_prefix_that_others_computed(make_backend: MakeBackend) -> None:
+def test_long_prompt_continues_a_shared_prefix(make_backend: MakeBackend) -> None:
     oracle = oracle_over(quantized_layout(16, 2, 128), 400, 8, make_backend)
     a, b = oracle.add(2100), oracle.add(2400)
     for of_a, of_b in zip(oracle.qkv[id(a)], oracle.qkv[id(b)], strict=True):
@@ -113,7 +112,7 @@ def test_a_long_prompt_goes_on_from_a_prefix_that_others_computed(make_backend: 
 
 
 class GraphedDecode(AttentionBackend):
-    """Decode steps of one size as one CUDA graph per layer, padded with random rows."""
+    """Decode steps of one size as a CUDA graph per layer, padded with random rows."""
 
     def __init__(
         self,
@@ -211,7 +210,7 @@ def test_prefill_of_a_fixed_size(num_q_heads: int, num_kv_heads: int, head_dim: 
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("keep_kv", [True, False])
 @pytest.mark.parametrize("num_tokens", [30, 300])
-def test_what_is_written_is_what_plain_torch_would_write(num_tokens: int, keep_kv: bool, head_dim: int) -> None:
+def test_written_pages_match_plain_torch(num_tokens: int, keep_kv: bool, head_dim: int) -> None:
     from tandem.engine.attention.norm_rotate_write import norm_rotate_write
 
     device, layer, num_q, num_kv = torch.device("cuda", 0), 1, 9, 3
@@ -246,7 +245,6 @@ def test_what_is_written_is_what_plain_torch_would_write(num_tokens: int, keep_k
     largest = 448 * 0.02
     torch.testing.assert_close(found[3, 0, :4].cpu(), torch.tensor([1, -1, 1, -1]) * largest, rtol=4e-3, atol=0)
     assert found[3, 0, 4].isnan()
-    # Nothing else was written.
     if keep_kv:
         given[:, num_q : num_q + num_kv] = of_keys.numbers(keys)
         given[:, -num_kv:] = of_values.numbers(values)
@@ -256,7 +254,7 @@ def test_what_is_written_is_what_plain_torch_would_write(num_tokens: int, keep_k
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_the_decode_kernel_writes_what_the_other_kernel_writes(head_dim: int) -> None:
+def test_decode_and_prefill_kernels_write_the_same_pages(head_dim: int) -> None:
     from tandem.engine.attention.norm_rotate_write import norm_rotate_write
     from tandem.engine.attention.paged_decode import PagedDecode
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
@@ -291,7 +289,7 @@ def test_the_decode_kernel_writes_what_the_other_kernel_writes(head_dim: int) ->
 
 @pytest.mark.parametrize("make_backend", [flashinfer, triton])
 @pytest.mark.parametrize("batch_size", [4, 140])
-def test_nobody_waits_for_the_device(make_backend: MakeBackend, batch_size: int) -> None:
+def test_device_is_never_awaited(make_backend: MakeBackend, batch_size: int) -> None:
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     device = torch.device("cuda", 0)

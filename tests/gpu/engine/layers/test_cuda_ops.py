@@ -20,7 +20,7 @@ def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     [(96, 48), (1024, 1024), (896, 4864), (4096, 6144), (4096, 9824), (14336, 4096), (1024, 19456)],
 )
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_products_with_what_is_around_them(num_tokens: int, num_in: int, num_out: int, has_bias: bool) -> None:
+def test_products_with_fused_operations(num_tokens: int, num_in: int, num_out: int, has_bias: bool) -> None:
     from tandem.engine.layers.cuda_ops import CudaOps
 
     device = torch.device("cuda", 0)
@@ -41,7 +41,7 @@ def test_products_with_what_is_around_them(num_tokens: int, num_in: int, num_out
 
 
 def test_a_wide_matrix() -> None:
-    """The vocabulary, with a row count that no tile divides."""
+    """A vocabulary-sized matrix whose row count no tile divides."""
     from tandem.engine.layers.cuda_ops import CudaOps
 
     device = torch.device("cuda", 0)

@@ -28,7 +28,6 @@ def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def product(x: torch.Tensor, linear: Fp8Linear, *, is_quantized: bool) -> torch.Tensor:
-    """Args: x: float64."""
     weight = dequantize(linear.weight, linear.scale).double()
     if is_quantized:
         x = as_quantized(x.float(), linear.inputs, linear.input_scale).double()
@@ -39,7 +38,7 @@ def product(x: torch.Tensor, linear: Fp8Linear, *, is_quantized: bool) -> torch.
 @pytest.mark.parametrize(("num_in", "num_out"), SIZES)
 @pytest.mark.parametrize(("weights", "inputs"), KINDS)
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_products_with_what_is_around_them(
+def test_products_with_fused_operations(
     num_tokens: int, num_in: int, num_out: int, weights: str, inputs: Any, has_bias: bool
 ) -> None:
     from tandem.engine.layers.cuda_ops import CudaOps
@@ -49,11 +48,11 @@ def test_products_with_what_is_around_them(
     linear = make_linear(weights, inputs, num_out, num_in, has_bias)
     x, residual = (torch.randn(num_tokens, size, device="cuda").bfloat16() for size in (num_in, num_out))
     norm = Norm(torch.randn(num_in, device="cuda").bfloat16(), EPS)
-    # Few tokens are not quantized from Hopper on.
+    # From Hopper on, small batches are not quantized.
     is_quantized = not ops._few_rows.fits(x, linear)
     normed = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + EPS) * norm.weight.double()
     projected = product(normed, linear, is_quantized=is_quantized)
-    # If two roundings differ, one step of FP8 is a thirtieth of a number.
+    # If two roundings differ, one FP8 step is a thirtieth of a number.
     bound = MAX_ERROR * (2 if is_quantized else 1)
     assert error(ops.norm_linear(x, norm, linear), projected) < bound
     gate, up = projected.chunk(2, dim=-1)
@@ -109,7 +108,7 @@ def test_both_kernels_at_every_size(
         expected += residual.double()
     products = Products(torch.device("cuda", 0))
     tile = products.tile(num_tokens, linear)
-    # Channel scales have no tile for many tokens and for outputs of more than one wave.
+    # Channel scales have no tile for many tokens and more than one wave of outputs.
     assert tile is not None or (num_tokens > FEW_TOKENS and not linear.is_block)
     if tile is not None:
         assert error(products.multiply(x, linear, tile, residual), expected) < MAX_ERROR
@@ -136,7 +135,7 @@ def test_the_smallest_numbers_count(num_tokens: int, weights: str, inputs: Any) 
 
 @pytest.mark.skipif(not HAS_BLOCKS, reason="the library has no scales of blocks for this GPU or CUDA")
 def test_padding_has_no_effect() -> None:
-    """The library multiplies padding rows too, whatever they hold."""
+    """The library multiplies padding rows too."""
     from tandem.engine.layers.fp8_products import multiply_by_library
     from tandem.engine.layers.fp8_quantize import quantize
 

@@ -15,7 +15,7 @@ EPS = 1e-6
 
 
 def make_linear(weights: Any, inputs: Any, out_size: int, in_size: int, bias: bool = False) -> Fp8Linear:
-    """Random weights, with scales that differ by row."""
+    """Make random weights with scales that differ by row."""
     device = torch.device("cuda", 0)
     names = ["model.layers.0.mlp.up_proj"]
     linear = Fp8Linear(names, [out_size], in_size, bias, Quantization(weights, inputs), torch.bfloat16, device)
@@ -55,7 +55,7 @@ def test_quantised_inputs(num_tokens: int, size: int, weights: str, inputs: Any,
     assert scales.shape == (num_tokens, size // BLOCK if inputs == "group" else 1)
     stands_for = actual.numbers[:num_tokens].float().unflatten(-1, (scales.shape[1], -1)) * scales[..., None]
     expected = as_quantized(exact.float(), inputs, linear.input_scale).view_as(stands_for)
-    # Another order of addition may change a scale's last bit and the rounding of ties.
+    # A different summation order may change a scale's last bit and the rounding of ties.
     is_other = (stands_for - expected).abs() > 1e-5 * expected.abs()
     assert is_other.float().mean() < 0.02
     assert (stands_for - expected).norm() <= 0.01 * expected.norm()

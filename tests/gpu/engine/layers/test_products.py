@@ -61,7 +61,7 @@ def make(kind: Kind, out_size: int, in_size: int, bias: bool = False) -> LinearB
 
 
 def inputs(linear: LinearBase, num_tokens: int) -> tuple[Any, torch.Tensor]:
-    """The kernel's input, and its value in float64."""
+    """Return the kernel's input, and its value in float64."""
     from tandem.engine.layers.fp8_quantize import quantize
 
     x = torch.randn(num_tokens, linear.weight.shape[1], device="cuda").bfloat16()
@@ -127,8 +127,8 @@ def test_the_chosen_tiles_at_sizes_of_models(kind: Kind, matrix: str) -> None:
             check(actual, exact, linear, is_gated=is_gated, residual=None)
 
 
-def test_the_same_bits_whatever_ran_before() -> None:
-    """Blocks that share a tile end in any order, and leave no state for the next launch."""
+def test_results_do_not_depend_on_earlier_launches() -> None:
+    """Blocks that share a tile end in any order and leave no state behind."""
     from tandem.engine.layers.products import Products
 
     torch.manual_seed(0)

@@ -17,7 +17,6 @@ VOCAB_SIZE = 300
 PAGE_SIZE = 16
 NUM_PAGES = 64
 NUM_TEACHER_FORCED = 64
-# Limit of the error relative to transformers' own.
 MAX_RATIO = 2.0
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -54,7 +53,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 class Steps:
-    """Runs one sequence through an engine's model and collects logits."""
+    """Run one sequence through an engine's model and collect logits."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -66,7 +65,7 @@ class Steps:
         return TokenSequence(list(prompt), len(prompt), pages)
 
     def sharing(self, other: TokenSequence, num_tokens: int) -> TokenSequence:
-        """A sequence of the same tokens that shares the other's pages for the first `num_tokens`."""
+        """Return a sequence of the same tokens that shares the pages of the first `num_tokens`."""
         sequence = self.sequence(other.token_ids)
         sequence.page_ids = [*other.page_ids[: num_tokens // PAGE_SIZE], *sequence.page_ids[num_tokens // PAGE_SIZE :]]
         sequence.cached_len = sequence.device_len = num_tokens
@@ -74,7 +73,7 @@ class Steps:
 
     @torch.inference_mode()
     def logits(self, sequence: TokenSequence, num_tokens: int, mode: Any) -> torch.Tensor:
-        """(num_rows, vocab_size); no rows before the last chunk."""
+        """Return (num_rows, vocab_size); no rows before the last chunk."""
         sequence.extend(num_tokens)
         batch = Batch(mode, [sequence])
         engine = self._engine
@@ -92,7 +91,7 @@ class Steps:
 
 
 def reference_logits(path: Path, dtype: torch.dtype, token_ids: list[int]) -> torch.Tensor:
-    """transformers' logits after each token: (num_tokens, vocab_size)."""
+    """Return transformers' logits after each token: (num_tokens, vocab_size)."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)

@@ -1,5 +1,3 @@
-"""Fingerprints of weights on a GPU."""
-
 from pathlib import Path
 
 import pytest

@@ -33,12 +33,12 @@ from tests.fakes.fp8_schemes import KINDS
 ROOT = Path(__file__).parents[4]
 PAGE_SIZE = 16
 BATCHES = (1, 16, 64, 256)
-# Prompts are short enough for the kernel of few tokens, and fit a page with their outputs.
+# Short enough for the small-batch kernel; prompt and output fit a page.
 PROMPT_LEN, NUM_STEPS = 8, 4
 LONG_PROMPT = 512
-# Allowed error without quantized inputs, relative to the error of transformers' own bfloat16.
+# Allowed error without quantized inputs, relative to transformers' own bfloat16 error.
 MAX_RATIO_TO_BFLOAT16 = 2.0
-# Quantized inputs make a difference that a float32 simulation shows too; smaller differences may flip a rounding.
+# Quantized inputs also differ in a float32 simulation; smaller differences may flip a rounding.
 MAX_RATIO_TO_SIMULATED = 1.3
 # For one row of logits instead of hundreds.
 MAX_RATIO_OF_FEW = 2.0
@@ -55,11 +55,11 @@ class Checkpoint:
 
     @torch.inference_mode()
     def logits(self, token_ids: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """After each token: (num_sequences, num_tokens, vocab_size)."""
+        """Return logits after each token: (num_sequences, num_tokens, vocab_size)."""
         model: Any = self.reference
         if dtype is not torch.float32:
             model = copy.deepcopy(model).to(dtype)
-            # Wavelengths stay float32, as in a model that transformers reads in this dtype.
+            # Keep wavelengths in float32, as transformers does on loading in this dtype.
             for name, buffer in self.reference.named_buffers():
                 parent, _, leaf = name.rpartition(".")
                 setattr(model.get_submodule(parent), leaf, buffer)
@@ -89,7 +89,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     kind = request.param
     path = tmp_path_factory.mktemp(kind)
     family = "qwen3" if "static" in kind else "llama"
-    # Sizes mostly differ, and rows of blocks are multiples of 4, as the library requires.
+    # Sizes mostly differ, and block rows are multiples of 4, as the library requires.
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2}
     model: Any = make_model(family, num_hidden_layers=3, **sizes)
     tensors: dict[str, torch.Tensor] = {}
@@ -112,7 +112,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @torch.no_grad()
 def weights_of(model: PreTrainedModel, path: Path) -> None:
-    """Gives a model the weights that plain ones become when loaded as FP8."""
+    """Give a model the dequantized weights of its plain ones loaded as FP8."""
     config = ModelConfig.from_dir(path).quantized("fp8")
     cpu = torch.device("cpu")
     plain = build_model(config, torch.float32, cpu)
@@ -143,7 +143,7 @@ def make_engine(path: Path, quantization: str, num_pages: int = 320, dtype: str 
 def logits(
     engine: Engine, mode: ForwardMode, sequences: Sequence[TokenSequence], num_tokens: int, graphs: bool
 ) -> torch.Tensor:
-    """Returns (num_sequences, vocab_size) logits after each sequence's last new token."""
+    """Return (num_sequences, vocab_size) logits after each sequence's last new token."""
     for sequence in sequences:
         sequence.extend(num_tokens)
     batch = Batch(mode, list(sequences))
@@ -219,7 +219,7 @@ def test_a_prefill(checkpoint: Checkpoint, engine: Engine, graphs: bool) -> None
     pages = random.Random(0).sample(range(engine.pool.num_pages), LONG_PROMPT // PAGE_SIZE)
     sequence = TokenSequence(token_ids[0].tolist(), LONG_PROMPT, pages)
     actual = logits(engine, "prefill", [sequence], LONG_PROMPT, graphs)
-    # The bound is that of all rows, because a single row says little.
+    # Bound over all rows, because a single row says little.
     expected = checkpoint.logits(token_ids)[:, -1]
     largest = bound(checkpoint, token_ids, slice(None), True) * MAX_RATIO_OF_FEW / MAX_RATIO_TO_SIMULATED
     error = difference(actual, expected)
@@ -268,10 +268,8 @@ def test_dummies_are_the_same_everywhere(tmp_path: Path, kind: str) -> None:
     assert loaded.model_fingerprint != engines[0].model_fingerprint
 
 
-# Number of stretches of a text.
 NUM_STRETCHES, STRETCH = 8, 512
-# Rounding this small model's weights alone costs 2 %, and its inputs as much again: simulated in float32 it is 3 % over
-# all stretches, and 0 to 5 % in any one.
+# In float32 simulation, rounding weights costs 2 % and inputs as much again: 3 % over all stretches, 0 to 5 % in one.
 MAX_PERPLEXITY_RATIO = 1.06
 MAX_RATIO_TO_SIMULATED_PERPLEXITY = 1.01
 

@@ -1,5 +1,3 @@
-"""Dummy weights made on a GPU."""
-
 import torch
 
 from tandem.engine.weights.loader import dummy_weights

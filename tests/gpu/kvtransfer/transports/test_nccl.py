@@ -1,4 +1,4 @@
-"""Pages between two processes' pools over NCCL, both ways at once, with peers that die or stall."""
+"""Pages over NCCL between two processes, both ways at once, with peers that die or stall."""
 
 import asyncio
 import multiprocessing
@@ -23,7 +23,6 @@ from tests.fakes.page_layout import OpaqueLayout
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each end")
 
 LAYOUT = OpaqueLayout(16, 2**18)
-# The first half is sent, the second received.
 NUM_PAGES = 512
 NUM_SOURCES = NUM_PAGES // 2
 TIMEOUT_S = 60.0
@@ -32,7 +31,7 @@ NUM_AT_ONCE = 50
 
 
 def serve_ends(pipe: Connection, visible: str) -> None:
-    """A process with a GPU and a random pool, which runs commands on its ends."""
+    """Run commands on the ends of a random pool, in a process with a GPU."""
     os.environ["CUDA_VISIBLE_DEVICES"] = visible
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
@@ -96,8 +95,6 @@ def _wait(condition: Callable[[], bool]) -> None:
 
 
 class Worker:
-    """The handle of such a process."""
-
     def __init__(self, visible: str) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, there = context.Pipe()
@@ -129,7 +126,7 @@ class Worker:
 
 @pytest.fixture
 def workers() -> Iterator[list[Worker]]:
-    """One on each GPU. A test may replace them."""
+    """One per GPU; a test may replace them."""
     both = [Worker("0"), Worker("1")]
     yield both
     for worker in both:
@@ -142,7 +139,7 @@ def link(sender: Worker, receiver: Worker) -> None:
 
 
 def endless() -> list[tuple[list[int], list[int]]]:
-    """Pushes that take a second or more."""
+    """Pushes that take at least a second."""
     return [(list(range(NUM_SOURCES)), list(range(NUM_SOURCES, NUM_PAGES)))] * 4000
 
 
@@ -197,7 +194,7 @@ def test_random_transfers_both_ways_at_once(workers: list[Worker]) -> None:
 
 
 @pytest.mark.parametrize("dies", ["sender", "receiver"])
-def test_a_peer_that_dies_is_noticed_and_another_takes_its_place(workers: list[Worker], dies: str) -> None:
+def test_dead_peer_is_noticed_and_replaced(workers: list[Worker], dies: str) -> None:
     sender, receiver = workers
     link(sender, receiver)
     push_all(sender, receiver, endless())
@@ -211,7 +208,7 @@ def test_a_peer_that_dies_is_noticed_and_another_takes_its_place(workers: list[W
     assert "page connection failed" in failure
     assert left.ask("abort") < 5.0
     if left is receiver:
-        # No page of the dead one comes late.
+        # No late page of the dead peer arrives.
         before = left.ask("digests")
         time.sleep(0.5)
         assert left.ask("digests") == before
@@ -225,7 +222,7 @@ def test_a_peer_that_dies_is_noticed_and_another_takes_its_place(workers: list[W
 
 
 @pytest.mark.parametrize("stands", ["sender", "receiver"])
-def test_a_peer_that_stands_still_holds_nobody(workers: list[Worker], stands: str) -> None:
+def test_stopped_peer_does_not_block_the_other_end(workers: list[Worker], stands: str) -> None:
     sender, receiver = workers
     link(sender, receiver)
     push_all(sender, receiver, endless())
@@ -236,7 +233,7 @@ def test_a_peer_that_stands_still_holds_nobody(workers: list[Worker], stands: st
     assert other.ask("abort") < 5.0
     before = other.ask("digests")
     still.signal(signal.SIGCONT)
-    # It notices the end when it continues, and leaves the other's pages alone.
+    # On continuing it notices the end and leaves the other's pages alone.
     _wait(lambda: still.ask("failures") != [""])
     assert still.ask("abort") < 5.0
     assert other.ask("digests") == before
@@ -248,16 +245,16 @@ def test_a_peer_that_stands_still_holds_nobody(workers: list[Worker], stands: st
 
 
 def told_and_gone(receiver: Worker) -> socket.socket:
-    """Connects as a sender that gets NCCL's id but does not join."""
+    """Connect as a sender that gets NCCL's id but does not join."""
     connection = peer_socket.connect(receiver.ask("listen"))
     peer_socket.read_into(connection, memoryview(bytearray(128)))
-    # It is making the communicator.
+    # The receiver is making the communicator.
     time.sleep(0.5)
     return connection
 
 
 @pytest.mark.parametrize("dies", [True, False])
-def test_a_sender_that_never_joins_costs_neither_a_thread_nor_memory(workers: list[Worker], dies: bool) -> None:
+def test_sender_that_never_joins_leaks_no_thread_or_memory(workers: list[Worker], dies: bool) -> None:
     sender, receiver = workers
     link(sender, receiver)
     for worker in workers:
@@ -280,8 +277,8 @@ def test_a_sender_that_never_joins_costs_neither_a_thread_nor_memory(workers: li
 
 
 @pytest.mark.parametrize("stands", ["sender", "receiver"])
-def test_a_peer_that_stops_while_the_two_connect_is_given_up(workers: list[Worker], stands: str) -> None:
-    """At many moments of the making of a communicator, which takes about a second."""
+def test_peer_stopped_while_connecting_is_given_up(workers: list[Worker], stands: str) -> None:
+    """Stop at many moments of communicator creation, which takes about a second."""
     sender, receiver = workers
     link(sender, receiver)
     for worker in workers:
@@ -292,7 +289,7 @@ def test_a_peer_that_stops_while_the_two_connect_is_given_up(workers: list[Worke
         time.sleep(delay_s)
         still.signal(signal.SIGSTOP)
         if other is sender:
-            # Whether it was connected depends on the moment.
+            # The moment decides whether it was connected.
             sender.answer()
         else:
             time.sleep(5.0)
@@ -310,7 +307,7 @@ def test_a_peer_that_stops_while_the_two_connect_is_given_up(workers: list[Worke
     assert receiver.ask("digests")[400] == sender.ask("digests")[4]
 
 
-def test_an_end_whose_peer_never_comes_is_given_up(workers: list[Worker]) -> None:
+def test_end_without_a_peer_is_given_up(workers: list[Worker]) -> None:
     first, second = workers
     first.ask("listen")
     assert first.ask("abort") < 1.0

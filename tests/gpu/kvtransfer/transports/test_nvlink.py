@@ -1,4 +1,4 @@
-"""Pages between two processes' pools over CUDA IPC, on two GPUs if available."""
+"""Pages between two processes over CUDA IPC, on two GPUs if available."""
 
 import asyncio
 import multiprocessing
@@ -16,12 +16,12 @@ from tests.fakes.page_layout import OpaqueLayout
 LAYOUT = OpaqueLayout(16, 2**18)
 NUM_PAGES = 64
 TIMEOUT_S = 60.0
-# About half a second, much longer than a copy.
+# About 0.5 s, much longer than a copy.
 SLEEP_CYCLES = 1_000_000_000
 
 
 def receive(connection: Connection, visible: str) -> None:
-    """A process with a pool: sends its endpoint, then its contents on request."""
+    """Send a pool's endpoint, then its contents on request."""
     os.environ["CUDA_VISIBLE_DEVICES"] = visible
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
@@ -34,7 +34,7 @@ def receive(connection: Connection, visible: str) -> None:
 
 @pytest.fixture
 def peer() -> Iterator[Connection]:
-    """The other process; its endpoint comes first."""
+    """The other process; it sends its endpoint first."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=receive, args=(there, "1" if torch.cuda.device_count() > 1 else "0"))
@@ -54,12 +54,12 @@ def test_pages_arrive_where_they_were_sent(peer: Connection) -> None:
     endpoint: bytes = peer.recv()
     pool = CudaKvPool(LAYOUT, NUM_PAGES, torch.device("cuda", 0))
     nvlink = load_transports(["nvlink"], pool, "127.0.0.1", ClusterCredentials())["nvlink"]
-    # As in a worker: opened in a thread of its own, used in this one.
+    # As in a worker: opened in its own thread, used in this one.
     sender = asyncio.run(open_end(lambda: nvlink.open_sender(endpoint)))
     pool.memory.random_(0, 256)
     pairs = {3: 60, 4: 2, 5: 3, 63: 0}
     torch.cuda.synchronize()
-    # Work launched after the pages were written does not delay them.
+    # Later work does not delay pages that are already written.
     torch.cuda._sleep(SLEEP_CYCLES)
     later = torch.cuda.Event()
     later.record()
@@ -76,7 +76,7 @@ def test_pages_arrive_where_they_were_sent(peer: Connection) -> None:
     assert sender.abort().done()
 
 
-def test_a_pool_that_cannot_be_mapped_is_a_reason_to_take_another_transport(peer: Connection) -> None:
+def test_unmappable_pool_leads_to_another_transport(peer: Connection) -> None:
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     assert peer.poll(TIMEOUT_S)

@@ -1,5 +1,3 @@
-"""Names of GPU transports."""
-
 import pytest
 import torch
 
@@ -22,7 +20,7 @@ def test_every_name_is_a_transport(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TRANSPORTS.names)
-def test_a_pool_that_cannot_travel_that_way_is_refused(name: str) -> None:
+def test_unsupported_pool_is_refused(name: str) -> None:
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     other = (

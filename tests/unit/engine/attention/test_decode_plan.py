@@ -26,7 +26,7 @@ def sequence_of(num_tokens: int, page_size: int, first_page: int) -> TokenSequen
 
 
 def items_of_blocks(plans: DecodePlan, plan: Any, num_rows: int) -> list[int]:
-    """First item of each block, then the number of items."""
+    """Return the first item of each block, then the number of items."""
     start = HEAD_SIZE + ITEM_SIZE * plans.max_items(num_rows)
     numbers: list[int] = plan[start : start + int(plan[0]) + 1].tolist()
     assert start + len(numbers) <= plans.positions(num_rows).start
@@ -56,7 +56,7 @@ def test_items_cover_every_token_once(num_kv_heads: int, page_size: int, lengths
     num_items = first_items[-1]
     assert num_items <= plans.max_items(num_rows)
     items = plan[HEAD_SIZE : HEAD_SIZE + num_items * ITEM_SIZE].reshape(num_items, ITEM_SIZE).tolist()
-    # A row's last block relies on items in row order, parts in order.
+    # A row's last block relies on this order.
     assert [item[0] for item in items] == sorted(item[0] for item in items)
     for row, row_length in enumerate(all_lengths):
         mine = [item for item in items if item[0] == row]
@@ -73,7 +73,7 @@ def test_items_cover_every_token_once(num_kv_heads: int, page_size: int, lengths
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4, 8, 16, 32])
 @pytest.mark.parametrize("max_batch_size", [1, 24, 64, 96, 128])
 @pytest.mark.parametrize("max_pages", [1, 8, 32, 128])
-def test_memory_for_all_sizes_holds_the_plan_of_each(num_kv_heads: int, max_batch_size: int, max_pages: int) -> None:
+def test_memory_holds_the_plan_of_every_size(num_kv_heads: int, max_batch_size: int, max_pages: int) -> None:
     plans = plan_of(num_kv_heads)
     sizes = range(1, max_batch_size + 1)
     room = max(plans.size(size, size * max_pages + 1) for size in sizes)
@@ -88,7 +88,7 @@ def test_memory_for_all_sizes_holds_the_plan_of_each(num_kv_heads: int, max_batc
     [[30_000, *[100] * 20], [1152] * 128, [1152] * 8, [*range(1, 4000, 37)], [100] * 256],
     ids=lambda v: len(v),
 )
-def test_blocks_have_about_as_much_to_do(lengths: list[int]) -> None:
+def test_blocks_have_similar_work(lengths: list[int]) -> None:
     plans, num_rows = plan_of(8), len(lengths)
     plan = plans.build([sequence_of(n, 16, 0) for n in lengths], num_rows)
     first_items = items_of_blocks(plans, plan, num_rows)

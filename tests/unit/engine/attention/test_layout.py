@@ -1,4 +1,4 @@
-"""Page layout: sizes, the tensor view, and the tag that two workers compare."""
+"""Page layout: sizes, tensor view, and the tag that workers compare."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ from tandem.engine.kvcache.pool import CpuKvPool
 LAYOUT = KvHeadLayout(num_layers=3, page_size=4, num_kv_heads=2, head_dim=8, dtype="bfloat16")
 
 
-def test_a_page_is_one_piece_of_the_pool_s_memory() -> None:
+def test_page_is_contiguous_in_the_pool() -> None:
     pool = CpuKvPool(LAYOUT, 5, "layout")
     kv = LAYOUT.view(pool.memory)
     assert kv.shape == (5, 3, 2, 4, 2, 8) and kv.dtype is torch.bfloat16
@@ -22,7 +22,7 @@ def test_a_page_is_one_piece_of_the_pool_s_memory() -> None:
     assert pool.memory.any(dim=1).tolist() == [False, False, True, False, False]
 
 
-def test_tags_are_equal_where_everything_is() -> None:
+def test_tags_are_equal_only_for_equal_layouts() -> None:
     assert LAYOUT.tag == "kv-by-head/bfloat16/3x2x4x2x8"
     changes: dict[str, Any] = {
         "num_layers": 4,
@@ -36,7 +36,7 @@ def test_tags_are_equal_where_everything_is() -> None:
     assert len({layout.tag for layout in (LAYOUT, replace(LAYOUT), *others)}) == 1 + len(changes)
 
 
-def test_quantized_pages_have_a_byte_for_a_number_whatever_one_computes_in() -> None:
+def test_quantized_pages_take_a_byte_per_number_in_any_compute_dtype() -> None:
     quantized = replace(LAYOUT, quantized_to="float8_e4m3fn")
     pool = CpuKvPool(quantized, 5, "quantized-layout")
     assert quantized.page_bytes == LAYOUT.page_bytes // 2 == replace(quantized, dtype="float32").page_bytes

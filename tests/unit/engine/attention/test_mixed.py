@@ -25,7 +25,7 @@ _names = itertools.count()
 
 class Planned(PlannedAttention):
     def __init__(self, reference: ReferenceAttention, batch: Batch, asked: list[bool]) -> None:
-        """Args: asked: collects whether `out` was given, per call."""
+        """Args: asked: collects per call whether `out` was given."""
         self._reference = reference
         self._positions = [p for s in batch.sequences for p in range(s.cached_len, s.device_len)]
         self._asked = asked
@@ -39,7 +39,6 @@ class Planned(PlannedAttention):
         layer: int,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        # Each kind sees only its own tokens and positions.
         assert rotation.positions.tolist() == self._positions and len(qkv) == len(self._positions)
         assert qkv.is_contiguous()
         attended = self._reference.attend(qkv, rotation, qk_norm, layer)

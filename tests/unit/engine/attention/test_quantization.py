@@ -21,14 +21,14 @@ def through(numbers: list[float], scale: float = 1.0, dtype: str = "float32") ->
     return back[0].tolist()
 
 
-def test_the_nearest_is_taken_and_of_two_the_even_one() -> None:
+def test_rounding_is_to_nearest_even() -> None:
     assert through([0.0, 1.0, 1.05, 1.07, 1.0625, 1.1875, -3.3]) == [0.0, 1.0, 1.0, 1.125, 1.0, 1.25, -3.25]
     # The smallest number, and a number nearer to 0.
     assert through([2.0**-9, 2.0**-10.1, -(2.0**-9)]) == [2.0**-9, 0.0, -(2.0**-9)]
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.25, 3.0])
-def test_what_is_too_large_becomes_the_largest(scale: float) -> None:
+def test_overflow_saturates(scale: float) -> None:
     too_large = [448.1 * scale, 480.0 * scale, 1e30, math.inf]
     largest = [448.0 * scale] * 4
     assert through(too_large, scale) == largest
@@ -41,13 +41,13 @@ def test_nan_stays_nan() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("scale", [1.0, 0.037, 5.5])
-def test_the_error_is_a_sixteenth_at_most_whatever_the_scale(scale: float, dtype: str) -> None:
+def test_error_is_at_most_a_sixteenth_at_any_scale(scale: float, dtype: str) -> None:
     numbers = (torch.randn(4000, generator=torch.Generator().manual_seed(0)).abs() + 0.02) * scale * 10
     back = torch.tensor(through(numbers.tolist(), scale, dtype))
     assert ((back - numbers).abs() / numbers).max() <= 1 / 16 + (1 / 256 if dtype == "bfloat16" else 1e-6)
 
 
-def test_every_byte_comes_back_as_it_was() -> None:
+def test_every_byte_round_trips() -> None:
     quantizer = Quantizer(LAYOUT, 0.3, CPU)
     every = torch.arange(256, dtype=torch.uint8)
     numbers = quantizer.numbers(every)

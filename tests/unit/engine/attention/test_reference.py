@@ -20,7 +20,7 @@ NUM_LAYERS = 2
 HEAD_DIM = 16
 NUM_PAGES = 160
 _names = itertools.count()
-# Scales of quantized pages per layer, for queries, keys and values of about 1.
+# Page scales per layer, for queries, keys and values of about 1.
 SCALES = KvScales((0.01, 0.25), (0.3, 1.0))
 # (compute dtype, quantized page dtype).
 DTYPES = [("float32", ""), ("bfloat16", ""), ("float32", "float8_e4m3fn"), ("bfloat16", "float8_e4m3fn")]
@@ -60,7 +60,7 @@ def test_chunks_then_decode(page_size: int, num_q_heads: int, num_kv_heads: int,
     oracle.check("decode", {a: 1})
 
 
-def test_chunks_beside_what_is_decoded(dtypes: tuple[str, str]) -> None:
+def test_chunks_beside_decoded_sequences(dtypes: tuple[str, str]) -> None:
     oracle = Oracle(3, 4, 2, dtypes)
     a, b, c, d = oracle.add(30), oracle.add(23, spare_pages=2), oracle.add(9), oracle.add(40)
     oracle.check("prefill", {a: 27, c: 5})
@@ -106,7 +106,7 @@ def test_length_of_many_pages_beside_a_short_one(dtypes: tuple[str, str]) -> Non
     oracle.check("decode", {short: 1, long: 1})
 
 
-def test_quantized_pages_give_the_same_however_a_prompt_is_cut() -> None:
+def test_quantized_pages_do_not_depend_on_chunking() -> None:
     def outputs(cuts: list[int]) -> torch.Tensor:
         oracle = Oracle(16, 4, 2, ("float32", "float8_e4m3fn"))
         sequence = oracle.add(60)

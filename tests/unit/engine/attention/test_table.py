@@ -14,7 +14,7 @@ LAYOUT = KvHeadLayout(num_layers=2, page_size=16, num_kv_heads=2, head_dim=64, d
 
 
 @pytest.mark.parametrize("name", ATTENTION_BACKENDS.names)
-def test_a_backend_says_what_it_does_not_compute(name: str) -> None:
+def test_backend_reports_unsupported_models(name: str) -> None:
     if name not in ATTENTION_BACKENDS.for_device("cpu") and not HAS_CUDA_PACKAGES:
         pytest.skip("the packages for GPUs are not here")
     backend = ATTENTION_BACKENDS.load(name)

@@ -10,7 +10,7 @@ def hold(cache: CacheManager, token_ids: list[int], **kwargs: object) -> PageHan
     return handle
 
 
-def test_a_released_sequence_is_found_again() -> None:
+def test_released_sequence_is_cached() -> None:
     cache = CacheManager(8, 2)
     first = hold(cache, [1, 2, 3, 4, 5])
     cache.cache_pages(first, [1, 2, 3, 4, 5], 5)
@@ -38,7 +38,6 @@ def test_duplicates_are_remapped_before_they_are_freed() -> None:
     cache.cache_pages(first, tokens, 5)
     cache.cache_pages(second, tokens, 5)
     assert second.page_ids[:2] == first.page_ids[:2]
-    # The partial last page stays private to each request.
     assert second.page_ids[2] == own_pages[2] != first.page_ids[2]
     assert cache.num_free_pages == 4
     assert cache.check_integrity() == ""
@@ -60,7 +59,7 @@ def test_locked_pages_are_not_evicted_and_the_least_recently_used_go_first() -> 
     assert locked.cached_len == 2 and held.cached_len == 0
 
 
-def test_acquiring_evicts_nothing_if_it_cannot_succeed() -> None:
+def test_failed_acquire_evicts_nothing() -> None:
     cache = CacheManager(4, 2)
     handle = hold(cache, [1, 2])
     cache.cache_pages(handle, [1, 2], 2)
@@ -71,18 +70,18 @@ def test_acquiring_evicts_nothing_if_it_cannot_succeed() -> None:
     assert hold(cache, [5] * 8).cached_len == 0
 
 
-def test_the_match_is_locked_before_room_is_made_for_the_rest() -> None:
+def test_match_is_locked_before_eviction() -> None:
     cache = CacheManager(4, 2)
     handle = hold(cache, [1, 2, 3, 4])
     cache.cache_pages(handle, [1, 2, 3, 4], 4)
     cache.release_pages(handle)
-    # Two cached and two free pages: six tokens fit beside the match only.
+    # Two cached and two free pages: six tokens fit only beside the match.
     handle = hold(cache, [1, 2, 3, 4, 5, 6, 7, 8])
     assert handle.cached_len == 4
     assert len(set(handle.page_ids)) == 4
 
 
-def test_pages_wait_for_what_was_launched_with_them_before_they_are_freed() -> None:
+def test_pages_are_freed_after_their_launches() -> None:
     cache = CacheManager(4, 2)
     copies = [ManualCompletion(), ManualCompletion()]
     cache.release_pages(hold(cache, [1, 2, 3, 4, 5]), after=copies)
@@ -95,7 +94,7 @@ def test_pages_wait_for_what_was_launched_with_them_before_they_are_freed() -> N
     assert cache.num_free_pages == 4
 
 
-def test_what_is_cached_can_be_dropped_and_what_is_in_use_stays() -> None:
+def test_clearing_drops_cached_pages_but_keeps_used_ones() -> None:
     cache = CacheManager(8, 2)
     old, used = [1, 2, 3, 4], [1, 2, 7, 8]
     for tokens in (old, used):
@@ -122,12 +121,12 @@ def test_namespaces_share_nothing() -> None:
     assert cache.num_cached_pages == 4
     assert not set(cache.peek([1, 2, 3, 4])) & set(cache.peek([1, 2, 3, 4], "tenant"))
     assert cache.peek([1, 2, 3, 4], "nobody") == []
-    # Namespaces share one pool: their pages make room for each other.
+    # Namespaces share one pool and evict each other's pages.
     hold(cache, [5] * 16)
     assert cache.num_cached_pages == 0
 
 
-def test_namespaces_that_hold_nothing_are_forgotten() -> None:
+def test_empty_namespaces_are_forgotten() -> None:
     cache = CacheManager(8, 2)
     for i in range(100):
         cache.touch([1, 2, 3], f"tenant{i}")
@@ -143,7 +142,7 @@ def test_namespaces_that_hold_nothing_are_forgotten() -> None:
     assert cache.check_integrity() == ""
 
 
-def test_integrity_check_sees_what_is_wrong() -> None:
+def test_integrity_check_finds_errors() -> None:
     cache = CacheManager(4, 2)
     handle = hold(cache, [1, 2, 3])
     cache.cache_pages(handle, [1, 2, 3], 3)

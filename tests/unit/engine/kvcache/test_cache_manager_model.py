@@ -28,15 +28,16 @@ class Held:
     is_bounded: bool
 
     def prefix(self, page_index: int) -> tuple[object, ...]:
-        """Everything that a page's KV depends on."""
         return (self.namespace, *self.tokens[: (page_index + 1) * PAGE_SIZE])
 
     copies: list[ManualCompletion] = field(default_factory=list)
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Records every page's expected content and checks it at every reuse. This reveals a held page given out twice, or
-    a page found under other tokens."""
+    """Record each page's expected content and check it at every reuse.
+
+    This reveals a held page given out twice, or a page found under other tokens.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +96,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.held.append(held)
 
     def bounded_pages(self) -> set[int]:
-        """Pages under the ceiling, of handles and of pending operations."""
+        """Return the pages under the ceiling, of handles and of pending operations."""
         held = {p for h in self.held if h.is_bounded for p in h.handle.page_ids}
         return held | {p for pages, _, is_bounded in self.deferred if is_bounded for p in pages}
 

@@ -9,7 +9,7 @@ def acquire(cache: CacheManager, token_ids: list[int], ceiling: PageCeiling | No
     return cache.acquire_pages(token_ids, len(token_ids), max_cached_len=len(token_ids), ceiling=ceiling)
 
 
-def test_the_rest_of_the_pool_is_there_for_everybody_else() -> None:
+def test_rest_of_the_pool_is_free_for_other_handles() -> None:
     cache, ceiling = CacheManager(10, 2), PageCeiling(6)
     first = acquire(cache, [1] * 8, ceiling)
     assert first is not None and ceiling.num_pages == 4
@@ -19,7 +19,7 @@ def test_the_rest_of_the_pool_is_there_for_everybody_else() -> None:
     assert cache.check_integrity() == ""
 
 
-def test_what_several_share_counts_once() -> None:
+def test_shared_pages_count_once() -> None:
     cache, ceiling = CacheManager(10, 2), PageCeiling(5)
     first = acquire(cache, [1] * 8, ceiling)
     assert first is not None
@@ -32,7 +32,7 @@ def test_what_several_share_counts_once() -> None:
     assert ceiling.num_pages == 0
 
 
-def test_what_others_hold_counts_when_one_of_the_class_shares_it() -> None:
+def test_pages_of_other_handles_count_once_shared() -> None:
     cache, ceiling = CacheManager(10, 2), PageCeiling(4)
     other = acquire(cache, [1] * 8)
     assert other is not None
@@ -41,7 +41,7 @@ def test_what_others_hold_counts_when_one_of_the_class_shares_it() -> None:
     assert acquire(cache, [1] * 6 + [2], ceiling) is not None and ceiling.num_pages == 4
 
 
-def test_pages_count_until_nothing_runs_with_their_numbers() -> None:
+def test_pages_count_until_their_launches_end() -> None:
     cache, ceiling = CacheManager(10, 2), PageCeiling(4)
     first = acquire(cache, [1] * 8, ceiling)
     assert first is not None
@@ -55,7 +55,7 @@ def test_pages_count_until_nothing_runs_with_their_numbers() -> None:
     assert cache.check_integrity() == ""
 
 
-def test_a_count_that_has_gone_wrong_is_seen() -> None:
+def test_wrong_count_is_detected() -> None:
     cache, ceiling = CacheManager(10, 2), PageCeiling(4)
     handle = acquire(cache, [1] * 8, ceiling)
     assert handle is not None
@@ -63,7 +63,7 @@ def test_a_count_that_has_gone_wrong_is_seen() -> None:
     assert cache.check_integrity() == "the pages under a ceiling are counted wrongly"
 
 
-def test_pages_that_count_though_nobody_has_them_are_seen() -> None:
+def test_leaked_pages_are_detected() -> None:
     """Such pages would be lost to the class forever."""
     cache, ceiling = CacheManager(10, 2), PageCeiling(4)
     handle = acquire(cache, [1] * 8, ceiling)

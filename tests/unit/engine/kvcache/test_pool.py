@@ -1,12 +1,10 @@
-"""The CPU pool."""
-
 import pytest
 
 from tandem.engine.kvcache.pool import CpuKvPool
 from tests.fakes.page_layout import OpaqueLayout
 
 
-def test_a_pool_that_does_not_fit_says_so_in_numbers() -> None:
+def test_oversized_pool_reports_sizes() -> None:
     with pytest.raises(ValueError, match=r"10000000 pages of 16777216 bytes needs \d+ MiB, but only \d+ MiB"):
         CpuKvPool(OpaqueLayout(16, 2**24), 10_000_000, "too-large")
 

@@ -19,7 +19,7 @@ HEAP_SLACK, HEAP_PER_PAGE = 64, 4
 
 
 class Tree:
-    """A tree with one token per page, without locks unless a test adds them."""
+    """A tree with one token per page, unlocked by default."""
 
     def __init__(self, policy: Any) -> None:
         self.policy = policy
@@ -27,7 +27,6 @@ class Tree:
         self.num_added = 0
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Caches the missing pages of a path."""
         node = self.cache.match("", tokens, len(tokens))
         root = self.cache.lock_path(node)
         for token in tokens[len(self.cache.path_pages(node)) :]:
@@ -68,7 +67,7 @@ ACTIONS = st.one_of(
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(actions=st.lists(ACTIONS, max_size=40))
-def test_as_many_pages_come_out_as_are_unlocked(policy: type[EvictionPolicy], actions: list[tuple[str, Any]]) -> None:
+def test_every_unlocked_page_can_be_evicted(policy: type[EvictionPolicy], actions: list[tuple[str, Any]]) -> None:
     tree = Tree(policy())
     locked: list[RadixNode] = []
     for action, argument in [*actions, ("evict", 10**6)]:
@@ -87,15 +86,12 @@ def test_as_many_pages_come_out_as_are_unlocked(policy: type[EvictionPolicy], ac
             num_unlocked = sum(node.num_locks == 0 for node in before.values())
             evicted = tree.cache.evict(argument)
             assert len(evicted) == len(set(evicted)) == min(argument, num_unlocked)
-            # Only leaves without locks were evicted.
             assert set(before) - set(evicted) == set(tree.cached())
             assert all(before[page].num_locks == 0 and not before[page].children for page in evicted)
         tree.check()
 
 
 class Scripted(EvictionPolicy):
-    """Keys set by the test, by creation time."""
-
     def __init__(self) -> None:
         self.keys: dict[int, float] = {}
 
@@ -113,14 +109,14 @@ def three_pages() -> Tree:
     return tree
 
 
-def test_a_key_that_has_become_larger_counts_as_it_is_now() -> None:
+def test_increased_key_counts_at_once() -> None:
     tree = three_pages()
     tree.policy.keys |= {1: 2.5, 2: 9.0}
     assert tree.cache.evict(2) == [0, 2]
     assert tree.cache.evict(1) == [1]
 
 
-def test_a_key_that_has_become_smaller_counts_after_some_lookups() -> None:
+def test_decreased_key_counts_after_some_lookups() -> None:
     tree = three_pages()
     tree.policy.keys[3] = 0.0
     for _ in range(HEAP_SLACK + HEAP_PER_PAGE * 3):
@@ -129,7 +125,7 @@ def test_a_key_that_has_become_smaller_counts_after_some_lookups() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_many_lookups_and_evictions_leave_no_more_entries_than_pages_allow(policy: type[EvictionPolicy]) -> None:
+def test_heap_size_is_bounded_by_pages(policy: type[EvictionPolicy]) -> None:
     tree = Tree(policy())
     rng = random.Random(0)
     for step in range(3_000):

@@ -1,4 +1,4 @@
-"""Number of pages of a GPU's pool, from measured figures."""
+"""Number of pages in a GPU's pool, from measured figures."""
 
 from dataclasses import replace
 
@@ -17,23 +17,23 @@ def automatic(memory: DeviceMemory, fraction: float, max_model_len: int = 0) -> 
     return choose_num_pages(memory, LAYOUT, 0, fraction, max_model_len)
 
 
-def test_weights_graphs_and_pool_have_the_share_together() -> None:
+def test_weights_graphs_and_pool_share_the_fraction() -> None:
     # Of 70 GiB, weights and graphs take 17; one page is the dummy.
     assert automatic(MEMORY, 0.5) == 53 * PAGES_PER_GIB - 1
 
 
-def test_a_forward_has_room_whatever_the_share() -> None:
+def test_forward_has_room_at_any_fraction() -> None:
     assert automatic(MEMORY, 0.99) == 120 * PAGES_PER_GIB - 1
     assert automatic(replace(MEMORY, forward=20 * GIB), 0.99) == 102 * PAGES_PER_GIB - 1
     # If the fraction is the limit, a forward pass uses the remaining memory.
     assert automatic(replace(MEMORY, forward=20 * GIB), 0.5) == automatic(MEMORY, 0.5)
 
 
-def test_what_other_processes_have_is_not_taken() -> None:
+def test_memory_of_other_processes_is_left_alone() -> None:
     assert automatic(replace(MEMORY, free=33 * GIB), 0.88) == 30 * PAGES_PER_GIB - 1
 
 
-def test_a_share_that_leaves_nothing_is_refused_with_the_figures() -> None:
+def test_fraction_without_room_is_refused_with_figures() -> None:
     with pytest.raises(ValueError) as refused:
         automatic(MEMORY, 0.1)
     message = str(refused.value)
@@ -61,7 +61,7 @@ def test_a_pool_must_hold_the_longest_sequence() -> None:
         automatic(MEMORY, share, holds * 16 + 1)
 
 
-def test_a_larger_share_is_not_advised_where_others_have_the_memory() -> None:
+def test_larger_fraction_is_not_advised_when_others_use_the_memory() -> None:
     with pytest.raises(ValueError) as refused:
         automatic(replace(MEMORY, free=4 * GIB), 0.88, 131072)
     assert str(refused.value).endswith(
@@ -69,7 +69,7 @@ def test_a_larger_share_is_not_advised_where_others_have_the_memory() -> None:
     )
 
 
-def test_a_number_of_pages_that_is_asked_for_is_limited_by_the_memory_alone() -> None:
+def test_requested_page_count_is_limited_only_by_memory() -> None:
     most = 120 * PAGES_PER_GIB - 1
     assert choose_num_pages(MEMORY, LAYOUT, most, 0.1, 10**9) == most
     with pytest.raises(ValueError, match=rf"need 120\.0 GiB, but there is room for 120\.0: .*at most {most}"):

@@ -1,4 +1,4 @@
-"""FP8 projections in plain torch: numbers computed by hand, and rejected shapes."""
+"""FP8 projections in plain torch, by hand, and rejected shapes."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def make(weights: Any, inputs: Any, out_sizes: list[int], in_size: int, bias: bo
 
 
 def test_rounding() -> None:
-    # Near 448, FP8's largest number, steps are 32; near 1 they are 1/8.
+    # Near 448, FP8's maximum, steps are 32; near 1 they are 1/8.
     x = torch.tensor([[448.0, 430.0, -1.06, 1.07, 2**-9, 2**-11, 0.0, 600.0]])
     rounded = as_quantized(x, "static", torch.ones(1))
     assert rounded.tolist() == [[448.0, 416.0, -1.0, 1.125, 2**-9, 0.0, 0.0, 448.0]]

@@ -83,7 +83,7 @@ def test_gated_products_up_to_a_limit(kind: Kind, limit: int) -> None:
     assert tile_for(Product(kind, limit + 1, 14336, 4096, is_gated=True), H200) is None
 
 
-def test_what_tiles_do_not_divide_is_left_to_the_library() -> None:
+def test_indivisible_matrices_use_the_library() -> None:
     for product in (Product("channel", 32, 4112, 4096), Product("channel", 32, 4096, 4112)):
         assert tile_for(product, H200) is None
 
@@ -130,9 +130,7 @@ def test_gated_tiles_of_many_tokens_divide_matrices_and_are_mostly_full(name: st
         ("0.6B", 16384, 128),
     ],
 )
-def test_gated_products_of_many_tokens_go_where_they_were_fastest(
-    name: str, num_tokens: int, outputs: int | None
-) -> None:
+def test_gated_products_of_many_tokens_use_the_fastest_kernel(name: str, num_tokens: int, outputs: int | None) -> None:
     tile = gated_tile_for(gated(name, num_tokens), H200)
     assert (tile.outputs if tile else None) == outputs
 

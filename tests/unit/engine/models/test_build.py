@@ -1,5 +1,3 @@
-"""The model class of an architecture."""
-
 import pytest
 
 from tandem.choices import Choices

@@ -1,5 +1,3 @@
-"""Accepted and rejected config.json files."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -137,7 +135,7 @@ def test_reads_mistral(tmp_path: Path, changes: dict[str, Any]) -> None:
     )
 
 
-# A window as long as the context is accepted even if enabled.
+# A window as long as the context has no effect, so it is accepted.
 @pytest.mark.parametrize("changes", [{}, {"use_sliding_window": True}, {"layer_types": ["full_attention"] * 24}])
 def test_reads_qwen2(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert read_config(tmp_path, QWEN2_5_0_5B, **changes) == ModelConfig(

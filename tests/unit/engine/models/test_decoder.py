@@ -32,13 +32,13 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-# Differences between the checkpoints; the rest is in `make_checkpoint`.
+# Settings that differ between the checkpoints; `make_checkpoint` has the rest.
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama_tied_llama3": {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE},
     "llama_group_of_3": {"hidden_size": 96, "num_attention_heads": 6, "head_dim": 16, "num_hidden_layers": 3},
     "llama_biased_wide_heads": {"attention_bias": True, "mlp_bias": True, "head_dim": 32},
-    # The longest sequence below has as many tokens as the window, the most without an effect.
+    # The window is as long as the longest sequence below, the largest size without an effect.
     "mistral_wide_window": {"sliding_window": 153, "max_position_embeddings": 153},
     "mistral_tied_wide_heads": {"sliding_window": None, "tie_word_embeddings": True, "head_dim": 32},
     "qwen2": {},
@@ -80,7 +80,7 @@ def make_checkpoint(path: Path, variant: str, max_shard_size: str = "1GB") -> Ch
     config = AutoConfig.for_model(variant.partition("_")[0], **settings)
     reference = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
-        # Far from initial values, where norms and biases have no effect and logits are alike.
+        # Far from initial values, at which norms and biases have no effect and logits are alike.
         for name, parameter in reference.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
     reference.save_pretrained(path, max_shard_size=max_shard_size)
@@ -98,8 +98,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 class Runner:
-    """A model with a pool of scattered pages."""
-
     def __init__(self, model: Model, page_size: int = 16, dtype: str = "float32") -> None:
         config = model.config
         layout = KvHeadLayout.of(config, page_size, dtype)
@@ -111,7 +109,7 @@ class Runner:
         random.Random(1).shuffle(self._free)
 
     def sequence(self, token_ids: list[int], max_len: int = 0, prefix: Iterable[int] = ()) -> TokenSequence:
-        """A sequence whose first pages are `prefix`, already computed."""
+        """Return a sequence whose first pages, `prefix`, are already computed."""
         pages = list(prefix)
         cached_len = len(pages) * self.pool.layout.page_size
         while len(pages) < self.pool.layout.num_pages_for(max(max_len, len(token_ids))):
@@ -146,7 +144,7 @@ def random_ids(num_tokens: int, seed: int = 0) -> list[int]:
 
 
 def expected_logits(reference: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
-    """transformers' logits after the last token: (vocab_size,) float32."""
+    """Return transformers' logits after the last token: (vocab_size,) float32."""
     with torch.inference_mode():
         return reference(torch.tensor([token_ids])).logits[0, -1].float()
 
@@ -203,7 +201,7 @@ def test_one_forward_of_decoding_and_prompts_matches_transformers(checkpoint: Ch
         assert_logits(logits, checkpoint.reference, sequences if step == 2 else [a, b])
 
 
-def test_only_wanted_rows_come_out_and_all_keys_and_values_are_written(checkpoint: Checkpoint) -> None:
+def test_only_wanted_rows_are_output_but_all_kv_is_written(checkpoint: Checkpoint) -> None:
     model = checkpoint.load(torch.float32)
     runner = Runner(model)
     sequences = [runner.sequence(random_ids(n, seed=n)) for n in (7, 20)]
@@ -262,7 +260,7 @@ def test_bfloat16_is_as_exact_as_transformers(checkpoint: Checkpoint) -> None:
     assert our_error.max() <= 2 * their_error.max()
 
 
-def test_sharded_checkpoint_loads_alike(plain: Checkpoint, tmp_path: Path) -> None:
+def test_sharded_checkpoint_loads_the_same_weights(plain: Checkpoint, tmp_path: Path) -> None:
     sharded = make_checkpoint(tmp_path, "llama", max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     prompt = random_ids(30)
@@ -273,7 +271,7 @@ def test_sharded_checkpoint_loads_alike(plain: Checkpoint, tmp_path: Path) -> No
     assert torch.equal(*logits)
 
 
-def test_parameters_are_what_the_checkpoint_holds(checkpoint: Checkpoint) -> None:
+def test_parameters_match_the_checkpoint(checkpoint: Checkpoint) -> None:
     model = checkpoint.load(torch.bfloat16)
     loaded, held = dict(model.named_parameters()), dict(checkpoint.weights())
     assert loaded.keys() == held.keys()

@@ -67,7 +67,7 @@ def test_refuses_other_tensors(name: str, tensor: torch.Tensor | None, message: 
         ({"mlp_bias": True}, "model.layers.0.mlp.down_proj.bias"),
     ],
 )
-def test_refuses_to_go_without_what_its_architecture_has(changes: dict[str, Any], name: str) -> None:
+def test_refuses_checkpoints_without_required_tensors(changes: dict[str, Any], name: str) -> None:
     model = make_model(**changes)
     weights = make_weights(model)
     model.load_weights(weights.items())

@@ -22,7 +22,7 @@ SERVED = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_reads_what_is_served(kind: str) -> None:
+def test_reads_supported_schemes(kind: str) -> None:
     found = read_quantization({"quantization_config": KINDS[kind]})
     assert found is not None and not found.at_load
     assert (found.weights, found.inputs, found.scale_name) == SERVED[kind]
@@ -98,6 +98,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("config", "message"), REFUSED.values(), ids=REFUSED)
-def test_refuses_what_is_not(config: Any, message: str) -> None:
+def test_refuses_unsupported_schemes(config: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_quantization({"quantization_config": config})

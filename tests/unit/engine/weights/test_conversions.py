@@ -55,7 +55,6 @@ def convert(source: Path, out: Path, on_progress: object = None) -> None:
 
 @pytest.fixture
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Files converted by this process."""
     converted: list[Path] = []
 
     def count(source: Path, out: Path, on_progress: object) -> None:
@@ -116,9 +115,7 @@ def test_all_copies_of_a_file_share_one_model(tmp_path: Path, conversions: list[
     assert len(conversions) == 2
 
 
-def test_a_file_that_was_seen_before_is_not_read_again(
-    tmp_path: Path, conversions: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_known_file_is_not_read_again(tmp_path: Path, conversions: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     cache = ConversionCache(tmp_path / "cache")
     source = gguf_file(tmp_path / "tiny.gguf")
     path = cache.get(source)
@@ -126,7 +123,7 @@ def test_a_file_that_was_seen_before_is_not_read_again(
     assert cache.get(source) == path
 
 
-def test_the_cache_is_where_the_environment_says(
+def test_environment_sets_the_cache_directory(
     tmp_path: Path, conversions: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = gguf_file(tmp_path / "tiny.gguf")
@@ -155,7 +152,7 @@ def test_of_two_processes_one_converts_and_the_other_waits(tmp_path: Path, proce
     assert (tmp_path / "conversions").read_text() == "one\n"
 
 
-def test_what_a_killed_process_left_half_written_is_neither_used_nor_kept(
+def test_partial_files_of_a_killed_process_are_removed(
     tmp_path: Path, process: Processes, conversions: list[Path]
 ) -> None:
     cache = ConversionCache(tmp_path / "cache")
@@ -176,9 +173,7 @@ def test_what_a_killed_process_left_half_written_is_neither_used_nor_kept(
     assert not left[0].exists()
 
 
-def test_what_a_running_process_holds_is_not_cleared(
-    tmp_path: Path, process: Processes, conversions: list[Path]
-) -> None:
+def test_files_held_by_a_process_are_not_cleared(tmp_path: Path, process: Processes, conversions: list[Path]) -> None:
     cache = ConversionCache(tmp_path / "cache")
     (tmp_path / "go").touch()
     holder = process(gguf_file(tmp_path / "used.gguf"))
@@ -193,7 +188,7 @@ def test_what_a_running_process_holds_is_not_cleared(
     assert cache.conversions() == []
 
 
-def test_what_is_cleared_just_before_it_is_held_is_made_again(
+def test_model_cleared_before_it_is_held_is_made_again(
     tmp_path: Path, conversions: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = ConversionCache(tmp_path / "cache")
@@ -215,7 +210,7 @@ def test_what_is_cleared_just_before_it_is_held_is_made_again(
     assert len(cache.clear()) == 1
 
 
-def test_other_things_in_the_directory_stay(tmp_path: Path, conversions: list[Path]) -> None:
+def test_other_files_in_the_directory_stay(tmp_path: Path, conversions: list[Path]) -> None:
     cache = ConversionCache(tmp_path)
     cache.get(gguf_file(tmp_path / "tiny.gguf"))
     others = [tmp_path / "notes-0123456789ab", tmp_path / "model-cafe", tmp_path / ".hidden"]
@@ -228,7 +223,7 @@ def test_other_things_in_the_directory_stay(tmp_path: Path, conversions: list[Pa
     assert (tmp_path / "tiny.gguf").exists()
 
 
-def test_a_link_in_the_cache_is_nobody_s_model(tmp_path: Path, conversions: list[Path]) -> None:
+def test_symlink_in_the_cache_is_not_used(tmp_path: Path, conversions: list[Path]) -> None:
     cache = ConversionCache(tmp_path / "cache")
     path = cache.get(gguf_file(tmp_path / "tiny.gguf"))
     kept = tmp_path / "kept"
@@ -238,7 +233,7 @@ def test_a_link_in_the_cache_is_nobody_s_model(tmp_path: Path, conversions: list
     assert (kept / "config.json").exists()
 
 
-def test_a_lock_is_no_way_to_another_file(tmp_path: Path, conversions: list[Path]) -> None:
+def test_lock_is_not_followed_to_another_file(tmp_path: Path, conversions: list[Path]) -> None:
     cache, source = ConversionCache(tmp_path / "cache"), gguf_file(tmp_path / "tiny.gguf")
     digest = cache.get(source).name.rpartition("-")[2]
     cache.clear()
@@ -249,7 +244,7 @@ def test_a_lock_is_no_way_to_another_file(tmp_path: Path, conversions: list[Path
     assert precious.read_bytes() == b"GGUF"
 
 
-def test_a_hidden_file_s_model_is_no_secret(tmp_path: Path, conversions: list[Path]) -> None:
+def test_model_of_a_hidden_file_is_visible(tmp_path: Path, conversions: list[Path]) -> None:
     cache = ConversionCache(tmp_path / "cache")
     path = cache.get(gguf_file(tmp_path / ".tiny.gguf"))
     assert [conversion.path for conversion in cache.conversions()] == [path]

@@ -1,4 +1,4 @@
-"""A fingerprint tells any two sets of loaded weights apart, and nothing else."""
+"""Fingerprints distinguish any two sets of loaded weights, and nothing else."""
 
 import os
 from collections.abc import Callable
@@ -70,9 +70,7 @@ def test_any_bit_of_any_tensor_counts(model_dir: str, dtype: torch.dtype) -> Non
         "it is zero": lambda w: w.zero_(),
     }.values(),
 )
-def test_changes_that_cancel_out_in_a_plain_sum_count(
-    model_dir: str, change: Callable[[torch.Tensor], torch.Tensor]
-) -> None:
+def test_changes_with_an_equal_sum_count(model_dir: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     model = load(model_dir)
     first = model_fingerprint(model)
     with torch.inference_mode():
@@ -91,14 +89,14 @@ def test_neither_memory_nor_pieces_matter(
 ) -> None:
     weight = torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(1))
     sums = fingerprint._row_sums(weight)
-    # The same numbers in column order, as the engine keeps matrices on a CPU.
+    # In column order, as the engine keeps matrices on a CPU.
     assert torch.equal(fingerprint._row_sums(weight.transpose(0, -1).contiguous().transpose(0, -1)), sums)
     for num_elements in (1, 64, 2000):
         monkeypatch.setattr(fingerprint, "_CHUNK_ELEMENTS", {"cpu": num_elements})
         assert torch.equal(fingerprint._row_sums(weight), sums)
 
 
-def test_the_configuration_counts_as_far_as_it_is_followed(tmp_path: Path, model_dir: str) -> None:
+def test_only_effective_configuration_counts(tmp_path: Path, model_dir: str) -> None:
     config = Path(model_dir) / "config.json"
     first, text = model_fingerprint(load(model_dir)), config.read_text()
     config.write_text(text.replace("{", '{"rope_theta": 12345.0, ', 1))

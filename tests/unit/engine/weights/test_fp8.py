@@ -34,7 +34,7 @@ _names = itertools.count()
 
 
 def load(path: Path, how: str = "auto", *, keeps_fp8: bool = False) -> Model:
-    """Args: keeps_fp8: a model with FP8 weights and quantized inputs, in plain torch."""
+    """Args: keeps_fp8: keep FP8 weights and quantized inputs, in plain torch."""
     config = ModelConfig.from_dir(path).quantized(how)
     if keeps_fp8:
         model: Model = DecoderModel(config, torch.float32, CPU, TorchOps())
@@ -45,7 +45,7 @@ def load(path: Path, how: str = "auto", *, keeps_fp8: bool = False) -> Model:
 
 
 def logits_of(model: Model, token_ids: list[int]) -> torch.Tensor:
-    """After each token: (num_tokens, vocab_size)."""
+    """Return the logits after each token: (num_tokens, vocab_size)."""
     layout = KvHeadLayout.of(model.config, 16, "float32")
     pool = CpuKvPool(layout, 8, f"test-fp8-{next(_names)}")
     try:
@@ -74,12 +74,12 @@ def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_logits_are_those_of_the_weights_that_it_stands_for(tmp_path: Path, kind: str, family: str) -> None:
+def test_logits_match_the_dequantized_weights(tmp_path: Path, kind: str, family: str) -> None:
     reference = make_model(family, tie_word_embeddings=family == "qwen3")
     save_fp8(reference, tmp_path, kind)
     expected = reference_logits(reference)
     assert difference(logits_of(load(tmp_path), tokens()), expected) < 1e-5
-    # Quantized inputs change the result: eight products round their inputs to 3 bits of mantissa, by 3 % on average.
+    # Eight products round their inputs to 3 bits of mantissa, by 3 % on average.
     quantised = difference(logits_of(load(tmp_path, keeps_fp8=True), tokens()), expected)
     assert 0.03 < quantised < 0.15
 
@@ -102,7 +102,6 @@ def test_plain_weights_become_fp8_when_they_are_loaded(tmp_path: Path) -> None:
     assert 0.03 < difference(logits_of(model, tokens()), expected) < 0.15
     kept = load(tmp_path, "fp8", keeps_fp8=True)
     assert 0.03 < difference(logits_of(kept, tokens()), logits_of(model, tokens())) < 0.15
-    # Weights that are FP8 already stay unchanged.
     save_fp8(reference, tmp_path / "quantised", "blocks")
     config = ModelConfig.from_dir(tmp_path / "quantised")
     assert config.quantized("fp8") == config
@@ -121,7 +120,7 @@ def test_projections_of_one_matrix_keep_their_own_scales(tmp_path: Path) -> None
         assert (held[f"{name}.weight_scale"] == tensors[f"{name}.weight_scale"]).all()
 
 
-def test_modules_that_are_ignored_stay_plain(tmp_path: Path) -> None:
+def test_ignored_modules_stay_plain(tmp_path: Path) -> None:
     reference = make_model("llama")
     ignored = ("model.layers.0.self_attn.o_proj", UP, UP.replace("up", "gate"))
     save_fp8(reference, tmp_path, "channels_dynamic", ignored)
@@ -129,7 +128,6 @@ def test_modules_that_are_ignored_stay_plain(tmp_path: Path) -> None:
     held = dict(load(tmp_path, keeps_fp8=True).named_parameters())
     fp8 = {name.removesuffix(".weight") for name, tensor in held.items() if tensor.dtype is FP8_DTYPE}
     assert not fp8 & set(ignored) and len(fp8) == 2 * 7 - 3
-    # A matrix has one kind.
     save_fp8(make_model("llama"), tmp_path, "channels_dynamic", (UP,))
     with pytest.raises(ValueError, match=r"must ignore all or none of .*gate_proj, model\.layers\.1\.mlp\.up_proj"):
         load(tmp_path, keeps_fp8=True)
@@ -175,7 +173,7 @@ def test_refuses_malformed_checkpoints(
             load(tmp_path, keeps_fp8=keeps_fp8)
 
 
-def test_refuses_fp8_where_the_configuration_says_otherwise(tmp_path: Path) -> None:
+def test_refuses_fp8_against_the_configuration(tmp_path: Path) -> None:
     save_fp8(make_model("llama"), tmp_path, "channels_dynamic")
     config: dict[str, Any] = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"]["ignore"].append(UP)
@@ -188,7 +186,7 @@ def test_refuses_fp8_where_the_configuration_says_otherwise(tmp_path: Path) -> N
         load(tmp_path)
 
 
-def test_refuses_matrices_that_blocks_do_not_divide(tmp_path: Path) -> None:
+def test_refuses_matrices_not_divisible_into_blocks(tmp_path: Path) -> None:
     save_fp8(make_model("llama"), tmp_path, "channels_dynamic")
     config = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"] = KINDS["fp8_blocks"]
@@ -233,7 +231,7 @@ def test_scales_of_kv_caches_are_left_out(tmp_path: Path) -> None:
     assert difference(logits_of(load(tmp_path), tokens()), reference_logits(reference)) < 1e-5
 
 
-def test_dummies_are_of_the_size_of_other_weights(tmp_path: Path) -> None:
+def test_dummy_weights_have_typical_sizes(tmp_path: Path) -> None:
     make_model("llama").config.save_pretrained(tmp_path)
     for kind in ("fp8_static", "fp8_blocks"):
         config = json.loads((tmp_path / "config.json").read_text())

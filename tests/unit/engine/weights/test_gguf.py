@@ -42,7 +42,7 @@ METADATA: dict[str, Any] = {
 
 
 def huggingface_weights() -> dict[str, np.ndarray]:
-    """Random untied weights of a tiny Llama under their Hugging Face names."""
+    """Return random untied weights of a tiny Llama under their Hugging Face names."""
     shapes = {
         "model.embed_tokens.weight": (len(TOKENS), HIDDEN),
         "model.norm.weight": (HIDDEN,),
@@ -68,7 +68,7 @@ def huggingface_weights() -> dict[str, np.ndarray]:
 
 
 def gguf_tensors(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same weights in GGUF order: rows 2i and 2i + 1 of a head were i and i + head_dim / 2."""
+    """Return the weights in GGUF order: rows 2i and 2i + 1 of a head were i and i + head_dim / 2."""
     names = {
         "model.embed_tokens": "token_embd",
         "model.norm": "output_norm",
@@ -96,7 +96,7 @@ def gguf_tensors(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def write_gguf(
     path: Path, metadata: dict[str, Any] | None = None, tensors: dict[str, np.ndarray | None] | None = None
 ) -> Path:
-    """Writes a tiny Llama as GGUF with replaced metadata and tensors (None: left out)."""
+    """Write a tiny Llama as GGUF with replaced metadata and tensors (None: left out)."""
     merged_metadata = METADATA | (metadata or {})
     writer = gguf.GGUFWriter(path, merged_metadata.pop("general.architecture", "llama"))
     adders: dict[type, Callable[..., None]] = {
@@ -124,7 +124,7 @@ def read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
-def test_a_tiny_gguf_gives_back_the_original_weights_and_configuration(tmp_path: Path) -> None:
+def test_tiny_gguf_restores_weights_and_configuration(tmp_path: Path) -> None:
     stages: list[str] = []
     source = write_gguf(tmp_path / "tiny.gguf", {"tokenizer.chat_template": "hello"})
     convert_gguf(source, tmp_path / "cache" / "tiny", lambda stage, fraction: stages.append(stage))
@@ -157,7 +157,7 @@ def test_a_missing_output_tensor_means_tied_embeddings(tmp_path: Path) -> None:
 
 
 def llama3_factors(factor: float) -> np.ndarray:
-    """Llama 3's published rule, one frequency at a time."""
+    """Return Llama 3's published factors, one frequency at a time."""
     factors = []
     for pair in range(HEAD_DIM // 2):
         wavelength = 2 * np.pi * 500_000.0 ** (2 * pair / HEAD_DIM)
@@ -209,7 +209,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, np.ndarray | None], str]] = 
 
 
 @pytest.mark.parametrize(("metadata", "tensors", "message"), REFUSALS.values(), ids=REFUSALS)
-def test_what_would_run_wrongly_is_refused(
+def test_unsupported_gguf_is_refused(
     tmp_path: Path, metadata: dict[str, Any], tensors: dict[str, np.ndarray | None], message: str
 ) -> None:
     source = write_gguf(tmp_path / "odd.gguf", metadata, tensors)
@@ -219,7 +219,7 @@ def test_what_would_run_wrongly_is_refused(
     assert list(tmp_path.iterdir()) == [source]
 
 
-def test_what_is_no_gguf_is_refused(tmp_path: Path) -> None:
+def test_invalid_gguf_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such GGUF file"):
         convert_gguf(tmp_path / "absent.gguf", tmp_path / "out")
     (tmp_path / "text.gguf").write_text("hello")
@@ -232,7 +232,7 @@ def test_what_is_no_gguf_is_refused(tmp_path: Path) -> None:
             convert_gguf(tmp_path / "cut.gguf", tmp_path / "out")
 
 
-def test_an_output_directory_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_output_directory_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "diary.txt").write_text("mine")
     with pytest.raises(ValueError, match="cannot write the converted model"):
@@ -260,7 +260,7 @@ def packaged_gguf() -> Path:
     return Path(spec.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
-def test_smollm2_weights_equal_those_of_transformers(
+def test_smollm2_weights_match_transformers(
     smollm2_dir: Path, packaged_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM

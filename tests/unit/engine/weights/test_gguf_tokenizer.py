@@ -1,5 +1,3 @@
-"""The tokenizer of a GGUF file."""
-
 from typing import Any
 
 import pytest

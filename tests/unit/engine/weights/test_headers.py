@@ -133,13 +133,13 @@ def test_a_malformed_header_is_refused_in_one_line(tmp_path: Path, header: Any, 
         ((3).to_bytes(8, "little") + b"{}", "its header is longer than the file: 3 bytes"),
     ],
 )
-def test_a_file_that_cannot_hold_its_header_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_file_shorter_than_its_header_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         tensor_names(tmp_path / "model.safetensors")
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^cannot read .*/absent: No such file or directory$"):
         tensor_names(tmp_path / "absent")
 
@@ -156,7 +156,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_a_header_takes_is_bounded(tmp_path: Path, header: bytes, most_bytes: int) -> None:
+def test_header_memory_is_bounded(tmp_path: Path, header: bytes, most_bytes: int) -> None:
     path = write(tmp_path / "model.safetensors", header)
     tracemalloc.start()
     try:
@@ -167,7 +167,7 @@ def test_what_a_header_takes_is_bounded(tmp_path: Path, header: bytes, most_byte
         tracemalloc.stop()
 
 
-def test_a_tensor_that_the_index_names_must_be_there(tmp_path: Path) -> None:
+def test_missing_indexed_tensor_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "model.safetensors", HEADER)
     assert tensor_names(path, frozenset("a")) == ["a", "b"]
     with pytest.raises(ValueError, match=r"model.safetensors lacks 2 tensors, for example 'c'$"):
@@ -175,7 +175,7 @@ def test_a_tensor_that_the_index_names_must_be_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("weight_map", [{"a": 3}, {"a": ["x"]}, {"a": None}, {"a": {}}])
-def test_an_index_that_names_no_file_is_refused(tmp_path: Path, weight_map: object) -> None:
+def test_malformed_index_is_refused(tmp_path: Path, weight_map: object) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(ValueError, match=r"index.json: weight_map must name a file for 'a'"):
@@ -230,7 +230,7 @@ def changed(changes: list[tuple[str, str, int, Any]]) -> dict[str, Any]:
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(HEADERS | CHANGES.map(changed), st.binary(max_size=3), st.integers(0, 2), st.sampled_from([0, 8]))
-def test_what_is_accepted_is_what_the_library_reads(
+def test_accepted_headers_match_the_library(
     tmp_path: Path, header: dict[str, Any], noise: bytes, where: int, num_missing: int
 ) -> None:
     content = bytearray(json.dumps(header).encode())
@@ -244,7 +244,7 @@ def test_what_is_accepted_is_what_the_library_reads(
         return
     try:
         with safe_open(path, framework="pt") as file:
-            # Tensors without bytes may begin at one place.
+            # Tensors without bytes may share their offset.
             assert sorted(names) == sorted(file.offset_keys())
     except SafetensorError:
         # The library may be stricter; the loader then reports it like any unreadable file.

@@ -25,7 +25,7 @@ PROMPT = list(range(1, 31))
 
 @pytest.fixture
 def checkpoint(model_dir: str) -> Callable[..., str]:
-    """Writes a checkpoint of the tiny model with these tensors added and returns its path."""
+    """Write a checkpoint of the tiny model with the given tensors added; return its path."""
     model = build_model(ModelConfig.from_dir(Path(model_dir)), torch.float32, torch.device("cpu"))
     shapes = [(name, tuple(weight.shape), weight.dtype) for name, weight in model.named_parameters()]
 
@@ -52,7 +52,7 @@ def page_format(engine: Engine) -> PageFormat:
 
 
 def written(engine: Engine) -> torch.Tensor:
-    """Returns a prompt's keys and values in its pages: (num_layers, 2, num_tokens, num_kv_heads, head_dim)."""
+    """Return a prompt's KV in its pages: (num_layers, 2, num_tokens, num_kv_heads, head_dim)."""
     sequence = TokenSequence(PROMPT, len(PROMPT), [2, 1])
     sequence.extend(len(PROMPT))
     engine.forward(Batch("prefill", [sequence])).token_ids()
@@ -62,21 +62,20 @@ def written(engine: Engine) -> torch.Tensor:
     return torch.cat(tuple(pages), dim=2)[:, :, : len(PROMPT)]
 
 
-def test_names_of_several_kinds_are_read_and_layers_without_have_one(checkpoint: Callable[..., str]) -> None:
+def test_scale_names_are_read_and_missing_ones_default_to_one(checkpoint: Callable[..., str]) -> None:
     layer_0, layer_1 = "model__layers__0__self_attn__", "model__layers__1__self_attn__"
     scales = {f"{layer_0}k_scale": 0.5, f"{layer_0}v_scale": 2.0, f"{layer_1}v_proj__v_scale": 0.125}
     exact = written(build(checkpoint(**scales), "auto"))
     in_pages = written(build(checkpoint(**scales), "fp8_e4m3"))
     stand_for = in_pages * torch.tensor([[0.5, 2.0], [1.0, 0.125]])[:, :, None, None, None]
-    # The first layer's inputs are exact, so numbers not next to 0 are off by a sixteenth at most.
+    # The first layer's inputs are exact, so numbers away from 0 are off by a sixteenth at most.
     first, first_exact = stand_for[0], exact[0]
     assert ((first - first_exact).abs() <= first_exact.abs() / 16 + 2.0**-9).all()
     assert (stand_for[1] - exact[1]).norm() < 0.1 * exact[1].norm()
-    # The scales have an effect.
     assert not torch.equal(in_pages, written(build(checkpoint(), "fp8_e4m3")))
 
 
-def test_scales_are_part_of_what_two_workers_compare(checkpoint: Callable[..., str]) -> None:
+def test_scales_are_part_of_the_compared_format(checkpoint: Callable[..., str]) -> None:
     name = "model__layers__1__self_attn__k_proj__k_scale"
     plain, one, two = checkpoint(), {name: 1.0}, {name: 2.0}
     without = page_format(build(plain, "fp8_e4m3"))
@@ -85,7 +84,7 @@ def test_scales_are_part_of_what_two_workers_compare(checkpoint: Callable[..., s
     assert "models differ" in other.mismatch(without, "the sender", "the receiver")
 
 
-def test_pages_of_other_dtypes_are_refused_by_a_message_that_names_the_option(checkpoint: Callable[..., str]) -> None:
+def test_other_page_dtypes_are_refused_with_the_option(checkpoint: Callable[..., str]) -> None:
     model_dir = checkpoint(model__layers__0__self_attn__k_scale=0.5)
     wide, narrow = (page_format(build(model_dir, name)) for name in ("auto", "fp8_e4m3"))
     assert wide.page_bytes == 4 * narrow.page_bytes
@@ -109,13 +108,13 @@ def test_pages_of_other_dtypes_are_refused_by_a_message_that_names_the_option(ch
         ({"model.layers.0.self_attn.k_scale": [1.0, 2.0]}, "has 2 scales; supported is one for a layer"),
     ],
 )
-def test_what_is_no_scale_is_refused(tensors: dict[str, object], message: str) -> None:
+def test_invalid_scales_are_refused(tensors: dict[str, object], message: str) -> None:
     reader = ScaleReader(2)
     with pytest.raises(ValueError, match=message):
         list(reader.without_scales((name, torch.tensor(value)) for name, value in tensors.items()))
 
 
-def test_other_tensors_pass() -> None:
+def test_other_tensors_are_accepted() -> None:
     reader = ScaleReader(3)
     scale = torch.tensor([0.25], dtype=torch.bfloat16)
     others = ["model.layers.0.self_attn.q_scale", "model.layers.0.self_attn.k_proj.v_scale", "lm_head.weight"]

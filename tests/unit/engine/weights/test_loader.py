@@ -1,5 +1,3 @@
-"""Loading of safetensors checkpoints and dummy weights."""
-
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -73,8 +71,6 @@ def test_dummy_weights_depend_on_name_and_seed_alone() -> None:
 
 
 class RecordingModel(Model):
-    """Records its weights."""
-
     config = LLAMA_8B
 
     def __init__(self, shapes: list[tuple[str, tuple[int, ...], torch.dtype]]) -> None:
@@ -97,9 +93,7 @@ class RecordingModel(Model):
 
 
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
-def test_loading_tells_how_many_bytes_of_how_many(
-    load_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_reports_progress_in_bytes(load_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shape: tuple[int, ...] = (2000, 1000)
     shapes = [(name, shape, torch.float32) for name in ("a.weight", "b.weight", "c.weight")]
     save_file({name: torch.ones(shape) for name, shape, _ in shapes}, tmp_path / "model.safetensors")
@@ -109,7 +103,6 @@ def test_loading_tells_how_many_bytes_of_how_many(
     load_weights(model, tmp_path, load_format, None, torch.device("cpu"), told.append)
     assert sorted(model.weights) == ["a.weight", "b.weight", "c.weight"]
     assert told == [f"loading weights ({done:.2f} of 0.02 GB)" for done in (0.0, 0.008, 0.016)]
-    # Fewer messages than tensors.
     monkeypatch.setattr(loader, "_REPORT_INTERVAL_S", 60.0)
     told.clear()
     load_weights(model, tmp_path, load_format, None, torch.device("cpu"), told.append)

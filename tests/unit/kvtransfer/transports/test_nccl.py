@@ -1,5 +1,7 @@
-"""Failures of the peer, NCCL or the device under an NCCL transport, with fakes of NCCL and the device. The real ones
-are tested in tests/gpu/kvtransfer/transports/test_nccl.py."""
+"""Failures of the peer, NCCL or the device, with a fake NCCL and device.
+
+The real ones are tested in tests/gpu/kvtransfer/transports/test_nccl.py.
+"""
 
 import gc
 import socket
@@ -57,7 +59,7 @@ def open_receiver(into: Any = None) -> Any:
 
 
 def open_pair() -> tuple[Any, Any, Any, Any]:
-    """Two pools, the first random, and the ends between them."""
+    """Return two pools, the first random, and the ends between them."""
     from tandem.kvtransfer.transports.nccl import NcclSender
 
     source, destination = pool(), pool()
@@ -79,7 +81,7 @@ def end(*ends: Any) -> None:
         wait_for(lambda one=one: not one._thread.is_alive(), 1.0)
 
 
-def test_pages_go_where_they_belong_in_pieces_and_in_order(fake: FakeNccl) -> None:
+def test_pages_arrive_in_pieces_and_in_order(fake: FakeNccl) -> None:
     source, destination, sender, receiver = open_pair()
     pushes = [sender.copy_pages(0, list(range(10)), [0] * 10), sender.copy_pages(1, [3], [0])]
     # Unwanted pages are received and discarded.
@@ -94,7 +96,7 @@ def test_pages_go_where_they_belong_in_pieces_and_in_order(fake: FakeNccl) -> No
     assert [communicator.aborted for communicator in fake.communicators] == [True, True]
 
 
-def test_what_the_ends_tell_each_other_beside_nccl_is_encrypted(
+def test_handshake_beside_nccl_is_encrypted(
     fake: FakeNccl, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from tandem.kvtransfer.transports import nccl
@@ -116,7 +118,7 @@ def test_what_the_ends_tell_each_other_beside_nccl_is_encrypted(
     receiver.receive_pages(2, [1], 1)
     wait_for(lambda: "closed the connection" in receiver.failure)
     end(receiver)
-    # The warning about NCCL's unencrypted connections is logged once.
+    # The warning about NCCL's missing encryption is logged once.
     another = there.open_receiver()
     end(here.open_sender(another.endpoint()), another)
     assert ["in the clear" in message for message in caplog.messages].count(True) == 1
@@ -132,11 +134,7 @@ def test_pushes_out_of_step_are_a_failure(fake: FakeNccl) -> None:
 
 
 def met(receiver: Any, joins: bool = False) -> socket.socket:
-    """Connects as a sender that gets the unique id but does not join.
-
-    Args:
-        joins: whether it announces its join.
-    """
+    """Connect as a sender that gets the unique id but does not join. Args: joins: whether it announces its join."""
     connection = peer_socket.connect(receiver.endpoint())
     peer_socket.read_into(connection, memoryview(bytearray(UNIQUE_ID_BYTES)))
     if joins:
@@ -146,8 +144,7 @@ def met(receiver: Any, joins: bool = False) -> socket.socket:
 
 
 @pytest.mark.parametrize("joins", [False, True])
-def test_a_sender_that_dies_before_it_joins_is_noticed_at_once(fake: FakeNccl, joins: bool) -> None:
-    """NCCL itself waits until this process ends."""
+def test_sender_death_before_joining_is_noticed_at_once(fake: FakeNccl, joins: bool) -> None:
     receiver = open_receiver()
     met(receiver, joins).close()
     wait_for(lambda: "closed the connection" in receiver.failure, 0.4)
@@ -156,7 +153,7 @@ def test_a_sender_that_dies_before_it_joins_is_noticed_at_once(fake: FakeNccl, j
 
 
 @pytest.mark.parametrize("joins", [False, True])
-def test_a_sender_that_stands_still_before_it_joins_is_given_up(fake: FakeNccl, joins: bool) -> None:
+def test_sender_stalled_before_joining_is_given_up(fake: FakeNccl, joins: bool) -> None:
     receiver = open_receiver()
     with met(receiver, joins):
         wait_for(lambda: "did not respond in time" in receiver.failure)
@@ -168,8 +165,8 @@ def connecting_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "connect-nccl"]
 
 
-def test_what_nccl_makes_too_late_is_aborted_before_it_moves_anything(fake: FakeNccl) -> None:
-    """The thread that NCCL blocked ends then."""
+def test_late_communicator_is_aborted_unused(fake: FakeNccl) -> None:
+    """The thread blocked in NCCL ends then."""
     receiver = open_receiver()
     with met(receiver, joins=True):
         end(receiver)
@@ -180,7 +177,7 @@ def test_what_nccl_makes_too_late_is_aborted_before_it_moves_anything(fake: Fake
     assert not late.num_posted and receiver.failure == ""
 
 
-def test_a_thread_that_nccl_holds_ends_with_the_peers_process(fake: FakeNccl) -> None:
+def test_thread_blocked_in_nccl_ends_with_the_peer(fake: FakeNccl) -> None:
     receiver = open_receiver()
     with met(receiver, joins=True):
         end(receiver)
@@ -231,7 +228,7 @@ def test_a_first_message_that_fails_as_it_is_asked_for_connects_nothing(fake: Fa
         communicator.is_connected()
 
 
-def test_a_receiver_that_stands_still_before_it_tells_the_id_is_given_up(fake: FakeNccl) -> None:
+def test_receiver_stalled_before_sending_the_id_is_given_up(fake: FakeNccl) -> None:
     from tandem.kvtransfer.transports.nccl import NcclSender
 
     begun = []
@@ -249,7 +246,7 @@ def test_a_receiver_that_stands_still_before_it_tells_the_id_is_given_up(fake: F
     listener.close()
 
 
-def test_a_receiver_that_stands_still_before_it_joins_is_given_up(fake: FakeNccl) -> None:
+def test_receiver_stalled_before_joining_is_given_up(fake: FakeNccl) -> None:
     from tandem.kvtransfer.transports.nccl import NcclSender
 
     listener = Listener("127.0.0.1")
@@ -267,7 +264,7 @@ def test_a_receiver_that_stands_still_before_it_joins_is_given_up(fake: FakeNccl
     listener.close()
 
 
-def test_what_a_dead_epoch_had_of_the_device_is_given_back(fake: FakeNccl) -> None:
+def test_dead_epoch_frees_its_device_memory(fake: FakeNccl) -> None:
     """Even if an object of the epoch lives on."""
     _, _, sender, receiver = open_pair()
     slots = [weakref.ref(one._ring._slots) for one in (sender, receiver)]
@@ -277,7 +274,7 @@ def test_what_a_dead_epoch_had_of_the_device_is_given_back(fake: FakeNccl) -> No
 
 
 def lease_under_receive(receiver: Any) -> tuple[CacheManager, PageHandle, Any]:
-    """A decode worker's cache, the pages of the link's only lease, and the completion they wait for."""
+    """Return a cache, the pages of the link's only lease, and their completion."""
     cache = CacheManager(8, 4)
     handle = cache.acquire_pages(list(range(20)), 20, max_cached_len=0, leased=True)
     assert handle is not None
@@ -286,7 +283,7 @@ def lease_under_receive(receiver: Any) -> tuple[CacheManager, PageHandle, Any]:
     return cache, handle, receiver.abort()
 
 
-def test_a_communicator_that_cannot_be_aborted_frees_pages_once_the_streams_are_empty(fake: FakeNccl) -> None:
+def test_failed_abort_frees_pages_once_streams_are_empty(fake: FakeNccl) -> None:
     _, _, sender, receiver = open_pair()
     fake.abort_error = RuntimeError("unhandled system error")
     cache, handle, quiet = lease_under_receive(receiver)
@@ -297,14 +294,12 @@ def test_a_communicator_that_cannot_be_aborted_frees_pages_once_the_streams_are_
     end(sender)
 
 
-def test_a_device_that_is_lost_ends_the_engine_thread_and_frees_nothing(
-    fake: FakeNccl, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_device_ends_the_engine_thread_and_frees_nothing(fake: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, _, receiver = open_pair()
     monkeypatch.setattr(FakeStream, "failure", "CUDA error: an illegal memory access was encountered")
     cache, handle, quiet = lease_under_receive(receiver)
     wait_for(lambda: not receiver._thread.is_alive())
-    # The engine thread frees pages only this way, and nothing there catches the error.
+    # The engine thread frees pages only this way and must not catch the error.
     with pytest.raises(RuntimeError, match="illegal memory access"):
         cache.release_pages(handle, after=[quiet])
     with pytest.raises(RuntimeError, match="illegal memory access"):
@@ -312,7 +307,7 @@ def test_a_device_that_is_lost_ends_the_engine_thread_and_frees_nothing(
     assert cache.num_free_pages == 3
 
 
-def test_an_abort_that_never_ends_is_not_waited_for_for_ever(fake: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_abort_is_given_up(fake: FakeNccl, monkeypatch: pytest.MonkeyPatch) -> None:
     from tandem.kvtransfer.transports import nccl_mover
 
     monkeypatch.setattr(nccl_mover, "ABORT_TIMEOUT_S", 0.3)
@@ -332,7 +327,7 @@ def test_an_abort_that_never_ends_is_not_waited_for_for_ever(fake: FakeNccl, mon
     wait_for(is_given_up)
 
 
-def test_who_stood_still_has_not_waited_for_an_abort(fake: FakeNccl) -> None:
+def test_stopped_process_time_does_not_count_for_an_abort(fake: FakeNccl) -> None:
     from tandem.kvtransfer.transports.nccl_mover import ABORT_TIMEOUT_S, _Quiet
 
     now = 0.0
@@ -345,7 +340,7 @@ def test_who_stood_still_has_not_waited_for_an_abort(fake: FakeNccl) -> None:
     end(sender, receiver)
 
 
-def test_tokens_are_those_of_the_model_and_no_page_is_lost_though_links_are_cut(fake: FakeNccl) -> None:
+def test_cut_links_change_no_token_and_lose_no_page(fake: FakeNccl) -> None:
     from tandem.kvtransfer.transports.nccl import NcclReceiver, NcclSender
 
     def on_device(cpu_pool: CpuKvPool) -> Any:
@@ -372,7 +367,6 @@ def test_tokens_are_those_of_the_model_and_no_page_is_lost_though_links_are_cut(
     for attempt in range(8):
         before = num_pushed()
         for request_id, prompt in prompts.items():
-            # Avoid the previous attempt's cache.
             pair.submit(request_id, prompt, max_tokens=4, attempt=attempt, cache_namespace=f"attempt {attempt}")
         if attempt < 7:
             turn_until(lambda before=before, attempt=attempt: num_pushed() > before + attempt)

@@ -1,4 +1,4 @@
-"""Opening transports: nothing waits for it, and no unwanted end stays open."""
+"""Opening of transports: nothing blocks on it, and no unwanted end stays open."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ from tests.fakes.link_ends import wait_until
 from tests.fakes.transport import ScriptedTransport
 
 
-def test_an_end_that_opens_is_handed_out() -> None:
+def test_opened_end_is_returned() -> None:
     end = ScriptedTransport()
     assert asyncio.run(open_end(lambda: end)) is end
     assert not end.aborted
@@ -22,13 +22,13 @@ def test_an_end_that_opens_is_handed_out() -> None:
     [
         (ValueError("no such pool"), "no such pool"),
         (ConnectionRefusedError(111, "Connection refused"), "[Errno 111] Connection refused"),
-        # Not the timeout, though of the same type.
+        # Not the opening's own timeout, though of the same type.
         (TimeoutError("timed out"), "timed out"),
         (OSError(), "OSError()"),
         (ZeroDivisionError("surprise"), "ZeroDivisionError('surprise')"),
     ],
 )
-def test_whatever_goes_wrong_is_a_reason(error: Exception, reason: str) -> None:
+def test_errors_become_reasons(error: Exception, reason: str) -> None:
     def fail() -> ScriptedTransport:
         raise error
 
@@ -37,7 +37,7 @@ def test_whatever_goes_wrong_is_a_reason(error: Exception, reason: str) -> None:
     assert str(raised.value) == reason and type(raised.value.__cause__) is type(error)
 
 
-def test_what_is_late_is_closed_by_the_thread_that_opened_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_end_is_closed_by_its_opening_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "OPEN_TIMEOUT_S", 0.05)
     end, may_open = ScriptedTransport(), threading.Event()
     end.copy_pages(0, [1], [1])
@@ -51,7 +51,7 @@ def test_what_is_late_is_closed_by_the_thread_that_opened_it(monkeypatch: pytest
             await open_end(open_late)
         may_open.set()
         await wait_until(lambda: end.aborted)
-        # It polls until the end has released its peer's memory.
+        # Poll until the end has released its peer's memory.
         await asyncio.sleep(0.05)
         assert any(thread.name == "open-transport" for thread in threading.enumerate())
         end.complete_all()
@@ -61,7 +61,7 @@ def test_what_is_late_is_closed_by_the_thread_that_opened_it(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("opened_before", [True, False])
-def test_what_a_cancelled_task_was_opening_is_closed(opened_before: bool) -> None:
+def test_cancelled_opening_is_closed(opened_before: bool) -> None:
     end, may_open, opened = ScriptedTransport(), threading.Event(), threading.Event()
 
     def open_now() -> ScriptedTransport:
@@ -73,7 +73,7 @@ def test_what_a_cancelled_task_was_opening_is_closed(opened_before: bool) -> Non
         task = asyncio.create_task(open_end(open_now))
         await asyncio.sleep(0.05)
         if opened_before:
-            # The task is cancelled before the loop learns that the end has opened.
+            # Cancel before the loop learns that the end has opened.
             may_open.set()
             assert opened.wait(10.0)
         task.cancel()
@@ -85,7 +85,7 @@ def test_what_a_cancelled_task_was_opening_is_closed(opened_before: bool) -> Non
     asyncio.run(scenario())
 
 
-def test_the_loop_goes_on_meanwhile() -> None:
+def test_opening_does_not_block_the_loop() -> None:
     may_open = threading.Event()
 
     def open_now() -> ScriptedTransport:

@@ -1,4 +1,4 @@
-"""The TLS connection between two ends: pages arrive, strangers are refused."""
+"""The TLS connection between two ends."""
 
 import contextlib
 import logging
@@ -56,7 +56,7 @@ def end(*ends: TcpSender | TcpReceiver) -> None:
         wait_for(lambda one=one: not one._thread.is_alive(), 2.0)
 
 
-def test_pages_arrive_as_they_are(pools: tuple[CpuKvPool, CpuKvPool]) -> None:
+def test_pages_arrive_unchanged(pools: tuple[CpuKvPool, CpuKvPool]) -> None:
     source, destination = pools
     receiver = receiver_into(destination)
     sender = TcpSender(source, receiver.endpoint(), client())
@@ -73,7 +73,7 @@ def test_pages_arrive_as_they_are(pools: tuple[CpuKvPool, CpuKvPool]) -> None:
     end(sender, receiver)
 
 
-def test_nothing_encrypted_is_taken_for_pages_when_the_receiver_is_aborted(pools: tuple[CpuKvPool, CpuKvPool]) -> None:
+def test_abort_never_writes_ciphertext_into_pages(pools: tuple[CpuKvPool, CpuKvPool]) -> None:
     source, destination = pools
     source.memory.fill_(7)
     receiver = receiver_into(destination)
@@ -88,7 +88,7 @@ def test_nothing_encrypted_is_taken_for_pages_when_the_receiver_is_aborted(pools
     end(sender)
 
 
-def test_a_peer_that_goes_away_is_a_failure(pools: tuple[CpuKvPool, CpuKvPool]) -> None:
+def test_lost_peer_is_a_failure(pools: tuple[CpuKvPool, CpuKvPool]) -> None:
     source, destination = pools
     receiver = receiver_into(destination)
     sender = TcpSender(source, receiver.endpoint(), client())
@@ -101,7 +101,7 @@ def test_a_peer_that_goes_away_is_a_failure(pools: tuple[CpuKvPool, CpuKvPool]) 
     end(receiver)
 
 
-def test_aborting_a_receiver_that_waits_for_its_sender_is_soon_over(pools: tuple[CpuKvPool, CpuKvPool]) -> None:
+def test_aborting_a_waiting_receiver_is_quick(pools: tuple[CpuKvPool, CpuKvPool]) -> None:
     receiver = receiver_into(pools[1])
     endpoint = Endpoint.decode(receiver.endpoint())
     with socket.create_connection((endpoint.host, endpoint.port)):
@@ -157,7 +157,7 @@ STRANGERS = {
 }
 
 
-def test_strangers_are_turned_away_with_the_reason_and_keep_nobody_out(
+def test_strangers_are_refused_with_a_reason_and_block_no_sender(
     pools: tuple[CpuKvPool, CpuKvPool], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(peer_socket, "TOKEN_TIMEOUT_S", 0.3)
@@ -184,7 +184,7 @@ def test_strangers_are_turned_away_with_the_reason_and_keep_nobody_out(
 
 
 def _is_over(connection: socket.socket) -> bool:
-    """True if it is closed before the timeout of this end."""
+    """Return whether the peer closes it before this end's timeout."""
     try:
         while connection.recv(1024):
             pass
@@ -195,7 +195,7 @@ def _is_over(connection: socket.socket) -> bool:
     return True
 
 
-def test_of_too_many_strangers_the_oldest_gives_way(pools: tuple[CpuKvPool, CpuKvPool]) -> None:
+def test_oldest_of_too_many_strangers_is_dropped(pools: tuple[CpuKvPool, CpuKvPool]) -> None:
     source, destination = pools
     receiver = receiver_into(destination)
     endpoint = Endpoint.decode(receiver.endpoint())
@@ -212,8 +212,8 @@ def test_of_too_many_strangers_the_oldest_gives_way(pools: tuple[CpuKvPool, CpuK
 @pytest.mark.parametrize(
     ("shown", "reason"), [(OTHER, "certificate verify failed"), (None, "no TLS with"), (TLS, "")], ids=str
 )
-def test_a_sender_says_what_is_wrong_with_a_receiver(shown: object, reason: str) -> None:
-    """A receiver of another cluster or without TLS."""
+def test_sender_explains_a_refused_receiver(shown: object, reason: str) -> None:
+    """The receiver is of another cluster or lacks TLS."""
     context = make_context(shown, server_side=True) if shown is not None else None  # type: ignore[arg-type]
     destination = CpuKvPool(LAYOUT, 2, "tls-wrong")
     receiver = TcpReceiver(destination, "127.0.0.1", context)
@@ -225,7 +225,7 @@ def test_a_sender_says_what_is_wrong_with_a_receiver(shown: object, reason: str)
     end(receiver)
 
 
-def test_a_sender_whose_certificate_is_not_taken_is_told_so() -> None:
+def test_sender_with_refused_certificate_gets_an_error() -> None:
     destination = CpuKvPool(LAYOUT, 2, "tls-refuses")
     receiver = receiver_into(destination)
     context = make_context(OTHER, server_side=False)
@@ -235,7 +235,7 @@ def test_a_sender_whose_certificate_is_not_taken_is_told_so() -> None:
     end(receiver)
 
 
-def test_nothing_is_left_of_those_who_were_turned_away() -> None:
+def test_refused_strangers_leave_nothing_behind() -> None:
     destination = CpuKvPool(LAYOUT, 2, "tls-leaks")
     before = threading.active_count()
     for _ in range(3):

@@ -1,5 +1,3 @@
-"""Copies between mapped pools."""
-
 import pytest
 
 from tandem.engine.kvcache.pool import CpuKvPool
@@ -14,7 +12,7 @@ from tests.fakes.page_layout import OpaqueLayout
 LAYOUT = OpaqueLayout(4, 512)
 
 
-def test_whole_pages_are_copied_to_where_they_belong() -> None:
+def test_whole_pages_are_copied_to_their_destinations() -> None:
     source, destination = CpuKvPool(LAYOUT, 4, "source"), CpuKvPool(LAYOUT, 6, "destination")
     for page in range(4):
         source.memory[page] = page + 1
@@ -24,7 +22,7 @@ def test_whole_pages_are_copied_to_where_they_belong() -> None:
     assert sender.abort().done()
 
 
-def test_what_is_not_the_pool_that_was_told_is_refused() -> None:
+def test_mismatched_pool_is_refused() -> None:
     source, destination = CpuKvPool(LAYOUT, 4, "here"), CpuKvPool(LAYOUT, 4, "there")
     file = destination.file
     with pytest.raises(ValueError, match="not the pool another-life"):
@@ -36,7 +34,7 @@ def test_what_is_not_the_pool_that_was_told_is_refused() -> None:
         SharedMemorySender(source, encode_endpoint(file))
 
 
-def test_an_endpoint_is_understood_or_refused() -> None:
+def test_endpoint_is_decoded_or_refused() -> None:
     file = CpuKvPool(LAYOUT, 4, "told").file
     assert decode_endpoint(encode_endpoint(file)) == file
     for endpoint in (b"", b"scripted", encode_endpoint(file)[:16] + b"\xff"):

@@ -1,5 +1,3 @@
-"""Names of transports."""
-
 import pytest
 
 from tandem.engine.kvcache.pool import CpuKvPool
@@ -19,10 +17,10 @@ def test_every_name_is_a_transport(name: str) -> None:
 
 
 class OwnTransport(SharedMemory):
-    """A transport outside the table."""
+    pass
 
 
-def test_a_transport_of_one_s_own_is_taken_by_where_it_is() -> None:
+def test_custom_transport_is_loaded_by_import_path() -> None:
     name = f"{__name__}:OwnTransport"
     pool = CpuKvPool(OpaqueLayout(4, 64), 2, "table-own")
     transports = load_transports(["tcp", name], pool, "127.0.0.1", ClusterCredentials())

@@ -1,5 +1,3 @@
-"""Real bytes over TCP, with every push under its number."""
-
 import contextlib
 import socket
 import threading
@@ -32,7 +30,7 @@ def tcp_pair(num_pages: int = 16) -> tuple[CpuKvPool, CpuKvPool, TcpSender, TcpR
     return source, destination, TcpSender(source, receiver.endpoint()), receiver
 
 
-def test_tcp_moves_pages_to_where_they_belong() -> None:
+def test_tcp_moves_pages_to_their_destinations() -> None:
     source, destination, sender, receiver = tcp_pair()
     for page in range(16):
         source.memory[page] = page + 1
@@ -49,7 +47,7 @@ def test_tcp_moves_pages_to_where_they_belong() -> None:
         wait_for(over.done)
 
 
-def test_aborting_a_receiver_that_waits_is_soon_over() -> None:
+def test_aborting_a_waiting_receiver_is_quick() -> None:
     _, destination, sender, receiver = tcp_pair()
     receive = receiver.receive_pages(0, [1], 1)
     over = receiver.abort()
@@ -60,10 +58,10 @@ def test_aborting_a_receiver_that_waits_is_soon_over() -> None:
 
 
 @pytest.mark.parametrize("cls", [TcpSender, TcpReceiver])
-def test_an_aborted_end_keeps_its_descriptor_as_long_as_its_thread_may_use_it(
+def test_aborted_end_keeps_its_descriptor_for_its_thread(
     cls: type[TcpSender] | type[TcpReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the thread uses a reused descriptor, and pages get another socket's bytes."""
+    """A reused descriptor would get another socket's bytes into pages."""
     is_moving, may_move = threading.Event(), threading.Event()
 
     def stand_still(*_: object) -> None:
@@ -89,7 +87,7 @@ def test_an_aborted_end_keeps_its_descriptor_as_long_as_its_thread_may_use_it(
     wait_for((receiver if cls is TcpSender else sender).abort().done)
 
 
-def test_a_peer_that_goes_away_is_a_failure() -> None:
+def test_lost_peer_is_a_failure() -> None:
     _, _, sender, receiver = tcp_pair()
     # Connect first: before that, the link's own stream reports the end.
     sender.copy_pages(0, [1], [1])
@@ -100,7 +98,7 @@ def test_a_peer_that_goes_away_is_a_failure() -> None:
     wait_for(receiver.abort().done)
 
 
-def test_whatever_ends_the_thread_of_an_end_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_error_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise its pushes count as done and are committed without arrival."""
 
     def runs_out_of_memory(*_: object) -> None:
@@ -124,7 +122,7 @@ def test_pushes_out_of_step_are_a_failure() -> None:
         wait_for(end.abort().done)
 
 
-def test_strangers_are_not_listened_to_and_do_not_keep_the_sender_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_are_ignored_and_do_not_block_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_socket, "TOKEN_TIMEOUT_S", 0.1)
     source, destination = CpuKvPool(LAYOUT, 2, "from"), CpuKvPool(LAYOUT, 2, "to")
     source.memory[1] = 7
@@ -148,7 +146,7 @@ def test_strangers_are_not_listened_to_and_do_not_keep_the_sender_out(monkeypatc
         wait_for(end.abort().done)
 
 
-def test_aborting_a_receiver_that_hears_a_stranger_is_soon_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aborting_a_receiver_during_a_stranger_s_connection_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_socket, "TOKEN_TIMEOUT_S", 0.5)
     receiver = TcpReceiver(CpuKvPool(LAYOUT, 2, "besieged"), "127.0.0.1")
     endpoint = Endpoint.decode(receiver.endpoint())
@@ -160,7 +158,7 @@ def test_aborting_a_receiver_that_hears_a_stranger_is_soon_over(monkeypatch: pyt
 
 
 def _drip(stranger: socket.socket, token: bytes, seconds: float) -> None:
-    """Sends a byte now and then until the listener closes."""
+    """Send a byte now and then until the listener closes."""
     deadline = time.monotonic() + seconds
     with contextlib.suppress(OSError):
         while time.monotonic() < deadline:
@@ -184,9 +182,9 @@ def test_an_unreachable_receiver_cannot_be_opened() -> None:
         TcpSender(source, endpoint)
 
 
-def test_a_host_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_host_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_socket, "CONNECT_TIMEOUT_S", 0.1)
-    # A full backlog: the host no longer answers.
+    # With a full backlog, the host stops answering.
     with (
         socket.create_server(("127.0.0.1", 0), backlog=0) as listener,
         socket.socket() as first,
@@ -203,7 +201,7 @@ def test_a_host_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch
         assert time.monotonic() - started < 2.0
 
 
-def test_no_push_waits_for_ever() -> None:
+def test_push_has_a_timeout() -> None:
     _, _, sender, receiver = tcp_pair()
     wait_for(receiver.abort().done)
     pushes = [sender.copy_pages(i, list(range(16)), list(range(16))) for i in range(100)]
@@ -212,12 +210,12 @@ def test_no_push_waits_for_ever() -> None:
     wait_for(sender.abort().done)
 
 
-def test_an_address_that_is_not_ours_cannot_be_listened_at() -> None:
+def test_foreign_address_cannot_be_listened_at() -> None:
     with pytest.raises(OSError):
         TcpReceiver(CpuKvPool(LAYOUT, 2, "not-ours"), "192.0.2.1")
 
 
-def test_an_endpoint_is_understood_or_refused() -> None:
+def test_endpoint_is_decoded_or_refused() -> None:
     endpoint = Endpoint("127.0.0.1", 4000, b"0123456789abcdef")
     assert Endpoint.decode(endpoint.encode()) == endpoint
     for told in (b"", b"scripted", endpoint.encode()[:18] + b"\xff"):
@@ -228,7 +226,7 @@ def test_an_endpoint_is_understood_or_refused() -> None:
             Endpoint.decode(nowhere.encode())
 
 
-def test_tokens_over_tcp_are_those_of_the_model() -> None:
+def test_tokens_over_tcp_match_the_model() -> None:
     pair = WorkerPair(open_sender=TcpSender, open_receiver=lambda pool: TcpReceiver(pool, "127.0.0.1"))
     prompts = {f"r{n}": list(range(n, 3 * n)) for n in (1, 5, 16, 33)}
     for request_id, prompt in prompts.items():

@@ -1,5 +1,3 @@
-"""Policies based on cached pages."""
-
 from collections.abc import Sequence
 
 from tandem.engine.kvcache.cache_manager import CacheManager
@@ -32,19 +30,19 @@ def numbers(order: Sequence[QueuedRequest]) -> list[int]:
     return [q.number for q in order]
 
 
-def test_the_longest_cached_prefix_goes_first_and_of_equals_the_oldest() -> None:
+def test_longest_cached_prefix_goes_first_then_the_oldest() -> None:
     cache = cache_with([1, 1, 2, 2, 3, 3])
     queue = queue_of([9, 9], [1, 1, 9, 9], [1, 1, 2, 2, 9, 9], [1, 1, 8, 8])
     assert numbers(LongestPrefixMatch().order(queue, cache)) == [2, 1, 3, 0]
 
 
-def test_what_another_namespace_has_cached_does_not_count() -> None:
+def test_other_namespaces_pages_do_not_count() -> None:
     cache = cache_with([1, 1, 2, 2], namespace="other")
     queue = queue_of([9, 9], [1, 1, 2, 2, 9, 9])
     assert numbers(LongestPrefixMatch().order(queue, cache)) == [0, 1]
 
 
-def test_requests_that_share_pages_go_one_after_the_other_the_heaviest_branch_first() -> None:
+def test_heaviest_branch_goes_first() -> None:
     cache = cache_with([1, 1, 2, 2], [1, 1, 3, 3], [5, 5, 6, 6])
     light, left, right = [5, 5, 6, 6, 9], [1, 1, 2, 2, 9], [1, 1, 3, 3, 9]
     queue = queue_of(light, left, right, [7, 7, 9], [*right, 8], light)

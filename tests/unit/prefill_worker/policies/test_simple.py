@@ -25,12 +25,12 @@ def test_first_come_first_served_keeps_the_order_of_age() -> None:
     assert numbers(FirstComeFirstServed().order(queue, CACHE)) == [0, 1, 2, 3, 4]
 
 
-def test_the_longest_output_counts_what_is_left_of_it() -> None:
+def test_longest_output_counts_remaining_tokens() -> None:
     queue = [queued(0, 5), queued(1, 20, num_outputs=18), queued(2, 9), queued(3, 9)]
     assert numbers(LongestOutputFirst().order(queue, CACHE)) == [2, 3, 0, 1]
 
 
-def test_random_order_is_the_same_in_every_run_and_another_at_every_step() -> None:
+def test_random_order_is_reproducible_and_changes_every_step() -> None:
     queue = [queued(i) for i in range(20)]
     first, second = (
         [numbers(policy.order(queue, CACHE)) for _ in range(3)] for policy in (RandomOrder(), RandomOrder())

@@ -1,5 +1,3 @@
-"""Names of prefill policies, and that each policy serves all requests."""
-
 from collections.abc import Sequence
 
 import pytest
@@ -20,8 +18,6 @@ def make_pair(schedule: str, chunk_size: int) -> WorkerPair:
 
 
 class YoungestFirst(PrefillPolicy):
-    """A policy outside the table."""
-
     def order(self, queue: Sequence[QueuedRequest], cache: CacheManager) -> list[QueuedRequest]:
         return list(reversed(queue))
 
@@ -35,7 +31,7 @@ def test_every_name_is_a_policy(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*PREFILL_POLICIES.names, OWN])
-def test_every_policy_serves_everybody(name: str) -> None:
+def test_every_policy_serves_all_requests(name: str) -> None:
     pair = make_pair(name, chunk_size=16)
     prompts = {f"r{i}": [*range(i % 3, 12 + i % 3), i] for i in range(20)}
     for request_id, prompt in prompts.items():
@@ -46,7 +42,7 @@ def test_every_policy_serves_everybody(name: str) -> None:
     pair.check_idle()
 
 
-def test_a_policy_of_one_s_own_is_taken_by_where_it_is() -> None:
+def test_custom_policy_is_loaded_by_import_path() -> None:
     pair = make_pair(OWN, chunk_size=4)
     for i in range(4):
         pair.submit(f"r{i}", [i * 10, 1, 2, 3])

@@ -8,8 +8,6 @@ from tandem.engine.kvcache.eviction.table import EVICTION_POLICIES
 
 
 class MostFrequentlyUsed(EvictionPolicy):
-    """A custom policy: evicts the most frequently used page."""
-
     def key(self, node: EvictableNode) -> tuple[float, ...]:
         return (-node.num_hits,)
 
@@ -47,18 +45,18 @@ def test_order(policy: str, order: str) -> None:
     assert eviction_order(policy) == order
 
 
-def test_a_policy_of_one_s_own_is_taken_by_its_import_path() -> None:
+def test_custom_policy_is_loaded_by_import_path() -> None:
     order = eviction_order(f"{__name__}:{MostFrequentlyUsed.__name__}")
     assert order.index("b") < order.index("d") and set(order[:2]) == {"a", "c"}
 
 
-def test_what_is_no_policy_is_refused() -> None:
+def test_invalid_policies_are_refused() -> None:
     with pytest.raises(ValueError, match=r"PageAllocator must be a class that derives from .*\.EvictionPolicy"):
         CacheManager(4, 2, "tandem.engine.kvcache.allocator:PageAllocator")
 
 
 @pytest.mark.parametrize("policy", EVICTION_POLICIES.names)
-def test_leaves_go_before_what_they_hang_on(policy: str) -> None:
+def test_leaves_are_evicted_before_their_parents(policy: str) -> None:
     cache = CacheManager(4, 2, policy)
     cache_prompt(cache, [1, 2, 3, 4, 5, 6])
     assert cache.acquire_pages([9, 9, 9, 9], 4, max_cached_len=0) is not None
