@@ -26,7 +26,6 @@ TESTED_ELSEWHERE = {
     "both_worker/worker.py": "unit/both_worker/test_scheduler.py",
     "decode_worker/job.py": "unit/decode_worker/test_scheduler.py",
     "decode_worker/lease.py": "unit/decode_worker/test_leases.py",
-    "deploy/on_ray/ray_base.py": "unit/deploy/on_ray/test_hosted_ray.py",
     "deploy/actors/router_actor.py": "cluster/test_cluster.py",
     "deploy/config/cluster_options.py": "unit/deploy/cli/test_reference.py",
     "deploy/host/guard.py": "cluster/test_guard.py",
