@@ -39,15 +39,15 @@ monitor:
 	@exec prometheus --config.file=deploy/monitoring/prometheus/prometheus.yml --storage.tsdb.path=deploy/monitoring/data \
 	  --web.listen-address=127.0.0.1:9090 $(ARGS)
 
-# Unit tests run in parallel, cluster tests in parallel by the cluster that they share; slow cluster tests run one by one.
+# Tests often wait, so three processes keep two cores busy. Unit tests run in parallel, cluster tests in parallel by the cluster that they share; slow cluster tests run one by one.
 # Both parts always run, and the worse status counts; Ctrl-C ends both.
 test: MARKS = not gpu and not slow
-test: CLUSTER_AT_ONCE = -n 2
+test: CLUSTER_AT_ONCE = -n 3
 test-full: MARKS = not gpu
 test-full: export TANDEM_SCHEDULES ?= 1600
 test test-full: .venv/.dev
 	@trap 'exit 130' INT; status=0; \
-	$(BIN)/python -m pytest -m "$(MARKS)" -n 2 --dist worksteal --durations=30 tests/unit $(ARGS) || status=$$?; \
+	$(BIN)/python -m pytest -m "$(MARKS)" -n 3 --dist worksteal --durations=30 tests/unit $(ARGS) || status=$$?; \
 	$(BIN)/python -m pytest -m "$(MARKS)" $(CLUSTER_AT_ONCE) --durations=30 tests/cluster $(ARGS) || status=$$(($$? > status ? $$? : status)); \
 	exit $$status
 

@@ -194,14 +194,15 @@ def table(request: pytest.FixtureRequest) -> Iterator[list[Figures]]:
     [
         ("kill", "P", "transfer"),
         ("kill", "D", "decode"),
-        ("stop", "P", "prefill"),
         ("stop", "P and D", "decode"),
-        ("cut control", "P", "prefill"),
         ("cut control", "D", "decode"),
-        ("cut control", "P and D", "transfer"),
         ("cut links", "P", "transfer"),
-        ("cut links", "D", "prefill"),
-        ("cut links", "P and D", "before"),
+        # The slow test below repeats every fault; these are its quick samples.
+        pytest.param("stop", "P", "prefill", marks=pytest.mark.slow),
+        pytest.param("cut control", "P", "prefill", marks=pytest.mark.slow),
+        pytest.param("cut control", "P and D", "transfer", marks=pytest.mark.slow),
+        pytest.param("cut links", "D", "prefill", marks=pytest.mark.slow),
+        pytest.param("cut links", "P and D", "before", marks=pytest.mark.slow),
     ],
 )
 def test_streams_outlive_a_fault(
@@ -233,7 +234,7 @@ def probe(served: ServedCluster) -> int:
         return error.code
 
 
-@pytest.mark.parametrize("role", ["decode", "prefill"])
+@pytest.mark.parametrize("role", ["decode", pytest.param("prefill", marks=pytest.mark.slow)])
 def test_streams_wait_for_the_only_worker_of_a_role(
     clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle, role: str
 ) -> None:
@@ -253,7 +254,7 @@ def test_streams_wait_for_the_only_worker_of_a_role(
     served.wait_clean()
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("role", ["prefill", pytest.param("decode", marks=pytest.mark.slow)])
 def test_streams_wait_for_frozen_workers(
     clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle, role: str
 ) -> None:

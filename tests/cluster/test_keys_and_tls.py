@@ -274,7 +274,7 @@ def test_clients_send_their_keys(tiny_keyed: ServedCluster) -> None:
         client.models.list()
 
 
-@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("is_shared", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_cache_is_separate_per_key(clusters: Clusters, tiny_config: ClusterConfig, is_shared: bool) -> None:
     served = clusters.get(replace(tiny_config, api_keys=API_KEYS, share_cache_between_keys=is_shared))
     address, prompt = served.cluster.addresses.grpc, list(range(100))

@@ -101,7 +101,13 @@ def test_every_router_lists_all_routers(served: ServedCluster, clients: dict[str
     assert {name: found[name] for name in ROUTERS} == {name: served.cluster.routers[name].http for name in ROUTERS}
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
+@pytest.mark.parametrize(
+    "signum",
+    [
+        pytest.param(signal.SIGKILL, id="kill"),
+        pytest.param(signal.SIGSTOP, id="stop", marks=pytest.mark.slow),
+    ],
+)
 def test_dead_router_leaves_the_others_undisturbed(
     served: ServedCluster, clients: dict[str, TandemClient], tiny_oracle: Oracle, signum: signal.Signals
 ) -> None:

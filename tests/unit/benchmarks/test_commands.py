@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from benchmarks import cpu, host_side, router, routing
 from tandem.router.policies.table import ROUTING_POLICIES
 
@@ -12,6 +14,7 @@ def test_host_side_benchmark_measures_every_name() -> None:
     assert sum("growth" in row.name for row in rows) == 4
 
 
+@pytest.mark.slow
 def test_router_benchmark_measures_every_name() -> None:
     sizes = router.Sizes(
         streams=(2,), seconds=0.5, rounds=1, long_requests=2, first_tokens=4, requests=40, sample_every=40
