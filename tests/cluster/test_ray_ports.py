@@ -66,14 +66,16 @@ def http_answer(port: int) -> tuple[int, str]:
         return 0, ""
 
 
-@pytest.fixture
-def server(tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+@pytest.fixture(scope="module")
+def server(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Yield a cluster whose environment asks for an open Ray with a known token."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", KNOWN_TOKEN)
-    monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
-    server = start("--model", str(tiny_model_dir), "--both", "1", "--threads", "1", runtime_dir=tmp_path)
-    yield server
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_AUTH_TOKEN", KNOWN_TOKEN)
+        patch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
+        runtime_dir = tmp_path_factory.mktemp("run")
+        server = start("--model", str(tiny_model_dir), "--both", "1", "--threads", "1", runtime_dir=runtime_dir)
+        yield server
     server.process.terminate()
     assert server.finish() == 0
 

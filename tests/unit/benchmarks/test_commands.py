@@ -32,6 +32,7 @@ def test_router_benchmark_measures_every_name() -> None:
     }
 
 
+@pytest.mark.slow
 def test_routing_is_fast_with_many_workers_and_requests() -> None:
     rows = {row.name: row.value for row in routing.measure(num_workers=240, num_requests=25, num_in_hand=3000)}
     for routing_policy in ROUTING_POLICIES.names:
