@@ -39,7 +39,8 @@ monitor:
 	@exec prometheus --config.file=deploy/monitoring/prometheus/prometheus.yml --storage.tsdb.path=deploy/monitoring/data \
 	  --web.listen-address=127.0.0.1:9090 $(ARGS)
 
-# Tests often wait, so three processes keep two cores busy. Unit tests run in parallel, cluster tests in parallel by the cluster that they share; slow cluster tests run one by one.
+# Tests often wait, so three processes keep two cores busy. Cluster tests that share a cluster stay in one process. Slow
+# cluster tests run one by one.
 # Both parts always run, and the worse status counts; Ctrl-C ends both.
 test: MARKS = not gpu and not slow
 test: CLUSTER_AT_ONCE = -n 3
