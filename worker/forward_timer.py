@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
 
 from tandem.forward_times import start_times
@@ -177,7 +176,8 @@ class ForwardTimer:
     @property
     def fitted(self) -> ForwardTimes:
         """Current times."""
-        return replace(ForwardTimes(*self._fit.factors), gap_beside_prompts_s=self._gap_s)
+        prefill_s, prompt_token_s, attended_token_s, step_s, request_s, kv_token_s = self._fit.factors
+        return ForwardTimes(prefill_s, prompt_token_s, attended_token_s, step_s, request_s, kv_token_s, self._gap_s)
 
     def times(self) -> ForwardTimes:
         """Returns the published times, up to INTERVAL_S old; all 0 before the first measurement."""

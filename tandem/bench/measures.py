@@ -13,7 +13,6 @@ from tandem.bench.records import RequestRecord
 PERCENTS = (50, 90, 95, 99)
 # Percentiles of a distribution's curve, for plots.
 CURVE = (*range(100), 99.5, 99.9, 100)
-LATENCIES = ("ttft", "ttft_from_sent", "tpot", "itl", "itl_p95", "itl_max", "e2e")
 
 
 class Distribution(TypedDict):
