@@ -1,6 +1,7 @@
 """Builds the configuration of `tandem bench` from its flags."""
 
 import argparse
+import secrets
 from collections.abc import Mapping
 
 from tandem.bench.arrivals import ArrivalConfig
@@ -42,7 +43,8 @@ def bench_config(arguments: argparse.Namespace, environment: Mapping[str, str], 
             time_scale=arguments.time_scale,
             prompt_as=prompt_as,
             vocab_size=arguments.vocab_size,
-            seed=arguments.seed,
+            # A second run would otherwise find its prompts in the server's cache.
+            seed=secrets.randbelow(2**32) if arguments.seed is None else arguments.seed,
         ),
         arrivals=_arrivals(arguments),
         duration_s=arguments.duration,

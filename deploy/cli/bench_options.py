@@ -188,7 +188,7 @@ def _add_workload(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="bound of random token ids (default: %(default)s)",
     )
-    add("--seed", type=int, default=0, metavar="N", help="seed of prompts, lengths and arrivals (default: %(default)s)")
+    add("--seed", type=int, metavar="N", help="seed of prompts, lengths and arrivals (default: a new one)")
 
 
 def _add_arrivals(group: argparse._ArgumentGroup) -> None:

@@ -49,6 +49,9 @@ def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-tokens", type=_positive, metavar="N", help="maximum output tokens (default: the server's choice)"
     )
     add_sampling_arguments(group)
+    group.add_argument(
+        "--priority", type=int, default=0, metavar="N", help="place in queues: more is sooner (default: %(default)s)"
+    )
     group.add_argument("--timings", action="store_true", help="print the request's timeline after the answer")
 
 

@@ -243,6 +243,9 @@ def _generate(arguments: argparse.Namespace, client: "TandemClient") -> int:
     from tandem.deploy.cli.terminal import Conversation, print_answer
 
     prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    if not prompt.strip():
+        print(f"{arguments.name}: the prompt is empty", file=sys.stderr)
+        return exit_codes.USAGE
     if arguments.raw:
         return print_answer(arguments, client, text=prompt)
     return print_answer(arguments, client, conversation=Conversation().ask(prompt))
@@ -288,7 +291,8 @@ def _status(arguments: argparse.Namespace, client: "TandemClient") -> int:
     from google.protobuf.json_format import MessageToDict
 
     from tandem.client import TandemError
-    from tandem.deploy.cli.terminal import print_failure, print_status
+    from tandem.deploy.cli.status_tables import print_status
+    from tandem.deploy.cli.terminal import print_failure
 
     try:
         info = client.server_info()

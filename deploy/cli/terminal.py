@@ -4,7 +4,6 @@ import argparse
 import re
 import signal
 import sys
-from collections.abc import Iterable
 
 from rich.console import Console
 from rich.table import Table
@@ -13,6 +12,7 @@ from tandem import exit_codes
 from tandem.client import ClientTls, TandemClient, TandemError
 from tandem.config import require_api_key
 from tandem.deploy.cli.serve_options import API_KEY_VARIABLE
+from tandem.printable import printable
 from tandem.rpc.tls import check_tls_files
 from tandem.v1 import inference_pb2 as pb
 
@@ -57,7 +57,7 @@ def print_failure(arguments: argparse.Namespace, error: TandemError) -> int:
         where = f" (here with --api-key KEY or ${API_KEY_VARIABLE})"
     elif arguments.address_from.startswith("$") and error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
         where = f" ({arguments.address} comes from {arguments.address_from})"
-    print(f"{arguments.name}: {error}{where}", file=sys.stderr)
+    print(printable(f"{arguments.name}: {error}{where}"), file=sys.stderr)
     return exit_codes.FAILED
 
 
@@ -68,25 +68,27 @@ def sampling_params(arguments: argparse.Namespace, max_tokens: int | None) -> pb
 
 
 def stream_answer(client: TandemClient, request: pb.GenerateRequest) -> tuple[str, pb.GenerateResponse]:
-    """Returns the text and the last response."""
+    """Returns the text and the last response. A pipe or a file gets the text unchanged."""
     text = ""
     last = pb.GenerateResponse()
+    shown = printable if sys.stdout.isatty() else str
     for response in client.generate(request):
-        sys.stdout.write(response.text)
+        sys.stdout.write(shown(response.text))
         sys.stdout.flush()
         text += response.text
         last = response
     print()
-    if last.finish_reason == pb.FINISH_REASON_LENGTH and sys.stdout.isatty():
-        # Otherwise the answer seems to break off.
-        print(f"(ended by its length, {last.usage.completion_tokens} tokens: --max-tokens)", file=sys.stderr)
+    if last.finish_reason == pb.FINISH_REASON_LENGTH and (sys.stdout.isatty() or sys.stderr.isatty()):
+        num_tokens = last.usage.completion_tokens
+        limit = "max_tokens" if num_tokens == request.sampling.max_tokens else "the server's limit"
+        print(f"(answer cut by {limit}, at {num_tokens} tokens)", file=sys.stderr)
     return text, last
 
 
 def print_answer(
     arguments: argparse.Namespace, client: TandemClient, *, text: str = "", conversation: Conversation | None = None
 ) -> int:
-    request = pb.GenerateRequest(sampling=sampling_params(arguments, arguments.max_tokens))
+    request = pb.GenerateRequest(sampling=sampling_params(arguments, arguments.max_tokens), priority=arguments.priority)
     if conversation is not None:
         request.chat.messages.extend(conversation.messages)
     else:
@@ -105,6 +107,10 @@ def print_answer(
 
 def chat(arguments: argparse.Namespace, client: TandemClient) -> int:
     """Returns the exit status of the last answer."""
+    try:
+        client.server_info()
+    except TandemError as error:
+        return print_failure(arguments, error)
     conversation = Conversation(arguments.system)
     status = 0
     print("Type a message; an empty line or Ctrl-D ends the chat, Ctrl-C an answer.")
@@ -116,7 +122,9 @@ def chat(arguments: argparse.Namespace, client: TandemClient) -> int:
             return status
         if not content:
             return status
-        request = pb.GenerateRequest(sampling=sampling_params(arguments, arguments.max_tokens))
+        request = pb.GenerateRequest(
+            sampling=sampling_params(arguments, arguments.max_tokens), priority=arguments.priority
+        )
         request.chat.messages.extend(conversation.ask(content).messages)
         try:
             text, last = stream_answer(client, request)
@@ -143,7 +151,7 @@ def print_timeline(console: Console, last: pb.GenerateResponse) -> None:
     table.add_column("")
     for on_critical_path, color in ((True, "cyan"), (False, "blue")):
         if not on_critical_path:
-            table.add_row("[dim]beside these[/]")
+            table.add_row("[dim]overlapped[/]")
         for phase in last.phases:
             if phase.on_critical_path == on_critical_path:
                 start = round(phase.start_ms / total_ms * BAR_WIDTH)
@@ -168,91 +176,3 @@ def print_timeline(console: Console, last: pb.GenerateResponse) -> None:
         f"[dim]clocks of both agree with the router's to {last.clock_uncertainty_ms:.1f} ms[/]",
         highlight=False,
     )
-
-
-def print_status(info: pb.ServerInfo) -> None:
-    console = Console(highlight=False)
-    state = "[green]ready[/]" if info.ready else f"[red]not ready[/]: {info.not_ready_reason}"
-    console.print(f"{info.model} (length {info.max_model_len}), {state}, {info.num_requests} requests in hand")
-    if info.routers:
-        routers = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
-        for column in ("router", "pid", "gRPC at", "HTTP at", "requests"):
-            routers.add_column(column, justify="right" if column == "requests" else "left")
-        for router in info.routers:
-            state = str(router.num_requests) if router.alive else "[red]does not answer[/]"
-            pid = str(router.pid) if router.pid else ""
-            routers.add_row(router.router_id, pid, router.grpc_address, router.http_address, state)
-        console.print(routers)
-    workers, counts = (Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim") for _ in range(2))
-    for column in ("worker", "role", "pid", "linked to"):
-        workers.add_column(column)
-    for column in ("queued", "running"):
-        workers.add_column(column, justify="right")
-    counts.add_column("pages")
-    for column in ("free", "cached", "locked", "leased", "shipped", "prompt tok", "output tok"):
-        counts.add_column(column, justify="right")
-    for worker in info.workers:
-        stats = worker.stats
-        workers.add_row(
-            worker.worker_id,
-            f"{worker.role}, mostly {worker.lean}" if worker.lean in ("prefill", "decode") else worker.role,
-            str(worker.pid),
-            ", ".join(worker.linked_to),
-            str(stats.num_queued),
-            str(stats.num_running),
-        )
-        counts.add_row(
-            worker.worker_id,
-            *(
-                str(n)
-                for n in (
-                    stats.num_free_pages,
-                    stats.num_cached_pages,
-                    stats.num_locked_pages,
-                    stats.num_leased_pages,
-                    sum(shipped.num_pages for shipped in stats.shipped),
-                    stats.prompt_tokens_computed,
-                    stats.output_tokens_computed,
-                )
-            ),
-        )
-    console.print(workers)
-    console.print(counts)
-    if (times := _forward_times(info.workers)).row_count:
-        console.print(times)
-    links = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
-    for column in ("link", "to", "over", "pages", "GB", "GB/s while copying"):
-        links.add_column(column, justify="left" if column in ("link", "to", "over") else "right")
-    here = {worker.worker_id for worker in info.workers}
-    for worker in info.workers:
-        # The counters keep workers that have left.
-        for shipped in (s for s in worker.stats.shipped if s.receiver_id in here):
-            rate = f"{shipped.num_bytes / shipped.copying_ns:.2f}" if shipped.copying_ns else ""
-            size = f"{shipped.num_bytes / 1e9:.2f}"
-            links.add_row(worker.worker_id, shipped.receiver_id, shipped.transport, str(shipped.num_pages), size, rate)
-    if links.row_count:
-        console.print(links)
-    if info.placements:
-        placed = ", ".join(f"{p.placement} ({p.reason}) {p.count}" for p in info.placements)
-        console.print(f"[dim]placements by this router:[/] {placed}")
-
-
-def _forward_times(workers: Iterable[pb.WorkerStatus]) -> Table:
-    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
-    table.add_column("forwards")
-    for column in ("prefill ms", "µs/token", "step ms", "µs/request", "ns/KV token", "ITL beside prefill ms"):
-        table.add_column(column, justify="right")
-    for worker in workers:
-        times = worker.stats.forward_times
-        if not times.step_s:
-            continue
-        prefill = [f"{1e3 * times.prefill_s:.1f}", f"{1e6 * times.prompt_token_s:.1f}"]
-        step = [f"{1e3 * times.step_s:.1f}", f"{1e6 * times.request_s:.1f}", f"{1e9 * times.kv_token_s:.1f}"]
-        gap = f"{1e3 * times.gap_beside_prompts_s:.1f}" if times.gap_beside_prompts_s else ""
-        table.add_row(
-            worker.worker_id,
-            *(prefill if worker.role != "decode" else ("", "")),
-            *(step if worker.role != "prefill" else ("", "", "")),
-            gap,
-        )
-    return table

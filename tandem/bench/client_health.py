@@ -61,8 +61,8 @@ def warnings_about(result: dict[str, Any]) -> list[str]:
     lag = client["loop_lag"]
     if lag is not None and lag["p99"] > LAG_S:
         warnings.append(
-            f"The client's loop was up to {lag['p99'] * 1e3:.0f} ms late for 99 % of its timers: this machine is too "
-            "busy for times of a few milliseconds."
+            f"One in a hundred of the client's timers fired at least {lag['p99'] * 1e3:.0f} ms late: this machine is "
+            "too busy to measure times of a few milliseconds."
         )
     sources = set(requests["counted_by"])
     streams = result.get("streams")
@@ -109,7 +109,7 @@ def _warnings_about_cache(result: dict[str, Any]) -> list[str]:
         f"{share:.0%} of the input tokens were in the server's cache, though no two prompts of this run begin alike"
     )
     better = "and their TTFT is better than new ones' would be."
-    before = "they have come before, as from a run with the same --seed"
+    before = "an earlier run sent them, as one with the same --seed does"
     if result["config"]["endpoint"]["api"] == "chat":
         return [
             f"{in_cache}: the chat template begins them all with the same text, which is much of short prompts, or "

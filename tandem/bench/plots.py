@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 130
+# Inches.
+_SIZE = (9, 5)
 DISTRIBUTIONS = (
     ("ttft", "TTFT"),
     ("tpot", "TPOT"),
@@ -33,7 +35,7 @@ def require_matplotlib() -> None:
 def distribution_figure(results: Sequence[dict[str, Any]], measure: str, title: str) -> "Figure | None":
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6, 3.4), layout="constrained")
+    figure = Figure(figsize=_SIZE, layout="constrained")
     axes = figure.add_subplot()
     num_lines = 0
     for number, result in enumerate(results):
@@ -63,7 +65,7 @@ def gaps_figure(results: Sequence[dict[str, Any]]) -> "Figure | None":
     shown = [result for result in results if result["series"]["itl"] is not None]
     if not shown:
         return None
-    figure = Figure(figsize=(9, 1.4 + 1.9 * len(shown)), layout="constrained")
+    figure = Figure(figsize=(12, 1.4 + 3.0 * len(shown)), layout="constrained")
     panels = figure.subplots(len(shown), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for number, (result, axes) in enumerate(zip(shown, panels, strict=True)):
         _draw_gaps(axes, result, COLOURS[number % len(COLOURS)])
@@ -99,11 +101,11 @@ def sweep_figure(sweep: dict[str, Any]) -> "Figure":
 
     trials = sorted(sweep["trials"], key=lambda one: one["value"])
     values = [trial["value"] for trial in trials]
-    figure = Figure(figsize=(6, 3.4), layout="constrained")
+    figure = Figure(figsize=_SIZE, layout="constrained")
     axes = figure.add_subplot()
     axes.plot(values, [100 * trial["good_share"] for trial in trials], "o-", color=COLOURS[0], label="good requests")
     axes.axhline(100 * sweep["good_share"], color="#444444", linewidth=0.8, linestyle=":")
-    axes.set_xlabel("requests/s" if sweep["variable"] == "rate" else "requests in hand")
+    axes.set_xlabel("requests/s" if sweep["variable"] == "rate" else "requests in flight")
     axes.set_ylabel("% good")
     axes.set_ylim(0, 102)
     axes.grid(alpha=0.25)

@@ -18,8 +18,7 @@ th, td { padding: 0.2em 0.8em; border-bottom: 1px solid #ddd; text-align: right;
 th:first-child, td:first-child { text-align: left; }
 td { font-variant-numeric: tabular-nums; }
 img { max-width: 100%; }
-.figures { display: flex; flex-wrap: wrap; gap: 1em; }
-.figures img { max-width: 530px; }
+.figures { display: grid; gap: 1em; }
 .warning { background: #fff6dd; border-left: 4px solid #e0a800; padding: 0.3em 0.8em; margin: 0.3em 0; }
 """
 _LATENCIES = (

@@ -4,9 +4,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from tandem.bench.runner import Progress
+from tandem.printable import printable
 
 # Below this share, the cost of a chunk cannot be estimated.
 _TELLING_CPU_SHARE = 0.3
@@ -52,7 +54,7 @@ class LiveProgress:
             self._before = (seconds, tokens)
         failures = f", [red]{failed} failed[/]" if failed else ""
         self._live.update(
-            f"{max(seconds, 0):6.1f} s  {ended} of {self._num_requests} requests ended, {sent - ended} in hand"
+            f"{max(seconds, 0):6.1f} s  {ended} of {self._num_requests} requests ended, {sent - ended} in flight"
             f"{failures}, {max(rate, 0):,.0f} output tokens/s",
             refresh=True,
         )
@@ -61,7 +63,8 @@ class LiveProgress:
 def print_result(console: Console, result: dict[str, Any]) -> None:
     requests = result["requests"]
     server = result["server"]
-    console.print(f"\n[bold]{result['label']}[/]: {server['model']}", highlight=False)
+    label, model = (escape(printable(text)) for text in (result["label"], server["model"]))
+    console.print(f"\n[bold]{label}[/]: {model}, seed {result['config']['workload']['seed']}", highlight=False)
     _print_counts(console, requests)
     _print_latencies(console, requests, "requests")
     if streams := result.get("streams"):
@@ -90,7 +93,7 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
         highlight=False,
     )
     for warning in result["warnings"]:
-        console.print(f"[yellow]warning:[/] {warning}", highlight=False)
+        console.print(f"[yellow]warning:[/] {escape(printable(warning))}", highlight=False)
 
 
 def _processes(count: int) -> str:
@@ -103,7 +106,7 @@ def _print_counts(console: Console, requests: dict[str, Any]) -> None:
     share = f" ({cached / requests['num_input_tokens']:.0%} cached)" if is_known else ""
     warmup = f", {requests['num_warmup']} more to warm up" if requests["num_warmup"] else ""
     console.print(
-        f"{requests['num_whole']} of {requests['num_requests']} requests whole in {requests['duration_s']:.2f} s"
+        f"{requests['num_whole']} of {requests['num_requests']} requests completed in {requests['duration_s']:.2f} s"
         f"{warmup}\n{requests['requests_per_s']:.3f} requests/s, {requests['input_tokens_per_s']:,.1f} input tokens/s"
         f"{share}, {requests['output_tokens_per_s']:,.1f} output tokens/s",
         highlight=False,

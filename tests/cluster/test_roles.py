@@ -12,7 +12,7 @@ import pytest
 import ray
 
 from tandem.deploy import launcher
-from tandem.deploy.cli.terminal import print_status
+from tandem.deploy.cli.status_tables import print_status
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.supervise.role_planner import RolePlanner
 from tandem.router.workers.leans import Lean, RouterDemand

@@ -32,6 +32,7 @@ VOCABULARY = (
     "tandem.messages",
     "tandem.options",
     "tandem.prefix",
+    "tandem.printable",
     "tandem.processes",
     "tandem.prompt_logprobs",
     "tandem.recording",

@@ -1,48 +1,47 @@
-"""Output of the client commands."""
+"""Answers in a terminal."""
+
+import io
+import sys
+from collections.abc import Generator
 
 import pytest
 
-from tandem.deploy.cli.terminal import print_status
+from tandem.client import TandemClient
+from tandem.deploy.cli.terminal import stream_answer
 from tandem.v1 import inference_pb2 as pb
 
 
-def test_links_to_workers_that_have_left_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    shipped = [
-        pb.Shipped(transport="tcp", num_pages=3, num_bytes=10**9, receiver_id=name, copying_ns=10**9 // 2)
-        for name in ("decode-0", "decode-1")
-    ]
-    stats = pb.WorkerStats(shipped=shipped)
-    workers = [pb.WorkerStatus(worker_id="prefill-0", stats=stats), pb.WorkerStatus(worker_id="decode-0")]
-    print_status(pb.ServerInfo(model="m", ready=True, workers=workers))
-    shown = capsys.readouterr().out
-    links = [line.split() for line in shown.splitlines() if " tcp " in line]
-    assert links == [["prefill-0", "decode-0", "tcp", "3", "1.00", "2.00"]]
+class _Answers(TandemClient):
+    """Answers every request with the same responses."""
+
+    def __init__(self, *responses: pb.GenerateResponse) -> None:
+        self._responses = responses
+
+    def generate(self, request: pb.GenerateRequest, timeout_s: float | None = None) -> Generator[pb.GenerateResponse]:
+        yield from self._responses
 
 
-def test_how_long_forwards_take_is_shown_of_the_kinds_that_each_worker_has(capsys: pytest.CaptureFixture[str]) -> None:
-    times = pb.ForwardTimes(
-        prefill_s=2.4e-3,
-        prompt_token_s=22e-6,
-        attended_token_s=7e-10,
-        step_s=4.3e-3,
-        request_s=7.7e-6,
-        kv_token_s=32e-9,
-    )
-    busy = pb.ForwardTimes()
-    busy.CopyFrom(times)
-    busy.gap_beside_prompts_s = 0.0221
-    workers = [
-        pb.WorkerStatus(worker_id=f"{role}-0", role=role, stats=pb.WorkerStats(forward_times=said))
-        for role, said in (("prefill", times), ("decode", times), ("both", busy))
-    ]
-    # A new worker has not reported yet.
-    workers.append(pb.WorkerStatus(worker_id="both-1", role="both"))
-    print_status(pb.ServerInfo(model="m", ready=True, workers=workers))
-    lines = capsys.readouterr().out.splitlines()
-    table = lines[next(i for i, line in enumerate(lines) if line.startswith("forwards")) :]
-    assert [line.split() for line in table[1:]] == [
-        ["prefill-0", "2.4", "22.0"],
-        ["decode-0", "4.3", "7.7", "32.0"],
-        ["both-0", "2.4", "22.0", "4.3", "7.7", "32.0", "22.1"],
-    ]
-    assert max(map(len, table)) <= 80
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("output", "shown"), [(_Terminal, "a\\x1b[2Jb\n"), (io.StringIO, "a\x1b[2Jb\n")])
+def test_a_terminal_shows_control_sequences_and_a_pipe_gets_them(
+    monkeypatch: pytest.MonkeyPatch, output: type[io.StringIO], shown: str
+) -> None:
+    written = output()
+    monkeypatch.setattr(sys, "stdout", written)
+    text, _ = stream_answer(_Answers(*(pb.GenerateResponse(text=t) for t in "a\x1b[2Jb")), pb.GenerateRequest())
+    assert written.getvalue() == shown
+    assert text == "a\x1b[2Jb"
+
+
+@pytest.mark.parametrize(("max_tokens", "limit"), [(3, "max_tokens"), (None, "the server's limit")])
+def test_a_cut_answer_names_its_limit(monkeypatch: pytest.MonkeyPatch, max_tokens: int | None, limit: str) -> None:
+    last = pb.GenerateResponse(finish_reason=pb.FINISH_REASON_LENGTH, text="so", usage=pb.Usage(completion_tokens=3))
+    request = pb.GenerateRequest(sampling=pb.SamplingParams(max_tokens=max_tokens))
+    errors = _Terminal()
+    monkeypatch.setattr(sys, "stderr", errors)
+    stream_answer(_Answers(last), request)
+    assert errors.getvalue() == f"(answer cut by {limit}, at 3 tokens)\n"

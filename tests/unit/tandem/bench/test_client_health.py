@@ -44,7 +44,7 @@ def test_late_requests_are_counted_and_warned_about() -> None:
     ("run", "words"),
     [
         (run_of(record([1.0]), usages=(QUIET, ClientUsage(9.0, 10.0, []))), "used 90% of a core"),
-        (run_of(record([1.0]), usages=(ClientUsage(1, 10, [0.02] * 10),)), "loop was up to 20 ms late"),
+        (run_of(record([1.0]), usages=(ClientUsage(1, 10, [0.02] * 10),)), "timers fired at least 20 ms late"),
         (run_of(record([1.0]), is_whole=False), "was stopped before its end"),
         (run_of(record([1.0], counted_by="chunks")), "does not count tokens"),
         (run_of(record([1.0], counted_by="characters")), "--continuous-usage"),

@@ -23,7 +23,7 @@ def test_the_table_has_each_measure_in_milliseconds() -> None:
     assert lines["TTFT"].split()[1:] == ["1,250.00", "1,250.00", "1,850.00", "1,925.00", "1,985.00", "2,000.00"]
     assert lines["ITL"].split()[-1] == "200.00"
     assert "mine: m" in shown.getvalue()
-    assert "2 of 2 requests whole in 2.10 s" in shown.getvalue()
+    assert "2 of 2 requests completed in 2.10 s" in shown.getvalue()
     assert "50.0% of 2 (ttft 1000 ms; missed: ttft 1)" in shown.getvalue()
 
 
@@ -50,7 +50,7 @@ def test_progress_is_shown_on_a_terminal_alone() -> None:
         target, shown = console(is_terminal=is_terminal)
         with LiveProgress(target, 50) as live:
             live.show(2.0, [Progress(10, 8, 1, 500), Progress(5, 4, 0, 100)])
-        assert ("12 of 50 requests ended, 3 in hand, 1 failed" in shown.getvalue()) is is_terminal
+        assert ("12 of 50 requests ended, 3 in flight, 1 failed" in shown.getvalue()) is is_terminal
 
 
 def test_sweep_with_good_maximum_gives_a_lower_bound() -> None:

@@ -1,0 +1,108 @@
+"""The tables of `tandem status`."""
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tandem.printable import printable
+from tandem.v1 import inference_pb2 as pb
+
+
+def print_status(info: pb.ServerInfo) -> None:
+    console = Console(highlight=False)
+    reason = escape(printable(info.not_ready_reason))
+    state = "[green]ready[/]" if info.ready else f"[red]not ready[/]: {reason}"
+    model = escape(printable(info.model))
+    console.print(f"{model} (length {info.max_model_len}), {state}, {info.num_requests} requests in progress")
+    if info.routers:
+        routers = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+        for column in ("router", "pid", "gRPC at", "HTTP at", "requests"):
+            routers.add_column(column, justify="right" if column == "requests" else "left")
+        for router in info.routers:
+            state = str(router.num_requests) if router.alive else "[red]does not answer[/]"
+            pid = str(router.pid) if router.pid else ""
+            routers.add_row(router.router_id, pid, router.grpc_address, router.http_address, state)
+        console.print(routers)
+    workers, counts = (Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim") for _ in range(2))
+    for column in ("worker", "role", "host", "pid", "linked to"):
+        workers.add_column(column)
+    for column in ("queued", "running"):
+        workers.add_column(column, justify="right")
+    counts.add_column("pages")
+    for column in ("free", "cached", "locked", "leased", "shipped", "prompt tok", "output tok"):
+        counts.add_column(column, justify="right")
+    ordered = sorted(info.workers, key=_name_and_number)
+    for worker in ordered:
+        stats = worker.stats
+        workers.add_row(
+            worker.worker_id,
+            f"{worker.role}, mostly {worker.lean}" if worker.lean in ("prefill", "decode") else worker.role,
+            worker.address.rpartition(":")[0],
+            str(worker.pid),
+            ", ".join(worker.linked_to),
+            str(stats.num_queued),
+            str(stats.num_running),
+        )
+        counts.add_row(
+            worker.worker_id,
+            *(
+                str(n)
+                for n in (
+                    stats.num_free_pages,
+                    stats.num_cached_pages,
+                    stats.num_locked_pages,
+                    stats.num_leased_pages,
+                    sum(shipped.num_pages for shipped in stats.shipped),
+                    stats.prompt_tokens_computed,
+                    stats.output_tokens_computed,
+                )
+            ),
+        )
+    console.print(workers)
+    console.print(counts)
+    if (times := _forward_times(ordered)).row_count:
+        console.print(times)
+    links = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+    for column in ("link", "to", "over", "pages", "GB", "GB/s while copying"):
+        links.add_column(column, justify="left" if column in ("link", "to", "over") else "right")
+    here = {worker.worker_id for worker in ordered}
+    for worker in ordered:
+        # The counters keep workers that have left.
+        for shipped in (s for s in worker.stats.shipped if s.receiver_id in here):
+            rate = f"{shipped.num_bytes / shipped.copying_ns:.2f}" if shipped.copying_ns else ""
+            size = f"{shipped.num_bytes / 1e9:.2f}"
+            links.add_row(worker.worker_id, shipped.receiver_id, shipped.transport, str(shipped.num_pages), size, rate)
+    if links.row_count:
+        console.print(links)
+    if info.placements:
+        placed = ", ".join(f"{p.placement} ({p.reason}) {p.count}" for p in info.placements)
+        console.print(f"[dim]placements by this router:[/] {placed}")
+
+
+def _name_and_number(worker: pb.WorkerStatus) -> tuple[str, int, str]:
+    """Sort decode-2 before decode-10."""
+    name, _, number = worker.worker_id.rpartition("-")
+    return name, int(number) if number.isdecimal() else 0, worker.worker_id
+
+
+def _forward_times(workers: Iterable[pb.WorkerStatus]) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+    table.add_column("passes")
+    for column in ("prefill ms", "µs/token", "step ms", "µs/request", "ns/KV token", "ITL beside prefill ms"):
+        table.add_column(column, justify="right")
+    for worker in workers:
+        times = worker.stats.forward_times
+        if not times.step_s:
+            continue
+        prefill = [f"{1e3 * times.prefill_s:.1f}", f"{1e6 * times.prompt_token_s:.1f}"]
+        step = [f"{1e3 * times.step_s:.1f}", f"{1e6 * times.request_s:.1f}", f"{1e9 * times.kv_token_s:.1f}"]
+        gap = f"{1e3 * times.gap_beside_prompts_s:.1f}" if times.gap_beside_prompts_s else ""
+        table.add_row(
+            worker.worker_id,
+            *(prefill if worker.role != "decode" else ("", "")),
+            *(step if worker.role != "prefill" else ("", "", "")),
+            gap,
+        )
+    return table
