@@ -43,6 +43,7 @@ from tandem.deploy.launcher import Cluster
 from tandem.deploy.supervise.control import ControlServer
 from tandem.deploy.supervise.progress import StartProgress
 from tandem.processes import ProcessId
+from tandem.router.config import RouterAddresses
 
 # Time to stop after the drain.
 STOP_GRACE_S = 20.0
@@ -289,20 +290,32 @@ def announce_and_wait(
     how_to_stop: str = "Ctrl-C",
     on_ready: Callable[[], None] = lambda: None,
 ) -> int:
-    announce(config, how_to_stop, cluster.model_name, cluster.addresses)
+    announce(config, how_to_stop, cluster.model_name, cluster.addresses, cluster.routers)
     on_ready()
     cluster.supervise(stop)
     print("Stopping", flush=True)
     return 0
 
 
-def announce(config: ClusterConfig, how_to_stop: str, model_name: str, addresses: ClientAddresses) -> None:
+def announce(
+    config: ClusterConfig,
+    how_to_stop: str,
+    model_name: str,
+    addresses: ClientAddresses,
+    routers: Mapping[str, RouterAddresses],
+) -> None:
+    """Args: routers: each router's own addresses; shown if they are on several nodes."""
     console = Console(highlight=False)
-    url = f"{'https' if config.tls_cert else 'http'}://{addresses.http}"
+    scheme = "https" if config.tls_cert else "http"
+    url = f"{scheme}://{addresses.http}"
     console.print(
         f"\nServing [bold]{model_name}[/] over gRPC at [bold]{addresses.grpc}[/] and over HTTP at [bold]{url}[/]",
         soft_wrap=True,
     )
+    if config.spans_nodes:
+        for name, own in routers.items():
+            console.print(f"{name}: gRPC at {own.grpc}, HTTP at {scheme}://{own.http}", soft_wrap=True)
+    console.print(f"Live page: {url}/", soft_wrap=True)
     address = addresses.grpc.replace("0.0.0.0:", "127.0.0.1:")
     flags = [
         f"--address {address}",

@@ -1,6 +1,7 @@
 """Log files and levels of a cluster's processes."""
 
 import logging
+import sys
 from pathlib import Path
 
 from tandem.config import LogConfig
@@ -24,9 +25,30 @@ def configure(name: str, log: LogConfig) -> None:
         path = log_file(log.directory, name)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handler = logging.FileHandler(path, encoding="utf-8")
+            handler = _LogFile(path, encoding="utf-8")
         except OSError as error:
             raise ValueError(f"cannot write the log {path}: {error.strerror}; choose another log_dir") from error
     logging.basicConfig(level=max(level, logging.INFO), format=FORMAT, handlers=[handler], force=True)
     # Debug lines of libraries would bury the cluster's.
     logging.getLogger("tandem").setLevel(level)
+
+
+class _LogFile(logging.FileHandler):
+    """Reports a failed write, as on a full disk, in one line on standard error until a write succeeds."""
+
+    _is_failing = False
+    _has_failed = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._has_failed = False
+        super().emit(record)
+        self._is_failing = self._has_failed
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        self._has_failed = True
+        if not self._is_failing:
+            print(f"{record.name}: cannot write the log {self.baseFilename}: {error.strerror}", file=sys.stderr)

@@ -8,7 +8,7 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import NoReturn
 
@@ -32,12 +32,13 @@ from tandem.deploy.joined.supervisor_actor import ENDED, SERVING, SupervisorStat
 from tandem.deploy.on_ray.hosted_ray import namespace_of
 from tandem.deploy.on_ray.joined_ray import JoinedRay
 from tandem.deploy.supervise.progress import StartProgress
+from tandem.router.config import RouterAddresses
 
 WATCH_INTERVAL_S = 0.5
 _NEVER_THERE = "the cluster's supervisor has ended before it said anything; Ray's logs say why, or somebody stopped it"
 
-# Called with the model's name and the client addresses.
-Announce = Callable[[str, ClientAddresses], None]
+# Called with the model's name, the client addresses, and each router's own.
+Announce = Callable[[str, ClientAddresses, Mapping[str, RouterAddresses]], None]
 
 
 def serve_joined(config: ClusterConfig, announce: Announce, *, detach: bool, stop_grace_s: float) -> int:
@@ -72,7 +73,7 @@ def _run(config: ClusterConfig, announce: Announce, *, detach: bool, stop_grace_
         watch = _Watch(cluster, console, stop, stop_grace_s)
         status = watch.start()
         if status is None:
-            announce(watch.model_name, watch.addresses)
+            announce(watch.model_name, watch.addresses, watch.routers)
             status = 0 if detach else watch.wait()
         return status
     except NameOnRayTakenError as error:
@@ -107,6 +108,7 @@ class _Watch:
         self._stop_limit_s = stop_limit_s
         self.model_name = ""
         self.addresses = ClientAddresses("", "")
+        self.routers: dict[str, RouterAddresses] = {}
 
     def start(self) -> int | None:
         """Returns the exit status if the start fails or is stopped, else None."""
@@ -133,6 +135,7 @@ class _Watch:
             return self._end()
         self._console.print(f"Ready after {progress.seconds:.1f} s", highlight=False)
         self.model_name, self.addresses = state.model_name, ClientAddresses(state.grpc, state.http)
+        self.routers = state.routers
         return None
 
     def wait(self) -> int:

@@ -17,6 +17,7 @@ from tandem import logs
 from tandem.config import LogConfig
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.on_ray.sealed_actor import ORDER_TIMEOUT_S, SealedActor
+from tandem.router.config import RouterAddresses
 
 if TYPE_CHECKING:
     from tandem.deploy.launcher import Cluster, ClusterState
@@ -51,6 +52,7 @@ class SupervisorState:
         parts: start-up step of each part of the cluster.
         lines: from the requested number on.
         grpc, http: client addresses; "" before they are known.
+        routers: each router's own addresses, by name.
         error: reason of the end; "" after a requested stop.
         is_usage: the configuration caused the error.
     """
@@ -62,6 +64,7 @@ class SupervisorState:
     next_line: int
     grpc: str
     http: str
+    routers: dict[str, RouterAddresses]
     model_name: str
     error: str
     is_usage: bool
@@ -100,6 +103,7 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
             next_line,
             addresses.grpc if addresses else "",
             addresses.http if addresses else "",
+            {} if self._cluster is None else self._cluster.routers,
             self._cluster.model_name if self._cluster is not None else "",
             self._error,
             self._is_usage,
@@ -232,7 +236,7 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
             self._say(f"Requests cut short: {num_left}")
 
     def _say(self, line: str) -> None:
-        self._lines.append(line)
+        self._lines.append(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}")
         self._num_lines += 1
 
 

@@ -4,6 +4,7 @@ A leaving worker gets no new requests and finishes its own. Requests left after 
 """
 
 import contextlib
+import logging
 import queue
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -13,6 +14,8 @@ from tandem.deploy.config.cluster_config import WorkerPlan
 from tandem.deploy.errors import ClusterError
 from tandem.deploy.on_ray.ray_module import RayError, ray
 from tandem.deploy.supervise.supervisor import ProcessKind, Supervisor
+
+logger = logging.getLogger(__name__)
 
 # A new worker's first answer; loading may take longer.
 PROCESS_START_TIMEOUT_S = 120.0
@@ -231,6 +234,7 @@ class Scaling:
         yield from self._end(self._leaving)
         for name in self._leaving:
             self._job.lines.put(f"{name}: has left")
+            logger.warning("%s has left", name)
 
     def _end(self, names: Sequence[str]) -> Iterator[None]:
         for name in names:

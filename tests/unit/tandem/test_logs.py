@@ -1,5 +1,7 @@
 """Log files and levels."""
 
+import errno
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -61,3 +63,30 @@ def test_unwritable_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"cannot write the log .*file/prefill-0\.log: .*choose another log_dir"):
         configure("prefill-0", LogConfig(directory=str(tmp_path / "file")))
+
+
+def test_a_full_disk_is_reported_once_until_a_write_succeeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, ours = logging.getLogger(), logging.getLogger("tandem")
+    before = root.handlers[:], root.level, ours.level
+    root.handlers.clear()
+    try:
+        configure("router-0", LogConfig("info", str(tmp_path)))
+        (handler,) = root.handlers
+        assert isinstance(handler, logging.FileHandler)
+        write = handler.stream.write
+
+        def is_full(text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        for is_writable in (False, False, True, False):
+            monkeypatch.setattr(handler.stream, "write", write if is_writable else is_full, raising=False)
+            ours.warning("a line")
+        line = f"tandem: cannot write the log {tmp_path}/router-0.log: No space left on device"
+        assert capsys.readouterr().err.splitlines() == [line, line]
+        handler.close()
+    finally:
+        root.handlers[:] = before[0]
+        root.setLevel(before[1])
+        ours.setLevel(before[2])

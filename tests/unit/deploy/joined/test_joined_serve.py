@@ -12,7 +12,7 @@ from tandem.deploy.joined.joined_serve import _Watch
 from tandem.deploy.joined.remote_cluster import GoneError
 from tandem.deploy.joined.supervisor_actor import SERVING, STARTING, SupervisorState
 
-LOADING = SupervisorState("1", STARTING, {"both-0": "loading"}, [], 0, "", "", "", "", False)
+LOADING = SupervisorState("1", STARTING, {"both-0": "loading"}, [], 0, "", "", {}, "", "", False)
 READY = replace(LOADING, phase=SERVING, grpc="127.0.0.1:1", http="127.0.0.1:2", model_name="m")
 
 

@@ -110,7 +110,7 @@ class FakeSupervisor:
         return SimpleNamespace(remote=answers[name])
 
     def _state(self, from_line: int = 0) -> SupervisorState:
-        return SupervisorState(self.life, STARTING, {}, [], 0, "", "", "", "", False)
+        return SupervisorState(self.life, STARTING, {}, [], 0, "", "", {}, "", "", False)
 
 
 def test_the_starting_command_alone_sends_each_life_its_order(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
