@@ -57,7 +57,7 @@ class EngineOptions:
     )
     num_threads: int = option(
         0,
-        "CPU threads per worker; 0: cores / workers",
+        "CPU threads per worker, at most the host's CPUs; 0: cores / workers",
         name="threads",
         metavar="N",
     )

@@ -113,5 +113,5 @@ def test_shares_of_one_gpu_add_up_and_stay(clusters: Clusters, cuda_config: Clus
         wait_until(lambda name=name, pid=pid: pid_of(served, name) not in (0, pid), RESTART_S, f"{name} is replaced")
         wait_whole(served)
         num_pages = served.integrity()[name].stats.num_total_pages
-        assert num_pages == pytest.approx(before[name], rel=0.01)
+        assert num_pages == pytest.approx(before[name], rel=0.03)
     served.wait_clean()
