@@ -59,7 +59,7 @@ def memory_in_use() -> tuple[int, int]:
     return torch.cuda.memory_allocated(), total - free
 
 
-@pytest.mark.timeout(450)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("mixed", [False, True], ids=["apart", "mixed"])
 @pytest.mark.parametrize("backend", ["flashinfer", "triton"])
 def test_many_steps_leak_no_pages_or_memory(model_dir: Path, backend: str, mixed: bool) -> None:
