@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 # Without bytecode files every process compiles our modules again, and a worker starts a third slower.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo serve monitor test test-full test-clients bench-host bench-cpu bench-router lint format docs page-images proto clean
+.PHONY: demo serve monitor test test-full test-gpu test-clients bench-host bench-cpu bench-router lint format docs page-images proto clean
 
 # Check first: an environment of an old Python, or one without pip, would stay in the way.
 OLD_ENOUGH = { $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed," \
@@ -51,6 +51,12 @@ test test-full: .venv/.dev
 	$(BIN)/python -m pytest -m "$(MARKS)" -n 3 --dist worksteal --durations=30 tests/unit $(ARGS) || status=$$?; \
 	$(BIN)/python -m pytest -m "$(MARKS)" $(CLUSTER_AT_ONCE) --durations=30 tests/cluster $(ARGS) || status=$$(($$? > status ? $$? : status)); \
 	exit $$status
+
+# Tests on a GPU, in parts of under eight minutes; PART=NAME runs one (tests/gpu/parts.py). Installs nothing: a GPU host's
+# Python has the torch for its GPU.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+test-gpu:
+	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m tests.gpu.parts $(PART) $(ARGS)
 
 # Stock clients against a server, each in its own environment under .clients (8 GB); ARGS="-k NAME" for one.
 test-clients: .venv/.dev

@@ -125,6 +125,7 @@ class BothRole(WorkerRole):
         if self._links is None:
             return NoLinks()
         transports = load_transports(self._links.transports, engine.pool, config.host, credentials)
-        out = LinkDialer(hello.worker_id, hello.incarnation, hello.page_format, transports, post, credentials)
-        into = LinkServer(hello.incarnation, hello.page_format, transports, post)
+        gpu = engine.pool.gpu
+        out = LinkDialer(hello.worker_id, hello.incarnation, hello.page_format, transports, post, credentials, gpu)
+        into = LinkServer(hello.incarnation, hello.page_format, transports, post, gpu)
         return TwoWayLinks(hello.worker_id, out, into)

@@ -41,4 +41,4 @@ class DecodeRole(WorkerRole):
         post: Callable[[Event], None],
     ) -> LinkConnections:
         transports = load_transports(self._links.transports, engine.pool, config.host, credentials)
-        return LinkServer(hello.incarnation, hello.page_format, transports, post)
+        return LinkServer(hello.incarnation, hello.page_format, transports, post, engine.pool.gpu)

@@ -25,7 +25,7 @@ from tandem.deploy.on_ray.hosted_ray import STATE, HostedRay
 from tandem.deploy.on_ray.local_ray import LocalRay
 from tandem.deploy.on_ray.ray_base import RayBase, StartError
 from tandem.deploy.on_ray.ray_module import ray
-from tandem.deploy.plan import check_own_classes, plan, router_names, worker_names
+from tandem.deploy.plan import check_num_threads, check_own_classes, plan, router_names, worker_names
 from tandem.deploy.supervise.processes import OnProgress, Processes
 from tandem.deploy.supervise.role_planner import RolePlanner
 from tandem.deploy.supervise.role_plans import RolePlans
@@ -130,6 +130,8 @@ class Cluster:
         config = self._config
         with refusals():
             check_own_classes(config)
+            if not config.spans_nodes:
+                check_num_threads(config, len(os.sched_getaffinity(0)), "this host")
             ports = ClusterPorts(self.addresses, {}) if config.spans_nodes else self._ports.reserve_all(config)
             check_tls_files(config.tls_cert, config.tls_key, config.tls_client_ca)
             if config.internal_tls_cert:

@@ -60,6 +60,15 @@ def check_own_classes(config: ClusterConfig) -> None:
             table.load(name)
 
 
+def check_num_threads(config: ClusterConfig, num_cpus: int, where: str) -> None:
+    """Raises ValueError: num_threads is above the number of CPUs there."""
+    if config.num_threads > num_cpus:
+        raise ValueError(
+            f"num_threads is {config.num_threads}, but {where} has {num_cpus} CPUs for the cluster: use a num_threads "
+            f"of at most {num_cpus}, or none for an even share of them"
+        )
+
+
 def plan(
     config: ClusterConfig,
     model_dir: Path,
@@ -101,10 +110,10 @@ def plan(
             f"{engine.num_pages} pages of {engine.page_size} tokens hold {longest} tokens, fewer than "
             f"max_model_len {max_model_len}; use a larger num_pages or a smaller max_model_len"
         )
-    # A GPU worker has its GPU alone and checks the memory itself. So does a worker added to a cluster over several
+    # A GPU worker checks its share of the memory itself. So does a worker added to a cluster over several
     # nodes: its node is not chosen yet.
     if engine.device == "cpu" and not (nodes and num_running):
-        here = PoolsOfNode("", max(0, config.num_devices - num_running), available_memory_bytes())
+        here = PoolsOfNode("", max(0, config.num_workers - num_running), available_memory_bytes())
         _check_memory(nodes.pools() if nodes else [here], engine, model_config)
     router = config.router(str(model_dir), config.model.rstrip("/").rpartition("/")[2], max_model_len, cluster_token)
     num_threads_of = nodes.num_threads if nodes and not config.num_threads else None

@@ -11,7 +11,7 @@ import torch
 from tandem.engine.attention.base import AttentionBackend, GraphableBackend
 from tandem.engine.attention.choice import choose_backend
 from tandem.engine.config import EngineConfig
-from tandem.engine.dry_run import Measured, free_bytes, measure_memory
+from tandem.engine.dry_run import Measured, free_bytes, keep_forward_memory, measure_memory
 from tandem.engine.engine import Engine
 from tandem.engine.grammars import Grammars
 from tandem.engine.graph_runner import DecodeGraphs
@@ -157,6 +157,8 @@ def _cuda_engine(
     if isinstance(attention, GraphableBackend) and measured.mixed_sizes.pairs():
         mixed_graphs = MixedGraphs(model, attention, device, measured.mixed_sizes, num_table_pages, on_progress)
     _log_memory(config, memory, num_pages, layout, free_at_start)
+    if config.workers_per_gpu > 1:
+        keep_forward_memory(memory, device)
     return Engine(
         model,
         pool,
@@ -214,9 +216,9 @@ def _log_memory(
     taken = free_at_start - free
     pool = (num_pages + 1) * layout.page_bytes
     logger.info(
-        "GPU memory in GiB: %.1f in all, weights and workspaces %.2f, %d pages %.2f, CUDA graphs %.2f (%.2f kept), "
-        "largest forward %.2f, free %.2f",
-        memory.total / GIB,
+        "GPU memory in GiB: %.1f for this worker, weights and workspaces %.2f, %d pages %.2f, CUDA graphs %.2f "
+        "(%.2f kept), largest forward %.2f, free %.2f",
+        memory.share / GIB,
         memory.weights / GIB,
         num_pages,
         pool / GIB,
@@ -225,10 +227,10 @@ def _log_memory(
         memory.forward / GIB,
         free / GIB,
     )
-    if config.num_pages == 0 and taken > memory.total * (config.mem_fraction_static + SHARE_TOLERANCE):
+    if config.num_pages == 0 and taken > memory.share * (config.mem_fraction_static + SHARE_TOLERANCE):
         logger.warning(
-            "weights, CUDA graphs and pool take %.3f of the GPU's memory, more than mem_fraction_static %g: the "
+            "weights, CUDA graphs and pool take %.3f of the worker's GPU memory, more than mem_fraction_static %g: the "
             "graphs took more than their trial said",
-            taken / memory.total,
+            taken / memory.share,
             config.mem_fraction_static,
         )

@@ -13,6 +13,8 @@ DTYPES = ("float32", "bfloat16")
 KV_CACHE_DTYPES = {"auto": "", "fp8_e4m3": "float8_e4m3fn"}
 LOAD_FORMATS = ("auto", "dummy")
 QUANTIZATIONS = ("auto", FP8)
+# CUDA's contexts alone take 0.5 GiB for each.
+MAX_WORKERS_PER_GPU = 32
 # Bounds the memory for sampling the prompts' first tokens.
 MAX_PREFILL_BATCH_SIZE = 128
 
@@ -43,13 +45,19 @@ class EngineOptions:
     )
     device: str = option(
         "cpu",
-        "device of the workers; cuda: one GPU each",
+        "device of the workers; cuda: NVIDIA GPUs",
         choices=DEVICES,
         detail=" ([gpu.md](gpu.md))",
     )
+    workers_per_gpu: int = option(
+        1,
+        "workers that share each GPU, in equal shares of its memory",
+        metavar="N",
+        detail=" ([gpu.md](gpu.md#several-workers-on-a-gpu))",
+    )
     num_threads: int = option(
         0,
-        "CPU threads per worker; 0: cores / workers",
+        "CPU threads per worker, at most the host's CPUs; 0: cores / workers",
         name="threads",
         metavar="N",
     )
@@ -70,7 +78,7 @@ class EngineOptions:
     page_size: int = option(16, "tokens per page", metavar="N")
     mem_fraction_static: float = option(
         0.88,
-        "share of GPU memory for weights, CUDA graphs and, without --num-pages, the pool",
+        "share of a worker's GPU memory for weights, CUDA graphs and, without --num-pages, the pool",
         metavar="SHARE",
     )
     eviction: str = option(
@@ -89,7 +97,6 @@ class EngineConfig(EngineOptions):
         model_dir: a local Hugging Face directory.
         kv_cache_dtype: "fp8_e4m3": 8 bits, divided by the checkpoint's scale for the layer, or by 1.
         num_pages: size of the pool; 0, on a GPU only: as many as mem_fraction_static allows.
-        num_devices: only 1 is supported.
         num_threads: CPU threads of one forward pass; 0: torch's choice.
         prefill_cuda_graphs: for mixed steps, and for prefills that take longer to launch than to compute.
         max_chunk_tokens: tokens of the largest prefill; 0: no prefills.
@@ -100,7 +107,6 @@ class EngineConfig(EngineOptions):
     model_dir: str
     dtype: str = "float32"
     num_pages: int = 1024
-    num_devices: int = 1
     prefill_cuda_graphs: bool = True
     max_chunk_tokens: int = 512
     max_batch_size: int = 64
@@ -116,11 +122,18 @@ class EngineConfig(EngineOptions):
             0 < self.mem_fraction_static < 1,
             f"mem_fraction_static must be between 0 and 1, not {self.mem_fraction_static}",
         )
+        require(
+            0 < self.workers_per_gpu <= MAX_WORKERS_PER_GPU,
+            f"workers_per_gpu must be 1 to {MAX_WORKERS_PER_GPU}, not {self.workers_per_gpu}",
+        )
+        require(
+            self.workers_per_gpu == 1 or self.device == "cuda",
+            f"workers_per_gpu {self.workers_per_gpu} is for workers on GPUs: it needs device cuda",
+        )
         require_one_of(self, "load_format", LOAD_FORMATS)
         require_one_of(self, "dtype", DTYPES)
         require_one_of(self, "quantization", QUANTIZATIONS)
         require_one_of(self, "kv_cache_dtype", tuple(KV_CACHE_DTYPES))
-        require(self.num_devices == 1, f"a model runs on 1 device so far, not on {self.num_devices}")
         require_positive(self, "page_size")
         if self.num_pages != 0 or self.device != "cuda":
             require_positive(self, "num_pages")

@@ -118,8 +118,16 @@ def measure_memory(
         graphs += _mixed_graph_bytes(mixed_sizes, capture_mixed) + page_tables
     free = free_bytes()
     total = torch.cuda.mem_get_info()[1]
-    memory = DeviceMemory(total, free, max(0, free_at_start - free), graphs, forward)
+    memory = DeviceMemory(total, free, max(0, free_at_start - free), graphs, forward, config.workers_per_gpu)
     return Measured(memory, prefill_sizes, mixed_sizes)
+
+
+def keep_forward_memory(memory: DeviceMemory, device: torch.device) -> None:
+    """Leaves the memory of the largest forward pass in torch's cache, where no other worker of the GPU can take it.
+
+    So the free memory that the next worker finds stays the same while it measures its own.
+    """
+    torch.empty(memory.forward, dtype=torch.uint8, device=device)
 
 
 def launch_bound_sizes(

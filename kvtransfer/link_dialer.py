@@ -65,8 +65,11 @@ class LinkDialer:
         transports: Mapping[str, Transport],
         post: Callable[[Event], None],
         credentials: ClusterCredentials,
+        gpu: str = "",
     ) -> None:
+        """Args: gpu: PCI id of this worker's GPU; "" on a CPU."""
         self._transports = transports
+        self._gpu = gpu
         self._credentials = credentials
         self._worker_id = worker_id
         self._incarnation = incarnation
@@ -247,6 +250,7 @@ class LinkDialer:
             self._page_format,
             tuple(offer),
             host_id(),
+            self._gpu,
         )
 
 

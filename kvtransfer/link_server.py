@@ -44,11 +44,14 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
         page_format: PageFormat,
         transports: Mapping[str, Transport],
         post: Callable[[Event], None],
+        gpu: str = "",
     ) -> None:
+        """Args: gpu: PCI id of this worker's GPU; "" on a CPU."""
         self._incarnation = incarnation
         self._page_format = page_format
         self._transports = transports
         self._post = post
+        self._gpu = gpu
         self._writers: dict[str, BatchWriter] = {}
         # Newest hello of each sender incarnation whose link is being opened: a late hello of an earlier one must not
         # replace it.
@@ -92,7 +95,7 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
         life = hello.sender_id, hello.sender_incarnation
         self._newest[life] = hello
         try:
-            name, transport, endpoint, passed_over = await choose_transport(hello, self._transports)
+            name, transport, endpoint, passed_over = await choose_transport(hello, self._transports, self._gpu)
         except NoTransportError as error:
             yield RECEIVER_CODEC.encode([LinkRefused(str(error), no_transport=True)])
             return

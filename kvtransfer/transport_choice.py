@@ -16,9 +16,12 @@ class NoTransportError(Exception):
 
 
 async def choose_transport(
-    hello: LinkHello, transports: Mapping[str, Transport]
+    hello: LinkHello, transports: Mapping[str, Transport], gpu: str = ""
 ) -> tuple[str, ReceiverTransport, bytes, tuple[str, ...]]:
     """Opens the sender's most preferred transport that both ends have and that opens here.
+
+    Args:
+        gpu: PCI id of this worker's GPU; "" on a CPU.
 
     Returns:
         The transport's name, end and endpoint, and the reasons against earlier ones, as in LinkWelcome.
@@ -32,14 +35,21 @@ async def choose_transport(
         raise NoTransportError(f"no common transport: {', '.join(hello.transports)} at the sender, {ours} here")
     passed_over: list[str] = []
     failures: list[str] = []
+    is_here = hello.sender_host == host_id()
+    is_on_one_gpu = is_here and bool(gpu) and hello.sender_gpu == gpu
     for name in hello.transports:
         if name not in transports:
             passed_over.append(f"{name}: the receiver does not have it")
             continue
         left.remove(name)
-        if transports[name].within_host and hello.sender_host != host_id():
+        unusable = ""
+        if transports[name].within_host and not is_here:
             # The sender's ids mean nothing on this host.
-            failures.append(f"{name}: the two ends are on different hosts")
+            unusable = "the two ends are on different hosts"
+        elif transports[name].between_gpus and is_on_one_gpu:
+            unusable = f"it needs a GPU for each end, and both are on {gpu}"
+        if unusable:
+            failures.append(f"{name}: {unusable}")
             passed_over.append(failures[-1])
             continue
         try:

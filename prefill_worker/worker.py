@@ -39,4 +39,6 @@ class PrefillRole(WorkerRole):
         post: Callable[[Event], None],
     ) -> LinkConnections:
         transports = load_transports(self._links.transports, engine.pool, config.host, credentials)
-        return LinkDialer(hello.worker_id, hello.incarnation, hello.page_format, transports, post, credentials)
+        return LinkDialer(
+            hello.worker_id, hello.incarnation, hello.page_format, transports, post, credentials, engine.pool.gpu
+        )

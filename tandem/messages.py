@@ -442,7 +442,8 @@ class LinkHello:
     Refused if version, incarnation or page format differ, or if the receiver can open no offered transport.
 
     Attributes:
-        sender_host: tandem.hosts.host_id; `sender_pid` is meaningful only there.
+        sender_host: tandem.hosts.host_id; `sender_pid` and `sender_gpu` are meaningful only there.
+        sender_gpu: PCI id; "" on a CPU.
     """
 
     protocol_version: int
@@ -453,6 +454,7 @@ class LinkHello:
     page_format: PageFormat
     transports: tuple[str, ...]
     sender_host: str = ""
+    sender_gpu: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from tandem.deploy.actors.stop_wait import StopWait
 from tandem.deploy.config.cluster_config import WorkerPlan
 from tandem.deploy.host.garbage import collect_seldom, freeze_objects, no_collections
 from tandem.deploy.host.gpu_opening import GpuOpening
+from tandem.deploy.host.gpu_turn import GpuTurn
+from tandem.deploy.host.run_record import default_directory
 from tandem.deploy.on_ray.sealed_actor import SealedActor
 
 if TYPE_CHECKING:
@@ -30,18 +32,26 @@ class WorkerActor(SealedActor[WorkerPlan]):
         self._stopped = StopWait()
 
     def start(self) -> None:
-        """Loads the model. Raises ValueError: the model cannot be served, or the log file cannot be written."""
+        """Loads the model.
+
+        Raises:
+            ValueError: the model cannot be served, or the log file cannot be written.
+            OSError: the worker's turn on a shared GPU did not come.
+        """
         plan = _with_node_address(self._wait_order())
         worker = plan.worker
         logs.configure(worker.worker_id, worker.log)
         self._set_progress("importing")
-        opening = GpuOpening() if worker.engine.device == "cuda" else None
-        with no_collections():
-            from tandem.deploy.actors.worker_roles import worker_process
-        if opening is not None:
-            opening.wait()
-        process = self._process = worker_process(plan, self._set_progress)
-        process.start()
+        turn = GpuTurn(default_directory(), lambda: self._set_progress("waiting for other workers on its GPU"))
+        with turn:
+            is_shared = worker.engine.workers_per_gpu > 1
+            opening = GpuOpening(turn=turn if is_shared else None) if worker.engine.device == "cuda" else None
+            with no_collections():
+                from tandem.deploy.actors.worker_roles import worker_process
+            if opening is not None:
+                opening.wait()
+            process = self._process = worker_process(plan, self._set_progress)
+            process.start()
         freeze_objects()
         collect_seldom()
 

@@ -45,13 +45,14 @@ def run_estimate(arguments: argparse.Namespace) -> int:
     try:
         worker = Worker(
             read_model(arguments.model, arguments.quantization),
-            _gpu(arguments),
+            _gpu(arguments).shared_by(arguments.workers_per_gpu),
             arguments.mem_fraction_static,
             arguments.chunk_size,
             arguments.max_batch_size,
             arguments.page_size,
             arguments.kv_cache_dtype,
             arguments.mixed_steps == ON,
+            arguments.workers_per_gpu,
         )
         prompt_len, output_len = arguments.workload
         limits = arguments.slo
@@ -81,7 +82,7 @@ def run_estimate(arguments: argparse.Namespace) -> int:
     else:
         _print(worker, load, found)
         if shared:
-            _print_splits(shared, arguments.rate)
+            _print_splits(shared, arguments.rate, arguments.workers_per_gpu)
     if shared == []:
         print(f"{arguments.name}: {_why_not(found, arguments.rate)}", file=sys.stderr)
         return exit_codes.FAILED
@@ -106,6 +107,7 @@ def estimate(worker: Worker, load: Load) -> dict[str, Any]:
             "copy_bandwidth": gpu.limits.copy_bandwidth,
             "matmul_rate": gpu.limits.matmul_rate,
             "link_bandwidth": gpu.reached_link,
+            "workers": worker.workers_per_gpu,
         },
         "weight_bytes": weight_bytes(model),
         "kv_bytes_per_token": worker.kv_bytes_per_token,
@@ -171,7 +173,8 @@ def _print(worker: Worker, load: Load, found: dict[str, Any]) -> None:
     gpu, pools, prefill, transfer = found["gpu"], found["pool_tokens"], found["prefill"], found["transfer"]
     print(
         f"{gpu['name']}: {gpu['memory'] / 2**30:.1f} GiB; reached are {gpu['copy_bandwidth'] / 1e12:.2f} TB/s, "
-        f"{gpu['matmul_rate'] / 1e12:.0f} TFLOP/s and {gpu['link_bandwidth'] / 1e9:.0f} GB/s to another GPU\n"
+        f"{gpu['matmul_rate'] / 1e12:.0f} TFLOP/s and {gpu['link_bandwidth'] / 1e9:.0f} GB/s to another GPU"
+        f"{', by each of ' + str(gpu['workers']) + ' workers that are always busy' if gpu['workers'] > 1 else ''}\n"
         f"  ({gpu['source']})\n"
         f"weights: {found['weight_bytes'] / 1e9:.2f} GB; KV: {found['kv_bytes_per_token']:,} bytes a token\n"
         f"pool: {pools['prefill']:,} tokens in a prefill worker, {pools['decode']:,} in a decode worker, "
@@ -203,10 +206,10 @@ def _print(worker: Worker, load: Load, found: dict[str, Any]) -> None:
     )
 
 
-def _print_splits(shared: Sequence[Split], rate: float | None) -> None:
-    num_gpus = max(split.num_prefill + split.num_decode + split.num_both for split in shared)
+def _print_splits(shared: Sequence[Split], rate: float | None, workers_per_gpu: int) -> None:
+    num_workers = max(split.num_prefill + split.num_decode + split.num_both for split in shared)
     asked = f" for {rate:g} requests a second" if rate else ""
-    print(f"\n{num_gpus} GPUs{asked}, prefill:decode workers, the best first:\n")
+    print(f"\n{num_workers // workers_per_gpu} GPUs{asked}, prefill:decode workers, the best first:\n")
     table = _table("split", "requests/s", "limited by", "decode batch", "prompt tokens a forward")
     for split in shared:
         table.add_row(

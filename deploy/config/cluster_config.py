@@ -22,8 +22,8 @@ from tandem.router.workers.placement import AUTO
 from tandem.worker.config import WorkerConfig
 
 MAX_MODEL_NAME_LEN = 256
-# Without tensor parallelism a model runs on one device.
-DEVICES_PER_WORKER: int = default_of(EngineConfig, "num_devices")
+# Ray counts a GPU in parts of this size.
+_PARTS_PER_GPU = 10_000
 # Fields that the launcher sets for each process. `_configured` refuses an unset field.
 SET_PER_PROCESS: Mapping[type, Set[str]] = {
     RouterConfig: {
@@ -54,7 +54,6 @@ FIXED: Mapping[type, Set[str]] = {
         "admit_duration_s",
     },
     WorkerConfig: {"heartbeat_interval_s", "stall_timeout_s", "connect_timeout_s", "max_record_bytes"},
-    EngineConfig: {"num_devices"},
     PrefillConfig: {"min_shared_tokens", "grant_timeout_s"},
     DecodeConfig: {"lease_duration_s", "admit_grace_s", "max_overtaken", "max_waiting"},
 }
@@ -119,6 +118,11 @@ class ClusterConfig(ClusterOptions):
         require_one_of(self, "dtype", ("auto", *DTYPES))
         transports.TRANSPORTS.check("transport", self.transport, device=self.device, besides=(transports.AUTO,))
         require(
+            self.workers_per_gpu == 1 or self.transport != "nccl",
+            f"transport nccl needs a GPU for each end of a link, but workers_per_gpu is {self.workers_per_gpu}: use "
+            "transport auto or nvlink, which copies within a GPU too",
+        )
+        require(
             not self.grpc_port or self.grpc_port != self.http_port,
             f"grpc_port and http_port are both {self.grpc_port}",
         )
@@ -177,8 +181,13 @@ class ClusterConfig(ClusterOptions):
         return self.placement_strategy != HOST
 
     @property
-    def num_devices(self) -> int:
-        return self.num_workers * DEVICES_PER_WORKER
+    def num_gpus(self) -> int:
+        return -(-self.num_workers // self.workers_per_gpu) if self.device == "cuda" else 0
+
+    @property
+    def gpus_per_worker(self) -> float:
+        """Amount of Ray's resource "GPU" for each worker; 0.0 on CPUs."""
+        return _PARTS_PER_GPU // self.workers_per_gpu / _PARTS_PER_GPU if self.device == "cuda" else 0.0
 
     @property
     def plans_roles(self) -> bool:

@@ -35,6 +35,7 @@ GROUPS = {
         "num_both",
         "num_any",
         "device",
+        "workers_per_gpu",
         "num_threads",
         "transport",
         "attention_backend",

@@ -1,6 +1,6 @@
 """GPUs by their data sheets, and the reached shares, measured on the H200 only (docs/benchmarks.md)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.engine.floors import Limits
 
@@ -31,6 +31,10 @@ class Gpu:
     has_own_kernels: bool
     source: str
     has_fp8: bool = True
+
+    def shared_by(self, num_workers: int) -> "Gpu":
+        """Returns one worker's view of the GPU, if all are busy: an even share of its rates, and the whole memory."""
+        return replace(self, bandwidth=self.bandwidth / num_workers, flops=self.flops / num_workers)
 
     @property
     def limits(self) -> Limits:

@@ -51,7 +51,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A split of GPUs into roles, and its performance.
+    """A split of workers into roles, and its performance.
 
     Attributes:
         rate: requests/s within the limits; 0: none.
@@ -77,7 +77,8 @@ def splits(worker: Worker, load: Load, num_gpus: int) -> list[Split]:
     Raises:
         ValueError: a request does not fit a worker's pool.
     """
-    found = [*_disaggregated_splits(worker, load, num_gpus), _both(worker, load, num_gpus)]
+    num_workers = num_gpus * worker.workers_per_gpu
+    found = [*_disaggregated_splits(worker, load, num_workers), _both(worker, load, num_workers)]
     return sorted(found, key=lambda split: -split.rate)
 
 
@@ -119,14 +120,14 @@ def decode_rate(worker: Worker, load: Load) -> float:
     return highest(is_served, _max_decode_rate(steps, load))
 
 
-def _disaggregated_splits(worker: Worker, load: Load, num_gpus: int) -> Iterator[Split]:
-    if num_gpus < 2:
+def _disaggregated_splits(worker: Worker, load: Load, num_workers: int) -> Iterator[Split]:
+    if num_workers < 2:
         return
     worker.pool_tokens("prefill", load.num_tokens)
     decode_worker_rate = decode_rate(worker, load)
     steps = _decode_steps(worker, load, "decode") if load.output_len > 1 else []
-    for num_prefill in range(1, num_gpus):
-        yield _disaggregated(worker, load, num_prefill, num_gpus - num_prefill, decode_worker_rate, steps)
+    for num_prefill in range(1, num_workers):
+        yield _disaggregated(worker, load, num_prefill, num_workers - num_prefill, decode_worker_rate, steps)
 
 
 def _disaggregated(

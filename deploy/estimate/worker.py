@@ -64,7 +64,11 @@ MAX_OWN_BATCH_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A model on one GPU. Raises ValueError: the GPU has no FP8 for quantized weights or pages."""
+    """A model on one GPU. Raises ValueError: the GPU has no FP8 for quantized weights or pages.
+
+    Attributes:
+        gpu: as this worker sees it (Gpu.shared_by).
+    """
 
     model: ModelConfig
     gpu: Gpu
@@ -74,6 +78,7 @@ class Worker:
     page_size: int = default_of(EngineConfig, "page_size")
     kv_cache_dtype: str = default_of(EngineConfig, "kv_cache_dtype")
     mixed_steps: bool = True
+    workers_per_gpu: int = default_of(EngineConfig, "workers_per_gpu")
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -95,7 +100,8 @@ class Worker:
         forward = max(0 if role == "prefill" else logits, 0 if role == "decode" else mlp)
         taken = weight_bytes(self.model) + WORKSPACES
         free = max(0, self.gpu.memory - CONTEXT - taken)
-        return DeviceMemory(self.gpu.memory, free, taken, 0 if role == "prefill" else GRAPHS, forward)
+        graphs = 0 if role == "prefill" else GRAPHS
+        return DeviceMemory(self.gpu.memory, free, taken, graphs, forward, self.workers_per_gpu)
 
     def pool_tokens(self, role: Role, longest: int) -> int:
         """Returns the pool's size in tokens. Raises ValueError: the pool holds fewer than `longest` tokens."""

@@ -31,7 +31,7 @@ from tandem.deploy.on_ray.ray_module import (
     remove_placement_group,
     state,
 )
-from tandem.deploy.plan import PoolsOfNode
+from tandem.deploy.plan import PoolsOfNode, check_num_threads
 from tandem.router.config import RouterAddresses
 
 logger = logging.getLogger(__name__)
@@ -226,7 +226,7 @@ class NodePlacement:
 
     @property
     def _worker_need(self) -> dict[str, float]:
-        return _need(self._config.num_devices // self._config.num_workers if self._config.device == "cuda" else 0)
+        return _need(self._config.gpus_per_worker)
 
     def _choose(self, nodes: Sequence[FreeNode]) -> dict[str, str]:
         config = self._config
@@ -271,6 +271,7 @@ class NodePlacement:
                     f"node {address} of the Ray cannot be asked: {' '.join(str(error).split())}"
                 ) from error
             _check_facts(address, facts, own, model_dir)
+            check_num_threads(self._config, facts.num_cpus, f"node {address}")
             try:
                 hosts.choose_address(facts.addresses, self._config.interface, address)
             except ValueError as error:
@@ -352,8 +353,8 @@ def _check_facts(address: str, facts: NodeFacts, own: NodeFacts, model_dir: str)
         )
 
 
-def _need(num_gpus: int) -> dict[str, float]:
-    return {"CPU": 1.0, "GPU": float(num_gpus)} if num_gpus else {"CPU": 1.0}
+def _need(num_gpus: float) -> dict[str, float]:
+    return {"CPU": 1.0, "GPU": num_gpus} if num_gpus else {"CPU": 1.0}
 
 
 def _answer(ref: Any, node: str) -> Any:

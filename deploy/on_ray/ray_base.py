@@ -11,6 +11,14 @@ class StartError(Exception):
     """Ray did not start, though the configuration is valid."""
 
 
+# Ray's own rounding, and that of sums.
+_TOLERANCE = 1e-6
+
+
+def num_fitting(free: float, each: float) -> int:
+    return int(free / each + _TOLERANCE)
+
+
 class RayBase(ABC):
     """One per process. Does not stop a Ray that it did not start."""
 
@@ -39,8 +47,8 @@ class RayBase(ABC):
         return taken_part_in is not None and node_is_up(taken_part_in.raylet_socket_name)
 
     @abstractmethod
-    def num_free(self, resource: str) -> int:
-        """Returns this host's free amount of "GPU" or "CPU"."""
+    def num_free(self, resource: str, each: float = 1.0) -> int:
+        """Returns the number of processes that this host has room for. Args: each: amount of "GPU" or "CPU" for one."""
 
     def naming(self, name: str) -> dict[str, Any]:
         """Returns the options that name an actor; {}: the actor has no name and ends with this process."""

@@ -126,8 +126,8 @@ class Processes:
         plan = replace(plan, worker=worker)
         self.num_starts[name] += 1
         self._on_progress(name, "starting")
-        num_gpus = plan.worker.engine.num_devices if plan.worker.engine.device == "cuda" else 0
-        actor = self.actors[name] = self._ray.create(self._actor_class(name, WorkerActor, num_gpus), plan)
+        actor_class = self._actor_class(name, WorkerActor, self._config.gpus_per_worker)
+        actor = self.actors[name] = self._ray.create(actor_class, plan)
         return actor.start.remote()
 
     def join_router(self, actor: Any) -> Any:
@@ -271,7 +271,7 @@ class Processes:
             kind = ConfigurationError if is_refusal else ClusterError
             raise kind(f"{name}: {self._reason(error, name)}") from error
 
-    def _actor_class(self, name: str, cls: type, num_gpus: int = 0) -> Any:
+    def _actor_class(self, name: str, cls: type, num_gpus: float = 0) -> Any:
         """Returns an actor class without restarts by Ray. Concurrent calls allow progress and stop during the start.
 
         Each start has its own actor name: Ray frees the name of a dead actor late.

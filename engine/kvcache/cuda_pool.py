@@ -7,6 +7,8 @@ from cuda.bindings import runtime
 from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.kvcache.pool import KvPool
 
+_PCI_ID_BYTES = 32
+
 
 def check(result: tuple[Any, ...]) -> Any:
     """Returns a CUDA runtime call's values; raises RuntimeError if it failed."""
@@ -54,6 +56,8 @@ class CudaKvPool(KvPool):
         self.memory_and_dummy = torch.as_tensor(owner, device=device)
         super().__init__(layout, num_pages, self.memory_and_dummy[:num_pages])
         self.address = address
+        pci_id = bytes(check(runtime.cudaDeviceGetPCIBusId(_PCI_ID_BYTES, self.device.index)))
+        self.gpu = pci_id.partition(b"\0")[0].decode()
 
     def close(self) -> None:
         """Does nothing: the memory is freed with its last tensor."""

@@ -23,7 +23,10 @@ class KvPool(ABC):
     """
     Attributes:
         memory: (num_pages, page_bytes) uint8, contiguous.
+        gpu: PCI id of the GPU; "" on a CPU.
     """
+
+    gpu = ""
 
     def __init__(self, layout: PageLayout, num_pages: int, memory: torch.Tensor) -> None:
         self.layout = layout

@@ -1,6 +1,8 @@
+import contextlib
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -27,12 +29,25 @@ def model_fingerprint(model: Model, kv_scales: KvScales | None = None) -> str:
     """
     digest = hashlib.blake2b(digest_size=16)
     digest.update(json.dumps([type(model).__name__, dataclasses.asdict(model.config)], sort_keys=True).encode())
-    for name, tensor in sorted(model.named_parameters(), key=lambda named: named[0]):
-        digest.update(json.dumps([name, list(tensor.shape), str(tensor.dtype)]).encode())
-        digest.update(_row_sums(tensor).cpu().numpy().tobytes())
+    with _one_thread():
+        for name, tensor in sorted(model.named_parameters(), key=lambda named: named[0]):
+            digest.update(json.dumps([name, list(tensor.shape), str(tensor.dtype)]).encode())
+            digest.update(_row_sums(tensor).cpu().numpy().tobytes())
     if kv_scales is not None and not kv_scales.are_ones:
         digest.update(json.dumps([kv_scales.keys, kv_scales.values]).encode())
     return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Makes torch compute on one CPU thread. Several would wait for each other after each of thousands of short
+    operations, on a busy machine for a time slice each."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def _row_sums(tensor: torch.Tensor) -> torch.Tensor:

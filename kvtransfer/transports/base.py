@@ -110,9 +110,11 @@ class Transport(ABC):
     Attributes:
         within_host: whether both ends must be on one host, as for one-sided transports: only there can the exit of a
             dead sender, which ends its writes, be seen.
+        between_gpus: whether both ends must be on different GPUs.
     """
 
     within_host = False
+    between_gpus = False
 
     @abstractmethod
     def __init__(self, pool: KvPool, host: str, credentials: ClusterCredentials) -> None:

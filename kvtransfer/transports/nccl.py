@@ -124,6 +124,9 @@ class NcclReceiver(NcclMover, ReceivingMover):
 
 
 class Nccl(Transport):
+    # NCCL refuses two ranks on one GPU.
+    between_gpus = True
+
     def __init__(self, pool: KvPool, host: str, credentials: ClusterCredentials) -> None:
         if not isinstance(pool, CudaKvPool):
             raise ValueError("transport nccl moves pages between pools on GPUs: use shared_memory or tcp on a CPU")

@@ -51,7 +51,7 @@ class ReceiverMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[LinkWelcome, _Mapping]] = ..., refused_link: _Optional[_Union[LinkRefused, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ...) -> None: ...
 
 class LinkHello(_message.Message):
-    __slots__ = ("protocol_version", "sender_id", "sender_incarnation", "sender_pid", "receiver_incarnation", "page_format", "transports", "sender_host")
+    __slots__ = ("protocol_version", "sender_id", "sender_incarnation", "sender_pid", "receiver_incarnation", "page_format", "transports", "sender_host", "sender_gpu")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class LinkHello(_message.Message):
     PAGE_FORMAT_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     SENDER_HOST_FIELD_NUMBER: _ClassVar[int]
+    SENDER_GPU_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     sender_id: str
     sender_incarnation: str
@@ -68,7 +69,8 @@ class LinkHello(_message.Message):
     page_format: _worker_pb2.PageFormat
     transports: _containers.RepeatedScalarFieldContainer[str]
     sender_host: str
-    def __init__(self, protocol_version: _Optional[int] = ..., sender_id: _Optional[str] = ..., sender_incarnation: _Optional[str] = ..., sender_pid: _Optional[int] = ..., receiver_incarnation: _Optional[str] = ..., page_format: _Optional[_Union[_worker_pb2.PageFormat, _Mapping]] = ..., transports: _Optional[_Iterable[str]] = ..., sender_host: _Optional[str] = ...) -> None: ...
+    sender_gpu: str
+    def __init__(self, protocol_version: _Optional[int] = ..., sender_id: _Optional[str] = ..., sender_incarnation: _Optional[str] = ..., sender_pid: _Optional[int] = ..., receiver_incarnation: _Optional[str] = ..., page_format: _Optional[_Union[_worker_pb2.PageFormat, _Mapping]] = ..., transports: _Optional[_Iterable[str]] = ..., sender_host: _Optional[str] = ..., sender_gpu: _Optional[str] = ...) -> None: ...
 
 class LinkWelcome(_message.Message):
     __slots__ = ("epoch", "transport", "endpoint", "passed_over")

@@ -39,6 +39,7 @@ def config_for(base: ClusterConfig, transport: str) -> ClusterConfig:
     return QuickConfig(
         model=base.model,
         device=base.device,
+        workers_per_gpu=base.workers_per_gpu,
         dtype="float32",
         num_pages=256,
         chunk_size=16,
@@ -143,6 +144,10 @@ class KillDrill:
         for number in range(NUM_CYCLES_OF_A_KIND):
             for signum in (signal.SIGKILL, signal.SIGSTOP):
                 yield self.run(signum, role, number)
+
+    def run_kills(self, role: str, num_kills: int) -> Iterator[Cycle]:
+        for number in range(num_kills):
+            yield self.run(signal.SIGKILL, role, number)
 
     def run(self, signum: signal.Signals, role: str, number: int) -> Cycle:
         """Signal the only worker of a role during transfers, then check all invariants."""

@@ -23,10 +23,12 @@ class ReceiverEnd:
 
     _numbers = itertools.count()
 
-    def __init__(self, transports: Mapping[str, Transport], page_format: PageFormat = PAGE_FORMAT) -> None:
+    def __init__(
+        self, transports: Mapping[str, Transport], page_format: PageFormat = PAGE_FORMAT, gpu: str = ""
+    ) -> None:
         self.events: list[Event] = []
         name = f"d{next(self._numbers)}"
-        self.links = LinkServer(f"{name} life", page_format, transports, self.events.append)
+        self.links = LinkServer(f"{name} life", page_format, transports, self.events.append, gpu)
         self._server = new_server()
         self.links.add_to(self._server)
         self.peer = Peer(name, f"{name} life", bind(self._server, "127.0.0.1", 0))
@@ -51,11 +53,15 @@ class SenderEnd:
     """A prefill worker's dialer. Attributes: events: events sent to its engine thread."""
 
     def __init__(
-        self, transports: Mapping[str, Transport], page_format: PageFormat = PAGE_FORMAT, worker_id: str = "p"
+        self,
+        transports: Mapping[str, Transport],
+        page_format: PageFormat = PAGE_FORMAT,
+        worker_id: str = "p",
+        gpu: str = "",
     ) -> None:
         self.events: list[Event] = []
         self.links = LinkDialer(
-            worker_id, f"{worker_id} life", page_format, transports, self.events.append, ClusterCredentials()
+            worker_id, f"{worker_id} life", page_format, transports, self.events.append, ClusterCredentials(), gpu
         )
 
     async def __aenter__(self) -> "SenderEnd":

@@ -1,14 +1,17 @@
 """Division of a GPU's memory."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from tandem.engine import dry_run
 from tandem.engine.build import build_engine
-from tandem.engine.config import EngineConfig
+from tandem.engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
 from tandem.engine.dry_run import free_bytes
+from tandem.engine.kvcache.sizing import CONTEXT_BYTES
 
 # Leaves room for the test process's other allocations.
 FRACTION = 0.6
@@ -61,3 +64,18 @@ def test_an_impossible_share_is_refused(model_dir: Path) -> None:
     with pytest.raises(ValueError, match="use a num_pages of at most"):
         build_engine(config_with(model_dir, num_pages=10**9), "memory", lambda doing: None)
     assert before - free_bytes() < 2 * 2**30
+
+
+def test_a_share_of_the_gpu_holds_forward_passes_too(model_dir: Path) -> None:
+    before, total = free_bytes(), torch.cuda.mem_get_info()[1]
+    config = replace(config_with(model_dir, fraction=0.98), workers_per_gpu=2)
+    engine = build_engine(config, "share", lambda doing: None)
+    free, share = torch.cuda.mem_get_info()[0], total // 2 - CONTEXT_BYTES
+    assert 0.9 * share < before - free <= share
+    # The largest forward pass takes nothing more from the device.
+    longest = engine.model.config.max_position_embeddings
+    batch = dry_run._prefill(config.max_chunk_tokens, longest, 0, MAX_PREFILL_BATCH_SIZE, dry_run._SAMPLED)
+    engine.forward(batch).logprobs()
+    assert free - torch.cuda.mem_get_info()[0] < 32 * 2**20
+    del engine, batch
+    free_bytes()

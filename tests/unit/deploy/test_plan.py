@@ -7,7 +7,7 @@ import pytest
 
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.host.ports import ClientAddresses, ClusterPorts
-from tandem.deploy.plan import PoolsOfNode, plan
+from tandem.deploy.plan import PoolsOfNode, check_num_threads, plan
 from tandem.router.config import RouterAddresses
 from tests.fakes.model_config import TINY_LLAMA
 
@@ -64,3 +64,12 @@ def test_threads_are_those_of_each_workers_node(
     config = ClusterConfig("m", num_prefill=1, num_decode=2, num_threads=configured)
     _, workers = plan(config, model_dir, "", PORTS, nodes=Nodes(2**60, 2**60))
     assert [worker.worker.engine.num_threads for worker in workers] == threads
+
+
+def test_more_threads_than_a_node_has_cpus_are_refused() -> None:
+    config = ClusterConfig("m", num_threads=9)
+    check_num_threads(config, 9, "node 10.0.0.1")
+    with pytest.raises(
+        ValueError, match=r"^num_threads is 9, but node 10\.0\.0\.1 has 8 CPUs for the cluster: use a num"
+    ):
+        check_num_threads(config, 8, "node 10.0.0.1")

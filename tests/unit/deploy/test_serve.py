@@ -74,12 +74,26 @@ def test_too_few_gpus_are_said_before_a_model_is_looked_for(
     monkeypatch.setattr(Cluster, "_init_ray", lambda self: None)
     monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 3.0, "GPU": 1.0})
     error = refusal(capsys, "--model", "no-such-model", "--device", "cuda", *PORTS)
-    assert "2 workers, but 1 GPUs here; use fewer workers (--both 1 needs 1) or set --device to cpu" in error
+    assert "takes 2 GPUs for 2 workers, with --workers-per-gpu 1, but 1 GPUs here; " in error
+    assert "use fewer workers (--both 1 needs 1), let them share GPUs (--workers-per-gpu 2) or set --device to" in error
+    error = refusal(capsys, "--model", "no-such-model", "--device", "cuda", "--workers-per-gpu", "2", *PORTS)
+    assert "model 'no-such-model' not found" in error
+    flags = ("--device", "cuda", "--decode", "2", "--workers-per-gpu", "2")
+    assert "takes 2 GPUs for 3 workers" in refusal(capsys, "--model", "no-such-model", *flags, *PORTS)
     error = refusal(capsys, "--model", "no-such-model", "--device", "cuda", "--both", "1", *PORTS)
     assert "model 'no-such-model' not found" in error
     monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 3.0})
     error = refusal(capsys, "--model", "no-such-model", "--device", "cuda", "--both", "1", *PORTS)
     assert "none is visible here" in error
+
+
+def test_more_threads_than_cpus_are_refused_before_a_model_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    error = refusal(capsys, "--model", "no-such-model", "--threads", "1000", *PORTS)
+    assert "--threads is 1000, but this host has 3 CPUs for the cluster: use a --threads of at most 3, or none" in error
+    assert "model 'no-such-model' not found" in refusal(capsys, "--model", "no-such-model", "--threads", "3", *PORTS)
 
 
 def test_a_model_without_config_weights_or_tokenizer(

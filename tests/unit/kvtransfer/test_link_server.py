@@ -123,6 +123,43 @@ def test_transports_of_one_host_are_for_senders_of_this_host(is_here: bool) -> N
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("sender_gpu", "gpu"), [("0000:C1:00.0", "0000:C1:00.0"), ("0000:C1:00.0", "0000:C2:00.0"), ("", "")]
+)
+def test_transports_between_gpus_need_two(sender_gpu: str, gpu: str, caplog: pytest.LogCaptureFixture) -> None:
+    is_one = bool(gpu) and sender_gpu == gpu
+
+    async def scenario() -> None:
+        between, other = ScriptedOpening(), ScriptedOpening()
+        between.between_gpus = True
+        transports = {"between": between, "other": other}
+        async with ReceiverEnd(transports, gpu=gpu) as receiver, SenderEnd(transports, gpu=sender_gpu) as sender:
+            sender.links.set_peers([receiver.peer])
+            await wait_until(lambda: len(sender.opened) == 1)
+            assert sender.opened == ["other" if is_one else "between"] and len(between.receivers) == (not is_one)
+            told = "; not between: it needs a GPU for each end, and both are on 0000:C1:00.0"
+            assert (told in caplog.text) == is_one
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(scenario())
+
+
+def test_a_sender_on_this_gpu_that_offers_nothing_else_is_told() -> None:
+    async def scenario() -> None:
+        between = ScriptedOpening()
+        between.between_gpus = True
+        async with ReceiverEnd({"between": between}, gpu="0000:C1:00.0") as receiver:
+            hello = replace(hello_to(receiver, "between"), sender_host=host_id(), sender_gpu="0000:C1:00.0")
+            answer = await answer_to(receiver, hello)
+            assert isinstance(answer, LinkRefused) and answer.no_transport
+            assert "between: it needs a GPU for each end, and both are on 0000:C1:00.0" in answer.reason
+            # On another host an equal PCI id is another GPU.
+            answer = await answer_to(receiver, replace(hello, sender_host="another"))
+            assert isinstance(answer, LinkWelcome)
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("is_here", [True, False])
 def test_sender_exit_is_seen_only_on_this_host(is_here: bool) -> None:
     """Process ids of another host mean nothing here."""

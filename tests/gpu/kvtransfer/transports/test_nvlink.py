@@ -1,4 +1,4 @@
-"""Pages between two processes over CUDA IPC, on two GPUs if available."""
+"""Pages between two processes over CUDA IPC, on one GPU and on two."""
 
 import asyncio
 import multiprocessing
@@ -32,12 +32,19 @@ def receive(connection: Connection, visible: str) -> None:
         connection.send(pool.memory[page].cpu())
 
 
-@pytest.fixture
-def peer() -> Iterator[Connection]:
+@pytest.fixture(
+    params=[
+        pytest.param("0", id="one-gpu"),
+        pytest.param(
+            "1", id="two-gpus", marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+        ),
+    ]
+)
+def peer(request: pytest.FixtureRequest) -> Iterator[Connection]:
     """The other process; it sends its endpoint first."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=receive, args=(there, "1" if torch.cuda.device_count() > 1 else "0"))
+    process = context.Process(target=receive, args=(there, request.param))
     process.start()
     try:
         yield here

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 
@@ -30,3 +32,11 @@ def test_unsupported_pool_is_refused(name: str) -> None:
     )
     with pytest.raises(ValueError, match=f"transport {name} moves pages between pools"):
         load_transports([name], other, "127.0.0.1", ClusterCredentials())
+
+
+def test_pools_of_one_gpu_name_the_same_gpu() -> None:
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+
+    first, second = (CudaKvPool(LAYOUT, 2, torch.device("cuda", 0)) for _ in range(2))
+    assert re.fullmatch(r"[0-9A-F]{4,8}:[0-9A-F]{2}:[0-9A-F]{2}\.0", first.gpu, re.IGNORECASE)
+    assert first.gpu == second.gpu and not CpuKvPool(LAYOUT, 2, "named").gpu

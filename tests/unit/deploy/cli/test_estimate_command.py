@@ -111,3 +111,14 @@ def test_a_rate_that_no_host_gives_is_a_failure(model_dir: str, capsys: pytest.C
         flags = ["--gpu", "l40s", "--workload", "4096/256", "--slo", limits, "--rate", rate]
         assert main(["estimate", "--model", model_dir, *flags]) == 1
         assert message in capsys.readouterr().err
+
+
+def test_workers_may_share_gpus(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["estimate", "--model", model_dir, "--gpu", "h200", "--workload", "1000/100", "--gpus", "1"]
+    assert main([*flags, "--workers-per-gpu", "2"]) == 0
+    told = capsys.readouterr().out
+    assert "by each of 2 workers that are always busy" in told and "1 GPUs, prefill:decode workers" in told
+    assert [row.split()[0] for row in told.splitlines()[-2:]] in (["2", "1:1"], ["1:1", "2"])
+    with pytest.raises(SystemExit):
+        main([*flags, "--workers-per-gpu", "33"])
+    assert "must be at most 32" in capsys.readouterr().err

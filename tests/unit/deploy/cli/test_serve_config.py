@@ -99,6 +99,8 @@ def test_every_field_has_a_flag_and_a_key(field: str, tmp_path: Path) -> None:
     needed: tuple[str, ...] = files if "tls" in field else ()
     if field in ("placement_strategy", "interface", "ship_code"):
         needed = ("ray_address", "placement_strategy")
+    if field == "workers_per_gpu":
+        needed = ("device",)
     together = {f: other_value(f) for f in needed}
     wanted = {"model": "m", **together, field: value}
     options = {o.field: o for o in SERVE_OPTIONS}

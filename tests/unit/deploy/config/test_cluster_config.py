@@ -53,6 +53,13 @@ from tandem.worker.config import WorkerConfig
             "internal_tls off has no use for internal_tls_cert",
         ),
         (lambda: ClusterConfig("m", grpc_port=99999), "grpc_port must be between"),
+        (lambda: ClusterConfig("m", device="cuda", workers_per_gpu=0), "workers_per_gpu must be 1 to 32, not 0"),
+        (lambda: ClusterConfig("m", device="cuda", workers_per_gpu=33), "workers_per_gpu must be 1 to 32, not 33"),
+        (lambda: ClusterConfig("m", workers_per_gpu=2), "workers_per_gpu 2 is for workers on GPUs: it needs device"),
+        (
+            lambda: ClusterConfig("m", device="cuda", workers_per_gpu=2, transport="nccl"),
+            "transport nccl needs a GPU for each end of a link, but workers_per_gpu is 2: use transport auto or nvlink",
+        ),
     ],
 )
 def test_nonsense_is_refused_by_name(make: object, message: str) -> None:
@@ -182,3 +189,16 @@ def test_only_who_has_both_roles_mixes(role: Role, mixed_steps: str, mixes: bool
     """Other workers would capture graphs for nothing."""
     config = ClusterConfig("m", mixed_steps=mixed_steps)
     assert config.worker("w", role, config.engine("m"), 100).worker.engine.mixed_steps == mixes
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 4, 7, 32])
+@pytest.mark.parametrize("workers_per_gpu", range(1, 33))
+def test_workers_take_equal_parts_of_gpus(workers_per_gpu: int, num_workers: int) -> None:
+    config = ClusterConfig(
+        "m", device="cuda", num_prefill=0, num_decode=0, num_any=num_workers, workers_per_gpu=workers_per_gpu
+    )
+    assert config.num_gpus == -(-num_workers // workers_per_gpu)
+    # Ray counts in ten-thousandths: so many fit a GPU, and no more.
+    parts = config.gpus_per_worker * 10_000
+    assert parts == pytest.approx(round(parts)) and 10_000 // round(parts) == workers_per_gpu
+    assert config.worker("w", "both", config.engine("m"), 9).worker.engine.workers_per_gpu == workers_per_gpu

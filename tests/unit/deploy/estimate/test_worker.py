@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from tandem.config import ROLES
 from tandem.deploy.estimate.gpus import GPUS
-from tandem.deploy.estimate.worker import FP8_KV_READ_SHARE, KV_READ_SHARE, Worker
+from tandem.deploy.estimate.worker import CONTEXT, FP8_KV_READ_SHARE, KV_READ_SHARE, Worker
 from tandem.engine.models.config import ModelConfig
 from tests.fakes.model_shapes import LLAMA_8B, QWEN_0_6B
 
@@ -126,3 +127,16 @@ def test_older_gpus_run_small_steps_without_our_own_kernels() -> None:
 
 def test_a_handover_takes_its_bytes_time_on_the_link() -> None:
     assert Worker(LLAMA_8B, H200).transfer(4096) == pytest.approx(4096 * 128 * 1024 / 382e9)
+
+
+def test_workers_of_one_gpu_share_its_memory_and_rates() -> None:
+    alone = Worker(LLAMA_8B, H200)
+    shared = Worker(LLAMA_8B, H200.shared_by(2), workers_per_gpu=2)
+    for role in ROLES:
+        # Each has its own copy of the weights.
+        assert 2 * shared.pool_tokens(role, 8192) < alone.pool_tokens(role, 8192)
+        memory = shared.memory(role)
+        pool = shared.pool_tokens(role, 8192) * shared.kv_bytes_per_token
+        assert 2 * (memory.weights + memory.graphs + memory.forward + pool + CONTEXT) <= H200.memory
+    assert shared.decode_step(64, 1152) > 1.8 * alone.decode_step(64, 1152)
+    assert shared.prefill(1, 8192) > 1.9 * alone.prefill(1, 8192)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.on_ray.ray_module import RayError
 from tandem.deploy.supervise import processes
 from tandem.deploy.supervise.processes import Processes
@@ -54,3 +55,19 @@ def test_a_drain_shows_the_lines_of_requests_that_end_in_it(keeps: bool, monkeyp
     cluster.router_configs = dict.fromkeys(("router-0", "router-1", "router-2"), config)
     assert cluster.drain(1.0) == 2
     assert shown == (["a", "b"] if keeps else [])
+
+
+@pytest.mark.parametrize(("workers_per_gpu", "num_gpus"), [(1, 1.0), (2, 0.5), (3, 0.3333)])
+def test_a_worker_takes_its_part_of_a_gpu(
+    workers_per_gpu: int, num_gpus: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    actor = SimpleNamespace(start=Method(lambda: None))
+    actor_class = SimpleNamespace(options=lambda **options: asked.append(options))
+    monkeypatch.setattr(processes, "ray", SimpleNamespace(remote=lambda cls: actor_class))
+    ray_in_use: Any = SimpleNamespace(actor_options=dict, naming=lambda name: {}, create=lambda cls, plan: actor)
+    config = ClusterConfig("m", device="cuda", workers_per_gpu=workers_per_gpu)
+    cluster = Processes(config, ray_in_use, lambda part, doing: None, print, lambda: None)
+    cluster.worker_plans = {"decode-0": config.worker("decode-0", "decode", config.engine("m"), 9)}
+    cluster.start_worker("decode-0")
+    assert [options["num_gpus"] for options in asked] == [num_gpus]

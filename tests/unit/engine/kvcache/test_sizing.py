@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tandem.engine.attention.layout import KvHeadLayout
-from tandem.engine.kvcache.sizing import GIB, DeviceMemory, choose_num_pages
+from tandem.engine.kvcache.sizing import CONTEXT_BYTES, GIB, DeviceMemory, choose_num_pages
 
 # 2 MiB per page.
 LAYOUT = KvHeadLayout(num_layers=32, page_size=16, num_kv_heads=8, head_dim=128, dtype="bfloat16")
@@ -76,3 +76,37 @@ def test_requested_page_count_is_limited_only_by_memory() -> None:
         choose_num_pages(MEMORY, LAYOUT, most + 1, 0.88, 0)
     with pytest.raises(ValueError, match=r"there is room for 0\.0: .*use a smaller model or a larger GPU"):
         choose_num_pages(replace(MEMORY, free=GIB), LAYOUT, 1, 0.88, 0)
+
+
+@pytest.mark.parametrize("num_workers", [2, 3, 4])
+@pytest.mark.parametrize("forward", [GIB, 9 * GIB])
+@pytest.mark.parametrize("fraction", [0.5, 0.88, 0.99])
+def test_workers_of_one_gpu_fit_together(num_workers: int, forward: int, fraction: float) -> None:
+    """Each measures beside the earlier ones, forward passes of which keep their memory."""
+    total = 140 * GIB
+    free, pools = total, []
+    for number in range(num_workers):
+        free -= CONTEXT_BYTES
+        # The first is a prefill worker, without decode graphs.
+        memory = DeviceMemory(total, free - 16 * GIB, 16 * GIB, GIB if number else 0, forward, num_workers)
+        num_pages = automatic(memory, fraction)
+        pools.append(num_pages)
+        free = memory.free - memory.graphs - (num_pages + 1) * LAYOUT.page_bytes - forward
+        taken = memory.weights + memory.graphs + (num_pages + 1) * LAYOUT.page_bytes
+        assert taken <= fraction * memory.share and taken + forward <= memory.share
+    assert free >= 0
+    # The order gives nobody more.
+    assert pools[0] == pools[1] + PAGES_PER_GIB and len(set(pools[1:])) == 1
+
+
+def test_a_share_without_room_names_the_option() -> None:
+    crowded = DeviceMemory(80 * GIB, free=39 * GIB, weights=16 * GIB, graphs=GIB, forward=2 * GIB, num_workers=4)
+    with pytest.raises(ValueError, match=r"each of 4 workers on the GPU has 19\.4 GiB.*or a smaller workers_per_gpu$"):
+        automatic(crowded, 0.88, 131072)
+    assert "other processes" not in str(crowded)
+
+
+def test_a_requested_page_count_may_exceed_the_share() -> None:
+    shared = replace(MEMORY, num_workers=2)
+    most = 120 * PAGES_PER_GIB - 1
+    assert automatic(shared, 0.88) < most == choose_num_pages(shared, LAYOUT, most, 0.88, 0)

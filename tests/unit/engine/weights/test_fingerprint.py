@@ -78,6 +78,23 @@ def test_changes_with_an_equal_sum_count(model_dir: str, change: Callable[[torch
     assert model_fingerprint(model) != first
 
 
+def test_one_thread_computes_the_sums(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    row_sums, num_threads, seen = fingerprint._row_sums, torch.get_num_threads(), set[int]()
+
+    def watched(tensor: torch.Tensor) -> torch.Tensor:
+        seen.add(torch.get_num_threads())
+        return row_sums(tensor)
+
+    monkeypatch.setattr(fingerprint, "_row_sums", watched)
+    model = load(model_dir)
+    torch.set_num_threads(2)
+    try:
+        model_fingerprint(model)
+        assert seen == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(num_threads)
+
+
 def test_zeros_of_other_shapes_count() -> None:
     assert len(fingerprint._row_sums(torch.zeros(3, 5))) == 3 and len(fingerprint._row_sums(torch.zeros(15))) == 1
 
