@@ -89,9 +89,7 @@ def test_a_trailer_has_no_more_bytes_than_a_head(address: tuple[str, int]) -> No
 def test_a_body_comes_in_pieces_of_some_size(address: tuple[str, int]) -> None:
     body = BODY.ljust(4096)
     for size in (1, 2, 64):
-        chunks = b"".join(
-            b"%x\r\n%s\r\n" % (size, body[start : start + size]) for start in range(0, len(body), size)
-        )
+        chunks = b"".join(b"%x\r\n%s\r\n" % (size, body[start : start + size]) for start in range(0, len(body), size))
         answer = ask(address, CHUNKED.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n") + chunks + b"0\r\n\r\n")
         if size == 64:
             assert answer[0] == 400 and "chunks" not in answer[1], "it is read"
@@ -140,9 +138,7 @@ def test_a_refused_client_is_read_no_further_than_the_port_s_budget(
 ) -> None:
     monkeypatch.setattr("tandem.router.frontends.openai.server.MAX_DISCARDED_BYTES_PER_S", 2**20)
     monkeypatch.setattr(closing_transport, "LINGER_S", 60.0)
-    process = RouterProcess(
-        RouterConfig(str(router_model_dir), "fake", 64, grpc_port=0, http_port=0, api_keys=(KEY,))
-    )
+    process = RouterProcess(RouterConfig(str(router_model_dir), "fake", 64, grpc_port=0, http_port=0, api_keys=(KEY,)))
     try:
         host, _, port = process.start().http.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=10.0) as connection:
@@ -154,9 +150,7 @@ def test_a_refused_client_is_read_no_further_than_the_port_s_budget(
         process.stop()
 
 
-def test_a_refused_client_that_sends_nothing_is_closed(
-    keyed: tuple[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_client_that_sends_nothing_is_closed(keyed: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(closing_transport, "LINGER_S", WAIT_S)
     with socket.create_connection(keyed, timeout=10.0) as connection:
         connection.sendall(HEAD + b"content-length: 100\r\n\r\n")
