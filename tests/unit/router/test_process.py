@@ -1,6 +1,8 @@
+import json
 import shutil
 import socket
 import time
+import urllib.request
 from pathlib import Path
 
 import grpc
@@ -112,6 +114,36 @@ def test_each_port_has_so_many_connections_and_no_more(router_model_dir: Path) -
             grpc.channel_ready_future(ready).result(10.0)
         for connection in (*http, *grpc_connections):
             connection.close()
+    finally:
+        process.stop()
+
+
+@pytest.mark.parametrize(("num_files", "shared_port", "expected"), [(2**20, 0, 4096), (1024, 0, 256), (1024, 7, 128)])
+def test_connections_leave_files_for_the_workers(
+    num_files: int,
+    shared_port: int,
+    expected: int,
+    router_model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("tandem.router.process.raise_open_files_limit", lambda: num_files)
+    ports = {"grpc_port": 0, "http_port": 0, "shared_grpc_port": shared_port, "shared_http_port": shared_port}
+    process = RouterProcess(RouterConfig(str(router_model_dir), "fake", 64, **ports))
+    try:
+        with urllib.request.urlopen(f"http://{process.start().http}/server_info", timeout=10.0) as answer:
+            assert json.load(answer)["config"]["max_connections"] == expected
+    finally:
+        process.stop()
+    assert ("each port takes" in caplog.text) == (expected < 4096)
+
+
+def test_a_router_with_too_few_files_does_not_start(router_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.router.process.raise_open_files_limit", lambda: 513)
+    process = RouterProcess(RouterConfig(str(router_model_dir), "fake", 64, grpc_port=0, http_port=0))
+    try:
+        with pytest.raises(ValueError, match="the system allows 513 open files"):
+            process.start()
     finally:
         process.stop()
 
