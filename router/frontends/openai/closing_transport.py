@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 # A peer that is still sending would miss its answer if the connection closed at once.
-LINGER_S = 1.0
+LINGER_S = 5.0
 # For all connections of a port together. Copying so much takes 2 % of a core.
 MAX_DISCARDED_BYTES_PER_S = 64 * 2**20
 # Limit on the time in which a peer takes no part of its answer.
@@ -24,12 +24,13 @@ class DiscardBudget:
         self._num_left = float(max_bytes_per_s)
         self._counted_at = now()
 
-    def take(self, num_bytes: int) -> bool:
+    def take(self, num_bytes: int) -> float:
+        """Counts bytes that were read. Returns the time until more may be, in seconds."""
         now = self._now()
         earned = (now - self._counted_at) * self._max_bytes_per_s
         self._num_left = min(self._num_left + earned, self._max_bytes_per_s) - num_bytes
         self._counted_at = now
-        return self._num_left >= 0
+        return max(0.0, -self._num_left / self._max_bytes_per_s)
 
 
 class ClosingTransport:
@@ -43,6 +44,7 @@ class ClosingTransport:
         self._loop = loop
         self._budget = budget
         self._timer: asyncio.TimerHandle | None = None
+        self._pause: asyncio.TimerHandle | None = None
         self._is_closing = False
         self._is_lingering = False
         self._num_unsent = 0
@@ -78,19 +80,20 @@ class ClosingTransport:
             self._finish()
 
     def discard(self, num_bytes: int) -> None:
-        """Counts bytes that came while closing."""
-        if self._is_lingering and not self._budget.take(num_bytes):
-            self._finish()
+        """Counts bytes that came while closing, and pauses if all connections together have read too many."""
+        if self._is_lingering and (wait_s := self._budget.take(num_bytes)):
+            self._transport.pause_reading()
+            self._pause = self._loop.call_later(wait_s, self._transport.resume_reading)
 
     def lost(self) -> None:
         """The protocol's connection_lost was called."""
         self._is_closing = True
         self._is_lingering = False
-        self._cancel_timer()
+        self._cancel_timers()
 
     def _finish(self) -> None:
         self._is_lingering = False
-        self._cancel_timer()
+        self._cancel_timers()
         self._transport.close()
         self._num_unsent = self._transport.get_write_buffer_size()
         self._progress_at = self._loop.time()
@@ -108,10 +111,11 @@ class ClosingTransport:
     def _check_later(self) -> None:
         self._timer = self._loop.call_later(CHECK_INTERVAL_S, self._check)
 
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _cancel_timers(self) -> None:
+        for timer in (self._timer, self._pause):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._pause = None
 
 
 def _ignore(_: Any) -> None:

@@ -97,27 +97,34 @@ def test_a_peer_that_is_still_sending_is_heard_for_a_while(
     assert inner.calls[-1] == "close"
 
 
-def test_a_peer_that_sends_more_than_the_budget_is_heard_no_more(
+def test_a_peer_that_sends_more_than_the_budget_is_slowed(
     transport: ClosingTransport, clock: Clock, inner: FakeTransport
 ) -> None:
     transport.is_peer_sending = True
     transport.close()
     transport.discard(600)
-    transport.discard(600)
-    assert inner.calls[-1] == "close"
+    assert inner.calls[-1] == "resume_reading"
+    transport.discard(900)
+    assert inner.calls[-1] == "pause_reading"
+    clock.pass_s(0.49)
+    assert inner.calls[-1] == "pause_reading"
+    clock.pass_s(0.02)
+    assert inner.calls[-1] == "resume_reading"
+    transport.discard(10_000_000)
     clock.pass_s(60.0)
-    assert inner.calls.count("close") == 1
+    assert inner.calls[-3:] == ["pause_reading", "close", "abort"], "it waits no longer than any other"
 
 
 def test_connections_share_a_budget_that_grows_with_time(clock: Clock) -> None:
     budget = DiscardBudget(1000, clock.time)
-    assert budget.take(1000)
-    assert not budget.take(1)
+    assert budget.take(1000) == 0.0
+    assert budget.take(100) == pytest.approx(0.1)
     clock.pass_s(0.5)
-    assert budget.take(499)
-    assert not budget.take(1000)
+    assert budget.take(399) == 0.0
+    assert budget.take(1000) == pytest.approx(1.0, abs=0.01)
     clock.pass_s(3600.0)
-    assert budget.take(1000) and not budget.take(1000), "it grows no further than for a second"
+    assert budget.take(1000) == 0.0, "it grows no further than for a second"
+    assert budget.take(1) > 0.0
 
 
 def test_a_closed_connection_ends_when_the_peer_takes_nothing(
