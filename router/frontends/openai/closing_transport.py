@@ -51,7 +51,7 @@ class ClosingTransport:
         self._progress_at = 0.0
         self.is_peer_sending = False
         # Each token of a stream is one write.
-        self.write = transport.write
+        self.write: Callable[[bytes], None] = transport.write
         self.get_extra_info = transport.get_extra_info
         self.pause_reading = transport.pause_reading
         self.resume_reading = transport.resume_reading
@@ -67,7 +67,7 @@ class ClosingTransport:
             self._finish()
             return
         self._is_lingering = True
-        self.write = _ignore  # type: ignore[method-assign]
+        self.write = _ignore
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._transport.resume_reading()
@@ -78,6 +78,9 @@ class ClosingTransport:
         if not self._is_closing:
             self._is_closing = True
             self._finish()
+
+    def abort(self) -> None:
+        self._transport.abort()
 
     def discard(self, num_bytes: int) -> None:
         """Counts bytes that came while closing, and pauses if all connections together have read too many."""

@@ -2,8 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -32,6 +31,16 @@ class _Refused(Exception):
     """Stops the parser."""
 
 
+class Keeper(Protocol):
+    """Knows the open connections. A connection is idle from its beginning, and from each answer to the next head."""
+
+    def is_idle(self, connection: "BoundedProtocol") -> None: ...
+
+    def is_busy(self, connection: "BoundedProtocol") -> None: ...
+
+    def is_lost(self, connection: "BoundedProtocol") -> None: ...
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """Adds limits: uvicorn waits for a head for ever, and buffers heads and trailers of any size."""
 
@@ -45,11 +54,11 @@ class BoundedProtocol(HttpToolsProtocol):
     _num_body_bytes = 0
     _num_pieces = 0
 
-    def __init__(self, budget: DiscardBudget, on_lost: Callable[[Any], None], *args: Any, **kwargs: Any) -> None:
-        """Args: budget: for bytes of refused requests; on_lost: called with this when the connection has ended."""
+    def __init__(self, budget: DiscardBudget, keeper: Keeper, *args: Any, **kwargs: Any) -> None:
+        """Args: budget: for bytes of refused requests."""
         super().__init__(*args, **kwargs)
         self._budget = budget
-        self._on_lost = on_lost
+        self._keeper = keeper
 
     @property
     def was_made(self) -> bool:
@@ -63,7 +72,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_came()
         self.transport.lost()
         super().connection_lost(exc)
-        self._on_lost(self)
+        self._keeper.is_lost(self)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -119,6 +128,7 @@ class BoundedProtocol(HttpToolsProtocol):
             # The head comes again without the header.
             return
         self._head_came()
+        self._keeper.is_busy(self)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -137,6 +147,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         # An unread part of a refused body would stay as long as the connection.
         self.cycle.body = bytearray()
+        self._keeper.is_idle(self)
         super().on_response_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]

@@ -6,9 +6,10 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 
 from tandem.router.frontends.openai.closing_transport import LINGER_S
-from tandem.router.frontends.openai.http_connection import BoundedProtocol, refusal
+from tandem.router.frontends.openai.http_connection import BoundedProtocol, Keeper, refusal
 
 logger = logging.getLogger(__name__)
 
@@ -20,17 +21,23 @@ PAUSE_S = 0.1
 # Connections beyond the limit that get an answer; they stay open until the client can have read it.
 MAX_REFUSED = 64
 
-# Receives the function that the protocol calls with itself when its connection has ended.
-MakeProtocol = Callable[[Callable[[BoundedProtocol], None]], BoundedProtocol]
+# When the port is full, a connection without a request gives way to a new one after this time.
+MIN_IDLE_S = 1.0
+
+MakeProtocol = Callable[[Keeper], BoundedProtocol]
 
 
-class Listener:
+class Listener(Keeper):
     """Has the methods of an asyncio server that uvicorn calls."""
 
     def __init__(
         self, listening: socket.socket, make_protocol: MakeProtocol, max_connections: int, tls: ssl.SSLContext | None
     ) -> None:
-        """Starts on the running loop. Further connections than max_connections get 503; with TLS they are closed."""
+        """Starts on the running loop.
+
+        Beyond max_connections the longest idle connection ends. If all are busy, a new one gets 503; with TLS it is
+        closed.
+        """
         self._socket = listening
         self._socket.setblocking(False)
         self._make_protocol = make_protocol
@@ -38,7 +45,9 @@ class Listener:
         self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._open: set[BoundedProtocol] = set()
-        self._beginning: set[asyncio.Task[None]] = set()
+        # With the time since when, the longest idle first.
+        self._idle: dict[BoundedProtocol, float] = {}
+        self._beginning: dict[BoundedProtocol, asyncio.Task[None]] = {}
         self._refused: dict[socket.socket, asyncio.TimerHandle] = {}
         self._pause: asyncio.TimerHandle | None = None
         self._listen()
@@ -47,7 +56,7 @@ class Listener:
         self._loop.remove_reader(self._socket)
         if self._pause is not None:
             self._pause.cancel()
-        for task in self._beginning:
+        for task in self._beginning.values():
             task.cancel()
         for connection, timer in self._refused.items():
             timer.cancel()
@@ -55,7 +64,19 @@ class Listener:
         self._refused.clear()
 
     async def wait_closed(self) -> None:
-        await asyncio.gather(*self._beginning, return_exceptions=True)
+        await asyncio.gather(*self._beginning.values(), return_exceptions=True)
+
+    def is_idle(self, connection: BoundedProtocol) -> None:
+        self._idle.pop(connection, None)
+        if connection in self._open:
+            self._idle[connection] = self._loop.time()
+
+    def is_busy(self, connection: BoundedProtocol) -> None:
+        self._idle.pop(connection, None)
+
+    def is_lost(self, connection: BoundedProtocol) -> None:
+        self._open.discard(connection)
+        self._idle.pop(connection, None)
 
     def _listen(self) -> None:
         self._loop.add_reader(self._socket, self._accept)
@@ -75,28 +96,40 @@ class Listener:
                 self._pause = self._loop.call_later(PAUSE_S, self._listen)
                 return
             connection.setblocking(False)
-            if len(self._open) < self._max_connections:
-                protocol = self._make_protocol(self._open.discard)
+            if len(self._open) < self._max_connections or self._end_longest_idle():
+                protocol = self._make_protocol(self)
                 self._open.add(protocol)
-                task = self._loop.create_task(self._begin(connection, protocol))
-                self._beginning.add(task)
-                task.add_done_callback(self._beginning.discard)
+                self.is_idle(protocol)
+                task = self._beginning[protocol] = self._loop.create_task(self._begin(connection, protocol))
+                task.add_done_callback(partial(self._has_begun, protocol))
             else:
                 self._refuse(connection)
 
     async def _begin(self, connection: socket.socket, protocol: BoundedProtocol) -> None:
-        try:
-            # A handshake that fails raises OSError.
-            with contextlib.suppress(OSError):
-                await self._loop.connect_accepted_socket(
-                    lambda: protocol,
-                    connection,
-                    ssl=self._tls,
-                    ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if self._tls else None,
-                )
-        finally:
-            if not protocol.was_made:
-                self._open.discard(protocol)
+        # A handshake that fails raises OSError.
+        with contextlib.suppress(OSError):
+            await self._loop.connect_accepted_socket(
+                lambda: protocol,
+                connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if self._tls else None,
+            )
+
+    def _has_begun(self, protocol: BoundedProtocol, _: asyncio.Task[None]) -> None:
+        del self._beginning[protocol]
+        if not protocol.was_made:
+            self.is_lost(protocol)
+
+    def _end_longest_idle(self) -> bool:
+        connection = next(iter(self._idle), None)
+        if connection is None or self._loop.time() - self._idle[connection] < MIN_IDLE_S:
+            return False
+        self.is_lost(connection)
+        if connection.was_made:
+            connection.transport.abort()
+        elif task := self._beginning.get(connection):
+            task.cancel()
+        return True
 
     def _refuse(self, connection: socket.socket) -> None:
         if self._tls is not None or len(self._refused) >= MAX_REFUSED:

@@ -4,14 +4,13 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Callable
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from tandem.config import TlsConfig
 from tandem.router.frontends.openai.closing_transport import MAX_DISCARDED_BYTES_PER_S, DiscardBudget
-from tandem.router.frontends.openai.http_connection import BoundedProtocol
+from tandem.router.frontends.openai.http_connection import BoundedProtocol, Keeper
 from tandem.router.frontends.openai.listener import Listener
 
 START_TIMEOUT_S = 10.0
@@ -31,8 +30,8 @@ class _Server(uvicorn.Server):
         assert sockets is not None
         budget = DiscardBudget(MAX_DISCARDED_BYTES_PER_S, asyncio.get_running_loop().time)
 
-        def make_protocol(on_lost: Callable[[BoundedProtocol], None]) -> BoundedProtocol:
-            return BoundedProtocol(budget, on_lost, config=self.config, server_state=self.server_state, app_state={})
+        def make_protocol(keeper: Keeper) -> BoundedProtocol:
+            return BoundedProtocol(budget, keeper, config=self.config, server_state=self.server_state, app_state={})
 
         self.servers = [
             Listener(listening, make_protocol, self._max_connections, self.config.ssl)  # type: ignore[misc]

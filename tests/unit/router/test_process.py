@@ -10,6 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.router.config import RouterConfig
+from tandem.router.frontends.openai import listener
 from tandem.router.policies.least_loaded import LeastLoaded
 from tandem.router.process import RouterProcess, make_policy
 from tandem.rpc import channel
@@ -92,7 +93,8 @@ def test_health_is_known_by_role(router_model_dir: Path) -> None:
         process.stop()
 
 
-def test_each_port_has_so_many_connections_and_no_more(router_model_dir: Path) -> None:
+def test_each_port_has_so_many_connections_and_no_more(router_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "MIN_IDLE_S", 1000.0)
     config = RouterConfig(str(router_model_dir), "fake", 64, grpc_port=0, http_port=0, max_connections=3)
     process = RouterProcess(config)
     try:

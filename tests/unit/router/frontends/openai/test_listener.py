@@ -23,6 +23,11 @@ MAX_CONNECTIONS = 3
 WAIT_S = 0.3
 
 
+@pytest.fixture(autouse=True)
+def no_turnover(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "MIN_IDLE_S", 1000.0)
+
+
 @contextlib.contextmanager
 def router(directory: Path, tls: TlsConfig | None = None) -> Iterator[RouterAddresses]:
     process = RouterProcess(
@@ -159,6 +164,40 @@ def test_a_refused_connection_with_a_request_reads_its_answer(router_model_dir: 
                 return client.getresponse().status == 200
 
         until(answers)
+
+
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_an_idle_connection_gives_way_to_a_new_one(
+    is_secure: bool,
+    router_model_dir: Path,
+    certificates: Certificates,
+    context: ssl.SSLContext,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One client without a key must not keep others out."""
+    tls = TlsConfig(certificates.cert, certificates.key) if is_secure else None
+
+    def open_one(address: str) -> socket.socket:
+        plain = connect(address)
+        return context.wrap_socket(plain, server_hostname="localhost") if is_secure else plain
+
+    with router(router_model_dir, tls) as addresses, contextlib.ExitStack() as held:
+        streaming = held.enter_context(open_one(addresses.http))
+        streaming.sendall(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert streaming.recv(65536)
+        # Without TLS, two connections before a head; with it, two before their handshake.
+        silent = [held.enter_context(connect(addresses.http)) for _ in range(MAX_CONNECTIONS - 1)]
+        time.sleep(0.2)
+        monkeypatch.setattr(listener, "MIN_IDLE_S", 0.0)
+        late = held.enter_context(open_one(addresses.http))
+        late.sendall(GET)
+        assert late.recv(65536).startswith(b"HTTP/1.1 200 ")
+        assert is_closed(silent[0]), "the longest idle one"
+        latest = held.enter_context(open_one(addresses.http))
+        latest.sendall(GET)
+        assert latest.recv(65536).startswith(b"HTTP/1.1 200 ")
+        assert is_closed(silent[1])
+        assert b"data: {" in streaming.recv(65536) + streaming.recv(65536), "a request in hand is no idle connection"
 
 
 def test_a_client_that_reads_nothing_of_its_answer_is_closed(
