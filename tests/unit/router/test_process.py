@@ -130,8 +130,16 @@ def test_connections_leave_files_for_the_workers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("tandem.router.process.raise_open_files_limit", lambda: num_files)
-    ports = {"grpc_port": 0, "http_port": 0, "shared_grpc_port": shared_port, "shared_http_port": shared_port}
-    process = RouterProcess(RouterConfig(str(router_model_dir), "fake", 64, **ports))
+    config = RouterConfig(
+        str(router_model_dir),
+        "fake",
+        64,
+        grpc_port=0,
+        http_port=0,
+        shared_grpc_port=shared_port,
+        shared_http_port=shared_port,
+    )
+    process = RouterProcess(config)
     try:
         with urllib.request.urlopen(f"http://{process.start().http}/server_info", timeout=10.0) as answer:
             assert json.load(answer)["config"]["max_connections"] == expected
