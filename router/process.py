@@ -6,9 +6,9 @@ import functools
 import logging
 import math
 import os
-import resource
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import grpc
 
 from tandem import exit_codes
 from tandem.config import ROLES
+from tandem.open_files import raise_open_files_limit
 from tandem.router.config import AUTO, RouterAddresses, RouterConfig
 from tandem.router.control_server import ControlServer
 from tandem.router.frontends.base import Frontend
@@ -24,6 +25,7 @@ from tandem.router.frontends.health import HealthService
 from tandem.router.frontends.kept_responses import KeptResponses
 from tandem.router.frontends.openai.app import make_app
 from tandem.router.frontends.response_exchange import ResponseExchange
+from tandem.router.frontends.watch_places import WatchPlaces
 from tandem.router.observe.live.feed import LiveFeed
 from tandem.router.observe.live.snapshot import SnapshotBuilder
 from tandem.router.observe.recordings import ROUTER, Recordings
@@ -51,8 +53,8 @@ PROBE_TIMEOUT_S = 5.0
 # Limit on the wait for workers before a router opens the shared ports.
 SHARED_PORTS_TIMEOUT_S = 5.0
 HEALTH_INTERVAL_S = 0.02
-# Open files besides the clients' connections: workers' connections, logs, libraries.
-NUM_OTHER_FILES = 256
+# Open files besides the clients' connections: workers' connections, refused clients, logs, libraries.
+NUM_OTHER_FILES = 512
 
 
 class RouterProcess:
@@ -108,9 +110,7 @@ class RouterProcess:
             self._loop_thread.stop()
 
     async def _serve(self) -> RouterAddresses:
-        config = self._config
-        num_ports = 4 if config.shared_grpc_port else 2
-        _allow_files(num_ports * config.max_connections + NUM_OTHER_FILES)
+        config = self._config = _within_open_files(self._config, raise_open_files_limit())
         tokenizer = Tokenizer(Path(config.model_dir), Path(config.chat_template) if config.chat_template else None)
         router = self._router = Router(config, make_policy(config.routing))
         if config.otlp_endpoint:
@@ -127,7 +127,7 @@ class RouterProcess:
         exchange = PeerExchange(
             config.router_id, peers, router.elsewhere, frontend.counts, router.update_loads, credentials
         )
-        health_service = HealthService(_serving(router))
+        health_service = HealthService(_serving(router), WatchPlaces(frontend.access.has_key))
         responses = ResponseExchange(config.router_id, peers, KeptResponses(time.monotonic), credentials)
         feed = self._feed = LiveFeed(SnapshotBuilder(router, config), len(config.api_keys))
         app = make_app(frontend, responses, feed, credentials)
@@ -212,18 +212,25 @@ class RouterProcess:
             await asyncio.to_thread(self._spans.close)
 
 
-def _allow_files(num_files: int) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
-    if soft != resource.RLIM_INFINITY and soft < allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed < num_files:
-        logger.warning(
-            "the system allows %d open files, fewer than the %d that --max-connections of all ports need; raise the "
-            "limit (ulimit -Hn), or lower the number",
-            allowed,
-            num_files,
+def _within_open_files(config: RouterConfig, num_files: int) -> RouterConfig:
+    """Lowers max_connections so that clients leave NUM_OTHER_FILES. Raises ValueError if none are left for them."""
+    num_ports = 4 if config.shared_grpc_port else 2
+    max_connections = (num_files - NUM_OTHER_FILES) // num_ports
+    if max_connections >= config.max_connections:
+        return config
+    if max_connections < 1:
+        raise ValueError(
+            f"the system allows {num_files} open files, and a router needs more than {NUM_OTHER_FILES + num_ports}: "
+            "raise the limit (ulimit -Hn)"
         )
+    logger.warning(
+        "the system allows %d open files: each port takes %d connections instead of the %d of --max-connections; raise "
+        "the limit (ulimit -Hn), or lower the number",
+        num_files,
+        max_connections,
+        config.max_connections,
+    )
+    return replace(config, max_connections=max_connections)
 
 
 def make_policy(name: str) -> RoutingPolicy:

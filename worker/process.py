@@ -16,6 +16,7 @@ from tandem.engine.build import build_engine
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.hosts import host_id
 from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, PageFormat
+from tandem.open_files import raise_open_files_limit
 from tandem.recording import Recorder
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.batch_writer import is_cancelled
@@ -76,6 +77,8 @@ class WorkerProcess:
             ValueError: the model cannot be served as configured.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        # A worker has several connections to each other worker.
+        raise_open_files_limit()
         self._loop_thread.start()
         self._engine_thread.start()
         self._engine_thread.wait_built(LOAD_TIMEOUT_S)

@@ -52,6 +52,10 @@ class Access:
             raise UnauthenticatedError("the API key is wrong")
         return key
 
+    def has_key(self, authorization: str | None) -> bool:
+        """Whether the header names one of the keys; never without keys."""
+        return bearer_token(authorization) in self._keys
+
     def num_requests_by_key(self) -> dict[str, int]:
         """Returns counts by key digest; empty without a limit."""
         if not self._max_requests_per_key:

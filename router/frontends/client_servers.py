@@ -47,7 +47,7 @@ class ClientServers:
         self._grpc = new_client_facing_server(
             [
                 api_key_auth(frontend),
-                IntakeInterceptor(SERVICE, frontend),
+                IntakeInterceptor(SERVICE, frontend, health_service.places.note_key),
                 MalformedRequestInterceptor(SERVICE, check),
             ],
             max_receive_bytes=config.max_body_bytes,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-# Each watch takes about 10 kB.
-MAX_WATCHES = 1024
+from tandem.router.frontends.watch_places import WatchPlaces
+
 # A client that takes no message for this long counts as gone.
 WRITE_TIMEOUT_S = 60.0
 
@@ -15,10 +15,12 @@ _Status = health_pb2.HealthCheckResponse
 
 
 class HealthService(health_pb2_grpc.HealthServicer):
-    def __init__(self, serving: Mapping[str, bool]) -> None:
+    """Attributes: places: limits the watches, for all of a router's ports together."""
+
+    def __init__(self, serving: Mapping[str, bool], places: WatchPlaces) -> None:
         self._serving = serving
         self._changed = asyncio.Event()
-        self.num_watches = 0
+        self.places = places
 
     def publish(self, serving: Mapping[str, bool]) -> None:
         self._serving = dict(serving)
@@ -34,18 +36,17 @@ class HealthService(health_pb2_grpc.HealthServicer):
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext) -> None:
         """Sends the status and its changes. A slow client gets only the latest."""
-        if self.num_watches >= MAX_WATCHES:
-            await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WATCHES} calls of Watch are open: use Check instead"
-            )
-        # Do not keep an unknown client's string.
+        metadata = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
+        peer = context.peer()
+        if refusal := self.places.take(peer, metadata.get("authorization")):
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
+        # Do not keep an unknown client's strings.
         service = request.service if request.service in self._serving else None
-        del request
-        self.num_watches += 1
+        del request, metadata
         try:
             await self._watch(service, context)
         finally:
-            self.num_watches -= 1
+            self.places.free(peer)
 
     async def _watch(self, service: str | None, context: grpc.aio.ServicerContext) -> None:
         sent: int | None = None

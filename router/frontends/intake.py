@@ -30,13 +30,17 @@ MAX_SMALL_WAITING = 256
 
 
 class IntakeInterceptor(grpc.aio.ServerInterceptor):
-    def __init__(self, own_service: str, frontend: Frontend) -> None:
-        """Args: own_service: the service that takes large messages."""
+    def __init__(self, own_service: str, frontend: Frontend, note_key: Callable[[str], None]) -> None:
+        """
+        Args:
+            own_service: the service that takes large messages.
+            note_key: called with the peer of each of its calls, whose key is right.
+        """
         self._own_prefix = f"/{own_service}/"
         max_bytes = frontend.config.max_body_bytes
         num_slots = max(1, MAX_READ_BYTES // max_bytes)
         slots = ReadSlots(num_slots, grace_s=GRACE_S, timeout_s=TIMEOUT_S, max_waiting=MAX_CALLS)
-        self._own = _Reader(slots, max_bytes, frontend.refusals_counted, router_trailer(frontend))
+        self._own = _Reader(slots, max_bytes, frontend.refusals_counted, router_trailer(frontend), note_key)
         small = ReadSlots(
             NUM_SMALL_SLOTS,
             grace_s=SMALL_GRACE_S,
@@ -44,7 +48,7 @@ class IntakeInterceptor(grpc.aio.ServerInterceptor):
             max_waiting=MAX_SMALL_WAITING,
             newest_first=True,
         )
-        self._small = _Reader(small, MAX_SMALL_BYTES, nullcontext, router_trailer(frontend))
+        self._small = _Reader(small, MAX_SMALL_BYTES, nullcontext, router_trailer(frontend), lambda _: None)
 
     async def intercept_service(
         self,
@@ -65,17 +69,21 @@ class _Reader:
         max_bytes: int,
         counted: Callable[[], AbstractContextManager[None]],
         trailer: tuple[tuple[str, str], ...],
+        note: Callable[[str], None],
     ) -> None:
         self._slots = slots
         self._max_bytes = max_bytes
         self._counted = counted
         self._trailer = trailer
+        self._note = note
 
     async def read(self, context: grpc.aio.ServicerContext) -> Any:
         """Aborts the call if the message is too large or there is no room."""
+        peer = context.peer()
+        self._note(peer)
         try:
             with self._counted():
-                data = await self._slots.read(context.read, context.peer())
+                data = await self._slots.read(context.read, peer)
                 if data is grpc.aio.EOF or len(data) <= self._max_bytes:
                     return data
                 num_bytes = len(data)

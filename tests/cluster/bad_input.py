@@ -773,6 +773,27 @@ SHOWN_APART = {
         Row("body of 50 MB, in chunks", LARGE_BODY, http=b"", status=413),
         Row("body that stops coming", "no part of the body came for 30 s", http=b"", status=408),
         Row("head of more than 64 KiB", "the request's head has more than 65536 bytes", http=b"", status=431),
+        *(
+            Row(name, message, http=b"", status=status)
+            for name, status, message in (
+                ("more than 128 headers", 431, "the request has more than 128 headers"),
+                ("URL of more than 8 KiB", 414, "the URL has more than 8192 bytes"),
+                ("trailers", 400, "trailers are not taken here: send the body without them"),
+                (
+                    "endless trailer, or chunk extension",
+                    400,
+                    "the request has too many bytes beside its body: send larger chunks, and nothing after the body",
+                ),
+                (
+                    "body in tiny chunks",
+                    400,
+                    "the body comes in chunks of less than 64 bytes: send larger ones",
+                ),
+                ("body in gzip", 415, "bodies encoded as gzip are not taken: send it without that encoding"),
+                ("tunnel through the server", 405, "this server is no proxy: CONNECT is not taken"),
+                ("bytes that are no HTTP", 400, "these bytes are no HTTP request"),
+            )
+        ),
         Row("unknown path", "there is no /v1/embeddings here", http={}, status=404, path="/v1/embeddings"),
         Row("wrong method", "/v1/models does not take POST", http={}, status=405, path="/v1/models"),
         Row("unknown method", "Method not found!", b"", grpc_code="UNIMPLEMENTED"),

@@ -229,7 +229,8 @@ def test_endless_headers_are_cut(tiny_pd: ServedCluster) -> None:
     with socket.create_connection((host, int(port)), timeout=10.0) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\n")
         received = b""
-        with pytest.raises(OSError):
+        # The server may close while this end is sending.
+        with contextlib.suppress(OSError):
             for number in range(2000):
                 connection.sendall(b"x-%d: %s\r\n" % (number, b"y" * 10_000))
         with contextlib.suppress(ConnectionResetError):

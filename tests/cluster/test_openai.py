@@ -2,6 +2,7 @@
 
 import json
 import random
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.cluster.conftest import VOCAB_SIZE, Oracle, ServedCluster, wait_until
 from tests.cluster.wire import http
+from tests.fakes.raw_http import read_all
 
 MODEL = "tiny-llama"
 PROMPT = "The old lighthouse stood"
@@ -316,3 +318,37 @@ def test_tokenize_then_generate(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> 
         assert answer["text"] == greedy_text(tiny_oracle, PROMPT, 12)
         assert answer["meta_info"]["completion_tokens"] == 12
     assert http(tiny_pd, "POST", "/reset_prefix_cache").status == 404
+
+
+CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "end"),
+    [
+        ("/v1/completions", {"prompt": PROMPT, "max_tokens": 4}, b"data: [DONE]"),
+        ("/v1/chat/completions", CHAT, b"data: [DONE]"),
+        ("/v1/responses", {"input": "hello", "max_output_tokens": 4}, b"event: response."),
+        ("/v1/messages", CHAT, b"event: message_stop"),
+        ("/generate", {"text": PROMPT, "sampling_params": {"max_new_tokens": 4}}, b"data: [DONE]"),
+    ],
+)
+def test_proxies_pass_on_the_events_of_every_api(
+    tiny_pd: ServedCluster, path: str, fields: dict[str, Any], end: bytes
+) -> None:
+    """HTTP/1.0, as some proxies speak it, has no chunks: the connection's end is the stream's."""
+    host, _, port = tiny_pd.cluster.addresses.http.rpartition(":")
+    body = json.dumps({"model": MODEL, "stream": True, **fields}).encode()
+    for minor in (0, 1):
+        with socket.create_connection((host, int(port)), timeout=30.0) as connection:
+            head = f"POST {path} HTTP/1.{minor}\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+            connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            answer = read_all(connection)
+        fields_of_head, _, events = answer.partition(b"\r\n\r\n")
+        status, *lines = fields_of_head.lower().split(b"\r\n")
+        assert status.endswith(b"200 ok")
+        assert {b"x-accel-buffering: no", b"cache-control: no-cache, no-transform"} <= set(lines)
+        assert (b"transfer-encoding: chunked" in lines) == (minor == 1)
+        if minor == 0:
+            assert events.startswith((b"id: ", b"data: ", b"event: ")) and events.endswith(b"\n\n")
+            assert events.rstrip().split(b"\n\n")[-1].startswith(end)

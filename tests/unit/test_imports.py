@@ -30,6 +30,7 @@ VOCABULARY = (
     "tandem.grammar_limits",
     "tandem.hosts",
     "tandem.messages",
+    "tandem.open_files",
     "tandem.options",
     "tandem.prefix",
     "tandem.printable",

@@ -58,6 +58,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         408: "the body came too slowly",
         410: "the end of the stream to resume is lost",
         413: "the body is too large",
+        415: "the body has a content encoding",
         429: "too many requests",
         500: "an error of the server",
         503: "no worker can serve the request now",

@@ -1,7 +1,6 @@
 """Checks of every HTTP request before it is read: API key, and size and pace of its body."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from functools import partial
 
@@ -20,9 +19,6 @@ STATUS_OVERLOADED = 429
 # For the gap between two parts of a body, and for the whole body.
 BODY_TIMEOUT_S = 30.0
 WHOLE_BODY_TIMEOUT_S = 300.0
-# A refused body is read this far: a client that is still sending would miss the answer.
-DISCARD_TIMEOUT_S = 1.0
-MAX_DISCARDED_BYTES = 64 * 2**20
 
 
 class AccessMiddleware:
@@ -51,13 +47,12 @@ class AccessMiddleware:
                 key = state["key"] = self._frontend.identify(headers.get(b"authorization"), state["request_id"])
             except UnauthenticatedError as error:
                 refusal = error_response(error)
-        if refusal is None and b"upgrade" in headers:
-            # The parser treats the rest as another protocol, so the body is lost.
-            refusal = status_response(400, "connections are not upgraded here: send the request without that header")
+        encoding = headers.get(b"content-encoding", "identity").strip().lower()
+        if refusal is None and encoding not in ("identity", ""):
+            refusal = status_response(415, f"bodies encoded as {encoding} are not taken: send it without that encoding")
         if refusal is None and num_announced > self._max_body_bytes:
             refusal = status_response(413, too_large(self._max_body_bytes))
         if refusal is not None:
-            await body.discard()
             await refusal(scope, receive, body.closing(send))
             return
         with self._frontend.access.hold_bytes(key) as hold:
@@ -97,23 +92,12 @@ class _Body:
                 raise HTTPException(408, f"the body took longer than {WHOLE_BODY_TIMEOUT_S:g} s") from None
             raise HTTPException(408, f"no part of the body came for {BODY_TIMEOUT_S:g} s") from None
         if self._num_bytes > self._max_bytes:
-            await self.discard()
             raise HTTPException(413, too_large(self._max_bytes))
-        try:
-            self.count(len(message.get("body", b"")))
-        except HTTPException:
-            await self.discard()
-            raise
+        self.count(len(message.get("body", b"")))
         return message
 
-    async def discard(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DISCARD_TIMEOUT_S):
-                while not self._is_read and self._num_bytes <= MAX_DISCARDED_BYTES:
-                    await self._receive_part()
-
     def closing(self, send: Send) -> Send:
-        """Closes the connection after an answer to an unfinished body, whose rest has no limit."""
+        """Closes the connection after an answer to an unfinished body. The connection discards the rest."""
 
         async def closing_send(message: Message) -> None:
             if message["type"] == "http.response.start" and not self._is_read:

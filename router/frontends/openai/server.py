@@ -4,18 +4,40 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from tandem.config import TlsConfig
-from tandem.router.frontends.openai.http_connection import BoundedProtocol
+from tandem.router.frontends.openai.closing_transport import MAX_DISCARDED_BYTES_PER_S, DiscardBudget
+from tandem.router.frontends.openai.http_connection import BoundedProtocol, Keeper
+from tandem.router.frontends.openai.listener import Listener
 
 START_TIMEOUT_S = 10.0
 STOP_GRACE_S = 1
 POLL_S = 0.01
 BACKLOG = 2048
+
+
+class _Server(uvicorn.Server):
+    """Counts connections before their TLS handshake; uvicorn first hears of them after it."""
+
+    def __init__(self, config: uvicorn.Config, max_connections: int) -> None:
+        super().__init__(config)
+        self._max_connections = max_connections
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        assert sockets is not None
+        budget = DiscardBudget(MAX_DISCARDED_BYTES_PER_S, asyncio.get_running_loop().time)
+
+        def make_protocol(keeper: Keeper) -> BoundedProtocol:
+            return BoundedProtocol(budget, keeper, config=self.config, server_state=self.server_state, app_state={})
+
+        self.servers = [
+            Listener(listening, make_protocol, self._max_connections, self.config.ssl)  # type: ignore[misc]
+            for listening in sockets
+        ]
+        self.started = True
 
 
 class HttpServer:
@@ -29,7 +51,7 @@ class HttpServer:
         *,
         reuse_port: bool = False,
     ) -> None:
-        """Binds the port; 0 picks a free one. Further connections than max_connections are refused with an answer.
+        """Binds the port; 0 picks a free one. Further connections than max_connections are refused.
 
         Raises ValueError: the port is taken or the address is not ours.
         """
@@ -41,7 +63,7 @@ class HttpServer:
         self.address = f"{host}:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(
             app,
-            http=partial(BoundedProtocol, max_connections),  # type: ignore[arg-type]
+            http=BoundedProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -54,7 +76,7 @@ class HttpServer:
             ssl_ca_certs=tls.client_ca_file or None if tls else None,
             ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.client_ca_file else ssl.CERT_NONE,
         )
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config, max_connections)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

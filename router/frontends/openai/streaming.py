@@ -104,7 +104,8 @@ class EventStream(Response):
 
     def __init__(self, events: AsyncGenerator[Event], first: Event | None) -> None:
         """Args: first: taken from `events` already; None: there are none."""
-        super().__init__(headers={"cache-control": "no-cache"})
+        # A proxy that compresses or buffers an event stream holds its events until the end.
+        super().__init__(headers={"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._first = first

@@ -1,6 +1,8 @@
+import json
 import shutil
 import socket
 import time
+import urllib.request
 from pathlib import Path
 
 import grpc
@@ -8,6 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.router.config import RouterConfig
+from tandem.router.frontends.openai import listener
 from tandem.router.policies.least_loaded import LeastLoaded
 from tandem.router.process import RouterProcess, make_policy
 from tandem.rpc import channel
@@ -90,7 +93,8 @@ def test_health_is_known_by_role(router_model_dir: Path) -> None:
         process.stop()
 
 
-def test_each_port_has_so_many_connections_and_no_more(router_model_dir: Path) -> None:
+def test_each_port_has_so_many_connections_and_no_more(router_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "MIN_IDLE_S", 1000.0)
     config = RouterConfig(str(router_model_dir), "fake", 64, grpc_port=0, http_port=0, max_connections=3)
     process = RouterProcess(config)
     try:
@@ -112,6 +116,44 @@ def test_each_port_has_so_many_connections_and_no_more(router_model_dir: Path) -
             grpc.channel_ready_future(ready).result(10.0)
         for connection in (*http, *grpc_connections):
             connection.close()
+    finally:
+        process.stop()
+
+
+@pytest.mark.parametrize(("num_files", "shared_port", "expected"), [(2**20, 0, 4096), (1024, 0, 256), (1024, 7, 128)])
+def test_connections_leave_files_for_the_workers(
+    num_files: int,
+    shared_port: int,
+    expected: int,
+    router_model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("tandem.router.process.raise_open_files_limit", lambda: num_files)
+    config = RouterConfig(
+        str(router_model_dir),
+        "fake",
+        64,
+        grpc_port=0,
+        http_port=0,
+        shared_grpc_port=shared_port,
+        shared_http_port=shared_port,
+    )
+    process = RouterProcess(config)
+    try:
+        with urllib.request.urlopen(f"http://{process.start().http}/server_info", timeout=10.0) as answer:
+            assert json.load(answer)["config"]["max_connections"] == expected
+    finally:
+        process.stop()
+    assert ("each port takes" in caplog.text) == (expected < 4096)
+
+
+def test_a_router_with_too_few_files_does_not_start(router_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.router.process.raise_open_files_limit", lambda: 513)
+    process = RouterProcess(RouterConfig(str(router_model_dir), "fake", 64, grpc_port=0, http_port=0))
+    try:
+        with pytest.raises(ValueError, match="the system allows 513 open files"):
+            process.start()
     finally:
         process.stop()
 

@@ -1,5 +1,6 @@
 """Size and pace of HTTP bodies."""
 
+import gzip
 import json
 import socket
 import time
@@ -59,3 +60,15 @@ def test_bodies_count_from_when_they_are_read_until_the_answer(router_model_dir:
         assert error_of(response)[0] == 400
     finally:
         process.stop()
+
+
+def test_an_encoded_body_is_refused_by_its_encoding(address: tuple[str, int]) -> None:
+    row = SHOWN_APART["body in gzip"]
+    body = gzip.compress(b'{"prompt": 1}')
+    request = HEAD + b"content-encoding: %s\r\ncontent-length: %d\r\n\r\n"
+    with socket.create_connection(address, timeout=10.0) as connection:
+        connection.sendall(request % (b"gzip", len(body)) + body)
+        assert error_of(read_all(connection)) == (row.status, row.message)
+    with socket.create_connection(address, timeout=10.0) as connection:
+        connection.sendall(request % (b"identity", 2) + b"{}")
+        assert error_of(connection.recv(65536))[0] == 400

@@ -132,7 +132,7 @@ def test_data_need_the_key(keyed: tuple[str, int]) -> None:
         assert b"router" not in answer.read()
     with closing(ask(keyed, "/live", **AUTHORIZED)) as answer:
         assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
-        assert answer.headers["cache-control"] == "no-cache"
+        assert answer.headers["cache-control"] == "no-cache, no-transform"
         first, second, third = (next_frame(answer) for _ in range(3))
         assert (first["whole"], second["whole"]) == (True, False)
         assert not first["ready"] and first["reason"] == "no prefill and no decode worker is connected"
