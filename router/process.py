@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import resource
+import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
@@ -53,6 +54,9 @@ SHARED_PORTS_TIMEOUT_S = 5.0
 HEALTH_INTERVAL_S = 0.02
 # Open files besides the clients' connections: workers' connections, logs, libraries.
 NUM_OTHER_FILES = 256
+# The interpreter's thread switch interval, in seconds. With the default of 5 ms the loop waits as long for each thread
+# that reads a large request.
+SWITCH_INTERVAL_S = 0.001
 
 
 class RouterProcess:
@@ -76,6 +80,7 @@ class RouterProcess:
             ValueError: a port is taken; or the tokenizer, chat template, a TLS file, the routing policy or the tool
                 parser is unusable.
         """
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._loop_thread.start()
         return self._loop_thread.call(self._serve(), START_TIMEOUT_S)
 

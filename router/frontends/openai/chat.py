@@ -1,5 +1,6 @@
 """POST /v1/chat/completions."""
 
+import asyncio
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from tandem.router.frontends.generation import Generation, Piece
 from tandem.router.frontends.openai.answers import Answer, ChoiceBuffer, token_text
 from tandem.router.frontends.openai.body import run_beside
 from tandem.router.frontends.openai.chat_plan import ChatPlan, Reading, plan_chat, read_from, whole_structure
+from tandem.router.frontends.openai.prompt_logprobs import object_text, slices_of
 from tandem.router.frontends.openai.request import (
     WantedLogprobs,
     cache_namespace,
@@ -78,6 +80,17 @@ class ChatAnswer(Answer):
     def delta(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
         text, token_ids, logprobs = buffer.take_unsent()
         return self._choice(index, buffer, "delta", {"content": text} if text else {}, token_ids, logprobs)
+
+    async def choice_text(self, index: int, buffer: ChoiceBuffer) -> str:
+        if not buffer.logprobs:
+            return to_json(self.choice(index, buffer))
+        entries = list(zip(buffer.token_ids, buffer.logprobs, strict=False))
+        texts = []
+        for part in slices_of(buffer.logprobs):
+            texts.append(to_json([self._token_logprob(*entry) for entry in entries[part]])[1:-1])
+            await asyncio.sleep(0)
+        buffer.logprobs = []
+        return object_text(self.choice(index, buffer), {"logprobs": f'{{"content":[{",".join(texts)}]}}'})
 
     async def own_fields(self) -> dict[str, str]:
         if self.wanted.listed is None:

@@ -11,8 +11,8 @@ from tandem.router.fair_slots import FairSlots
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Parsed and validated within 3 ms. A thread's round trip takes 0.1 ms.
-MAX_INLINE_BYTES = 2**14
+# Parsed and validated within 2 ms. A thread's round trip takes 0.1 ms.
+MAX_INLINE_BYTES = 2**13
 TIMEOUT_S = 60.0
 
 
