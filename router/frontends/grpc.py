@@ -138,7 +138,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             with frontend.admission(key, is_resumed=request.HasField("resume")):
                 namespace = frontend.cache_namespace(key, request.cache_namespace)
                 prompt = await frontend.tokenize(_prompt(request, frontend), namespace)
-                grammar = await frontend.grammar(_structured_output(request))
+                # Without keys, the peer's address without its port.
+                client = key or context.peer().rpartition(":")[0]
+                grammar = await frontend.grammar(_structured_output(request), client)
             options = _options(request.sampling, grammar)
             frontend.check_prompt_logprobs(len(prompt.token_ids), options.num_prompt_logprobs, hold)
             spec = RequestSpec(

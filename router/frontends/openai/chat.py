@@ -20,6 +20,7 @@ from tandem.router.frontends.openai.request import (
     WantedLogprobs,
     cache_namespace,
     check_num_prompt_tokens,
+    checked_grammar,
     count_unknown_fields,
 )
 from tandem.router.frontends.openai.resumable import ResumableStream, make_stream, recall_stream
@@ -231,7 +232,7 @@ async def begin_chat(
     """Raises RequestError."""
     with frontend.refusals_counted(request.state.request_id):
         plan = await run_beside(request, plan_chat, frontend, body, last_event_id)
-        chat = await _tokenize(frontend, plan, request.state)
+        chat = await _tokenize(frontend, plan, request)
         generations = frontend.begin(_spec(frontend, plan, chat, request.state), body.n or 1)
     return BegunChat(chat.prompt, generations, chat.stream, chat.reading, plan.wanted_logprobs)
 
@@ -244,13 +245,14 @@ class _TokenizedChat:
     stream: ResumableStream | None
 
 
-async def _tokenize(frontend: Frontend, plan: ChatPlan, state: State) -> _TokenizedChat:
-    body, key = plan.body, state.key
+async def _tokenize(frontend: Frontend, plan: ChatPlan, request: Request) -> _TokenizedChat:
+    body, state = plan.body, request.state
+    key = state.key
     with frontend.admission(key, body.n or 1, is_resumed=plan.last_event is not None):
         recalled = await recall_stream(frontend, key, plan.last_event, state.hold)
         prompt = await frontend.tokenize(plan.prompt, frontend.cache_namespace(key, cache_namespace(body)))
         reading = read_from(frontend.output_format, plan, prompt)
-        grammar = await frontend.grammar(whole_structure(plan.calls.structure, reading))
+        grammar = await checked_grammar(frontend, whole_structure(plan.calls.structure, reading), request)
     frontend.check_prompt_logprobs(len(prompt.token_ids), plan.wanted_logprobs.num_top, state.hold)
     stream = None
     if plan.is_resumable:

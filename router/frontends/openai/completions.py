@@ -16,6 +16,7 @@ from tandem.router.frontends.openai.request import (
     cache_namespace,
     check_num_choices,
     check_num_prompt_tokens,
+    checked_grammar,
     count_unknown_fields,
     structured_output,
 )
@@ -120,7 +121,7 @@ async def serve_completion(
         last = last_event(last_event_id, is_resumable=resumable)
         with frontend.admission(key, len(inputs) * (body.n or 1), is_resumed=last is not None):
             recalled = await recall_stream(frontend, key, last, request.state.hold)
-            options = replace(options, grammar=await frontend.grammar(wanted))
+            options = replace(options, grammar=await checked_grammar(frontend, wanted, request))
             namespace = frontend.cache_namespace(key, cache_namespace(body))
             prompts = [await frontend.tokenize(prompt, namespace) for prompt in inputs]
             texts = [await frontend.prompt_text(prompt) for prompt in inputs] if body.echo else []

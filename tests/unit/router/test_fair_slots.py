@@ -83,7 +83,7 @@ async def test_a_slot_given_to_one_who_leaves_at_that_moment_goes_on() -> None:
     await work.ask("a0", "b0", "c0")
     work._goes_on["a0"].set()
     # The task of a0 ends and passes the slot on; that of b0 has not run yet.
-    while slots.num_waiting("b"):
+    while slots.num_waiting("b"):  # noqa: ASYNC110
         await asyncio.sleep(0)
     await work.leave("b0")
     assert work.begun == ["a0", "c0"]

@@ -23,6 +23,7 @@ MAX_ANSWER_TURN_S = 0.025
 MAX_MODEL_LEN = 1_000_000
 NUM_LOGPROBS = 20
 NUM_OUTPUT_TOKENS = 3000
+MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 def cluster(num_tokens: int = 3) -> HttpCluster:
@@ -100,7 +101,6 @@ def large_requests() -> Iterator[Any]:
 
     turns = [{"role": ("user", "assistant")[number % 2], "content": "hi", "unknown": 1} for number in range(2048)]
     assert len(turns) == MAX_MESSAGES
-    messages = [{"role": "user", "content": "hi"}]
     yield case("chat", "/v1/chat/completions", messages=turns, max_tokens=1)
     yield case("tokenize", "/tokenize", messages=turns)
     yield case("responses", "/v1/responses", input=turns, max_output_tokens=1)
@@ -115,14 +115,14 @@ def large_requests() -> Iterator[Any]:
         {"name": f"f{number}", "parameters": {"type": "object", "properties": properties}} for number in range(100)
     ]
     tools = [{"type": "function", "function": function} for function in functions]
-    yield case("tools", "/v1/chat/completions", messages=messages, tools=tools, max_tokens=1)
+    yield case("tools", "/v1/chat/completions", messages=MESSAGES, tools=tools, max_tokens=1)
 
 
 @pytest.mark.parametrize(("path", "body"), list(large_requests()))
 def test_no_large_request_holds_the_loop(path: str, body: dict[str, Any]) -> None:
     async def scenario() -> None:
         served, watch = cluster(), LoopWatch()
-        await ask(served, "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1})
+        await ask(served, "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1})
         answer = await ask(served, path, body, watch)
         print(watch)
         assert answer.status == 200, answer.body[:300]
@@ -171,7 +171,10 @@ def test_a_conversation_without_end_is_refused() -> None:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 20}),
+        (
+            "/v1/chat/completions",
+            {"messages": MESSAGES, "logprobs": True, "top_logprobs": NUM_LOGPROBS},
+        ),
         ("/v1/completions", {"prompt": "hi", "logprobs": NUM_LOGPROBS}),
         ("/v1/completions", {"prompt": "hi", "logprobs": NUM_LOGPROBS, "stream": True}),
     ],
