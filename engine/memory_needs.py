@@ -55,11 +55,12 @@ def check_memory(
         if num_workers > 1:
             changes.append("fewer workers")
         raise ValueError(
-            f"{where}the weights of {workers} need {weights / MIB:.0f} MiB, {free}; use {', '.join(changes)}, or end what "
-            "else uses the memory"
+            f"{where}the weights of {workers} need {weights / MIB:.0f} MiB, {free}; use {', '.join(changes)}, or end "
+            "what else uses the memory"
         )
     most = (available_bytes - weights) // (num_workers * layout.page_bytes)
     raise ValueError(
         f"{where}{own} of {pools // num_workers // layout.page_bytes} pages of {layout.page_bytes} bytes need "
-        f"{pools / MIB:.0f} MiB beside {weights / MIB:.0f} MiB of weights, {free}; use a smaller num_pages, below {most}"
+        f"{pools / MIB:.0f} MiB beside {weights / MIB:.0f} MiB of weights, {free}; use a smaller num_pages, below "
+        f"{most}"
     )
