@@ -76,7 +76,8 @@ def hub_snapshot(cache: Path, model: str) -> Path:
 
 def test_hub_ids_come_from_the_local_cache_without_the_network(tmp_path: Path) -> None:
     whole = make_model(hub_snapshot(tmp_path, "org/whole"))
-    bare = make_model(hub_snapshot(tmp_path, "org/bare"), weights=False, **TINY_LLAMA)
+    config: dict[str, Any] = TINY_LLAMA
+    bare = make_model(hub_snapshot(tmp_path, "org/bare"), weights=False, seed=0, **config)
     script = """
 import json, sys
 from tandem.engine.weights.resolve import resolve_model

@@ -8,13 +8,19 @@ from typing import Any
 import pytest
 
 from tandem.messages import Admit, Finished, FirstToken, TokenEvent, Tokens
+from tandem.prompt_logprobs import PackedLogprobs
+from tandem.router.frontends.base import MAX_PROMPT_LOGPROBS
+from tandem.router.frontends.grpc import write_scored
 from tandem.router.frontends.openai.body import MAX_STRINGS
+from tandem.router.requests.prompt_logprobs import PromptLogprobs
 from tandem.router.text.prompt_encoder import MAX_MESSAGES
 from tandem.sampling_params import TokenLogprobs, TopLogprob
+from tandem.v1 import inference_pb2 as pb
 from tests.fakes import chat_templates
 from tests.fakes.http_cluster import KEYS, HttpCluster
 from tests.fakes.http_doors import DoorAnswer
 from tests.fakes.loop_watch import LoopWatch
+from tests.unit.router.frontends.test_grpc import Context
 
 # CPU time of the loop's thread. A turn takes about 2 ms; without threads and slices each of these takes over 10.
 MAX_TURN_S = 0.007
@@ -187,5 +193,23 @@ def test_log_probabilities_of_a_long_output_do_not_hold_the_loop(path: str, body
         assert answer.status == 200, answer.body[:300]
         assert answer.body.count(b'"token') > 0 and len(answer.body) > 150 * NUM_OUTPUT_TOKENS
         assert watch.longest_cpu_s < MAX_ANSWER_TURN_S
+
+    asyncio.run(scenario())
+
+
+def test_log_probabilities_of_a_long_prompt_over_grpc_do_not_hold_the_loop() -> None:
+    num_tokens = MAX_PROMPT_LOGPROBS // (NUM_LOGPROBS + 1)
+    numbers, many = bytes(4 * num_tokens), bytes(4 * num_tokens * NUM_LOGPROBS)
+    scored = PromptLogprobs(num_tokens + 1)
+    scored.append(PackedLogprobs(1, NUM_LOGPROBS, numbers, numbers, many, many))
+
+    async def scenario() -> None:
+        watch, context = LoopWatch(), Context()
+        async with watch:
+            await write_scored(context, pb.GenerateResponse(index=1), scored)
+        print(watch)
+        (written,) = context.responses
+        assert len(written.prompt_logprobs.top_logprobs) == num_tokens * NUM_LOGPROBS
+        assert watch.longest_cpu_s < MAX_TURN_S
 
     asyncio.run(scenario())
