@@ -1,6 +1,7 @@
 """Starts, supervises and stops a cluster: routers and workers, on a Ray of its own or an existing one."""
 
 import contextlib
+import functools
 import logging
 import os
 import secrets
@@ -25,7 +26,14 @@ from tandem.deploy.on_ray.hosted_ray import STATE, HostedRay
 from tandem.deploy.on_ray.local_ray import LocalRay
 from tandem.deploy.on_ray.ray_base import RayBase, StartError
 from tandem.deploy.on_ray.ray_module import ray
-from tandem.deploy.plan import check_num_threads, check_own_classes, plan, router_names, worker_names
+from tandem.deploy.plan import (
+    check_before_fetching,
+    check_num_threads,
+    check_own_classes,
+    plan,
+    router_names,
+    worker_names,
+)
 from tandem.deploy.supervise.processes import OnProgress, Processes
 from tandem.deploy.supervise.role_planner import RolePlanner
 from tandem.deploy.supervise.role_plans import RolePlans
@@ -147,7 +155,11 @@ class Cluster:
         with refusals():
             self._on_progress("model", "looking at it")
             model_dir = resolve_model(
-                config.model, config.load_format, on_progress=self._on_model_progress, held=self._held
+                config.model,
+                config.load_format,
+                on_progress=self._on_model_progress,
+                held=self._held,
+                check=functools.partial(check_before_fetching, config),
             )
             if config.spans_nodes:
                 ports = self._place(model_dir)

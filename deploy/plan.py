@@ -14,6 +14,7 @@ from tandem.engine.attention.table import ATTENTION_BACKENDS
 from tandem.engine.config import EngineConfig
 from tandem.engine.kvcache.eviction.table import EVICTION_POLICIES
 from tandem.engine.kvcache.host_memory import available_memory_bytes
+from tandem.engine.memory_needs import check_memory
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.page_layout import page_layout_of
 from tandem.kvtransfer.transports.table import TRANSPORTS
@@ -126,16 +127,21 @@ def plan(
 
 
 def _check_memory(nodes: Iterable[PoolsOfNode], engine: EngineConfig, model_config: ModelConfig) -> None:
-    """Refuses pools that do not fit together. Each worker alone would see all free memory of its host."""
+    """Refuses weights and pools that do not fit together. Each worker alone would see all free memory of its host."""
     layout = page_layout_of(model_config, engine.page_size, engine.dtype, engine.kv_cache_dtype)
     for node, num_pools, available in nodes:
-        needed = num_pools * engine.num_pages * layout.page_bytes
-        if needed > available:
-            raise ValueError(
-                f"{f'node {node}: ' if node else ''}{num_pools} pools of {engine.num_pages} pages of "
-                f"{layout.page_bytes} bytes need {needed / 2**20:.0f} MiB, but only {available / 2**20:.0f} MiB of "
-                f"memory are free; use a smaller num_pages, below {available // (num_pools * layout.page_bytes)}"
-            )
+        where = f"node {node}: " if node else ""
+        if num_pools:
+            check_memory(engine, model_config, layout, available, num_workers=num_pools, where=where)
+
+
+def check_before_fetching(config: ClusterConfig, model_dir: Path) -> None:
+    """Checks a model of which only the configuration is there. Raises ValueError: it cannot be served, or does not fit
+    into this host's memory."""
+    model_config = ModelConfig.from_dir(model_dir)
+    engine = config.engine(str(model_dir), 1)
+    if engine.device == "cpu" and not config.spans_nodes:
+        _check_memory([PoolsOfNode("", config.num_workers, available_memory_bytes())], engine, model_config)
 
 
 def worker_names(config: ClusterConfig) -> Iterator[tuple[str, Role]]:

@@ -16,8 +16,10 @@ from tandem.engine.engine import Engine
 from tandem.engine.grammars import Grammars
 from tandem.engine.graph_runner import DecodeGraphs
 from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.kvcache.host_memory import available_memory_bytes
 from tandem.engine.kvcache.pool import CpuKvPool, KvPool
 from tandem.engine.kvcache.sizing import GIB, DeviceMemory, choose_num_pages
+from tandem.engine.memory_needs import check_memory
 from tandem.engine.mixed_graphs import MixedGraphs, MixedSizes
 from tandem.engine.models.base import Model
 from tandem.engine.models.build import build_model
@@ -62,6 +64,7 @@ def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[st
         on_progress(doing)
 
     if device.type == "cpu":
+        check_memory(config, model_config, layout, available_memory_bytes())
         model, fingerprint, backend = _load_model(config, model_config, layout, device, tell)
         tell("allocating pages")
         pool = CpuKvPool(layout, config.num_pages, pool_name)
@@ -75,6 +78,7 @@ def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[st
         )
     else:
         free_at_start = free_bytes()
+        check_memory(config, model_config, layout, free_at_start)
         try:
             engine = _cuda_engine(config, model_config, layout, device, free_at_start, tell)
         except torch.OutOfMemoryError as error:

@@ -94,7 +94,7 @@ class Grammars:
             tokenizer = LLTokenizer(
                 (model_dir / "tokenizer.json").read_text(), n_vocab=vocab_size, eos_token=_eos_token_ids(model_dir)
             )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             logger.info("no grammars can be followed: %s", error)
             return None
         return cls(tokenizer, vocab_size)
@@ -164,7 +164,11 @@ def _eos_token_ids(model_dir: Path) -> list[int] | None:
     """End tokens, which are no text in any grammar; None lets llguidance find them."""
     for name in ("generation_config.json", "config.json"):
         path = model_dir / name
-        ids = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
+        content = json.loads(path.read_text()) if path.exists() else {}
+        ids = content.get("eos_token_id") if isinstance(content, dict) else None
         if ids is not None:
-            return ids if isinstance(ids, list) else [ids]
+            ids = ids if isinstance(ids, list) else [ids]
+            if not all(type(token_id) is int for token_id in ids):
+                raise ValueError(f"{path}: eos_token_id must be a number or a list of numbers")
+            return ids
     return None

@@ -6,6 +6,7 @@ import functools
 import logging
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
@@ -55,6 +56,9 @@ SHARED_PORTS_TIMEOUT_S = 5.0
 HEALTH_INTERVAL_S = 0.02
 # Open files besides the clients' connections: workers' connections, refused clients, logs, libraries.
 NUM_OTHER_FILES = 512
+# The interpreter's thread switch interval, in seconds. With the default of 5 ms the loop waits as long for each thread
+# that reads a large request.
+SWITCH_INTERVAL_S = 0.001
 
 
 class RouterProcess:
@@ -78,6 +82,7 @@ class RouterProcess:
             ValueError: a port is taken; or the tokenizer, chat template, a TLS file, the routing policy or the tool
                 parser is unusable.
         """
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._loop_thread.start()
         return self._loop_thread.call(self._serve(), START_TIMEOUT_S)
 
@@ -128,7 +133,8 @@ class RouterProcess:
             config.router_id, peers, router.elsewhere, frontend.counts, router.update_loads, credentials
         )
         health_service = HealthService(_serving(router), WatchPlaces(frontend.access.has_key))
-        responses = ResponseExchange(config.router_id, peers, KeptResponses(time.monotonic), credentials)
+        kept = KeptResponses(time.monotonic)
+        responses = ResponseExchange(config.router_id, peers, kept, credentials, config.max_body_bytes)
         feed = self._feed = LiveFeed(SnapshotBuilder(router, config), len(config.api_keys))
         app = make_app(frontend, responses, feed, credentials)
         workers = new_server(

@@ -11,6 +11,7 @@ from typing import Any
 from tandem.config import ClusterTls, ClusterTlsFiles
 from tandem.deploy.config.cluster_config import ClusterConfig, WorkerPlan
 from tandem.deploy.errors import ClusterError, ConfigurationError
+from tandem.deploy.host.memory_kills import MemoryKills
 from tandem.deploy.nodes.node_placement import NodePlacement
 from tandem.deploy.on_ray.ray_base import RayBase
 from tandem.deploy.on_ray.ray_module import RayActorError, RayError, RayTaskError, ray
@@ -58,6 +59,7 @@ class Processes:
         self.worker_plans: dict[str, WorkerPlan] = {}
         self.num_starts: Counter[str] = Counter()
         self.router_ready_s = 0.0
+        self._memory_kills = MemoryKills()
         self._nodes: NodePlacement | None = None
         self._cluster_tls: ClusterTls | ClusterTlsFiles | None = None
 
@@ -301,5 +303,6 @@ class Processes:
         if isinstance(error, RayActorError):
             directory = self._config.log_dir
             log = log_file(directory, name) if directory else self._ray.log_directory
-            return f"its process died; {log} says why"
+            why = self._memory_kills.explanation()
+            return f"its process died: {why}" if why else f"its process died; {log} says why"
         return str(error) or type(error).__name__

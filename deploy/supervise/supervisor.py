@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tandem.deploy.host.mappers import Mappers
+from tandem.deploy.host.memory_kills import MemoryKills
 from tandem.deploy.on_ray.ray_module import ActorUnavailableError, RayError, RayTaskError, ray
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class Supervisor:
         self._awaited: dict[Any, _Awaited] = {}
         self._restart_at: dict[str, float] = {}
         self._mappers = Mappers()
+        self._memory_kills = MemoryKills()
         self._answered_at: dict[str, float] = {}
         self._probe_at: dict[str, float] = {}
         self._looked_at = time.monotonic()
@@ -127,7 +129,8 @@ class Supervisor:
                     # The call broke, not the process.
                     self._awaited[self._actors[name].wait_stopped.remote()] = awaited
                     return
-                logger.warning("%s died; starting it again", name)
+                why = self._memory_kills.explanation()
+                logger.warning("%s died%s; starting it again", name, f": {why}" if why else "")
                 self._start_later(name)
                 running = [other for other in self._answered_at if self._kinds[other].mapped is not None]
                 self._mappers.has_died(name, running, time.monotonic())

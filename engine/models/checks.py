@@ -3,6 +3,9 @@
 import math
 from typing import Any
 
+# Above every size and length of a model.
+MAX_COUNT = 2**31 - 1
+
 
 def required(raw: dict[str, Any], key: str) -> Any:
     if raw.get(key) is None:
@@ -16,10 +19,12 @@ def require_dict(name: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def require_count(name: str, value: object) -> None:
-    """Requires an int of at least 1."""
+def require_count(name: str, value: object, most: int = MAX_COUNT) -> None:
+    """Requires an int of at least 1 and at most `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+    if value > most:
+        raise ValueError(f"{name} must be at most {most}, not {value!r}")
 
 
 def require_positive(name: str, value: object) -> None:

@@ -4,10 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from tandem.engine.models.architectures import ARCHITECTURES, Architecture
-from tandem.engine.models.checks import require_count, require_dict, require_positive, required
+from tandem.engine.models.checks import MAX_COUNT, require_count, require_dict, require_positive, required
 from tandem.engine.models.quantization import AT_LOAD, FP8, Quantization, read_quantization
 from tandem.engine.models.rope import Llama3RopeScaling, read_rope
 
+# The largest supported models have 126.
+MAX_LAYERS = 1024
+MAX_ERROR_LENGTH = 400
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -48,7 +51,8 @@ class ModelConfig:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type is int:
-                require_count(field.name, value)
+                # Layers are Python objects, made before their tensors are looked at.
+                require_count(field.name, value, MAX_LAYERS if field.name == "num_layers" else MAX_COUNT)
             elif field.type is float:
                 require_positive(field.name, value)
             elif field.type is bool and not isinstance(value, bool):
@@ -69,7 +73,10 @@ class ModelConfig:
         try:
             return cls._from_json(_read_json(path))
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+            # It quotes the file's values, which may be long.
+            text = " ".join(str(error).split())
+            text = text if len(text) <= MAX_ERROR_LENGTH else f"{text[: MAX_ERROR_LENGTH - 1]}…"
+            raise ValueError(f"{path}: {text}") from error
 
     def quantized(self, how: str) -> "ModelConfig":
         return replace(self, quantization=AT_LOAD) if how == FP8 and self.quantization is None else self

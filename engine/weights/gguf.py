@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import reprlib
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -14,7 +16,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from tandem.engine.weights.gguf_tokenizer import build_tokenizer, tokenizer_config
+from tandem.engine.weights.gguf_header import check_header
+from tandem.engine.weights.gguf_tokenizer import build_tokenizer, check_tokens, token_id, tokenizer_config
 
 Progress = Callable[[str, float], None]
 Tensors = Mapping[str, gguf.ReaderTensor]
@@ -36,6 +39,8 @@ _LAYER_TENSORS = {
     "ffn_down.weight": "mlp.down_proj.weight",
 }
 _ROPE_FACTORS = "rope_freqs.weight"
+# Above every size and length of a model.
+MAX_NUMBER = 2**31
 
 # Each changes the arithmetic; a plain Llama has none, or these values.
 _NEUTRAL_METADATA: dict[str, Any] = {
@@ -124,9 +129,10 @@ def _open(path: Path) -> gguf.GGUFReader:
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise ValueError(f"{path} is not a GGUF file")
+    check_header(path)
     try:
         return gguf.GGUFReader(path)
-    except (ValueError, IndexError, KeyError, OverflowError) as error:
+    except (ValueError, IndexError, KeyError, OverflowError, TypeError) as error:
         raise ValueError(
             f"cannot read {path}: {error}; it is truncated, or uses a format or quantisation unknown to "
             "the installed gguf package"
@@ -136,11 +142,14 @@ def _open(path: Path) -> gguf.GGUFReader:
 def _model_config(metadata: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     architecture = metadata.get("general.architecture")
     if architecture != "llama":
-        raise ValueError(f"architecture {architecture!r} is not supported in GGUF, only 'llama'")
+        raise ValueError(f"architecture {reprlib.repr(architecture)} is not supported in GGUF, only 'llama'")
+    check_tokens(metadata)
     for key, neutral in _NEUTRAL_METADATA.items():
         if (value := metadata.get(key, neutral)) != neutral:
-            raise ValueError(f"{key} = {value!r} is not supported")
+            raise ValueError(f"{key} = {reprlib.repr(value)} is not supported")
     hidden_size, num_heads = _int(metadata, "embedding_length"), _int(metadata, "attention.head_count")
+    if hidden_size % num_heads and "llama.attention.key_length" not in metadata:
+        raise ValueError(f"llama.embedding_length {hidden_size} is not a multiple of {num_heads} attention heads")
     head_dim = _int(metadata, "attention.key_length", hidden_size // num_heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if (value := _int(metadata, key, head_dim)) != head_dim:
@@ -162,34 +171,35 @@ def _model_config(metadata: Mapping[str, Any], tensors: Tensors) -> dict[str, An
         "rope_theta": _float(metadata, "rope.freq_base", 10_000.0),
         "max_position_embeddings": _int(metadata, "context_length"),
         "tie_word_embeddings": "output.weight" not in tensors,
-        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
+        "bos_token_id": token_id(metadata, "bos"),
         "eos_token_id": _eos_token_ids(metadata),
-        "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id"),
+        "pad_token_id": token_id(metadata, "padding"),
+        "vocab_size": len(metadata["tokenizer.ggml.tokens"]),
     }
     _check_names(config, tensors)
-    config["vocab_size"] = int(tensors["token_embd.weight"].shape[1])
+    _check_shapes(config, tensors)
     config["rope_scaling"] = _rope_scaling(config, tensors)
     return config
 
 
 def _int(metadata: Mapping[str, Any], name: str, default: int | None = None) -> int:
     value = metadata.get(f"llama.{name}", default)
-    if not isinstance(value, int) or value <= 0:
-        # A list means sizes that differ between layers.
-        raise ValueError(f"llama.{name} must be a positive integer, got {value!r}")
+    # type(): bool is an int in Python. A list means sizes that differ between layers.
+    if type(value) is not int or not 0 < value < MAX_NUMBER:
+        raise ValueError(f"llama.{name} must be a positive integer below {MAX_NUMBER}, got {reprlib.repr(value)}")
     return value
 
 
 def _float(metadata: Mapping[str, Any], name: str, default: float | None = None) -> float:
     value = metadata.get(f"llama.{name}", default)
-    if not isinstance(value, float):
-        raise ValueError(f"llama.{name} must be a number, got {value!r}")
+    if not isinstance(value, float) or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"llama.{name} must be a number above 0, got {reprlib.repr(value)}")
     # GGUF keeps float32. Its shortest form is the model author's number: 1e-05, not 9.99999974e-06.
     return float(str(np.float32(value)))
 
 
 def _eos_token_ids(metadata: Mapping[str, Any]) -> int | list[int] | None:
-    ids = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    ids = [token_id(metadata, name) for name in ("eos", "eot", "eom")]
     unique = [index for index in dict.fromkeys(ids) if index is not None]
     return unique if len(unique) > 1 else next(iter(unique), None)
 
@@ -210,12 +220,38 @@ def _tensor_names(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check_names(config: Mapping[str, Any], tensors: Tensors) -> None:
+    # Before the names are made: the metadata may say any number.
+    num_layers, found = config["num_hidden_layers"], {name.split(".")[1] for name in tensors if name.startswith("blk.")}
+    if num_layers > len(found):
+        raise ValueError(f"llama.block_count is {num_layers}, but the file has tensors of {len(found)} layers")
     expected = set(_tensor_names(config))
     if missing := expected - set(tensors):
         raise ValueError(f"{len(missing)} tensors are missing, for example {min(missing)}")
     # A bias, an expert or a norm on q means that the model is not a plain Llama.
     if unknown := set(tensors) - expected - {_ROPE_FACTORS}:
         raise ValueError(f"{len(unknown)} tensors have no place in a Llama, for example {min(unknown)}")
+
+
+def _check_shapes(config: Mapping[str, Any], tensors: Tensors) -> None:
+    hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    num_q, num_kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    vocab_size = config["vocab_size"]
+    # Columns first, as GGUF has them.
+    shapes = {
+        "token_embd.weight": [hidden, vocab_size],
+        "output.weight": [hidden, vocab_size],
+        "attn_q.weight": [hidden, num_q],
+        "attn_k.weight": [hidden, num_kv],
+        "attn_v.weight": [hidden, num_kv],
+        "attn_output.weight": [num_q, hidden],
+        "ffn_gate.weight": [hidden, inner],
+        "ffn_up.weight": [hidden, inner],
+        "ffn_down.weight": [inner, hidden],
+    }
+    for name in _tensor_names(config):
+        expected = shapes.get(name.split(".", 2)[-1] if name.startswith("blk.") else name, [hidden])
+        if (shape := tensors[name].shape.tolist()) != expected:
+            raise ValueError(f"tensor {name} has shape {shape}, but the metadata says {expected}")
 
 
 def _rope_scaling(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any] | None:

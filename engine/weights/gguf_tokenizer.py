@@ -6,6 +6,7 @@ quietly cost quality.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -67,18 +68,17 @@ def build_tokenizer(metadata: Metadata) -> Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
     if kind != "gpt2":
         raise ValueError(
-            f"the GGUF's tokenizer model is {kind!r}; only byte-level BPE ('gpt2') is supported: "
+            f"the GGUF's tokenizer model is {reprlib.repr(kind)}; only byte-level BPE ('gpt2') is supported: "
             "use the model's Hugging Face directory instead"
         )
     pre = metadata.get("tokenizer.ggml.pre")
-    if pre not in _PRE_TOKENIZERS:
+    if not isinstance(pre, str) or pre not in _PRE_TOKENIZERS:
         raise ValueError(
-            f"the GGUF's pre-tokenizer (tokenizer.ggml.pre) is {pre!r}; known: {', '.join(_PRE_TOKENIZERS)}"
+            f"the GGUF's pre-tokenizer (tokenizer.ggml.pre) is {reprlib.repr(pre)}; known: {', '.join(_PRE_TOKENIZERS)}"
         )
-    tokens, merges = _list(metadata, "tokenizer.ggml.tokens"), _list(metadata, "tokenizer.ggml.merges")
+    check_tokens(metadata)
+    tokens, merges = metadata["tokenizer.ggml.tokens"], _texts(metadata, "tokenizer.ggml.merges")
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    if len(vocabulary) != len(tokens):
-        raise ValueError("the GGUF's vocabulary (tokenizer.ggml.tokens) holds a token twice")
     try:
         bpe = models.BPE(
             vocab=vocabulary,
@@ -95,7 +95,7 @@ def build_tokenizer(metadata: Metadata) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
-    _add_tokens(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type", []))
+    _add_tokens(tokenizer, tokens, _types(metadata, len(tokens)))
     _add_post_processor(tokenizer, metadata)
     return tokenizer
 
@@ -116,15 +116,46 @@ def tokenizer_config(metadata: Metadata) -> dict[str, Any]:
         if (token := _special_token(metadata, theirs)) is not None:
             config[f"{ours}_token"] = token
     if (template := metadata.get("tokenizer.chat_template")) is not None:
+        if not isinstance(template, str):
+            raise ValueError(f"the GGUF's tokenizer.chat_template must be a text, not {reprlib.repr(template)}")
         config["chat_template"] = template
     return config
 
 
-def _list(metadata: Metadata, key: str) -> list[Any]:
+def check_tokens(metadata: Metadata) -> None:
+    """Raises ValueError: there is no vocabulary of different texts."""
+    tokens = _texts(metadata, "tokenizer.ggml.tokens")
+    if len(set(tokens)) != len(tokens):
+        raise ValueError("the GGUF's vocabulary (tokenizer.ggml.tokens) holds a token twice")
+
+
+def token_id(metadata: Metadata, name: str) -> int | None:
+    """Returns the id of a special token, or None. Raises ValueError: it is outside the vocabulary."""
+    index, num_tokens = metadata.get(f"tokenizer.ggml.{name}_token_id"), len(metadata["tokenizer.ggml.tokens"])
+    # type(): bool is an int in Python.
+    if index is not None and (type(index) is not int or not 0 <= index < num_tokens):
+        raise ValueError(f"the GGUF's {name} token id {reprlib.repr(index)} is outside its vocabulary of {num_tokens}")
+    return index
+
+
+def _texts(metadata: Metadata, key: str) -> list[str]:
     value = metadata.get(key)
     if not isinstance(value, list) or not value:
         raise ValueError(f"the GGUF has no {key}")
+    if not all(isinstance(item, str) for item in value):
+        raise ValueError(f"the GGUF's {key} must be a list of texts, not {reprlib.repr(value)}")
     return value
+
+
+def _types(metadata: Metadata, num_tokens: int) -> list[int]:
+    types = metadata.get("tokenizer.ggml.token_type")
+    if types is None:
+        return []
+    if not isinstance(types, list) or len(types) != num_tokens or not all(type(kind) is int for kind in types):
+        raise ValueError(
+            f"the GGUF's tokenizer.ggml.token_type must be a list of {num_tokens} numbers, one for each token"
+        )
+    return types
 
 
 def _pair(merge: str) -> tuple[str, str]:
@@ -133,19 +164,24 @@ def _pair(merge: str) -> tuple[str, str]:
 
 
 def _special_token(metadata: Metadata, name: str) -> str | None:
-    index = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    index = token_id(metadata, name)
     if index is None:
         return None
-    tokens = _list(metadata, "tokenizer.ggml.tokens")
-    if index >= len(tokens):
-        raise ValueError(f"the GGUF's {name} token id {index} is outside its vocabulary of {len(tokens)}")
-    return tokens[index]
+    token: str = metadata["tokenizer.ggml.tokens"][index]
+    return token
 
 
 def _adds_bos(metadata: Metadata) -> bool:
     # Llama 3 files may omit the flag and still mean yes.
     default = metadata.get("tokenizer.ggml.pre") == "llama-bpe"
-    return bool(metadata.get("tokenizer.ggml.add_bos_token", default))
+    return _flag(metadata, "tokenizer.ggml.add_bos_token", default=default)
+
+
+def _flag(metadata: Metadata, key: str, *, default: bool = False) -> bool:
+    value = metadata.get(key, default)
+    if not isinstance(value, bool):
+        raise ValueError(f"the GGUF's {key} must be true or false, not {reprlib.repr(value)}")
+    return value
 
 
 def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
@@ -156,7 +192,7 @@ def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> No
 
 
 def _add_post_processor(tokenizer: Tokenizer, metadata: Metadata) -> None:
-    if metadata.get("tokenizer.ggml.add_eos_token"):
+    if _flag(metadata, "tokenizer.ggml.add_eos_token"):
         raise ValueError("the GGUF wants EOS at the end of every prompt: it is no model for text generation")
     if not _adds_bos(metadata):
         return

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from tandem.engine.models.config import ModelConfig
 from tandem.engine.weights.conversions import ConversionCache, default_directory
 from tandem.engine.weights.headers import tensor_names
 
@@ -28,6 +29,7 @@ def resolve_model(
     cache_dir: Path | None = None,
     on_progress: Progress | None = None,
     held: ExitStack | None = None,
+    check: Callable[[Path], object] | None = None,
 ) -> Path:
     """Returns a local Hugging Face style directory for ``model``.
 
@@ -36,6 +38,7 @@ def resolve_model(
             (``org/name``), in this order. A hub model is downloaded only if the local hub cache lacks it.
         load_format: ``auto`` needs safetensors weights; ``dummy`` only the configuration.
         held: a converted model stays in the cache until this is closed.
+        check: called with a hub model's configuration before its weights are fetched; None: checks the architecture.
 
     Raises:
         ValueError: the model cannot be found or fetched, is incomplete, malformed or unsupported.
@@ -51,7 +54,7 @@ def resolve_model(
     elif path.suffix == ".gguf":
         directory = cache.get(path, on_progress, held)
     elif _HUB_ID.fullmatch(model):
-        directory = _from_hub(model, load_format, on_progress)
+        directory = _from_hub(model, load_format, on_progress, check or ModelConfig.from_dir)
     else:
         raise ValueError(
             f"model {model!r} not found: give a directory, a .gguf file, a hub id like org/name, "
@@ -122,23 +125,25 @@ def _packaged_gguf(model: str) -> Path:
     return path
 
 
-def _from_hub(model: str, load_format: str, on_progress: Progress | None) -> Path:
+def _from_hub(model: str, load_format: str, on_progress: Progress | None, check: Callable[[Path], object]) -> Path:
     # Takes 0.4 s.
     from huggingface_hub import snapshot_download
 
-    def snapshot(local: bool) -> Path:
-        weights = [] if load_format == "dummy" else ["*.safetensors"]
+    configuration = ["*.json", "*.jinja"]
+
+    def snapshot(patterns: list[str], *, local: bool) -> Path:
         directory = snapshot_download(
             model,
-            allow_patterns=["*.json", "*.jinja", *weights],
+            allow_patterns=patterns,
             # Second copies of the weights.
             ignore_patterns=["original/*", "onnx/*", "consolidated*"],
             local_files_only=local,
         )
         return Path(directory)
 
+    everything = configuration if load_format == "dummy" else [*configuration, "*.safetensors"]
     try:
-        directory = snapshot(local=True)
+        directory = snapshot(everything, local=True)
         # A download may have been interrupted.
         _check_complete(directory, load_format)
         return directory
@@ -146,12 +151,21 @@ def _from_hub(model: str, load_format: str, on_progress: Progress | None) -> Pat
         pass  # Absent or incomplete.
     report: Progress = on_progress or (lambda stage, fraction: None)
     report("downloading", 0.0)
-    try:
-        directory = snapshot(local=False)
-    except Exception as error:  # The hub library lets its transport's exceptions through.
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"model {model!r} is no local path, is not in the local hub cache, and cannot be fetched: {reason}"
-        ) from error
+
+    def fetch(patterns: list[str]) -> Path:
+        try:
+            return snapshot(patterns, local=False)
+        except Exception as error:  # The hub library lets its transport's exceptions through.
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"model {model!r} is no local path, is not in the local hub cache, and cannot be fetched: {reason}"
+            ) from error
+
+    # Weights may take an hour.
+    directory = fetch(configuration)
+    _check_complete(directory, "dummy")
+    check(directory)
+    if load_format != "dummy":
+        directory = fetch(everything)
     report("downloading", 1.0)
     return directory

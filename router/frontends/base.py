@@ -158,13 +158,17 @@ class Frontend:
         with mistakes_in("tokens"), _tokenizing():
             return await self._prompts.decode(self._checked_ids(token_ids), skip_special_tokens=False)
 
-    async def grammar(self, wanted: StructuredOutput | None) -> str:
-        """Returns the grammar in the workers' form; "" for None. Raises RequestError."""
+    async def grammar(self, wanted: StructuredOutput | None, client: str) -> str:
+        """Returns the grammar in the workers' form; "" for None. Raises RequestError.
+
+        Args:
+            client: its API key, or its address where there are no keys.
+        """
         if wanted is None:
             return ""
         try:
             with mistakes_in(wanted.param):
-                return await self._grammars.grammar(wanted)
+                return await self._grammars.grammar(wanted, client)
         except TimeoutError as error:
             raise OverloadedError("too many grammars wait to be checked; try again later") from error
 

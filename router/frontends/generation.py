@@ -14,8 +14,10 @@ from tandem.router.router import Router
 from tandem.router.text.output_text import OutputText
 from tandem.sampling_params import TokenLogprobs
 
-# Detokenized at once, in about a millisecond.
-MAX_OWED_TOKENS = 256
+# Tokens and log probabilities of one piece: detokenized and written as JSON in about a millisecond. A slow client's
+# output waits for it, and may be long.
+MAX_PIECE_TOKENS = 256
+MAX_PIECE_LOGPROBS = 512
 
 
 # Made for each token: a frozen one would take three times as long.
@@ -64,6 +66,8 @@ class Generation:
                 self._index = resumption.num_tokens
             self._owed_text = output.replay(tracker.output_ids[: self._index], resumption.num_characters)
         self._owed_ids = tracker.output_ids[self._index :]
+        num_top = tracker.sampling.num_logprobs
+        self._max_tokens = MAX_PIECE_TOKENS if num_top is None else max(1, MAX_PIECE_LOGPROBS // (num_top + 1))
         self._request: ActiveRequest | None = None
         self._held = ExitStack()
         self._is_accounted = False
@@ -116,7 +120,7 @@ class Generation:
         """Returns None after the last piece. Raises as take_piece."""
         if self._finish_reason:
             return None
-        if self._owed_ids:
+        if self._owed_ids or self._tokens.has_tokens:
             await asyncio.sleep(0)
         while (piece := self.take_piece()) is None:
             await self._tokens.news()
@@ -139,7 +143,7 @@ class Generation:
             return self._last_piece()
         if self._owed_ids:
             return self._owed_piece()
-        token_ids = self._tokens.take_tokens()
+        token_ids = self._tokens.take_tokens(self._max_tokens)
         if not token_ids:
             return self._last_piece() if self._tokens.is_exhausted else None
         if FIRST_TOKEN_SENT not in self.tracker.moments:
@@ -155,7 +159,7 @@ class Generation:
         return Piece(start, token_ids[:num_tokens], text, logprobs[start:end] if logprobs else [])
 
     def _owed_piece(self) -> Piece:
-        token_ids, self._owed_ids = self._owed_ids[:MAX_OWED_TOKENS], self._owed_ids[MAX_OWED_TOKENS:]
+        token_ids, self._owed_ids = self._owed_ids[: self._max_tokens], self._owed_ids[self._max_tokens :]
         text, num_tokens = self._output.append_tokens(token_ids)
         text, self._owed_text = self._owed_text + text, ""
         start, self._index = self._index, self._index + num_tokens

@@ -33,9 +33,13 @@ class TokenQueue:
         self.call_at_news(lambda: None if come.done() else come.set_result(None))
         await come
 
-    def take_tokens(self) -> list[int]:
-        token_ids, self._token_ids = self._token_ids, []
+    def take_tokens(self, max_tokens: int) -> list[int]:
+        token_ids, self._token_ids = self._token_ids[:max_tokens], self._token_ids[max_tokens:]
         return token_ids
+
+    @property
+    def has_tokens(self) -> bool:
+        return bool(self._token_ids)
 
     @property
     def is_exhausted(self) -> bool:

@@ -39,6 +39,6 @@ def read_sampling_defaults(model_dir: Path) -> SamplingDefaults:
                 raise ValueError(f"{name} must be a number, not {value!r}")
         max_tokens = values.pop(_MAX_TOKENS, None)
         SamplingParams(max_tokens=1 if max_tokens is None else max_tokens, **values)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}; set generation_config to none to ignore it") from error
     return SamplingDefaults(values, max_tokens)

@@ -6,8 +6,10 @@ Standard input has kind and content, standard output the grammar for the workers
 
 import json
 import resource
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from tandem.grammar_limits import LIMITS, one_line
 from tandem.router.text.tool_grammar import after_reasoning, calls, either
 
 # For compiling a grammar, here and again at each worker.
-CPU_SECONDS = 1
+CPU_SECONDS = 1.0
 NUM_BYTES = 128 * 2**20
 # For the whole process on a busy machine.
 TIMEOUT_S = 8.0
@@ -26,23 +28,46 @@ TOO_MUCH = "it takes too much time or memory to compile: make it smaller, or let
 WHITESPACE = r"[ ]|\n[ ]{0,24}"
 
 
-def check(kind: str, content: str) -> str:
-    """Returns the grammar for the workers. Raises ValueError if it is invalid or too costly."""
-    command = [sys.executable, "-m", "tandem.router.text.grammar_check"]
-    try:
-        done = subprocess.run(
-            command, input=json.dumps([kind, content]).encode(), capture_output=True, timeout=TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ValueError(TOO_MUCH) from error
-    if done.returncode:
-        # The process hit a limit and cannot report it.
-        raise ValueError(TOO_MUCH)
-    answer = json.loads(done.stdout)
-    if "error" in answer:
-        raise ValueError(answer["error"])
-    grammar: str = answer["grammar"]
-    return grammar
+class GrammarCheck:
+    """One check. It may be cancelled from another thread than the one that runs it."""
+
+    def __init__(self, kind: str, content: str) -> None:
+        self.kind = kind
+        self.content = content
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_cancelled = False
+
+    def run(self) -> str:
+        """Returns the grammar for the workers. Raises ValueError if it is invalid or too costly, or the check was
+        cancelled."""
+        command = [sys.executable, "-m", "tandem.router.text.grammar_check"]
+        with self._lock:
+            if self._is_cancelled:
+                raise ValueError(TOO_MUCH)
+            process = self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+        with process:
+            try:
+                output, _ = process.communicate(json.dumps([self.kind, self.content]).encode(), TIMEOUT_S)
+            except subprocess.TimeoutExpired as error:
+                process.kill()
+                raise ValueError(TOO_MUCH) from error
+        if process.returncode:
+            # The process hit a limit and cannot report it.
+            raise ValueError(TOO_MUCH)
+        answer = json.loads(output)
+        if "error" in answer:
+            raise ValueError(answer["error"])
+        grammar: str = answer["grammar"]
+        return grammar
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._is_cancelled = True
+            if self._process is not None:
+                self._process.kill()
 
 
 def translate(kind: str, content: str) -> str:
@@ -118,9 +143,8 @@ def main() -> None:
     kind, content = json.loads(sys.stdin.buffer.read())
     num_own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (num_own + NUM_BYTES, num_own + NUM_BYTES))
-    own = resource.getrusage(resource.RUSAGE_SELF)
-    num_seconds = int(own.ru_utime + own.ru_stime) + 1 + CPU_SECONDS
-    resource.setrlimit(resource.RLIMIT_CPU, (num_seconds, num_seconds))
+    # Its signal ends the process. RLIMIT_CPU has whole seconds only.
+    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         grammar = translate(kind, content)

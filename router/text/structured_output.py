@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, NamedTuple
 
 from tandem.router.errors import InvalidRequestError
-from tandem.router.text import grammar_check
+from tandem.router.fair_slots import FairSlots
+from tandem.router.text.grammar_check import GrammarCheck
 from tandem.sampling_params import MAX_GRAMMAR_BYTES
 
 Kind = Literal["json_schema", "regex", "choice", "grammar", "tool_calls", "either", "after_reasoning"]
@@ -17,6 +18,8 @@ JSON_OBJECT = json.dumps({"type": "object"})
 # For a grammar's wait and check.
 TIMEOUT_S = 20.0
 NUM_THREADS = 4
+# Another client finds a thread at once. The workers compile as many at a time.
+MAX_PER_CLIENT = 2
 MAX_NUM_KEPT = 256
 
 
@@ -36,23 +39,38 @@ class StructuredOutput(NamedTuple):
 class GrammarChecker:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(NUM_THREADS, "grammar")
+        self._slots = FairSlots(NUM_THREADS, MAX_PER_CLIENT)
         self._good: OrderedDict[tuple[Kind, str], str] = OrderedDict()
 
-    async def grammar(self, wanted: StructuredOutput) -> str:
-        """Returns the value of SamplingParams.grammar. Raises ValueError for an invalid or costly grammar, TimeoutError
-        if too many wait."""
+    async def grammar(self, wanted: StructuredOutput, client: str = "") -> str:
+        """Returns the value of SamplingParams.grammar. Cancelling it ends the check.
+
+        Args:
+            client: takes turns with other clients.
+
+        Raises ValueError for an invalid or costly grammar, TimeoutError if too many wait.
+        """
         key = wanted.kind, wanted.content
         grammar = self._good.get(key)
         if grammar is None:
             _check_size(wanted.content)
-            async with asyncio.timeout(TIMEOUT_S):
-                grammar = await asyncio.get_running_loop().run_in_executor(self._threads, grammar_check.check, *key)
+            async with asyncio.timeout(TIMEOUT_S), self._slots.hold(client):
+                # The client's request before this one may have had the same grammar.
+                grammar = self._good.get(key) or await self._checked(*key)
             _check_size(grammar)
             self._good[key] = grammar
             if len(self._good) > MAX_NUM_KEPT:
                 self._good.popitem(last=False)
         self._good.move_to_end(key)
         return grammar
+
+    async def _checked(self, kind: Kind, content: str) -> str:
+        check = GrammarCheck(kind, content)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, check.run)
+        except asyncio.CancelledError:
+            check.cancel()
+            raise
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

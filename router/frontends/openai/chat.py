@@ -1,5 +1,6 @@
 """POST /v1/chat/completions."""
 
+import asyncio
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,11 +13,14 @@ from starlette.responses import Response
 from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.generation import Generation, Piece
 from tandem.router.frontends.openai.answers import Answer, ChoiceBuffer, token_text
+from tandem.router.frontends.openai.body import run_beside
 from tandem.router.frontends.openai.chat_plan import ChatPlan, Reading, plan_chat, read_from, whole_structure
+from tandem.router.frontends.openai.prompt_logprobs import object_text, slices_of
 from tandem.router.frontends.openai.request import (
     WantedLogprobs,
     cache_namespace,
     check_num_prompt_tokens,
+    checked_grammar,
     count_unknown_fields,
 )
 from tandem.router.frontends.openai.resumable import ResumableStream, make_stream, recall_stream
@@ -77,6 +81,17 @@ class ChatAnswer(Answer):
     def delta(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
         text, token_ids, logprobs = buffer.take_unsent()
         return self._choice(index, buffer, "delta", {"content": text} if text else {}, token_ids, logprobs)
+
+    async def choice_text(self, index: int, buffer: ChoiceBuffer) -> str:
+        if not buffer.logprobs:
+            return to_json(self.choice(index, buffer))
+        entries = list(zip(buffer.token_ids, buffer.logprobs, strict=False))
+        texts = []
+        for part in slices_of(buffer.logprobs):
+            texts.append(to_json([self._token_logprob(*entry) for entry in entries[part]])[1:-1])
+            await asyncio.sleep(0)
+        buffer.logprobs = []
+        return object_text(self.choice(index, buffer), {"logprobs": f'{{"content":[{",".join(texts)}]}}'})
 
     async def own_fields(self) -> dict[str, str]:
         if self.wanted.listed is None:
@@ -216,8 +231,8 @@ async def begin_chat(
 ) -> BegunChat:
     """Raises RequestError."""
     with frontend.refusals_counted(request.state.request_id):
-        plan = await plan_chat(frontend, body, request.app.state.parsing, last_event_id)
-        chat = await _tokenize(frontend, plan, request.state)
+        plan = await run_beside(request, plan_chat, frontend, body, last_event_id)
+        chat = await _tokenize(frontend, plan, request)
         generations = frontend.begin(_spec(frontend, plan, chat, request.state), body.n or 1)
     return BegunChat(chat.prompt, generations, chat.stream, chat.reading, plan.wanted_logprobs)
 
@@ -230,13 +245,14 @@ class _TokenizedChat:
     stream: ResumableStream | None
 
 
-async def _tokenize(frontend: Frontend, plan: ChatPlan, state: State) -> _TokenizedChat:
-    body, key = plan.body, state.key
+async def _tokenize(frontend: Frontend, plan: ChatPlan, request: Request) -> _TokenizedChat:
+    body, state = plan.body, request.state
+    key = state.key
     with frontend.admission(key, body.n or 1, is_resumed=plan.last_event is not None):
         recalled = await recall_stream(frontend, key, plan.last_event, state.hold)
         prompt = await frontend.tokenize(plan.prompt, frontend.cache_namespace(key, cache_namespace(body)))
         reading = read_from(frontend.output_format, plan, prompt)
-        grammar = await frontend.grammar(whole_structure(plan.calls.structure, reading))
+        grammar = await checked_grammar(frontend, whole_structure(plan.calls.structure, reading), request)
     frontend.check_prompt_logprobs(len(prompt.token_ids), plan.wanted_logprobs.num_top, state.hold)
     stream = None
     if plan.is_resumable:
@@ -266,7 +282,7 @@ def _spec(frontend: Frontend, plan: ChatPlan, chat: _TokenizedChat, state: State
 
 async def count_prompt_tokens(frontend: Frontend, body: ChatRequest, request: Request) -> int:
     with frontend.refusals_counted(request.state.request_id):
-        plan = await plan_chat(frontend, body, request.app.state.parsing)
+        plan = await run_beside(request, plan_chat, frontend, body)
         with frontend.admission(request.state.key):
             prompt = await frontend.tokenize(plan.prompt)
     return len(prompt.token_ids)

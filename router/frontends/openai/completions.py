@@ -1,5 +1,6 @@
 """POST /v1/completions."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -9,12 +10,13 @@ from starlette.responses import Response
 from tandem.router.frontends.base import Frontend, PromptInput
 from tandem.router.frontends.generation import Piece
 from tandem.router.frontends.openai.answers import Answer, ChoiceBuffer
-from tandem.router.frontends.openai.prompt_logprobs import object_text
+from tandem.router.frontends.openai.prompt_logprobs import EchoTexts, object_text, slices_of
 from tandem.router.frontends.openai.request import (
     WantedLogprobs,
     cache_namespace,
     check_num_choices,
     check_num_prompt_tokens,
+    checked_grammar,
     count_unknown_fields,
     structured_output,
 )
@@ -46,13 +48,22 @@ class CompletionAnswer(Answer):
         return await self.delta_text(index, buffer)
 
     async def delta_text(self, index: int, buffer: ChoiceBuffer) -> str:
+        token_ids, entries = buffer.token_ids, buffer.logprobs
+        buffer.logprobs = []
         choice = self.delta(index, buffer)
         is_first, buffer.is_begun = not buffer.is_begun, True
         made: dict[str, str] = {}
+        output = EchoTexts()
+        for number, piece in enumerate(slices_of(entries)):
+            if number:
+                await asyncio.sleep(0)
+            output.add(self._logprobs(buffer, token_ids[piece], entries[piece]))
+        if entries:
+            made["logprobs"] = EchoTexts().before(output)
         if is_first and self.wanted.num_top is not None:
             texts, logprobs = self.prompt_texts(index)
             if self.wanted.echoed is not None:
-                made["logprobs"] = (await texts.echoed(logprobs)).before(choice["logprobs"])
+                made["logprobs"] = (await texts.echoed(logprobs)).before(output)
             if self.wanted.listed is not None:
                 made["prompt_logprobs"] = await texts.listed(logprobs)
         return object_text(choice, made)
@@ -61,13 +72,14 @@ class CompletionAnswer(Answer):
         return self.delta(index, buffer)
 
     def delta(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
-        text, token_ids, logprobs = buffer.take_unsent()
+        text, _, _ = buffer.take_unsent()
         echo, buffer.echo = buffer.echo, ""
         buffer.num_characters += len(echo)
         return {
             "index": index,
             "text": echo + text,
-            "logprobs": self._logprobs(buffer, token_ids, logprobs) if logprobs else None,
+            # delta_text makes them.
+            "logprobs": None,
             "finish_reason": buffer.finish_reason or None,
         }
 
@@ -109,7 +121,7 @@ async def serve_completion(
         last = last_event(last_event_id, is_resumable=resumable)
         with frontend.admission(key, len(inputs) * (body.n or 1), is_resumed=last is not None):
             recalled = await recall_stream(frontend, key, last, request.state.hold)
-            options = replace(options, grammar=await frontend.grammar(wanted))
+            options = replace(options, grammar=await checked_grammar(frontend, wanted, request))
             namespace = frontend.cache_namespace(key, cache_namespace(body))
             prompts = [await frontend.tokenize(prompt, namespace) for prompt in inputs]
             texts = [await frontend.prompt_text(prompt) for prompt in inputs] if body.echo else []

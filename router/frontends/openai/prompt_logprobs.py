@@ -4,7 +4,7 @@ There may be hundreds of thousands of numbers, so the loop runs between pieces o
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from tandem.router.requests.prompt_logprobs import PromptLogprobs
 from tandem.router.requests.request_spec import TokenizedPrompt
 from tandem.router.text.detokenizer import IncrementalDetokenizer
 from tandem.router.text.tokenizer import Tokenizer
+from tandem.sampling_params import TokenLogprobs
 
 # About a millisecond.
 PIECE_ENTRIES = 512
@@ -22,18 +23,19 @@ ECHO_LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 @dataclass(slots=True)
 class EchoTexts:
-    """The prompt's part of OpenAI's lists: JSON of their items, never empty."""
+    """A part of OpenAI's lists: JSON of one or more of their items at a time."""
 
     tokens: list[str] = field(default_factory=list)
     token_logprobs: list[str] = field(default_factory=list)
     top_logprobs: list[str] = field(default_factory=list)
     text_offset: list[str] = field(default_factory=list)
 
-    def before(self, output: Mapping[str, list[Any]] | None) -> str:
-        lists = {
-            name: [*getattr(self, name), *([to_json(output[name])[1:-1]] if output and output["tokens"] else [])]
-            for name in ECHO_LISTS
-        }
+    def add(self, lists: Mapping[str, list[Any]]) -> None:
+        for name in ECHO_LISTS:
+            getattr(self, name).append(to_json(lists[name])[1:-1])
+
+    def before(self, output: "EchoTexts") -> str:
+        lists = {name: [*getattr(self, name), *getattr(output, name)] for name in ECHO_LISTS}
         return object_text({}, {name: f"[{','.join(items)}]" for name, items in lists.items()})
 
 
@@ -81,10 +83,7 @@ class PromptTexts:
                     {token: value} | {self._name(t.token_id): t.logprob for t in logprobs.top(position)[:num_top]}
                     for position, token, value in zip(range(start, end), tokens, values, strict=True)
                 ]
-                texts.tokens.append(to_json(tokens)[1:-1])
-                texts.token_logprobs.append(to_json(values)[1:-1])
-                texts.top_logprobs.append(to_json(top)[1:-1])
-                texts.text_offset.append(to_json(offsets)[1:-1])
+                texts.add(dict(zip(ECHO_LISTS, (tokens, values, top, offsets), strict=True)))
             self._echoed = texts
         return self._echoed
 
@@ -103,6 +102,13 @@ class PromptTexts:
 
     def _entry(self, token_id: int, logprob: float, rank: int) -> dict[str, Any]:
         return {"logprob": logprob, "rank": rank, "decoded_token": self._name(token_id)}
+
+
+def slices_of(logprobs: Sequence[TokenLogprobs]) -> Iterator[slice]:
+    """Yields slices of about PIECE_ENTRIES entries, for a list whose tokens have equally many."""
+    step = max(1, PIECE_ENTRIES // (len(logprobs[0].top) + 1)) if logprobs else 1
+    for start in range(0, len(logprobs), step):
+        yield slice(start, start + step)
 
 
 def object_text(fields: Mapping[str, Any], made: Mapping[str, str]) -> str:

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.requests import Request
+
 from tandem.router.errors import InvalidRequestError
 from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.openai.lenient import LenientRequest
 from tandem.router.frontends.openai.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
+from tandem.router.frontends.openai.streaming import unless_client_leaves
 from tandem.router.requests.request_spec import TokenizedPrompt
 from tandem.router.text.structured_output import JSON_OBJECT, StructuredOutput, choices
 
@@ -106,6 +109,13 @@ def structured_output(body: Body) -> StructuredOutput | None:
         names = " and ".join(wanted.param for wanted in given)
         raise InvalidRequestError(f"an output keeps to one thing, not to {names}", given[1].param)
     return given[0] if given else None
+
+
+async def checked_grammar(frontend: Frontend, wanted: StructuredOutput | None, request: Request) -> str:
+    """Returns the grammar in the workers' form; "" for None. Raises RequestError, ClientGoneError."""
+    if wanted is None:
+        return ""
+    return await unless_client_leaves(request.receive, frontend.grammar(wanted, request.state.client))
 
 
 def _json_schema(schema: dict[str, Any] | str, param: str) -> StructuredOutput:

@@ -7,7 +7,9 @@ import pytest
 
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.host.ports import ClientAddresses, ClusterPorts
-from tandem.deploy.plan import PoolsOfNode, check_num_threads, plan
+from tandem.deploy.plan import PoolsOfNode, check_before_fetching, check_num_threads, plan
+from tandem.engine.memory_needs import num_weight_bytes
+from tandem.engine.models.config import ModelConfig
 from tandem.router.config import RouterAddresses
 from tests.fakes.model_config import TINY_LLAMA
 
@@ -40,17 +42,32 @@ def model_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pool_bytes(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Returns the bytes of one pool; this host has no memory."""
-    monkeypatch.setattr("tandem.deploy.plan.available_memory_bytes", lambda: 0)
+    """Returns the bytes of one pool; this host has little memory."""
+    monkeypatch.setattr("tandem.deploy.plan.available_memory_bytes", lambda: 2**26)
     with pytest.raises(ValueError, match="3 pools of") as caught:
         plan(CONFIG, model_dir, "", PORTS)
     return CONFIG.engine("").num_pages * int(str(caught.value).split(" bytes")[0].rsplit(" ", 1)[1])
 
 
-def test_pools_are_counted_node_by_node(model_dir: Path, pool_bytes: int) -> None:
-    plan(CONFIG, model_dir, "", PORTS, nodes=Nodes(pool_bytes, 2 * pool_bytes))
+def test_weights_and_pools_are_counted_node_by_node(model_dir: Path, pool_bytes: int) -> None:
+    weight_bytes = num_weight_bytes(CONFIG.engine(""), ModelConfig.from_dir(model_dir))
+    needed = pool_bytes + weight_bytes
+    plan(CONFIG, model_dir, "", PORTS, nodes=Nodes(needed, 2 * needed))
     with pytest.raises(ValueError, match=r"^node 10\.0\.0\.2: 2 pools of .* use a smaller num_pages, below 1048575$"):
-        plan(CONFIG, model_dir, "", PORTS, nodes=Nodes(9 * pool_bytes, 2 * pool_bytes - 1))
+        plan(CONFIG, model_dir, "", PORTS, nodes=Nodes(9 * needed, 2 * needed - 1))
+    with pytest.raises(ValueError, match=r"^node 10\.0\.0\.2: the weights of 2 workers need"):
+        plan(CONFIG, model_dir, "", PORTS, nodes=Nodes(9 * needed, 2 * weight_bytes))
+
+
+def test_a_model_is_checked_before_its_weights_are_there(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.deploy.plan.available_memory_bytes", lambda: 2**40)
+    check_before_fetching(CONFIG, model_dir)
+    monkeypatch.setattr("tandem.deploy.plan.available_memory_bytes", lambda: 2**10)
+    with pytest.raises(ValueError, match="the weights of 3 workers need"):
+        check_before_fetching(CONFIG, model_dir)
+    (model_dir / "config.json").write_text(json.dumps(TINY_LLAMA | {"architectures": ["GPT2LMHeadModel"]}))
+    with pytest.raises(ValueError, match="architecture 'GPT2LMHeadModel' is not supported"):
+        check_before_fetching(CONFIG, model_dir)
 
 
 def test_a_worker_that_is_added_looks_itself(model_dir: Path, pool_bytes: int) -> None:

@@ -126,6 +126,6 @@ def test_auto_without_backend_explains_each(model_dir: str, monkeypatch: pytest.
 @pytest.mark.skipif(importlib.util.find_spec("cuda") is not None, reason="the packages for GPUs are here")
 def test_packages_that_a_gpu_needs_are_named(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_module, "_device", lambda name: torch.device("cuda", 0))
-    monkeypatch.setattr(build_module, "free_bytes", lambda: 0)
+    monkeypatch.setattr(build_module, "free_bytes", lambda: 2**40)
     with pytest.raises(ValueError, match=r"No module named 'cuda'.*pip install '\.\[cuda13\]'"):
         build_engine(EngineConfig(model_dir, device="cuda", dtype="bfloat16"), "build", list[str]().append)

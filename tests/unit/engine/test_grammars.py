@@ -193,3 +193,12 @@ def test_model_without_text_tokenizer_supports_no_grammar(tmp_path: Path) -> Non
     assert Grammars.of_model(tmp_path, VOCAB_SIZE) is None
     (tmp_path / "tokenizer.json").write_text("{}")
     assert Grammars.of_model(tmp_path, VOCAB_SIZE) is None
+
+
+@pytest.mark.parametrize("content", ["[]", "1", "[" * 100_000, '{"eos_token_id": "x"}', '{"eos_token_id": [[1]]}', "{"])
+def test_odd_end_tokens_cost_the_grammars_at_most(model_dir: Path, tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text((model_dir / "tokenizer.json").read_text())
+    (tmp_path / "generation_config.json").write_text(content)
+    made = Grammars.of_model(tmp_path, VOCAB_SIZE)
+    if made is not None:
+        made.close()

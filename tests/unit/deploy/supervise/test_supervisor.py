@@ -11,6 +11,7 @@ import pytest
 from ray.exceptions import ActorUnavailableError, RayError
 
 from tandem.deploy.host import mappers
+from tandem.deploy.host.memory_kills import MemoryKills
 from tandem.deploy.supervise import supervisor
 from tandem.deploy.supervise.supervisor import ProcessKind, Supervisor
 
@@ -257,3 +258,11 @@ def test_what_was_asked_before_the_end_is_still_heard() -> None:
     kind = ProcessKind(lambda _: Ref(None), lambda _: Ref(None), probe, 60.0, 60.0, 60.0, answered=heard.extend)
     Supervisor({"router-0": Actor()}, {"router-0": kind}, lambda _: True).run(stop)
     assert heard == ["a line"]
+
+
+def test_a_death_for_memory_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(MemoryKills, "explanation", lambda _: "the kernel has just killed a process")
+    with Cluster("decode-0") as cluster:
+        cluster.kill("decode-0")
+        assert cluster.has_started("decode-0")
+    assert "decode-0 died: the kernel has just killed a process; starting it again" in caplog.text

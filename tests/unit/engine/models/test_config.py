@@ -291,3 +291,38 @@ def test_refuses_unreadable_configs(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ValueError, match=message):
             ModelConfig.from_dir(tmp_path)
+
+
+WRONG: tuple[Any, ...] = (
+    *(True, False, 0, -1, 1.5, float("nan"), float("inf"), 2**31, 2**70, "", "x", "x" * 10_000),
+    *([], [1], [[1]], ["x"] * 1000, {}, {"a": 1}),
+)
+KEYS = (
+    *SIZES,
+    *("num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta", "max_position_embeddings"),
+    *("tie_word_embeddings", "attention_bias", "mlp_bias", "hidden_act", "architectures", "layer_types"),
+    *("sliding_window", "rope_scaling", "quantization_config", "num_experts"),
+)
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("published", PUBLISHED, ids=lambda published: published["architectures"][0])
+def test_any_value_is_taken_or_refused_in_one_line(tmp_path: Path, published: dict[str, Any], key: str) -> None:
+    num_refused = 0
+    for value in WRONG:
+        try:
+            config = read_config(tmp_path, published, **{key: value})
+        except ValueError as error:
+            num_refused += 1
+            assert "\n" not in str(error) and len(str(error)) < 500 + len(str(tmp_path))
+        else:
+            assert config.num_layers <= 1024 and config.max_position_embeddings < 2**31
+    # Some architectures ignore some keys.
+    assert num_refused >= 5 or key not in REQUIRED
+
+
+def test_refuses_more_layers_than_any_model_has(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="num_layers must be at most 1024, not 100000"):
+        read_config(tmp_path, LLAMA_3_1_8B, num_hidden_layers=100_000)
+    with pytest.raises(ValueError, match="max_position_embeddings must be at most 2147483647"):
+        read_config(tmp_path, LLAMA_3_1_8B, max_position_embeddings=2**40)

@@ -3,12 +3,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from tandem.engine.weights.resolve import resolve_model
+from tests.fakes.model_config import TINY_LLAMA
 
 
 def make_model(directory: Path, seed: int = 0, weights: bool = True, **config: object) -> Path:
@@ -74,7 +76,8 @@ def hub_snapshot(cache: Path, model: str) -> Path:
 
 def test_hub_ids_come_from_the_local_cache_without_the_network(tmp_path: Path) -> None:
     whole = make_model(hub_snapshot(tmp_path, "org/whole"))
-    bare = make_model(hub_snapshot(tmp_path, "org/bare"), weights=False)
+    config: dict[str, Any] = TINY_LLAMA
+    bare = make_model(hub_snapshot(tmp_path, "org/bare"), weights=False, seed=0, **config)
     script = """
 import json, sys
 from tandem.engine.weights.resolve import resolve_model
@@ -106,6 +109,47 @@ print(json.dumps([answers, "torch" in sys.modules]))
     assert "has no safetensors weights" in answers[2] or "cannot be fetched" in answers[2]
     assert answers[3].startswith("refused: model 'org/absent' is no local path")
     assert not has_torch
+
+
+class Hub:
+    """A hub of one model, and its local cache. Attributes: fetched: kinds of files, in order."""
+
+    def __init__(self, cache: Path, config: dict[str, Any]) -> None:
+        self._cache = cache
+        self._config = config
+        self.fetched: list[str] = []
+
+    def snapshot_download(
+        self, model: str, *, allow_patterns: list[str], ignore_patterns: list[str], local_files_only: bool
+    ) -> str:
+        if local_files_only:
+            raise OSError("not in the cache")
+        has_weights = "*.safetensors" in allow_patterns
+        self.fetched.append("weights" if has_weights else "configuration")
+        return str(make_model(self._cache, weights=has_weights, **self._config))
+
+
+def test_a_hub_model_is_looked_at_before_its_weights_are_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = Hub(tmp_path / "bad", TINY_LLAMA | {"architectures": ["GPT2LMHeadModel"]})
+    monkeypatch.setattr("huggingface_hub.snapshot_download", bad.snapshot_download)
+    with pytest.raises(ValueError, match="architecture 'GPT2LMHeadModel' is not supported"):
+        resolve_model("org/name")
+    assert bad.fetched == ["configuration"]
+    good = Hub(tmp_path / "good", TINY_LLAMA)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", good.snapshot_download)
+    assert resolve_model("org/name") == tmp_path / "good"
+    assert good.fetched == ["configuration", "weights"]
+    large = Hub(tmp_path / "large", TINY_LLAMA)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", large.snapshot_download)
+
+    def refuse(directory: Path) -> None:
+        raise ValueError("too large")
+
+    with pytest.raises(ValueError, match="too large"):
+        resolve_model("org/name", check=refuse)
+    assert large.fetched == ["configuration"]
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,9 @@ class Context:
         self.responses = [] if responses is None else responses
         self.trailers: dict[str, str] = {}
 
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:5000"
+
     async def write(self, response: pb.GenerateResponse) -> None:
         self.responses.append(response)
 

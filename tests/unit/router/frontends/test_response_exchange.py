@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.router.errors import OverloadedError, UnavailableError
+from tandem.router.errors import InvalidRequestError, OverloadedError, UnavailableError
 from tandem.router.frontends import response_exchange
 from tandem.router.frontends.kept_responses import KeptResponses
-from tandem.router.frontends.response_exchange import ResponseExchange
+from tandem.router.frontends.response_exchange import MAX_CONVERSATION_BYTES, ResponseExchange
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.credentials import ClusterCredentials
@@ -117,5 +117,25 @@ def test_no_more_are_asked_for_at_once_than_fit(monkeypatch: pytest.MonkeyPatch)
             # A slot is given back even without an answer.
             for _ in range(3):
                 assert await first.find(response_id, KEY, with_earlier=True)
+
+    run(scenario)
+
+
+def test_a_conversation_that_is_too_long_is_not_sent() -> None:
+    async def scenario() -> None:
+        async with two_routers() as (first, second, _):
+            one, two, here = second.new_id(), second.new_id(), first.new_id()
+            half = b"x" * (MAX_CONVERSATION_BYTES // 4)
+            keep(second, one, half)
+            keep(second, two, half + b"x", second.kept.find(one, KEY))
+            keep(first, here, 3 * half)
+            found = await first.find(one, KEY, with_earlier=True)
+            assert found is not None and found.num_conversation_bytes == 2 * len(half)
+            for response_id in (two, here):
+                with pytest.raises(InvalidRequestError, match="at most 8388608 are taken: begin a new one") as refused:
+                    await first.find(response_id, KEY, with_earlier=True)
+                assert refused.value.param == "previous_response_id"
+                # It can still be looked at.
+                assert await first.find(response_id, KEY, with_earlier=False) is not None
 
     run(scenario)

@@ -6,7 +6,7 @@ from tests.fakes.router_harness import run, settle
 
 async def next_tokens(queue: TokenQueue) -> list[int] | None:
     """Returns None after the end."""
-    while not (token_ids := queue.take_tokens()) and not queue.is_exhausted:
+    while not (token_ids := queue.take_tokens(100)) and not queue.is_exhausted:
         await queue.news()
     return token_ids or None
 
@@ -17,7 +17,7 @@ async def test_what_comes_while_nobody_reads_goes_out_together() -> None:
     queue.put_tokens([1])
     queue.put_tokens([2, 3])
     assert await next_tokens(queue) == [1, 2, 3]
-    assert queue.take_tokens() == [] and not queue.is_exhausted
+    assert queue.take_tokens(100) == [] and not queue.is_exhausted
 
 
 @run
@@ -58,7 +58,7 @@ async def test_a_reader_that_has_left_keeps_nothing_from_the_next() -> None:
 async def test_who_asks_is_called_once_and_not_by_who_puts_tokens_in() -> None:
     queue = TokenQueue()
     calls: list[list[int]] = []
-    queue.call_at_news(lambda: calls.append(queue.take_tokens()))
+    queue.call_at_news(lambda: calls.append(queue.take_tokens(100)))
     queue.put_tokens([1])
     queue.put_tokens([2])
     assert calls == []
@@ -67,3 +67,14 @@ async def test_who_asks_is_called_once_and_not_by_who_puts_tokens_in() -> None:
     queue.put_tokens([3])
     await settle()
     assert calls == [[1, 2]]
+
+
+@run
+async def test_a_long_backlog_is_taken_in_parts() -> None:
+    queue = TokenQueue()
+    queue.put_tokens([1, 2, 3])
+    queue.put_end()
+    assert queue.take_tokens(2) == [1, 2]
+    assert queue.has_tokens and not queue.is_exhausted
+    assert queue.take_tokens(2) == [3]
+    assert queue.is_exhausted

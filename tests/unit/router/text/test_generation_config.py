@@ -40,6 +40,7 @@ def test_missing_or_empty_file(tmp_path: Path) -> None:
     [
         ("{", "Expecting property name"),
         ([], "not a JSON object"),
+        ("[" * 100_000, "maximum recursion depth exceeded"),
         ({"temperature": "hot"}, "temperature must be a number, not 'hot'"),
         ({"temperature": -1}, "temperature must be a number of at least 0, not -1"),
         ({"top_k": 0.5}, "top_k must be a number, not 0.5"),

@@ -1,12 +1,19 @@
 import json
+import resource
+import signal
+import threading
 import time
 from typing import get_args
 
 import pytest
 from llguidance import LLMatcher
 
-from tandem.router.text.grammar_check import TIMEOUT_S, TOO_MUCH, check
+from tandem.router.text.grammar_check import CPU_SECONDS, TIMEOUT_S, TOO_MUCH, GrammarCheck
 from tandem.router.text.structured_output import JSON_OBJECT, Kind
+
+
+def check(kind: str, content: str) -> str:
+    return GrammarCheck(kind, content).run()
 
 
 def calls_of(parser: str, schema: str) -> str:
@@ -74,6 +81,37 @@ def test_slow_schema_is_refused_in_seconds(schema: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=TOO_MUCH):
         check("json_schema", json.dumps(schema))
     assert time.monotonic() - began < TIMEOUT_S + 4.0
+
+
+def test_a_check_is_bounded_in_cpu_time() -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with pytest.raises(ValueError, match=TOO_MUCH):
+        check("json_schema", '{"type": "integer", "multipleOf": 9999991}')
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    # The start of the process takes the rest.
+    assert used_s < CPU_SECONDS + 0.9
+
+
+def test_a_cancelled_check_ends_its_process() -> None:
+    slow = GrammarCheck("json_schema", '{"type": "integer", "multipleOf": 9999991}')
+    failures: list[str] = []
+
+    def run() -> None:
+        try:
+            slow.run()
+        except ValueError as error:
+            failures.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while slow._process is None:
+        time.sleep(0.001)
+    slow.cancel()
+    thread.join(10.0)
+    assert failures == [TOO_MUCH] and slow._process.returncode == -signal.SIGKILL
+    with pytest.raises(ValueError, match=TOO_MUCH):
+        slow.run()
 
 
 def test_many_choices() -> None:

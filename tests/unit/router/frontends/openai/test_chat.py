@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import openai
@@ -48,7 +49,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recalls, "RECALL_TIMEOUT_S", 0.4)
     monkeypatch.setattr(recalls, "WAIT_TIMEOUT_S", 0.6)
     # The real check runs in another process, which has its own tests.
-    monkeypatch.setattr(grammar_check, "check", grammar_check.translate)
+    monkeypatch.setattr(
+        grammar_check.GrammarCheck, "run", lambda self: grammar_check.translate(self.kind, self.content)
+    )
 
 
 def cluster_of(
@@ -543,3 +546,29 @@ async def serve_next(cluster: HttpCluster, num_before: int) -> None:
     while len(cluster.d.of(Admit)) == num_before:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     await cluster.serve(len(cluster.output))
+
+
+@pytest.mark.parametrize("prompt", [{"messages": [{"role": "user", "content": "hi"}]}, {"prompt": "hi"}])
+def test_a_client_that_leaves_ends_the_check_of_its_grammar(
+    monkeypatch: pytest.MonkeyPatch, prompt: dict[str, Any]
+) -> None:
+    begun, cancelled = threading.Event(), threading.Event()
+
+    def check(_: grammar_check.GrammarCheck) -> str:
+        begun.set()
+        assert cancelled.wait(10.0)
+        raise ValueError("cancelled")
+
+    monkeypatch.setattr(grammar_check.GrammarCheck, "run", check)
+    monkeypatch.setattr(grammar_check.GrammarCheck, "cancel", lambda _: cancelled.set())
+
+    @run
+    async def scenario() -> None:
+        cluster = HttpCluster(b"Hello.", num_routers=1)
+        call = cluster.routers[0].post({**prompt, "guided_regex": "[a-z]+"})
+        while not begun.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert (await call.leave()).status == 499
+        assert cancelled.is_set()
+
+    scenario()

@@ -1,0 +1,66 @@
+"""Memory that weights and pools take, checked before anything is loaded. Imports no torch."""
+
+from dataclasses import replace
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.floors import BYTES_PER_NUMBER, weight_bytes
+from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.models.config import ModelConfig
+
+MIB = 2**20
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def num_weight_bytes(engine: EngineConfig, model: ModelConfig) -> int:
+    """Without norms, biases and scales (less than a thousandth)."""
+    if engine.device != "cpu" and engine.dtype == "bfloat16":
+        return weight_bytes(model)
+    # FP8 weights become plain ones.
+    return weight_bytes(replace(model, quantization=None)) // BYTES_PER_NUMBER * _DTYPE_BYTES[engine.dtype]
+
+
+def num_pool_bytes(engine: EngineConfig, layout: PageLayout) -> int:
+    """Without num_pages, a pool has at least the pages of one sequence."""
+    num_pages = engine.num_pages or layout.num_pages_for(engine.max_model_len or 1)
+    return num_pages * layout.page_bytes
+
+
+def check_memory(
+    engine: EngineConfig,
+    model: ModelConfig,
+    layout: PageLayout,
+    available_bytes: int,
+    *,
+    num_workers: int = 1,
+    where: str = "",
+) -> None:
+    """Checks that weights and pools of all workers fit.
+
+    Args:
+        where: begins the message, if given.
+
+    Raises:
+        ValueError: they do not; the message says what to change.
+    """
+    weights, pools = num_workers * num_weight_bytes(engine, model), num_workers * num_pool_bytes(engine, layout)
+    if weights + pools <= available_bytes:
+        return
+    memory = "GPU memory" if engine.device != "cpu" else "memory"
+    workers, own = ("one worker", "a pool") if num_workers == 1 else (f"{num_workers} workers", f"{num_workers} pools")
+    free = f"but only {available_bytes / MIB:.0f} MiB of {memory} are free"
+    if weights >= available_bytes:
+        changes = ["a smaller model"]
+        if engine.device != "cpu" and model.quantization is None:
+            changes.append("FP8 weights (quantization fp8)")
+        if num_workers > 1:
+            changes.append("fewer workers")
+        raise ValueError(
+            f"{where}the weights of {workers} need {weights / MIB:.0f} MiB, {free}; use {', '.join(changes)}, or end "
+            "what else uses the memory"
+        )
+    most = (available_bytes - weights) // (num_workers * layout.page_bytes)
+    raise ValueError(
+        f"{where}{own} of {pools // num_workers // layout.page_bytes} pages of {layout.page_bytes} bytes need "
+        f"{pools / MIB:.0f} MiB beside {weights / MIB:.0f} MiB of weights, {free}; use a smaller num_pages, below "
+        f"{most}"
+    )
