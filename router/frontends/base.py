@@ -26,7 +26,7 @@ from tandem.router.text.prompt_encoder import PromptEncoder
 from tandem.router.text.structured_output import GrammarChecker, StructuredOutput
 from tandem.router.text.tokenizer import Tokenizer
 from tandem.router.workers.peer_counts import RouterCounts
-from tandem.sampling_params import SamplingParams
+from tandem.sampling_params import ALL_LOGPROBS, SamplingParams
 
 # Characters; a request id comes back with every response.
 MAX_NAME_LEN = 256
@@ -108,6 +108,8 @@ class Frontend:
         """Raises InvalidRequestError, OverloadedError. Args: num_top: None: no log probabilities."""
         if num_top is None:
             return
+        if num_top == ALL_LOGPROBS:
+            num_top = self.tokenizer.vocab_size
         num_entries = num_tokens * (num_top + 1)
         if num_entries > MAX_PROMPT_LOGPROBS:
             raise InvalidRequestError(

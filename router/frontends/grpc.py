@@ -230,6 +230,8 @@ def _options(params: pb.SamplingParams, grammar: str) -> SamplingOptions:
         num_logprobs=params.logprobs if params.HasField("logprobs") else None,
         num_prompt_logprobs=params.prompt_logprobs if params.HasField("prompt_logprobs") else None,
         grammar=grammar,
+        allowed_token_ids=params.allowed_token_ids,
+        logprob_token_ids=params.logprob_token_ids,
         plain={name: getattr(params, name) for name in PLAIN_FIELDS if params.HasField(name)},
     )
 

@@ -14,6 +14,7 @@ from tandem.router.requests.prompt_logprobs import PromptLogprobs
 from tandem.router.requests.request_spec import TokenizedPrompt
 from tandem.router.text.detokenizer import IncrementalDetokenizer
 from tandem.router.text.tokenizer import Tokenizer
+from tandem.sampling_params import ALL_LOGPROBS
 
 # About a millisecond.
 PIECE_ENTRIES = 512
@@ -53,7 +54,7 @@ class PromptTexts:
     async def listed(self, logprobs: PromptLogprobs) -> str:
         """Returns vLLM's form: entries by token id, null for the first token."""
         if self._listed is None:
-            num_top = self._wanted.listed or 0
+            num_top = logprobs.num_top if self._wanted.listed == ALL_LOGPROBS else self._wanted.listed or 0
             pieces = ["null"]
             async for start, end in self._pieces(num_top):
                 entries = [self._listed_entry(logprobs, position, num_top) for position in range(start, end)]

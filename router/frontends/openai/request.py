@@ -12,6 +12,7 @@ from tandem.router.frontends.openai.lenient import LenientRequest
 from tandem.router.frontends.openai.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
 from tandem.router.requests.request_spec import TokenizedPrompt
 from tandem.router.text.structured_output import JSON_OBJECT, StructuredOutput, choices
+from tandem.sampling_params import ALL_LOGPROBS
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ class WantedLogprobs:
     """Numbers of most likely tokens that a body asks for with its prompt; None: no log probabilities.
 
     Attributes:
-        listed: in `prompt_logprobs`.
+        listed: in `prompt_logprobs`; ALL_LOGPROBS: the whole vocabulary.
         echoed: in front of the output's.
     """
 
@@ -51,6 +52,8 @@ class WantedLogprobs:
     @property
     def num_top(self) -> int | None:
         asked = [number for number in (self.listed, self.echoed) if number is not None]
+        if ALL_LOGPROBS in asked:
+            return ALL_LOGPROBS
         return max(asked, default=None)
 
 
