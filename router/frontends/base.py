@@ -22,7 +22,7 @@ from tandem.router.text.chat import Chat
 from tandem.router.text.generation_config import SamplingDefaults
 from tandem.router.text.output_format import OutputFormat
 from tandem.router.text.output_text import OutputText
-from tandem.router.text.prompt_encoder import PromptEncoder
+from tandem.router.text.prompt_encoder import PromptCut, PromptEncoder
 from tandem.router.text.structured_output import GrammarChecker, StructuredOutput
 from tandem.router.text.tokenizer import Tokenizer
 from tandem.router.workers.peer_counts import RouterCounts
@@ -123,8 +123,16 @@ class Frontend:
         _check_name("cache_namespace", name)
         return self._cache_namespaces.of(key, name)
 
-    async def tokenize(self, prompt: PromptInput, namespace: str | None = None) -> TokenizedPrompt:
-        """Args: namespace: of the workers' caches; None: no worker gets the prompt. Raises InvalidRequestError."""
+    async def tokenize(
+        self, prompt: PromptInput, namespace: str | None = None, cut: PromptCut | None = None
+    ) -> TokenizedPrompt:
+        """
+        Args:
+            namespace: of the workers' caches; None: no worker gets the prompt.
+            cut: truncates the prompt; None: a prompt that is too long is refused.
+
+        Raises InvalidRequestError.
+        """
         moments = {RECEIVED: now_ns()}
         ending = ""
         is_chat = isinstance(prompt, Chat) or (
@@ -133,13 +141,13 @@ class Frontend:
         with mistakes_in("messages" if is_chat else "prompt"):
             with _tokenizing():
                 if isinstance(prompt, str):
-                    token_ids = await self._prompts.encode(prompt)
+                    token_ids = await self._prompts.encode(prompt, cut=cut)
                 elif is_chat:
                     chat: Any = prompt
-                    token_ids, ending = await self._prompts.render_and_encode(chat)
+                    token_ids, ending = await self._prompts.render_and_encode(chat, cut=cut)
                 else:
                     ids: Any = prompt
-                    token_ids = self._checked_ids(ids)
+                    token_ids = self._checked_ids(ids if cut is None else cut.of(ids))
             if not token_ids:
                 raise ValueError("the prompt is empty")
         identities: dict[int, Sequence[int]] = {}

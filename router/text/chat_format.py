@@ -86,6 +86,23 @@ def find_format(source: str, render: Callable[[Chat], str]) -> ChatFormat:
     )
 
 
+def takes_role(role: str, render: Callable[[Chat], str]) -> bool:
+    """Returns whether a template writes messages of this role, which it might also drop.
+
+    Args:
+        render: as for `find_format`.
+    """
+    message = {"role": role, "content": _TEXT}
+    for messages in ([message, _USER], [_USER, message]):
+        try:
+            text = render(Chat(messages))
+        except ValueError:
+            continue
+        if _TEXT in text and role in text:
+            return True
+    return False
+
+
 def _tool_parser(source: str) -> str:
     if "[TOOL_CALLS]" in source:
         return "mistral"

@@ -310,12 +310,12 @@ SAMPLING = [
         "logit_bias above 100",
         {7: 101},
         "logit_bias of token 7 must be between -100 and 100, not 101",
-        "logit_bias.7: Input should be less than or equal to 100",
+        "logit_bias: biases must be between -100 and 100, not 101 of token 7",
     ),
     both(
         "logit_bias outside the vocabulary",
-        {300: 1},
-        "logit_bias: token id 300 is outside the vocabulary of 300",
+        {300: 1, 7: 1, 302: 1},
+        "logit_bias: token ids 300, 302 are outside the vocabulary of 300",
         "",
     ),
     both(
@@ -332,14 +332,14 @@ SAMPLING = [
     ),
     http_only(
         "logit_bias with a key that is not a number",
-        "logit_bias.x.[key]: String should match pattern '^(0|[1-9][0-9]{0,9})$'",
+        "logit_bias: keys must be token ids, not 'x'",
         {"logit_bias": {"x": 1}},
         "logit_bias",
     ),
     http_only(
         "logit_bias with leading zeros",
-        "logit_bias.007.[key]: String should match pattern '^(0|[1-9][0-9]{0,9})$'",
-        {"logit_bias": {"7": 1, "007": 2}},
+        "logit_bias: keys must be token ids, not '007', '08'",
+        {"logit_bias": {"7": 1, "007": 2, "08": 1}},
         "logit_bias",
     ),
     both(
@@ -358,7 +358,7 @@ SAMPLING = [
     both(
         "prompt_logprobs above 20",
         21,
-        "prompt_logprobs must be between 0 and 20, not 21",
+        "prompt_logprobs must be between -1 and 20, not 21",
         "prompt_logprobs: Input should be less than or equal to 20",
     ),
     http_only(
@@ -388,6 +388,48 @@ SAMPLING = [
         "at most 128 outputs for one request, not 130",
         {"prompt": ["a", "b"], "n": 65},
         "n",
+    ),
+    both(
+        "allowed_token_ids outside the vocabulary",
+        [7, 300],
+        "allowed_token_ids: token id 300 is outside the vocabulary of 300",
+        "",
+    ),
+    both(
+        "allowed_token_ids of 16,385 tokens",
+        [1] * 16_385,
+        "allowed_token_ids may name at most 16384 tokens, not 16385",
+        "allowed_token_ids: List should have at most 16384 items after validation, not 16385",
+    ),
+    Row(
+        "allowed_token_ids with structured output",
+        "allowed_token_ids cannot be had with structured output",
+        pb.GenerateRequest(
+            text="hi",
+            structured_output=pb.StructuredOutput(regex="a"),
+            sampling=pb.SamplingParams(allowed_token_ids=[7]),
+        ),
+        {"prompt": "hi", "guided_regex": "a", "allowed_token_ids": [7]},
+        param="allowed_token_ids",
+    ),
+    both("logprob_token_ids without logprobs", [7], "logprob_token_ids needs logprobs", ""),
+    http_only(
+        "prompt truncated to nothing",
+        "truncate_prompt_tokens must be -1 or between 1 and 511, not 0",
+        {"truncate_prompt_tokens": 0},
+        "truncate_prompt_tokens",
+    ),
+    http_only(
+        "suffix, without tokens for it",
+        "this model has no tokens for filling in the middle of a text",
+        {"suffix": "x"},
+        "suffix",
+    ),
+    http_only(
+        "cache_salt with a slash",
+        "cache_salt: 1 to 128 characters are taken, without '@', '/', '\\' and NUL",
+        {"cache_salt": "a/b"},
+        "cache_salt",
     ),
     both("stop of 17 strings", ["x"] * 17, "stop must be at most 16 strings, not 17", ""),
     both("stop with an empty string", ["x", ""], "stop strings must have 1 to 1024 characters, not 0", ""),

@@ -230,7 +230,7 @@ def test_logit_bias_changes_the_choice(client: openai.OpenAI) -> None:
         ({"temperature": -1}, "temperature"),
         ({"n": 129}, "n: "),
         ({"logprobs": 21}, "logprobs"),
-        ({"suffix": "end"}, "suffix is not supported"),
+        ({"suffix": "end"}, "this model has no tokens for filling in the middle"),
         ({"extra_body": {"prompt_logprobs": 21}}, "prompt_logprobs"),
         ({"stop": ["x"] * 17}, "stop must be at most 16 strings"),
         ({"stop": ""}, "stop strings must have 1 to 1024 characters"),

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from tandem.router.text.prompt_encoder import MAX_MESSAGES
-from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
+from tandem.sampling_params import MAX_NUM_ALLOWED, MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
 
 # Parsed in under 2 ms.
 MAX_INLINE_BYTES = 2**16
@@ -91,6 +91,7 @@ def _culprit(body: bytes, max_items: int) -> HTTPException | None:
     for field, end, item, limit in (
         ("logit_bias", b"}", b":", MAX_NUM_BIASED),
         ("stop_token_ids", b"]", b",", MAX_NUM_STOP_TOKENS),
+        ("allowed_token_ids", b"]", b",", MAX_NUM_ALLOWED),
         ("messages", b"]", b'"role"', MAX_MESSAGES),
         ("prompt", b"]", b",", max_items),
     ):

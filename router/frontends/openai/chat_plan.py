@@ -9,12 +9,13 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from tandem.router.errors import InvalidRequestError, OverloadedError
+from tandem.router.errors import InvalidRequestError, OverloadedError, mistakes_in
 from tandem.router.frontends.base import Frontend, PromptInput
 from tandem.router.frontends.openai.body import MAX_INLINE_BYTES, MAX_OTHER_ITEMS, PARSE_TIMEOUT_S, check_structure
 from tandem.router.frontends.openai.request import (
     WantedLogprobs,
     check_num_choices,
+    prompt_cut,
     structured_output,
 )
 from tandem.router.frontends.openai.resumable import EventId, is_resumable, last_event
@@ -26,10 +27,15 @@ from tandem.router.text import structured_output as structures
 from tandem.router.text.chat import Chat
 from tandem.router.text.output_format import NONE, OutputFormat
 from tandem.router.text.output_parser import OutputParser
+from tandem.router.text.prompt_encoder import PromptCut
 from tandem.router.text.reasoning import CLOSING, OPENING, Beginning
 from tandem.router.text.structured_output import StructuredOutput
 from tandem.router.text.tool_grammar import CALL_STYLES
 
+ASSISTANT = "assistant"
+KNOWN_ROLES = frozenset(("system", "developer", "user", ASSISTANT, "tool"))
+# Each takes a rendering or two.
+MAX_OTHER_ROLES = 8
 PARAM_TOOLS, PARAM_CHOICE = "tools", "tool_choice"
 
 
@@ -56,13 +62,19 @@ class ChatPlan:
     """A checked chat, before anything is computed for it.
 
     Attributes:
+        cut: truncation of the prompt.
         continued: text of the message that the output continues; "": a new message.
+        role: of the output's message.
+        echo: text of the last message, to put in front of the output.
         options: sampling options without the grammar.
     """
 
     body: ChatRequest
     prompt: PromptInput
+    cut: PromptCut | None
     continued: str
+    role: str
+    echo: str
     calls: CallPlan
     options: SamplingOptions
     wanted_logprobs: WantedLogprobs
@@ -106,10 +118,15 @@ async def plan_chat(
     calls = plan_calls(frontend.output_format, body)
     prompt = chat_prompt(frontend, body.messages, body, [] if body.tool_choice == "none" else body.tools or [])
     frontend.check_num_messages(len(body.messages))
-    continued = body.messages[-1].text if body.continue_final_message else ""
+    last_message = body.messages[-1]
+    continued = last_message.text if body.continue_final_message else ""
+    is_new = body.add_generation_prompt is not False and not body.continue_final_message
+    role = ASSISTANT if is_new else last_message.role
+    echo = last_message.text if body.echo and last_message.role == role else ""
+    cut = prompt_cut(frontend, body, max_tokens)
     resumable = is_resumable(body, options, 1)
     last = last_event(last_event_id, is_resumable=resumable)
-    return ChatPlan(body, prompt, continued, calls, options, wanted_logprobs, resumable, last)
+    return ChatPlan(body, prompt, cut, continued, role, echo, calls, options, wanted_logprobs, resumable, last)
 
 
 def _num_logprobs(body: ChatRequest) -> int | None:
@@ -240,6 +257,7 @@ def chat_prompt(
             "continue_final_message and add_generation_prompt exclude each other: send one of them",
             "continue_final_message",
         )
+    _check_roles(frontend, messages)
     rendered = [_message(message) for message in messages]
     is_continued = bool(body.continue_final_message)
     add_generation_prompt = body.add_generation_prompt is not False and not is_continued
@@ -265,6 +283,19 @@ def chat_prompt(
         add_generation_prompt,
         num_characters,
     )
+
+
+def _check_roles(frontend: Frontend, messages: Sequence[Message]) -> None:
+    """A template may drop messages of a role that it does not know. Raises InvalidRequestError."""
+    others = {message.role for message in messages} - KNOWN_ROLES
+    if len(others) > MAX_OTHER_ROLES:
+        raise InvalidRequestError(
+            f"{len(others)} roles besides the usual ones; at most {MAX_OTHER_ROLES} are taken", "messages"
+        )
+    with mistakes_in("messages"):
+        for role in sorted(others):
+            if not frontend.tokenizer.takes_role(role):
+                raise ValueError(f"the model's chat template does not take messages of role {role!r}")
 
 
 def _message(message: Message) -> dict[str, Any]:

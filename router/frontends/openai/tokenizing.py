@@ -1,9 +1,8 @@
 """/tokenize, /detokenize and /tokenizer_info, in vLLM's forms."""
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Executor
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, ClassVar
 
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,6 +13,7 @@ from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.openai.chat_plan import chat_prompt, check_arguments
 from tandem.router.frontends.openai.errors import json_text_response
 from tandem.router.frontends.openai.lenient import LenientRequest, Unserved
+from tandem.router.frontends.openai.long_lists import list_text
 from tandem.router.frontends.openai.prompt_logprobs import object_text
 from tandem.router.frontends.openai.request import count_unknown_fields
 from tandem.router.frontends.openai.schema import TokenIds
@@ -21,11 +21,6 @@ from tandem.router.frontends.openai.streaming import to_json
 from tandem.router.frontends.openai.tools_schema import Message, TemplateFields
 from tandem.router.frontends.openai.unserved import CHAT
 from tandem.router.text.prompt_encoder import MAX_MESSAGES
-
-T = TypeVar("T")
-
-# About a millisecond.
-PIECE_TOKENS = 2048
 
 
 class TokenizeRequest(TemplateFields, LenientRequest):
@@ -80,9 +75,9 @@ def add_tokenizing(app: FastAPI, frontend: Frontend) -> None:
             with frontend.admission(request.state.key):
                 token_ids = await _tokens(frontend, body, request.app.state.parsing)
                 fields = {"count": len(token_ids), "max_model_len": frontend.config.max_model_len}
-                made = {"tokens": await _list_text(token_ids, int)}
+                made = {"tokens": await list_text(token_ids)}
                 spelled = body.return_token_strs
-                made["token_strs"] = await _list_text(token_ids, frontend.tokenizer.spelling) if spelled else "null"
+                made["token_strs"] = await list_text(token_ids, frontend.tokenizer.spelling) if spelled else "null"
         return json_text_response(object_text(fields, made))
 
     @app.get("/tokenizer_info")
@@ -108,11 +103,3 @@ async def _tokens(frontend: Frontend, body: TokenizeRequest, threads: Executor) 
     await check_arguments(messages, threads)
     chat = chat_prompt(frontend, messages, body, body.tools or [])
     return await frontend.token_ids(chat, add_special_tokens=bool(body.add_special_tokens))
-
-
-async def _list_text(token_ids: Sequence[int], of: Callable[[int], T]) -> str:
-    pieces = []
-    for start in range(0, len(token_ids), PIECE_TOKENS):
-        pieces.append(to_json([of(token_id) for token_id in token_ids[start : start + PIECE_TOKENS]])[1:-1])
-        await asyncio.sleep(0)
-    return f"[{','.join(pieces)}]"

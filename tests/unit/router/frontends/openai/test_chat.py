@@ -214,6 +214,16 @@ async def test_what_stands_in_a_streams_chunks() -> None:
 
 
 @run
+async def test_forced_calls_have_no_content_in_any_chunk() -> None:
+    text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    for choice in ("required", {"type": "function", "function": {"name": "now"}}):
+        stream = await ask(cluster_of(chat_templates.QWEN25, text), {**BODY, "stream": True, "tool_choice": choice})
+        opening, *others = [event.choice["delta"] for event in stream.events]
+        assert opening == {"role": "assistant", "content": None}
+        assert not any("content" in delta for delta in others)
+
+
+@run
 async def test_tools_are_read_only_where_they_may_be_called() -> None:
     cluster = cluster_of(chat_templates.QWEN25, HERMES)
     for body in ({**BODY, "tool_choice": "none"}, {**BODY, "tools": []}, {"messages": [USER], "max_tokens": 300}):

@@ -54,7 +54,11 @@ def test_what_is_no_request_has_an_error_object_too() -> None:
     [
         ({}, "prompt: Field required", "prompt"),
         ({"prompt": [1, -1]}, "prompt.1: Input should be greater than or equal to 0", "prompt"),
-        ({"prompt": "hi", "suffix": "x"}, "suffix: suffix is not supported by this server", "suffix"),
+        (
+            {"prompt": "hi", "bad_words": ["x"]},
+            "bad_words: forbidding words is not supported by this server",
+            "bad_words",
+        ),
         ({"messages": [{"role": "user"}]}, "messages.0.content: a message of role user needs one", "messages"),
         ("hi", "the body must be a JSON object, sent as application/json", ""),
     ],
