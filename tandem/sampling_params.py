@@ -18,7 +18,7 @@ MAX_NUM_LOGPROB_IDS = 128
 # As num_prompt_logprobs: the whole vocabulary.
 ALL_LOGPROBS = -1
 # In UTF-8; travels with every attempt too.
-MAX_GRAMMAR_BYTES = 2**16
+MAX_GRAMMAR_BYTES = 2**17
 # Limits of the protobuf fields.
 MAX_TEMPERATURE = 3.4e38
 MAX_TOP_K = 2**31 - 1

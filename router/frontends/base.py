@@ -59,7 +59,7 @@ class Frontend:
             config.max_bytes_in_hand,
         )
         self._prompts = PromptEncoder(tokenizer, config.max_model_len)
-        self._grammars = GrammarChecker()
+        self._grammars = GrammarChecker(closes_objects=not config.open_objects)
         self.output_format = OutputFormat(tokenizer, config.tool_parser, config.reasoning_parser)
         # A router without a cluster can only resume its own requests.
         self._sealer = Sealer(config.cluster_token or secrets.token_hex(16))

@@ -1,7 +1,8 @@
 """Checks one grammar in a separate process with limits: a schema of a few hundred bytes can take llguidance minutes and
 gigabytes.
 
-Standard input has kind and content, standard output the grammar for the workers or the error.
+Standard input has kind, content and whether objects are closed; standard output has the grammar for the workers or the
+error.
 """
 
 import json
@@ -14,6 +15,7 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, grammar_from
 
 from tandem.grammar_limits import LIMITS, one_line
+from tandem.router.text.closed_objects import close_objects
 from tandem.router.text.tool_grammar import after_reasoning, calls, either
 
 # For compiling a grammar, here and again at each worker.
@@ -26,13 +28,16 @@ TOO_MUCH = "it takes too much time or memory to compile: make it smaller, or let
 WHITESPACE = r"[ ]|\n[ ]{0,24}"
 
 
-def check(kind: str, content: str) -> str:
-    """Returns the grammar for the workers. Raises ValueError if it is invalid or too costly."""
+def check(kind: str, content: str, closes_objects: bool = True) -> str:
+    """Returns the grammar for the workers. Raises ValueError if it is invalid or too costly.
+
+    Args:
+        closes_objects: whether objects of schemas take no other properties than theirs, unless they say so.
+    """
     command = [sys.executable, "-m", "tandem.router.text.grammar_check"]
+    asked = json.dumps([kind, content, closes_objects]).encode()
     try:
-        done = subprocess.run(
-            command, input=json.dumps([kind, content]).encode(), capture_output=True, timeout=TIMEOUT_S, check=False
-        )
+        done = subprocess.run(command, input=asked, capture_output=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise ValueError(TOO_MUCH) from error
     if done.returncode:
@@ -45,10 +50,11 @@ def check(kind: str, content: str) -> str:
     return grammar
 
 
-def translate(kind: str, content: str) -> str:
+def translate(kind: str, content: str, closes_objects: bool = True) -> str:
     match kind:
         case "json_schema":
-            return LLMatcher.grammar_from_json_schema(_schema(content), overrides={"whitespace_pattern": WHITESPACE})
+            schema = _schema(content, closes_objects)
+            return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITESPACE})
         case "grammar":
             return grammar_from("ebnf", content)
         case "choice":
@@ -57,45 +63,45 @@ def translate(kind: str, content: str) -> str:
             return grammar_from("lark", f"start: CHOICE\nCHOICE: {words}")
         case "tool_calls":
             wanted = json.loads(content)
-            functions = [(name, _schema(schema)) for name, schema in wanted["functions"]]
+            functions = [(name, _schema(schema, closes_objects)) for name, schema in wanted["functions"]]
             lark = calls(wanted["parser"], functions, may_be_several=wanted["may_be_several"], whitespace=WHITESPACE)
             return grammar_from("lark", lark)
         case "after_reasoning":
             is_open, inner_kind, inner_content = json.loads(content)
-            return after_reasoning(translate(inner_kind, inner_content), is_open=is_open)
+            return after_reasoning(translate(inner_kind, inner_content, closes_objects), is_open=is_open)
         case "either":
-            return either(*(translate(*inner) for inner in json.loads(content)))
+            return either(*(translate(*inner, closes_objects) for inner in json.loads(content)))
         case _:
             return grammar_from("regex", content)
 
 
-def culprit(kind: str, content: str) -> str:
+def culprit(kind: str, content: str, closes_objects: bool) -> str:
     """Returns the function whose schema is wrong, with the error, or ""."""
     match kind:
         case "after_reasoning":
-            return culprit(*json.loads(content)[1:])
+            return culprit(*json.loads(content)[1:], closes_objects)
         case "either":
-            return next((why for inner in json.loads(content) if (why := culprit(*inner))), "")
+            return next((why for inner in json.loads(content) if (why := culprit(*inner, closes_objects))), "")
         case "tool_calls":
             for name, schema in json.loads(content)["functions"]:
-                if error := _matcher(translate("json_schema", schema)).get_error():
+                if error := _matcher(translate("json_schema", schema, closes_objects)).get_error():
                     return f"the parameters of {name}: {error}"
     return ""
 
 
-def _schema(text: str) -> dict[str, Any]:
+def _schema(text: str, closes_objects: bool) -> dict[str, Any]:
     try:
         schema = json.loads(text)
+        if schema is True:
+            return {}
+        if not isinstance(schema, dict):
+            raise ValueError("the schema is not a JSON object")
+        schema.pop("x-guidance", None)
+        return close_objects(schema) if closes_objects else schema
     except RecursionError as error:
         raise ValueError("the schema is nested too deeply") from error
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise ValueError(f"the schema is not JSON: {error}") from error
-    if schema is True:
-        return {}
-    if not isinstance(schema, dict):
-        raise ValueError("the schema is not a JSON object")
-    schema.pop("x-guidance", None)
-    return schema
 
 
 class _Bytes:
@@ -115,7 +121,7 @@ def _matcher(grammar: str) -> LLMatcher:
 
 
 def main() -> None:
-    kind, content = json.loads(sys.stdin.buffer.read())
+    kind, content, closes_objects = json.loads(sys.stdin.buffer.read())
     num_own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (num_own + NUM_BYTES, num_own + NUM_BYTES))
     own = resource.getrusage(resource.RUSAGE_SELF)
@@ -123,12 +129,12 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (num_seconds, num_seconds))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        grammar = translate(kind, content)
+        grammar = translate(kind, content, closes_objects)
         # The first mask shows the cost at a worker.
         matcher = _matcher(grammar)
         matcher.compute_bitmask()
         if matcher.is_error():
-            answer = {"error": one_line(culprit(kind, content) or matcher.get_error())}
+            answer = {"error": one_line(culprit(kind, content, closes_objects) or matcher.get_error())}
         else:
             answer = {"grammar": grammar}
     except ValueError as error:

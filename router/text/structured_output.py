@@ -13,6 +13,8 @@ from tandem.sampling_params import MAX_GRAMMAR_BYTES
 
 Kind = Literal["json_schema", "regex", "choice", "grammar", "tool_calls", "either", "after_reasoning"]
 
+# Of a client's constraint. In the workers' format it is longer: each closed object says so.
+MAX_BYTES = 2**16
 JSON_OBJECT = json.dumps({"type": "object"})
 # For a grammar's wait and check.
 TIMEOUT_S = 20.0
@@ -34,7 +36,9 @@ class StructuredOutput(NamedTuple):
 
 
 class GrammarChecker:
-    def __init__(self) -> None:
+    def __init__(self, *, closes_objects: bool = True) -> None:
+        """Args: closes_objects: as for `grammar_check.check`."""
+        self._closes_objects = closes_objects
         self._threads = ThreadPoolExecutor(NUM_THREADS, "grammar")
         self._good: OrderedDict[tuple[Kind, str], str] = OrderedDict()
 
@@ -44,10 +48,12 @@ class GrammarChecker:
         key = wanted.kind, wanted.content
         grammar = self._good.get(key)
         if grammar is None:
-            _check_size(wanted.content)
+            _check_size(wanted.content, MAX_BYTES)
             async with asyncio.timeout(TIMEOUT_S):
-                grammar = await asyncio.get_running_loop().run_in_executor(self._threads, grammar_check.check, *key)
-            _check_size(grammar)
+                grammar = await asyncio.get_running_loop().run_in_executor(
+                    self._threads, grammar_check.check, *key, self._closes_objects
+                )
+            _check_size(grammar, MAX_GRAMMAR_BYTES)
             self._good[key] = grammar
             if len(self._good) > MAX_NUM_KEPT:
                 self._good.popitem(last=False)
@@ -58,9 +64,9 @@ class GrammarChecker:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _check_size(text: str) -> None:
-    if len(text.encode()) > MAX_GRAMMAR_BYTES:
-        raise ValueError(f"at most {MAX_GRAMMAR_BYTES} bytes are taken")
+def _check_size(text: str, limit: int) -> None:
+    if len(text.encode()) > limit:
+        raise ValueError(f"at most {limit} bytes are taken")
 
 
 def choices(outputs: Sequence[str], param: str) -> StructuredOutput:

@@ -6,8 +6,7 @@ import time
 import pytest
 
 from tandem.router.text import grammar_check, structured_output
-from tandem.router.text.structured_output import GrammarChecker, Kind, StructuredOutput, choices
-from tandem.sampling_params import MAX_GRAMMAR_BYTES
+from tandem.router.text.structured_output import MAX_BYTES, GrammarChecker, Kind, StructuredOutput, choices
 
 
 def checked(kind: Kind, content: str) -> str:
@@ -26,13 +25,13 @@ def test_choices_must_not_be_empty() -> None:
 
 
 def test_large_schema_is_refused() -> None:
-    with pytest.raises(ValueError, match=f"at most {MAX_GRAMMAR_BYTES} bytes"):
-        checked("json_schema", json.dumps({"enum": ["é" * MAX_GRAMMAR_BYTES]}))
+    with pytest.raises(ValueError, match=f"at most {MAX_BYTES} bytes"):
+        checked("json_schema", json.dumps({"enum": ["é" * MAX_BYTES]}))
 
 
 def test_valid_grammar_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[str] = []
-    monkeypatch.setattr(grammar_check, "check", lambda kind, content: (looked_at.append(content), content)[1])
+    monkeypatch.setattr(grammar_check, "check", lambda kind, content, closes: (looked_at.append(content), content)[1])
     monkeypatch.setattr(structured_output, "MAX_NUM_KEPT", 2)
     checker = GrammarChecker()
 
@@ -66,9 +65,19 @@ def test_check_does_not_block() -> None:
 def test_check_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(structured_output, "TIMEOUT_S", 0.05)
     may_go_on = threading.Event()
-    monkeypatch.setattr(grammar_check, "check", lambda kind, content: str(may_go_on.wait(10.0)))
+    monkeypatch.setattr(grammar_check, "check", lambda kind, content, closes: str(may_go_on.wait(10.0)))
     checker = GrammarChecker()
     with pytest.raises(TimeoutError):
         asyncio.run(checker.grammar(StructuredOutput("regex", "a", "field")))
     may_go_on.set()
     checker.close()
+
+
+def test_the_server_may_leave_objects_open() -> None:
+    schema = StructuredOutput("json_schema", '{"type": "object", "properties": {}}', "field")
+    grammars = []
+    for closes_objects in (True, False):
+        checker = GrammarChecker(closes_objects=closes_objects)
+        grammars.append(asyncio.run(checker.grammar(schema)))
+        checker.close()
+    assert ["additionalProperties" in grammar for grammar in grammars] == [True, False]
