@@ -57,14 +57,15 @@ class RequestTooLargeError(InvalidRequestError):
 class PromptTooLongError(ValueError):
     """The prompt does not fit the model's length.
 
-    Clients recognize an overflow by words of the message: "prompt is too long" and "maximum context length is".
+    Clients recognize an overflow by words of the message: "prompt is too long" and "this model's maximum context
+    length is".
     """
 
     def __init__(self, found: str, max_model_len: int) -> None:
         """Args: found: the prompt's size."""
         super().__init__(
-            f"the prompt is too long: {found}; the maximum context length is {max_model_len} tokens, the output's "
-            "first token included"
+            f"the prompt is too long: {found}; this model's maximum context length is {max_model_len} tokens, the "
+            "output's first token included"
         )
 
 

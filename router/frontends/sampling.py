@@ -76,7 +76,7 @@ def sampling_params(
         if max_tokens < 1:
             raise InvalidRequestError(why, "max_tokens")
         raise RequestTooLargeError(
-            f"{why}: the maximum context length is {num_prompt_tokens + num_left} tokens", "max_tokens"
+            f"{why}: this model's maximum context length is {num_prompt_tokens + num_left} tokens", "max_tokens"
         )
     if (min_tokens := options.plain.get("min_tokens", 0)) > max_tokens:
         raise InvalidRequestError(

@@ -94,7 +94,8 @@ def raw_number(name: str, literal: str, value: float) -> Row:
 
 def too_long(found: str) -> str:
     return (
-        f"the prompt is too long: {found}; the maximum context length is 512 tokens, the output's first token included"
+        f"the prompt is too long: {found}; this model's maximum context length is 512 tokens, the output's first token "
+        "included"
     )
 
 
@@ -185,8 +186,8 @@ PROMPTS = [
     ),
     Row(
         "prompt and max_tokens too long together",
-        "max_tokens must be between 1 and 510 for a prompt of 2 tokens, not 511: the maximum context length is 512 "
-        "tokens",
+        "max_tokens must be between 1 and 510 for a prompt of 2 tokens, not 511: this model's maximum context length "
+        "is 512 tokens",
         sampled(max_tokens=511),
         {"prompt": "hi", "max_tokens": 511},
         param="max_tokens",
@@ -750,8 +751,8 @@ def anthropic(name: str, message: str, fields: dict[str, Any], **more: Any) -> R
 OTHER_APIS = [
     response(
         "response with a limit too large",
-        "max_output_tokens must be between 1 and 493 for a prompt of 19 tokens, not 600: the maximum context length is "
-        "512 tokens",
+        "max_output_tokens must be between 1 and 493 for a prompt of 19 tokens, not 600: this model's maximum context "
+        "length is 512 tokens",
         {"max_output_tokens": 600},
         "max_output_tokens",
         code=OVERFLOW,

@@ -49,10 +49,10 @@ def test_a_long_prompt_is_tokenized_beside_the_loop_with_the_same_result() -> No
     [
         ("", "the prompt is empty"),
         ([], "the prompt is empty"),
-        ("x" * MAX_MODEL_LEN, "400 tokens > 399 maximum; the maximum context length is 400 tokens"),
+        ("x" * MAX_MODEL_LEN, "400 tokens > 399 maximum; this model's maximum context length is 400 tokens"),
         ([1, 256], "token id 256 is outside the vocabulary of 256"),
         ([1, -1], "token id -1 is outside the vocabulary of 256"),
-        ("x" * 1601, "the prompt is too long: 1601 characters cannot fit; the maximum context length is 400 tokens"),
+        ("x" * 1601, "1601 characters cannot fit; this model's maximum context length is 400 tokens"),
     ],
 )
 def test_what_cannot_be_served_is_refused(prompt: PromptInput, message: str) -> None:

@@ -124,7 +124,7 @@ def test_oversized_text_of_long_tokens_is_refused(tokenizer: SpyTokenizer) -> No
 def test_oversized_text_is_tokenized_partly(tokenizer: SpyTokenizer) -> None:
     max_model_len = 20_000
     text = "x" * (max_model_len * tokenizer.max_token_bytes)
-    with pytest.raises(ValueError, match=r"> 19999 maximum; the maximum context length is 20000 tokens"):
+    with pytest.raises(ValueError, match=r"> 19999 maximum; this model's maximum context length is 20000 tokens"):
         asyncio.run(PromptEncoder(tokenizer, max_model_len).encode(text))
     assert tokenizer.num_characters == PIECE_CHARACTERS < len(text) / 10
     with pytest.raises(ValueError, match=f"{len(text) + 1} characters cannot fit"):
@@ -136,7 +136,7 @@ def test_oversized_text_is_tokenized_partly(tokenizer: SpyTokenizer) -> None:
     ("num_messages", "max_model_len", "message"),
     [
         (0, 400, "no messages"),
-        (400, 400, "400 messages cannot fit; the maximum context length is 400 tokens"),
+        (400, 400, "400 messages cannot fit; this model's maximum context length is 400 tokens"),
         (MAX_MESSAGES + 1, 10**6, f"the chat has {MAX_MESSAGES + 1} messages; at most {MAX_MESSAGES} are taken"),
     ],
 )
