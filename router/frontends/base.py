@@ -2,14 +2,14 @@
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from tandem.lifecycle import RECEIVED, TOKENIZED, now_ns
 from tandem.router.config import RouterConfig
-from tandem.router.errors import InvalidRequestError, OverloadedError, UnknownModelError, mistakes_in
+from tandem.router.errors import InvalidRequestError, OverloadedError, UnknownModelError, mistakes_in, shortened
 from tandem.router.frontends.access import Access, CacheNamespaces, key_digest
 from tandem.router.frontends.generation import Generation
 from tandem.router.frontends.long_prompts import prefix_identities_in_turns
@@ -22,7 +22,7 @@ from tandem.router.text.chat import Chat
 from tandem.router.text.generation_config import SamplingDefaults
 from tandem.router.text.output_format import OutputFormat
 from tandem.router.text.output_text import OutputText
-from tandem.router.text.prompt_encoder import PromptCut, PromptEncoder
+from tandem.router.text.prompt_encoder import MAX_ROLE_LEN, PromptCut, PromptEncoder
 from tandem.router.text.structured_output import GrammarChecker, StructuredOutput
 from tandem.router.text.tokenizer import Tokenizer
 from tandem.router.workers.peer_counts import RouterCounts
@@ -33,6 +33,9 @@ MAX_NAME_LEN = 256
 # Each JSON entry is many times larger.
 MAX_PROMPT_LOGPROBS = 2**18
 PROMPT_LOGPROB_BYTES = 100
+KNOWN_ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
+# Each takes a rendering or two.
+MAX_OTHER_ROLES = 8
 MAX_RESUMED_AGE_NS = 10 * 10**9
 PromptInput = str | Sequence[int] | list[dict[str, str]] | Chat
 
@@ -103,6 +106,18 @@ class Frontend:
     def check_num_messages(self, num_messages: int) -> None:
         with mistakes_in("messages"):
             self._prompts.check_num_messages(num_messages)
+
+    def check_roles(self, roles: Collection[str]) -> None:
+        """A template may drop messages of a role that it does not know. Raises InvalidRequestError."""
+        others = set(roles) - KNOWN_ROLES
+        if len(others) > MAX_OTHER_ROLES:
+            raise InvalidRequestError(
+                f"{len(others)} roles besides the usual ones; at most {MAX_OTHER_ROLES} are taken", "messages"
+            )
+        with mistakes_in("messages"):
+            for role in sorted(others):
+                if len(role) > MAX_ROLE_LEN or not self.tokenizer.takes_role(role):
+                    raise ValueError(f"the model's chat template does not take messages of role {shortened(role)!r}")
 
     def check_prompt_logprobs(self, num_tokens: int, num_top: int | None, hold: Callable[[int], None]) -> None:
         """Raises InvalidRequestError, OverloadedError. Args: num_top: None: no log probabilities."""

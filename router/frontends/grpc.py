@@ -197,6 +197,7 @@ def _prompt(request: pb.GenerateRequest, frontend: Frontend) -> PromptInput:
             return request.token_ids.ids
         case "chat":
             frontend.check_num_messages(len(request.chat.messages))
+            frontend.check_roles({message.role for message in request.chat.messages})
             return [{"role": m.role, "content": m.content} for m in request.chat.messages]
     raise InvalidRequestError("a prompt is needed: text, token_ids or chat")
 

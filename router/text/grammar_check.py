@@ -70,7 +70,8 @@ def translate(kind: str, content: str, closes_objects: bool = True) -> str:
             is_open, inner_kind, inner_content = json.loads(content)
             return after_reasoning(translate(inner_kind, inner_content, closes_objects), is_open=is_open)
         case "either":
-            return either(*(translate(*inner, closes_objects) for inner in json.loads(content)))
+            calls_part, answer_part = (translate(name, part, closes_objects) for name, part in json.loads(content))
+            return either(calls_part, answer_part)
         case _:
             return grammar_from("regex", content)
 
@@ -79,9 +80,11 @@ def culprit(kind: str, content: str, closes_objects: bool) -> str:
     """Returns the function whose schema is wrong, with the error, or ""."""
     match kind:
         case "after_reasoning":
-            return culprit(*json.loads(content)[1:], closes_objects)
+            _, inner_kind, inner_content = json.loads(content)
+            return culprit(inner_kind, inner_content, closes_objects)
         case "either":
-            return next((why for inner in json.loads(content) if (why := culprit(*inner, closes_objects))), "")
+            found = (culprit(name, part, closes_objects) for name, part in json.loads(content))
+            return next(filter(None, found), "")
         case "tool_calls":
             for name, schema in json.loads(content)["functions"]:
                 if error := _matcher(translate("json_schema", schema, closes_objects)).get_error():

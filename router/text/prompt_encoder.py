@@ -19,6 +19,8 @@ MAX_INLINE_CHARACTERS = 4096
 MAX_INLINE_MESSAGES = 64
 # OpenAI's limit. Each message is a turn of the template's loops, some of them nested.
 MAX_MESSAGES = 2048
+# Characters of a role's name, which a template writes.
+MAX_ROLE_LEN = 64
 # Texts have 3 to 5 characters per token. Longer texts are counted in pieces first, up to the model's length.
 PLAUSIBLE_CHARACTERS_PER_TOKEN = 8
 PIECE_CHARACTERS = 2**16

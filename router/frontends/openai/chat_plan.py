@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from tandem.router.errors import InvalidRequestError, OverloadedError, mistakes_in
+from tandem.router.errors import InvalidRequestError, OverloadedError
 from tandem.router.frontends.base import Frontend, PromptInput
 from tandem.router.frontends.openai.body import MAX_INLINE_BYTES, MAX_OTHER_ITEMS, PARSE_TIMEOUT_S, check_structure
 from tandem.router.frontends.openai.request import (
@@ -33,9 +33,6 @@ from tandem.router.text.structured_output import StructuredOutput
 from tandem.router.text.tool_grammar import CALL_STYLES
 
 ASSISTANT = "assistant"
-KNOWN_ROLES = frozenset(("system", "developer", "user", ASSISTANT, "tool"))
-# Each takes a rendering or two.
-MAX_OTHER_ROLES = 8
 PARAM_TOOLS, PARAM_CHOICE = "tools", "tool_choice"
 
 
@@ -257,7 +254,7 @@ def chat_prompt(
             "continue_final_message and add_generation_prompt exclude each other: send one of them",
             "continue_final_message",
         )
-    _check_roles(frontend, messages)
+    frontend.check_roles({message.role for message in messages})
     rendered = [_message(message) for message in messages]
     is_continued = bool(body.continue_final_message)
     add_generation_prompt = body.add_generation_prompt is not False and not is_continued
@@ -283,19 +280,6 @@ def chat_prompt(
         add_generation_prompt,
         num_characters,
     )
-
-
-def _check_roles(frontend: Frontend, messages: Sequence[Message]) -> None:
-    """A template may drop messages of a role that it does not know. Raises InvalidRequestError."""
-    others = {message.role for message in messages} - KNOWN_ROLES
-    if len(others) > MAX_OTHER_ROLES:
-        raise InvalidRequestError(
-            f"{len(others)} roles besides the usual ones; at most {MAX_OTHER_ROLES} are taken", "messages"
-        )
-    with mistakes_in("messages"):
-        for role in sorted(others):
-            if not frontend.tokenizer.takes_role(role):
-                raise ValueError(f"the model's chat template does not take messages of role {role!r}")
 
 
 def _message(message: Message) -> dict[str, Any]:

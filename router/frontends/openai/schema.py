@@ -20,7 +20,7 @@ from pydantic import (
 from tandem.router.frontends.openai import unserved as others
 from tandem.router.frontends.openai.lenient import LenientBody, LenientRequest, note_unknown, refusal_of
 from tandem.router.frontends.openai.structured_schema import Choices, ResponseFormat, StructuredOutputs
-from tandem.router.text.prompt_encoder import MAX_MESSAGES
+from tandem.router.text.prompt_encoder import MAX_MESSAGES, MAX_ROLE_LEN
 from tandem.sampling_params import (
     ALL_LOGPROBS,
     MAX_LOGIT_BIAS,
@@ -33,7 +33,6 @@ from tandem.sampling_params import (
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
-MAX_ROLE = 64
 INT64 = 2**63
 
 # Prefix of the names of union members in error paths.
@@ -216,7 +215,7 @@ class ChatMessage(LenientBody):
     unserved = others.MESSAGE
     hints = others.MESSAGE_HINTS
 
-    role: Annotated[str, Field(min_length=1, max_length=MAX_ROLE)]
+    role: Annotated[str, Field(min_length=1, max_length=MAX_ROLE_LEN)]
     content: MessageContent | None = None
 
     @property

@@ -293,6 +293,10 @@ def test_what_can_never_fit_is_refused_before_it_is_tokenized() -> None:
             (pb.GenerateRequest(text="x" * 5000), "5000 characters cannot fit; this model's maximum context length"),
             (pb.GenerateRequest(text="x", cache_namespace="n" * 300), "cache_namespace must have at most 256"),
             (
+                pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="critic", content="x")])),
+                "the model's chat template does not take messages of role 'critic'",
+            ),
+            (
                 pb.GenerateRequest(text="x", session_id="s" * 257),
                 "session_id must have at most 256 characters, not 257",
             ),
