@@ -103,7 +103,7 @@ async def test_ids_of_an_output_with_parts() -> None:
     text = '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "now", "arguments": {"a": 1}}\n</tool_call>'
     cluster = cluster_of(text, chat_templates.QWEN3)
     tools = [{"type": "function", "function": {"name": "now"}}]
-    asked = {"messages": [USER], "tools": tools, "return_token_ids": True, "max_tokens": 300}
+    asked: dict[str, Any] = {"messages": [USER], "tools": tools, "return_token_ids": True, "max_tokens": 300}
     body = await answer(cluster, **asked)
     assert body["choices"][0]["token_ids"] == list(cluster.output)
     stream = await ask(cluster, **asked, stream=True)
@@ -183,7 +183,7 @@ async def test_prompts_are_truncated_at_either_side() -> None:
 async def test_a_chat_is_echoed_where_the_output_goes_on_with_it() -> None:
     cluster = cluster_of()
     started = [USER, {"role": "assistant", "content": "So: "}]
-    asked = {"messages": started, "continue_final_message": True}
+    asked: dict[str, Any] = {"messages": started, "continue_final_message": True}
     for echo, text in ((True, f"So: {TEXT}"), (False, TEXT)):
         message = (await answer(cluster, **asked, echo=echo))["choices"][0]["message"]
         assert (message["role"], message["content"]) == ("assistant", text)
