@@ -16,11 +16,12 @@ _TOOL = {
     "type": "function",
     "function": {"name": _NAME, "description": "probe", "parameters": {"type": "object", "properties": {}}},
 }
+# Small models copy placeholders that are words in quotes.
 _TOOLS_TEXT = """You can call these functions:
 {tools}
 To call one, write only its name and its arguments, like this:
 <tool_call>
-{{"name": "NAME", "arguments": {{"ARGUMENT": "VALUE"}}}}
+{{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
 
 
