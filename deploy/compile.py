@@ -38,6 +38,7 @@ SAMPLINGS = (
     SamplingParams(NUM_OUTPUT_TOKENS, temperature=0.7, top_k=40, top_p=0.9, min_p=0.01, seed=2),
     SamplingParams(NUM_OUTPUT_TOKENS, repetition_penalty=1.1, presence_penalty=0.5, logit_bias=((0, 1.0),)),
     SamplingParams(NUM_OUTPUT_TOKENS, num_logprobs=5),
+    SamplingParams(NUM_OUTPUT_TOKENS, num_logprobs=0, logprob_token_ids=(0, 1), allowed_token_ids=(0, 1, 2)),
     SamplingParams(NUM_OUTPUT_TOKENS, num_prompt_logprobs=5, min_tokens=2, stop_token_ids=(0,)),
 )
 

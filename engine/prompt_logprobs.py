@@ -1,6 +1,6 @@
 """Log probabilities of prompt tokens, computed with the prompt, because the cache keeps no logits."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,9 +13,12 @@ from tandem.engine.logprobs import most_likely
 from tandem.engine.models.base import Model
 from tandem.engine.upload import Packed
 from tandem.prompt_logprobs import PackedLogprobs
+from tandem.sampling_params import ALL_LOGPROBS
 
 # As many as for the first tokens of a full batch.
 MAX_SLICE_ROWS = MAX_PREFILL_BATCH_SIZE
+# Sorting whole rows takes several times the logits' memory.
+MAX_SORTED_ROWS = 8
 
 
 class _Span(NamedTuple):
@@ -26,8 +29,8 @@ class _Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredPrompts:
-    """Log probabilities of one forward pass, on their way to the host like SampledLogprobs.
+class _Part:
+    """Log probabilities of several prompts, on their way to the host like SampledLogprobs.
 
     Attributes:
         chosen: (num_tokens,) float32, of the prompts' own tokens.
@@ -42,23 +45,39 @@ class ScoredPrompts:
     top_ids: torch.Tensor
     top: torch.Tensor
 
-    def to_sequences(self, num_sequences: int) -> list[PackedLogprobs | None]:
-        """Call once the copies have arrived."""
-        found: list[PackedLogprobs | None] = [None] * num_sequences
+    def packed(self) -> Iterator[tuple[int, PackedLogprobs]]:
+        """Yields each sequence's number in the batch and its log probabilities."""
         columns = [t.numpy() for t in (self.chosen, self.ranks, self.top_ids, self.top)]
         begin = 0
         for span in self.spans:
             chosen, ranks, top_ids, top = (column[begin : begin + span.num_tokens] for column in columns)
             begin += span.num_tokens
             num_top = min(span.num_top, top.shape[1])
-            found[span.number] = PackedLogprobs(
-                span.start,
-                num_top,
-                chosen.tobytes(),
-                ranks.tobytes(),
-                top_ids[:, :num_top].tobytes(),
-                top[:, :num_top].tobytes(),
+            yield (
+                span.number,
+                PackedLogprobs(
+                    span.start,
+                    num_top,
+                    chosen.tobytes(),
+                    ranks.tobytes(),
+                    top_ids[:, :num_top].tobytes(),
+                    top[:, :num_top].tobytes(),
+                ),
             )
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPrompts:
+    """Log probabilities of one forward pass, on their way to the host."""
+
+    parts: Sequence[_Part]
+
+    def to_sequences(self, num_sequences: int) -> list[PackedLogprobs | None]:
+        """Call once the copies have arrived."""
+        found: list[PackedLogprobs | None] = [None] * num_sequences
+        for part in self.parts:
+            for number, packed in part.packed():
+                found[number] = packed
         return found
 
 
@@ -68,9 +87,9 @@ def score_prompts(model: Model, hidden: torch.Tensor, batch: Batch) -> ScoredPro
     Args:
         hidden: (batch.num_tokens, hidden_size), output of the last layer.
     """
-    spans: list[_Span] = []
-    rows: list[np.ndarray] = []
-    targets: list[int] = []
+    vocab_size = model.config.vocab_size
+    # Apart, because each part has as many columns as its largest number of alternatives.
+    few, whole = _Asked([], [], []), _Asked([], [], [])
     end = 0
     for number, sequence in enumerate(batch.sequences):
         first_row, end = end, end + sequence.extend_len
@@ -80,34 +99,50 @@ def score_prompts(model: Model, hidden: torch.Tensor, batch: Batch) -> ScoredPro
         if num_top is None or num_tokens <= 0:
             continue
         start = sequence.cached_len + 1
-        spans.append(_Span(number, start, num_tokens, num_top))
-        rows.append(np.arange(first_row, first_row + num_tokens))
-        targets += sequence.token_ids[start : start + num_tokens]
-    if not spans:
-        return None
-    k = min(max(span.num_top for span in spans), model.config.vocab_size)
-    all_rows, all_targets = Packed(np.concatenate(rows), np.array(targets, np.int64)).to(hidden.device)
-    num_tokens = len(targets)
+        asked = whole if num_top == ALL_LOGPROBS else few
+        asked.spans.append(_Span(number, start, num_tokens, vocab_size if num_top == ALL_LOGPROBS else num_top))
+        asked.rows.append(np.arange(first_row, first_row + num_tokens))
+        asked.targets.extend(sequence.token_ids[start : start + num_tokens])
+    parts = [_part(model, hidden, asked) for asked in (few, whole) if asked.spans]
+    return ScoredPrompts(parts) if parts else None
+
+
+class _Asked(NamedTuple):
+    spans: list[_Span]
+    rows: list[np.ndarray]
+    targets: list[int]
+
+
+def _part(model: Model, hidden: torch.Tensor, asked: _Asked) -> _Part:
+    vocab_size = model.config.vocab_size
+    k = min(max(span.num_top for span in asked.spans), vocab_size)
+    rows, targets = Packed(np.concatenate(asked.rows), np.array(asked.targets, np.int64)).to(hidden.device)
+    num_tokens = len(asked.targets)
+    is_sorted = k == vocab_size
+    # Whole rows go to the host slice by slice: on the device they would take memory that nobody has set aside.
+    at = torch.device("cpu") if is_sorted else hidden.device
+    pinned = is_sorted and hidden.device.type == "cuda"
     # Allocated before the slices' large tensors: between them, they would keep that memory from being reused.
     columns = (
-        torch.empty(num_tokens, device=hidden.device),
-        torch.empty(num_tokens, dtype=torch.int32, device=hidden.device),
-        torch.empty(num_tokens, k, dtype=torch.int32, device=hidden.device),
-        torch.empty(num_tokens, k, device=hidden.device),
+        torch.empty(num_tokens, device=at, pin_memory=pinned),
+        torch.empty(num_tokens, dtype=torch.int32, device=at, pin_memory=pinned),
+        torch.empty(num_tokens, k, dtype=torch.int32, device=at, pin_memory=pinned),
+        torch.empty(num_tokens, k, device=at, pin_memory=pinned),
     )
-    for start in range(0, num_tokens, MAX_SLICE_ROWS):
-        part = slice(start, start + MAX_SLICE_ROWS)
-        _score(model.logits(hidden[all_rows[part]]).float(), all_targets[part], [column[part] for column in columns])
-    return ScoredPrompts(spans, *(column.to("cpu", non_blocking=True) for column in columns))
+    step = MAX_SORTED_ROWS if is_sorted else MAX_SLICE_ROWS
+    for start in range(0, num_tokens, step):
+        part = slice(start, start + step)
+        _score(model.logits(hidden[rows[part]]).float(), targets[part], [column[part] for column in columns])
+    return _Part(asked.spans, *(column.to("cpu", non_blocking=True) for column in columns))
 
 
 def _score(logits: torch.Tensor, targets: torch.Tensor, columns: Sequence[torch.Tensor]) -> None:
     chosen, ranks, top_ids, top = columns
     own = targets.unsqueeze(1)
     logprobs = torch.log_softmax(logits, dim=-1)
-    chosen.copy_(logprobs.gather(1, own).squeeze(1))
-    ranks.copy_((logits > logits.gather(1, own)).sum(dim=-1) + 1)
+    chosen.copy_(logprobs.gather(1, own).squeeze(1), non_blocking=True)
+    ranks.copy_(((logits > logits.gather(1, own)).sum(dim=-1) + 1).to(ranks.dtype), non_blocking=True)
     if top.shape[1]:
         found = most_likely(logits, top.shape[1])
-        top_ids.copy_(found)
-        top.copy_(logprobs.gather(1, found))
+        top_ids.copy_(found.to(top_ids.dtype), non_blocking=True)
+        top.copy_(logprobs.gather(1, found), non_blocking=True)

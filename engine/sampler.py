@@ -2,7 +2,7 @@
 
 The order is that of vLLM and, as far as it goes, of OpenAI's API. x are a row's logits:
 
-0. grammar:     x[i] = -inf for tokens that the sequence's grammar forbids
+0. allowed:     x[i] = -inf for tokens that the sequence's grammar or its allowed_token_ids forbid
    min_tokens:  x[i] = -inf for the stop tokens while the output is shorter, unless nothing else may follow
 1. bias:        x[i] += logit_bias[i]
 2. repetition:  x[i] = x[i] / r if x[i] > 0 else x[i] * r, for i in prompt and output (Keskar et al., "CTRL", 2019)
@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from tandem.engine.draws import Draws, draw
-from tandem.engine.grammars import Constraint, Grammars
+from tandem.engine.grammars import WORD_BITS, Constraint, Grammars
 from tandem.engine.logprobs import SampledLogprobs, gather_logprobs
 from tandem.engine.rows import replace_rows, select_rows
 from tandem.engine.token_sequence import TokenSequence
@@ -80,18 +80,26 @@ def process_logits(
 
 
 def _allow(logits: torch.Tensor, sequences: Sequence[TokenSequence], grammars: Grammars | None) -> torch.Tensor:
-    """Step 0, grammars."""
-    rows = [row for row, sequence in enumerate(sequences) if sequence.constraint is not None]
+    """Step 0, grammars and allowed tokens. No row has both."""
+    rows = [row for row, s in enumerate(sequences) if s.constraint is not None or s.allowed is not None]
     if not rows:
         return logits
-    assert grammars is not None
+    bits_of = np.zeros((len(rows), -(-logits.shape[1] // WORD_BITS)), dtype=np.int32)
+    bound: list[int] = []
     constraints: list[tuple[Constraint, Sequence[int]]] = []
-    for row in rows:
+    for place, row in enumerate(rows):
         sequence = sequences[row]
+        if (allowed := sequence.allowed) is not None:
+            bits_of[place, : len(allowed)] = allowed
+            continue
         assert sequence.constraint is not None and not sequence.num_pending
         sequence.constraint.follow(sequence.token_ids, sequence.prompt_len)
         constraints.append((sequence.constraint, sequence.sampling.stop_token_ids))
-    on_device, masks = Packed(np.array(rows), grammars.masks(constraints).ravel()).to(logits.device)
+        bound.append(place)
+    if bound:
+        assert grammars is not None
+        bits_of[bound] = grammars.masks(constraints)
+    on_device, masks = Packed(np.array(rows), bits_of.ravel()).to(logits.device)
     # At most a quarter of the logits' memory, as bytes.
     bits = masks.view(torch.uint8).view(len(rows), -1, 1) >> torch.arange(8, dtype=torch.uint8, device=logits.device)
     is_forbidden = (bits & 1).view(len(rows), -1)[:, : logits.shape[1]] == 0

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem.engine.grammars import Constraint
+from tandem.engine.grammars import WORD_BITS, Constraint
 from tandem.sampling_params import SamplingParams
 
 _GREEDY = SamplingParams(max_tokens=1)
@@ -25,6 +25,13 @@ class LogitBias:
         token_ids, values = zip(*pairs, strict=True)
         self.token_ids = np.array(token_ids, dtype=np.int64)
         self.values = np.array(values, dtype=np.float64)
+
+
+def bits_of(token_ids: Sequence[int]) -> "np.ndarray[Any, np.dtype[np.int32]]":
+    """Returns these tokens as bits, lowest first: (words,) int32, up to the largest."""
+    flags = np.zeros(-(-(max(token_ids) + 1) // WORD_BITS) * WORD_BITS, dtype=np.bool_)
+    flags[list(token_ids)] = True
+    return np.packbits(flags, bitorder="little").view(np.int32)
 
 
 @dataclass(eq=False, slots=True)
@@ -47,6 +54,7 @@ class TokenSequence:
         cached_len: tokens whose KV is in the pool.
         device_len: tokens with KV in the pool after the current forward pass.
         num_pending: sampled tokens, or tokens being sampled, that are not in token_ids yet.
+        allowed: the tokens that may be chosen, as `bits_of`; None: all.
     """
 
     token_ids: list[int]
@@ -59,6 +67,7 @@ class TokenSequence:
     constraint: Constraint | None = None
     table_id: int = NO_TABLE
     bias: "LogitBias | None" = field(default=None, init=False, repr=False)
+    allowed: "np.ndarray[Any, np.dtype[np.int32]] | None" = field(default=None, init=False, repr=False)
     stop_token_ids: frozenset[int] = field(default=frozenset(), init=False, repr=False)
     _mirror: "array[int]" = field(default_factory=lambda: array("q"), init=False, repr=False)
 
@@ -68,6 +77,9 @@ class TokenSequence:
         self.stop_token_ids = frozenset(self.sampling.stop_token_ids)
         if self.sampling.logit_bias:
             self.bias = LogitBias(self.sampling.logit_bias)
+        if self.sampling.allowed_token_ids:
+            # Built once: every step reads it.
+            self.allowed = bits_of(self.sampling.allowed_token_ids)
 
     def known_ids(self) -> "np.ndarray[Any, np.dtype[np.int64]]":
         """Converts only tokens that are new since the last call."""

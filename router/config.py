@@ -90,6 +90,12 @@ class RouterOptions:
         choices=("auto", "none", *REASONING_STYLES),
         detail=" ([api.md](api.md#reasoning))",
     )
+    open_objects: bool = option(
+        False,
+        "let objects of JSON schemas have other properties than theirs unless additionalProperties is false, as JSON "
+        "Schema has it; without this flag only where additionalProperties says so",
+        detail=" ([api.md](api.md#structured-output))",
+    )
     placement: str = option(
         AUTO,
         "whether one worker may compute a prompt and decode it; auto: --routing decides; other values apply while such "

@@ -153,5 +153,7 @@ def _takes_suspect(worker: Worker) -> bool:
 
 
 def _held_bytes(tracker: RequestTracker) -> int:
-    num_tokens = len(tracker.prompt_ids) + len(tracker.output_ids) + 2 * len(tracker.sampling.logit_bias)
+    sampling = tracker.sampling
+    num_named = 2 * len(sampling.logit_bias) + len(sampling.allowed_token_ids)
+    num_tokens = len(tracker.prompt_ids) + len(tracker.output_ids) + num_named
     return BYTES_PER_REQUEST + BYTES_PER_TOKEN * num_tokens

@@ -11,8 +11,14 @@ MAX_LOGIT_BIAS = 100.0
 # OpenAI's limit for logit_bias. Both lists travel with every attempt and are read in every step.
 MAX_NUM_BIASED = 300
 MAX_NUM_STOP_TOKENS = 300
+# Travels with every attempt; a step reads a bit per token of the vocabulary, whatever the number.
+MAX_NUM_ALLOWED = 2**14
+# Reported with every output token.
+MAX_NUM_LOGPROB_IDS = 128
+# As num_prompt_logprobs: the whole vocabulary.
+ALL_LOGPROBS = -1
 # In UTF-8; travels with every attempt too.
-MAX_GRAMMAR_BYTES = 2**16
+MAX_GRAMMAR_BYTES = 2**17
 # Limits of the protobuf fields.
 MAX_TEMPERATURE = 3.4e38
 MAX_TOP_K = 2**31 - 1
@@ -43,9 +49,11 @@ class SamplingParams:
         seed: 64 bits; with the position in the sequence, the only source of randomness.
         stop_token_ids: tokens that end the output, including end-of-sequence ids unless the client ignores them.
         num_logprobs, num_prompt_logprobs: alternatives to report per output or prompt token, 0 to MAX_LOGPROBS, or
-            None.
+            None. ALL_LOGPROBS reports the whole vocabulary per prompt token.
         grammar: in llguidance's format; "" for none. A complete output may end with a stop token; a stop token that is
             text may end it earlier.
+        allowed_token_ids: the only tokens that may be chosen, stop tokens included; () for all. Excludes a grammar.
+        logprob_token_ids: tokens to report per output token instead of the most likely; needs num_logprobs.
 
     Raises:
         ValueError: a value is out of range, not a number, or infinite; the message names the field.
@@ -66,6 +74,8 @@ class SamplingParams:
     grammar: str = ""
     min_tokens: int = 0
     num_prompt_logprobs: int | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+    logprob_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check("max_tokens", self.max_tokens, 1, MAX_UINT32)
@@ -82,18 +92,24 @@ class SamplingParams:
         if self.logit_bias:
             self._check_bias()
         _check("seed", self.seed, 0, MAX_SEED)
-        if self.stop_token_ids:
-            # Checking the extremes checks all.
-            _check("stop_token_ids", min(self.stop_token_ids), 0, MAX_UINT32)
-            _check("stop_token_ids", max(self.stop_token_ids), 0, MAX_UINT32)
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+            if token_ids := getattr(self, name):
+                # Checking the extremes checks all.
+                _check(name, min(token_ids), 0, MAX_UINT32)
+                _check(name, max(token_ids), 0, MAX_UINT32)
+        if self.logprob_token_ids and self.num_logprobs is None:
+            raise ValueError("logprob_token_ids needs logprobs")
         if self.num_logprobs is not None:
             _check("num_logprobs", self.num_logprobs, 0, MAX_LOGPROBS)
         if self.num_prompt_logprobs is not None:
-            _check("prompt_logprobs", self.num_prompt_logprobs, 0, MAX_LOGPROBS)
+            _check("prompt_logprobs", self.num_prompt_logprobs, ALL_LOGPROBS, MAX_LOGPROBS)
         if self.grammar and len(self.grammar.encode()) > MAX_GRAMMAR_BYTES:
             raise ValueError(f"the grammar exceeds {MAX_GRAMMAR_BYTES} bytes in its internal format: simplify it")
         if self.grammar and not self.stop_token_ids:
             raise ValueError("a grammar needs at least one stop token")
+        if self.grammar and self.allowed_token_ids:
+            # Together they might leave no token.
+            raise ValueError("allowed_token_ids cannot be had with structured output")
 
     @property
     def is_greedy(self) -> bool:
@@ -111,6 +127,7 @@ class SamplingParams:
             and not self.has_penalties
             and self.num_logprobs is None
             and not self.grammar
+            and not self.allowed_token_ids
         )
 
     def with_seed(self, seed: int) -> "SamplingParams":
@@ -157,7 +174,11 @@ class TopLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural log probabilities of one token, before bias, penalties, temperature and filters. `top` is descending."""
+    """Natural log probabilities of one token, before bias, penalties, temperature and filters.
+
+    Attributes:
+        top: the most likely tokens, descending; or logprob_token_ids, in their order.
+    """
 
     logprob: float
     top: tuple[TopLogprob, ...] = ()

@@ -28,6 +28,7 @@ GROUPS = {
         "chat_template",
         "tool_parser",
         "reasoning_parser",
+        "open_objects",
     ),
     "workers": (
         "num_prefill",

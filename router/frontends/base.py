@@ -2,14 +2,14 @@
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from tandem.lifecycle import RECEIVED, TOKENIZED, now_ns
 from tandem.router.config import RouterConfig
-from tandem.router.errors import InvalidRequestError, OverloadedError, UnknownModelError, mistakes_in
+from tandem.router.errors import InvalidRequestError, OverloadedError, UnknownModelError, mistakes_in, shortened
 from tandem.router.frontends.access import Access, CacheNamespaces, key_digest
 from tandem.router.frontends.generation import Generation
 from tandem.router.frontends.long_prompts import prefix_identities_in_turns
@@ -22,17 +22,20 @@ from tandem.router.text.chat import Chat
 from tandem.router.text.generation_config import SamplingDefaults
 from tandem.router.text.output_format import OutputFormat
 from tandem.router.text.output_text import OutputText
-from tandem.router.text.prompt_encoder import PromptEncoder
+from tandem.router.text.prompt_encoder import MAX_ROLE_LEN, PromptCut, PromptEncoder
 from tandem.router.text.structured_output import GrammarChecker, StructuredOutput
 from tandem.router.text.tokenizer import Tokenizer
 from tandem.router.workers.peer_counts import RouterCounts
-from tandem.sampling_params import SamplingParams
+from tandem.sampling_params import ALL_LOGPROBS, SamplingParams
 
 # Characters; a request id comes back with every response.
 MAX_NAME_LEN = 256
 # Each JSON entry is many times larger.
 MAX_PROMPT_LOGPROBS = 2**18
 PROMPT_LOGPROB_BYTES = 100
+KNOWN_ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
+# Each takes a rendering or two.
+MAX_OTHER_ROLES = 8
 MAX_RESUMED_AGE_NS = 10 * 10**9
 PromptInput = str | Sequence[int] | list[dict[str, str]] | Chat
 
@@ -59,7 +62,7 @@ class Frontend:
             config.max_bytes_in_hand,
         )
         self._prompts = PromptEncoder(tokenizer, config.max_model_len)
-        self._grammars = GrammarChecker()
+        self._grammars = GrammarChecker(closes_objects=not config.open_objects)
         self.output_format = OutputFormat(tokenizer, config.tool_parser, config.reasoning_parser)
         # A router without a cluster can only resume its own requests.
         self._sealer = Sealer(config.cluster_token or secrets.token_hex(16))
@@ -104,10 +107,24 @@ class Frontend:
         with mistakes_in("messages"):
             self._prompts.check_num_messages(num_messages)
 
+    def check_roles(self, roles: Collection[str]) -> None:
+        """A template may drop messages of a role that it does not know. Raises InvalidRequestError."""
+        others = set(roles) - KNOWN_ROLES
+        if len(others) > MAX_OTHER_ROLES:
+            raise InvalidRequestError(
+                f"{len(others)} roles besides the usual ones; at most {MAX_OTHER_ROLES} are taken", "messages"
+            )
+        with mistakes_in("messages"):
+            for role in sorted(others):
+                if len(role) > MAX_ROLE_LEN or not self.tokenizer.takes_role(role):
+                    raise ValueError(f"the model's chat template does not take messages of role {shortened(role)!r}")
+
     def check_prompt_logprobs(self, num_tokens: int, num_top: int | None, hold: Callable[[int], None]) -> None:
         """Raises InvalidRequestError, OverloadedError. Args: num_top: None: no log probabilities."""
         if num_top is None:
             return
+        if num_top == ALL_LOGPROBS:
+            num_top = self.tokenizer.vocab_size
         num_entries = num_tokens * (num_top + 1)
         if num_entries > MAX_PROMPT_LOGPROBS:
             raise InvalidRequestError(
@@ -121,8 +138,16 @@ class Frontend:
         _check_name("cache_namespace", name)
         return self._cache_namespaces.of(key, name)
 
-    async def tokenize(self, prompt: PromptInput, namespace: str | None = None) -> TokenizedPrompt:
-        """Args: namespace: of the workers' caches; None: no worker gets the prompt. Raises InvalidRequestError."""
+    async def tokenize(
+        self, prompt: PromptInput, namespace: str | None = None, cut: PromptCut | None = None
+    ) -> TokenizedPrompt:
+        """
+        Args:
+            namespace: of the workers' caches; None: no worker gets the prompt.
+            cut: truncates the prompt; None: a prompt that is too long is refused.
+
+        Raises InvalidRequestError.
+        """
         moments = {RECEIVED: now_ns()}
         ending = ""
         is_chat = isinstance(prompt, Chat) or (
@@ -131,13 +156,13 @@ class Frontend:
         with mistakes_in("messages" if is_chat else "prompt"):
             with _tokenizing():
                 if isinstance(prompt, str):
-                    token_ids = await self._prompts.encode(prompt)
+                    token_ids = await self._prompts.encode(prompt, cut=cut)
                 elif is_chat:
                     chat: Any = prompt
-                    token_ids, ending = await self._prompts.render_and_encode(chat)
+                    token_ids, ending = await self._prompts.render_and_encode(chat, cut=cut)
                 else:
                     ids: Any = prompt
-                    token_ids = self._checked_ids(ids)
+                    token_ids = self._checked_ids(ids if cut is None else cut.of(ids))
             if not token_ids:
                 raise ValueError("the prompt is empty")
         identities: dict[int, Sequence[int]] = {}

@@ -210,6 +210,7 @@ def _prompt(request: pb.GenerateRequest, frontend: Frontend) -> PromptInput:
             return request.token_ids.ids
         case "chat":
             frontend.check_num_messages(len(request.chat.messages))
+            frontend.check_roles({message.role for message in request.chat.messages})
             return [{"role": m.role, "content": m.content} for m in request.chat.messages]
     raise InvalidRequestError("a prompt is needed: text, token_ids or chat")
 
@@ -243,6 +244,8 @@ def _options(params: pb.SamplingParams, grammar: str) -> SamplingOptions:
         num_logprobs=params.logprobs if params.HasField("logprobs") else None,
         num_prompt_logprobs=params.prompt_logprobs if params.HasField("prompt_logprobs") else None,
         grammar=grammar,
+        allowed_token_ids=params.allowed_token_ids,
+        logprob_token_ids=params.logprob_token_ids,
         plain={name: getattr(params, name) for name in PLAIN_FIELDS if params.HasField(name)},
     )
 

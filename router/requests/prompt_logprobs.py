@@ -39,7 +39,9 @@ class PromptLogprobs:
         if (len(self.ranks), len(self.top_ids), len(self.top_logprobs)) != sizes or num_tokens >= self._prompt_len:
             raise ValueError("log probabilities of a prompt that do not belong together")
 
-    def top(self, position: int) -> list[TopLogprob]:
+    def top(self, position: int, begin: int = 0, end: int | None = None) -> list[TopLogprob]:
+        """Args: begin, end: ranks from 0; None: to the last."""
         start = (position - 1) * self.num_top
-        end = start + self.num_top
+        end = start + (self.num_top if end is None else min(end, self.num_top))
+        start += begin
         return list(map(TopLogprob, self.top_ids[start:end], self.top_logprobs[start:end]))

@@ -16,11 +16,12 @@ _TOOL = {
     "type": "function",
     "function": {"name": _NAME, "description": "probe", "parameters": {"type": "object", "properties": {}}},
 }
+# Small models copy placeholders that are words in quotes.
 _TOOLS_TEXT = """You can call these functions:
 {tools}
 To call one, write only its name and its arguments, like this:
 <tool_call>
-{{"name": "NAME", "arguments": {{"ARGUMENT": "VALUE"}}}}
+{{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
 
 
@@ -84,6 +85,23 @@ def find_format(source: str, render: Callable[[Chat], str]) -> ChatFormat:
         arguments_are_text=are_text,
         wants_short_ids=(takes_objects or takes_text) and not shows_call(as_text=are_text, call_id="call_0123456789"),
     )
+
+
+def takes_role(role: str, render: Callable[[Chat], str]) -> bool:
+    """Returns whether a template writes messages of this role, which it might also drop.
+
+    Args:
+        render: as for `find_format`.
+    """
+    message = {"role": role, "content": _TEXT}
+    for messages in ([message, _USER], [_USER, message]):
+        try:
+            text = render(Chat(messages))
+        except ValueError:
+            continue
+        if _TEXT in text and role in text:
+            return True
+    return False
 
 
 def _tool_parser(source: str) -> str:

@@ -4,8 +4,10 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
+from tandem.router.errors import PromptTooLongError
 from tandem.router.text.chat import Chat, Message
 from tandem.router.text.tokenizer import Tokenizer
 
@@ -17,6 +19,8 @@ MAX_INLINE_CHARACTERS = 4096
 MAX_INLINE_MESSAGES = 64
 # OpenAI's limit. Each message is a turn of the template's loops, some of them nested.
 MAX_MESSAGES = 2048
+# Characters of a role's name, which a template writes.
+MAX_ROLE_LEN = 64
 # Texts have 3 to 5 characters per token. Longer texts are counted in pieces first, up to the model's length.
 PLAUSIBLE_CHARACTERS_PER_TOKEN = 8
 PIECE_CHARACTERS = 2**16
@@ -26,6 +30,23 @@ MAX_TOKENS_OF_CUTS = 64
 MAX_ENCODING_THREADS = 4
 MAX_ENDING_CHARACTERS = 64
 TIMEOUT_S = 60.0
+
+
+class PromptCut(NamedTuple):
+    """
+    Attributes:
+        num_tokens: length of the longest prompt that stays whole.
+        keeps_end: whether the last tokens stay; False: the first.
+    """
+
+    num_tokens: int
+    keeps_end: bool
+
+    def of(self, items: Sequence[T]) -> Sequence[T]:
+        return self.part(items, self.num_tokens)
+
+    def part(self, items: Sequence[T], num_items: int) -> Sequence[T]:
+        return items[max(0, len(items) - num_items) :] if self.keeps_end else items[:num_items]
 
 
 class PromptEncoder:
@@ -43,26 +64,29 @@ class PromptEncoder:
         self._encoding = ThreadPoolExecutor(num_threads, "encode")
         self._rendering = ThreadPoolExecutor(1, "render")
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return await self._encode(text, add_special_tokens=add_special_tokens)
+    async def encode(self, text: str, *, add_special_tokens: bool = True, cut: PromptCut | None = None) -> list[int]:
+        return await self._encode(text, add_special_tokens=add_special_tokens, cut=cut)
 
     async def encode_chat(self, chat: Chat | Sequence[Message], *, add_special_tokens: bool = False) -> list[int]:
         """Args: add_special_tokens: adds special tokens to those of the template, BOS included."""
         return (await self.render_and_encode(chat, add_special_tokens=add_special_tokens))[0]
 
     async def render_and_encode(
-        self, chat: Chat | Sequence[Message], *, add_special_tokens: bool = False
+        self, chat: Chat | Sequence[Message], *, add_special_tokens: bool = False, cut: PromptCut | None = None
     ) -> tuple[list[int], str]:
         """Returns also the last MAX_ENDING_CHARACTERS of the text."""
         messages = chat.messages if isinstance(chat, Chat) else chat
         self.check_num_messages(len(messages))
         num_characters = chat.num_characters if isinstance(chat, Chat) else Chat(chat).num_characters
-        self._check_characters(num_characters)
+        if cut is None:
+            self._check_characters(num_characters)
         if num_characters <= MAX_INLINE_CHARACTERS and len(messages) <= MAX_INLINE_MESSAGES:
             text = self._tokenizer.render_chat(chat)
         else:
             text = await self._beside(self._rendering, self._tokenizer.render_chat, chat)
-        token_ids = await self._encode(text, add_special_tokens=add_special_tokens)
+        token_ids = await self._encode(text, add_special_tokens=add_special_tokens, cut=cut)
+        if cut is not None and not cut.keeps_end:
+            text = self._tokenizer.decode(token_ids[-MAX_ENDING_CHARACTERS:], skip_special_tokens=False)
         return token_ids, text[-MAX_ENDING_CHARACTERS:]
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -77,28 +101,26 @@ class PromptEncoder:
         if num_messages > MAX_MESSAGES:
             raise ValueError(f"the chat has {num_messages} messages; at most {MAX_MESSAGES} are taken")
         if num_messages >= self._max_model_len:
-            raise ValueError(
-                f"the chat has {num_messages} messages, more than can fit the model's length of "
-                f"{self._max_model_len} tokens"
-            )
+            raise self._too_long(f"{num_messages} messages cannot fit")
 
     def check_num_tokens(self, num_tokens: int) -> None:
         if num_tokens >= self._max_model_len:
-            raise ValueError(
-                f"the prompt has {num_tokens} tokens; the model's length is {self._max_model_len}, the output's first "
-                "token included"
-            )
+            raise self._too_long(f"{num_tokens} tokens > {self._max_model_len - 1} maximum")
 
     def close(self) -> None:
         """Running work ends by itself."""
         for threads in (self._encoding, self._rendering):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        self._check_characters(len(text))
+    async def _encode(self, text: str, *, add_special_tokens: bool, cut: PromptCut | None = None) -> list[int]:
+        encode: Callable[[str, bool], list[int]] = self._encode_at_once
+        if cut is None:
+            self._check_characters(len(text))
+        else:
+            encode = partial(self._encode_cut, cut)
         if len(text) <= MAX_INLINE_CHARACTERS:
-            return self._encode_at_once(text, add_special_tokens)
-        return await self._beside(self._encoding, self._encode_at_once, text, add_special_tokens)
+            return encode(text, add_special_tokens)
+        return await self._beside(self._encoding, encode, text, add_special_tokens)
 
     def _encode_at_once(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) > self._max_model_len * PLAUSIBLE_CHARACTERS_PER_TOKEN:
@@ -108,6 +130,23 @@ class PromptEncoder:
         self.check_num_tokens(len(encoding))
         return encoding.ids
 
+    def _encode_cut(self, cut: PromptCut, text: str, add_special_tokens: bool) -> list[int]:
+        """Tokenizes as much of the text's kept side as its tokens need. Special tokens stay."""
+        num_wanted = max(0, cut.num_tokens - (self._tokenizer.num_special_tokens if add_special_tokens else 0))
+        # The cut may change the tokens beside it.
+        num_needed = num_wanted + MAX_TOKENS_OF_CUTS
+        num_characters = PLAUSIBLE_CHARACTERS_PER_TOKEN * num_needed
+        while True:
+            window = cut.part(text, num_characters)
+            encoding = self._tokenizer.tokenize(str(window), False)
+            # Even the longest tokens do not need more characters.
+            is_enough = len(encoding) >= num_needed or num_characters >= self._max_characters
+            if is_enough or len(window) == len(text):
+                break
+            num_characters *= 4
+        encoding.truncate(num_wanted, direction="left" if cut.keeps_end else "right")
+        return self._tokenizer.finish(encoding, add_special_tokens)
+
     def _check_pieces(self, text: str) -> None:
         """Counts the tokens of a text until they exceed the model's length."""
         num_tokens = 0
@@ -115,17 +154,14 @@ class PromptEncoder:
             encoding = self._tokenizer.tokenize(text[start : start + PIECE_CHARACTERS], False)
             num_tokens += max(0, len(encoding) - MAX_TOKENS_OF_CUTS)
             if num_tokens >= self._max_model_len:
-                raise ValueError(
-                    f"the prompt has more than {num_tokens} tokens; the model's length is {self._max_model_len}, the "
-                    "output's first token included"
-                )
+                raise self._too_long(f"more than {num_tokens} tokens > {self._max_model_len - 1} maximum")
 
     def _check_characters(self, num_characters: int) -> None:
         if num_characters > self._max_characters:
-            raise ValueError(
-                f"the prompt has {num_characters} characters; no more than {self._max_characters} can fit the model's "
-                f"length of {self._max_model_len} tokens"
-            )
+            raise self._too_long(f"{num_characters} characters cannot fit")
+
+    def _too_long(self, found: str) -> PromptTooLongError:
+        return PromptTooLongError(found, self._max_model_len)
 
     async def _beside(self, threads: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> T:
         async with asyncio.timeout(TIMEOUT_S):

@@ -14,6 +14,8 @@ from tandem.sampling_params import MAX_GRAMMAR_BYTES
 
 Kind = Literal["json_schema", "regex", "choice", "grammar", "tool_calls", "either", "after_reasoning"]
 
+# Of a client's constraint. In the workers' format it is longer: each closed object says so.
+MAX_BYTES = 2**16
 JSON_OBJECT = json.dumps({"type": "object"})
 # For a grammar's wait and check.
 TIMEOUT_S = 20.0
@@ -37,7 +39,9 @@ class StructuredOutput(NamedTuple):
 
 
 class GrammarChecker:
-    def __init__(self) -> None:
+    def __init__(self, *, closes_objects: bool = True) -> None:
+        """Args: closes_objects: as for `GrammarCheck`."""
+        self._closes_objects = closes_objects
         self._threads = ThreadPoolExecutor(NUM_THREADS, "grammar")
         self._slots = FairSlots(NUM_THREADS, MAX_PER_CLIENT)
         self._good: OrderedDict[tuple[Kind, str], str] = OrderedDict()
@@ -53,11 +57,11 @@ class GrammarChecker:
         key = wanted.kind, wanted.content
         grammar = self._good.get(key)
         if grammar is None:
-            _check_size(wanted.content)
+            _check_size(wanted.content, MAX_BYTES)
             async with asyncio.timeout(TIMEOUT_S), self._slots.hold(client):
                 # The client's request before this one may have had the same grammar.
                 grammar = self._good.get(key) or await self._checked(*key)
-            _check_size(grammar)
+            _check_size(grammar, MAX_GRAMMAR_BYTES)
             self._good[key] = grammar
             if len(self._good) > MAX_NUM_KEPT:
                 self._good.popitem(last=False)
@@ -65,7 +69,7 @@ class GrammarChecker:
         return grammar
 
     async def _checked(self, kind: Kind, content: str) -> str:
-        check = GrammarCheck(kind, content)
+        check = GrammarCheck(kind, content, closes_objects=self._closes_objects)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, check.run)
         except asyncio.CancelledError:
@@ -76,9 +80,9 @@ class GrammarChecker:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _check_size(text: str) -> None:
-    if len(text.encode()) > MAX_GRAMMAR_BYTES:
-        raise ValueError(f"at most {MAX_GRAMMAR_BYTES} bytes are taken")
+def _check_size(text: str, limit: int) -> None:
+    if len(text.encode()) > limit:
+        raise ValueError(f"at most {limit} bytes are taken")
 
 
 def choices(outputs: Sequence[str], param: str) -> StructuredOutput:

@@ -10,8 +10,9 @@ from typing import Any
 import tokenizers
 
 from tandem.router.text.chat import Chat, Message
-from tandem.router.text.chat_format import ChatFormat, find_format, fitted
+from tandem.router.text.chat_format import ChatFormat, find_format, fitted, takes_role
 from tandem.router.text.chat_template import ChatTemplate, find_chat_template, read_chat_template
+from tandem.router.text.fill_in_middle import FIM_FORMS, FimForm
 
 # SentencePiece's spelling of a space.
 _WORD_START = "\u2581"
@@ -66,6 +67,15 @@ class Tokenizer:
         except TypeError as error:  # JSON may carry lone surrogates.
             raise ValueError("the text holds a lone surrogate, which is half a character") from error
 
+    @cached_property
+    def num_special_tokens(self) -> int:
+        """Special tokens that `tokenize` adds to a text."""
+        return self._tokenizer.num_special_tokens_to_add(False)
+
+    def finish(self, encoding: tokenizers.Encoding, add_special_tokens: bool) -> list[int]:
+        """Returns the ids of a text's encoding that was made without special tokens."""
+        return self._tokenizer.post_process(encoding, None, add_special_tokens).ids
+
     def encode_chat(self, chat: Chat | Sequence[Message]) -> list[int]:
         # The template writes BOS.
         return self.tokenize(self.render_chat(chat), add_special_tokens=False).ids
@@ -86,6 +96,17 @@ class Tokenizer:
             return ChatFormat()
         special_tokens = self._special_tokens()
         return find_format(template.source, lambda chat: template.render(chat, special_tokens))
+
+    def takes_role(self, role: str) -> bool:
+        """Whether the chat template writes messages of this role, with its name. Raises ValueError if the model has no
+        chat template."""
+        template, special_tokens = self._chat_template, self._special_tokens()
+        return takes_role(role, lambda chat: template.render(chat, special_tokens))
+
+    @cached_property
+    def fim_form(self) -> FimForm | None:
+        """None if the vocabulary has no tokens for filling in the middle."""
+        return next((form for form in FIM_FORMS if len(self.special_ids(form.marks)) == len(form.marks)), None)
 
     @property
     def knows_documents(self) -> bool:

@@ -92,16 +92,24 @@ def raw_number(name: str, literal: str, value: float) -> Row:
     )
 
 
+def too_long(found: str) -> str:
+    return (
+        f"the prompt is too long: {found}; this model's maximum context length is 512 tokens, the output's first token "
+        "included"
+    )
+
+
 def surrogate(where: str, path: str = COMPLETIONS, **fields: Any) -> Row:
     return http_only(f"half a character in {where}", HALF, fields, path=path)
 
 
+OVERFLOW = "context_length_exceeded"
 HALF = "the body holds a lone surrogate, which is half a character"
 MALFORMED = "the request is malformed: no message of its type, or text that is not UTF-8"
 NOT_AN_OBJECT = "the body must be a JSON object, sent as application/json"
 EMPTY, TOO_LONG = (
     "the prompt is empty",
-    "the prompt has 600 tokens; the model's length is 512, the output's first token included",
+    too_long("600 tokens > 511 maximum"),
 )
 
 PROMPTS = [
@@ -126,11 +134,12 @@ PROMPTS = [
     ),
     Row(
         "chat with more messages than fit",
-        "the chat has 512 messages, more than can fit the model's length of 512 tokens",
+        too_long("512 messages cannot fit"),
         pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage()] * 512)),
         {"messages": [{"role": "user", "content": ""}] * 512},
         param="messages",
         path=CHATS,
+        code=OVERFLOW,
     ),
     Row(
         "chat with more than 2048 messages",
@@ -152,27 +161,37 @@ PROMPTS = [
     ),
     Row(
         "a million token ids",
-        "the prompt has 1000004 bytes of token ids, more than fit the model's length of 512 tokens",
+        too_long("1000004 bytes of token ids cannot fit"),
         ids(*[1] * 1_000_000),
         {"prompt": [1] * 1_000_000},
         "prompt: at most 311296 items are taken",
         param="prompt",
     ),
-    Row("prompt too long", TOO_LONG, pb.GenerateRequest(text="x" * 600), {"prompt": "x" * 600}, param="prompt"),
-    Row("too many token ids", TOO_LONG, ids(*[1] * 600), {"prompt": [1] * 600}, param="prompt"),
+    Row(
+        "prompt too long",
+        TOO_LONG,
+        pb.GenerateRequest(text="x" * 600),
+        {"prompt": "x" * 600},
+        param="prompt",
+        code=OVERFLOW,
+    ),
+    Row("too many token ids", TOO_LONG, ids(*[1] * 600), {"prompt": [1] * 600}, param="prompt", code=OVERFLOW),
     Row(
         "prompt too long to tokenize",
-        "the prompt has 20000 characters; no more than 16384 can fit the model's length of 512 tokens",
+        too_long("20000 characters cannot fit"),
         pb.GenerateRequest(text="x" * 20000),
         {"prompt": "x" * 20000},
         param="prompt",
+        code=OVERFLOW,
     ),
     Row(
         "prompt and max_tokens too long together",
-        "max_tokens must be between 1 and 510 for a prompt of 2 tokens, not 511",
+        "max_tokens must be between 1 and 510 for a prompt of 2 tokens, not 511: this model's maximum context length "
+        "is 512 tokens",
         sampled(max_tokens=511),
         {"prompt": "hi", "max_tokens": 511},
         param="max_tokens",
+        code=OVERFLOW,
     ),
     Row(
         "token id outside the vocabulary",
@@ -292,12 +311,12 @@ SAMPLING = [
         "logit_bias above 100",
         {7: 101},
         "logit_bias of token 7 must be between -100 and 100, not 101",
-        "logit_bias.7: Input should be less than or equal to 100",
+        "logit_bias: biases must be between -100 and 100, not 101 of token 7",
     ),
     both(
         "logit_bias outside the vocabulary",
-        {300: 1},
-        "logit_bias: token id 300 is outside the vocabulary of 300",
+        {300: 1, 7: 1, 302: 1},
+        "logit_bias: token ids 300, 302 are outside the vocabulary of 300",
         "",
     ),
     both(
@@ -314,14 +333,14 @@ SAMPLING = [
     ),
     http_only(
         "logit_bias with a key that is not a number",
-        "logit_bias.x.[key]: String should match pattern '^(0|[1-9][0-9]{0,9})$'",
+        "logit_bias: keys must be token ids, not 'x'",
         {"logit_bias": {"x": 1}},
         "logit_bias",
     ),
     http_only(
         "logit_bias with leading zeros",
-        "logit_bias.007.[key]: String should match pattern '^(0|[1-9][0-9]{0,9})$'",
-        {"logit_bias": {"7": 1, "007": 2}},
+        "logit_bias: keys must be token ids, not '007', '08'",
+        {"logit_bias": {"7": 1, "007": 2, "08": 1}},
         "logit_bias",
     ),
     both(
@@ -340,7 +359,7 @@ SAMPLING = [
     both(
         "prompt_logprobs above 20",
         21,
-        "prompt_logprobs must be between 0 and 20, not 21",
+        "prompt_logprobs must be between -1 and 20, not 21",
         "prompt_logprobs: Input should be less than or equal to 20",
     ),
     http_only(
@@ -370,6 +389,48 @@ SAMPLING = [
         "at most 128 outputs for one request, not 130",
         {"prompt": ["a", "b"], "n": 65},
         "n",
+    ),
+    both(
+        "allowed_token_ids outside the vocabulary",
+        [7, 300],
+        "allowed_token_ids: token id 300 is outside the vocabulary of 300",
+        "",
+    ),
+    both(
+        "allowed_token_ids of 16,385 tokens",
+        [1] * 16_385,
+        "allowed_token_ids may name at most 16384 tokens, not 16385",
+        "allowed_token_ids: List should have at most 16384 items after validation, not 16385",
+    ),
+    Row(
+        "allowed_token_ids with structured output",
+        "allowed_token_ids cannot be had with structured output",
+        pb.GenerateRequest(
+            text="hi",
+            structured_output=pb.StructuredOutput(regex="a"),
+            sampling=pb.SamplingParams(allowed_token_ids=[7]),
+        ),
+        {"prompt": "hi", "guided_regex": "a", "allowed_token_ids": [7]},
+        param="allowed_token_ids",
+    ),
+    both("logprob_token_ids without logprobs", [7], "logprob_token_ids needs logprobs", ""),
+    http_only(
+        "prompt truncated to nothing",
+        "truncate_prompt_tokens must be -1 or between 1 and 511, not 0",
+        {"truncate_prompt_tokens": 0},
+        "truncate_prompt_tokens",
+    ),
+    http_only(
+        "suffix, without tokens for it",
+        "this model has no tokens for filling in the middle of a text",
+        {"suffix": "x"},
+        "suffix",
+    ),
+    http_only(
+        "cache_salt with a slash",
+        "cache_salt: 1 to 128 characters are taken, without '@', '/', '\\' and NUL",
+        {"cache_salt": "a/b"},
+        "cache_salt",
     ),
     both("stop of 17 strings", ["x"] * 17, "stop must be at most 16 strings, not 17", ""),
     both("stop with an empty string", ["x", ""], "stop strings must have 1 to 1024 characters, not 0", ""),
@@ -532,12 +593,6 @@ SAMPLING = [
                 None,
             ),
             (
-                "required call with response_format",
-                "response_format cannot be had with a tool_choice that asks for a call",
-                {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
-                "response_format",
-            ),
-            (
                 "required call with an unsupported schema",
                 'the parameters of f: Unimplemented keys: ["not"]',
                 {
@@ -597,9 +652,10 @@ OTHER_PATHS = [
     Row("nothing to tokenize", "one of prompt and messages is needed", http={}, param="prompt", path=TOKENIZE),
     Row(
         "text to tokenize too long",
-        "the prompt has 600 tokens; the model's length is 512, the output's first token included",
+        too_long("600 tokens > 511 maximum"),
         http={"prompt": "x" * 600},
         param="prompt",
+        code=OVERFLOW,
         path=TOKENIZE,
     ),
     Row(
@@ -695,9 +751,11 @@ def anthropic(name: str, message: str, fields: dict[str, Any], **more: Any) -> R
 OTHER_APIS = [
     response(
         "response with a limit too large",
-        "max_output_tokens must be between 1 and 493 for a prompt of 19 tokens, not 600",
+        "max_output_tokens must be between 1 and 493 for a prompt of 19 tokens, not 600: this model's maximum context "
+        "length is 512 tokens",
         {"max_output_tokens": 600},
         "max_output_tokens",
+        code=OVERFLOW,
     ),
     response("response without input", "input: Input should be a string or a list of items", {"input": None}, "input"),
     response(

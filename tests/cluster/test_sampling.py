@@ -20,6 +20,8 @@ SAMPLING: list[dict[str, Any]] = [
     {"temperature": 1.0, "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25},
     {"repetition_penalty": 1.25},
     {"temperature": 1.0, "logit_bias": {7: 4.0, 9: -100.0}},
+    {"temperature": 1.0, "allowed_token_ids": (250, 5, 7, 9, 130)},
+    {"allowed_token_ids": (250, 5), "repetition_penalty": 1.25},
 ]
 
 
@@ -73,6 +75,21 @@ def test_logprobs_match_the_model(tiny_pd: ServedCluster, tiny_oracle: Oracle) -
         top = row.topk(3)
         assert [t.token_id for t in found.top] == top.indices.tolist()
         assert [t.logprob for t in found.top] == pytest.approx(top.values.tolist(), abs=1e-3)
+
+
+def test_named_tokens_are_listed_in_their_order(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
+    """The first token's come over both workers, the others' over one."""
+    prompt_ids, named = random_ids(21, 30), [200, 3, 90]
+    asked = {"allowed_token_ids": [3, 4], "logprobs": 5, "logprob_token_ids": named}
+    request = tiny_pd.request(prompt_ids, max_tokens=6, ignore_eos=True, temperature=1.0, **asked)
+    responses = list(tiny_pd.client.generate(request, timeout_s=30.0))
+    token_ids = [i for response in responses for i in response.token_ids]
+    logprobs = [entry for response in responses for entry in response.logprobs]
+    assert len(token_ids) == 6 and set(token_ids) <= {3, 4}
+    rows = tiny_oracle.logits(prompt_ids + token_ids)[len(prompt_ids) - 1 : -1].log_softmax(-1)
+    for row, found in zip(rows, logprobs, strict=True):
+        assert [t.token_id for t in found.top] == named
+        assert [t.logprob for t in found.top] == pytest.approx(row[named].tolist(), abs=1e-3)
 
 
 def test_a_stop_string_ends_the_output(tiny_pd: ServedCluster) -> None:

@@ -36,8 +36,10 @@ class HttpRouter:
         """Return the application, made on first use: it takes 0.1 s and most tests use one router."""
         return make_app(self._frontend)
 
-    def post(self, body: dict[str, Any], last_event_id: str = "", key: str = KEYS[0]) -> "HttpCall":
-        return HttpCall(self.app, body, last_event_id, key)
+    def post(self, body: dict[str, Any], last_event_id: str = "", key: str = KEYS[0], path: str = "") -> "HttpCall":
+        """Args: path: "": by the body."""
+        path = path or ("/v1/chat/completions" if "messages" in body else "/v1/completions")
+        return HttpCall(self.app, path, body, last_event_id, key)
 
 
 class HttpCluster:
@@ -130,9 +132,10 @@ class Stream:
 class HttpCall:
     """A client request that reads everything available."""
 
-    def __init__(self, app: Any, body: dict[str, Any], last_event_id: str, key: str) -> None:
+    def __init__(self, app: Any, path: str, body: dict[str, Any], last_event_id: str, key: str) -> None:
         self.stream = Stream()
         self._app = app
+        self._path = path
         self._gone = asyncio.Event()
         self.task = asyncio.create_task(self._run(body, last_event_id, key))
 
@@ -153,8 +156,14 @@ class HttpCall:
         ]
         if last_event_id:
             headers.append((b"last-event-id", last_event_id.encode()))
-        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers, "state": {}}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": self._path,
+            "query_string": b"",
+            "headers": headers,
+            "state": {},
+        }
         messages = [{"type": "http.request", "body": content}]
 
         async def receive() -> Any:

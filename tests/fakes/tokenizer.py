@@ -27,6 +27,9 @@ class ByteTokenizer:
     def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
         return "".join(message["content"] for message in messages)
 
+    def takes_role(self, role: str) -> bool:
+        return False
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
 

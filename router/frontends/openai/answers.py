@@ -14,6 +14,7 @@ from starlette.types import Receive
 from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.generation import Generation, Piece
 from tandem.router.frontends.openai.errors import json_text_response
+from tandem.router.frontends.openai.long_lists import list_text
 from tandem.router.frontends.openai.prompt_logprobs import PromptTexts, object_text
 from tandem.router.frontends.openai.request import Body, WantedLogprobs
 from tandem.router.frontends.openai.resumable import ResumableStream
@@ -76,12 +77,20 @@ class Answer(ABC):
         echoes: Sequence[str] = (),
         stream: ResumableStream | None = None,
         wanted: WantedLogprobs | None = None,
+        *,
+        returns_ids: bool = False,
     ) -> None:
-        """Args: generations: the same number for each prompt; echoes: one per generation, or none."""
+        """
+        Args:
+            generations: the same number for each prompt.
+            echoes: one per generation, or none.
+            returns_ids: whether the client wants the prompts' and outputs' token ids.
+        """
         self._frontend = frontend
         self._prompts = prompts
         self._generations = generations
         self._stream = stream
+        self._returns_ids = returns_ids
         self._num_choices = len(generations) // len(prompts)
         self.wanted = wanted or WantedLogprobs(None, None)
         self._prompt_texts: dict[int, PromptTexts] = {}
@@ -115,6 +124,10 @@ class Answer(ABC):
 
     async def own_fields(self) -> dict[str, str]:
         return {}
+
+    async def opening_fields(self) -> str:
+        """Returns JSON for the chunks of openings, beside their choices."""
+        return ""
 
     def opening(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any] | None:
         return None
@@ -155,9 +168,10 @@ class Answer(ABC):
         if options.include_usage and not continuous:
             head["usage"] = None
         beginning = to_json(head).removesuffix("}")
+        opening_fields = await self.opening_fields()
 
-        def chunk(choice: str) -> str:
-            ending = f',"usage":{to_json(self._usage())}' if continuous else ""
+        def chunk(choice: str, more: str = "") -> str:
+            ending = more + (f',"usage":{to_json(self._usage())}' if continuous else "")
             content = f'{beginning},"choices":[{choice}]{ending}}}'
             return obfuscated(content) if options.include_obfuscation else content
 
@@ -173,8 +187,9 @@ class Answer(ABC):
                 if index not in opened:
                     opened.add(index)
                     if (opening := self.opening(index, buffer)) is not None:
-                        yield self._event_id(0), chunk(to_json(opening))
-                if buffer.text or buffer.logprobs or buffer.finish_reason:
+                        yield self._event_id(0), chunk(to_json(opening), opening_fields)
+                has_ids = self._returns_ids and buffer.token_ids
+                if buffer.text or buffer.logprobs or buffer.finish_reason or has_ids:
                     num_characters += len(buffer.text)
                     # The parser needs the whole text, even the client's part.
                     texts = await self.delta_texts(index, buffer, num_characters)
@@ -212,6 +227,14 @@ class Answer(ABC):
 
     def num_output_tokens(self) -> int:
         return sum(generation.num_output_tokens for generation in self._generations)
+
+    def ids_of(self, token_ids: Sequence[int]) -> dict[str, Any]:
+        """Returns a choice's field with these output tokens, if the client wants it."""
+        return {"token_ids": token_ids} if self._returns_ids else {}
+
+    async def prompt_ids(self, index: int) -> str:
+        """Returns the token ids of an output's prompt as JSON."""
+        return await list_text(self._prompts[index // self._num_choices].token_ids)
 
     def token_text(self, token_id: int) -> str:
         return token_text(self._frontend.tokenizer.token_piece(token_id))

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import Discriminator, Tag
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -68,6 +69,11 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 _TEXT = {"type": "string"}
 _EVENT = {"type": "object", "properties": {"id": _TEXT, "data": _TEXT}, "required": ["data"]}
 _STREAMED = {"text/event-stream": {"itemSchema": _EVENT}}
+# A body with messages is a chat.
+Invocation = Annotated[
+    Annotated[ChatRequest, Tag("#chat")] | Annotated[CompletionRequest, Tag("#completion")],
+    Discriminator(lambda body: "#chat" if isinstance(body, dict) and "messages" in body else "#completion"),
+]
 LastEventId = Annotated[str | None, Header(description="Id of the last event received; the answer resumes after it.")]
 
 
@@ -157,6 +163,13 @@ def _add_inference(app: FastAPI, frontend: Frontend) -> None:
     async def chat_completions(body: ChatRequest, request: Request, last_event_id: LastEventId = None) -> Response:
         """Answers a conversation."""
         return await serve_chat(frontend, body, request, last_event_id)
+
+    @app.post("/invocations", response_model=ChatCompletion | Completion, responses={200: {"content": _STREAMED}})
+    async def invocations(body: Invocation, request: Request, last_event_id: LastEventId = None) -> Response:
+        """Serves a chat or a completion, for SageMaker."""
+        if isinstance(body, ChatRequest):
+            return await serve_chat(frontend, body, request, last_event_id)
+        return await serve_completion(frontend, body, request, last_event_id)
 
 
 def _add_operation(app: FastAPI, frontend: Frontend, credentials: ClusterCredentials) -> None:

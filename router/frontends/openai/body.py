@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope
 from tandem.router.errors import OverloadedError
 from tandem.router.frontends.openai.off_loop import MAX_INLINE_BYTES, OffLoop
 from tandem.router.text.prompt_encoder import MAX_MESSAGES
-from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
+from tandem.sampling_params import MAX_NUM_ALLOWED, MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -121,6 +121,7 @@ def _culprit(body: bytes, max_items: int) -> HTTPException | None:
     for field, end, item, limit in (
         ("logit_bias", b"}", b":", MAX_NUM_BIASED),
         ("stop_token_ids", b"]", b",", MAX_NUM_STOP_TOKENS),
+        ("allowed_token_ids", b"]", b",", MAX_NUM_ALLOWED),
         ("messages", b"]", b'"role"', MAX_MESSAGES),
         ("prompt", b"]", b",", max_items),
     ):

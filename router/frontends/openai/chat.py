@@ -17,7 +17,6 @@ from tandem.router.frontends.openai.body import run_beside
 from tandem.router.frontends.openai.chat_plan import ChatPlan, Reading, plan_chat, read_from, whole_structure
 from tandem.router.frontends.openai.prompt_logprobs import object_text, slices_of
 from tandem.router.frontends.openai.request import (
-    WantedLogprobs,
     cache_namespace,
     check_num_prompt_tokens,
     checked_grammar,
@@ -38,11 +37,11 @@ CALL_ID_CHARACTERS = 24
 class BegunChat:
     """Attributes: reading: None: the outputs are content alone."""
 
+    plan: ChatPlan
     prompt: TokenizedPrompt
     generations: list[Generation]
     stream: ResumableStream | None
     reading: Reading | None
-    wanted_logprobs: WantedLogprobs
 
 
 class ChatAnswer(Answer):
@@ -51,8 +50,18 @@ class ChatAnswer(Answer):
     chunk_object_name = "chat.completion.chunk"
 
     def __init__(self, frontend: Frontend, chat: BegunChat, request_id: str) -> None:
-        prompts, stream, reading = [chat.prompt], chat.stream, chat.reading
-        super().__init__(frontend, prompts, chat.generations, request_id, stream=stream, wanted=chat.wanted_logprobs)
+        plan, stream, reading = chat.plan, chat.stream, chat.reading
+        super().__init__(
+            frontend,
+            [chat.prompt],
+            chat.generations,
+            request_id,
+            [plan.echo] * len(chat.generations),
+            stream,
+            plan.wanted_logprobs,
+            returns_ids=bool(plan.body.return_token_ids),
+        )
+        self._role = plan.role
         self._reading = reading
         num_seen = stream.last.num_characters if stream and stream.last else 0
         self._parsers = [reading.parser(num_seen) for _ in chat.generations] if reading else []
@@ -62,7 +71,10 @@ class ChatAnswer(Answer):
         self._reasoning_ends: dict[int, int] = {}
 
     def opening(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
-        delta = {"role": "assistant", "content": ""}
+        echo, buffer.echo = buffer.echo, ""
+        is_forced = self._reading is not None and self._reading.calls.calls_only
+        # A message of calls alone has no content.
+        delta = {"role": self._role, "content": echo or (None if is_forced else "")}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def gather(self, index: int, piece: Piece) -> None:
@@ -73,9 +85,11 @@ class ChatAnswer(Answer):
 
     def choice(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
         text, token_ids, logprobs = buffer.take_unsent()
-        message: dict[str, Any] = {"role": "assistant", "content": text}
+        message: dict[str, Any] = {"role": self._role, "content": text}
         if self._parsers:
             message |= self._message(index, self._parts[index])
+        if buffer.echo:
+            message["content"] = buffer.echo + (message["content"] or "")
         return self._choice(index, buffer, "message", message, token_ids, logprobs)
 
     def delta(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
@@ -94,10 +108,16 @@ class ChatAnswer(Answer):
         return object_text(self.choice(index, buffer), {"logprobs": f'{{"content":[{",".join(texts)}]}}'})
 
     async def own_fields(self) -> dict[str, str]:
-        if self.wanted.listed is None:
-            return {}
-        texts, logprobs = self.prompt_texts(0)
-        return {"prompt_logprobs": await texts.listed(logprobs)}
+        fields = {}
+        if self.wanted.listed is not None:
+            texts, logprobs = self.prompt_texts(0)
+            fields["prompt_logprobs"] = await texts.listed(logprobs)
+        if self._returns_ids:
+            fields["prompt_token_ids"] = await self.prompt_ids(0)
+        return fields
+
+    async def opening_fields(self) -> str:
+        return f',"prompt_token_ids":{await self.prompt_ids(0)}' if self._returns_ids else ""
 
     async def delta_texts(self, index: int, buffer: ChoiceBuffer, num_characters: int) -> list[tuple[str, int]]:
         if not self._parsers:
@@ -111,7 +131,7 @@ class ChatAnswer(Answer):
                 self._add(chunks[-1][0], index, part)
             else:
                 chunks.append((self._add({}, index, part), part.end))
-        if not chunks and (logprobs or buffer.finish_reason):
+        if not chunks and (logprobs or buffer.finish_reason or (self._returns_ids and token_ids)):
             chunks.append(({}, num_characters))
         choices = []
         for place, (delta, end) in enumerate(chunks, 1):
@@ -209,6 +229,7 @@ class ChatAnswer(Answer):
             name: message,
             "logprobs": {"content": content} if content else None,
             "finish_reason": self._finish_reason(index, buffer),
+            **self.ids_of(token_ids),
         }
 
     def _token_logprob(self, token_id: int, entry: TokenLogprobs) -> dict[str, Any]:
@@ -234,7 +255,7 @@ async def begin_chat(
         plan = await run_beside(request, plan_chat, frontend, body, last_event_id)
         chat = await _tokenize(frontend, plan, request)
         generations = frontend.begin(_spec(frontend, plan, chat, request.state), body.n or 1)
-    return BegunChat(chat.prompt, generations, chat.stream, chat.reading, plan.wanted_logprobs)
+    return BegunChat(plan, chat.prompt, generations, chat.stream, chat.reading)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +271,7 @@ async def _tokenize(frontend: Frontend, plan: ChatPlan, request: Request) -> _To
     key = state.key
     with frontend.admission(key, body.n or 1, is_resumed=plan.last_event is not None):
         recalled = await recall_stream(frontend, key, plan.last_event, state.hold)
-        prompt = await frontend.tokenize(plan.prompt, frontend.cache_namespace(key, cache_namespace(body)))
+        prompt = await frontend.tokenize(plan.prompt, frontend.cache_namespace(key, cache_namespace(body)), plan.cut)
         reading = read_from(frontend.output_format, plan, prompt)
         grammar = await checked_grammar(frontend, whole_structure(plan.calls.structure, reading), request)
     frontend.check_prompt_logprobs(len(prompt.token_ids), plan.wanted_logprobs.num_top, state.hold)
@@ -284,7 +305,7 @@ async def count_prompt_tokens(frontend: Frontend, body: ChatRequest, request: Re
     with frontend.refusals_counted(request.state.request_id):
         plan = await run_beside(request, plan_chat, frontend, body)
         with frontend.admission(request.state.key):
-            prompt = await frontend.tokenize(plan.prompt)
+            prompt = await frontend.tokenize(plan.prompt, cut=plan.cut)
     return len(prompt.token_ids)
 
 

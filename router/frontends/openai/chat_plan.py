@@ -13,6 +13,7 @@ from tandem.router.frontends.openai.body import MAX_OTHER_ITEMS, check_structure
 from tandem.router.frontends.openai.request import (
     WantedLogprobs,
     check_num_choices,
+    prompt_cut,
     structured_output,
 )
 from tandem.router.frontends.openai.resumable import EventId, is_resumable, last_event
@@ -24,10 +25,12 @@ from tandem.router.text import structured_output as structures
 from tandem.router.text.chat import Chat
 from tandem.router.text.output_format import NONE, OutputFormat
 from tandem.router.text.output_parser import OutputParser
+from tandem.router.text.prompt_encoder import PromptCut
 from tandem.router.text.reasoning import CLOSING, OPENING, Beginning
 from tandem.router.text.structured_output import StructuredOutput
 from tandem.router.text.tool_grammar import CALL_STYLES
 
+ASSISTANT = "assistant"
 PARAM_TOOLS, PARAM_CHOICE = "tools", "tool_choice"
 
 
@@ -54,13 +57,19 @@ class ChatPlan:
     """A checked chat, before anything is computed for it.
 
     Attributes:
+        cut: truncation of the prompt.
         continued: text of the message that the output continues; "": a new message.
+        role: of the output's message.
+        echo: text of the last message, to put in front of the output.
         options: sampling options without the grammar.
     """
 
     body: ChatRequest
     prompt: PromptInput
+    cut: PromptCut | None
     continued: str
+    role: str
+    echo: str
     calls: CallPlan
     options: SamplingOptions
     wanted_logprobs: WantedLogprobs
@@ -102,10 +111,15 @@ def plan_chat(frontend: Frontend, body: ChatRequest, last_event_id: str | None =
     check_arguments(body.messages)
     calls = plan_calls(frontend.output_format, body)
     prompt = chat_prompt(frontend, body.messages, body, [] if body.tool_choice == "none" else body.tools or [])
-    continued = body.messages[-1].text if body.continue_final_message else ""
+    last_message = body.messages[-1]
+    continued = last_message.text if body.continue_final_message else ""
+    is_new = body.add_generation_prompt is not False and not body.continue_final_message
+    role = ASSISTANT if is_new else last_message.role
+    echo = last_message.text if body.echo and last_message.role == role else ""
+    cut = prompt_cut(frontend, body, max_tokens)
     resumable = is_resumable(body, options, 1)
     last = last_event(last_event_id, is_resumable=resumable)
-    return ChatPlan(body, prompt, continued, calls, options, wanted_logprobs, resumable, last)
+    return ChatPlan(body, prompt, cut, continued, role, echo, calls, options, wanted_logprobs, resumable, last)
 
 
 def _num_logprobs(body: ChatRequest) -> int | None:
@@ -134,7 +148,11 @@ def _arguments(messages: Sequence[Message]) -> list[str]:
 
 
 def plan_calls(output_format: OutputFormat, body: ChatRequest) -> CallPlan:
-    """Raises InvalidRequestError: tools, tool_choice and structured output exclude each other."""
+    """Raises InvalidRequestError: tools and tool_choice do not fit each other or the model.
+
+    A forced call has no room for an answer, so structured output has no effect on it. A client sends the format with
+    every turn of a conversation, and it binds the answer after the call.
+    """
     tools, choice = body.tools or [], body.tool_choice or "auto"
     named = choice if isinstance(choice, NamedTool) else None
     calls_only = named is not None or choice == "required"
@@ -144,25 +162,21 @@ def plan_calls(output_format: OutputFormat, body: ChatRequest) -> CallPlan:
     max_calls = 1 if named is not None or body.parallel_tool_calls is False else None
     parser = NONE
     if tools and choice != "none":
-        _check_calls(output_format, structure, calls_only=calls_only)
+        _check_read(output_format, calls_only=calls_only)
         parser = output_format.tool_parser_name
         if calls_only or structure is not None:
             parser = _bound_parser(output_format)
             bound = _calls_structure(parser, tools if named is None else _named(tools, named), max_calls)
-            structure = bound if structure is None else structures.either(bound, structure)
+            structure = bound if calls_only or structure is None else structures.either(bound, structure)
     names = frozenset(tool.function.name for tool in tools)
     return CallPlan(parser, names, structure, named is not None, max_calls, calls_only)
 
 
-def _check_calls(output_format: OutputFormat, structure: StructuredOutput | None, *, calls_only: bool) -> None:
+def _check_read(output_format: OutputFormat, *, calls_only: bool) -> None:
     if not calls_only and output_format.tool_parser_name == NONE:
         raise InvalidRequestError(
             "this model's own calls are not read here (--tool-parser): use a tool_choice that asks for one",
             PARAM_TOOLS,
-        )
-    if calls_only and structure is not None:
-        raise InvalidRequestError(
-            f"{structure.param} cannot be had with a tool_choice that asks for a call", structure.param
         )
 
 
@@ -224,6 +238,7 @@ def chat_prompt(
             "continue_final_message and add_generation_prompt exclude each other: send one of them",
             "continue_final_message",
         )
+    frontend.check_roles({message.role for message in messages})
     rendered = [_message(message) for message in messages]
     is_continued = bool(body.continue_final_message)
     add_generation_prompt = body.add_generation_prompt is not False and not is_continued

@@ -7,6 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tandem.router.errors import InvalidRequestError
 from tandem.router.frontends.base import Frontend, PromptInput
 from tandem.router.frontends.generation import Piece
 from tandem.router.frontends.openai.answers import Answer, ChoiceBuffer
@@ -18,6 +19,7 @@ from tandem.router.frontends.openai.request import (
     check_num_prompt_tokens,
     checked_grammar,
     count_unknown_fields,
+    prompt_cut,
     structured_output,
 )
 from tandem.router.frontends.openai.resumable import is_resumable, last_event, make_stream, recall_stream
@@ -60,6 +62,8 @@ class CompletionAnswer(Answer):
             output.add(self._logprobs(buffer, token_ids[piece], entries[piece]))
         if entries:
             made["logprobs"] = EchoTexts().before(output)
+        if is_first and self._returns_ids:
+            made["prompt_token_ids"] = await self.prompt_ids(index)
         if is_first and self.wanted.num_top is not None:
             texts, logprobs = self.prompt_texts(index)
             if self.wanted.echoed is not None:
@@ -72,7 +76,7 @@ class CompletionAnswer(Answer):
         return self.delta(index, buffer)
 
     def delta(self, index: int, buffer: ChoiceBuffer) -> dict[str, Any]:
-        text, _, _ = buffer.take_unsent()
+        text, token_ids, _ = buffer.take_unsent()
         echo, buffer.echo = buffer.echo, ""
         buffer.num_characters += len(echo)
         return {
@@ -81,6 +85,7 @@ class CompletionAnswer(Answer):
             # delta_text makes them.
             "logprobs": None,
             "finish_reason": buffer.finish_reason or None,
+            **self.ids_of(token_ids),
         }
 
     def _logprobs(self, buffer: ChoiceBuffer, token_ids: list[int], logprobs: list[TokenLogprobs]) -> dict[str, Any]:
@@ -110,6 +115,9 @@ async def serve_completion(
     with frontend.refusals_counted(request_id):
         frontend.check_model(body.model or "")
         inputs = _inputs(body.prompt)
+        cut = prompt_cut(frontend, body, body.max_tokens or DEFAULT_MAX_TOKENS)
+        if body.suffix:
+            inputs = [fill_in_middle(frontend, prompt, body) for prompt in inputs]
         check_num_choices(len(inputs), body.n)
         wanted_logprobs = WantedLogprobs.of(body)
         # With max_tokens 0 only the prompt is wanted; its worker samples one token anyway.
@@ -123,8 +131,9 @@ async def serve_completion(
             recalled = await recall_stream(frontend, key, last, request.state.hold)
             options = replace(options, grammar=await checked_grammar(frontend, wanted, request))
             namespace = frontend.cache_namespace(key, cache_namespace(body))
-            prompts = [await frontend.tokenize(prompt, namespace) for prompt in inputs]
-            texts = [await frontend.prompt_text(prompt) for prompt in inputs] if body.echo else []
+            prompts = [await frontend.tokenize(prompt, namespace, cut) for prompt in inputs]
+            shown = _inputs(body.prompt) if cut is None else [prompt.token_ids for prompt in prompts]
+            texts = [await frontend.prompt_text(prompt) for prompt in shown] if body.echo else []
         num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         num_shown = num_tokens * (body.n or 1) * wanted_logprobs.num_forms
         frontend.check_prompt_logprobs(num_shown, wanted_logprobs.num_top, request.state.hold)
@@ -147,9 +156,24 @@ async def serve_completion(
         ]
         generations = [output for spec in specs for output in frontend.begin(spec, body.n or 1)]
     echoes = [text for text in texts for _ in range(body.n or 1)]
-    answer = CompletionAnswer(frontend, prompts, generations, request_id, echoes, stream, wanted_logprobs)
+    returns_ids = bool(body.return_token_ids)
+    answer = CompletionAnswer(
+        frontend, prompts, generations, request_id, echoes, stream, wanted_logprobs, returns_ids=returns_ids
+    )
     answer.has_output = has_output
     return await answer.respond(body, request.receive)
+
+
+def fill_in_middle(frontend: Frontend, prompt: PromptInput, body: CompletionRequest) -> str:
+    """Returns a prompt with its suffix in the model's form. Raises InvalidRequestError."""
+    form = frontend.tokenizer.fim_form
+    if form is None:
+        raise InvalidRequestError("this model has no tokens for filling in the middle of a text", "suffix")
+    if not isinstance(prompt, str):
+        raise InvalidRequestError("a suffix needs a prompt that is a text", "suffix")
+    if body.truncate_prompt_tokens is not None:
+        raise InvalidRequestError("a prompt with a suffix cannot be truncated", "truncate_prompt_tokens")
+    return form.prompt(prompt, body.suffix or "")
 
 
 def _inputs(prompt: str | list[Any]) -> list[PromptInput]:

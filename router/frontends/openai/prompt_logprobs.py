@@ -14,7 +14,7 @@ from tandem.router.requests.prompt_logprobs import PromptLogprobs
 from tandem.router.requests.request_spec import TokenizedPrompt
 from tandem.router.text.detokenizer import IncrementalDetokenizer
 from tandem.router.text.tokenizer import Tokenizer
-from tandem.sampling_params import TokenLogprobs
+from tandem.sampling_params import ALL_LOGPROBS, TokenLogprobs
 
 # About a millisecond.
 PIECE_ENTRIES = 512
@@ -55,9 +55,12 @@ class PromptTexts:
     async def listed(self, logprobs: PromptLogprobs) -> str:
         """Returns vLLM's form: entries by token id, null for the first token."""
         if self._listed is None:
-            num_top = self._wanted.listed or 0
+            num_top = logprobs.num_top if self._wanted.listed == ALL_LOGPROBS else self._wanted.listed or 0
             pieces = ["null"]
             async for start, end in self._pieces(num_top):
+                if num_top > PIECE_ENTRIES:
+                    pieces.append(await self._long_entry(logprobs, start, num_top))
+                    continue
                 entries = [self._listed_entry(logprobs, position, num_top) for position in range(start, end)]
                 pieces.append(to_json(entries)[1:-1])
             self._listed = f"[{','.join(pieces)}]"
@@ -99,6 +102,19 @@ class PromptTexts:
         top = enumerate(logprobs.top(position)[:num_top], 1)
         others = {t.token_id: self._entry(t.token_id, t.logprob, rank) for rank, t in top}
         return {token_id: own} | {other: entry for other, entry in others.items() if other != token_id}
+
+    async def _long_entry(self, logprobs: PromptLogprobs, position: int, num_top: int) -> str:
+        token_id = self._token_ids[position]
+        own = self._entry(token_id, logprobs.logprobs[position - 1], logprobs.ranks[position - 1])
+        pieces = [to_json({token_id: own})[1:-1]]
+        for begin in range(0, num_top, PIECE_ENTRIES):
+            top = enumerate(logprobs.top(position, begin, begin + PIECE_ENTRIES), begin + 1)
+            entries = {
+                t.token_id: self._entry(t.token_id, t.logprob, rank) for rank, t in top if t.token_id != token_id
+            }
+            pieces.append(to_json(entries)[1:-1])
+            await asyncio.sleep(0)
+        return "{" + ",".join(filter(None, pieces)) + "}"
 
     def _entry(self, token_id: int, logprob: float, rank: int) -> dict[str, Any]:
         return {"logprob": logprob, "rank": rank, "decoded_token": self._name(token_id)}

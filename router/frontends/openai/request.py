@@ -14,7 +14,9 @@ from tandem.router.frontends.openai.lenient import LenientRequest
 from tandem.router.frontends.openai.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
 from tandem.router.frontends.openai.streaming import unless_client_leaves
 from tandem.router.requests.request_spec import TokenizedPrompt
+from tandem.router.text.prompt_encoder import PromptCut
 from tandem.router.text.structured_output import JSON_OBJECT, StructuredOutput, choices
+from tandem.sampling_params import ALL_LOGPROBS
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +31,7 @@ class WantedLogprobs:
     """Numbers of most likely tokens that a body asks for with its prompt; None: no log probabilities.
 
     Attributes:
-        listed: in `prompt_logprobs`.
+        listed: in `prompt_logprobs`; ALL_LOGPROBS: the whole vocabulary.
         echoed: in front of the output's.
     """
 
@@ -54,6 +56,8 @@ class WantedLogprobs:
     @property
     def num_top(self) -> int | None:
         asked = [number for number in (self.listed, self.echoed) if number is not None]
+        if ALL_LOGPROBS in asked:
+            return ALL_LOGPROBS
         return max(asked, default=None)
 
 
@@ -68,6 +72,21 @@ def check_num_choices(num_prompts: int, n: int | None) -> None:
     num_choices = num_prompts * (n or 1)
     if num_choices > MAX_CHOICES:
         raise InvalidRequestError(f"at most {MAX_CHOICES} outputs for one request, not {num_choices}", "n")
+
+
+def prompt_cut(frontend: Frontend, body: Body, max_tokens: int | None) -> PromptCut | None:
+    """Returns how the body's prompts are truncated; None: not at all. Raises InvalidRequestError."""
+    num_tokens, longest = body.truncate_prompt_tokens, frontend.config.max_model_len - 1
+    if num_tokens is None:
+        return None
+    if num_tokens == -1:
+        # Leaves room for the output. One that has none is refused later, with its own words.
+        num_tokens = max(1, longest + 1 - (max_tokens or 1))
+    if not 1 <= num_tokens <= longest:
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens must be -1 or between 1 and {longest}, not {num_tokens}", "truncate_prompt_tokens"
+        )
+    return PromptCut(num_tokens, keeps_end=body.truncation_side != "right")
 
 
 def max_prompt_tokens(frontend: Frontend) -> int:

@@ -88,8 +88,9 @@ class ResumableStream:
 
 
 def is_resumable(body: CompletionRequest | ChatCompletionRequest, options: SamplingOptions, num_prompts: int) -> bool:
-    has_logprobs = options.num_logprobs is not None or options.num_prompt_logprobs is not None
-    return bool(body.stream) and num_prompts * (body.n or 1) == 1 and not has_logprobs
+    # An event with text may not have all of its tokens, so a client could not tell the place.
+    has_tokens = options.num_logprobs is not None or options.num_prompt_logprobs is not None or body.return_token_ids
+    return bool(body.stream) and num_prompts * (body.n or 1) == 1 and not has_tokens
 
 
 def last_event(header: str | None, *, is_resumable: bool) -> EventId | None:
@@ -98,7 +99,8 @@ def last_event(header: str | None, *, is_resumable: bool) -> EventId | None:
         return None
     if not is_resumable:
         raise InvalidRequestError(
-            "only a stream of one output without log probabilities can be resumed: begin again, without the header",
+            "only a stream of one output without log probabilities and token ids can be resumed: begin again, without "
+            "the header",
             HEADER,
         )
     return EventId.parse(header)

@@ -26,5 +26,7 @@ def sampling_options(
         ignore_eos=bool(body.ignore_eos),
         num_logprobs=num_logprobs,
         num_prompt_logprobs=num_prompt_logprobs,
+        allowed_token_ids=body.allowed_token_ids or (),
+        logprob_token_ids=body.logprob_token_ids or (),
         plain={"temperature": DEFAULT_TEMPERATURE, **frontend.sampling_defaults.plain, **given},
     )

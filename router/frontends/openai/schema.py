@@ -3,15 +3,33 @@
 Checking stops at the first error: every report costs memory and time, and a body can hold millions.
 """
 
+import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from tandem.router.frontends.openai import unserved as others
 from tandem.router.frontends.openai.lenient import LenientBody, LenientRequest, note_unknown, refusal_of
 from tandem.router.frontends.openai.structured_schema import Choices, ResponseFormat, StructuredOutputs
-from tandem.router.text.prompt_encoder import MAX_MESSAGES
-from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
+from tandem.router.text.prompt_encoder import MAX_MESSAGES, MAX_ROLE_LEN
+from tandem.sampling_params import (
+    ALL_LOGPROBS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_NUM_ALLOWED,
+    MAX_NUM_BIASED,
+    MAX_NUM_LOGPROB_IDS,
+    MAX_NUM_STOP_TOKENS,
+)
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
@@ -25,10 +43,31 @@ TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 TokenIds = Annotated[list[TokenId], _FAIL_FAST]
 StopTokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_NUM_STOP_TOKENS)]
 _MANY = Field(fail_fast=True, max_length=MAX_PROMPTS)
+AllowedTokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_NUM_ALLOWED)]
+LogprobTokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_NUM_LOGPROB_IDS)]
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
+def _check_bias(value: Any) -> Any:
+    """Names all wrong keys at once: a client that made one makes others."""
+    if not isinstance(value, dict) or len(value) > MAX_NUM_BIASED:
+        return value
+    if wrong := [key for key in value if not _TOKEN_ID.fullmatch(str(key))]:
+        raise ValueError(f"keys must be token ids, not {', '.join(map(repr, wrong))}")
+    numbers = {key: bias for key, bias in value.items() if isinstance(bias, int | float)}
+    if wrong := [key for key, bias in numbers.items() if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS]:
+        listed = ", ".join(f"{numbers[key]:g} of token {key}" for key in wrong)
+        raise ValueError(f"biases must be between -{MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}, not {listed}")
+    return value
+
+
 LogitBias = Annotated[
-    dict[Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")], Annotated[float, Field(ge=-100, le=100)]],
-    Field(fail_fast=True, max_length=MAX_NUM_BIASED, json_schema_extra={"additionalProperties": False}),
+    dict[str, float],
+    Field(fail_fast=True, max_length=MAX_NUM_BIASED),
+    BeforeValidator(_check_bias),
 ]
+_FORBIDDEN_IN_SALT = frozenset("@/\\\0")
+MAX_SALT = 128
 
 
 def _prompt_kind(value: Any) -> str | None:
@@ -86,6 +125,7 @@ class SamplingFields(LenientRequest):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: LogitBias | None = None
+    allowed_token_ids: AllowedTokenIds | None = None
     top_k: int | None = Field(None, ge=-1, lt=2**31)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
@@ -96,6 +136,14 @@ class SamplingFields(LenientRequest):
     # vLLM's name of cache_namespace.
     cache_salt: str | None = None
     session_id: str | None = None
+
+    @field_validator("cache_salt")
+    @classmethod
+    def _is_salt(cls, value: str | None) -> str | None:
+        """vLLM's rules."""
+        if value is not None and not (0 < len(value) <= MAX_SALT and _FORBIDDEN_IN_SALT.isdisjoint(value)):
+            raise ValueError(f"1 to {MAX_SALT} characters are taken, without '@', '/', '\\' and NUL")
+        return value
 
     @model_validator(mode="after")
     def _one_namespace(self) -> Self:
@@ -110,7 +158,11 @@ class _Request(SamplingFields):
 
     model: str | None = None
     max_tokens: int | None = Field(None, ge=0)
-    prompt_logprobs: int | None = Field(None, ge=0, le=20)
+    prompt_logprobs: int | None = Field(None, ge=ALL_LOGPROBS, le=MAX_LOGPROBS)
+    logprob_token_ids: LogprobTokenIds | None = None
+    return_token_ids: bool | None = None
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    truncation_side: Literal["left", "right"] | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     stop: StopField | None = None
     stream: bool | None = None
@@ -131,6 +183,7 @@ class CompletionRequest(_Request):
     unserved = others.REQUEST | others.COMPLETION
 
     prompt: PromptField
+    suffix: str | None = None
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=20)
 
@@ -162,7 +215,7 @@ class ChatMessage(LenientBody):
     unserved = others.MESSAGE
     hints = others.MESSAGE_HINTS
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Annotated[str, Field(min_length=1, max_length=MAX_ROLE_LEN)]
     content: MessageContent | None = None
 
     @property
@@ -193,6 +246,7 @@ class ChatCompletionRequest(_Request):
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1)
+    echo: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     modalities: Annotated[list[Literal["text"]], _FAIL_FAST] | None = None
@@ -240,6 +294,8 @@ class CompletionChoice(BaseModel):
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
     prompt_logprobs: PromptLogprobsList | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
 
 
 class Completion(BaseModel):
@@ -277,7 +333,8 @@ class ToolCall(BaseModel):
 
 
 class AssistantMessage(BaseModel):
-    role: Literal["assistant"]
+    # Another one if the output continues a message, or begins without a generation prompt.
+    role: str
     content: str | None
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
@@ -288,6 +345,7 @@ class ChatChoice(BaseModel):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
+    token_ids: list[int] | None = None
 
 
 class ChatCompletion(BaseModel):
@@ -298,6 +356,7 @@ class ChatCompletion(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobsList | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class Model(BaseModel):

@@ -1,8 +1,7 @@
 """/tokenize, /detokenize and /tokenizer_info, in vLLM's forms."""
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,6 +13,7 @@ from tandem.router.frontends.openai.body import run_beside
 from tandem.router.frontends.openai.chat_plan import chat_prompt, check_arguments
 from tandem.router.frontends.openai.errors import json_text_response
 from tandem.router.frontends.openai.lenient import LenientRequest, Unserved
+from tandem.router.frontends.openai.long_lists import list_text
 from tandem.router.frontends.openai.prompt_logprobs import object_text
 from tandem.router.frontends.openai.request import count_unknown_fields
 from tandem.router.frontends.openai.schema import TokenIds
@@ -22,11 +22,6 @@ from tandem.router.frontends.openai.tools_schema import Message, TemplateFields
 from tandem.router.frontends.openai.unserved import CHAT
 from tandem.router.text.chat import Chat
 from tandem.router.text.prompt_encoder import MAX_MESSAGES
-
-T = TypeVar("T")
-
-# About a millisecond.
-PIECE_TOKENS = 2048
 
 
 class TokenizeRequest(TemplateFields, LenientRequest):
@@ -81,9 +76,9 @@ def add_tokenizing(app: FastAPI, frontend: Frontend) -> None:
             with frontend.admission(request.state.key):
                 token_ids = await _tokens(frontend, body, request)
                 fields = {"count": len(token_ids), "max_model_len": frontend.config.max_model_len}
-                made = {"tokens": await _list_text(token_ids, int)}
+                made = {"tokens": await list_text(token_ids)}
                 spelled = body.return_token_strs
-                made["token_strs"] = await _list_text(token_ids, frontend.tokenizer.spelling) if spelled else "null"
+                made["token_strs"] = await list_text(token_ids, frontend.tokenizer.spelling) if spelled else "null"
         return json_text_response(object_text(fields, made))
 
     @app.get("/tokenizer_info")
@@ -113,11 +108,3 @@ def _chat(frontend: Frontend, body: TokenizeRequest) -> Chat | list[dict[str, An
     messages = body.messages or []
     check_arguments(messages)
     return chat_prompt(frontend, messages, body, body.tools or [])
-
-
-async def _list_text(token_ids: Sequence[int], of: Callable[[int], T]) -> str:
-    pieces = []
-    for start in range(0, len(token_ids), PIECE_TOKENS):
-        pieces.append(to_json([of(token_id) for token_id in token_ids[start : start + PIECE_TOKENS]])[1:-1])
-        await asyncio.sleep(0)
-    return f"[{','.join(pieces)}]"

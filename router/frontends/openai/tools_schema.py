@@ -132,7 +132,6 @@ class PastCall(BaseModel):
 
 
 class Message(ChatMessage):
-    role: Literal["system", "developer", "user", "assistant", "tool"]  # type: ignore[assignment]
     tool_calls: Annotated[list[PastCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = Field(None, max_length=MAX_ID)
     reasoning_content: str | None = None

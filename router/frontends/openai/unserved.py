@@ -46,16 +46,13 @@ REQUEST = {
     "no_stop_trim": Unserved("a stop string is never part of the text here", (False,)),
     "stop_regex": _not_supported("stopping at a regular expression is", []),
     "skip_special_tokens": Unserved("special tokens are never part of the text here", (True,)),
-    "truncate_prompt_tokens": Unserved("prompts are never cut here: send only the part to read"),
-    "allowed_token_ids": _not_supported("restricting the vocabulary is"),
     "bad_words": _not_supported("forbidding words is", []),
     "logits_processors": _not_supported("logits processors are", []),
     "logits_processors_args": _not_supported("logits processors are", {}),
     "custom_logit_processor": _not_supported("logits processors are", ""),
     "repetition_detection": _not_supported("repetition detection is", False),
     "thinking_token_budget": _not_supported("a limit on reasoning is"),
-    "return_token_ids": _not_supported("token ids in answers are", False),
-    "return_tokens_as_token_ids": _not_supported("token ids in answers are", False),
+    "return_tokens_as_token_ids": Unserved("tokens are not named by ids here: use return_token_ids", (False,)),
     "return_hidden_states": _not_supported("hidden states in answers are", False),
     "prompt_embeds": _not_supported("embeddings as prompts are"),
     "input_embeds": _not_supported("embeddings as prompts are"),
@@ -107,7 +104,6 @@ REQUEST_HINTS = frozenset(
 )
 
 COMPLETION = {
-    "suffix": _not_supported("suffix is", ""),
     "messages": Unserved("messages are for /v1/chat/completions"),
     "top_logprobs": Unserved("of completions the number of alternatives is called logprobs", (0,)),
     "max_completion_tokens": _called("max_tokens"),
@@ -124,7 +120,6 @@ CHAT = {
     "stream_reasoning": _not_supported("reasoning that comes only when it is whole is", True),
     "prompt": Unserved("prompt is for /v1/completions"),
     "suffix": _not_supported("suffix is", ""),
-    "echo": _not_supported("echo of a chat is", False),
     "audio": _not_supported("audio is"),
     "web_search_options": _not_supported("searching the web is"),
     "chat_template": _not_supported("a chat template of the request's own is"),

@@ -23,11 +23,13 @@ class ToolParser(ABC):
 
     Attributes:
         marks: texts, possibly special tokens, that this parser has to see.
+        closing: text after each call, dropped even if it is cut off; "" for none.
         tells_by_name: True if only a known function's name distinguishes a call from text. Parsers with marks also pass
             on calls of unknown functions, so that the client can tell the model.
     """
 
     marks: ClassVar[tuple[str, ...]] = ()
+    closing: ClassVar[str] = ""
     tells_by_name: ClassVar[bool] = False
 
     def __init__(self, names: Collection[str] | None = None) -> None:
@@ -72,7 +74,9 @@ class ToolParser(ABC):
         end = self._offset + len(self._tail)
         if self._state == self._call and self._reader.has_started:
             self._found.append("arguments", self._reader.rest(), end)
-        self._held.append(self._tail)
+        is_closing = self._state == self._after_call and self.closing.startswith(self._tail.strip())
+        if not is_closing:
+            self._held.append(self._tail)
         self._tail, self._offset = "", 0
         self._release(end)
         self._found.append("content", "".join(self._space), end)

@@ -8,6 +8,7 @@ OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
 class HermesParser(ToolParser):
     marks = (OPENING, CLOSING)
+    closing = CLOSING
 
     def _content(self, text: str, position: int) -> int:
         return self._find_mark(OPENING, text, position, self._opened)

@@ -19,7 +19,7 @@ def extract(mode: instructor.Mode) -> None:
         model=report.model,
         response_model=City,
         messages=[{"role": "user", "content": "Paris has 2000000 people."}],
-        max_tokens=300,
+        **{"max_output_tokens" if mode is instructor.Mode.RESPONSES_TOOLS else "max_tokens": 300},
         temperature=0,
         max_retries=0,
     )
@@ -41,7 +41,13 @@ def partial() -> None:
     assert cities[-1].name is not None
 
 
-for mode in (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA):
+for mode in (
+    instructor.Mode.TOOLS,
+    instructor.Mode.TOOLS_STRICT,
+    instructor.Mode.JSON_SCHEMA,
+    # A forced call with a format.
+    instructor.Mode.RESPONSES_TOOLS,
+):
     report.check(f"a class, mode {mode.name}", lambda mode=mode: extract(mode))
 report.check("a class, in parts", partial)
 report.end()

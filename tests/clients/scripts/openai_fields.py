@@ -182,6 +182,96 @@ def completion_echo() -> None:
     assert all(score < 0 for score in scores[1:])
 
 
+def token_ids() -> None:
+    """Tokens in, tokens out: a second turn goes on with exactly the first's."""
+    asked = {"model": report.model, "max_tokens": 8, "temperature": 0, "extra_body": {"return_token_ids": True}}
+    first = client.completions.create(prompt=[504, 3575, 282, 4649, 314], **asked)
+    assert first.choices[0].prompt_token_ids == [504, 3575, 282, 4649, 314]
+    ids = [*first.choices[0].prompt_token_ids, *first.choices[0].token_ids]
+    assert len(first.choices[0].token_ids) == first.usage.completion_tokens == 8
+    second = client.completions.create(prompt=ids, **asked)
+    assert second.choices[0].prompt_token_ids == ids
+    answer = chat(temperature=0, extra_body={"return_token_ids": True})
+    chunks = list(chat(temperature=0, stream=True, extra_body={"return_token_ids": True}))
+    assert chunks[0].prompt_token_ids == answer.prompt_token_ids
+    streamed = [i for chunk in chunks for i in getattr(chunk.choices[0], "token_ids", None) or []]
+    assert streamed == answer.choices[0].token_ids
+
+
+def chosen_tokens() -> None:
+    allowed = [30, 31, 32]
+    fields = {"allowed_token_ids": allowed, "logprob_token_ids": [40, 41, 30], "return_token_ids": True}
+    for temperature in (0, 1):
+        choice = chat(max_tokens=6, temperature=temperature, logprobs=True, extra_body=fields).choices[0]
+        assert len(choice.token_ids) == 6
+        assert set(choice.token_ids) <= set(allowed)
+        assert [len(entry.top_logprobs) for entry in choice.logprobs.content] == [3] * 6
+
+
+def truncated() -> None:
+    long = "word " * 20_000
+    for side in ("left", "right"):
+        fields = {"truncate_prompt_tokens": 50, "truncation_side": side}
+        answer = client.completions.create(model=report.model, prompt=long, max_tokens=1, extra_body=fields)
+        assert answer.usage.prompt_tokens == 50
+
+
+def continued() -> None:
+    messages = [*QUESTION, {"role": "assistant", "content": "The capital of"}]
+    answer = chat(messages=messages, temperature=0, extra_body={"continue_final_message": True, "echo": True})
+    assert answer.choices[0].message.content.startswith("The capital of ")
+
+
+def other_role() -> None:
+    messages = [*QUESTION, {"role": "critic", "content": "Be brief."}]
+    assert chat(messages=messages).choices[0].message.content
+
+
+def wrong_biases() -> None:
+    try:
+        chat(logit_bias={"x": 1, "5": 1, "y": 2})
+    except openai.BadRequestError as error:
+        assert "'x'" in error.message
+        assert "'y'" in error.message
+    else:
+        raise AssertionError("wrong keys were taken")
+
+
+def invocation() -> None:
+    answer = openai.OpenAI(base_url=report.url, api_key="none").post(
+        "/invocations", cast_to=object, body={"messages": QUESTION, "max_tokens": 4}
+    )
+    assert answer["object"] == "chat.completion"
+
+
+def too_long() -> None:
+    for call in (
+        lambda: chat(messages=[{"role": "user", "content": "word " * 20_000}]),
+        lambda: client.responses.create(model=report.model, input="word " * 20_000),
+    ):
+        try:
+            call()
+        except openai.BadRequestError as error:
+            assert error.code == "context_length_exceeded"
+            assert "maximum context length is 8192 tokens" in error.message
+        else:
+            raise AssertionError("the prompt was taken")
+
+
+def format_with_call() -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}
+    message = chat(tools=[TOOL], tool_choice="required", response_format=wanted, max_tokens=200).choices[0].message
+    assert message.tool_calls
+    assert message.content is None
+
+
+def open_schema() -> None:
+    schema = {name: value for name, value in SCHEMA.items() if name != "additionalProperties"}
+    wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema}}
+    answer = chat(response_format=wanted, max_tokens=200)
+    assert set(json.loads(answer.choices[0].message.content)) == {"city", "population"}
+
+
 def responses() -> None:
     first = client.responses.create(model=report.model, input="Say hello.", max_output_tokens=16)
     assert first.output_text
@@ -231,6 +321,16 @@ for what, attempt in {
     "log probabilities": logprobs,
     "several outputs": several,
     "echo with log probabilities": completion_echo,
+    "token ids in and out": token_ids,
+    "allowed and named tokens": chosen_tokens,
+    "truncated prompts": truncated,
+    "a continued message with echo": continued,
+    "another role": other_role,
+    "all wrong keys of logit_bias": wrong_biases,
+    "/invocations": invocation,
+    "a prompt that is too long is known as that": too_long,
+    "a forced call with a format": format_with_call,
+    "a schema without additionalProperties is closed": open_schema,
     "responses": responses,
     "responses, streamed": responses_streamed,
     "request id": request_id,

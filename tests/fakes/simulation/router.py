@@ -11,6 +11,7 @@ from tandem.router.frontends.base import Frontend, PromptInput, TokenizedPrompt
 from tandem.router.frontends.grpc import InferenceService
 from tandem.router.policies.table import ROUTING_POLICIES
 from tandem.router.router import Router
+from tandem.router.text.prompt_encoder import PromptCut
 from tests.fakes.routing import CheckedPolicy
 from tests.fakes.simulation.calls import SimCall
 from tests.fakes.tokenizer import ByteTokenizer
@@ -113,6 +114,8 @@ class _SimFrontend(Frontend):
         super().__init__(router, ByteTokenizer(), config)  # type: ignore[arg-type]
         self._simulation = simulation
 
-    async def tokenize(self, prompt: PromptInput, namespace: str | None = None) -> TokenizedPrompt:
-        tokenized = await super().tokenize(prompt, namespace)
+    async def tokenize(
+        self, prompt: PromptInput, namespace: str | None = None, cut: PromptCut | None = None
+    ) -> TokenizedPrompt:
+        tokenized = await super().tokenize(prompt, namespace, cut)
         return replace(tokenized, moments={RECEIVED: self._simulation.now_ns()})

@@ -69,7 +69,15 @@ def generate(engine: Engine, prompt_lens: list[int], num_tokens: int, sampling: 
 
 @pytest.mark.parametrize("backend", ["flashinfer", "triton"])
 @pytest.mark.parametrize("num_sequences", [1, 2, 3, 7, 8, 9])
-@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(1, temperature=1.0, seed=3, num_logprobs=2)], ids=str)
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        GREEDY,
+        SamplingParams(1, temperature=1.0, seed=3, num_logprobs=2),
+        SamplingParams(1, allowed_token_ids=(5, 90, 200), num_logprobs=0, logprob_token_ids=(7, 3)),
+    ],
+    ids=str,
+)
 def test_graphs_match_single_launches(
     model_dir: Path, num_sequences: int, sampling: SamplingParams, backend: str
 ) -> None:
@@ -315,7 +323,13 @@ class Chain:
 
 @pytest.mark.parametrize("is_graph", [True, False])
 @pytest.mark.parametrize(
-    "sampling", [GREEDY, SamplingParams(1, temperature=1.0, seed=3, repetition_penalty=1.3, num_logprobs=2)], ids=str
+    "sampling",
+    [
+        GREEDY,
+        SamplingParams(1, temperature=1.0, seed=3, repetition_penalty=1.3, num_logprobs=2),
+        SamplingParams(1, temperature=1.0, seed=3, allowed_token_ids=(5, 90, 200), num_logprobs=0),
+    ],
+    ids=str,
 )
 def test_mixed_graphs_feed_and_are_fed(model_dir: Path, sampling: SamplingParams, is_graph: bool) -> None:
     """Mixed graphs feed decode graphs, each other, and forward passes without graphs."""

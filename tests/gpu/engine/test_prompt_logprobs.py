@@ -75,4 +75,4 @@ def test_device_is_never_awaited(model_dir: Path) -> None:
     with no_waiting():
         scored = score_prompts(engine.model, hidden, Batch("prefill", [sequence]))
     torch.cuda.synchronize()
-    assert scored is not None and scored.chosen.is_pinned()
+    assert scored is not None and scored.parts[0].chosen.is_pinned()

@@ -15,6 +15,8 @@ from tandem.sampling_params import SamplingParams
 
 def any_params(rng: random.Random, vocab_size: int) -> SamplingParams:
     biased = sorted(rng.sample(range(vocab_size), rng.choice([0, 0, 3])))
+    num_logprobs = rng.choice([None, None, 0, 5, 20])
+    num_named = 0 if num_logprobs is None else rng.choice([0, 0, 3, 40])
     return SamplingParams(
         max_tokens=60,
         min_tokens=rng.choice([0, 0, 30]),
@@ -28,7 +30,9 @@ def any_params(rng: random.Random, vocab_size: int) -> SamplingParams:
         frequency_penalty=rng.choice([0.0, 0.0, 0.5]),
         logit_bias=tuple((token_id, rng.uniform(-5, 5)) for token_id in biased),
         seed=rng.getrandbits(64),
-        num_logprobs=rng.choice([None, None, 0, 5, 20]),
+        num_logprobs=num_logprobs,
+        allowed_token_ids=tuple(rng.sample(range(vocab_size), rng.choice([0, 0, 0, 1, 50, 3000]))),
+        logprob_token_ids=tuple(rng.sample(range(vocab_size), num_named)),
     )
 
 
@@ -98,6 +102,8 @@ def test_gpu_samples_the_cpu_s_tokens_without_waiting(vocab_size: int) -> None:
         SamplingParams(1, temperature=1.0, top_k=50, top_p=0.9, min_p=0.01),
         SamplingParams(1, temperature=1.0, repetition_penalty=1.1),
         SamplingParams(1, logit_bias=((7, 4.0),)),
+        SamplingParams(1, allowed_token_ids=(31_999, 5, 64)),
+        SamplingParams(1, temperature=1.0, allowed_token_ids=(31_999, 5, 64), num_logprobs=2, logprob_token_ids=(7, 3)),
     ],
     ids=str,
 )

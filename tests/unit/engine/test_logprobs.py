@@ -50,6 +50,25 @@ def test_among_equals_the_lower_token_ids_are_reported() -> None:
         assert [t.token_id for t in logprobs.top] == [100, 200, *range(18)][:n]
 
 
+def test_named_tokens_are_reported_instead_of_the_most_likely() -> None:
+    logits = random_logits(12, 4)
+    expected = logits.log_softmax(-1)
+    named = [(), (7, 3, 39), (5,), ()]
+    asked = [2, 20, 0, None]
+    params = [
+        SamplingParams(1, num_logprobs=n, logprob_token_ids=ids, allowed_token_ids=(7,))
+        for n, ids in zip(asked, named, strict=True)
+    ]
+    found = rows_of(sample(logits, [sequence(p) for p in params]).logprobs, 4)
+    for row in (1, 2):
+        logprobs = found[row]
+        assert logprobs is not None and tuple(t.token_id for t in logprobs.top) == named[row]
+        assert [t.logprob for t in logprobs.top] == pytest.approx(expected[row, list(named[row])].tolist())
+        assert logprobs.logprob == pytest.approx(expected[row, 7].item())
+    assert found[0] is not None and [t.token_id for t in found[0].top] == expected[0].topk(2).indices.tolist()
+    assert found[3] is None
+
+
 def test_vocabulary_smaller_than_the_requested_logprobs() -> None:
     output = sample(random_logits(11, 1, 5), [sequence(SamplingParams(1, num_logprobs=20))])
     (logprobs,) = rows_of(output.logprobs, 1)

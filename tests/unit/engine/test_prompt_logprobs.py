@@ -17,7 +17,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.token_sequence import TokenSequence
 from tandem.prompt_logprobs import PackedLogprobs
-from tandem.sampling_params import SamplingParams
+from tandem.sampling_params import ALL_LOGPROBS, SamplingParams
 from tests.cluster.conftest import VOCAB_SIZE, save_tiny_model
 
 PAGE_SIZE = 16
@@ -122,6 +122,22 @@ def test_batch_with_different_numbers_of_logprobs(
         part, num_top = found[number], asked[number]
         assert part is not None and num_top is not None
         oracle(reference, prompts[number]).check([part], prompts[number], num_top)
+
+
+def test_the_whole_vocabulary_beside_prompts_that_ask_for_less(
+    engine: Engine, reference: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[tuple[int, int]] = []
+    most_likely = prompt_logprobs.most_likely
+    monkeypatch.setattr(prompt_logprobs, "most_likely", lambda x, k: (sizes.append((len(x), k)), most_likely(x, k))[1])
+    prompts, asked = [make_prompt(7, 12), make_prompt(8, 30)], [ALL_LOGPROBS, 2]
+    sequences = [sequence(p, k, 10 * i) for i, (p, k) in enumerate(zip(prompts, asked, strict=True))]
+    whole, few = forward(engine, sequences, [12, 30])
+    assert whole is not None and few is not None
+    oracle(reference, prompts[0]).check([whole], prompts[0], VOCAB_SIZE)
+    oracle(reference, prompts[1]).check([few], prompts[1], 2)
+    # Sorting whole rows takes much memory, so few are sorted at a time.
+    assert sorted(sizes) == [(3, VOCAB_SIZE), (8, VOCAB_SIZE), (29, 2)]
 
 
 def test_earlier_output_does_not_count_as_prompt(engine: Engine, reference: torch.nn.Module) -> None:

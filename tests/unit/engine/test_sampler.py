@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,8 +59,11 @@ def spelled_out(logits: torch.Tensor, s: TokenSequence) -> tuple[int, float]:
     """Return a row's token by the sampler's formulas in float64, and the smallest margin of its comparisons."""
     p = s.sampling
     x = {i: float(v) for i, v in enumerate(logits.tolist())}
+    if p.allowed_token_ids:
+        x |= {i: -math.inf for i in x if i not in p.allowed_token_ids}
     if len(s.token_ids) - s.prompt_len < p.min_tokens:
-        x |= {i: -math.inf for i in p.stop_token_ids if i in x}
+        without_ends = x | {i: -math.inf for i in p.stop_token_ids if i in x}
+        x = without_ends if max(without_ends.values()) > -math.inf else x
     for token_id, bias in p.logit_bias:
         x[token_id] += bias
     output = Counter(s.token_ids[s.prompt_len :])
@@ -325,6 +329,48 @@ def test_step_does_not_iterate_biases() -> None:
     rows = [sequence(SamplingParams(1)), sequence(SamplingParams(1, logit_bias=bias)), sequence(SamplingParams(1))]
     object.__setattr__(rows[1].sampling, "logit_bias", UnreadBias(bias))
     assert chosen(logits, rows) == [int(logits[0].argmax()), 11, int(logits[2].argmax())]
+
+
+@pytest.mark.parametrize("more", [{}, {"temperature": 1.0, "seed": 3}, {"presence_penalty": 2.0}])
+def test_only_allowed_tokens_are_chosen(more: dict) -> None:
+    """Beside rows that allow every token, and with a pending token."""
+    vocab_size = 100
+    logits = random_logits(5, 4, vocab_size)
+    allowed = [(), (31, 32), (99, 64, 64), (0,)]
+    rows = [sequence(SamplingParams(9, allowed_token_ids=ids, **more)) for ids in allowed]
+    expected = chosen(logits, [sequence(SamplingParams(9, **more))] * 4)
+    found = chosen(logits, rows)
+    assert found[0] == expected[0]
+    assert all(token_id in ids for token_id, ids in zip(found[1:], allowed[1:], strict=True))
+    assert chosen(logits[1:2], rows[1:2])[0] in (31, 32), "alone"
+    for row in rows:
+        row.num_pending = 1
+    again = sample(logits, rows, torch.tensor([1, 2, 3, 4])).token_ids.tolist()
+    assert all(token_id in ids for token_id, ids in zip(again[1:], allowed[1:], strict=True))
+
+
+def test_a_step_with_allowed_tokens_and_grammars() -> None:
+    class EvenOnly:
+        """Stands for the grammars: allows even tokens."""
+
+        def masks(self, constraints: list) -> np.ndarray:
+            return np.full((len(constraints), 2), 0x55555555, dtype=np.int32)
+
+    class Unfollowed:
+        error = ""
+
+        def follow(self, token_ids: list[int], prompt_len: int) -> None:
+            pass
+
+    logits = torch.zeros(3, VOCAB_SIZE)
+    logits[:, 37] = 9
+    logits[:, 36], logits[:, 35] = 8, 7
+    rows = [sequence(SamplingParams(9)) for _ in range(3)]
+    rows[0].constraint = Unfollowed()  # type: ignore[assignment]
+    rows[1] = sequence(SamplingParams(9, allowed_token_ids=(1, 35)))
+    grammars: Any = EvenOnly()
+    rows[0].sampling = SamplingParams(9, grammar="x", stop_token_ids=(0,))
+    assert sample(logits, rows, None, grammars).token_ids.tolist() == [36, 35, 37]
 
 
 def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tandem.sampling_params import SamplingParams
+from tandem.sampling_params import ALL_LOGPROBS, SamplingParams
 
 INF, NAN = math.inf, math.nan
 
@@ -30,6 +30,7 @@ INF, NAN = math.inf, math.nan
         ("seed", (0, 2**64 - 1), (-1, 2**64)),
         ("stop_token_ids", ((), (3, 3)), ((-1,),)),
         ("num_logprobs", (None, 0, 20), (-1, 21)),
+        ("allowed_token_ids", ((), (3, 2, 3)), ((-1,), (2**32,))),
     ],
 )
 def test_ranges(name: str, good: tuple[Any, ...], bad: tuple[Any, ...]) -> None:
@@ -40,6 +41,16 @@ def test_ranges(name: str, good: tuple[Any, ...], bad: tuple[Any, ...]) -> None:
     for value in bad:
         with pytest.raises(ValueError, match=f"^{name}"):
             SamplingParams(**{"max_tokens": 5, name: value})
+
+
+def test_named_tokens_need_their_place() -> None:
+    assert SamplingParams(5, num_logprobs=0, logprob_token_ids=(2,)).logprob_token_ids == (2,)
+    with pytest.raises(ValueError, match="logprob_token_ids needs logprobs"):
+        SamplingParams(5, logprob_token_ids=(2,))
+    with pytest.raises(ValueError, match="allowed_token_ids cannot be had with structured output"):
+        SamplingParams(5, allowed_token_ids=(2,), grammar="start: A", stop_token_ids=(0,))
+    assert SamplingParams(5, num_prompt_logprobs=ALL_LOGPROBS).num_prompt_logprobs == -1
+    assert not SamplingParams(5, allowed_token_ids=(2,)).needs_argmax_only
 
 
 def test_only_the_seed_changes() -> None:

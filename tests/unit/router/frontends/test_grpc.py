@@ -175,8 +175,12 @@ def test_defaults_are_greedy_and_draw_a_seed() -> None:
         ({"frequency_penalty": -3}, "frequency_penalty must be between -2 and 2, not -3"),
         ({"logit_bias": {256: 1.0}}, "logit_bias: token id 256 is outside the vocabulary of 256"),
         ({"logit_bias": {7: 101.0}}, "logit_bias of token 7 must be between -100 and 100, not 101"),
+        ({"logit_bias": {256: 1.0, 7: 1.0, 300: 1.0}}, "logit_bias: token ids 256, 300 are outside the vocabulary"),
+        ({"allowed_token_ids": [1, 256]}, "allowed_token_ids: token id 256 is outside the vocabulary of 256"),
+        ({"logprob_token_ids": [1]}, "logprob_token_ids needs logprobs"),
+        ({"logprobs": 0, "logprob_token_ids": [1] * 129}, "logprob_token_ids may name at most 128 tokens, not 129"),
         ({"logprobs": 21}, "logprobs must be between 0 and 20, not 21"),
-        ({"prompt_logprobs": 21}, "prompt_logprobs must be between 0 and 20, not 21"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs must be between -1 and 20, not 21"),
         ({"min_tokens": 4, "max_tokens": 3}, "min_tokens must be at most max_tokens, 3, not 4"),
         ({"stop": [""]}, "stop strings must have 1 to 1024 characters, not 0"),
         ({"stop": ["a"] * 17}, "stop must be at most 16 strings, not 17"),
@@ -289,8 +293,12 @@ def test_what_can_never_fit_is_refused_before_it_is_tokenized() -> None:
     async def scenario() -> None:
         h = GrpcHarness()
         for request, message in (
-            (pb.GenerateRequest(text="x" * 5000), "5000 characters; no more than 1600 can fit"),
+            (pb.GenerateRequest(text="x" * 5000), "5000 characters cannot fit; this model's maximum context length"),
             (pb.GenerateRequest(text="x", cache_namespace="n" * 300), "cache_namespace must have at most 256"),
+            (
+                pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="critic", content="x")])),
+                "the model's chat template does not take messages of role 'critic'",
+            ),
             (
                 pb.GenerateRequest(text="x", session_id="s" * 257),
                 "session_id must have at most 256 characters, not 257",

@@ -56,6 +56,8 @@ def test_tools_as_text() -> None:
     )
     system, user, assistant, result, _ = text.split("<|im_start|>")[1:]
     assert system.startswith("system\nBe brief.\n\nYou can call these functions:") and '{"name": "f"' in system
+    # Models copy placeholders that look like values.
+    assert '{"name": <function-name>, "arguments": <args-json-object>}' in system
     assert user == "user\nhi<|im_end|>\n"
     assert assistant == (
         'assistant\n<tool_call>\n{"name": "f", "arguments": {"city": "Zürich"}}\n</tool_call><|im_end|>\n'

@@ -7,8 +7,7 @@ import pytest
 
 from tandem.router.text import structured_output
 from tandem.router.text.grammar_check import GrammarCheck
-from tandem.router.text.structured_output import GrammarChecker, Kind, StructuredOutput, choices
-from tandem.sampling_params import MAX_GRAMMAR_BYTES
+from tandem.router.text.structured_output import MAX_BYTES, GrammarChecker, Kind, StructuredOutput, choices
 
 
 def checked(kind: Kind, content: str) -> str:
@@ -27,8 +26,8 @@ def test_choices_must_not_be_empty() -> None:
 
 
 def test_large_schema_is_refused() -> None:
-    with pytest.raises(ValueError, match=f"at most {MAX_GRAMMAR_BYTES} bytes"):
-        checked("json_schema", json.dumps({"enum": ["é" * MAX_GRAMMAR_BYTES]}))
+    with pytest.raises(ValueError, match=f"at most {MAX_BYTES} bytes"):
+        checked("json_schema", json.dumps({"enum": ["é" * MAX_BYTES]}))
 
 
 def test_valid_grammar_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,3 +150,13 @@ def test_a_grammar_is_checked_once_for_all_requests_that_wait_for_it(monkeypatch
     asyncio.run(scenario())
     checker.close()
     assert len(checks.begun) <= structured_output.MAX_PER_CLIENT
+
+
+def test_the_server_may_leave_objects_open() -> None:
+    schema = StructuredOutput("json_schema", '{"type": "object", "properties": {}}', "field")
+    grammars = []
+    for closes_objects in (True, False):
+        checker = GrammarChecker(closes_objects=closes_objects)
+        grammars.append(asyncio.run(checker.grammar(schema)))
+        checker.close()
+    assert ["additionalProperties" in grammar for grammar in grammars] == [True, False]

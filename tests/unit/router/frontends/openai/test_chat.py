@@ -217,6 +217,16 @@ async def test_what_stands_in_a_streams_chunks() -> None:
 
 
 @run
+async def test_forced_calls_have_no_content_in_any_chunk() -> None:
+    text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    for choice in ("required", {"type": "function", "function": {"name": "now"}}):
+        stream = await ask(cluster_of(chat_templates.QWEN25, text), {**BODY, "stream": True, "tool_choice": choice})
+        opening, *others = [event.choice["delta"] for event in stream.events]
+        assert opening == {"role": "assistant", "content": None}
+        assert not any("content" in delta for delta in others)
+
+
+@run
 async def test_tools_are_read_only_where_they_may_be_called() -> None:
     cluster = cluster_of(chat_templates.QWEN25, HERMES)
     for body in ({**BODY, "tool_choice": "none"}, {**BODY, "tools": []}, {"messages": [USER], "max_tokens": 300}):
@@ -323,6 +333,25 @@ async def test_an_answer_in_a_format_or_calls() -> None:
 
 
 @run
+async def test_a_forced_call_wins_over_a_format() -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    for choice in ("required", {"type": "function", "function": {"name": "now"}}):
+        cluster = cluster_of(chat_templates.QWEN25, text)
+        message = await message_of(cluster, {**BODY, "response_format": wanted, "tool_choice": choice})
+        assert called(message) == [("now", "{}")] and message["content"] is None
+        grammar = cluster.d.of(Admit)[-1].sampling.grammar
+        assert follows(grammar, text) and not follows(grammar, "{}")
+    # The answer after the call has the format alone.
+    cluster = cluster_of(chat_templates.QWEN25, "{}")
+    messages = [USER, calling("{}"), {"role": "tool", "content": "5", "tool_call_id": "1"}]
+    body = {**BODY, "messages": messages, "response_format": wanted, "tool_choice": "none"}
+    assert (await message_of(cluster, body))["content"] == "{}"
+    grammar = cluster.d.of(Admit)[-1].sampling.grammar
+    assert follows(grammar, "{}") and not follows(grammar, text)
+
+
+@run
 async def test_what_is_cut_off_of_calls_that_were_asked_for_is_no_content() -> None:
     text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     for length in (0, 5, len("<tool_call>"), text.index("now"), text.index(', "arg'), len(text) - 5, len(text)):
@@ -385,6 +414,11 @@ async def test_a_message_that_is_gone_on_with() -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown function": ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "there is no tool 'f'"),
+    "too long": (
+        {"messages": [{**USER, "content": "x " * 9000}]},
+        "maximum context length is 8000 tokens",
+    ),
+    "too much": ({"max_tokens": 9000}, "maximum context length is 8000 tokens"),
     "no tools": ({"tools": [], "tool_choice": "required"}, "there are no tools"),
     "allowed tools": (
         {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
@@ -392,8 +426,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "tool_choice": ({"tool_choice": "any"}, "tool_choice: Input should be 'none', 'auto' or 'required'"),
     "format": (
-        {"tool_choice": "required", "response_format": {"type": "json_object"}},
-        "response_format cannot be had",
+        {"tool_choice": "required", "response_format": {"type": "json_schema"}},
+        "response_format of type json_schema needs",
     ),
     "functions": ({"functions": [{"name": "f"}]}, "use tools, tool_choice"),
     "function_call": ({"function_call": {"name": "f"}}, "use tools, tool_choice"),
@@ -435,6 +469,8 @@ def test_refusals(kind: str) -> None:
     async def test() -> None:
         stream = await ask(cluster_of(chat_templates.QWEN25, "x"), {**BODY, **changes})
         assert stream.status == 400 and words in stream.error["message"], stream.body
+        is_too_long = "maximum context length" in words
+        assert is_too_long == (stream.error["code"] == "context_length_exceeded")
 
     test()
 

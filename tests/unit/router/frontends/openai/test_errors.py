@@ -11,6 +11,7 @@ from tandem.router.errors import (
     InvalidRequestError,
     LostStreamError,
     OverloadedError,
+    RequestTooLargeError,
     UnknownModelError,
     UnknownStreamError,
 )
@@ -22,6 +23,13 @@ from tandem.router.frontends.openai.schema import ChatCompletionRequest, Complet
     ("error", "status", "kind", "code", "param"),
     [
         (InvalidRequestError("why", "top_p"), 400, "invalid_request_error", None, "top_p"),
+        (
+            RequestTooLargeError("why", "prompt"),
+            400,
+            "invalid_request_error",
+            "context_length_exceeded",
+            "prompt",
+        ),
         (UnknownModelError("why", "model"), 404, "invalid_request_error", "model_not_found", "model"),
         (UnknownStreamError("why", "x"), 404, "invalid_request_error", "stream_not_found", "x"),
         (LostStreamError("why", "x"), 410, "invalid_request_error", "stream_lost", "x"),
@@ -46,7 +54,11 @@ def test_what_is_no_request_has_an_error_object_too() -> None:
     [
         ({}, "prompt: Field required", "prompt"),
         ({"prompt": [1, -1]}, "prompt.1: Input should be greater than or equal to 0", "prompt"),
-        ({"prompt": "hi", "suffix": "x"}, "suffix: suffix is not supported by this server", "suffix"),
+        (
+            {"prompt": "hi", "bad_words": ["x"]},
+            "bad_words: forbidding words is not supported by this server",
+            "bad_words",
+        ),
         ({"messages": [{"role": "user"}]}, "messages.0.content: a message of role user needs one", "messages"),
         ("hi", "the body must be a JSON object, sent as application/json", ""),
     ],

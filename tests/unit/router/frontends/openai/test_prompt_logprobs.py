@@ -11,10 +11,11 @@ import pytest
 from tandem.messages import FirstToken, Prefill, PromptScored
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.router.frontends.base import MAX_PROMPT_LOGPROBS, TokenizedPrompt
+from tandem.router.frontends.openai import prompt_logprobs
 from tandem.router.frontends.openai.prompt_logprobs import PIECE_ENTRIES, PromptTexts
 from tandem.router.frontends.openai.request import WantedLogprobs
 from tandem.router.requests.prompt_logprobs import PromptLogprobs
-from tandem.sampling_params import SamplingParams, TokenLogprobs, TopLogprob
+from tandem.sampling_params import ALL_LOGPROBS, SamplingParams, TokenLogprobs, TopLogprob
 from tests.fakes.http_cluster import HttpCluster, Stream
 from tests.fakes.router_harness import settle
 from tests.fakes.tokenizer import ByteTokenizer
@@ -22,19 +23,21 @@ from tests.fakes.tokenizer import ByteTokenizer
 PROMPT = "héllo"
 IDS = list(PROMPT.encode())
 OUTPUT = ord("!")
+VOCAB_SIZE = ByteTokenizer.vocab_size
 
 
 def scored(prefill: Prefill, start: int, end: int) -> PromptScored:
     """Returns a worker's message about these positions. The most likely tokens are 97, 98 and so on."""
     num_top = prefill.sampling.num_prompt_logprobs
     assert num_top is not None
+    num_top = VOCAB_SIZE if num_top == ALL_LOGPROBS else num_top
     positions = range(start, end)
     part = PackedLogprobs(
         start,
         num_top,
         array("f", [-float(p) for p in positions]).tobytes(),
         array("I", [p + 100 for p in positions]).tobytes(),
-        array("I", [97 + i for _ in positions for i in range(num_top)]).tobytes(),
+        array("I", [(97 + i) % VOCAB_SIZE for _ in positions for i in range(num_top)]).tobytes(),
         array("f", [-float(p) for p in positions for _ in range(num_top)]).tobytes(),
     )
     return PromptScored(prefill.request_id, prefill.attempt, part)
@@ -96,6 +99,23 @@ def test_completions_list_them_in_each_choice(num_top: int) -> None:
     assert [choice["text"] for choice in body["choices"]] == ["!", "!"]
 
 
+@pytest.mark.parametrize("piece_entries", [7, 512])
+def test_the_whole_vocabulary_is_listed(monkeypatch: pytest.MonkeyPatch, piece_entries: int) -> None:
+    """With others' turns between pieces of a single token's entries."""
+    monkeypatch.setattr(prompt_logprobs, "PIECE_ENTRIES", piece_entries)
+    body = answer(prompt=PROMPT, prompt_logprobs=-1, echo=True, logprobs=1)
+    first, *others = body["choices"][0]["prompt_logprobs"]
+    assert first is None and len(others) == len(IDS) - 1
+    for position, entries in enumerate(others, 1):
+        assert sorted(map(int, entries)) == list(range(VOCAB_SIZE))
+        assert entries[str(IDS[position])]["rank"] == position + 100
+        likely = [entry["rank"] for token_id, entry in entries.items() if int(token_id) != IDS[position]]
+        assert likely == sorted(likely)
+    # Each token counts with all others.
+    stream, _ = ask(prompt=[[1] * 300] * 4, prompt_logprobs=-1)
+    assert stream.status == 400 and f"{300 * 4 * 257} log probabilities" in stream.error["message"]
+
+
 def test_chats_list_them_once() -> None:
     body = answer(messages=[{"role": "user", "content": PROMPT}], prompt_logprobs=1, n=2)
     assert body["prompt_logprobs"] == listed(1)
@@ -153,7 +173,7 @@ def test_a_stream_s_first_event_has_the_prompt_s() -> None:
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"echo": True, "logprobs": 1, "stream": True, "n": 2}, "n"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
-        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": -2}, "prompt_logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 0, "logprobs": 1}, "max_tokens"),
     ],

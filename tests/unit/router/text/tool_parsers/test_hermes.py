@@ -46,6 +46,17 @@ def test_calls(text: str) -> None:
     assert joined(parser.feed(text) + parser.finish()) == TEXTS[text]
 
 
+@pytest.mark.parametrize("cut", ["<", "</tool", "\n</tool_call", "\n"])
+def test_a_closing_mark_that_is_cut_off_is_no_content(cut: str) -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}'
+    parser = HermesParser(("f",))
+    assert joined(parser.feed(call + cut) + parser.finish()) == [("call", "f"), ("arguments", "{}")]
+    # Other text is, and so is an opening mark that is cut off.
+    for text in ("</div", "</tool_call> <tool"):
+        parser = HermesParser(("f",))
+        assert joined(parser.feed(call + text) + parser.finish())[-1][0] == "content"
+
+
 def test_arguments_are_streamed() -> None:
     parser = HermesParser(("f",))
     assert parser.feed('Hm. <tool_call>{"name": "f"')[-1].kind == "call"
