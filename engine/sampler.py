@@ -85,12 +85,14 @@ def _allow(logits: torch.Tensor, sequences: Sequence[TokenSequence], grammars: G
     if not rows:
         return logits
     assert grammars is not None
+    outputs: list[tuple[Constraint, Sequence[int], int]] = []
     constraints: list[tuple[Constraint, Sequence[int]]] = []
     for row in rows:
         sequence = sequences[row]
         assert sequence.constraint is not None and not sequence.num_pending
-        sequence.constraint.follow(sequence.token_ids, sequence.prompt_len)
+        outputs.append((sequence.constraint, sequence.token_ids, sequence.prompt_len))
         constraints.append((sequence.constraint, sequence.sampling.stop_token_ids))
+    grammars.follow(outputs)
     on_device, masks = Packed(np.array(rows), grammars.masks(constraints).ravel()).to(logits.device)
     # At most a quarter of the logits' memory, as bytes.
     bits = masks.view(torch.uint8).view(len(rows), -1, 1) >> torch.arange(8, dtype=torch.uint8, device=logits.device)

@@ -2,7 +2,9 @@
 
 from llguidance import LLParserLimits
 
-# Bound a mask, for which a step waits, to about 4 ms; most take hundredths of a millisecond. The defaults allow 300 ms.
+# Bound a mask, for which a step waits, and with it the token after it, whose items the mask has already parsed. Most
+# take hundredths of a millisecond. Ambiguous grammars take up to 60 ms, because llguidance does not count items that it
+# finds again. The defaults allow 300 ms.
 LIMITS = LLParserLimits(max_items_in_row=2_000, step_lexer_fuel=40_000, step_max_items=5_000, max_lexer_states=20_000)
 # llguidance's errors quote the grammar and the parser's state.
 MAX_ERROR_LENGTH = 300
