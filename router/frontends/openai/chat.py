@@ -232,8 +232,8 @@ class _TokenizedChat:
 
 async def _tokenize(frontend: Frontend, plan: ChatPlan, state: State) -> _TokenizedChat:
     body, key = plan.body, state.key
-    with frontend.admission(key, body.n or 1, is_resumed=plan.last_event is not None):
-        recalled = await recall_stream(frontend, key, plan.last_event, state.hold)
+    with frontend.admission(key, body.n or 1):
+        recalled = await recall_stream(frontend, body, key, plan.last_event, state.hold)
         prompt = await frontend.tokenize(plan.prompt, frontend.cache_namespace(key, cache_namespace(body)))
         reading = read_from(frontend.output_format, plan, prompt)
         grammar = await frontend.grammar(whole_structure(plan.calls.structure, reading))

@@ -107,8 +107,8 @@ async def serve_completion(
         wanted = structured_output(body)
         resumable = is_resumable(body, options, len(inputs))
         last = last_event(last_event_id, is_resumable=resumable)
-        with frontend.admission(key, len(inputs) * (body.n or 1), is_resumed=last is not None):
-            recalled = await recall_stream(frontend, key, last, request.state.hold)
+        with frontend.admission(key, len(inputs) * (body.n or 1)):
+            recalled = await recall_stream(frontend, body, key, last, request.state.hold)
             options = replace(options, grammar=await frontend.grammar(wanted))
             namespace = frontend.cache_namespace(key, cache_namespace(body))
             prompts = [await frontend.tokenize(prompt, namespace) for prompt in inputs]

@@ -19,9 +19,10 @@ from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
 from tandem.router.frontends.sampling import SamplingOptions
 from tandem.router.requests.request_spec import TokenizedPrompt
-from tandem.router.resumption import KeptStream, ResumeState, Resumption, prompt_digest
+from tandem.router.resumption import DIGEST_BYTES, KeptStream, ResumeState, Resumption, prompt_digest
 
 HEADER = "Last-Event-ID"
+ANOTHER_REQUEST = "the stream belongs to another request: send the same body again"
 NAME_BYTES = 16
 # Memory of a token in a list.
 TOKEN_BYTES = 32
@@ -105,11 +106,16 @@ def last_event(header: str | None, *, is_resumable: bool) -> EventId | None:
 
 
 async def recall_stream(
-    frontend: Frontend, key: str, last: EventId | None, hold: Callable[[int], None]
+    frontend: Frontend,
+    body: CompletionRequest | ChatCompletionRequest,
+    key: str,
+    last: EventId | None,
+    hold: Callable[[int], None],
 ) -> RecalledStream | None:
-    """Asks the workers for a stream.
+    """Asks the workers for a stream, before the prompt is tokenized.
 
     Raises:
+        InvalidRequestError: it belongs to a request with another body.
         UnknownStreamError: no worker knows it, or it belongs to another key.
         LostStreamError: less is left than the client has.
         UnavailableError: some workers have not answered, and the others know too little.
@@ -117,7 +123,8 @@ async def recall_stream(
     """
     if last is None:
         return None
-    found = await frontend.router.recalls.recall(record_id(last.name, key))
+    name = record_id(last.name, key)
+    found = await frontend.router.recalls.recall(name)
     record = found.record
     if record is None or len(record.token_ids) < last.num_tokens:
         if not found.is_certain:
@@ -127,8 +134,13 @@ async def recall_stream(
         raise LostStreamError("the end of this stream is lost: begin again, without the header", HEADER)
     # The body is small, and the record may be a thousand times larger.
     hold(TOKEN_BYTES * len(record.token_ids))
-    resumption = Resumption(record.resume_token, record.token_ids, last.num_characters, last.num_tokens)
-    return RecalledStream(last, frontend.open_resume_token(record.resume_token, key), resumption)
+    # Only workers write records. Its state names the record, so the tokens are those of this stream.
+    state = frontend.open_resume_token(record.resume_token, key)
+    if state.stream_id != bytes.fromhex(name):
+        raise UnknownStreamError("the record of this stream is another's: begin again, without the header", HEADER)
+    if state.request_digest != _body_digest(body):
+        raise InvalidRequestError(ANOTHER_REQUEST, HEADER)
+    return RecalledStream(last, state, Resumption(state, record.token_ids, last.num_characters, last.num_tokens))
 
 
 def make_stream(
@@ -139,15 +151,19 @@ def make_stream(
     recalled: RecalledStream | None,
 ) -> ResumableStream:
     """Raises InvalidRequestError: this is not the recalled request."""
-    digest = hashlib.blake2b(body.model_dump_json(exclude=_PROMPT_FIELDS).encode(), digest_size=16).hexdigest()
     created = int(time.time())
     if recalled is not None:
         state = recalled.state
-        if (state.prompt_digest, state.body_digest) != (prompt_digest(prompt.token_ids), digest):
-            raise InvalidRequestError("the stream belongs to another request: send the same body again", HEADER)
+        if state.prompt_digest != prompt_digest(prompt.token_ids):
+            raise InvalidRequestError(ANOTHER_REQUEST, HEADER)
         answer_id, created = state.answer_id, state.created
     name = secrets.token_urlsafe(NAME_BYTES)
-    return ResumableStream(KeptStream(record_id(name, key), digest, answer_id, created), name, recalled)
+    return ResumableStream(KeptStream(record_id(name, key), _body_digest(body), answer_id, created), name, recalled)
+
+
+def _body_digest(body: CompletionRequest | ChatCompletionRequest) -> bytes:
+    text = body.model_dump_json(exclude=_PROMPT_FIELDS)
+    return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 def record_id(name: str, key: str) -> str:

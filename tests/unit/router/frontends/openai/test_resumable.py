@@ -10,13 +10,13 @@ import pytest
 from tandem.messages import Admit, Prefill
 from tandem.router import recalls
 from tandem.router.errors import InvalidRequestError
-from tandem.router.frontends.openai import streaming
+from tandem.router.frontends.openai import resumable, streaming
 from tandem.router.frontends.openai.resumable import EventId
 from tandem.router.recalls import MAX_RECALLS
 from tandem.router.text.tokenizer import Tokenizer
 from tests.fakes.http_cluster import KEYS, PROMPT, Event, HttpCluster, Stream
 from tests.fakes.router_harness import run, settle
-from tests.fakes.tokenizer import ByteTokenizer
+from tests.fakes.tokenizer import ByteTokenizer, Encoding
 
 COMPLETION = {"prompt": PROMPT, "stream": True, "max_tokens": 9}
 CHAT = {"messages": [{"role": "user", "content": PROMPT}], "stream": True, "max_tokens": 9}
@@ -41,6 +41,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 class ChattyTokenizer(ByteTokenizer):
     def render_chat(self, messages: Any) -> str:
         return "".join(message["content"] for message in messages)
+
+
+class CountingTokenizer(ChattyTokenizer):
+    num_tokenized = 0
+
+    def tokenize(self, text: str, add_special_tokens: bool) -> Encoding:
+        self.num_tokenized += 1
+        return super().tokenize(text, add_special_tokens)
 
 
 def cluster_of(output: Any = OUTPUT, tokenizer: Any = None, **config: Any) -> HttpCluster:
@@ -367,14 +375,64 @@ async def test_many_who_guess_are_bounded_and_leave_nothing() -> None:
 
 
 @run
-async def test_it_passes_a_full_queue_as_it_had_a_place_there() -> None:
+async def test_it_waits_its_turn_at_a_full_queue() -> None:
     cluster = cluster_of(b"Hello, you", max_queued_requests=1)
     first = await begun(cluster, COMPLETION, 5)
     waiting = cluster.routers[1].post(COMPLETION)
     await settle()
-    assert (await cluster.routers[1].post(COMPLETION).finish()).status == 429
-    assert (await resumed(cluster, COMPLETION, first.events[-1])).text == ", yo"
+    answer = await cluster.routers[1].post(COMPLETION, first.events[-1].id).finish()
+    assert refusal(answer) == (429, "overloaded", None)
     await waiting.leave()
+    assert (await resumed(cluster, COMPLETION, first.events[-1])).text == ", yo"
+
+
+@run
+async def test_an_old_event_id_passes_no_queue_and_ages_once() -> None:
+    cluster = cluster_of(b"Hello, you", max_queued_requests=2)
+    first = await begun(cluster, COMPLETION, 5)
+    began = cluster.d.of(Admit)[0].arrival_ns
+    last = first.events[-1].id
+    for _ in range(2):
+        call = cluster.routers[1].post(COMPLETION, last)
+        await settle()
+        await call.leave()
+    calls = [cluster.routers[1].post(COMPLETION, last) for _ in range(100)]
+    await settle()
+    admits = cluster.d.of(Admit)[1:]
+    assert cluster.routers[1].router.num_queued == 2 and len(admits) == 4
+    # The first one is as old as the stream; the others are as old as they are.
+    assert admits[0].arrival_ns == began < min(admit.arrival_ns for admit in admits[1:])
+    for call in calls:
+        await call.leave()
+
+
+@pytest.mark.parametrize("change", [{"max_tokens": 8}, {"temperature": 0.5}, {"priority": 1}, {"cache_salt": "other"}])
+def test_another_body_costs_no_tokenizing(change: dict[str, Any]) -> None:
+    @run
+    async def scenario() -> None:
+        tokenizer = CountingTokenizer()
+        cluster = cluster_of(b"Hello, you", tokenizer)
+        first = await begun(cluster, COMPLETION, 5)
+        num_before = tokenizer.num_tokenized
+        answer = await cluster.routers[1].post({**COMPLETION, **change}, first.events[-1].id).finish()
+        assert refusal(answer) == (400, None, "Last-Event-ID") and "same body" in answer.error["message"]
+        assert tokenizer.num_tokenized == num_before > 0 and len(cluster.d.of(Admit)) == 1
+
+    scenario()
+
+
+@run
+async def test_tokens_under_another_stream_s_record_are_not_its_own() -> None:
+    cluster = cluster_of(b"Hello, you")
+    one, two = [await begun(cluster, COMPLETION, 5) for _ in range(2)]
+    records = cluster.d.records._records
+    ids = [resumable.record_id(stream.events[-1].id.partition(".")[0], KEYS[0]) for stream in (one, two)]
+    for worker in (cluster.p, cluster.d):
+        records = worker.records._records
+        records[ids[0]].resume_token = records[ids[1]].resume_token
+    answer = await cluster.routers[1].post(COMPLETION, one.events[-1].id).finish()
+    assert answer.status == 404 and "the record of this stream is another's" in answer.error["message"]
+    assert (await resumed(cluster, COMPLETION, two.events[-1])).text == ", yo"
 
 
 @run
