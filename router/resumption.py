@@ -9,6 +9,7 @@ The resume token comes once, with the first tokens, and each message with tokens
 client can resume only from tokens that the cluster has sent it, and only the same request.
 """
 
+import base64
 import hashlib
 import hmac
 import secrets
@@ -26,6 +27,8 @@ _VERSION = 1
 # Version, seed, arrival, creation, and four digests; the answer's id follows.
 _STATE = struct.Struct(f"<BQQQ{DIGEST_BYTES}s{DIGEST_BYTES}s{DIGEST_BYTES}s{DIGEST_BYTES}s")
 MAX_TOKEN_BYTES = 1024
+# A nonce and its signature, half each.
+NAME_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,21 @@ class Sealer:
                 "tokens so far",
                 PARAM,
             )
+
+    def new_name(self, key_digest: bytes) -> str:
+        """Returns a secret name for a stream of this API key."""
+        nonce = secrets.token_bytes(NAME_BYTES // 2)
+        return base64.urlsafe_b64encode(nonce + self._sign_name(nonce, key_digest)).rstrip(b"=").decode()
+
+    def knows_name(self, name: str, key_digest: bytes) -> bool:
+        """Returns whether `new_name` gave this name to this key, at any router of the cluster."""
+        data = base64.urlsafe_b64decode(name + "==")
+        nonce, signature = data[: NAME_BYTES // 2], data[NAME_BYTES // 2 :]
+        return hmac.compare_digest(signature, self._sign_name(nonce, key_digest))
+
+    def _sign_name(self, nonce: bytes, key_digest: bytes) -> bytes:
+        size = NAME_BYTES // 2
+        return hashlib.blake2b(nonce + key_digest, digest_size=size, key=self._key, person=b"tandem-name").digest()
 
     def _sign(self, data: bytes) -> bytes:
         return hashlib.blake2b(data, digest_size=DIGEST_BYTES, key=self._key, person=b"tandem-state").digest()

@@ -218,6 +218,12 @@ class Frontend:
         """Raises InvalidRequestError: the token belongs to another key or cluster."""
         return self._sealer.open(token, bytes.fromhex(key_digest(key)))
 
+    def new_stream_name(self, key: str) -> str:
+        return self._sealer.new_name(bytes.fromhex(key_digest(key)))
+
+    def knows_stream_name(self, name: str, key: str) -> bool:
+        return self._sealer.knows_name(name, bytes.fromhex(key_digest(key)))
+
     def check_output_proof(self, token: bytes, token_ids: Sequence[int], proof: bytes) -> None:
         """Raises InvalidRequestError."""
         self._sealer.check_proof(token, token_ids, proof)

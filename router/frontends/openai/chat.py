@@ -240,7 +240,7 @@ async def _tokenize(frontend: Frontend, plan: ChatPlan, state: State) -> _Tokeni
     frontend.check_prompt_logprobs(len(prompt.token_ids), plan.wanted_logprobs.num_top, state.hold)
     stream = None
     if plan.is_resumable:
-        stream = make_stream(body, prompt, key, ChatAnswer.answer_id(state.request_id), recalled)
+        stream = make_stream(frontend, body, prompt, key, ChatAnswer.answer_id(state.request_id), recalled)
     check_num_prompt_tokens(frontend, [prompt], body.n)
     return _TokenizedChat(prompt, reading, grammar, stream)
 

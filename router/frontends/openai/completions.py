@@ -117,7 +117,7 @@ async def serve_completion(
         num_shown = num_tokens * (body.n or 1) * wanted_logprobs.num_forms
         frontend.check_prompt_logprobs(num_shown, wanted_logprobs.num_top, request.state.hold)
         answer_id = CompletionAnswer.answer_id(request_id)
-        stream = make_stream(body, prompts[0], key, answer_id, recalled) if resumable else None
+        stream = make_stream(frontend, body, prompts[0], key, answer_id, recalled) if resumable else None
         check_num_prompt_tokens(frontend, prompts, body.n)
         specs = [
             RequestSpec(

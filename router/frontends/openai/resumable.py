@@ -8,7 +8,6 @@ Recorded output keeps the old name; output of the new request has a new one.
 
 import hashlib
 import re
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,8 +21,8 @@ from tandem.router.requests.request_spec import TokenizedPrompt
 from tandem.router.resumption import DIGEST_BYTES, KeptStream, ResumeState, Resumption, prompt_digest
 
 HEADER = "Last-Event-ID"
+UNKNOWN_STREAM = "nothing is known of this stream: begin again, without the header"
 ANOTHER_REQUEST = "the stream belongs to another request: send the same body again"
-NAME_BYTES = 16
 # Memory of a token in a list.
 TOKEN_BYTES = 32
 _EVENT_ID = re.compile(r"([A-Za-z0-9_-]{22})\.([1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})(?:\.([12]))?")
@@ -123,6 +122,8 @@ async def recall_stream(
     """
     if last is None:
         return None
+    if not frontend.knows_stream_name(last.name, key):
+        raise UnknownStreamError(UNKNOWN_STREAM, HEADER)
     name = record_id(last.name, key)
     found = await frontend.router.recalls.recall(name)
     record = found.record
@@ -130,7 +131,7 @@ async def recall_stream(
         if not found.is_certain:
             raise UnavailableError("some workers have not answered for this stream; try again")
         if record is None:
-            raise UnknownStreamError("nothing is known of this stream: begin again, without the header", HEADER)
+            raise UnknownStreamError(UNKNOWN_STREAM, HEADER)
         raise LostStreamError("the end of this stream is lost: begin again, without the header", HEADER)
     # The body is small, and the record may be a thousand times larger.
     hold(TOKEN_BYTES * len(record.token_ids))
@@ -144,6 +145,7 @@ async def recall_stream(
 
 
 def make_stream(
+    frontend: Frontend,
     body: CompletionRequest | ChatCompletionRequest,
     prompt: TokenizedPrompt,
     key: str,
@@ -157,7 +159,7 @@ def make_stream(
         if state.prompt_digest != prompt_digest(prompt.token_ids):
             raise InvalidRequestError(ANOTHER_REQUEST, HEADER)
         answer_id, created = state.answer_id, state.created
-    name = secrets.token_urlsafe(NAME_BYTES)
+    name = frontend.new_stream_name(key)
     return ResumableStream(KeptStream(record_id(name, key), _body_digest(body), answer_id, created), name, recalled)
 
 

@@ -77,3 +77,13 @@ def test_proof_is_of_no_other_stream_or_cluster() -> None:
         sealer.check_proof(streams[1], OUTPUT, proof)
     with pytest.raises(InvalidRequestError, match="the proof is not of these tokens"):
         Sealer("other").check_proof(streams[0], OUTPUT, proof)
+
+
+def test_names_are_known_to_their_key_and_cluster_alone() -> None:
+    name = Sealer("secret").new_name(KEY_DIGEST)
+    assert len(name) == 22 and name != Sealer("secret").new_name(KEY_DIGEST)
+    assert Sealer("secret").knows_name(name, KEY_DIGEST)
+    assert not Sealer("secret").knows_name(name, b"x" * DIGEST_BYTES)
+    assert not Sealer("other").knows_name(name, KEY_DIGEST)
+    changed = ("B" if name[0] == "A" else "A") + name[1:]
+    assert not Sealer("secret").knows_name(changed, KEY_DIGEST)
