@@ -200,11 +200,12 @@ def test_twenty_deaths_do_not_change_outputs(tiny_pd: ServedCluster, loop: Maske
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_long_output_under_a_costly_grammar_resumes_beside_other_streams(tiny_pd: ServedCluster) -> None:
     """All its tokens are followed again at both workers, thousandths of a second each."""
     rules = "".join(f'rule_{i}: rule_{i} "a" | "a"\n' for i in range(600))
     grammar = "start: " + " | ".join(f"rule_{i}" for i in range(600)) + "\n" + rules
-    length = 400
+    length = 200
     request = make_request(
         [104, 105], max_tokens=length + 4, min_tokens=length + 4, structured_output={"grammar": grammar}
     )
