@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
-from tandem.grammar_limits import one_line
+from tandem.grammar_limits import MAX_MASK_CPU_S, TOO_COSTLY, one_line
 
 NUM_THREADS = 2
 # Turn of one output, in seconds.
@@ -95,7 +95,7 @@ class _Following:
         self._mask = np.zeros(num_words, dtype=np.int32)
         self._parallel: ParallelMatchers | None = None
         self._num_followed = 0
-        self._cpu_s = 0.0
+        self._cpu_s = self._mask_s = 0.0
 
     def advance(self) -> bool:
         """Takes a turn. Returns whether tokens are left."""
@@ -123,6 +123,7 @@ class _Following:
             )
             may_do_better = False
         if error or not is_left:
+            may_do_better = may_do_better and error != TOO_COSTLY
             constraint.caught_up(self._num_followed, error, may_do_better=may_do_better)
             return False
         return True
@@ -135,7 +136,10 @@ class _Following:
             return one_line(matcher.get_error())
         if not self._mask.view(np.uint8)[token_id // 8] >> token_id % 8 & 1:
             return LEFT
-        if time.thread_time() - began < CHEAP_S:
+        before, self._mask_s = self._mask_s, time.thread_time() - began
+        if min(before, self._mask_s) > MAX_MASK_CPU_S:
+            return TOO_COSTLY
+        if self._mask_s < CHEAP_S:
             is_consumed = matcher.consume_token(token_id)
         else:
             if self._parallel is None:

@@ -19,7 +19,7 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from tandem.engine.grammar_follower import LEFT, GrammarFollower, ParallelMatchers
-from tandem.grammar_limits import LIMITS, one_line
+from tandem.grammar_limits import LIMITS, MAX_MASK_CPU_S, TOO_COSTLY, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +96,9 @@ class Constraint:
         self._num_followed, self._error, self._may_do_better = num_tokens, error, may_do_better
         self._is_behind = False
 
-    def fail(self, why: str) -> None:
-        self._error = self._error or why
+    def fail(self, why: str, *, may_do_better: bool = True) -> None:
+        if not self._error:
+            self._error, self._may_do_better = why, may_do_better
 
     def fail_to_consume(self) -> None:
         self.fail(one_line(self.matcher.get_error()) or LEFT)
@@ -117,7 +118,7 @@ class Grammars:
         self._num_words = -(-vocab_size // WORD_BITS)
         self._executor = LLExecutor(NUM_MASK_THREADS)
         self._parallel = ParallelMatchers(NUM_MASK_THREADS, self._failed_matcher())
-        self._are_masks_costly = False
+        self._last_masks_s = 0.0
         self._follower = GrammarFollower(self._failed_matcher, self._num_words)
         self._compilers = ThreadPoolExecutor(NUM_COMPILERS, "grammars")
         self._kept: OrderedDict[str, CompiledGrammar] = OrderedDict()
@@ -158,11 +159,11 @@ class Grammars:
         Args:
             outputs: ready constraints, each with the tokens of its sequence and the length of the prompt.
         """
-        if not self._are_masks_costly:
+        if self._last_masks_s < COSTLY_MASKS_S:
             for constraint, token_ids, prompt_len in outputs:
                 constraint.follow(token_ids, prompt_len)
             return
-        left = [(constraint, list(constraint.take_new(*tokens))) for constraint, *tokens in outputs]
+        left = [(constraint, list(constraint.take_new(ids, prompt_len))) for constraint, ids, prompt_len in outputs]
         while left := [(constraint, new) for constraint, new in left if new and not constraint.error]:
             consumed = self._parallel.consume([(constraint.matcher, new.pop(0)) for constraint, new in left])
             for (constraint, _), is_consumed in zip(left, consumed, strict=True):
@@ -181,8 +182,11 @@ class Grammars:
         if alive:
             matchers = [(constraint.matcher, row) for row, constraint, _ in alive]
             began = time.perf_counter()
-            self._executor.unsafe_compute_mask_ptr(matchers, masks.ctypes.data, 4 * self._num_words, len(masks))
-            self._are_masks_costly = time.perf_counter() - began > COSTLY_MASKS_S
+            if self._last_masks_s > MAX_MASK_CPU_S:
+                self._make_one_by_one(alive, masks)
+            else:
+                self._executor.unsafe_compute_mask_ptr(matchers, masks.ctypes.data, 4 * self._num_words, len(masks))
+            self._last_masks_s = time.perf_counter() - began
         # End tokens are allowed only as the request states.
         bits = masks.view(np.uint8)
         for token_id in self._tokenizer.eos_tokens:
@@ -202,6 +206,16 @@ class Grammars:
                 if self._kept.get(constraint.compiled.text) is constraint.compiled:
                     del self._kept[constraint.compiled.text]
         return masks
+
+    def _make_one_by_one(
+        self, alive: Sequence[tuple[int, Constraint, Sequence[int]]], masks: "np.ndarray[Any, np.dtype[np.int32]]"
+    ) -> None:
+        """Ends the outputs whose masks cost too much, so that they hold up their batch twice at most."""
+        for row, constraint, _ in alive:
+            began = time.thread_time()
+            constraint.matcher.unsafe_compute_mask_ptr(masks[row].ctypes.data, masks[row].nbytes)
+            if time.thread_time() - began > MAX_MASK_CPU_S and not constraint.matcher.is_error():
+                constraint.fail(TOO_COSTLY, may_do_better=False)
 
     def close(self) -> None:
         self._follower.close()

@@ -82,8 +82,8 @@ def test_begun_output_has_the_masks_of_an_uninterrupted_one(
         if begun is not None:
             grammars.follow([(begun, [*prompt, *output], len(prompt))])
             assert mask(grammars, begun) == expected
-        allowed = np.flatnonzero(np.unpackbits(np.frombuffer(expected, np.uint8), bitorder="little"))
-        allowed = [token_id for token_id in allowed.tolist() if token_id != END]
+        bits = np.unpackbits(np.frombuffer(expected, np.uint8), bitorder="little")
+        allowed = [token_id for token_id in np.flatnonzero(bits).tolist() if token_id != END]
         if not allowed:
             return
         output.append(rng.choice(allowed))
@@ -153,7 +153,7 @@ def test_costly_masks_have_their_tokens_consumed_in_parallel(
     good, bad, cheap = (ready(grammars.constraint(g)) for g in (costly(400), costly(400), grammar_from("regex", "a+")))
     outputs = [output_of(text) for text in ("a", "b", "aa")]
     grammars.masks([(good, ()), (bad, ()), (cheap, ())])
-    monkeypatch.setattr(grammars, "_are_masks_costly", True)
+    monkeypatch.setattr(grammars, "_last_masks_s", 1.0)
     grammars.follow([(c, output, 0) for c, output in zip((good, bad, cheap), outputs, strict=True)])
     assert calls == [3, 1]
     assert not good.error and bad.error and not cheap.error
@@ -212,3 +212,12 @@ def test_nobody_follows_an_abandoned_output(grammars: Grammars, monkeypatch: pyt
 def test_following_waits_for_the_compilation_and_shares_its_error(grammars: Grammars) -> None:
     constraint = ready(grammars.constraint(grammar_from("regex", "(a"), output_of("aa")))
     assert "unclosed group" in constraint.error
+
+
+def test_following_ends_at_masks_that_cost_too_much(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_MASK_CPU_S", 0.001)
+    grammar = costly(500)
+    other = ready(grammars.constraint(grammar))
+    assert other.matcher is not None
+    constraint = ready(grammars.constraint(grammar, output_of("a" * 500)))
+    assert constraint.error == module.TOO_COSTLY and not constraint.may_do_better
