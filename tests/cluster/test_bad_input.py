@@ -3,7 +3,7 @@
 import contextlib
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import grpc
 import openai
@@ -105,16 +105,13 @@ def test_only_what_was_sent_is_resumed(tiny_keyed: ServedCluster, raw_keyed: Raw
         proof=told[-2].resume_proof,
     )
 
-    def resumed(key: str = own, priority: int = 0, **changes: object) -> bytes:
+    def resumed(token: bytes = resume.token, token_ids: Sequence[int] = resume.token_ids, priority: int = 0) -> bytes:
         again = pb.GenerateRequest()
         again.CopyFrom(asked)
         again.priority = priority
         again.resume.CopyFrom(resume)
-        for name, value in changes.items():
-            if name == "token_ids":
-                again.resume.token_ids[:] = value  # type: ignore[assignment]
-            else:
-                setattr(again.resume, name, value)
+        again.resume.token = token
+        again.resume.token_ids[:] = list(token_ids)
         return again.SerializeToString()
 
     rest = raw_keyed.generate(resumed(), own)
