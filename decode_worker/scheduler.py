@@ -239,7 +239,7 @@ class DecodeScheduler(ForwardScheduler):
                 handle.page_ids,
                 cached_len=num_computed,
                 sampling=admit.sampling,
-                constraint=self._engine.constraint(admit.sampling.grammar),
+                constraint=self._engine.constraint(admit.sampling.grammar, admit.output_ids),
                 table_id=handle.table_id,
             ),
             handle,

@@ -1,5 +1,5 @@
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tandem.engine.batch import Batch
@@ -35,13 +35,17 @@ class EngineBase(ABC):
         self.counters = EngineCounters()
         self.launches = LaunchList(pool.layout.page_size)
 
-    def constraint(self, grammar: str) -> Constraint | None:
-        """Returns None for "". An unusable grammar gives a constraint with an error."""
+    def constraint(self, grammar: str, output_ids: Sequence[int] = ()) -> Constraint | None:
+        """Returns None for "". An unusable grammar gives a constraint with an error.
+
+        Args:
+            output_ids: output of earlier attempts.
+        """
         if not grammar:
             return None
         if self.grammars is None:
             return no_constraint("this model keeps to no grammar: its tokenizer does not say which bytes tokens are")
-        return self.grammars.constraint(grammar)
+        return self.grammars.constraint(grammar, output_ids)
 
     @property
     def is_asynchronous(self) -> bool:

@@ -6,17 +6,20 @@ and the output so far, so they agree on all workers and in all attempts.
 
 import json
 import logging
+import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
-from tandem.grammar_limits import LIMITS, one_line
+from tandem.engine.grammar_follower import LEFT, GrammarFollower, ParallelMatchers
+from tandem.grammar_limits import LIMITS, MAX_MASK_CPU_S, TOO_COSTLY, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +29,8 @@ MAX_BYTES_KEPT = 2**21
 NUM_COMPILERS = 2
 NUM_MASK_THREADS = 4
 WORD_BITS = 32
+# If a step's masks take longer, its tokens are consumed in parallel and without the GIL, which takes 40 us.
+COSTLY_MASKS_S = 0.001
 
 
 @dataclass(eq=False, slots=True)
@@ -33,19 +38,31 @@ class CompiledGrammar:
     text: str
     matcher: "Future[LLMatcher]"
     num_users: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def new_user(self) -> LLMatcher:
+        with self._lock:
+            self.num_users += 1
+        return self.matcher.result().deep_copy()
 
 
 class Constraint:
     def __init__(self, compiled: CompiledGrammar) -> None:
         self.compiled = compiled
         self._own: LLMatcher | None = None
+        self._is_behind = False
         self._num_followed = 0
         self._error = ""
+        self._may_do_better = True
+
+    @property
+    def compiled_matcher(self) -> "Future[LLMatcher]":
+        return self.compiled.matcher
 
     @property
     def is_ready(self) -> bool:
-        """True if the compilation has ended or failed."""
-        return self.compiled.matcher.done()
+        """True if the grammar is compiled and the output of earlier attempts followed, or if either has failed."""
+        return self.compiled.matcher.done() and not self._is_behind
 
     @property
     def error(self) -> str:
@@ -57,22 +74,39 @@ class Constraint:
     @property
     def may_do_better(self) -> bool:
         """True if another attempt may succeed: outputs of one compiled grammar share llguidance's limits."""
-        return self.compiled.num_users > 1
+        return self._may_do_better and self.compiled.num_users > 1
 
     def follow(self, token_ids: Sequence[int], prompt_len: int) -> None:
+        """Consumes the tokens behind those followed before. Each must be allowed by the last mask."""
+        for token_id in self.take_new(token_ids, prompt_len):
+            if not self.error and not self.matcher.consume_token(token_id):
+                self.fail_to_consume()
+
+    def take_new(self, token_ids: Sequence[int], prompt_len: int) -> Sequence[int]:
+        """Returns the tokens to consume, and counts them as followed."""
         new = token_ids[prompt_len + self._num_followed :]
         self._num_followed += len(new)
-        if new and not self.error and not self.matcher.consume_tokens(list(new)):
-            self._error = one_line(self.matcher.get_error()) or "the output has left the grammar"
+        return new
 
-    def fail(self, why: str) -> None:
-        self._error = self._error or why
+    def fall_behind(self) -> None:
+        self._is_behind = True
+
+    def caught_up(self, num_tokens: int, error: str, *, may_do_better: bool = True) -> None:
+        """Called by the follower's thread. Args: num_tokens: length of the followed output."""
+        self._num_followed, self._error, self._may_do_better = num_tokens, error, may_do_better
+        self._is_behind = False
+
+    def fail(self, why: str, *, may_do_better: bool = True) -> None:
+        if not self._error:
+            self._error, self._may_do_better = why, may_do_better
+
+    def fail_to_consume(self) -> None:
+        self.fail(one_line(self.matcher.get_error()) or LEFT)
 
     @property
     def matcher(self) -> LLMatcher:
         if self._own is None:
-            self._own = self.compiled.matcher.result().deep_copy()
-            self.compiled.num_users += 1
+            self._own = self.compiled.new_user()
         return self._own
 
 
@@ -81,8 +115,11 @@ class Grammars:
 
     def __init__(self, tokenizer: LLTokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
+        self._num_words = -(-vocab_size // WORD_BITS)
         self._executor = LLExecutor(NUM_MASK_THREADS)
+        self._parallel = ParallelMatchers(NUM_MASK_THREADS, self._failed_matcher())
+        self._last_masks_s = 0.0
+        self._follower = GrammarFollower(self._failed_matcher, self._num_words)
         self._compilers = ThreadPoolExecutor(NUM_COMPILERS, "grammars")
         self._kept: OrderedDict[str, CompiledGrammar] = OrderedDict()
 
@@ -99,7 +136,8 @@ class Grammars:
             return None
         return cls(tokenizer, vocab_size)
 
-    def constraint(self, grammar: str) -> Constraint:
+    def constraint(self, grammar: str, output_ids: Sequence[int] = ()) -> Constraint:
+        """Args: output_ids: output of earlier attempts; it is followed on other threads."""
         compiled = self._kept.get(grammar)
         if compiled is None:
             compiled = CompiledGrammar(grammar, self._compilers.submit(self._compile, grammar))
@@ -109,7 +147,28 @@ class Grammars:
             ):
                 self._kept.popitem(last=False)
         self._kept.move_to_end(grammar)
-        return Constraint(compiled)
+        constraint = Constraint(compiled)
+        if output_ids:
+            constraint.fall_behind()
+            self._follower.begin(constraint, output_ids)
+        return constraint
+
+    def follow(self, outputs: Sequence[tuple[Constraint, Sequence[int], int]]) -> None:
+        """Consumes the tokens that are new since the last masks.
+
+        Args:
+            outputs: ready constraints, each with the tokens of its sequence and the length of the prompt.
+        """
+        if self._last_masks_s < COSTLY_MASKS_S:
+            for constraint, token_ids, prompt_len in outputs:
+                constraint.follow(token_ids, prompt_len)
+            return
+        left = [(constraint, list(constraint.take_new(ids, prompt_len))) for constraint, ids, prompt_len in outputs]
+        while left := [(constraint, new) for constraint, new in left if new and not constraint.error]:
+            consumed = self._parallel.consume([(constraint.matcher, new.pop(0)) for constraint, new in left])
+            for (constraint, _), is_consumed in zip(left, consumed, strict=True):
+                if not is_consumed:
+                    constraint.fail_to_consume()
 
     def masks(self, constraints: Sequence[tuple[Constraint, Sequence[int]]]) -> "np.ndarray[Any, np.dtype[np.int32]]":
         """Returns the tokens that may come next, as bits, lowest first: (len(constraints), words) int32.
@@ -118,12 +177,16 @@ class Grammars:
             constraints: ready constraints, each with the token ids that may end its output. If a mask cannot be made,
                 the constraint's `error` says why and the row allows all tokens.
         """
-        num_words = -(-self._vocab_size // WORD_BITS)
-        masks = np.zeros((len(constraints), num_words), dtype=np.int32)
+        masks = np.zeros((len(constraints), self._num_words), dtype=np.int32)
         alive = [(row, *pair) for row, pair in enumerate(constraints) if not pair[0].error]
         if alive:
             matchers = [(constraint.matcher, row) for row, constraint, _ in alive]
-            self._executor.unsafe_compute_mask_ptr(matchers, masks.ctypes.data, 4 * num_words, len(masks))
+            began = time.perf_counter()
+            if self._last_masks_s > MAX_MASK_CPU_S:
+                self._make_one_by_one(alive, masks)
+            else:
+                self._executor.unsafe_compute_mask_ptr(matchers, masks.ctypes.data, 4 * self._num_words, len(masks))
+            self._last_masks_s = time.perf_counter() - began
         # End tokens are allowed only as the request states.
         bits = masks.view(np.uint8)
         for token_id in self._tokenizer.eos_tokens:
@@ -144,8 +207,22 @@ class Grammars:
                     del self._kept[constraint.compiled.text]
         return masks
 
+    def _make_one_by_one(
+        self, alive: Sequence[tuple[int, Constraint, Sequence[int]]], masks: "np.ndarray[Any, np.dtype[np.int32]]"
+    ) -> None:
+        """Ends the outputs whose masks cost too much, so that they hold up their batch twice at most."""
+        for row, constraint, _ in alive:
+            began = time.thread_time()
+            constraint.matcher.unsafe_compute_mask_ptr(masks[row].ctypes.data, masks[row].nbytes)
+            if time.thread_time() - began > MAX_MASK_CPU_S and not constraint.matcher.is_error():
+                constraint.fail(TOO_COSTLY, may_do_better=False)
+
     def close(self) -> None:
+        self._follower.close()
         self._compilers.shutdown(wait=False, cancel_futures=True)
+
+    def _failed_matcher(self) -> LLMatcher:
+        return LLMatcher(self._tokenizer, "", log_level=0)
 
     def _compile(self, grammar: str) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)

@@ -86,6 +86,7 @@ def _allow(logits: torch.Tensor, sequences: Sequence[TokenSequence], grammars: G
         return logits
     bits_of = np.zeros((len(rows), -(-logits.shape[1] // WORD_BITS)), dtype=np.int32)
     bound: list[int] = []
+    outputs: list[tuple[Constraint, Sequence[int], int]] = []
     constraints: list[tuple[Constraint, Sequence[int]]] = []
     for place, row in enumerate(rows):
         sequence = sequences[row]
@@ -93,11 +94,12 @@ def _allow(logits: torch.Tensor, sequences: Sequence[TokenSequence], grammars: G
             bits_of[place, : len(allowed)] = allowed
             continue
         assert sequence.constraint is not None and not sequence.num_pending
-        sequence.constraint.follow(sequence.token_ids, sequence.prompt_len)
+        outputs.append((sequence.constraint, sequence.token_ids, sequence.prompt_len))
         constraints.append((sequence.constraint, sequence.sampling.stop_token_ids))
         bound.append(place)
     if bound:
         assert grammars is not None
+        grammars.follow(outputs)
         bits_of[bound] = grammars.masks(constraints)
     on_device, masks = Packed(np.array(rows), bits_of.ravel()).to(logits.device)
     # At most a quarter of the logits' memory, as bytes.

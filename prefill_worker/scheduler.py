@@ -109,8 +109,9 @@ class PrefillScheduler(ForwardScheduler):
     def receive(self, event: Event) -> None:
         if isinstance(event, FromRouter):
             if isinstance(event.message, Prefill):
-                constraint = self._engine.constraint(event.message.sampling.grammar)
-                self._waiting.enqueue(event.message, constraint, event.received_ns)
+                prefill = event.message
+                constraint = self._engine.constraint(prefill.sampling.grammar, prefill.output_ids)
+                self._waiting.enqueue(prefill, constraint, event.received_ns)
             elif isinstance(event.message, Abort):
                 self._abort(event.message.request_id, event.message.attempt)
             elif isinstance(event.message, ResetCache):

@@ -87,6 +87,7 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
                 num_requests_by_key=counts.num_requests_by_key,
                 assigned={worker_id: pb.AssignedLoad(**load._asdict()) for worker_id, load in counts.assigned.items()},
                 pid=counts.pid,
+                head_starts=counts.head_starts,
             )
             await asyncio.sleep(INTERVAL_S)
 
@@ -101,4 +102,5 @@ def _decode(message: Any) -> RouterCounts:
             for worker_id, load in message.assigned.items()
         },
         message.pid,
+        tuple(message.head_starts),
     )

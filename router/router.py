@@ -39,6 +39,7 @@ from tandem.request_ids import make_request_id
 from tandem.router.attempts import Attempts
 from tandem.router.config import RouterConfig
 from tandem.router.errors import OverloadedError, RequestTimeoutError, RequestTooLargeError, UnavailableError
+from tandem.router.head_starts import MAX_AGE_NS, HeadStarts
 from tandem.router.observe.live.record import LiveRecord
 from tandem.router.observe.metrics import RouterMetrics
 from tandem.router.observe.request_lines import KeptLines, LineSink, RequestLines, SocketLines
@@ -71,6 +72,7 @@ class Router:
     Attributes:
         incarnation: name of this life of the router; the prefix of its request ids.
         elsewhere: loads of the cluster's other routers.
+        head_starts: head starts of resumed requests, used up here or there.
         idle: set while no request is in hand.
         kept_lines: the sink of request_lines if they wait for the supervisor, else None.
         live: recent history for the live page.
@@ -94,7 +96,8 @@ class Router:
         self.recorder = Recorder()
         self.idle = asyncio.Event()
         self.idle.set()
-        self.elsewhere = PeerCounts(clock)
+        self.head_starts = HeadStarts(clock)
+        self.elsewhere = PeerCounts(clock, self.head_starts.learn)
         self.workers = WorkerRegistry(
             clock, config.heartbeat_timeout_s, config.stall_timeout_s, config.workers, config.placement
         )
@@ -184,6 +187,7 @@ class Router:
             UnavailableError: the router is draining.
         """
         self._check_admissible(tracker)
+        self._set_age(tracker)
         request = ActiveRequest(tracker, self._clock() + self._config.request_timeout_s, next(self._arrivals))
         self._requests.add(request)
         self.idle.clear()
@@ -204,23 +208,25 @@ class Router:
             self.idle.set()
 
     def _check_admissible(self, tracker: RequestTracker) -> None:
-        self.check_capacity(1, is_resumed=bool(tracker.output_ids))
+        self.check_capacity(1)
         if refusal := self.workers.size_refusal(len(tracker.prompt_ids), tracker.sampling.max_tokens):
             raise RequestTooLargeError(refusal)
         self._room.check_space(tracker)
 
-    def check_capacity(self, num_requests: int, *, is_resumed: bool = False) -> None:
-        """Raises OverloadedError or UnavailableError if `num_requests` more would be refused now.
-
-        Args:
-            is_resumed: True if another router had accepted them; they do not count as queued.
-        """
+    def check_capacity(self, num_requests: int) -> None:
+        """Raises OverloadedError or UnavailableError if `num_requests` more would be refused now."""
         if self._draining:
             raise UnavailableError(SHUTTING_DOWN)
         num_queued = self.num_queued + self.elsewhere.num_queued
-        if not is_resumed and num_queued + num_requests > self._config.max_queued_requests:
+        if num_queued + num_requests > self._config.max_queued_requests:
             raise OverloadedError(f"{num_queued} requests wait for their first token already; try again later")
         self._room.check_space()
+
+    def _set_age(self, tracker: RequestTracker) -> None:
+        """Only an admitted request uses up the head start of its stream."""
+        resumption = tracker.spec.resumption
+        if resumption is not None and self.head_starts.claim(resumption.state.stream_id):
+            tracker.arrival_ns = max(resumption.state.arrival_ns, tracker.arrival_ns - MAX_AGE_NS)
 
     def update_loads(self) -> None:
         for worker in self.workers:
@@ -243,7 +249,13 @@ class Router:
     def counts(self) -> RouterCounts:
         """Returns this router's load for the others, without API keys."""
         assigned = {w.worker_id: w.assigned_here for w in self.workers if w.assigned_here != NOTHING}
-        return RouterCounts(self.num_requests, self.num_queued, assigned=assigned, pid=os.getpid())
+        return RouterCounts(
+            self.num_requests,
+            self.num_queued,
+            assigned=assigned,
+            pid=os.getpid(),
+            head_starts=self.head_starts.recent(),
+        )
 
     # --- workers ---
 

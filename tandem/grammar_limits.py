@@ -2,8 +2,13 @@
 
 from llguidance import LLParserLimits
 
-# Bound a mask, for which a step waits, to about 4 ms; most take hundredths of a millisecond. The defaults allow 300 ms.
+# Bound a mask, for which a step waits, and the token after it, whose items the mask has parsed. Most take hundredths of
+# a millisecond, and the defaults allow 300 ms. Items that are found again do not count, so the masks of ambiguous
+# grammars grow up to 60 ms: MAX_MASK_CPU_S ends those outputs.
 LIMITS = LLParserLimits(max_items_in_row=2_000, step_lexer_fuel=40_000, step_max_items=5_000, max_lexer_states=20_000)
+# An output ends at its second mask in a row that takes longer, in seconds of a processor. Others take up to 8 ms.
+MAX_MASK_CPU_S = 0.02
+TOO_COSTLY = f"a token takes more than {1e3 * MAX_MASK_CPU_S:g} ms of a processor; make the grammar less ambiguous"
 # llguidance's errors quote the grammar and the parser's state.
 MAX_ERROR_LENGTH = 300
 

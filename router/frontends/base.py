@@ -16,7 +16,7 @@ from tandem.router.frontends.long_prompts import prefix_identities_in_turns
 from tandem.router.frontends.sampling import SEED_BITS, SamplingOptions, check_vocabulary, sampling_params
 from tandem.router.requests.request_spec import RequestSpec, TokenizedPrompt
 from tandem.router.resumption import PARAM as RESUME_PARAM
-from tandem.router.resumption import KeptStream, ResumeState, Resumption, Sealer, prompt_digest
+from tandem.router.resumption import OutputProof, ResumeState, Resumption, Sealer, new_stream_id, prompt_digest
 from tandem.router.router import Router
 from tandem.router.text.chat import Chat
 from tandem.router.text.generation_config import SamplingDefaults
@@ -36,7 +36,6 @@ PROMPT_LOGPROB_BYTES = 100
 KNOWN_ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
 # Each takes a rendering or two.
 MAX_OTHER_ROLES = 8
-MAX_RESUMED_AGE_NS = 10 * 10**9
 PromptInput = str | Sequence[int] | list[dict[str, str]] | Chat
 
 
@@ -80,11 +79,8 @@ class Frontend:
         return replace(self.router.counts(), num_requests_by_key=self.access.num_requests_by_key())
 
     @contextmanager
-    def admission(self, key: str, num_outputs: int = 1, *, is_resumed: bool = False) -> Iterator[None]:
+    def admission(self, key: str, num_outputs: int = 1) -> Iterator[None]:
         """Admits a request before tokenizing, which takes time too.
-
-        Args:
-            is_resumed: whether it claims to resume a request; `begin` checks that.
 
         Raises InvalidRequestError: too many outputs for any time; OverloadedError; UnavailableError: draining.
         """
@@ -93,7 +89,7 @@ class Frontend:
             raise InvalidRequestError(
                 f"{num_outputs} outputs are more than the {min(limits)} requests that may be in hand at once", "n"
             )
-        self.router.check_capacity(num_outputs, is_resumed=is_resumed)
+        self.router.check_capacity(num_outputs)
         with self.access.hold(key, num_outputs):
             yield
 
@@ -233,7 +229,8 @@ class Frontend:
             with mistakes_in(RESUME_PARAM):
                 spec = self._resumed(spec, spec.resumption)
         if spec.kept is not None:
-            spec = replace(spec, resume_token=self._sealer.seal(_state_of(spec, spec.kept)))
+            stream_id, digest = bytes.fromhex(spec.kept.record_id), spec.kept.body_digest
+            spec = replace(spec, resume_token=self._sealer.seal(_state_of(spec, stream_id, digest)))
         return [self._generation(_output_of(spec, number)) for number in range(num_outputs)]
 
     def _generation(self, spec: RequestSpec) -> Generation:
@@ -241,24 +238,31 @@ class Frontend:
         output = OutputText(self.tokenizer, sampling.stop_token_ids, spec.stop, sampling.min_tokens, spec.marks)
         return Generation(self.router, self.access, self.router.make_tracker(spec), output)
 
-    def resume_token(self, spec: RequestSpec) -> bytes:
-        return self._sealer.seal(_state_of(spec))
+    def resume_token(self, spec: RequestSpec, request_digest: bytes) -> tuple[bytes, OutputProof]:
+        """Returns the token of a new stream, and the proof of its tokens, which begins with a resumed output."""
+        token = self._sealer.seal(_state_of(spec, new_stream_id(), request_digest))
+        return token, self._sealer.proof(token, spec.resumption.token_ids if spec.resumption is not None else ())
 
     def open_resume_token(self, token: bytes, key: str) -> ResumeState:
         """Raises InvalidRequestError: the token belongs to another key or cluster."""
-        return self._sealer.open(token, key_digest(key))
+        return self._sealer.open(token, bytes.fromhex(key_digest(key)))
+
+    def new_stream_name(self, key: str) -> str:
+        return self._sealer.new_name(bytes.fromhex(key_digest(key)))
+
+    def knows_stream_name(self, name: str, key: str) -> bool:
+        return self._sealer.knows_name(name, bytes.fromhex(key_digest(key)))
+
+    def check_output_proof(self, token: bytes, token_ids: Sequence[int], proof: bytes) -> None:
+        """Raises InvalidRequestError."""
+        self._sealer.check_proof(token, token_ids, proof)
 
     def _resumed(self, spec: RequestSpec, resumption: Resumption) -> RequestSpec:
-        state = self.open_resume_token(resumption.token, spec.key)
         max_tokens = spec.sampling.max_tokens
-        if prompt_digest(spec.prompt.token_ids) != state.prompt_digest:
-            raise ValueError("the resume token belongs to a request with another prompt")
         if not 1 <= len(resumption.token_ids) <= max_tokens:
             raise ValueError(f"a request of {max_tokens} output tokens cannot have {len(resumption.token_ids)} of them")
         check_vocabulary(self.tokenizer, resumption.token_ids)
-        # Otherwise a reused old token would overtake the whole queue.
-        arrival_ns = max(state.arrival_ns, now_ns() - MAX_RESUMED_AGE_NS)
-        return replace(spec, sampling=spec.sampling.with_seed(state.seed), arrival_ns=arrival_ns)
+        return replace(spec, sampling=spec.sampling.with_seed(resumption.state.seed))
 
     def _checked_ids(self, token_ids: Sequence[Any]) -> list[int]:
         self._prompts.check_num_tokens(len(token_ids))
@@ -283,14 +287,16 @@ def _output_of(spec: RequestSpec, number: int) -> RequestSpec:
     return replace(spec, sampling=spec.sampling.with_seed(seed).without_prompt_logprobs())
 
 
-def _state_of(spec: RequestSpec, kept: KeptStream | None = None) -> ResumeState:
-    """Args: kept: None: the client has the output's tokens itself."""
+def _state_of(spec: RequestSpec, stream_id: bytes, request_digest: bytes) -> ResumeState:
+    resumption, kept = spec.resumption, spec.kept
     return ResumeState(
         spec.sampling.seed,
-        spec.arrival_ns or spec.prompt.moments[RECEIVED],
-        prompt_digest(spec.prompt.token_ids),
-        key_digest(spec.key),
-        *((kept.body_digest, kept.answer_id, kept.created) if kept is not None else ()),
+        resumption.state.arrival_ns if resumption is not None else spec.prompt.moments[RECEIVED],
+        stream_id,
+        bytes.fromhex(key_digest(spec.key)),
+        request_digest,
+        # Over gRPC, the request's digest includes the prompt.
+        *((prompt_digest(spec.prompt.token_ids), kept.answer_id, kept.created) if kept is not None else ()),
     )
 
 

@@ -1,6 +1,7 @@
 """The gRPC frontend: tandem.v1.Inference."""
 
 import asyncio
+import hashlib
 from array import array
 from collections.abc import Coroutine
 from contextlib import ExitStack
@@ -34,7 +35,7 @@ from tandem.router.requests.client_ids import (
 )
 from tandem.router.requests.prompt_logprobs import PromptLogprobs
 from tandem.router.requests.request_spec import RequestSpec
-from tandem.router.resumption import Resumption
+from tandem.router.resumption import DIGEST_BYTES, PARAM, OutputProof, Resumption
 from tandem.router.text.structured_output import StructuredOutput, choices
 from tandem.rpc.auth import AuthInterceptor
 from tandem.rpc.codec import LOGPROBS_CODEC, STATS_CODEC
@@ -77,11 +78,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         context.set_trailing_metadata(trailer)
         try:
             with ExitStack() as held:
-                generation = await self._begin(request, request_id, context, held)
+                generation, digest = await self._begin(request, request_id, context, held)
                 held.enter_context(generation)
                 # Sent with the first tokens: a call that breaks earlier can be sent again.
-                resume_token = self._frontend.resume_token(generation.tracker.spec)
-                responses = _Responses(request.request_id, generation, resume_token)
+                resume_token, proof = self._frontend.resume_token(generation.tracker.spec, digest)
+                responses = _Responses(request.request_id, generation, resume_token, proof)
 
                 def write(piece: Piece) -> Coroutine[Any, Any, None]:
                     scored = responses.take_scored(piece)
@@ -135,8 +136,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     async def _begin(
         self, request: pb.GenerateRequest, request_id: str, context: grpc.aio.ServicerContext, held: ExitStack
-    ) -> Generation:
-        """Args: held: keeps the request's bytes counted as in hand. Raises RequestError."""
+    ) -> tuple[Generation, bytes]:
+        """Returns the generation and the request's digest.
+
+        Args:
+            held: keeps the request's bytes counted as in hand.
+
+        Raises RequestError.
+        """
         frontend = self._frontend
         with frontend.refusals_counted(request_id):
             if isinstance(request, Malformed):
@@ -146,7 +153,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             hold = held.enter_context(frontend.access.hold_bytes(key))
             hold(request.ByteSize())
             frontend.check_model(request.model)
-            with frontend.admission(key, is_resumed=request.HasField("resume")):
+            digest = _digest(request)
+            resumption = _resumption(frontend, request.resume, key, digest) if request.HasField("resume") else None
+            with frontend.admission(key):
                 namespace = frontend.cache_namespace(key, request.cache_namespace)
                 prompt = await frontend.tokenize(_prompt(request, frontend), namespace)
                 # Without keys, the peer's address without its port.
@@ -162,10 +171,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 session_id=request.session_id,
                 priority=request.priority,
                 stop=options.stop,
-                resumption=_resumption(request.resume) if request.HasField("resume") else None,
+                resumption=resumption,
             )
             [generation] = frontend.begin(spec)
-            return generation
+            return generation, digest
 
 
 def _router_statuses(frontend: Frontend) -> list[pb.RouterStatus]:
@@ -215,8 +224,27 @@ def _prompt(request: pb.GenerateRequest, frontend: Frontend) -> PromptInput:
     raise InvalidRequestError("a prompt is needed: text, token_ids or chat")
 
 
-def _resumption(resume: pb.Resume) -> Resumption:
-    return Resumption(resume.token, tuple(resume.token_ids), resume.num_characters)
+def _resumption(frontend: Frontend, resume: pb.Resume, key: str, digest: bytes) -> Resumption:
+    """Raises InvalidRequestError, before the prompt is tokenized."""
+    state = frontend.open_resume_token(resume.token, key)
+    if state.request_digest != digest:
+        raise InvalidRequestError(
+            "the resume token belongs to another request: send the same prompt, sampling, structured_output, priority, "
+            "cache_namespace, session_id and model",
+            PARAM,
+        )
+    token_ids = tuple(resume.token_ids)
+    frontend.check_output_proof(resume.token, token_ids, resume.proof)
+    return Resumption(state, token_ids, resume.num_characters)
+
+
+def _digest(request: pb.GenerateRequest) -> bytes:
+    """Ties a resume token to its request, up to the name that the client gives to a try."""
+    fields = pb.GenerateRequest()
+    fields.CopyFrom(request)
+    fields.ClearField("resume")
+    fields.ClearField("request_id")
+    return hashlib.blake2b(fields.SerializeToString(deterministic=True), digest_size=DIGEST_BYTES).digest()
 
 
 def _structured_output(request: pb.GenerateRequest) -> StructuredOutput | None:
@@ -251,17 +279,22 @@ def _options(params: pb.SamplingParams, grammar: str) -> SamplingOptions:
 
 
 class _Responses:
-    def __init__(self, request_id: str, generation: Generation, resume_token: bytes) -> None:
+    def __init__(self, request_id: str, generation: Generation, resume_token: bytes, proof: OutputProof) -> None:
         self._request_id = request_id
         self._generation = generation
         self._resume_token = resume_token
+        self._proof = proof
 
     def next(self, piece: Piece) -> pb.GenerateResponse:
         if piece.finish_reason:
             return _last_response(self._request_id, piece, self._generation)
         if not (self._resume_token or piece.logprobs):
             return pb.GenerateResponse(
-                request_id=self._request_id, index=piece.index, token_ids=piece.token_ids, text=piece.text
+                request_id=self._request_id,
+                index=piece.index,
+                token_ids=piece.token_ids,
+                text=piece.text,
+                resume_proof=self._proof.add(piece.token_ids),
             )
         resume_token, self._resume_token = self._resume_token, b""
         return pb.GenerateResponse(
@@ -271,6 +304,7 @@ class _Responses:
             text=piece.text,
             logprobs=map(LOGPROBS_CODEC.encode, piece.logprobs) if piece.logprobs else None,
             resume_token=resume_token,
+            resume_proof=self._proof.add(piece.token_ids),
         )
 
     def take_scored(self, piece: Piece) -> PromptLogprobs | None:

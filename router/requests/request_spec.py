@@ -36,7 +36,6 @@ class RequestSpec:
         session_id: the client's name of the conversation.
         marks: special tokens that appear in the text, by id.
         kept: the workers' record, for a client that resumes with text alone.
-        arrival_ns: arrival at the first router; 0: the time of receipt.
         resume_token: kept by workers with the record (router/resumption.py).
     """
 
@@ -51,7 +50,6 @@ class RequestSpec:
     trace_context: TraceContext | None = field(default_factory=current_trace_context.get)
     resumption: Resumption | None = None
     kept: KeptStream | None = None
-    arrival_ns: int = 0
     resume_token: bytes = b""
 
     @property

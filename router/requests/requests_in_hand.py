@@ -8,7 +8,7 @@ from tandem.router.requests.active_request import ActiveRequest
 class RequestsInHand:
     """
     Attributes:
-        num_queued: requests that wait for their first token.
+        num_queued: requests that wait for their first token here, resumed ones included.
     """
 
     def __init__(self) -> None:
@@ -36,9 +36,8 @@ class RequestsInHand:
     def add(self, request: ActiveRequest) -> None:
         request_id = request.tracker.request_id
         self._all[request_id] = self._unfinished[request_id] = request
-        # A resumed request has queued before.
-        request.is_queued = not request.tracker.output_ids
-        self.num_queued += request.is_queued
+        request.is_queued = True
+        self.num_queued += 1
 
     def remove(self, request: ActiveRequest) -> None:
         self._mark_answered(request)

@@ -40,6 +40,7 @@ class RequestTracker:
     """A Generation owns it, and the router changes it.
 
     Attributes:
+        arrival_ns: age at the workers' queues; earlier than RECEIVED if a resumed request keeps its stream's age.
         attempt: current attempt; messages of any other have no effect.
         output_ids: tokens passed on so far; each index exactly once, in order.
         output_logprobs: log probabilities of output_ids; empty if not asked for.
@@ -55,6 +56,7 @@ class RequestTracker:
     # Copies, because `sampling` is read for every token.
     prompt_ids: tuple[int, ...] = field(init=False)
     sampling: SamplingParams = field(init=False)
+    arrival_ns: int = field(init=False)
     state: RequestState = RequestState.WAITING
     attempt: int = -1
     placed: Placed | None = None
@@ -84,6 +86,7 @@ class RequestTracker:
         spec = self.spec
         self.prompt_ids, self.sampling = spec.prompt.token_ids, spec.sampling
         self.moments = dict(spec.prompt.moments)
+        self.arrival_ns = self.moments.get(RECEIVED, 0)
         self.output_ids = list(spec.resumption.token_ids) if spec.resumption is not None else []
         if self.sampling.num_logprobs is not None:
             # The client has them.
@@ -120,7 +123,6 @@ class RequestTracker:
             # A chunk's log probabilities are sent once, so the next attempt computes all of them.
             self.prompt_logprobs = PromptLogprobs(len(self.prompt_ids))
         spec = self.spec
-        arrival_ns = spec.arrival_ns or self.moments.get(RECEIVED, 0)
         return (
             Admit(
                 self.request_id,
@@ -129,7 +131,7 @@ class RequestTracker:
                 output_ids,
                 without,
                 admit_duration_s,
-                arrival_ns,
+                self.arrival_ns,
                 spec.priority,
                 spec.cache_namespace,
                 spec.record_id,
@@ -142,7 +144,7 @@ class RequestTracker:
                 output_ids,
                 self.sampling if self.lacks_prompt_logprobs else without,
                 decode_worker_id,
-                arrival_ns,
+                self.arrival_ns,
                 spec.priority,
                 spec.cache_namespace,
                 spec.record_id,

@@ -55,9 +55,7 @@ class GrammarCheck:
             )
         with process:
             try:
-                output, _ = process.communicate(
-                    json.dumps([self.kind, self.content, self._closes_objects]).encode(), TIMEOUT_S
-                )
+                output, _ = process.communicate(asked.encode(), TIMEOUT_S)
             except subprocess.TimeoutExpired as error:
                 process.kill()
                 raise ValueError(TOO_MUCH) from error

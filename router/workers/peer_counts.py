@@ -1,7 +1,7 @@
 """Loads reported by the other routers, so that limits and loads apply to the whole cluster."""
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ class RouterCounts:
     """
     Attributes:
         num_queued: requests without a first token.
+        head_starts: ids of streams whose head start was used up there lately.
         num_requests_by_key: requests by digest of the API key; empty if keys have no limits.
     """
 
@@ -41,15 +42,20 @@ class RouterCounts:
     num_requests_by_key: Mapping[str, int] = field(default_factory=dict)
     assigned: Mapping[str, AssignedLoad] = field(default_factory=dict)
     pid: int = 0
+    head_starts: Sequence[bytes] = ()
 
 
 class PeerCounts:
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], learn: Callable[[Sequence[bytes]], None] | None = None) -> None:
+        """Args: learn: gets each router's head_starts."""
         self._clock = clock
+        self._learn = learn
         self._counts: dict[str, tuple[float, RouterCounts]] = {}
 
     def record(self, router_id: str, counts: RouterCounts) -> None:
         self._counts[router_id] = self._clock(), counts
+        if self._learn is not None and counts.head_starts:
+            self._learn(counts.head_starts)
 
     def forget(self, router_id: str) -> None:
         self._counts.pop(router_id, None)

@@ -25,7 +25,7 @@ class StreamProgress:
         self._deadline = None if timeout_s is None else clock() + timeout_s
         # Time of the first break since the last message.
         self._broken_since: float | None = None
-        self._token = b""
+        self._token = self._proof = b""
         self._token_ids: list[int] = []
         self._num_characters = 0
 
@@ -38,6 +38,7 @@ class StreamProgress:
         request.resume.token = self._token
         request.resume.token_ids.extend(self._token_ids)
         request.resume.num_characters = self._num_characters
+        request.resume.proof = self._proof
         return request
 
     def time_left(self) -> float | None:
@@ -46,6 +47,7 @@ class StreamProgress:
     def add(self, response: pb.GenerateResponse) -> None:
         self._broken_since = None
         self._token = response.resume_token or self._token
+        self._proof = response.resume_proof or self._proof
         self._token_ids += response.token_ids
         self._num_characters += len(response.text)
 

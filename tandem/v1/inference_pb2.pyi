@@ -65,14 +65,16 @@ class Choices(_message.Message):
     def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("token", "token_ids", "num_characters")
+    __slots__ = ("token", "token_ids", "num_characters", "proof")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_CHARACTERS_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     token: bytes
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_characters: int
-    def __init__(self, token: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_characters: _Optional[int] = ...) -> None: ...
+    proof: bytes
+    def __init__(self, token: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_characters: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -172,7 +174,7 @@ class PromptLogprobs(_message.Message):
     def __init__(self, logprobs: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., num_top: _Optional[int] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "index", "token_ids", "text", "logprobs", "finish_reason", "usage", "phases", "handover", "resume_token", "prompt_logprobs", "clock_uncertainty_ms")
+    __slots__ = ("request_id", "index", "token_ids", "text", "logprobs", "finish_reason", "usage", "phases", "handover", "resume_token", "prompt_logprobs", "clock_uncertainty_ms", "resume_proof")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +187,7 @@ class GenerateResponse(_message.Message):
     RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CLOCK_UNCERTAINTY_MS_FIELD_NUMBER: _ClassVar[int]
+    RESUME_PROOF_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     index: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -197,7 +200,8 @@ class GenerateResponse(_message.Message):
     resume_token: bytes
     prompt_logprobs: PromptLogprobs
     clock_uncertainty_ms: float
-    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., handover: _Optional[_Union[HandoverSummary, _Mapping]] = ..., resume_token: _Optional[bytes] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., clock_uncertainty_ms: _Optional[float] = ...) -> None: ...
+    resume_proof: bytes
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., handover: _Optional[_Union[HandoverSummary, _Mapping]] = ..., resume_token: _Optional[bytes] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., clock_uncertainty_ms: _Optional[float] = ..., resume_proof: _Optional[bytes] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens")

@@ -882,6 +882,36 @@ SHOWN_APART = {
             status=429,
             code="overloaded",
         ),
+        Row("made-up resume token", "the resume token is malformed: send it as the router gave it", b""),
+        Row("resume token of another cluster", "the resume token is from another cluster", b""),
+        Row("resume token of another key", "the resume token belongs to another API key", b""),
+        Row(
+            "resume token of another request",
+            "the resume token belongs to another request: send the same prompt, sampling, structured_output, priority, "
+            "cache_namespace, session_id and model",
+            b"",
+        ),
+        Row(
+            "made-up output to resume",
+            "the proof is not of these tokens: send the last resume_token and resume_proof of the stream, and all "
+            "tokens so far",
+            b"",
+        ),
+        Row("malformed event id", "Last-Event-ID is not an event id of this server", http={}, param="Last-Event-ID"),
+        Row(
+            "event id of another stream or key",
+            "nothing is known of this stream: begin again, without the header",
+            http={},
+            status=404,
+            code="stream_not_found",
+            param="Last-Event-ID",
+        ),
+        Row(
+            "event id of another body",
+            "the stream belongs to another request: send the same body again",
+            http={},
+            param="Last-Event-ID",
+        ),
         Row(
             "no worker",
             "no prefill and no decode worker is connected; nobody came within 2 s",

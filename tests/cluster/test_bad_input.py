@@ -3,7 +3,7 @@
 import contextlib
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import grpc
 import openai
@@ -91,6 +91,67 @@ def test_key_is_required(tiny_keyed: ServedCluster, raw_keyed: RawGrpc, name: st
     for key in API_KEYS:
         assert raw_keyed.generate(good_grpc(tiny_keyed), key)[-1].finish_reason
         assert post(tiny_keyed, json.dumps(GOOD).encode(), key=key).status == 200
+
+
+def test_only_what_was_sent_is_resumed(tiny_keyed: ServedCluster, raw_keyed: RawGrpc) -> None:
+    own, other = API_KEYS
+    asked = tiny_keyed.request([104, 105], max_tokens=6, ignore_eos=True)
+    responses = raw_keyed.generate(asked.SerializeToString(), own)
+    told = [response for response in responses if response.token_ids]
+    resume = pb.Resume(
+        token=next(response.resume_token for response in told if response.resume_token),
+        token_ids=[i for response in told[:-1] for i in response.token_ids],
+        num_characters=sum(len(response.text) for response in told[:-1]),
+        proof=told[-2].resume_proof,
+    )
+
+    def resumed(token: bytes = resume.token, token_ids: Sequence[int] = resume.token_ids, priority: int = 0) -> bytes:
+        again = pb.GenerateRequest()
+        again.CopyFrom(asked)
+        again.priority = priority
+        again.resume.CopyFrom(resume)
+        again.resume.token = token
+        again.resume.token_ids[:] = list(token_ids)
+        return again.SerializeToString()
+
+    rest = raw_keyed.generate(resumed(), own)
+    whole = [i for response in responses for i in response.token_ids]
+    assert [*resume.token_ids, *(i for response in rest for i in response.token_ids)] == whole
+    token_ids = list(resume.token_ids)
+    invented = [(token_ids[0] + 1) % 300, *token_ids[1:]]
+    refused = {
+        "made-up resume token": (resumed(token=b"made up"), own),
+        "resume token of another cluster": (resumed(token=bytes(len(resume.token))), own),
+        "resume token of another key": (resumed(), other),
+        "resume token of another request": (resumed(priority=1), own),
+        "made-up output to resume": (resumed(token_ids=invented), own),
+    }
+    for name, (request, key) in refused.items():
+        row = SHOWN_APART[name]
+        assert raw_keyed.refusal(request, key) == (row.grpc_code, row.message), name
+
+
+def test_only_own_event_ids_are_resumed(tiny_keyed: ServedCluster) -> None:
+    own, other = API_KEYS
+    asked = GOOD | {"stream": True, "max_tokens": 6}
+
+    def send(body: dict[str, object], key: str, event_id: str = "") -> HttpAnswer:
+        headers = {"content-type": JSON, "authorization": f"Bearer {key}"}
+        headers |= {"last-event-id": event_id} if event_id else {}
+        return http(tiny_keyed, "POST", COMPLETIONS, json.dumps(body).encode(), headers)
+
+    lines = send(asked, own).body.decode().splitlines()
+    event_ids = [line.removeprefix("id: ") for line in lines if line.startswith("id: ")]
+    rest = send(asked, own, event_ids[0]).body.decode().splitlines()
+    assert [line for line in rest if line.startswith("id: ")][-1] == f"id: {event_ids[-1]}"
+    made_up = f"{'A' * 22}.1.1"
+    for name, body, key, event_id in (
+        ("malformed event id", asked, own, "17"),
+        ("event id of another stream or key", asked, own, made_up),
+        ("event id of another stream or key", asked, other, event_ids[0]),
+        ("event id of another body", asked | {"max_tokens": 7}, own, event_ids[0]),
+    ):
+        assert_http_error(send(body, key, event_id), SHOWN_APART[name])
 
 
 def test_requests_per_key_are_limited(tiny_keyed: ServedCluster, raw_keyed: RawGrpc) -> None:

@@ -1,8 +1,10 @@
 """Structured outputs are valid and match a masked loop over transformers, even if workers die."""
 
+import itertools
 import json
 import random
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
 from tandem.client import TandemClient, make_request
+from tandem.client.progress import StreamProgress
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.router.text.grammar_check import WHITESPACE
 from tandem.v1 import inference_pb2 as pb
@@ -27,6 +30,7 @@ from tests.cluster.conftest import (
     Oracle,
     ServedCluster,
     random_ids,
+    wait_until,
 )
 from tests.cluster.random_schemas import random_schema
 
@@ -193,6 +197,54 @@ def test_worker_death_does_not_change_outputs(tiny_pd: ServedCluster, loop: Mask
 @pytest.mark.parametrize("worker_id", ["prefill-0", "decode-0"])
 def test_twenty_deaths_do_not_change_outputs(tiny_pd: ServedCluster, loop: MaskedLoop, worker_id: str) -> None:
     check_kills(tiny_pd, loop, worker_id, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_long_output_under_a_costly_grammar_resumes_beside_other_streams(tiny_pd: ServedCluster) -> None:
+    """All its tokens are followed again at both workers, thousandths of a second each."""
+    rules = "".join(f'rule_{i}: rule_{i} "a" | "a"\n' for i in range(600))
+    grammar = "start: " + " | ".join(f"rule_{i}" for i in range(600)) + "\n" + rules
+    length = 200
+    request = make_request(
+        [104, 105], max_tokens=length + 4, min_tokens=length + 4, structured_output={"grammar": grammar}
+    )
+    whole, progress = Answer(), StreamProgress(request, None)
+    for response in tiny_pd.client.generate(request, timeout_s=120.0):
+        whole.add(response)
+        if len(whole.token_ids) <= length and not response.finish_reason:
+            progress.add(response)
+    resumed = progress.next_request()
+    assert length - 20 < len(resumed.resume.token_ids) < len(whole.token_ids)
+    times: list[float] = []
+    stopping = threading.Event()
+
+    def stream() -> None:
+        with TandemClient(tiny_pd.cluster.addresses.grpc) as client:
+            while not stopping.is_set():
+                other = tiny_pd.request([1, 2, 3], max_tokens=400, ignore_eos=True)
+                for _ in client.generate(other, timeout_s=60.0):
+                    times.append(time.monotonic())
+
+    thread = threading.Thread(target=stream)
+    thread.start()
+    wait_until(lambda: len(times) > 50, 30.0, "the other stream runs")
+    began = time.monotonic()
+    rest: list[int] = []
+    ended: list[float] = []
+    try:
+        for response in tiny_pd.client.generate(resumed, timeout_s=120.0):
+            ended.append(time.monotonic())
+            rest += response.token_ids
+    finally:
+        stopping.set()
+        thread.join(60.0)
+    assert [*resumed.resume.token_ids, *rest] == whole.token_ids
+    took_s = ended[-1] - began
+    meanwhile = [moment for moment in times if began <= moment <= ended[-1]]
+    gap_s = max(b - a for a, b in itertools.pairwise([began, *meanwhile, ended[-1]]))
+    print(f"the resumed stream took {took_s:.2f} s, longest gap of the other {gap_s:.3f} s")
+    assert gap_s < took_s / 4
 
 
 @pytest.mark.parametrize(

@@ -28,13 +28,13 @@ class HttpRouter:
         settings = RouterConfig("nowhere", "fake", max_model_len, cluster_token="secret", api_keys=KEYS, **config)
         self.clock = FakeClock()
         self.router = Router(settings, FirstLeastLoaded(), self.clock)
-        self._frontend = Frontend(self.router, tokenizer, settings)
+        self.frontend = Frontend(self.router, tokenizer, settings)
         self.clock.advance(SETTLE_S)
 
     @functools.cached_property
     def app(self) -> Any:
         """Return the application, made on first use: it takes 0.1 s and most tests use one router."""
-        return make_app(self._frontend)
+        return make_app(self.frontend)
 
     def post(self, body: dict[str, Any], last_event_id: str = "", key: str = KEYS[0], path: str = "") -> "HttpCall":
         """Args: path: "": by the body."""

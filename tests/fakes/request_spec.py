@@ -5,7 +5,7 @@ from typing import Any
 
 from tandem.lifecycle import RECEIVED
 from tandem.router.requests.request_spec import RequestSpec, TokenizedPrompt
-from tandem.router.resumption import Resumption
+from tandem.router.resumption import ResumeState, Resumption
 from tandem.sampling_params import SamplingParams
 
 
@@ -28,5 +28,5 @@ def request_spec(
         tuple(prompt_ids), {RECEIVED: 1} if moments is None else moments, namespace=cache_namespace
     )
     if output_ids:
-        fields["resumption"] = Resumption(b"", output_ids, 0)
+        fields["resumption"] = Resumption(ResumeState(0, 1, b"stream", b"", b""), output_ids, 0)
     return RequestSpec(prompt, sampling or SamplingParams(5), **fields)

@@ -269,15 +269,15 @@ class _TokenizedChat:
 async def _tokenize(frontend: Frontend, plan: ChatPlan, request: Request) -> _TokenizedChat:
     body, state = plan.body, request.state
     key = state.key
-    with frontend.admission(key, body.n or 1, is_resumed=plan.last_event is not None):
-        recalled = await recall_stream(frontend, key, plan.last_event, state.hold)
+    with frontend.admission(key, body.n or 1):
+        recalled = await recall_stream(frontend, body, key, plan.last_event, state.hold)
         prompt = await frontend.tokenize(plan.prompt, frontend.cache_namespace(key, cache_namespace(body)), plan.cut)
         reading = read_from(frontend.output_format, plan, prompt)
         grammar = await checked_grammar(frontend, whole_structure(plan.calls.structure, reading), request)
     frontend.check_prompt_logprobs(len(prompt.token_ids), plan.wanted_logprobs.num_top, state.hold)
     stream = None
     if plan.is_resumable:
-        stream = make_stream(body, prompt, key, ChatAnswer.answer_id(state.request_id), recalled)
+        stream = make_stream(frontend, body, prompt, key, ChatAnswer.answer_id(state.request_id), recalled)
     check_num_prompt_tokens(frontend, [prompt], body.n)
     return _TokenizedChat(prompt, reading, grammar, stream)
 

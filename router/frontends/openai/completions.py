@@ -127,8 +127,8 @@ async def serve_completion(
         wanted = structured_output(body)
         resumable = is_resumable(body, options, len(inputs))
         last = last_event(last_event_id, is_resumable=resumable)
-        with frontend.admission(key, len(inputs) * (body.n or 1), is_resumed=last is not None):
-            recalled = await recall_stream(frontend, key, last, request.state.hold)
+        with frontend.admission(key, len(inputs) * (body.n or 1)):
+            recalled = await recall_stream(frontend, body, key, last, request.state.hold)
             options = replace(options, grammar=await checked_grammar(frontend, wanted, request))
             namespace = frontend.cache_namespace(key, cache_namespace(body))
             prompts = [await frontend.tokenize(prompt, namespace, cut) for prompt in inputs]
@@ -138,7 +138,7 @@ async def serve_completion(
         num_shown = num_tokens * (body.n or 1) * wanted_logprobs.num_forms
         frontend.check_prompt_logprobs(num_shown, wanted_logprobs.num_top, request.state.hold)
         answer_id = CompletionAnswer.answer_id(request_id)
-        stream = make_stream(body, prompts[0], key, answer_id, recalled) if resumable else None
+        stream = make_stream(frontend, body, prompts[0], key, answer_id, recalled) if resumable else None
         check_num_prompt_tokens(frontend, prompts, body.n)
         specs = [
             RequestSpec(

@@ -8,7 +8,6 @@ Recorded output keeps the old name; output of the new request has a new one.
 
 import hashlib
 import re
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,10 +18,11 @@ from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
 from tandem.router.frontends.sampling import SamplingOptions
 from tandem.router.requests.request_spec import TokenizedPrompt
-from tandem.router.resumption import KeptStream, ResumeState, Resumption, prompt_digest
+from tandem.router.resumption import DIGEST_BYTES, KeptStream, ResumeState, Resumption, prompt_digest
 
 HEADER = "Last-Event-ID"
-NAME_BYTES = 16
+UNKNOWN_STREAM = "nothing is known of this stream: begin again, without the header"
+ANOTHER_REQUEST = "the stream belongs to another request: send the same body again"
 # Memory of a token in a list.
 TOKEN_BYTES = 32
 _EVENT_ID = re.compile(r"([A-Za-z0-9_-]{22})\.([1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})(?:\.([12]))?")
@@ -107,11 +107,16 @@ def last_event(header: str | None, *, is_resumable: bool) -> EventId | None:
 
 
 async def recall_stream(
-    frontend: Frontend, key: str, last: EventId | None, hold: Callable[[int], None]
+    frontend: Frontend,
+    body: CompletionRequest | ChatCompletionRequest,
+    key: str,
+    last: EventId | None,
+    hold: Callable[[int], None],
 ) -> RecalledStream | None:
-    """Asks the workers for a stream.
+    """Asks the workers for a stream, before the prompt is tokenized.
 
     Raises:
+        InvalidRequestError: it belongs to a request with another body.
         UnknownStreamError: no worker knows it, or it belongs to another key.
         LostStreamError: less is left than the client has.
         UnavailableError: some workers have not answered, and the others know too little.
@@ -119,21 +124,30 @@ async def recall_stream(
     """
     if last is None:
         return None
-    found = await frontend.router.recalls.recall(record_id(last.name, key))
+    if not frontend.knows_stream_name(last.name, key):
+        raise UnknownStreamError(UNKNOWN_STREAM, HEADER)
+    name = record_id(last.name, key)
+    found = await frontend.router.recalls.recall(name)
     record = found.record
     if record is None or len(record.token_ids) < last.num_tokens:
         if not found.is_certain:
             raise UnavailableError("some workers have not answered for this stream; try again")
         if record is None:
-            raise UnknownStreamError("nothing is known of this stream: begin again, without the header", HEADER)
+            raise UnknownStreamError(UNKNOWN_STREAM, HEADER)
         raise LostStreamError("the end of this stream is lost: begin again, without the header", HEADER)
     # The body is small, and the record may be a thousand times larger.
     hold(TOKEN_BYTES * len(record.token_ids))
-    resumption = Resumption(record.resume_token, record.token_ids, last.num_characters, last.num_tokens)
-    return RecalledStream(last, frontend.open_resume_token(record.resume_token, key), resumption)
+    # Only workers write records. Its state names the record, so the tokens are those of this stream.
+    state = frontend.open_resume_token(record.resume_token, key)
+    if state.stream_id != bytes.fromhex(name):
+        raise UnknownStreamError("the record of this stream is another's: begin again, without the header", HEADER)
+    if state.request_digest != _body_digest(body):
+        raise InvalidRequestError(ANOTHER_REQUEST, HEADER)
+    return RecalledStream(last, state, Resumption(state, record.token_ids, last.num_characters, last.num_tokens))
 
 
 def make_stream(
+    frontend: Frontend,
     body: CompletionRequest | ChatCompletionRequest,
     prompt: TokenizedPrompt,
     key: str,
@@ -141,15 +155,19 @@ def make_stream(
     recalled: RecalledStream | None,
 ) -> ResumableStream:
     """Raises InvalidRequestError: this is not the recalled request."""
-    digest = hashlib.blake2b(body.model_dump_json(exclude=_PROMPT_FIELDS).encode(), digest_size=16).hexdigest()
     created = int(time.time())
     if recalled is not None:
         state = recalled.state
-        if (state.prompt_digest, state.body_digest) != (prompt_digest(prompt.token_ids), digest):
-            raise InvalidRequestError("the stream belongs to another request: send the same body again", HEADER)
+        if state.prompt_digest != prompt_digest(prompt.token_ids):
+            raise InvalidRequestError(ANOTHER_REQUEST, HEADER)
         answer_id, created = state.answer_id, state.created
-    name = secrets.token_urlsafe(NAME_BYTES)
-    return ResumableStream(KeptStream(record_id(name, key), digest, answer_id, created), name, recalled)
+    name = frontend.new_stream_name(key)
+    return ResumableStream(KeptStream(record_id(name, key), _body_digest(body), answer_id, created), name, recalled)
+
+
+def _body_digest(body: CompletionRequest | ChatCompletionRequest) -> bytes:
+    text = body.model_dump_json(exclude=_PROMPT_FIELDS)
+    return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 def record_id(name: str, key: str) -> str:

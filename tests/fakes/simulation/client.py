@@ -49,6 +49,8 @@ class SimClient:
         self._broken_since: float | None = None
         self.tokens: list[int] = []
         self._text = ""
+        # Number of tokens after each message with tokens, with token and proof.
+        self._ends: list[tuple[int, bytes, bytes]] = []
         self.router: SimRouter | None = None
         self.call: SimCall | None = None
         self.num_resumed = 0
@@ -103,12 +105,15 @@ class SimClient:
         """Break the stream, whatever the router is doing.
 
         Args:
-            num_tokens: received tokens to keep; None: all.
+            num_tokens: received tokens to keep, down to the end of a message; None: all.
         """
         if self.ended or self.call is None:
             return
         self._hang_up()
         if num_tokens is not None and num_tokens < len(self.tokens):
+            while self._ends and self._ends[-1][0] > num_tokens:
+                self._ends.pop()
+            num_tokens, self._progress._token, self._progress._proof = self._ends[-1] if self._ends else (0, b"", b"")
             self.tokens = self.tokens[:num_tokens]
             self._text = self._text_of(self.tokens)
             self._progress._token_ids = list(self.tokens)
@@ -135,6 +140,7 @@ class SimClient:
         self._text += response.text
         self._progress.add(response)
         if response.token_ids:
+            self._ends.append((len(self.tokens), self._progress._token, self._progress._proof))
             assert self.seeds, "a token is not what was sampled after those before it"
             assert self._text == self._text_of(self.tokens), "the text is not that of the tokens"
         if response.finish_reason:

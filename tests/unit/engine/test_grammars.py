@@ -169,6 +169,22 @@ def test_no_mask_takes_long(many_tokens: Grammars) -> None:
     assert "items" in ambiguous.error and len(ambiguous.error) <= 300
 
 
+def test_output_whose_masks_cost_too_much_ends_alone(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llguidance's limits do not count items that it finds again."""
+    ambiguous = ready(grammars.constraint(grammar_from("lark", 'start: e\ne: e e | e e e | "a"')))
+    cheap = ready(grammars.constraint(grammar_from("regex", "a+")))
+    other = ready(grammars.constraint(ambiguous.compiled.text))
+    assert other.matcher is not None
+    monkeypatch.setattr(module, "MAX_MASK_CPU_S", 0.002)
+    output: list[int] = []
+    while not ambiguous.error and len(output) < 250:
+        output += output_of("a")
+        grammars.follow([(constraint, output, 0) for constraint in (ambiguous, cheap)])
+        _, expected = allowed(grammars, ambiguous, cheap)
+        assert not cheap.error and expected == {IDS["a"], END, OTHER_END}
+    assert ambiguous.error == module.TOO_COSTLY and not ambiguous.may_do_better
+
+
 def test_output_outside_the_grammar_is_an_error(grammars: Grammars) -> None:
     constraint = ready(grammars.constraint(grammar_from("regex", "a")))
     constraint.follow(output_of("b"), 0)

@@ -1,7 +1,7 @@
 """Resuming at another router over gRPC, with scripted workers."""
 
 import asyncio
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -14,10 +14,18 @@ from tandem.sampling_params import TokenLogprobs
 from tandem.v1 import inference_pb2 as pb
 from tests.fakes.routing import RecordingPolicy
 from tests.fakes.scripted_worker import ScriptedWorker
-from tests.fakes.tokenizer import ByteTokenizer
+from tests.fakes.tokenizer import ByteTokenizer, Encoding
 from tests.unit.router.frontends.test_grpc import Context, Refused, first, tokens
 
 KEYS = ("first-key", "second-key")
+
+
+class CountingTokenizer(ByteTokenizer):
+    num_tokenized = 0
+
+    def tokenize(self, text: str, add_special_tokens: bool) -> Encoding:
+        self.num_tokenized += 1
+        return super().tokenize(text, add_special_tokens)
 
 
 class Replica:
@@ -30,7 +38,8 @@ class Replica:
         self.p = ScriptedWorker(self.router, "p", "prefill")
         self.d = ScriptedWorker(self.router, "d", "decode")
         self.p.link_to("d")
-        frontend = Frontend(self.router, ByteTokenizer(), RouterConfig("nowhere", "fake", 400, **config))  # type: ignore[arg-type]
+        self.tokenizer = CountingTokenizer()
+        frontend = Frontend(self.router, self.tokenizer, RouterConfig("nowhere", "fake", 400, **config))  # type: ignore[arg-type]
         self.service = InferenceService(frontend)
         self.responses: list[pb.GenerateResponse] = []
 
@@ -55,15 +64,34 @@ def request(**sampling: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(text="hi", request_id="mine", sampling=pb.SamplingParams(**sampling))
 
 
-def resumed(request: pb.GenerateRequest, token: bytes, token_ids: Any, num_characters: int) -> pb.GenerateRequest:
+class Held(NamedTuple):
+    """A client's token, and its proofs by the number of tokens."""
+
+    token: bytes
+    proofs: dict[int, bytes]
+
+
+def held(replica: Replica) -> Held:
+    token, proofs, num_tokens = b"", {}, 0
+    for response in replica.responses:
+        token = response.resume_token or token
+        num_tokens = max(num_tokens, response.index + len(response.token_ids))
+        if response.token_ids:
+            proofs[num_tokens] = response.resume_proof
+    return Held(token, proofs)
+
+
+def resumed(request: pb.GenerateRequest, held: Held, token_ids: Any, num_characters: int) -> pb.GenerateRequest:
     again = pb.GenerateRequest()
     again.CopyFrom(request)
-    again.resume.CopyFrom(pb.Resume(token=token, token_ids=list(token_ids), num_characters=num_characters))
+    token_ids = list(token_ids)
+    proof = held.proofs.get(len(token_ids), b"")
+    again.resume.CopyFrom(pb.Resume(token=held.token, token_ids=token_ids, num_characters=num_characters, proof=proof))
     return again
 
 
-async def begun(replica: Replica, asked: pb.GenerateRequest, output: bytes) -> bytes:
-    """Has a router send this much of an output; returns the resume token."""
+async def begun(replica: Replica, asked: pb.GenerateRequest, output: bytes) -> Held:
+    """Has a router send this much of an output, the first token alone."""
     call = await replica.start(asked)
     admit = replica.admit
     replica.p.say(first(admit.request_id, 0, 0, output[0]))
@@ -74,7 +102,7 @@ async def begun(replica: Replica, asked: pb.GenerateRequest, output: bytes) -> b
     await asyncio.gather(call, return_exceptions=True)
     given = [r.resume_token for r in replica.responses if r.resume_token]
     assert given == [replica.responses[0].resume_token], "once, with the first tokens"
-    return given[0]
+    return held(replica)
 
 
 def test_the_second_router_carries_on_from_what_the_client_has() -> None:
@@ -90,6 +118,8 @@ def test_the_second_router_carries_on_from_what_the_client_has() -> None:
         assert admit.sampling == one.admit.sampling
         assert admit.arrival_ns == one.admit.arrival_ns == two.p.of(Prefill)[-1].arrival_ns
         two.p.say(first(admit.request_id, 0, 5, ord(",")))
+        for _ in range(5):
+            await asyncio.sleep(0)
         two.d.say(tokens(admit.request_id, 0, 5, b", yo"))
         two.d.say(Finished(admit.request_id, 0, "length", 9, 0, 1))
         await call
@@ -97,13 +127,18 @@ def test_the_second_router_carries_on_from_what_the_client_has() -> None:
         assert two.responses[0].index == 5 and two.responses[0].request_id == "mine"
         last = two.responses[-1]
         assert (last.finish_reason, last.usage.completion_tokens) == (pb.FINISH_REASON_LENGTH, 9)
-        # It can be resumed again, with either token.
-        again = two.responses[0].resume_token
-        for sealed in (token, again):
-            three = Replica()
-            call = await three.start(resumed(asked, sealed, b"Hello, y", 8))
-            assert three.admit.sampling == one.admit.sampling and three.admit.arrival_ns == one.admit.arrival_ns
-            call.cancel()
+        # It can be resumed again, with the last token and proof.
+        three = Replica()
+        call = await three.start(resumed(asked, held(two), b"Hello, yo", 9))
+        await call
+        assert three.responses[-1].usage.completion_tokens == 9
+        four = Replica()
+        again = held(two)
+        before = b"Hello, yo"[: min(again.proofs)]
+        call = await four.start(resumed(asked, again, before, len(before)))
+        assert four.admit.sampling == one.admit.sampling and four.admit.arrival_ns == one.admit.arrival_ns
+        assert bytes(four.admit.output_ids) == before
+        call.cancel()
 
     asyncio.run(scenario())
 
@@ -162,7 +197,7 @@ def test_log_probabilities_stay_with_their_tokens() -> None:
         for _ in range(5):
             await asyncio.sleep(0)
         call.cancel()
-        call = await two.start(resumed(asked, one.responses[0].resume_token, b"a", 1))
+        call = await two.start(resumed(asked, held(one), b"a", 1))
         two.p.say(first(two.admit.request_id, 0, 1, ord("b"), TokenLogprobs(-2.0)))
         for _ in range(5):
             await asyncio.sleep(0)
@@ -176,25 +211,116 @@ def test_log_probabilities_stay_with_their_tokens() -> None:
     ("change", "message"),
     [
         ({"key": KEYS[1]}, "another API key"),
-        ({"text": "ho"}, "another prompt"),
+        ({"fields": {"text": "ho"}}, "another request"),
+        ({"fields": {"priority": 1}}, "another request"),
+        ({"fields": {"cache_namespace": "other"}}, "another request"),
+        ({"fields": {"session_id": "other"}}, "another request"),
+        ({"fields": {"sampling": pb.SamplingParams(max_tokens=10)}}, "another request"),
+        ({"fields": {"structured_output": pb.StructuredOutput(regex="a*")}}, "another request"),
         ({"token": b"made up"}, "the resume token is malformed"),
-        ({"token_ids": []}, "cannot have 0"),
-        ({"token_ids": [65] * 10}, "cannot have 10"),
-        ({"token_ids": [256]}, "outside the vocabulary"),
+        ({"token": b""}, "the resume token is malformed"),
+        ({"token": b"x" * 2000}, "the resume token is malformed"),
+        ({"token_ids": []}, "the proof is not of these tokens"),
+        ({"token_ids": [65] * 10}, "the proof is not of these tokens"),
+        ({"token_ids": b"Hi"}, "the proof is not of these tokens"),
+        ({"token_ids": b"H"}, "the proof is not of these tokens"),
+        ({"token_ids": b"eH"}, "the proof is not of these tokens"),
+        ({"token_ids": [256]}, "the proof is not of these tokens"),
+        ({"proof": b""}, "the proof is not of these tokens"),
+        ({"proof": bytes(16)}, "the proof is not of these tokens"),
         ({"cluster_token": "another cluster's"}, "from another cluster"),
     ],
 )
 def test_nobody_goes_on_with_what_is_not_theirs(change: dict[str, Any], message: str) -> None:
     async def scenario() -> None:
         asked = request(max_tokens=9)
-        token = await begun(Replica(), asked, b"He")
+        had = await begun(Replica(), asked, b"He")
+        assert 2 in had.proofs
         two = Replica(change.get("cluster_token", "secret"))
-        again = resumed(asked, change.get("token", token), change.get("token_ids", b"He"), 2)
-        again.text = change.get("text", again.text)
+        again = resumed(asked, had, b"He", 2)
+        again.MergeFrom(pb.GenerateRequest(**change.get("fields", {})))
+        for name in change.keys() & {"token", "proof"}:
+            setattr(again.resume, name, change[name])
+        if "token_ids" in change:
+            again.resume.token_ids[:] = list(change["token_ids"])
         call = await two.start(again, change.get("key", KEYS[0]))
         with pytest.raises(Refused) as refused:
             await call
+        assert not two.tokenizer.num_tokenized, "an invalid token costs no tokenizing"
         assert refused.value.args[0] == "INVALID_ARGUMENT" and message in refused.value.args[1]
         assert two.router.num_requests == 0 and two.d.of(Admit) == []
+
+    asyncio.run(scenario())
+
+
+def test_no_output_is_of_use_to_another_request_of_the_same_prompt() -> None:
+    async def scenario() -> None:
+        asked = request(max_tokens=9, temperature=1.0)
+        one, two = [await begun(Replica(), asked, output) for output in (b"He", b"Ho")]
+        other = resumed(asked, Held(one.token, two.proofs), b"Ho", 2)
+        with pytest.raises(Refused, match="the proof is not of these tokens"):
+            await (await Replica().start(other))
+
+    asyncio.run(scenario())
+
+
+def test_a_resumed_request_counts_as_queued_until_its_next_token() -> None:
+    async def scenario() -> None:
+        asked = request(max_tokens=9)
+        had = await begun(Replica(), asked, b"He")
+        two = Replica(max_queued_requests=1)
+        call = await two.start(resumed(asked, had, b"He", 2))
+        assert two.router.num_queued == 1
+        with pytest.raises(Refused, match="1 requests wait for their first token already"):
+            await (await two.start(resumed(asked, had, b"He", 2)))
+        two.p.say(first(two.admit.request_id, 0, 2, ord("y")))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert two.router.num_queued == 0
+        call.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_a_replayed_token_passes_no_queue_and_ages_once() -> None:
+    async def scenario() -> None:
+        asked = request(max_tokens=9)
+        one = Replica()
+        had = await begun(one, asked, b"He")
+        two = Replica(max_queued_requests=2)
+        calls = [await two.start(resumed(asked, had, b"He", 2)) for _ in range(500)]
+        admits = two.d.of(Admit)
+        assert len(admits) == 2, "one old token was admitted with the queue full"
+        assert admits[0].arrival_ns == one.admit.arrival_ns
+        assert admits[1].arrival_ns > admits[0].arrival_ns
+        refused = [call for call in calls if call.done()]
+        assert len(refused) == 498
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        # The first attempt keeps its age in further attempts, and other routers learn of it.
+        three = Replica()
+        three.router.elsewhere.record("r2", two.router.counts())
+        call = await three.start(resumed(asked, had, b"He", 2))
+        assert three.admit.arrival_ns > admits[1].arrival_ns
+        call.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_a_refused_resumption_keeps_its_head_start() -> None:
+    async def scenario() -> None:
+        asked = request(max_tokens=9)
+        one = Replica()
+        had = await begun(one, asked, b"He")
+        two = Replica(max_queued_requests=1)
+        waiting = await two.start(asked)
+        with pytest.raises(Refused):
+            await (await two.start(resumed(asked, had, b"He", 2)))
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        call = await two.start(resumed(asked, had, b"He", 2))
+        assert two.admit.arrival_ns == one.admit.arrival_ns
+        call.cancel()
 
     asyncio.run(scenario())

@@ -14,7 +14,8 @@ def test_who_waits_for_a_first_token_is_counted_until_it_comes_or_nothing_does()
     answered, ended, left, resumed = (new_request(n, output_ids=(7,) if n == 3 else ()) for n in range(4))
     for request in (answered, ended, left, resumed):
         requests.add(request)
-    assert requests.num_queued == 3
+    assert requests.num_queued == 4
+    requests.mark_token(resumed)
     for _ in range(2):
         requests.mark_token(answered)
         assert requests.num_queued == 2

@@ -74,6 +74,7 @@ class ScriptedRouter(inference_pb2_grpc.InferenceServicer):
         start = len(request.resume.token_ids)
         assert list(request.resume.token_ids) == OUTPUT[:start]
         assert request.resume.num_characters == start
+        assert request.resume.proof == (f"proof of {start}".encode() if start else b"")
         for number, index in enumerate(range(start, len(OUTPUT))):
             if number == self.breaks_after:
                 threading.Thread(target=self.stop).start()
@@ -83,6 +84,7 @@ class ScriptedRouter(inference_pb2_grpc.InferenceServicer):
                 token_ids=[OUTPUT[index]],
                 text="x",
                 resume_token=f"token of {self._name}".encode() if index == start else b"",
+                resume_proof=f"proof of {index + 1}".encode(),
             )
         yield pb.GenerateResponse(index=len(OUTPUT), finish_reason=pb.FINISH_REASON_LENGTH)
 

@@ -10,13 +10,13 @@ import pytest
 from tandem.messages import Admit, Prefill
 from tandem.router import recalls
 from tandem.router.errors import InvalidRequestError
-from tandem.router.frontends.openai import streaming
+from tandem.router.frontends.openai import resumable, streaming
 from tandem.router.frontends.openai.resumable import EventId
 from tandem.router.recalls import MAX_RECALLS
 from tandem.router.text.tokenizer import Tokenizer
-from tests.fakes.http_cluster import KEYS, PROMPT, Event, HttpCluster, Stream
+from tests.fakes.http_cluster import KEYS, PROMPT, Event, HttpCluster, HttpRouter, Stream
 from tests.fakes.router_harness import run, settle
-from tests.fakes.tokenizer import ByteTokenizer
+from tests.fakes.tokenizer import ByteTokenizer, Encoding
 
 COMPLETION = {"prompt": PROMPT, "stream": True, "max_tokens": 9}
 CHAT = {"messages": [{"role": "user", "content": PROMPT}], "stream": True, "max_tokens": 9}
@@ -41,6 +41,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 class ChattyTokenizer(ByteTokenizer):
     def render_chat(self, messages: Any) -> str:
         return "".join(message["content"] for message in messages)
+
+
+class CountingTokenizer(ChattyTokenizer):
+    num_tokenized = 0
+
+    def tokenize(self, text: str, add_special_tokens: bool) -> Encoding:
+        self.num_tokenized += 1
+        return super().tokenize(text, add_special_tokens)
 
 
 def cluster_of(output: Any = OUTPUT, tokenizer: Any = None, **config: Any) -> HttpCluster:
@@ -249,6 +257,25 @@ def refusal(stream: Stream) -> tuple[int, str | None, str | None]:
     return stream.status, error["code"], error["param"]
 
 
+def forgotten(router: HttpRouter, key: str) -> str:
+    """Return an event id of a stream that no worker remembers."""
+    return f"{router.frontend.new_stream_name(key)}.1.1"
+
+
+def count_lookups(cluster: HttpCluster) -> list[str]:
+    """Return a list that gets the record id of each lookup at the second router."""
+    asked: list[str] = []
+    recalls_of_router = cluster.routers[1].router.recalls
+    recall = recalls_of_router.recall
+
+    async def counted(record_id: str) -> recalls.RecallResult:
+        asked.append(record_id)
+        return await recall(record_id)
+
+    recalls_of_router.recall = counted  # type: ignore[method-assign]
+    return asked
+
+
 NOT_FOUND = (404, "stream_not_found", "Last-Event-ID")
 
 
@@ -257,11 +284,12 @@ async def test_a_stranger_s_stream_is_as_unknown_as_one_that_never_was() -> None
     cluster = cluster_of()
     first = await begun(cluster, COMPLETION, 3)
     own, made_up = first.events[-1].id, f"{secrets.token_urlsafe(16)}.1.1"
+    num_asked = count_lookups(cluster)
     stranger = await cluster.routers[1].post(COMPLETION, own, key=KEYS[1]).finish()
     unknown = await cluster.routers[1].post(COMPLETION, made_up, key=KEYS[1]).finish()
     assert refusal(stranger) == refusal(unknown) == NOT_FOUND
     assert stranger.body == unknown.body
-    assert len(cluster.d.of(Admit)) == 1
+    assert len(cluster.d.of(Admit)) == 1 and not num_asked, "no worker is asked for a made-up name"
 
 
 @pytest.mark.parametrize(
@@ -346,13 +374,13 @@ async def test_a_worker_that_stands_still_holds_nobody_up_for_long() -> None:
 
 
 @run
-async def test_many_who_guess_are_bounded_and_leave_nothing() -> None:
+async def test_many_lookups_are_bounded_and_leave_nothing() -> None:
     cluster = cluster_of()
     first = await begun(cluster, COMPLETION, 5)
     router = cluster.routers[1]
     for worker in (cluster.p, cluster.d):
         worker.is_stopped = True
-    guesses = [router.post(COMPLETION, f"{secrets.token_urlsafe(16)}.1.1", KEYS[1]) for _ in range(4 * MAX_RECALLS)]
+    guesses = [router.post(COMPLETION, forgotten(router, KEYS[1]), KEYS[1]) for _ in range(4 * MAX_RECALLS)]
     refusals = [refusal(await guess.finish()) for guess in guesses]
     # The number of lookups in time depends on the machine; the first ones had their turn, the last ones not.
     num_asked = refusals.count((503, "unavailable", None))
@@ -360,21 +388,71 @@ async def test_many_who_guess_are_bounded_and_leave_nothing() -> None:
     assert refusals.count((429, "overloaded", None)) == 4 * MAX_RECALLS - num_asked
     for worker in (cluster.p, cluster.d):
         worker.is_stopped = False
-    guesses = [router.post(COMPLETION, f"{secrets.token_urlsafe(16)}.1.1", KEYS[1]) for _ in range(20)]
+    guesses = [router.post(COMPLETION, forgotten(router, KEYS[1]), KEYS[1]) for _ in range(20)]
     assert {refusal(await guess.finish()) for guess in guesses} == {NOT_FOUND}
     assert (len(cluster.p.records), len(cluster.d.records)) == (1, 1)
     assert (await resumed(cluster, COMPLETION, first.events[-1])).is_done
 
 
 @run
-async def test_it_passes_a_full_queue_as_it_had_a_place_there() -> None:
+async def test_it_waits_its_turn_at_a_full_queue() -> None:
     cluster = cluster_of(b"Hello, you", max_queued_requests=1)
     first = await begun(cluster, COMPLETION, 5)
     waiting = cluster.routers[1].post(COMPLETION)
     await settle()
-    assert (await cluster.routers[1].post(COMPLETION).finish()).status == 429
-    assert (await resumed(cluster, COMPLETION, first.events[-1])).text == ", yo"
+    answer = await cluster.routers[1].post(COMPLETION, first.events[-1].id).finish()
+    assert refusal(answer) == (429, "overloaded", None)
     await waiting.leave()
+    assert (await resumed(cluster, COMPLETION, first.events[-1])).text == ", yo"
+
+
+@run
+async def test_an_old_event_id_passes_no_queue_and_ages_once() -> None:
+    cluster = cluster_of(b"Hello, you", max_queued_requests=2)
+    first = await begun(cluster, COMPLETION, 5)
+    began = cluster.d.of(Admit)[0].arrival_ns
+    last = first.events[-1].id
+    for _ in range(2):
+        call = cluster.routers[1].post(COMPLETION, last)
+        await settle()
+        await call.leave()
+    calls = [cluster.routers[1].post(COMPLETION, last) for _ in range(100)]
+    await settle()
+    admits = cluster.d.of(Admit)[1:]
+    assert cluster.routers[1].router.num_queued == 2 and len(admits) == 4
+    # The first one is as old as the stream; the others are as old as they are.
+    assert admits[0].arrival_ns == began < min(admit.arrival_ns for admit in admits[1:])
+    for call in calls:
+        await call.leave()
+
+
+@pytest.mark.parametrize("change", [{"max_tokens": 8}, {"temperature": 0.5}, {"priority": 1}, {"cache_salt": "other"}])
+def test_another_body_costs_no_tokenizing(change: dict[str, Any]) -> None:
+    @run
+    async def scenario() -> None:
+        tokenizer = CountingTokenizer()
+        cluster = cluster_of(b"Hello, you", tokenizer)
+        first = await begun(cluster, COMPLETION, 5)
+        num_before = tokenizer.num_tokenized
+        answer = await cluster.routers[1].post({**COMPLETION, **change}, first.events[-1].id).finish()
+        assert refusal(answer) == (400, None, "Last-Event-ID") and "same body" in answer.error["message"]
+        assert tokenizer.num_tokenized == num_before > 0 and len(cluster.d.of(Admit)) == 1
+
+    scenario()
+
+
+@run
+async def test_tokens_under_another_stream_s_record_are_not_its_own() -> None:
+    cluster = cluster_of(b"Hello, you")
+    one, two = [await begun(cluster, COMPLETION, 5) for _ in range(2)]
+    records = cluster.d.records._records
+    ids = [resumable.record_id(stream.events[-1].id.partition(".")[0], KEYS[0]) for stream in (one, two)]
+    for worker in (cluster.p, cluster.d):
+        records = worker.records._records
+        records[ids[0]].resume_token = records[ids[1]].resume_token
+    answer = await cluster.routers[1].post(COMPLETION, one.events[-1].id).finish()
+    assert answer.status == 404 and "the record of this stream is another's" in answer.error["message"]
+    assert (await resumed(cluster, COMPLETION, two.events[-1])).text == ", yo"
 
 
 @run
