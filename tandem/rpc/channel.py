@@ -35,7 +35,7 @@ _BETWEEN_HOSTS: list[tuple[str, Any]] = [
     ("grpc.keepalive_timeout_ms", HOST_KEEPALIVE_TIMEOUT_MS),
     # An idle link sends only pings.
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", HOST_KEEPALIVE_INTERVAL_MS // 2),
+    ("grpc.http2.min_ping_interval_without_data_ms", HOST_KEEPALIVE_INTERVAL_MS // 2),
 ]
 
 _OPTIONS: list[tuple[str, Any]] = [
@@ -102,7 +102,7 @@ def new_client_facing_server(
         ("grpc.http2.settings_timeout", HANDSHAKE_TIMEOUT_MS),
         ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
         # Probing would grow a fast client's window to megabytes per call, for unread messages.
         ("grpc.http2.bdp_probe", 0),
         # By default gRPC cancels random calls beyond a thousand pending ones. Many restarting clients can cause that.
