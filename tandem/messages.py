@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 
 @dataclass(frozen=True, slots=True)
