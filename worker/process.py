@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import resource
 import sys
 import threading
 import uuid
@@ -76,6 +77,8 @@ class WorkerProcess:
             ValueError: the model cannot be served as configured.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self._loop_thread.start()
         self._engine_thread.start()
         self._engine_thread.wait_built(LOAD_TIMEOUT_S)

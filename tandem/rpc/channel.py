@@ -1,5 +1,6 @@
 """gRPC channels and servers with common options."""
 
+import resource
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,11 @@ MAX_IDLE_MS = 300_000
 HANDSHAKE_TIMEOUT_MS = 10_000
 # All calls together, including waiting and refused ones. Each holds tens of kB.
 MAX_CALLS = 8192
+
+# Ports for the cluster's own processes, which have a call on every connection. A stranger holds a descriptor and some
+# kilobytes until one of the timeouts.
+MAX_CLUSTER_CONNECTIONS = 1024
+MAX_CLUSTER_IDLE_MS = 10_000
 
 # Keepalive between hosts, because a cut cable breaks no connection. On one host a connection ends with its process, and
 # heartbeats detect a stopped one.
@@ -65,7 +71,8 @@ def open_channel(
 def new_server(
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (), *, reuse_ports: bool = False, host: str = "127.0.0.1"
 ) -> grpc.aio.Server:
-    """Create a server for other processes of the cluster.
+    """Create a server for other processes of the cluster. Its connections take at most a quarter of the descriptors
+    that this process may open.
 
     Args:
         reuse_ports: let other sockets with this option share its ports.
@@ -77,10 +84,19 @@ def new_server(
         ("grpc.so_reuseport", int(reuse_ports)),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.max_allowed_incoming_connections", _max_cluster_connections()),
+        ("grpc.max_connection_idle_ms", MAX_CLUSTER_IDLE_MS),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         ("grpc.http2.settings_timeout", HANDSHAKE_TIMEOUT_MS),
     ]
     return grpc.aio.server(options=options, interceptors=interceptors)
+
+
+def _max_cluster_connections() -> int:
+    num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        MAX_CLUSTER_CONNECTIONS if num_files == resource.RLIM_INFINITY else min(MAX_CLUSTER_CONNECTIONS, num_files // 4)
+    )
 
 
 def new_client_facing_server(
