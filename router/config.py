@@ -12,11 +12,11 @@ from tandem.config import (
     LogConfig,
     Role,
     TlsConfig,
-    parse_api_key,
     require,
     require_one_of,
     require_positive,
 )
+from tandem.key_file import KeyFile, check_keys
 from tandem.options import option
 from tandem.router.policies.table import ROUTING_POLICIES
 from tandem.router.text.reasoning import REASONING_STYLES
@@ -210,7 +210,8 @@ class RouterConfig(RouterOptions):
         workers: roles of all planned workers by name; empty: unknown.
         shared_grpc_port, shared_http_port: ports on which all routers listen; 0: none.
         reuse_ports: the launcher holds all ports open with SO_REUSEPORT.
-        tls: TLS of the client ports; None: plain.
+        key_file: file with some of the api_keys, read again when it changes; None: there is none.
+        tls: TLS of the client ports, whose files are read again when they change; None: plain.
         cluster_token: secret shared by the cluster's processes.
         cluster_tls: certificates between them; None: plain.
         cluster_host, cluster_port: address for workers; port 0: any free port.
@@ -235,6 +236,7 @@ class RouterConfig(RouterOptions):
     shared_grpc_port: int = 0
     shared_http_port: int = 0
     reuse_ports: bool = False
+    key_file: KeyFile | None = None
     tls: TlsConfig | None = None
     cluster_token: str = field(default="", repr=False)
     cluster_tls: ClusterTls | ClusterTlsFiles | None = None
@@ -279,10 +281,7 @@ class RouterConfig(RouterOptions):
             )
         TOOL_PARSERS.check("tool_parser", self.tool_parser, besides=("auto", "none"))
         require_one_of(self, "reasoning_parser", ("auto", "none", *REASONING_STYLES))
-        keys = [parse_api_key(text).key for text in self.api_keys]
-        require(
-            len(keys) == len(set(keys)), "api_keys has one key twice, with different priorities: keep one of the two"
-        )
+        check_keys(self.api_keys)
         require(
             self.max_requests_per_key >= 0,
             f"max_requests_per_key must not be negative, but is {self.max_requests_per_key}",

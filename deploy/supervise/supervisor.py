@@ -69,6 +69,8 @@ class Supervisor:
         self._failures: dict[str, str] = {}
         self._added: set[str] = set()
         self._retired: set[str] = set()
+        # Ends that were asked for.
+        self._expected: set[str] = set()
         for name in actors:
             self._watch(name)
 
@@ -84,6 +86,13 @@ class Supervisor:
     def failure(self, name: str) -> str:
         return self._failures.get(name, "")
 
+    def restart(self, name: str) -> None:
+        """Ends a process that has joined, and starts it again."""
+        self._expected.add(name)
+        del self._answered_at[name]
+        self._failures.pop(name, None)
+        ray.kill(self._actors[name])
+
     def retire(self, name: str) -> None:
         self._retired.add(name)
         if name in self._restart_at:
@@ -95,6 +104,7 @@ class Supervisor:
             known.pop(name, None)
         self._added.discard(name)
         self._retired.discard(name)
+        self._expected.discard(name)
         self._mappers.forget(name)
 
     def run(self, stop: threading.Event, on_turn: Callable[[], None] = lambda: None) -> None:
@@ -127,8 +137,12 @@ class Supervisor:
                     # The call broke, not the process.
                     self._awaited[self._actors[name].wait_stopped.remote()] = awaited
                     return
-                logger.warning("%s died; starting it again", name)
-                self._start_later(name)
+                if name in self._expected:
+                    self._restart_at[name] = time.monotonic()
+                else:
+                    logger.warning("%s died; starting it again", name)
+                    self._start_later(name)
+                self._expected.discard(name)
                 running = [other for other in self._answered_at if self._kinds[other].mapped is not None]
                 self._mappers.has_died(name, running, time.monotonic())
             case "answer":

@@ -51,11 +51,20 @@ class SenderEnd:
     """A prefill worker's dialer. Attributes: events: events sent to its engine thread."""
 
     def __init__(
-        self, transports: Mapping[str, Transport], page_format: PageFormat = PAGE_FORMAT, worker_id: str = "p"
+        self,
+        transports: Mapping[str, Transport],
+        page_format: PageFormat = PAGE_FORMAT,
+        worker_id: str = "p",
+        credentials: ClusterCredentials | None = None,
     ) -> None:
         self.events: list[Event] = []
         self.links = LinkDialer(
-            worker_id, f"{worker_id} life", page_format, transports, self.events.append, ClusterCredentials()
+            worker_id,
+            f"{worker_id} life",
+            page_format,
+            transports,
+            self.events.append,
+            credentials or ClusterCredentials(),
         )
 
     async def __aenter__(self) -> "SenderEnd":

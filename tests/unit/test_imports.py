@@ -29,6 +29,7 @@ VOCABULARY = (
     "tandem.forward_times",
     "tandem.grammar_limits",
     "tandem.hosts",
+    "tandem.key_file",
     "tandem.messages",
     "tandem.options",
     "tandem.prefix",
@@ -36,8 +37,10 @@ VOCABULARY = (
     "tandem.processes",
     "tandem.prompt_logprobs",
     "tandem.recording",
+    "tandem.repeat_limit",
     "tandem.request_ids",
     "tandem.sampling_params",
+    "tandem.watched_files",
 )
 
 COMMON = (

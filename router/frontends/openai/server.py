@@ -3,14 +3,13 @@
 import asyncio
 import contextlib
 import socket
-import ssl
 from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from tandem.config import TlsConfig
 from tandem.router.frontends.openai.http_connection import BoundedProtocol
+from tandem.rpc.tls import ClientPortTls
 
 START_TIMEOUT_S = 10.0
 STOP_GRACE_S = 1
@@ -24,7 +23,7 @@ class HttpServer:
         app: ASGIApp,
         host: str,
         port: int,
-        tls: TlsConfig | None,
+        tls: ClientPortTls | None,
         max_connections: int,
         *,
         reuse_port: bool = False,
@@ -49,10 +48,7 @@ class HttpServer:
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=STOP_GRACE_S,
-            ssl_certfile=tls.cert_file if tls else None,
-            ssl_keyfile=tls.key_file if tls else None,
-            ssl_ca_certs=tls.client_ca_file or None if tls else None,
-            ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.client_ca_file else ssl.CERT_NONE,
+            ssl_context_factory=(lambda *_: tls.server_context()) if tls else None,
         )
         self._server = uvicorn.Server(config)
         self._task: asyncio.Task[None] | None = None
@@ -65,6 +61,11 @@ class HttpServer:
                     self._task.result()
                     raise RuntimeError("the HTTP server ended while it started")
                 await asyncio.sleep(POLL_S)
+
+    def leave(self) -> None:
+        """Refuses new connections and ends idle ones; requests under way go on."""
+        self._server.config.timeout_graceful_shutdown = None
+        self._server.should_exit = True
 
     async def stop(self) -> None:
         if self._task is not None:

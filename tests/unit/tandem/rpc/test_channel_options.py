@@ -29,7 +29,7 @@ def keys_of_repository() -> dict[str, str]:
 
 def is_known(key: str) -> bool:
     # The library's C strings end with a zero byte.
-    return b"\0" + key.encode() + b"\0" in LIBRARY
+    return key.encode() + b"\0" in LIBRARY
 
 
 LIBRARY = Path(cygrpc.__file__).read_bytes()
