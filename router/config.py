@@ -23,6 +23,8 @@ from tandem.router.text.reasoning import REASONING_STYLES
 from tandem.router.text.tool_parsers.table import TOOL_PARSERS
 from tandem.router.workers.placement import AUTO, PLACEMENTS
 
+# Value of worker_wait_timeout_s.
+DERIVED = -1.0
 GENERATION_CONFIGS = (AUTO, "none")
 # Browser extensions and desktop apps have schemes of their own.
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://([A-Za-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
@@ -151,10 +153,12 @@ class RouterOptions:
         metavar="SECONDS",
     )
     worker_wait_timeout_s: float = option(
-        60.0,
-        "how long a request waits while no worker can serve it, as during a restart; 0: it fails at once",
+        DERIVED,
+        "how long a request waits while no worker can serve it, as during a restart; 0: it fails at once; -1: longer "
+        "than it takes to notice that a worker hangs and to start another",
         name="worker-wait-timeout",
         metavar="SECONDS",
+        detail=" ([requests.md](requests.md#waiting-for-workers))",
     )
     allow_cache_reset: bool = option(
         False,
@@ -287,8 +291,8 @@ class RouterConfig(RouterOptions):
             f"max_requests_per_key must not be negative, but is {self.max_requests_per_key}",
         )
         require(
-            self.worker_wait_timeout_s >= 0,
-            f"worker_wait_timeout_s must not be negative, but is {self.worker_wait_timeout_s:g}",
+            self.worker_wait_timeout_s >= 0 or self.worker_wait_timeout_s == DERIVED,
+            f"worker_wait_timeout_s must not be negative, except -1, but is {self.worker_wait_timeout_s:g}",
         )
         require_positive(
             self,

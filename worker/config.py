@@ -2,7 +2,16 @@
 
 from dataclasses import dataclass, field
 
-from tandem.config import ROLES, ClusterTls, ClusterTlsFiles, LogConfig, Role, require_one_of, require_positive
+from tandem.config import (
+    ROLES,
+    WORKER_SILENCE_LIMIT_S,
+    ClusterTls,
+    ClusterTlsFiles,
+    LogConfig,
+    Role,
+    require_one_of,
+    require_positive,
+)
 from tandem.engine.config import EngineConfig
 from tandem.key_file import KeyFile
 
@@ -34,7 +43,7 @@ class WorkerConfig:
     host: str = "127.0.0.1"
     rack: str = ""
     heartbeat_interval_s: float = 0.25
-    stall_timeout_s: float = 60.0
+    stall_timeout_s: float = WORKER_SILENCE_LIMIT_S
     connect_timeout_s: float = 60.0
     max_record_bytes: int = 64 * 2**20
     num_restarts: int = 0

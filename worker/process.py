@@ -6,6 +6,7 @@ import os
 import resource
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
 
@@ -55,6 +56,7 @@ class WorkerProcess:
         self._role = role
         self._on_progress = on_progress
         self._credentials = ClusterCredentials(config.cluster_token, config.cluster_tls)
+        self._began = time.monotonic()
         self._incarnation = uuid.uuid4().hex
         self._engine: EngineBase | None = None
         self._recorder = Recorder()
@@ -190,6 +192,7 @@ class WorkerProcess:
             host_id(),
             config.rack,
             self._role.max_batch_size,
+            time.monotonic() - self._began,
         )
         self._links = self._role.build_links(engine, hello, config, self._credentials, self._engine_thread.post)
         self._links.add_to(server)

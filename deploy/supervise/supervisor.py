@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from tandem.config import RESTART_DELAY_S
 from tandem.deploy.host.mappers import Mappers
 from tandem.deploy.on_ray.ray_module import ActorUnavailableError, RayError, RayTaskError, ray
 
 logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.2
-RESTART_DELAY_S = 1.0
 # After a longer gap between polls, this process was stopped or the machine slept.
 STANDSTILL_S = 1.0
 # Limit for answers still due when supervision ends.
