@@ -87,11 +87,10 @@ class Supervisor:
         return self._failures.get(name, "")
 
     def restart(self, name: str) -> None:
-        """Ends a process that has joined, and starts it again."""
-        self._expected.add(name)
-        del self._answered_at[name]
-        self._failures.pop(name, None)
-        ray.kill(self._actors[name])
+        """Ends a process and starts it again, unless it has died meanwhile and is started anyway."""
+        if self._answered_at.pop(name, None) is not None:
+            self._expected.add(name)
+            ray.kill(self._actors[name])
 
     def retire(self, name: str) -> None:
         self._retired.add(name)

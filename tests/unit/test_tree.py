@@ -33,7 +33,6 @@ TESTED_ELSEWHERE = {
     "deploy/on_ray/ray_module.py": "unit/deploy/on_ray/test_local_ray.py",
     "deploy/host/run_record.py": "unit/deploy/host/test_process_tree.py",
     "deploy/actors/worker_actor.py": "cluster/test_death.py",
-    "deploy/supervise/restarting.py": "cluster/test_restart.py",
     "engine/config.py": "unit/deploy/config/test_cluster_config.py",
     "engine/draws.py": "unit/engine/test_sampler.py",
     "engine/layers/cuda_kernel.py": "gpu/engine/layers/test_cuda_ops.py",

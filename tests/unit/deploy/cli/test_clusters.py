@@ -36,7 +36,7 @@ def about(directory: Path, state: str = "serving") -> RunAbout:
     return RunAbout("chat", state, "0.0.0.0:1", "0.0.0.0:2", str(directory / "tandem.log"), str(directory), 5.0)
 
 
-@pytest.mark.parametrize("command", ["stop", "logs", "scale --decode 2", "status nobody"])
+@pytest.mark.parametrize("command", ["stop", "logs", "scale --decode 2", "restart router-0", "status nobody"])
 def test_a_cluster_that_is_not_there(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command.split()) == 1
     name = "nobody" if "nobody" in command else "tandem"
@@ -90,6 +90,9 @@ def test_scale_shows_what_is_done_and_why_it_cannot_be(
     server = ControlServer(control_path(directory, owner), answer)
     assert main(["scale", "chat", "--decode", "2", "--both", "0"]) == 0
     assert asked == [{"do": "scale", "counts": {"decode": 2, "both": 0}}]
+    assert capsys.readouterr().out == "decode-1: starting\n"
+    assert main(["restart", "chat", "decode-1"]) == 0
+    assert asked.pop() == {"do": "restart", "process": "decode-1"}
     assert capsys.readouterr().out == "decode-1: starting\n"
     error |= {"error": "no room", "is_usage": True}
     assert main(["scale", "chat", "--decode", "2"]) == 2
