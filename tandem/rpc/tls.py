@@ -53,7 +53,7 @@ class ClientPortTls:
             connection.context = self._context
 
         # Called with every ClientHello, with or without a name.
-        context.sni_callback = move  # type: ignore[assignment]
+        context.sni_callback = move
         return context
 
     def _load(self) -> None:
