@@ -25,6 +25,8 @@ class WatchedFiles:
         self._load = load
         self._what = what
         self._stamp: _Stamp | None = None
+        # The last one logged since the last success.
+        self._error = ""
 
     def load(self) -> None:
         """Load at the start. Raises ValueError."""
@@ -40,8 +42,12 @@ class WatchedFiles:
         try:
             self._load()
         except ValueError as error:
-            logger.error("%s stay as they were: %s", self._what, error)
+            # A file that is written slowly is looked at more than once.
+            if str(error) != self._error:
+                self._error = str(error)
+                logger.error("%s stay as they were: %s", self._what, error)
         else:
+            self._error = ""
             logger.info("%s were loaded again", self._what)
 
     def _read_stamp(self) -> _Stamp:
