@@ -43,8 +43,8 @@ class MetricsServer:
             OSError: the address is not local.
         """
         self._readers = _Readers(registry, TokenSet([parse_api_key(text).key for text in api_keys]))
-        # Not the process's other loop: readers must not delay tokens.
-        self._loop = asyncio.new_event_loop()
+        # Not the process's other loop: readers must not delay tokens. Not the policy's kind, which Ray sets.
+        self._loop = asyncio.SelectorEventLoop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="metrics", daemon=True)
         self._thread.start()
         try:

@@ -1,3 +1,4 @@
+import asyncio
 import socket
 import threading
 import time
@@ -9,6 +10,7 @@ from http.client import HTTPConnection
 from typing import Any
 
 import pytest
+import uvloop
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -192,6 +194,17 @@ def everything(connection: socket.socket) -> bytes:
         while part := connection.recv(65536):
             parts.append(part)
     return b"".join(parts)
+
+
+def test_loop_policy_of_the_process_has_no_effect() -> None:
+    """Ray sets uvloop's in actors."""
+    before = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    try:
+        for server in serve(worker_registry("prefill", "p", lambda: Heartbeat(17, STATS))):
+            assert ask(server)[0] == 200
+    finally:
+        asyncio.set_event_loop_policy(before)
 
 
 def test_strangers_cost_no_threads_and_keep_no_reader_out(guarded_port: MetricsServer) -> None:
