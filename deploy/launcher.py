@@ -34,16 +34,18 @@ from tandem.deploy.plan import (
     router_names,
     worker_names,
 )
+from tandem.deploy.supervise.installed import CheckInstalled
 from tandem.deploy.supervise.processes import OnProgress, Processes
+from tandem.deploy.supervise.restarting import Restarting, RestartJob
 from tandem.deploy.supervise.role_planner import RolePlanner
 from tandem.deploy.supervise.role_plans import RolePlans
 from tandem.deploy.supervise.room import check_num_gpus, has_room
-from tandem.deploy.supervise.scaling import ScaleJob, ScaleQueue, Scaling, check_kinds, in_counts
+from tandem.deploy.supervise.scaling import Change, ScaleJob, ScaleQueue, Scaling, check_kinds, in_counts
 from tandem.deploy.supervise.supervisor import ProcessKind, Supervisor
 from tandem.engine.weights.resolve import resolve_model
 from tandem.router.config import RouterAddresses, RouterConfig
 from tandem.router.workers.objectives import Objectives
-from tandem.rpc.tls import check_tls_files
+from tandem.rpc.tls import check_tls_files, check_validity
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +144,8 @@ class Cluster:
                 check_num_threads(config, len(os.sched_getaffinity(0)), "this host")
             ports = ClusterPorts(self.addresses, {}) if config.spans_nodes else self._ports.reserve_all(config)
             check_tls_files(config.tls_cert, config.tls_key, config.tls_client_ca)
+            if config.tls_cert:
+                check_validity(config.tls_cert)
             if config.internal_tls_cert:
                 self.cluster_tls = given_certificates(
                     config.internal_tls_ca, config.internal_tls_cert, config.internal_tls_key
@@ -256,7 +260,7 @@ class Cluster:
         role_plans = self._role_plans()
 
         def take_turn() -> None:
-            self._changes.take_turn(lambda job: self._plan_scaling(job, supervisor, worker))
+            self._changes.take_turn(lambda job: self._plan_change(job, supervisor, worker))
             if role_plans is not None:
                 role_plans.take_turn()
 
@@ -271,7 +275,15 @@ class Cluster:
         New workers start first if there is room. Workers with the highest numbers leave: they end when idle, or after
         drain_timeout_s, when their requests restart elsewhere.
         """
-        return self._changes.ask(counts)
+        job = ScaleJob(counts)
+        self._changes.ask(job)
+        return job
+
+    def restart(self, process: str) -> RestartJob:
+        """Requests the restart of a router or worker. May be called from any thread."""
+        job = RestartJob(process)
+        self._changes.ask(job)
+        return job
 
     @property
     def is_draining(self) -> bool:
@@ -304,6 +316,15 @@ class Cluster:
             self._request_lines = None
         self._ray.stop()
         self._held.close()
+
+    def _plan_change(self, job: ScaleJob, supervisor: Supervisor, kind: ProcessKind) -> Change:
+        if not isinstance(job, RestartJob):
+            return self._plan_scaling(job, supervisor, kind)
+        is_router = job.process in self._processes.router_configs
+        if not is_router and job.process not in self._processes.worker_plans:
+            names = ", ".join([*self._processes.router_configs, *self._processes.worker_plans])
+            raise ValueError(f"the cluster has no process {job.process}; there are: {names}")
+        return Restarting(job, self, supervisor, CheckInstalled(), is_router=is_router)
 
     def _plan_scaling(self, job: ScaleJob, supervisor: Supervisor, kind: ProcessKind) -> Scaling:
         running: Counter[str] = Counter(p.kind for p in self._processes.worker_plans.values())

@@ -238,15 +238,16 @@ class _RecordedRun:
 
 
 def _answer(cluster: Cluster, asked: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    counts = asked.get("counts")
-    if (
-        asked.get("do") != "scale"
-        or not isinstance(counts, dict)
-        or not all(kind in WORKER_KINDS and isinstance(count, int) for kind, count in counts.items())
-    ):
-        yield {"error": "the cluster does not know this command: it runs another version of tandem"}
-        return
-    job = cluster.scale(counts)
+    match asked:
+        case {"do": "scale", "counts": dict() as counts} if all(
+            kind in WORKER_KINDS and isinstance(count, int) for kind, count in counts.items()
+        ):
+            job = cluster.scale(counts)
+        case {"do": "restart", "process": str() as process}:
+            job = cluster.restart(process)
+        case _:
+            yield {"error": "the cluster does not know this command: it runs another version of tandem"}
+            return
     while (line := job.next_line(SILENCE_S)) is not None:
         yield {"line": line}
     yield {"error": job.error, "is_usage": job.is_usage}

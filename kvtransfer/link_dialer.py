@@ -22,6 +22,7 @@ from tandem.messages import (
     ReceiverMessage,
     SenderMessage,
 )
+from tandem.repeat_limit import RepeatLimit
 from tandem.rpc.batch_writer import BatchWriter, is_cancelled
 from tandem.rpc.codec import RECEIVER_CODEC, SENDER_CODEC
 from tandem.rpc.credentials import ClusterCredentials
@@ -129,9 +130,11 @@ class LinkDialer:
             await asyncio.wait(before)
         # Reason of failure by transport.
         failures: dict[str, str] = {}
+        limit = RepeatLimit()
         while True:
             try:
                 await self._run_epoch(peer, failures)
+                limit.forget()
             except _SenderEndError as error:
                 failures[error.transport] = str(error)
                 left = [name for name in self._transports if name not in failures]
@@ -152,7 +155,8 @@ class LinkDialer:
                 continue
             except (grpc.RpcError, TimeoutError, ConnectionError) as error:
                 details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-                logger.info("link to %s: %s", peer.worker_id, details)
+                if limit.allows(str(details)):
+                    logger.info("link to %s: %s", peer.worker_id, details)
             except asyncio.CancelledError:
                 # gRPC cancels calls whose messages it could not write; only our own cancellation ends the task.
                 if is_cancelled():

@@ -12,17 +12,19 @@ from tandem.config import (
     LogConfig,
     Role,
     TlsConfig,
-    parse_api_key,
     require,
     require_one_of,
     require_positive,
 )
+from tandem.key_file import KeyFile, check_keys
 from tandem.options import option
 from tandem.router.policies.table import ROUTING_POLICIES
 from tandem.router.text.reasoning import REASONING_STYLES
 from tandem.router.text.tool_parsers.table import TOOL_PARSERS
 from tandem.router.workers.placement import AUTO, PLACEMENTS
 
+# Value of worker_wait_timeout_s.
+DERIVED = -1.0
 GENERATION_CONFIGS = (AUTO, "none")
 # Browser extensions and desktop apps have schemes of their own.
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://([A-Za-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
@@ -157,10 +159,12 @@ class RouterOptions:
         metavar="SECONDS",
     )
     worker_wait_timeout_s: float = option(
-        60.0,
-        "how long a request waits while no worker can serve it, as during a restart; 0: it fails at once",
+        DERIVED,
+        "how long a request waits while no worker can serve it, as during a restart; 0: it fails at once; -1: longer "
+        "than it takes to notice that a worker hangs and to start another",
         name="worker-wait-timeout",
         metavar="SECONDS",
+        detail=" ([requests.md](requests.md#waiting-for-workers))",
     )
     allow_cache_reset: bool = option(
         False,
@@ -216,7 +220,8 @@ class RouterConfig(RouterOptions):
         workers: roles of all planned workers by name; empty: unknown.
         shared_grpc_port, shared_http_port: ports on which all routers listen; 0: none.
         reuse_ports: the launcher holds all ports open with SO_REUSEPORT.
-        tls: TLS of the client ports; None: plain.
+        key_file: file with some of the api_keys, read again when it changes; None: there is none.
+        tls: TLS of the client ports, whose files are read again when they change; None: plain.
         cluster_token: secret shared by the cluster's processes.
         cluster_tls: certificates between them; None: plain.
         cluster_host, cluster_port: address for workers; port 0: any free port.
@@ -241,6 +246,7 @@ class RouterConfig(RouterOptions):
     shared_grpc_port: int = 0
     shared_http_port: int = 0
     reuse_ports: bool = False
+    key_file: KeyFile | None = None
     tls: TlsConfig | None = None
     cluster_token: str = field(default="", repr=False)
     cluster_tls: ClusterTls | ClusterTlsFiles | None = None
@@ -285,17 +291,14 @@ class RouterConfig(RouterOptions):
             )
         TOOL_PARSERS.check("tool_parser", self.tool_parser, besides=("auto", "none"))
         require_one_of(self, "reasoning_parser", ("auto", "none", *REASONING_STYLES))
-        keys = [parse_api_key(text).key for text in self.api_keys]
-        require(
-            len(keys) == len(set(keys)), "api_keys has one key twice, with different priorities: keep one of the two"
-        )
+        check_keys(self.api_keys)
         require(
             self.max_requests_per_key >= 0,
             f"max_requests_per_key must not be negative, but is {self.max_requests_per_key}",
         )
         require(
-            self.worker_wait_timeout_s >= 0,
-            f"worker_wait_timeout_s must not be negative, but is {self.worker_wait_timeout_s:g}",
+            self.worker_wait_timeout_s >= 0 or self.worker_wait_timeout_s == DERIVED,
+            f"worker_wait_timeout_s must not be negative, except -1, but is {self.worker_wait_timeout_s:g}",
         )
         require_positive(
             self,

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from tandem.repeat_limit import RepeatLimit
 from tandem.router.workers.peer_counts import AssignedLoad, PeerCounts, RouterCounts
 from tandem.rpc.batch_writer import is_cancelled
 from tandem.rpc.credentials import ClusterCredentials
@@ -64,13 +65,15 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
         return pb.ShareCountsEnd()
 
     async def _tell(self, address: str) -> None:
+        limit = RepeatLimit()
         while True:
             try:
                 async with self._credentials.open_channel(address) as channel:
                     stub = router_pb2_grpc.RouterPeerStub(channel)
                     await stub.ShareCounts(self._messages(), metadata=self._credentials.metadata)
             except grpc.aio.AioRpcError as error:
-                logger.info("router at %s: %s", address, error.details())
+                if limit.allows(str(error.details())):
+                    logger.info("router at %s: %s", address, error.details())
             except asyncio.CancelledError:
                 # gRPC cancels a call with unwritable messages. Only a cancellation of this task ends it.
                 if is_cancelled():

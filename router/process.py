@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import grpc
 
 from tandem import exit_codes
 from tandem.config import ROLES
+from tandem.key_file import KeyFile, watched_keys
 from tandem.open_files import raise_open_files_limit
 from tandem.router.config import AUTO, RouterAddresses, RouterConfig
 from tandem.router.control_server import ControlServer
@@ -44,7 +45,9 @@ from tandem.rpc.credentials import ClusterCredentials
 from tandem.rpc.grpc_loop import GrpcLoop
 from tandem.rpc.loop_thread import LoopThread
 from tandem.rpc.recording_service import REQUESTS_PER_PART, RecordingService
+from tandem.rpc.tls import ClientPortTls
 from tandem.v1 import router_pb2_grpc, worker_pb2_grpc
+from tandem.watched_files import WatchedFiles, poll_all, watch
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +112,11 @@ class RouterProcess:
         """Returns the number of requests unfinished after `timeout_s`."""
         return self._loop_thread.call(self._drain(timeout_s), timeout_s + STOP_TIMEOUT_S)
 
+    def leave(self) -> int:
+        """Closes the client ports to new requests; calls and connections with requests stay. Returns the number of
+        requests in hand. Clients that are refused go to another router."""
+        return self._loop_thread.call(self._leave(), STOP_TIMEOUT_S)
+
     def stop(self) -> None:
         if self._loop_thread.loop is not None:
             self._loop_thread.call(self._close(), STOP_TIMEOUT_S)
@@ -135,7 +143,8 @@ class RouterProcess:
         health_service = HealthService(_serving(router), WatchPlaces(frontend.access.has_key))
         kept = KeptResponses(time.monotonic)
         responses = ResponseExchange(config.router_id, peers, kept, credentials, config.max_body_bytes)
-        feed = self._feed = LiveFeed(SnapshotBuilder(router, config), len(config.api_keys))
+        frames = SnapshotBuilder(router, config)
+        feed = self._feed = LiveFeed(frames, len(config.api_keys))
         app = make_app(frontend, responses, feed, credentials)
         workers = new_server(
             [cluster_auth(config.cluster_token)], reuse_ports=config.reuse_ports, host=config.cluster_host
@@ -144,7 +153,13 @@ class RouterProcess:
         recordings = Recordings(
             {**peers, config.router_id: cluster_address}, lambda: router.workers, router.clocks, credentials
         )
-        self._open_ports = functools.partial(ClientServers, frontend, app, health_service, recordings, config)
+        tls = ClientPortTls(config.tls) if config.tls else None
+        watched = [tls.files] if tls else []
+        if config.key_file is not None:
+            watched.append(self._watched_keys(config.key_file, frontend, feed, frames))
+        # Before any port opens: this router may have started again since a file was replaced.
+        await asyncio.to_thread(poll_all, watched)
+        self._open_ports = functools.partial(ClientServers, frontend, app, health_service, recordings, config, tls)
         worker_pb2_grpc.add_ClusterServicer_to_server(ControlServer(router), workers)
         router_pb2_grpc.add_RouterPeerServicer_to_server(exchange, workers)
         router_pb2_grpc.add_RouterResponsesServicer_to_server(responses, workers)
@@ -166,8 +181,20 @@ class RouterProcess:
             asyncio.create_task(_vital(exchange.run())),
             asyncio.create_task(_vital(feed.run())),
             asyncio.create_task(_vital(_report_health(router, health_service))),
+            asyncio.create_task(_vital(watch(watched))),
         ]
         return addresses
+
+    def _watched_keys(
+        self, key_file: KeyFile, frontend: Frontend, feed: LiveFeed, frames: SnapshotBuilder
+    ) -> WatchedFiles:
+        loop = asyncio.get_running_loop()
+
+        def set_keys(keys: Sequence[str]) -> None:
+            frontend.access.set_keys(keys)
+            feed.num_keys = frames.num_keys = len(keys)
+
+        return watched_keys(key_file, lambda keys: loop.call_soon_threadsafe(set_keys, keys))
 
     async def _open_shared_ports(self) -> None:
         config = self._config
@@ -189,6 +216,12 @@ class RouterProcess:
     async def _exchange_leans(self, leans: Mapping[str, Lean]) -> RouterDemand:
         assert self._router is not None
         return self._router.exchange_leans(leans)
+
+    async def _leave(self) -> int:
+        assert self._router is not None
+        for servers in self._client_servers:
+            servers.leave()
+        return self._router.num_requests
 
     async def _drain(self, timeout_s: float) -> int:
         assert self._router is not None

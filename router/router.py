@@ -53,6 +53,7 @@ from tandem.router.requests.request_spec import RequestSpec
 from tandem.router.requests.requests_in_hand import RequestsInHand
 from tandem.router.requests.tracker import RequestReport, RequestTracker
 from tandem.router.waiting_room import WaitingRoom
+from tandem.router.worker_wait import WorkerWait
 from tandem.router.workers.leans import GOOD_FOR_S, Lean, RouterDemand
 from tandem.router.workers.peer_counts import NOTHING, PeerCounts, RouterCounts
 from tandem.router.workers.worker import Worker
@@ -119,8 +120,9 @@ class Router:
         self.observers = RequestObservers(self.metrics, self.live, self.recorder, self.request_lines)
         self.live.journal.started(config.router_id, config.num_restarts)
         self._policy = GuardedPolicy(policy)
+        self._worker_wait = WorkerWait(config.worker_wait_timeout_s)
         self._room = WaitingRoom(
-            self.workers, self.metrics, clock, config.worker_wait_timeout_s, config.max_waiting_bytes
+            self.workers, self.metrics, clock, lambda: self._worker_wait.limit_s, config.max_waiting_bytes
         )
         self._attempts = Attempts(
             config,
@@ -270,6 +272,8 @@ class Router:
         if old is not None:
             self.lose_worker(old, "reconnected", "it has connected again")
         worker = self.workers.register(hello, send, disconnect)
+        if hello.start_s:
+            self._worker_wait.note_start(hello.worker_id, hello.start_s)
         worker.send([Welcome(self.incarnation, self._policy.wants_prefixes), self.clocks.probe()])
         self._send_peers()
         logger.info("worker %s (%s) joined from %s", hello.worker_id, hello.role, hello.address)
@@ -383,7 +387,7 @@ class Router:
             self._attempts.fail_request(request, reason, RequestTimeoutError)
         for request in self._requests.without_word(now):
             self._attempts.retry_without_word(request)
-        waited = f"nobody came within {self._config.worker_wait_timeout_s:g} s"
+        waited = f"nobody came within {self._worker_wait.limit_s:g} s"
         self._attempts.give_up_waiting(self._room.find_overdue(), waited)
         self._attempts.serve_waiting()
         for request in self._requests.undelivered():

@@ -5,7 +5,7 @@
 - Suspects (router/attempts.py) go one at a time to each worker, first to workers that they were not lost on. Each waits
   SUSPECT_REST_S first: when several workers die at once, all losses are then known, and no suspect is blamed for a
   worker that was already dead.
-- Patience: a request fails after `timeout_s` without any pair. While there is a pair, only its own deadline counts. A
+- Patience: a request fails after `timeout_s()` without any pair. While there is a pair, only its own deadline counts. A
   draining router has no patience.
 - Room: a new request is refused beyond `max_bytes`. A request in service always enters: it holds the same memory
   wherever it waits.
@@ -45,7 +45,7 @@ class WaitingRoom:
         registry: WorkerRegistry,
         metrics: RouterMetrics,
         clock: Callable[[], float],
-        timeout_s: float,
+        timeout_s: Callable[[], float],
         max_bytes: int,
     ) -> None:
         self._registry = registry
@@ -66,11 +66,11 @@ class WaitingRoom:
     @property
     def has_patience(self) -> bool:
         """True if requests may wait for missing workers."""
-        return self._timeout_s > 0
+        return self._timeout_s() > 0
 
     def lose_patience(self) -> list[ActiveRequest]:
         """Returns the requests that wait for missing workers."""
-        self._timeout_s = 0.0
+        self._timeout_s = lambda: 0.0
         return self.find_overdue()
 
     def check_space(self, tracker: RequestTracker | None = None) -> None:
@@ -120,9 +120,9 @@ class WaitingRoom:
             return []
         if self._no_pair_since is None:
             self._no_pair_since = now
-        since = self._no_pair_since
+        since, timeout_s = self._no_pair_since, self._timeout_s()
         waiting = (*self._suspects, *self._others)
-        return [r for r in waiting if now - max(r.waiting_since or 0.0, since) >= self._timeout_s]
+        return [r for r in waiting if now - max(r.waiting_since or 0.0, since) >= timeout_s]
 
     def _has_rested(self, request: ActiveRequest) -> bool:
         since = request.waiting_since

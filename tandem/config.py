@@ -26,6 +26,13 @@ def require_one_of(config: object, name: str, choices: Sequence[str]) -> None:
     require(value in choices, f"{name} must be one of {', '.join(choices)}, not {value!r}")
 
 
+# Supervision of workers, in seconds: a process that answers no probe for the limit is killed, and started again after
+# the delay. One whose scheduler stands still for the limit ends itself.
+WORKER_SILENCE_LIMIT_S = 60.0
+WORKER_PROBE_INTERVAL_S = 2.0
+RESTART_DELAY_S = 1.0
+
+
 def require_positive(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +122,7 @@ class Hello:
         host: tandem.hosts.host_id.
         rack: equal for hosts of one rack; "" if unknown.
         max_batch_size: maximum requests in a decode step; 0 if unknown.
+        start_s: time that the worker took to load; 0 if unknown.
     """
 
     protocol_version: int
@@ -141,6 +142,7 @@ class Hello:
     host: str = ""
     rack: str = ""
     max_batch_size: int = 0
+    start_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

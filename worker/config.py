@@ -2,8 +2,18 @@
 
 from dataclasses import dataclass, field
 
-from tandem.config import ROLES, ClusterTls, ClusterTlsFiles, LogConfig, Role, require_one_of, require_positive
+from tandem.config import (
+    ROLES,
+    WORKER_SILENCE_LIMIT_S,
+    ClusterTls,
+    ClusterTlsFiles,
+    LogConfig,
+    Role,
+    require_one_of,
+    require_positive,
+)
 from tandem.engine.config import EngineConfig
+from tandem.key_file import KeyFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +33,7 @@ class WorkerConfig:
         cluster_tls: TLS between the cluster's processes; None for plain connections.
         num_restarts: number of restarts of this worker so far.
         api_keys: keys accepted from readers of the metrics; empty admits everybody.
+        key_file: file with some of them, read again when it changes; None: there is none.
     """
 
     worker_id: str
@@ -32,13 +43,14 @@ class WorkerConfig:
     host: str = "127.0.0.1"
     rack: str = ""
     heartbeat_interval_s: float = 0.25
-    stall_timeout_s: float = 60.0
+    stall_timeout_s: float = WORKER_SILENCE_LIMIT_S
     connect_timeout_s: float = 60.0
     max_record_bytes: int = 64 * 2**20
     num_restarts: int = 0
     cluster_token: str = field(default="", repr=False)
     cluster_tls: ClusterTls | ClusterTlsFiles | None = None
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    key_file: KeyFile | None = None
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from tandem.messages import (
     Welcome,
     WorkerMessage,
 )
+from tandem.repeat_limit import RepeatLimit
 from tandem.request_ids import router_of
 from tandem.rpc.batch_writer import BatchWriter
 from tandem.rpc.codec import ROUTER_CODEC, WORKER_CODEC
@@ -81,6 +82,7 @@ class ControlClient:
         self._on_peers = on_peers
         self._on_connected = on_connected
         self._on_lost = on_lost
+        self._failures = RepeatLimit()
         self._writer: BatchWriter | None = None
         # None if the router wants no cached prefixes.
         self._prefixes: PrefixFeed | None = None
@@ -127,7 +129,8 @@ class ControlClient:
             details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
             if isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                 raise RefusedError(details) from error
-            logger.info("control stream to %s: %s", self.address, details)
+            if self._failures.allows(str(details)):
+                logger.info("control stream to %s: %s", self.address, details)
         finally:
             writer.close()
             if beats is not None:
@@ -155,6 +158,7 @@ class ControlClient:
                     if message.wants_prefixes and self._writer is not None:
                         self._prefixes = PrefixFeed(self._account, self._writer)
                         self._prefixes.catch_up()
+                    self._failures.forget()
                     self._on_connected()
                     self._post(FromRouter(message))
                 case Peers():

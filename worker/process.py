@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,7 @@ from tandem.engine.base import EngineBase
 from tandem.engine.build import build_engine
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.hosts import host_id
+from tandem.key_file import watched_keys
 from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, PageFormat
 from tandem.open_files import raise_open_files_limit
 from tandem.recording import Recorder
@@ -25,6 +27,7 @@ from tandem.rpc.credentials import ClusterCredentials
 from tandem.rpc.loop_thread import LoopThread
 from tandem.rpc.metrics_server import MetricsServer
 from tandem.rpc.recording_service import RecordingService
+from tandem.watched_files import watch
 from tandem.worker.admin import WorkerAdmin
 from tandem.worker.base import LinkConnections, Outbox, Scheduler, WorkerRole
 from tandem.worker.config import WorkerConfig
@@ -53,6 +56,7 @@ class WorkerProcess:
         self._role = role
         self._on_progress = on_progress
         self._credentials = ClusterCredentials(config.cluster_token, config.cluster_tls)
+        self._began = time.monotonic()
         self._incarnation = uuid.uuid4().hex
         self._engine: EngineBase | None = None
         self._recorder = Recorder()
@@ -64,6 +68,7 @@ class WorkerProcess:
         self._routers: RouterStreams | None = None
         self._control_task: asyncio.Task[None] | None = None
         self._watch_task: asyncio.Task[None] | None = None
+        self._key_task: asyncio.Task[None] | None = None
         self._hello: Hello | None = None
         # Set by the first Welcome, or by a refusal before any Welcome.
         self._connected = threading.Event()
@@ -163,6 +168,11 @@ class WorkerProcess:
         if not self._credentials.secure:
             # With TLS, routers serve the metrics: readers have no certificate of the cluster.
             self._metrics = MetricsServer(registry, config.host, config.api_keys)
+            if config.key_file is not None:
+                keys = watched_keys(config.key_file, self._metrics.set_api_keys)
+                # This worker may have started again since the file was replaced.
+                await asyncio.to_thread(keys.poll)
+                self._key_task = asyncio.create_task(watch([keys]))
         layout = engine.pool.layout
         hello = self._hello = Hello(
             PROTOCOL_VERSION,
@@ -182,6 +192,7 @@ class WorkerProcess:
             host_id(),
             config.rack,
             self._role.max_batch_size,
+            time.monotonic() - self._began,
         )
         self._links = self._role.build_links(engine, hello, config, self._credentials, self._engine_thread.post)
         self._links.add_to(server)
@@ -257,7 +268,7 @@ class WorkerProcess:
             self._routers.tell_changes(outgoing.cache_changes)
 
     async def _close(self) -> None:
-        tasks = [task for task in (self._control_task, self._watch_task) if task is not None]
+        tasks = [task for task in (self._control_task, self._watch_task, self._key_task) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -66,6 +66,10 @@ class RouterActor(SealedActor[RouterConfig]):
         """Returns after `stop` or the next call of this method. The caller gets an error if the process dies."""
         self._stopped.wait()
 
+    def leave(self) -> int:
+        """As RouterProcess.leave."""
+        return self._process.leave() if self._process is not None else 0
+
     def drain(self, timeout_s: float) -> int:
         return self._process.drain(timeout_s) if self._process is not None else 0
 

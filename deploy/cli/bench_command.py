@@ -11,6 +11,7 @@ from tandem import exit_codes
 from tandem.bench.clients.base import EndpointError
 from tandem.bench.command import Outputs, compare, plot_gaps, run_once, run_sweep
 from tandem.deploy.cli.bench_config import bench_config
+from tandem.deploy.cli.starting import name_starting
 
 
 def run_bench(arguments: argparse.Namespace, default_address: str) -> int:
@@ -43,5 +44,5 @@ def run_comparison(arguments: argparse.Namespace) -> int:
 
 
 def _failure(arguments: argparse.Namespace, error: Exception) -> int:
-    print(f"{arguments.name}: {error}", file=sys.stderr)
+    print(f"{arguments.name}: {name_starting(str(error))}", file=sys.stderr)
     return exit_codes.USAGE if isinstance(error, ValueError) else exit_codes.FAILED

@@ -28,6 +28,15 @@ examples:
   tandem scale --decode 3
   tandem scale chat --prefill 1 --decode 2
 """
+RESTART_EXAMPLES = """\
+A router's requests end within --drain-timeout, or go on at another router, for clients that resume streams. A worker's
+begin again elsewhere after that time. The process starts from the tandem that is installed now; a version that cannot
+join the running processes is refused before anything ends.
+
+examples:
+  tandem restart router-0
+  tandem restart chat decode-1
+"""
 STOP_EXAMPLES = """\
 Like Ctrl-C in the cluster's terminal: running requests may finish within --drain-timeout. A second stop ends them at
 once.
@@ -61,6 +70,12 @@ def add_cluster_commands(add: AddCommand) -> None:
         "--workers", dest="any", type=_count, metavar="N", help="workers of a cluster that was started with --workers"
     )
     scale.set_defaults(run=_scale, name=scale.prog)
+    restart = add(
+        "restart", "restart one process", "Restart a router or a worker while the cluster serves.", RESTART_EXAMPLES
+    )
+    add_cluster_name(restart)
+    restart.add_argument("process", metavar="PROCESS", help="such as router-0 or prefill-0")
+    restart.set_defaults(run=_restart, name=restart.prog)
     stop = add("stop", "stop a cluster", "Stop a cluster of this user on this host.", STOP_EXAMPLES)
     add_cluster_name(stop)
     stop.set_defaults(run=_stop, name=stop.prog)
@@ -133,6 +148,16 @@ def _scale(arguments: argparse.Namespace) -> int:
 
         return scale_remote(arguments.cluster, arguments.ray_address, counts)
     return scale_cluster(arguments.cluster, counts)
+
+
+def _restart(arguments: argparse.Namespace) -> int:
+    if arguments.ray_address:
+        from tandem.deploy.cli.remote_clusters import restart_remote
+
+        return restart_remote(arguments.cluster, arguments.ray_address, arguments.process)
+    from tandem.deploy.cli.clusters import restart_process
+
+    return restart_process(arguments.cluster, arguments.process)
 
 
 def _stop(arguments: argparse.Namespace) -> int:

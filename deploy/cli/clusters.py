@@ -70,12 +70,20 @@ def stop_cluster(name: str) -> int:
 
 
 def scale_cluster(name: str, counts: Mapping[str, int]) -> int:
+    return _ask(name, {"do": "scale", "counts": counts})
+
+
+def restart_process(name: str, process: str) -> int:
+    return _ask(name, {"do": "restart", "process": process})
+
+
+def _ask(name: str, question: Mapping[str, Any]) -> int:
     if (run := _find(name)) is None:
         return exit_codes.FAILED
     if run.about.state != "serving":
         return fail(f"the cluster {name} is {run.about.state}")
     try:
-        return show_answer(name, ask(run.control_path, {"do": "scale", "counts": counts}))
+        return show_answer(name, ask(run.control_path, question))
     except OSError as error:
         return fail(f"the cluster {name} does not answer: {error.strerror or error}")
 

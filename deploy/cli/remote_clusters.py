@@ -5,7 +5,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.table import Table
@@ -53,9 +53,17 @@ def stop_remote(name: str, address: str) -> int:
 
 
 def scale_remote(name: str, address: str, counts: Mapping[str, int]) -> int:
+    return _change_remote(name, address, lambda cluster: cluster.scale(counts))
+
+
+def restart_remote(name: str, address: str, process: str) -> int:
+    return _change_remote(name, address, lambda cluster: cluster.restart(process))
+
+
+def _change_remote(name: str, address: str, change: Callable[[RemoteCluster], Iterator[Mapping[str, Any]]]) -> int:
     def use(cluster: RemoteCluster) -> int:
         try:
-            return show_answer(name, cluster.scale(counts))
+            return show_answer(name, change(cluster))
         except RemoteError as error:
             return fail(str(error))
 

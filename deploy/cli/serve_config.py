@@ -13,6 +13,7 @@ from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.config.cluster_options import OPTIONS
 from tandem.deploy.config.options import in_flags, kind_of
 from tandem.deploy.config.otlp_endpoint import otlp_endpoint
+from tandem.key_file import KeyFile, read_key_file
 
 
 def cluster_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> ClusterConfig:
@@ -31,10 +32,12 @@ def cluster_config(arguments: argparse.Namespace, environment: Mapping[str, str]
     for name in ("num_prefill", "num_decode"):
         values.setdefault(name, 0 if values.get("num_both") or values.get("num_any") else 1)
     keys = list(values.get("api_keys", ()))
-    if key_file := values.pop(API_KEY_FILE.field, ""):
-        keys += read_key_file(Path(key_file))
     if key := environment.get(API_KEY_VARIABLE, ""):
         keys.append(key)
+    if key_file := values.pop(API_KEY_FILE.field, ""):
+        # The processes may have other working directories.
+        values["key_file"] = KeyFile(str(Path(key_file).absolute()), tuple(keys))
+        keys += read_key_file(Path(key_file))
     values["api_keys"] = tuple(dict.fromkeys(keys))
     values["otlp_endpoint"] = otlp_endpoint(values.get("otlp_endpoint", ""), environment)
     try:
@@ -75,20 +78,6 @@ def read_file(path: Path) -> dict[str, Any]:
         return {options[key].field: options[key].check(value) for key, value in content.items()}
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-
-
-def read_key_file(path: Path) -> list[str]:
-    """Raises ValueError: the file cannot be read or holds no keys."""
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
-    except OSError as error:
-        raise ValueError(f"--api-key-file {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--api-key-file {path} is not UTF-8 text") from error
-    keys = [line for line in lines if line and not line.startswith("#")]
-    if not keys:
-        raise ValueError(f"--api-key-file {path} holds no key: write one a line")
-    return keys
 
 
 def _suggestion(key: str, names: list[str]) -> str:

@@ -15,7 +15,8 @@ API_KEY_FILE = Option(
     "api_key_file",
     str,
     SECURITY,
-    "file with more keys, one per line, as KEY or KEY N; blank lines and lines that start with # are skipped",
+    "file with more keys, one per line, as KEY or KEY N; blank lines and lines that start with # are skipped; "
+    "read again when it changes",
     default="",
     metavar="FILE",
 )

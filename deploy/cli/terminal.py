@@ -12,6 +12,7 @@ from tandem import exit_codes
 from tandem.client import ClientTls, TandemClient, TandemError
 from tandem.config import require_api_key
 from tandem.deploy.cli.serve_options import API_KEY_VARIABLE
+from tandem.deploy.cli.starting import name_starting
 from tandem.printable import printable
 from tandem.rpc.tls import check_tls_files
 from tandem.v1 import inference_pb2 as pb
@@ -57,7 +58,7 @@ def print_failure(arguments: argparse.Namespace, error: TandemError) -> int:
         where = f" (here with --api-key KEY or ${API_KEY_VARIABLE})"
     elif arguments.address_from.startswith("$") and error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
         where = f" ({arguments.address} comes from {arguments.address_from})"
-    print(printable(f"{arguments.name}: {error}{where}"), file=sys.stderr)
+    print(printable(f"{arguments.name}: {name_starting(str(error))}{where}"), file=sys.stderr)
     return exit_codes.FAILED
 
 

@@ -13,6 +13,7 @@ from tandem.deploy.config.cluster_options import DEVICE_DEFAULTS, OFF, ON, SWITC
 from tandem.deploy.config.node_choice import HOST
 from tandem.engine.config import DTYPES, EngineConfig, EngineOptions
 from tandem.hosts import check_network
+from tandem.key_file import KeyFile
 from tandem.kvtransfer.config import LinkConfig
 from tandem.kvtransfer.transports import table as transports
 from tandem.prefill_worker.config import PrefillConfig, PrefillOptions
@@ -88,7 +89,13 @@ class WorkerPlan:
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig(ClusterOptions):
-    """A valid set of options. Raises ValueError on construction; the message names the fields."""
+    """A valid set of options. Raises ValueError on construction; the message names the fields.
+
+    Attributes:
+        key_file: source of some of the api_keys.
+    """
+
+    key_file: KeyFile | None = None
 
     def __post_init__(self) -> None:
         counts = (
@@ -232,6 +239,7 @@ class ClusterConfig(ClusterOptions):
                 "other_model_names": tuple(others),
                 "max_model_len": max_model_len,
                 "tls": self._tls,
+                "key_file": self.key_file,
                 "cluster_token": cluster_token,
                 "chat_template": _absolute(self.chat_template),
                 "log": self._log,
@@ -276,6 +284,7 @@ class ClusterConfig(ClusterOptions):
                 "max_model_len": max_model_len,
                 "cluster_token": cluster_token,
                 "api_keys": self.api_keys,
+                "key_file": self.key_file,
                 "log": self._log,
             },
         )

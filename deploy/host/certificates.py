@@ -12,7 +12,7 @@ VALIDITY = timedelta(days=10 * 365)
 CLOCK_SKEW = timedelta(days=1)
 
 
-def make_certificates() -> ClusterTls:
+def make_certificates(validity: timedelta = VALIDITY) -> ClusterTls:
     """Makes one certificate (ECDSA over P-256) for all processes, and its authority, whose key is thrown away."""
     # Slow to import, and rarely needed.
     from cryptography import x509
@@ -33,8 +33,8 @@ def make_certificates() -> ClusterTls:
             .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"authority of {SERVER_NAME}")]))
             .public_key(own)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - CLOCK_SKEW)
-            .not_valid_after(now + VALIDITY)
+            .not_valid_before(now + min(validity, timedelta()) - CLOCK_SKEW)
+            .not_valid_after(now + validity)
             .add_extension(x509.BasicConstraints(is_authority, 0 if is_authority else None), critical=True)
             .add_extension(
                 x509.KeyUsage(

@@ -81,6 +81,8 @@ def _run(main: Callable[[Callable[[], None]], int], log_fd: int, writer: int) ->
     status = 1
     try:
         os.setsid()
+        # There is no terminal to hang up: who sends it wants files to be read again, which happens all the time.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         with Path(os.devnull).open() as nothing:
             os.dup2(nothing.fileno(), 0)
         os.dup2(log_fd, 1)

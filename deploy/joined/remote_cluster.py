@@ -160,8 +160,15 @@ class RemoteCluster:
 
     def scale(self, counts: Mapping[str, int]) -> Iterator[Mapping[str, Any]]:
         """Yields the lines of the answer. Raises RemoteError: the cluster does not serve, or its supervisor dies."""
+        return self._change(lambda: self._actor.scale.remote(dict(counts)))
+
+    def restart(self, process: str) -> Iterator[Mapping[str, Any]]:
+        """As `scale`."""
+        return self._change(lambda: self._actor.restart.remote(process))
+
+    def _change(self, ask: Callable[[], Any]) -> Iterator[Mapping[str, Any]]:
         try:
-            number = ray.get(self._actor.scale.remote(dict(counts)), timeout=CALL_TIMEOUT_S)
+            number = ray.get(ask(), timeout=CALL_TIMEOUT_S)
             is_over = False
             while not is_over:
                 lines, is_over, error, is_usage = ray.get(

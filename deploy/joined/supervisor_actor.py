@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -120,9 +120,16 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
 
     def scale(self, counts: Mapping[str, int]) -> int:
         """Returns the job's number for `scale_lines`. Raises ValueError: the cluster does not serve."""
+        return self._begin(lambda cluster: cluster.scale(counts))
+
+    def restart(self, process: str) -> int:
+        """As `scale`."""
+        return self._begin(lambda cluster: cluster.restart(process))
+
+    def _begin(self, change: "Callable[[Cluster], ScaleJob]") -> int:
         if self._cluster is None or self._phase != SERVING:
             raise ValueError(f"the cluster is {self._phase}")
-        self._jobs.append(self._cluster.scale(counts))
+        self._jobs.append(change(self._cluster))
         return len(self._jobs) - 1
 
     def scale_lines(self, number: int, timeout_s: float) -> tuple[list[str], bool, str, bool]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tandem.config import ClusterTls, ClusterTlsFiles
+from tandem.config import WORKER_PROBE_INTERVAL_S, WORKER_SILENCE_LIMIT_S, ClusterTls, ClusterTlsFiles
 from tandem.deploy.config.cluster_config import ClusterConfig, WorkerPlan
 from tandem.deploy.errors import ClusterError, ConfigurationError
 from tandem.deploy.host.memory_kills import MemoryKills
@@ -173,8 +173,8 @@ class Processes:
             self.start_worker,
             self.join_worker,
             lambda actor: actor.progress.remote(),
-            probe_interval_s=2.0,
-            silence_limit_s=60.0,
+            probe_interval_s=WORKER_PROBE_INTERVAL_S,
+            silence_limit_s=WORKER_SILENCE_LIMIT_S,
             start_limit_s=START_TIMEOUT_S,
             mapped=lambda actor: actor.mapped_workers.remote(),
         )

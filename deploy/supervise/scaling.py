@@ -72,14 +72,12 @@ class ScaleQueue:
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[ScaleJob] = queue.SimpleQueue()
-        self._current: Scaling | None = None
+        self._current: Change | None = None
 
-    def ask(self, counts: Mapping[str, int]) -> ScaleJob:
-        job = ScaleJob(counts)
+    def ask(self, job: ScaleJob) -> None:
         self._jobs.put(job)
-        return job
 
-    def take_turn(self, plan: "Callable[[ScaleJob], Scaling]") -> None:
+    def take_turn(self, plan: "Callable[[ScaleJob], Change]") -> None:
         """Continues a change or begins the next. `plan` raises ValueError or ClusterError for an impossible one."""
         if self._current is None:
             with contextlib.suppress(queue.Empty):
@@ -98,6 +96,13 @@ class ScaleQueue:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._jobs.get_nowait().finish("the cluster is stopping")
+
+
+class Change(Protocol):
+    def take_turn(self) -> bool:
+        """Goes on without waiting. Returns whether it is over."""
+
+    def give_up(self) -> None: ...
 
 
 class Scaled(Protocol):
@@ -253,19 +258,23 @@ class Scaling:
 
         None: a router did not answer. Dead routers have no requests.
         """
-        refs = self._cluster.tell_routers(self.planned)
-        waiting, deadline = list(refs), time.monotonic() + ANSWER_TIMEOUT_S
-        while waiting:
-            _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=0)
-            if waiting:
-                if time.monotonic() > deadline:
-                    return None
-                yield
-        answers = []
-        for ref in refs:
-            with contextlib.suppress(RayError):
-                answers.append(ray.get(ref))
-        return answers
+        return (yield from answers_of(self._cluster.tell_routers(self.planned)))
+
+
+def answers_of(refs: Sequence[Any]) -> Generator[None, None, list[dict[str, int]] | None]:
+    """Waits in turns for the answers of RouterActor.set_workers. None: a router did not answer."""
+    waiting, deadline = list(refs), time.monotonic() + ANSWER_TIMEOUT_S
+    while waiting:
+        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=0)
+        if waiting:
+            if time.monotonic() > deadline:
+                return None
+            yield
+    answers = []
+    for ref in refs:
+        with contextlib.suppress(RayError):
+            answers.append(ray.get(ref))
+    return answers
 
 
 class _JoinError(Exception):

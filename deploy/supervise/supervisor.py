@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from tandem.config import RESTART_DELAY_S
 from tandem.deploy.host.mappers import Mappers
 from tandem.deploy.host.memory_kills import MemoryKills
 from tandem.deploy.on_ray.ray_module import ActorUnavailableError, RayError, RayTaskError, ray
@@ -15,7 +16,6 @@ from tandem.deploy.on_ray.ray_module import ActorUnavailableError, RayError, Ray
 logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.2
-RESTART_DELAY_S = 1.0
 # After a longer gap between polls, this process was stopped or the machine slept.
 STANDSTILL_S = 1.0
 # Limit for answers still due when supervision ends.
@@ -71,6 +71,8 @@ class Supervisor:
         self._failures: dict[str, str] = {}
         self._added: set[str] = set()
         self._retired: set[str] = set()
+        # Ends that were asked for.
+        self._expected: set[str] = set()
         for name in actors:
             self._watch(name)
 
@@ -86,6 +88,12 @@ class Supervisor:
     def failure(self, name: str) -> str:
         return self._failures.get(name, "")
 
+    def restart(self, name: str) -> None:
+        """Ends a process and starts it again, unless it has died meanwhile and is started anyway."""
+        if self._answered_at.pop(name, None) is not None:
+            self._expected.add(name)
+            ray.kill(self._actors[name])
+
     def retire(self, name: str) -> None:
         self._retired.add(name)
         if name in self._restart_at:
@@ -97,6 +105,7 @@ class Supervisor:
             known.pop(name, None)
         self._added.discard(name)
         self._retired.discard(name)
+        self._expected.discard(name)
         self._mappers.forget(name)
 
     def run(self, stop: threading.Event, on_turn: Callable[[], None] = lambda: None) -> None:
@@ -129,9 +138,13 @@ class Supervisor:
                     # The call broke, not the process.
                     self._awaited[self._actors[name].wait_stopped.remote()] = awaited
                     return
-                why = self._memory_kills.explanation()
-                logger.warning("%s died%s; starting it again", name, f": {why}" if why else "")
-                self._start_later(name)
+                if name in self._expected:
+                    self._restart_at[name] = time.monotonic()
+                else:
+                    why = self._memory_kills.explanation()
+                    logger.warning("%s died%s; starting it again", name, f": {why}" if why else "")
+                    self._start_later(name)
+                self._expected.discard(name)
                 running = [other for other in self._answered_at if self._kinds[other].mapped is not None]
                 self._mappers.has_died(name, running, time.monotonic())
             case "answer":

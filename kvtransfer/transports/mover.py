@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tandem.engine.kvcache.base import Completion
 from tandem.kvtransfer.transports.base import ReceiverTransport, SenderTransport
-from tandem.kvtransfer.transports.peer_socket import Listener
+from tandem.kvtransfer.transports.listener import Listener
 
 logger = logging.getLogger(__name__)
 

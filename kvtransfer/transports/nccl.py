@@ -17,6 +17,7 @@ from tandem.engine.kvcache.cuda_pool import CudaKvPool
 from tandem.engine.kvcache.pool import KvPool
 from tandem.kvtransfer.transports import peer_socket
 from tandem.kvtransfer.transports.base import ReceiverTransport, SenderTransport, Transport
+from tandem.kvtransfer.transports.listener import Listener
 from tandem.kvtransfer.transports.mover import HEADER, Flag, ReceivingMover, SendingMover, Transfer, check_announced
 from tandem.kvtransfer.transports.nccl_communicator import RECEIVER, SENDER
 from tandem.kvtransfer.transports.nccl_mover import CONNECT_TIMEOUT_S, PEER_POLL_S, NcclMover
@@ -87,7 +88,7 @@ class NcclReceiver(NcclMover, ReceivingMover):
             RuntimeError: the slots do not fit into device memory.
         """
         super().__init__(pool, host, RECEIVER)
-        self._listener = peer_socket.Listener(host, context)
+        self._listener = Listener(host, context)
         self._thread.start()
 
     def _meet_peer(self) -> None:

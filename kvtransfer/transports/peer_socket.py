@@ -1,9 +1,12 @@
 """The TCP connection of a two-sided transport, optionally over TLS. The receiver accepts the one sender that shows its
-token."""
+token.
+
+The sender's first bytes, in the clear, are a knock: a digest of the token. By it the receiver tells the sender from
+strangers before any handshake, so they cannot take its place (listener.py). The token itself follows inside TLS.
+"""
 
 import contextlib
-import logging
-import secrets
+import hashlib
 import selectors
 import socket
 import ssl
@@ -14,31 +17,29 @@ from typing import NamedTuple
 
 from tandem.config import SERVER_NAME
 
-logger = logging.getLogger(__name__)
-
 # Shorter than OPEN_TIMEOUT_S, so that the reason is reported.
 CONNECT_TIMEOUT_S = 3.0
-# Longer than a sender needs to open its end.
-ACCEPT_TIMEOUT_S = 30.0
-# The sender shows the token at once; a slower connection is a stranger's.
-TOKEN_TIMEOUT_S = 3.0
-# Strangers may connect first. Beyond the limit the oldest is refused.
-_BACKLOG = 128
-_MAX_NEWCOMERS = 16
+# Pause before a receiver that turned the sender away is called again, in seconds.
+_RETRY_DELAY_S = 0.05
 # Time without a byte after which a peer counts as lost, in seconds.
 STALL_TIMEOUT_S = 30.0
 # Endpoint: port and token, then the host in UTF-8.
-_TOKEN_BYTES = 16
-_ENDPOINT = struct.Struct(f"!H{_TOKEN_BYTES}s")
-# In TLS 1.3 a sender's handshake ends before the receiver has checked its certificate, so the sender waits for this
-# byte.
-_TAKEN = b"\1"
+TOKEN_BYTES = 16
+KNOCK_BYTES = 16
+_ENDPOINT = struct.Struct(f"!H{TOKEN_BYTES}s")
+# Sent once the knock and, with TLS, the certificate are checked: in TLS 1.3 a sender's handshake ends before that.
+TAKEN = b"\1"
 
 
 class Endpoint(NamedTuple):
     host: str
     port: int
     token: bytes
+
+    @property
+    def knock(self) -> bytes:
+        """The sender's first bytes. They do not reveal the token."""
+        return hashlib.blake2b(self.token, digest_size=KNOCK_BYTES, person=b"tandem knock").digest()
 
     def encode(self) -> bytes:
         return _ENDPOINT.pack(self.port, self.token) + self.host.encode()
@@ -56,131 +57,51 @@ class Endpoint(NamedTuple):
 
 
 def connect(endpoint: bytes, context: ssl.SSLContext | None = None) -> socket.socket:
-    """Connects to a receiver and shows its token. `context` None means no TLS.
+    """Connects to a receiver and shows its token. `context` None means no TLS. A receiver that closes the connection
+    before it has taken it, for strangers crowd it, is called again for CONNECT_TIMEOUT_S.
 
     Raises:
         ValueError: the endpoint is invalid.
         OSError: the receiver cannot be reached, or a certificate is refused.
     """
-    host, port, token = Endpoint.decode(endpoint)
+    to = Endpoint.decode(endpoint)
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    while True:
+        try:
+            return _connect_once(to, context, max(_RETRY_DELAY_S, deadline - time.monotonic()))
+        except _TurnedAwayError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_RETRY_DELAY_S)
+
+
+class _TurnedAwayError(OSError):
+    """The receiver closed the connection before it had taken it, without a reason."""
+
+
+def _connect_once(to: Endpoint, context: ssl.SSLContext | None, timeout_s: float) -> socket.socket:
     try:
-        connection = socket.create_connection((host, port), CONNECT_TIMEOUT_S)
+        connection = socket.create_connection((to.host, to.port), timeout_s)
     except OSError as error:
-        raise OSError(f"no connection to {host}:{port}: {error}") from error
+        raise OSError(f"no connection to {to.host}:{to.port}: {error}") from error
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(to.knock)
         if context is not None:
             connection = context.wrap_socket(connection, server_hostname=SERVER_NAME)
-            if connection.recv(len(_TAKEN)) != _TAKEN:
-                raise OSError("the receiver closed the connection")
-        connection.sendall(token)
+        if connection.recv(len(TAKEN)) != TAKEN:
+            raise ConnectionResetError("the receiver closed the connection")
+        connection.sendall(to.token)
         connection.settimeout(STALL_TIMEOUT_S)
     except OSError as error:
-        connection.close()
-        if context is None:
-            raise
-        raise OSError(f"no TLS with {host}:{port}: {error}") from error
+        close(connection)
+        what = f"no connection to {to.host}:{to.port}" if context is None else f"no TLS with {to.host}:{to.port}"
+        is_turned_away = isinstance(error, ConnectionError | ssl.SSLEOFError | ssl.SSLZeroReturnError)
+        raise (_TurnedAwayError if is_turned_away else OSError)(f"{what}: {error}") from error
     return connection
 
 
-class Listener:
-    def __init__(self, host: str, context: ssl.SSLContext | None = None) -> None:
-        """Raises OSError if `host` is not an address of this host."""
-        self._context = context
-        self._socket = socket.create_server((host, 0), backlog=_BACKLOG)
-        self.endpoint = Endpoint(host, self._socket.getsockname()[1], secrets.token_bytes(_TOKEN_BYTES))
-
-    def accept(self) -> socket.socket:
-        """Waits for the sender; strangers do not delay it. Raises OSError on timeout or `wake`."""
-        self._socket.setblocking(False)
-        deadline = time.monotonic() + ACCEPT_TIMEOUT_S
-        newcomers: list[_Newcomer] = []
-        try:
-            while time.monotonic() < deadline:
-                wait_readable([self._socket, *newcomers], min([deadline, *(one.deadline for one in newcomers)]))
-                with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
-                    connection, (host, *_) = self._socket.accept()
-                    newcomers.append(_Newcomer(connection, host, self.endpoint.token, self._context))
-                for newcomer in list(newcomers):
-                    if newcomer.is_sender():
-                        newcomers.remove(newcomer)
-                        self._socket.close()
-                        return newcomer.connection
-                for newcomer in [one for one in newcomers if one.refusal] or newcomers[:-_MAX_NEWCOMERS]:
-                    newcomers.remove(newcomer)
-                    newcomer.turn_away(self.endpoint.port)
-        finally:
-            for newcomer in newcomers:
-                close(newcomer.connection)
-        raise TimeoutError("the sender did not come")
-
-    def wake(self) -> None:
-        """Ends an `accept` in another thread."""
-        wake(self._socket)
-
-    def close(self) -> None:
-        close(self._socket)
-
-
-class _Newcomer:
-    """A connection that has not shown the token. Attributes: refusal: reason to refuse it, or ""."""
-
-    def __init__(self, connection: socket.socket, host: str, token: bytes, context: ssl.SSLContext | None) -> None:
-        self.connection = connection
-        self.deadline = time.monotonic() + TOKEN_TIMEOUT_S
-        self.refusal = ""
-        self._host = host
-        self._token = token
-        self._shown = b""
-        self._context = context
-        self._has_met = False
-        connection.setblocking(False)
-
-    def fileno(self) -> int:
-        return self.connection.fileno()
-
-    def is_sender(self) -> bool:
-        """Returns whether it has shown the token."""
-        try:
-            self._go_on()
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            if time.monotonic() >= self.deadline:
-                self.refusal = f"it did not show the token within {TOKEN_TIMEOUT_S:g} s"
-            return False
-        except OSError as error:
-            self.refusal = str(error)
-            return False
-        return True
-
-    def turn_away(self, port: int) -> None:
-        why = self.refusal or "too many connections"
-        logger.warning(
-            "a connection from %s to port %d, for pages of one sender, was refused: %s", self._host, port, why
-        )
-        close(self.connection)
-
-    def _go_on(self) -> None:
-        """Returns once it is ready; raises otherwise."""
-        if self._context is not None:
-            if not isinstance(self.connection, ssl.SSLSocket):
-                self.connection = self._context.wrap_socket(
-                    self.connection, server_side=True, do_handshake_on_connect=False
-                )
-            if not self._has_met:
-                self.connection.do_handshake()
-                self._has_met = True
-                self.connection.sendall(_TAKEN)
-        while len(self._shown) < len(self._token):
-            if not (part := self.connection.recv(len(self._token) - len(self._shown))):
-                raise OSError("it closed the connection")
-            self._shown += part
-        if not secrets.compare_digest(self._shown, self._token):
-            raise OSError("its token is wrong")
-        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.connection.settimeout(STALL_TIMEOUT_S)
-
-
-def wait_readable(files: Iterable[socket.socket | _Newcomer], until: float) -> None:
+def wait_readable(files: Iterable[socket.socket], until: float) -> None:
     """Returns when a socket is readable, or at `until`."""
     with selectors.DefaultSelector() as selector:
         for file in files:

@@ -9,6 +9,7 @@ import ssl
 from tandem.engine.kvcache.pool import CpuKvPool, KvPool
 from tandem.kvtransfer.transports import peer_socket
 from tandem.kvtransfer.transports.base import ReceiverTransport, SenderTransport, Transport
+from tandem.kvtransfer.transports.listener import Listener
 from tandem.kvtransfer.transports.mover import HEADER, ReceivingMover, SendingMover, Transfer, check_announced
 from tandem.rpc.credentials import ClusterCredentials
 
@@ -43,7 +44,7 @@ class TcpReceiver(ReceivingMover):
         """Listens for the sender that shows the token. Raises OSError if `host` is not an address of this host."""
         super().__init__()
         self._pages = pool.memory.numpy()
-        self._listener = peer_socket.Listener(host, context)
+        self._listener = Listener(host, context)
         self._connection: socket.socket | None = None
         self._thread.start()
 

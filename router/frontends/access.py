@@ -13,7 +13,11 @@ from tandem.rpc.auth import TokenSet, bearer_token
 
 
 class Access:
-    """API keys and their limits. Without keys all clients share the key ""."""
+    """API keys and their limits. Without keys all clients share the key "".
+
+    Attributes:
+        num_keys: number of keys.
+    """
 
     def __init__(
         self,
@@ -30,16 +34,21 @@ class Access:
             max_bytes: limit for all requests in hand; with several keys, each key may use half.
         """
         self._elsewhere = elsewhere
-        keys = [parse_api_key(text) for text in api_keys]
-        self._keys = TokenSet([key.key for key in keys])
         self._max_priority = max_priority
-        self._max_priorities = {key.key: key.max_priority for key in keys if key.max_priority is not None}
         self._max_requests_per_key = max_requests_per_key
         self._num_requests: Counter[str] = Counter()
         self._max_bytes = max_bytes
-        self._max_bytes_per_key = max_bytes // 2 if len(api_keys) > 1 else max_bytes
         self._num_bytes: Counter[str] = Counter()
         self._num_bytes_of_all = 0
+        self.set_keys(api_keys)
+
+    def set_keys(self, api_keys: Sequence[str]) -> None:
+        """Replaces the keys. Requests in hand go on, also those of keys that are gone."""
+        keys = [parse_api_key(text) for text in api_keys]
+        self.num_keys = len(keys)
+        self._keys = TokenSet([key.key for key in keys])
+        self._max_priorities = {key.key: key.max_priority for key in keys if key.max_priority is not None}
+        self._max_bytes_per_key = self._max_bytes // 2 if len(keys) > 1 else self._max_bytes
 
     def identify(self, authorization: str | None) -> str:
         """Returns the key of "Bearer KEY". Raises UnauthenticatedError."""

@@ -1,5 +1,6 @@
 """The gRPC and the HTTP server of one pair of client ports."""
 
+import asyncio
 import functools
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -17,13 +18,15 @@ from tandem.router.frontends.openai.server import HttpServer
 from tandem.router.frontends.tracing import TracingService
 from tandem.router.observe.recordings import Recordings
 from tandem.rpc.channel import bind, new_client_facing_server
-from tandem.rpc.tls import server_credentials
+from tandem.rpc.tls import ClientPortTls
 from tandem.v1 import inference_pb2, inference_pb2_grpc, recording_pb2, recording_pb2_grpc
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 TRACING_SERVICE = recording_pb2.DESCRIPTOR.services_by_name["Tracing"].full_name
 HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 STOP_GRACE_S = 0.5
+# The launcher ends a leaving router earlier.
+LEAVE_LIMIT_S = 86_400.0
 
 
 class ClientServers:
@@ -36,12 +39,13 @@ class ClientServers:
         health_service: HealthService,
         recordings: Recordings,
         config: RouterConfig,
+        tls: ClientPortTls | None,
         grpc_port: int,
         http_port: int,
     ) -> None:
         """Binds the ports; 0 picks a free one. A bound gRPC port listens already.
 
-        Raises ValueError: a port is taken, or a TLS file is unusable.
+        Raises ValueError: a port is taken.
         """
         check = functools.partial(check_encoded, max_model_len=config.max_model_len)
         self._grpc = new_client_facing_server(
@@ -60,17 +64,23 @@ class ClientServers:
         reflection.enable_server_reflection(
             (SERVICE, TRACING_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), self._grpc
         )
-        credentials = server_credentials(config.tls) if config.tls else None
-        self._http = HttpServer(
-            app, config.host, http_port, config.tls, config.max_connections, reuse_port=config.reuse_ports
-        )
+        self._http = HttpServer(app, config.host, http_port, tls, config.max_connections, reuse_port=config.reuse_ports)
+        self._leaving: asyncio.Task[None] | None = None
         self.http_address = self._http.address
-        self.grpc_address = bind(self._grpc, config.host, grpc_port, credentials)
+        self.grpc_address = bind(self._grpc, config.host, grpc_port, tls.server_credentials() if tls else None)
 
     async def start(self) -> None:
         await self._grpc.start()
         await self._http.start()
 
+    def leave(self) -> None:
+        """Refuses connections and calls from now on, without a word that a client takes for the cluster's."""
+        if self._leaving is None:
+            self._http.leave()
+            self._leaving = asyncio.create_task(self._grpc.stop(LEAVE_LIMIT_S))
+
     async def stop(self) -> None:
+        if self._leaving is not None:
+            self._leaving.cancel()
         await self._http.stop()
         await self._grpc.stop(STOP_GRACE_S)

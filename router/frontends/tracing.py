@@ -27,8 +27,7 @@ class TracingService(recording_pb2_grpc.TracingServicer):
         self._recordings = recordings
 
     async def Record(self, request: pb.RecordRequest, context: grpc.aio.ServicerContext) -> None:
-        config = self._frontend.config
-        if len(config.api_keys) > 1 and not config.allow_tracing:
+        if self._frontend.access.num_keys > 1 and not self._frontend.config.allow_tracing:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, REFUSAL, router_trailer(self._frontend))
         try:
             async with (

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from tandem.client.connect_errors import explain
 from tandem.v1 import inference_pb2 as pb
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -112,7 +113,7 @@ def translate(error: Any, address: str) -> TandemError:
     code, details = error.code(), error.details() or ""
     # gRPC's own messages for a closed port or an unknown name. A router without workers uses other words.
     if code is grpc.StatusCode.UNAVAILABLE and details.startswith(("failed to connect", "errors resolving")):
-        details = f"no cluster answers at {address}; start one with `tandem serve`, or see to TLS if it asks for it"
+        details = explain(details, address)
     elif code is grpc.StatusCode.DEADLINE_EXCEEDED and details == "Deadline Exceeded":
         details = f"{address} has not answered in time"
     return TandemError(code.name, details)

@@ -1,5 +1,6 @@
 """gRPC channels and servers with common options."""
 
+import resource
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,11 @@ HANDSHAKE_TIMEOUT_MS = 10_000
 # All calls together, including waiting and refused ones. Each holds tens of kB.
 MAX_CALLS = 8192
 
+# Ports for the cluster's own processes, which have a call on every connection. A stranger holds a descriptor and some
+# kilobytes until one of the timeouts.
+MAX_CLUSTER_CONNECTIONS = 1024
+MAX_CLUSTER_IDLE_MS = 10_000
+
 # Keepalive between hosts, because a cut cable breaks no connection. On one host a connection ends with its process, and
 # heartbeats detect a stopped one.
 HOST_KEEPALIVE_INTERVAL_MS = 2_000
@@ -35,7 +41,7 @@ _BETWEEN_HOSTS: list[tuple[str, Any]] = [
     ("grpc.keepalive_timeout_ms", HOST_KEEPALIVE_TIMEOUT_MS),
     # An idle link sends only pings.
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", HOST_KEEPALIVE_INTERVAL_MS // 2),
+    ("grpc.http2.min_ping_interval_without_data_ms", HOST_KEEPALIVE_INTERVAL_MS // 2),
 ]
 
 _OPTIONS: list[tuple[str, Any]] = [
@@ -65,7 +71,8 @@ def open_channel(
 def new_server(
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (), *, reuse_ports: bool = False, host: str = "127.0.0.1"
 ) -> grpc.aio.Server:
-    """Create a server for other processes of the cluster.
+    """Create a server for other processes of the cluster. Its connections take at most a quarter of the descriptors
+    that this process may open.
 
     Args:
         reuse_ports: let other sockets with this option share its ports.
@@ -77,10 +84,19 @@ def new_server(
         ("grpc.so_reuseport", int(reuse_ports)),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.max_allowed_incoming_connections", _max_cluster_connections()),
+        ("grpc.max_connection_idle_ms", MAX_CLUSTER_IDLE_MS),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         ("grpc.http2.settings_timeout", HANDSHAKE_TIMEOUT_MS),
     ]
     return grpc.aio.server(options=options, interceptors=interceptors)
+
+
+def _max_cluster_connections() -> int:
+    num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        MAX_CLUSTER_CONNECTIONS if num_files == resource.RLIM_INFINITY else min(MAX_CLUSTER_CONNECTIONS, num_files // 4)
+    )
 
 
 def new_client_facing_server(
@@ -102,7 +118,7 @@ def new_client_facing_server(
         ("grpc.http2.settings_timeout", HANDSHAKE_TIMEOUT_MS),
         ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
         # Probing would grow a fast client's window to megabytes per call, for unread messages.
         ("grpc.http2.bdp_probe", 0),
         # By default gRPC cancels random calls beyond a thousand pending ones. Many restarting clients can cause that.

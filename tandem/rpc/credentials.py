@@ -7,6 +7,7 @@ import ssl
 import grpc
 
 from tandem.config import SERVER_NAME, ClusterTls, ClusterTlsFiles
+from tandem.repeat_limit import RepeatLimit
 from tandem.rpc.auth import cluster_metadata
 from tandem.rpc.channel import open_channel
 
@@ -29,6 +30,7 @@ class ClusterCredentials:
         self.metadata = cluster_metadata(token)
         self.secure = tls is not None
         self._tls = tls
+        self._unreadable = RepeatLimit()
         try:
             self._certificates = tls.read() if tls is not None else None
         except OSError as error:
@@ -71,7 +73,8 @@ class ClusterCredentials:
             try:
                 self._certificates = self._tls.read()
             except OSError as error:
-                logger.warning("the cluster's TLS goes on with the certificates that it has: %s", error)
+                if self._unreadable.allows(str(error)):
+                    logger.warning("the cluster's TLS goes on with the certificates that it has: %s", error)
         return self._certificates
 
 

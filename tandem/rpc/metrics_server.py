@@ -1,14 +1,19 @@
-"""Metrics over HTTP, for processes without another HTTP port."""
+"""Metrics over HTTP, for processes without another HTTP port.
 
+One thread with a loop of its own serves all readers. It looks at the key as soon as a request's head is there, and
+reads nothing after that. A newcomer beyond MAX_CONNECTIONS takes the place of the oldest reader without a valid key, so
+strangers keep no reader out.
+"""
+
+import asyncio
 import logging
-import sys
+import socket
 import threading
 from collections.abc import Sequence
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
-from socketserver import ThreadingTCPServer
 from typing import Any
 
+import h11
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from tandem.config import parse_api_key
@@ -17,15 +22,18 @@ from tandem.rpc.auth import TokenSet, bearer_token
 logger = logging.getLogger(__name__)
 
 PATH = "/metrics"
-# Timeout for a reader that neither sends nor receives.
+MAX_CONNECTIONS = 128
+MAX_HEAD_BYTES = 8192
+# For a request and its answer together, in seconds.
 REQUEST_TIMEOUT_S = 5.0
-# Delay within which the serving thread notices `close`.
-POLL_INTERVAL_S = 0.1
+_START_TIMEOUT_S = 10.0
+_STOP_TIMEOUT_S = 2.0
+_BACKLOG = 1024
+# The loop accepts as many at once, and some times more before it reads from the first.
+_ACCEPTED_AT_ONCE = 16
 
 
 class MetricsServer:
-    """Serves a registry at GET /metrics, with a thread per reader."""
-
     def __init__(self, registry: CollectorRegistry, host: str, api_keys: Sequence[str] = ()) -> None:
         """
         Args:
@@ -34,64 +42,137 @@ class MetricsServer:
         Raises:
             OSError: the address is not local.
         """
-        self._server = _Server(registry, host, TokenSet([parse_api_key(text).key for text in api_keys]))
-        self.address = f"{host}:{self._server.server_address[1]}"
-        thread = threading.Thread(
-            target=self._server.serve_forever, args=(POLL_INTERVAL_S,), name="metrics", daemon=True
-        )
-        thread.start()
+        self._readers = _Readers(registry, TokenSet([parse_api_key(text).key for text in api_keys]))
+        # Not the process's other loop: readers must not delay tokens. Not the policy's kind, which Ray sets.
+        self._loop = asyncio.SelectorEventLoop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="metrics", daemon=True)
+        self._thread.start()
+        try:
+            self._server = self._call(self._listen(host))
+        except BaseException:
+            self._end_loop()
+            raise
+        self.address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
+
+    def set_api_keys(self, api_keys: Sequence[str]) -> None:
+        """Replaces the accepted keys. Callable from any thread."""
+        self._readers.keys = TokenSet([parse_api_key(text).key for text in api_keys])
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._call(self._stop())
+        self._end_loop()
+
+    def _call(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_START_TIMEOUT_S)
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_STOP_TIMEOUT_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    async def _listen(self, host: str) -> asyncio.Server:
+        listener = socket.create_server((host, 0))
+        server = await self._loop.create_server(
+            lambda: _Reader(self._readers), sock=listener, backlog=_ACCEPTED_AT_ONCE
+        )
+        # asyncio takes one number for both. A full backlog costs a new reader a second.
+        listener.listen(_BACKLOG)
+        return server
+
+    async def _stop(self) -> None:
+        self._server.close()
+        self._readers.close()
 
 
-class _Server(ThreadingTCPServer):
-    """Unlike http.server's class, binds without a DNS lookup."""
+class _Readers:
+    """All connections, oldest first. Attributes: keys: accepted; may be replaced."""
 
-    daemon_threads = True
-
-    def __init__(self, registry: CollectorRegistry, host: str, keys: TokenSet) -> None:
-        super().__init__((host, 0), _Handler)
+    def __init__(self, registry: CollectorRegistry, keys: TokenSet) -> None:
         self.registry = registry
         self.keys = keys
+        # A dict for its order.
+        self._connections: dict[_Reader, None] = {}
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if isinstance(sys.exception(), OSError):
-            logger.debug("the reader at %s went away", client_address)
-        else:
-            logger.exception("metrics could not be collected")
+    def add(self, reader: "_Reader") -> None:
+        if len(self._connections) >= MAX_CONNECTIONS:
+            strangers = (one for one in self._connections if not one.is_admitted)
+            oldest = next(strangers, next(iter(self._connections)))
+            logger.debug("too many connections: closed the one from %s", oldest.peer)
+            oldest.abort()
+        self._connections[reader] = None
+
+    def remove(self, reader: "_Reader") -> None:
+        self._connections.pop(reader, None)
+
+    def close(self) -> None:
+        for reader in list(self._connections):
+            reader.abort()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    timeout = REQUEST_TIMEOUT_S
-    server_version = "tandem"
-    sys_version = ""
+class _Reader(asyncio.Protocol):
+    """One connection, for one request. Attributes: is_admitted: it has shown a valid key."""
 
-    def do_GET(self) -> None:
-        if not self._may_read():
+    def __init__(self, readers: _Readers) -> None:
+        self.is_admitted = False
+        self.peer: Any = None
+        self._readers = readers
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+        self._is_answered = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.peer = transport.get_extra_info("peername")
+        self._deadline = asyncio.get_running_loop().call_later(REQUEST_TIMEOUT_S, transport.abort)
+        self._readers.add(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._deadline.cancel()
+        self._readers.remove(self)
+
+    def abort(self) -> None:
+        self._transport.abort()
+        # The loop reports the loss only later.
+        self._readers.remove(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_answered:
+            return
+        self._http.receive_data(data)
+        try:
+            event = self._http.next_event()
+        except h11.RemoteProtocolError as error:
+            self._answer(HTTPStatus(error.error_status_hint), b"the request is malformed or its head too long\n")
+            return
+        if isinstance(event, h11.Request):
+            self._answer_to(event)
+
+    def _answer_to(self, request: h11.Request) -> None:
+        authorization = dict(request.headers).get(b"authorization", b"").decode("latin-1")
+        self.is_admitted = not self._readers.keys or bearer_token(authorization) in self._readers.keys
+        if not self.is_admitted:
             self._answer(HTTPStatus.UNAUTHORIZED, b"an API key is needed\n", {"WWW-Authenticate": "Bearer"})
-        elif self.path.partition("?")[0] != PATH:
+        elif request.method != b"GET":
+            self._answer(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET is answered\n", {"Allow": "GET"})
+        elif request.target.partition(b"?")[0] != PATH.encode():
             self._answer(HTTPStatus.NOT_FOUND, f"there is only {PATH} here\n".encode())
         else:
-            self._answer(HTTPStatus.OK, generate_latest(self.server.registry), {"Content-Type": CONTENT_TYPE_LATEST})
-
-    def _refuse(self) -> None:
-        self._answer(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET is answered\n", {"Allow": "GET"})
-
-    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse
-
-    def _may_read(self) -> bool:
-        return not self.server.keys or bearer_token(self.headers.get("Authorization")) in self.server.keys
+            try:
+                body = generate_latest(self._readers.registry)
+            except Exception:
+                logger.exception("metrics could not be collected")
+                self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"metrics could not be collected\n")
+                return
+            self._answer(HTTPStatus.OK, body, {"Content-Type": CONTENT_TYPE_LATEST})
 
     def _answer(self, status: HTTPStatus, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in ({"Content-Type": "text/plain; charset=utf-8"} | (headers or {})).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        logger.debug("%s: %r", self.client_address, format % args)
+        self._is_answered = True
+        headers = {"Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(body))} | (headers or {})
+        head = h11.Response(
+            status_code=status, reason=status.phrase, headers=[*headers.items(), ("Connection", "close")]
+        )
+        parts = [self._http.send(event) for event in (head, h11.Data(data=body), h11.EndOfMessage())]
+        self._transport.write(b"".join(part for part in parts if part))
+        # Sends the rest until the deadline.
+        self._transport.close()

@@ -58,10 +58,17 @@ class SenderEnd:
         page_format: PageFormat = PAGE_FORMAT,
         worker_id: str = "p",
         gpu: str = "",
+        credentials: ClusterCredentials | None = None,
     ) -> None:
         self.events: list[Event] = []
         self.links = LinkDialer(
-            worker_id, f"{worker_id} life", page_format, transports, self.events.append, ClusterCredentials(), gpu
+            worker_id,
+            f"{worker_id} life",
+            page_format,
+            transports,
+            self.events.append,
+            credentials or ClusterCredentials(),
+            gpu,
         )
 
     async def __aenter__(self) -> "SenderEnd":

@@ -21,6 +21,7 @@ def hello(
     num_restarts: int = 0,
     host: str = "",
     rack: str = "",
+    start_s: float = 0.0,
 ) -> Hello:
     return Hello(
         PROTOCOL_VERSION,
@@ -39,6 +40,7 @@ def hello(
         num_restarts=num_restarts,
         host=host,
         rack=rack,
+        start_s=start_s,
     )
 
 

@@ -29,6 +29,7 @@ VOCABULARY = (
     "tandem.forward_times",
     "tandem.grammar_limits",
     "tandem.hosts",
+    "tandem.key_file",
     "tandem.messages",
     "tandem.open_files",
     "tandem.options",
@@ -37,8 +38,10 @@ VOCABULARY = (
     "tandem.processes",
     "tandem.prompt_logprobs",
     "tandem.recording",
+    "tandem.repeat_limit",
     "tandem.request_ids",
     "tandem.sampling_params",
+    "tandem.watched_files",
 )
 
 COMMON = (

@@ -3,15 +3,14 @@
 import asyncio
 import contextlib
 import socket
-import ssl
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from tandem.config import TlsConfig
 from tandem.router.frontends.openai.closing_transport import MAX_DISCARDED_BYTES_PER_S, DiscardBudget
 from tandem.router.frontends.openai.http_connection import BoundedProtocol, Keeper
 from tandem.router.frontends.openai.listener import Listener
+from tandem.rpc.tls import ClientPortTls
 
 START_TIMEOUT_S = 10.0
 STOP_GRACE_S = 1
@@ -46,7 +45,7 @@ class HttpServer:
         app: ASGIApp,
         host: str,
         port: int,
-        tls: TlsConfig | None,
+        tls: ClientPortTls | None,
         max_connections: int,
         *,
         reuse_port: bool = False,
@@ -71,10 +70,7 @@ class HttpServer:
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=STOP_GRACE_S,
-            ssl_certfile=tls.cert_file if tls else None,
-            ssl_keyfile=tls.key_file if tls else None,
-            ssl_ca_certs=tls.client_ca_file or None if tls else None,
-            ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.client_ca_file else ssl.CERT_NONE,
+            ssl_context_factory=(lambda *_: tls.server_context()) if tls else None,
         )
         self._server = _Server(config, max_connections)
         self._task: asyncio.Task[None] | None = None
@@ -87,6 +83,11 @@ class HttpServer:
                     self._task.result()
                     raise RuntimeError("the HTTP server ended while it started")
                 await asyncio.sleep(POLL_S)
+
+    def leave(self) -> None:
+        """Refuses new connections and ends idle ones; requests under way go on."""
+        self._server.config.timeout_graceful_shutdown = None
+        self._server.should_exit = True
 
     async def stop(self) -> None:
         if self._task is not None:

@@ -34,14 +34,12 @@ class TooManyViewersError(Exception):
 
 
 class LiveFeed:
+    """Attributes: num_keys: with several API keys, one may have half of the places."""
+
     def __init__(self, frames: Frames, num_keys: int = 0) -> None:
-        """
-        Args:
-            num_keys: with several keys, one may have half of the places.
-        """
         self._frames = frames
+        self.num_keys = num_keys
         self.num_viewers = 0
-        self._max_per_key = MAX_VIEWERS // 2 if num_keys > 1 else MAX_VIEWERS
         self._num_of_key: Counter[str] = Counter()
         self._number = 0
         self._changes: Frame | None = None
@@ -106,7 +104,7 @@ class LiveFeed:
     def _place(self, key: str) -> Iterator[None]:
         if self.num_viewers >= MAX_VIEWERS:
             raise TooManyViewersError(f"{self.num_viewers} watch already")
-        if self._num_of_key[key] >= self._max_per_key:
+        if self._num_of_key[key] >= (MAX_VIEWERS // 2 if self.num_keys > 1 else MAX_VIEWERS):
             raise TooManyViewersError(f"{self._num_of_key[key]} watch with this key already")
         self.num_viewers += 1
         self._num_of_key[key] += 1

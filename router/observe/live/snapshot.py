@@ -41,15 +41,18 @@ class Frame:
 
 
 class SnapshotBuilder:
-    """A page's first frame has everything; later ones have the current state and new points, requests and entries."""
+    """A page's first frame has everything; later ones have the current state and new points, requests and entries.
+
+    Attributes:
+        num_keys: number of API keys; with several, each sees its own requests.
+    """
 
     def __init__(self, router: Router, config: RouterConfig, now: Callable[[], float] = time.time) -> None:
         self._router = router
         self._config = config
         self._now = now
         self._started_s = now()
-        # Lengths and times of requests reveal a key's use.
-        self._own_only = len(config.api_keys) > 1 and not config.allow_tracing
+        self.num_keys = len(config.api_keys)
         self._rates = WorkerRates()
         self._history = History(router.live.ttft, router.metrics.itl)
         # End of the data in earlier frames.
@@ -106,7 +109,8 @@ class SnapshotBuilder:
                 "journal": [_entry(entry) for entry in live.journal.since(journal_version)],
             },
             requests,
-            own_only=self._own_only,
+            # Lengths and times of requests reveal a key's use.
+            own_only=self.num_keys > 1 and not self._config.allow_tracing,
         )
 
     def _state(self) -> dict[str, Any]:

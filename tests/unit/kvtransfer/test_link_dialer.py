@@ -1,12 +1,19 @@
 """A sender's next epoch, and its mappings until then."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from datetime import timedelta
 
 import pytest
 
+from tandem.deploy.host.certificates import make_certificates
 from tandem.kvtransfer.events import ReceiverLinkOpened, SenderLinkClosed, SenderLinkOpened
+from tandem.messages import Peer
+from tandem.rpc.auth import cluster_auth
+from tandem.rpc.channel import bind, new_server
+from tandem.rpc.credentials import ClusterCredentials
 from tests.fakes.link_ends import ReceiverEnd, SenderEnd, wait_until
 from tests.fakes.transport import ScriptedOpening
 
@@ -83,3 +90,22 @@ def test_a_pool_counts_as_mapped_until_its_last_copy_is_over() -> None:
             await wait_until(lambda: sender.links.mapped_workers() == [])
 
     asyncio.run(scenario())
+
+
+def test_lasting_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Such as an expired certificate: the dialer tries again five times a second."""
+
+    async def scenario() -> None:
+        expired = ClusterCredentials("token", make_certificates(timedelta(days=-2)))
+        server = new_server([cluster_auth("token")])
+        address = bind(server, "127.0.0.1", 0, expired.for_server())
+        await server.start()
+        async with SenderEnd({"scripted": ScriptedOpening()}, credentials=expired) as sender:
+            sender.links.set_peers([Peer("d", "d life", address)])
+            await asyncio.sleep(1.5)
+        await server.stop(None)
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(scenario())
+    (line,) = [text for text in caplog.messages if text.startswith("link to d")]
+    assert "certificate has expired" in line

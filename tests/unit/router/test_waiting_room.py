@@ -2,6 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from tandem.config import RESTART_DELAY_S, WORKER_PROBE_INTERVAL_S, WORKER_SILENCE_LIMIT_S
 from tandem.messages import Abort, Admit, Finished, Heartbeat, LeaseLost, Prefill
 from tandem.router.errors import (
     InternalError,
@@ -15,9 +16,9 @@ from tests.fakes.router_harness import Client, RouterHarness, first_token, run, 
 from tests.fakes.scripted_worker import ScriptedWorker
 
 
-def revive(h: RouterHarness, number: int, life: str) -> ScriptedWorker:
+def revive(h: RouterHarness, number: int, life: str, start_s: float = 0.0) -> ScriptedWorker:
     """Reconnects a decode worker, linked to every prefill worker."""
-    worker = h.d[number] = ScriptedWorker(h.router, f"d{number}", "decode", life=life)
+    worker = h.d[number] = ScriptedWorker(h.router, f"d{number}", "decode", life=life, start_s=start_s)
     for prefill in h.p:
         link(prefill, worker)
     return worker
@@ -121,6 +122,22 @@ async def test_who_waits_too_long_is_told_for_whom() -> None:
     with pytest.raises(UnavailableError, match="no decode worker is connected; nobody came within 10 s"):
         await client.task
     assert h.router.num_requests == 0 and waiting(h) == 0
+
+
+@run
+async def test_request_outlasts_a_hung_only_worker() -> None:
+    """The supervisor kills the worker after a minute, and the next one loads as long as the last."""
+    h = RouterHarness(worker_wait_timeout_s=-1)
+    (client,) = await sent(h, 1)
+    lose(h, h.d[0])
+    revive(h, 0, "slow", start_s=40.0)
+    begin(h, h.d[0], client)
+    lose(h, h.d[0])
+    pass_time(h, WORKER_SILENCE_LIMIT_S + WORKER_PROBE_INTERVAL_S + RESTART_DELAY_S + 40)
+    assert not client.task.done()
+    pass_time(h, 300)
+    with pytest.raises(UnavailableError, match="nobody came within 155 s"):
+        await client.task
 
 
 @run

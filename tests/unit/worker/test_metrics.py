@@ -1,15 +1,23 @@
+import asyncio
 import socket
+import threading
+import time
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
 from typing import Any
 
 import pytest
+import uvloop
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem import __version__
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.messages import ForwardTimes, Heartbeat, Shipped, WorkerStats
+from tandem.rpc import metrics_server
 from tandem.rpc.metrics_server import MetricsServer
 from tandem.worker.metrics import worker_registry
 from tests.fakes.workers import WorkerPair
@@ -171,6 +179,114 @@ def test_disconnecting_or_malformed_reader_does_no_harm(open_port: MetricsServer
         with socket.create_connection((host, int(port)), timeout=5.0) as connection:
             connection.sendall(said)
     assert ask(open_port)[0] == 200
+
+
+def connect(server: MetricsServer, said: bytes = b"") -> socket.socket:
+    host, _, port = server.address.partition(":")
+    connection = socket.create_connection((host, int(port)), timeout=10.0)
+    connection.sendall(said)
+    return connection
+
+
+def everything(connection: socket.socket) -> bytes:
+    parts = []
+    with suppress(ConnectionResetError):
+        while part := connection.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def test_loop_policy_of_the_process_has_no_effect() -> None:
+    """Ray sets uvloop's in actors."""
+    before = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    try:
+        for server in serve(worker_registry("prefill", "p", lambda: Heartbeat(17, STATS))):
+            assert ask(server)[0] == 200
+    finally:
+        asyncio.set_event_loop_policy(before)
+
+
+def test_strangers_cost_no_threads_and_keep_no_reader_out(guarded_port: MetricsServer) -> None:
+    before = threading.active_count()
+    with ExitStack() as held:
+        crowd = [held.enter_context(connect(guarded_port, b"GET /metrics HTTP/1.1\r\n")) for _ in range(300)]
+        assert ask(guarded_port, Authorization="Bearer first-key")[0] == 200
+        assert threading.active_count() == before
+        assert everything(crowd[0]) == b"", "the oldest has made room"
+
+
+def test_strangers_that_keep_coming_keep_no_reader_out(guarded_port: MetricsServer) -> None:
+    stop = threading.Event()
+
+    def besiege() -> None:
+        held: deque[socket.socket] = deque()
+        with suppress(OSError):
+            while not stop.is_set():
+                held.append(connect(guarded_port))
+                if len(held) > 60:
+                    held.popleft().close()
+        for connection in held:
+            connection.close()
+
+    with ThreadPoolExecutor(3) as pool:
+        besiegers = [pool.submit(besiege) for _ in range(3)]
+        try:
+            assert [ask(guarded_port, Authorization="Bearer first-key")[0] for _ in range(5)] == [200] * 5
+        finally:
+            stop.set()
+        for one in besiegers:
+            one.result()
+
+
+def test_head_that_trickles_in_has_one_deadline(guarded_port: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "REQUEST_TIMEOUT_S", 0.5)
+    with connect(guarded_port, b"GET /metrics HTTP/1.1\r\n") as slow, pytest.raises(ConnectionError):
+        for _ in range(500):
+            slow.sendall(b"a")
+            time.sleep(0.02)
+
+
+def test_reader_that_does_not_read_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "REQUEST_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(metrics_server, "generate_latest", lambda registry: bytes(64 * 2**20))
+    server = MetricsServer(CollectorRegistry(), "127.0.0.1")
+    try:
+        with connect(server, b"GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n") as reader:
+            time.sleep(1.0)
+            assert len(everything(reader)) < 64 * 2**20
+    finally:
+        server.close()
+
+
+def test_long_head_is_refused(guarded_port: MetricsServer) -> None:
+    with connect(guarded_port, b"GET /metrics HTTP/1.1\r\n" + b"a: b\r\n" * 5000) as stranger:
+        assert everything(stranger).startswith(b"HTTP/1.1 431")
+
+
+def test_body_is_not_read(guarded_port: MetricsServer) -> None:
+    """The key is refused as soon as the head is there."""
+    with connect(guarded_port, b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000000\r\n\r\n") as stranger:
+        assert everything(stranger).startswith(b"HTTP/1.1 401")
+
+
+def test_collector_that_fails_is_an_error_of_one_answer(
+    open_port: MetricsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(registry: CollectorRegistry) -> bytes:
+        raise RuntimeError("no stats")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(metrics_server, "generate_latest", fail)
+        assert ask(open_port)[0] == 500
+    assert ask(open_port)[0] == 200
+    assert "no stats" in caplog.text
+
+
+def test_keys_are_replaced(guarded_port: MetricsServer) -> None:
+    guarded_port.set_api_keys(["third-key 5"])
+    assert ask(guarded_port, Authorization="Bearer first-key")[0] == 401
+    assert ask(guarded_port, Authorization="Bearer third-key")[0] == 200
 
 
 def test_workers_require_the_cluster_s_keys() -> None:

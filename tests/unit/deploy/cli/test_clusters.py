@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.deploy.cli import clusters
+from tandem.deploy.cli import clusters, starting
 from tandem.deploy.cli.main import main
 from tandem.deploy.host.run_record import RunAbout, RunOwner, control_path, write_record
 from tandem.deploy.supervise.control import ControlServer
@@ -36,7 +36,7 @@ def about(directory: Path, state: str = "serving") -> RunAbout:
     return RunAbout("chat", state, "0.0.0.0:1", "0.0.0.0:2", str(directory / "tandem.log"), str(directory), 5.0)
 
 
-@pytest.mark.parametrize("command", ["stop", "logs", "scale --decode 2", "status nobody"])
+@pytest.mark.parametrize("command", ["stop", "logs", "scale --decode 2", "restart router-0", "status nobody"])
 def test_a_cluster_that_is_not_there(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command.split()) == 1
     name = "nobody" if "nobody" in command else "tandem"
@@ -91,6 +91,9 @@ def test_scale_shows_what_is_done_and_why_it_cannot_be(
     assert main(["scale", "chat", "--decode", "2", "--both", "0"]) == 0
     assert asked == [{"do": "scale", "counts": {"decode": 2, "both": 0}}]
     assert capsys.readouterr().out == "decode-1: starting\n"
+    assert main(["restart", "chat", "decode-1"]) == 0
+    assert asked.pop() == {"do": "restart", "process": "decode-1"}
+    assert capsys.readouterr().out == "decode-1: starting\n"
     error |= {"error": "no room", "is_usage": True}
     assert main(["scale", "chat", "--decode", "2"]) == 2
     assert capsys.readouterr().err == "tandem: no room\n"
@@ -132,7 +135,7 @@ def test_logs_are_followed_until_the_cluster_ends(directory: Path, owner: RunOwn
     script = f"""
 import sys
 from pathlib import Path
-from tandem.deploy.cli import clusters
+from tandem.deploy.cli import clusters, starting
 clusters.default_directory = lambda: Path({str(directory)!r})
 sys.exit(clusters.show_logs("chat", "", follow=True))
 """
@@ -159,4 +162,27 @@ def test_a_name_or_an_address(capsys: pytest.CaptureFixture[str], directory: Pat
     # No process listens at the recorded port.
     write_record(directory, owner, [], about(directory))
     assert main(["status", "chat"]) == 1
-    assert "no cluster answers at 127.0.0.1:1" in capsys.readouterr().err
+    assert "no cluster answers at 127.0.0.1:1;" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("grpc", ["", "0.0.0.0:1"])
+@pytest.mark.parametrize("command", [["status"], ["generate", "hi"], ["bench"]])
+def test_a_cluster_that_is_starting_is_named(
+    command: list[str],
+    grpc: str,
+    directory: Path,
+    owner: RunOwner,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(starting, "default_directory", lambda: directory)
+    monkeypatch.setenv("TANDEM_ADDRESS", "127.0.0.1:1")
+    write_record(directory, owner, [], replace(about(directory, "starting"), grpc=grpc))
+    assert main(command) == 1
+    assert (
+        f"tandem {command[0]}: no cluster answers at 127.0.0.1:1 yet: the cluster chat is starting"
+        in capsys.readouterr().err
+    )
+    write_record(directory, owner, [], replace(about(directory, "starting"), grpc="0.0.0.0:77"))
+    assert main(command) == 1
+    assert "no cluster answers at 127.0.0.1:1; start one" in capsys.readouterr().err

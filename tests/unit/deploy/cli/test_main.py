@@ -26,7 +26,7 @@ def test_the_option_goes_before_the_variable(
 ) -> None:
     variable, option = (f"127.0.0.1:{port}" for port in closed_ports)
     monkeypatch.setenv("TANDEM_ADDRESS", variable)
-    nobody = f"tandem {command[0]}: no cluster answers at {{}}; start one with `tandem serve`, or see to TLS if it asks"
+    nobody = f"tandem {command[0]}: no cluster answers at {{}}; start one with `tandem serve`"
     assert main([*command, "--address", option]) == 1
     error = capsys.readouterr().err
     assert error.startswith(nobody.format(option)) and "TANDEM_ADDRESS" not in error

@@ -11,10 +11,10 @@ import yaml
 
 from tandem.config import parse_api_key
 from tandem.deploy.cli.main import main
-from tandem.deploy.cli.serve_config import cluster_config, read_key_file
+from tandem.deploy.cli.serve_config import cluster_config
 from tandem.deploy.cli.serve_options import API_KEY_FILE, SERVE_OPTIONS, add_serve_options
 from tandem.deploy.config.cluster_config import ClusterConfig
-from tandem.deploy.config.cluster_options import OPTIONS
+from tandem.deploy.config.cluster_options import OPTIONS, ClusterOptions
 from tandem.deploy.config.options import Option
 
 ROOT = Path(__file__).parents[4]
@@ -91,7 +91,7 @@ def as_flags(option: Option, value: object) -> list[str]:
     return [text for v in values for text in (f"--{option.name}", str(v))]
 
 
-@pytest.mark.parametrize("field", [f.name for f in fields(ClusterConfig)])
+@pytest.mark.parametrize("field", [f.name for f in fields(ClusterOptions)])
 def test_every_field_has_a_flag_and_a_key(field: str, tmp_path: Path) -> None:
     value = other_value(field)
     # Some fields require others.
@@ -114,7 +114,7 @@ def test_every_field_has_a_flag_and_a_key(field: str, tmp_path: Path) -> None:
 
 
 def test_there_are_no_other_options() -> None:
-    assert {o.field for o in SERVE_OPTIONS} == {*(f.name for f in fields(ClusterConfig)), API_KEY_FILE.field}
+    assert {o.field for o in SERVE_OPTIONS} - {API_KEY_FILE.field} == {f.name for f in fields(ClusterOptions)}
     assert len({o.name for o in SERVE_OPTIONS}) == len(SERVE_OPTIONS)
 
 
@@ -163,9 +163,9 @@ def test_keys_come_from_all_sources(tmp_path: Path) -> None:
     environment = {"TANDEM_API_KEY": "from-environment"}
     assert read(*keys, "--api-key", "flag", environment=environment).api_keys == (
         "flag",
+        "from-environment",
         "from-file",
         "indented",
-        "from-environment",
     )
     assert read("--model", "m", environment={"TANDEM_API_KEY": ""}).api_keys == ()
 
@@ -287,18 +287,6 @@ def test_a_value_that_is_none_of_its_kind_is_refused(flags: list[str], capsys: p
         main(["serve", "--model", "m", *flags])
     assert stop.value.code == 2
     assert f"argument {flags[0]}: " in capsys.readouterr().err
-
-
-def test_a_key_file_without_keys_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "keys.txt"
-    path.write_text("# none yet\n\n")
-    with pytest.raises(ValueError, match=r"keys\.txt holds no key: write one a line"):
-        read_key_file(path)
-    path.write_bytes(b"\xef\xbb\xbfsaved-with-a-mark\r\n")
-    assert read_key_file(path) == ["saved-with-a-mark"]
-    path.write_bytes(b"\xff\n")
-    with pytest.raises(ValueError, match="is not UTF-8 text"):
-        read_key_file(path)
 
 
 def test_help_names_every_flag_its_group_and_its_default(capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,3 +99,9 @@ def test_the_child_survives_a_killed_parent(log: Path) -> None:
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=20.0)
     wait_for("over", log)
+
+
+def test_a_hang_up_does_not_end_it(log: Path) -> None:
+    process = start("os.kill(os.getpid(), signal.SIGHUP); print('still here', flush=True); on_ready()", log)
+    output, _ = process.communicate(timeout=20.0)
+    assert process.returncode == 0 and "still here" in output

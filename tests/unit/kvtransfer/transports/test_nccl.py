@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,7 @@ from tandem.deploy.host.certificates import make_certificates
 from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.engine.kvcache.pool import CpuKvPool
 from tandem.kvtransfer.transports import peer_socket
-from tandem.kvtransfer.transports.peer_socket import Listener
+from tandem.kvtransfer.transports.listener import Listener
 from tandem.prefill_worker.config import PrefillConfig
 from tandem.rpc.credentials import ClusterCredentials
 from tests.fakes.cuda_device import FakeStream, fake_cuda
@@ -238,30 +239,33 @@ def test_receiver_stalled_before_sending_the_id_is_given_up(fake: FakeNccl) -> N
             begun.append(self)
             super().__init__(*args)
 
-    # The host accepts the connection on its behalf.
     listener = Listener("127.0.0.1")
-    with pytest.raises(OSError, match=r"did not connect within|did not respond in time"):
-        Begun(pool(), "127.0.0.1", listener.endpoint.encode())
-    wait_for(lambda: not begun[0]._thread.is_alive(), 1.0)
-    listener.close()
+    with ThreadPoolExecutor(1) as receiver:
+        accepted = receiver.submit(listener.accept)
+        with pytest.raises(OSError, match=r"did not connect within|did not respond in time"):
+            Begun(pool(), "127.0.0.1", listener.endpoint.encode())
+        wait_for(lambda: not begun[0]._thread.is_alive(), 1.0)
+        accepted.result().close()
 
 
 def test_receiver_stalled_before_joining_is_given_up(fake: FakeNccl) -> None:
     from tandem.kvtransfer.transports.nccl import NcclSender
 
     listener = Listener("127.0.0.1")
+    with ThreadPoolExecutor(1) as receiver:
+        accepted = receiver.submit(listener.accept)
 
-    class Told(NcclSender):
-        def _meet_peer(self) -> None:
-            listener.accept().sendall(bytes(UNIQUE_ID_BYTES))
-            super()._meet_peer()
+        class Told(NcclSender):
+            def _meet_peer(self) -> None:
+                accepted.result().sendall(bytes(UNIQUE_ID_BYTES))
+                super()._meet_peer()
 
-    with pytest.raises(OSError, match=r"did not connect within|did not respond in time|closed the connection"):
-        Told(pool(), "127.0.0.1", listener.endpoint.encode())
+        with pytest.raises(OSError, match=r"did not connect within|did not respond in time|closed the connection"):
+            Told(pool(), "127.0.0.1", listener.endpoint.encode())
+        accepted.result().close()
     assert len(fake.communicators) == 1
     fake.peer_has_ended.set()
     wait_for(lambda: not connecting_threads())
-    listener.close()
 
 
 def test_dead_epoch_frees_its_device_memory(fake: FakeNccl) -> None:

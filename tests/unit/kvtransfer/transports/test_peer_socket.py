@@ -1,6 +1,5 @@
 """The TLS connection between two ends."""
 
-import contextlib
 import logging
 import secrets
 import socket
@@ -16,7 +15,7 @@ import torch
 from tandem.config import SERVER_NAME
 from tandem.deploy.host.certificates import make_certificates
 from tandem.engine.kvcache.pool import CpuKvPool
-from tandem.kvtransfer.transports import peer_socket
+from tandem.kvtransfer.transports import listener
 from tandem.kvtransfer.transports.peer_socket import Endpoint
 from tandem.kvtransfer.transports.tcp import TcpReceiver, TcpSender
 from tandem.rpc.credentials import make_context
@@ -141,19 +140,28 @@ def with_anothers(endpoint: Endpoint) -> socket.socket:
 
 
 def without_the_token(endpoint: Endpoint) -> socket.socket:
-    return over_tls(endpoint._replace(token=secrets.token_bytes(16)), client())
+    connection = over_tls(endpoint, client())
+    connection.sendall(secrets.token_bytes(16))
+    return connection
 
 
 def over_tls(endpoint: Endpoint, context: ssl.SSLContext) -> socket.socket:
-    connection = context.wrap_socket(dial(endpoint), server_hostname=SERVER_NAME)
-    with contextlib.suppress(OSError):
-        connection.sendall(endpoint.token)
+    connection = dial(endpoint)
+    connection.sendall(endpoint.knock)
+    connection = context.wrap_socket(connection, server_hostname=SERVER_NAME)
+    return connection
+
+
+def knocking(endpoint: Endpoint) -> socket.socket:
+    connection = dial(endpoint)
+    connection.sendall(endpoint.knock)
     return connection
 
 
 STRANGERS = {
-    silent: "did not show the token within 0.3 s",
-    plain: "",
+    silent: "did not show the knock within 0.3 s",
+    knocking: "did not show the token within 0.4 s",
+    plain: "its knock is wrong",
     without_certificate: "peer did not return a certificate",
     with_anothers: "certificate verify failed",
     without_the_token: "its token is wrong",
@@ -163,7 +171,8 @@ STRANGERS = {
 def test_strangers_are_refused_with_a_reason_and_block_no_sender(
     pools: tuple[CpuKvPool, CpuKvPool], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(peer_socket, "TOKEN_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(listener, "KNOCK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(listener, "TOKEN_TIMEOUT_S", 0.4)
     source, destination = pools
     receiver = receiver_into(destination)
     endpoint = Endpoint.decode(receiver.endpoint())
@@ -196,20 +205,6 @@ def _is_over(connection: socket.socket) -> bool:
     except OSError:
         return True
     return True
-
-
-def test_oldest_of_too_many_strangers_is_dropped(pools: tuple[CpuKvPool, CpuKvPool]) -> None:
-    source, destination = pools
-    receiver = receiver_into(destination)
-    endpoint = Endpoint.decode(receiver.endpoint())
-    began = time.monotonic()
-    crowd = [silent(endpoint) for _ in range(60)]
-    assert _is_over(crowd[0]) and time.monotonic() - began < peer_socket.TOKEN_TIMEOUT_S
-    sender = TcpSender(source, endpoint.encode(), client())
-    assert time.monotonic() - began < peer_socket.TOKEN_TIMEOUT_S
-    end(sender, receiver)
-    for connection in crowd:
-        connection.close()
 
 
 @pytest.mark.parametrize(

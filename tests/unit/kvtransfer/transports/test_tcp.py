@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tandem.engine.kvcache.pool import CpuKvPool
-from tandem.kvtransfer.transports import peer_socket
+from tandem.kvtransfer.transports import listener, peer_socket
 from tandem.kvtransfer.transports.peer_socket import Endpoint
 from tandem.kvtransfer.transports.tcp import TcpReceiver, TcpSender
 from tests.fakes.engine import expected_tokens
@@ -123,7 +123,7 @@ def test_pushes_out_of_step_are_a_failure() -> None:
 
 
 def test_strangers_are_ignored_and_do_not_block_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_socket, "TOKEN_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(listener, "KNOCK_TIMEOUT_S", 0.1)
     source, destination = CpuKvPool(LAYOUT, 2, "from"), CpuKvPool(LAYOUT, 2, "to")
     source.memory[1] = 7
     receiver = TcpReceiver(destination, "127.0.0.1")
@@ -133,7 +133,7 @@ def test_strangers_are_ignored_and_do_not_block_the_sender(monkeypatch: pytest.M
         socket.create_connection((endpoint.host, endpoint.port)) as slow,
         socket.create_connection((endpoint.host, endpoint.port)) as wrong,
     ):
-        slow.sendall(endpoint.token[:8])
+        slow.sendall(endpoint.knock[:8])
         wrong.sendall(bytes(len(endpoint.token)))
         sender = TcpSender(source, endpoint.encode())
         copy, received = sender.copy_pages(0, [1], [0]), receiver.receive_pages(0, [0], 1)
@@ -147,22 +147,22 @@ def test_strangers_are_ignored_and_do_not_block_the_sender(monkeypatch: pytest.M
 
 
 def test_aborting_a_receiver_during_a_stranger_s_connection_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_socket, "TOKEN_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(listener, "KNOCK_TIMEOUT_S", 0.5)
     receiver = TcpReceiver(CpuKvPool(LAYOUT, 2, "besieged"), "127.0.0.1")
     endpoint = Endpoint.decode(receiver.endpoint())
     with socket.create_connection((endpoint.host, endpoint.port)) as stranger:
-        _drip(stranger, endpoint.token, 0.2)
+        _drip(stranger, endpoint.knock, 0.2)
         over = receiver.abort()
-        _drip(stranger, endpoint.token, 1.0)
+        _drip(stranger, endpoint.knock, 1.0)
         wait_for(over.done, 2.0)
 
 
-def _drip(stranger: socket.socket, token: bytes, seconds: float) -> None:
+def _drip(stranger: socket.socket, knock: bytes, seconds: float) -> None:
     """Send a byte now and then until the listener closes."""
     deadline = time.monotonic() + seconds
     with contextlib.suppress(OSError):
         while time.monotonic() < deadline:
-            stranger.sendall(token[:1])
+            stranger.sendall(knock[:1])
             time.sleep(0.1)
 
 
@@ -186,15 +186,15 @@ def test_silent_host_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_socket, "CONNECT_TIMEOUT_S", 0.1)
     # With a full backlog, the host stops answering.
     with (
-        socket.create_server(("127.0.0.1", 0), backlog=0) as listener,
+        socket.create_server(("127.0.0.1", 0), backlog=0) as full,
         socket.socket() as first,
         socket.socket() as second,
     ):
         for waiting in (first, second):
             waiting.setblocking(False)
-            waiting.connect_ex(listener.getsockname())
+            waiting.connect_ex(full.getsockname())
         time.sleep(0.05)
-        endpoint = Endpoint("127.0.0.1", listener.getsockname()[1], bytes(16))
+        endpoint = Endpoint("127.0.0.1", full.getsockname()[1], bytes(16))
         started = time.monotonic()
         with pytest.raises(OSError, match="timed out"):
             TcpSender(CpuKvPool(LAYOUT, 2, "unheard"), endpoint.encode())

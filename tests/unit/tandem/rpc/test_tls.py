@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tandem.config import TlsConfig
 from tandem.deploy.cli.main import main
 from tandem.router.config import RouterConfig
 from tandem.router.process import RouterProcess
-from tandem.rpc.tls import check_tls_files, server_credentials
+from tandem.rpc.tls import ClientPortTls, check_tls_files, check_validity
 from tests.conftest import Certificates
 
 
@@ -32,7 +33,8 @@ def config(router_model_dir: Path, tls: TlsConfig | None) -> RouterConfig:
 def test_good_files_pass(certificates: Certificates) -> None:
     check_tls_files("", "", "")
     check_tls_files(certificates.cert, certificates.key, certificates.ca)
-    assert server_credentials(TlsConfig(certificates.cert, certificates.key, certificates.ca))
+    check_validity(certificates.cert)
+    assert ClientPortTls(TlsConfig(certificates.cert, certificates.key, certificates.ca)).server_credentials()
 
 
 def test_a_bad_file_is_named(certificates: Certificates, tmp_path: Path) -> None:
@@ -58,6 +60,25 @@ def test_a_bad_file_is_named(certificates: Certificates, tmp_path: Path) -> None
         with pytest.raises(ValueError) as error:
             check_tls_files(*files)
         assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_key_of_another_kind_is_named(certificates: Certificates, tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    other = tmp_path / "rsa-key.pem"
+    key = rsa.generate_private_key(65537, 2048)
+    other.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    with pytest.raises(ValueError, match=r"does not belong to .*: one is of RSA, the other of elliptic curves"):
+        check_tls_files(certificates.cert, str(other), "")
+
+
+def test_certificate_outside_its_time_is_named(certificates: Certificates) -> None:
+    for year, message in ((1980, "is valid only from .* on"), (3100, "expired at .* UTC: renew it")):
+        with pytest.raises(ValueError, match=message):
+            check_validity(certificates.cert, datetime(year, 1, 1, tzinfo=UTC))
 
 
 def lock_key(key: str, locked: Path) -> None:

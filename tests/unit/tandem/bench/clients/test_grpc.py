@@ -13,7 +13,7 @@ from tandem.bench.clients.grpc import GrpcBenchClient
 from tandem.bench.records import RequestRecord
 from tandem.bench.workloads.base import PromptPart
 from tandem.config import TlsConfig
-from tandem.rpc.tls import server_credentials
+from tandem.rpc.tls import ClientPortTls
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
 from tests.conftest import Certificates
@@ -143,9 +143,11 @@ def test_unmeasurable_cluster() -> None:
 
 
 def test_over_tls_the_named_authorities_alone_are_trusted(certificates: Certificates) -> None:
-    credentials = server_credentials(TlsConfig(certificates.cert, certificates.key, certificates.ca))
+    tls = ClientPortTls(TlsConfig(certificates.cert, certificates.key, certificates.ca))
     shown: dict[str, Any] = {"tls_cert": certificates.client_cert, "tls_key": certificates.client_key}
-    record, _ = ask(Servicer(), credentials=credentials, tls_ca=certificates.ca, **shown)
+    record, _ = ask(Servicer(), credentials=tls.server_credentials(), tls_ca=certificates.ca, **shown)
     assert record.num_output_tokens == 3
-    _, error = ask(Servicer(), credentials=credentials, connect_timeout_s=2, tls_ca=certificates.other_ca, **shown)
+    _, error = ask(
+        Servicer(), credentials=tls.server_credentials(), connect_timeout_s=2, tls_ca=certificates.other_ca, **shown
+    )
     assert isinstance(error, EndpointError)

@@ -1,0 +1,141 @@
+"""Restarts one process of a serving cluster, perhaps as another version of tandem.
+
+A router stops listening and lets its requests end; those left after the drain timeout go on at another router, or at
+this one when it is back. A worker gets no new requests, as when it leaves; requests left restart elsewhere.
+"""
+
+import time
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, Protocol
+
+from tandem.deploy.on_ray.ray_module import RayError, ray
+from tandem.deploy.supervise.installed import CheckInstalled
+from tandem.deploy.supervise.scaling import ScaleJob, answers_of
+from tandem.deploy.supervise.supervisor import Supervisor
+
+# A router's answer; it answers at once.
+ANSWER_TIMEOUT_S = 6.0
+
+
+class RestartJob(ScaleJob):
+    """A requested restart. Attributes: process: its name."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__({})
+        self.process = process
+
+
+class Restarted(Protocol):
+    @property
+    def drain_timeout_s(self) -> float: ...
+
+    @property
+    def worker_names(self) -> list[str]: ...
+
+    def tell_routers(self, names: Sequence[str]) -> list[Any]: ...
+
+    def actor(self, name: str) -> Any: ...
+
+
+class Restarting:
+    """One restart, made in turns that never wait."""
+
+    def __init__(
+        self, job: RestartJob, cluster: Restarted, supervisor: Supervisor, check: CheckInstalled, *, is_router: bool
+    ) -> None:
+        self._job = job
+        self._name = job.process
+        self._cluster = cluster
+        self._supervisor = supervisor
+        self._check = check
+        self._drain = self._drain_router if is_router else self._drain_worker
+        self._is_router = is_router
+        self._steps = self._run()
+
+    def take_turn(self) -> bool:
+        try:
+            next(self._steps)
+        except StopIteration:
+            self._job.finish()
+        except _NotRestartedError as error:
+            self._job.finish(str(error))
+        else:
+            return False
+        return True
+
+    def give_up(self) -> None:
+        self._check.give_up()
+        self._job.finish("the cluster is stopping")
+
+    def _run(self) -> Iterator[None]:
+        # Before anything ends: another version on the disk may not fit the running processes.
+        while (refusal := self._check.refusal()) is None:
+            yield
+        if refusal:
+            raise _NotRestartedError(refusal)
+        if not self._supervisor.has_joined(self._name):
+            raise _NotRestartedError(f"{self._name} is starting already")
+        planned = self._cluster.worker_names
+        try:
+            yield from self._drain()
+            self._job.lines.put(f"{self._name}: starting again")
+            self._supervisor.restart(self._name)
+            while not self._supervisor.has_joined(self._name):
+                if why := self._supervisor.failure(self._name):
+                    raise _NotRestartedError(f"{self._name}: {why}; it is tried again")
+                yield
+        finally:
+            if not self._is_router:
+                self._cluster.tell_routers(planned)
+        self._job.lines.put(f"{self._name}: ready")
+
+    def _drain_router(self) -> Iterator[None]:
+        deadline = time.monotonic() + self._cluster.drain_timeout_s
+        shown, num_left = -1, 0
+        while (actor := self._cluster.actor(self._name)) is not None:
+            num_left = yield from self._num_left(actor)
+            remaining_s = deadline - time.monotonic()
+            if not num_left or remaining_s <= 0:
+                break
+            if num_left != shown:
+                self._say_left(num_left, remaining_s)
+                shown = num_left
+            yield
+        if num_left:
+            self._job.lines.put(f"Requests that go on at another router: {num_left}")
+
+    def _num_left(self, actor: Any) -> Generator[None, None, int]:
+        refs, deadline = [actor.leave.remote()], time.monotonic() + ANSWER_TIMEOUT_S
+        while not ray.wait(refs, num_returns=1, timeout=0)[0]:
+            if time.monotonic() > deadline:
+                return 0
+            yield
+        try:
+            num_left: int = ray.get(refs[0])
+        except RayError:
+            return 0
+        return num_left
+
+    def _drain_worker(self) -> Iterator[None]:
+        others = [name for name in self._cluster.worker_names if name != self._name]
+        deadline = time.monotonic() + self._cluster.drain_timeout_s
+        shown = -1
+        while True:
+            answers = yield from answers_of(self._cluster.tell_routers(others))
+            num_left = sum(answer.get(self._name, 0) for answer in answers or ())
+            remaining_s = deadline - time.monotonic()
+            if (answers is not None and not num_left) or remaining_s <= 0:
+                break
+            if num_left != shown:
+                self._say_left(num_left, remaining_s)
+                shown = num_left
+            yield
+        if num_left:
+            self._job.lines.put(f"Requests that begin again elsewhere: {num_left}")
+
+    def _say_left(self, num_left: int, remaining_s: float) -> None:
+        self._job.lines.put(f"{self._name}: requests left: {num_left}; waiting {remaining_s:.0f} s at most")
+
+
+class _NotRestartedError(Exception):
+    pass

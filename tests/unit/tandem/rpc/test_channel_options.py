@@ -1,0 +1,47 @@
+"""Every gRPC option that this repository sets is one that the installed library knows: it ignores others silently."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from grpc._cython import cygrpc
+
+ROOT = Path(__file__).parents[4]
+# Not followed: the packages' links in tandem/ and an environment beside them.
+FOLDERS = (
+    *("benchmarks", "both_worker", "decode_worker", "deploy", "engine", "kvtransfer", "prefill_worker", "router"),
+    *("tandem", "tests", "worker"),
+)
+
+
+def option_keys(source: str) -> set[str]:
+    """Return the first items of all pairs whose first item is a string of gRPC's option namespace."""
+    pairs = [node.elts for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Tuple) and len(node.elts) == 2]
+    firsts = [first.value for first, _ in pairs if isinstance(first, ast.Constant)]
+    return {key for key in firsts if isinstance(key, str) and key.startswith("grpc.")}
+
+
+def keys_of_repository() -> dict[str, str]:
+    """Return each key with one file that sets it."""
+    files = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py") if not file.is_symlink()]
+    return {key: str(file.relative_to(ROOT)) for file in files for key in option_keys(file.read_text())}
+
+
+def is_known(key: str) -> bool:
+    # The library's C strings end with a zero byte.
+    return key.encode() + b"\0" in LIBRARY
+
+
+LIBRARY = Path(cygrpc.__file__).read_bytes()
+KEYS = keys_of_repository()
+
+
+def test_keys_are_found() -> None:
+    assert len(KEYS) > 10 and KEYS["grpc.keepalive_time_ms"]
+    assert option_keys('OPTIONS = [("grpc.a", 1), *[("grpc.b", x)], ("other", 2), "grpc.c"]') == {"grpc.a", "grpc.b"}
+    assert not is_known("grpc.http2.min_recv_ping_interval_without_data_ms")
+
+
+@pytest.mark.parametrize("key", sorted(KEYS))
+def test_library_knows_option(key: str) -> None:
+    assert is_known(key), f"{KEYS[key]} sets {key}, which grpc ignores"
