@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tandem.embedding import EmbeddingParams
 from tandem.router.requests.client_ids import TraceContext, current_trace_context
 from tandem.router.resumption import KeptStream, Resumption
 from tandem.sampling_params import SamplingParams
@@ -38,6 +39,7 @@ class RequestSpec:
         kept: the workers' record, for a client that resumes with text alone.
         arrival_ns: arrival at the first router; 0: the time of receipt.
         resume_token: kept by workers with the record (router/resumption.py).
+        embedding: set if the prompt is only embedded; then `sampling` has no effect.
     """
 
     prompt: TokenizedPrompt
@@ -53,6 +55,7 @@ class RequestSpec:
     kept: KeptStream | None = None
     arrival_ns: int = 0
     resume_token: bytes = b""
+    embedding: EmbeddingParams | None = None
 
     @property
     def cache_namespace(self) -> str:
