@@ -1,6 +1,8 @@
 """Inputs to embed, common to all frontends: several in one request, some of them in flight at a time."""
 
 import asyncio
+import sys
+from array import array
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 
@@ -34,6 +36,10 @@ def num_at_once(frontend: Frontend, num_inputs: int) -> int:
     return min(num_inputs, MAX_AT_ONCE, config.max_requests_per_key or MAX_AT_ONCE, config.max_queued_requests)
 
 
+def max_input_tokens(frontend: Frontend) -> int:
+    return max(MAX_INPUT_TOKENS, frontend.config.max_model_len)
+
+
 def embedding_params(frontend: Frontend, dimensions: int | None, *, is_normalized: bool) -> EmbeddingParams:
     """Raises InvalidRequestError."""
     if dimensions is None:
@@ -54,7 +60,7 @@ async def tokenize_inputs(
     """Raises InvalidRequestError, OverloadedError."""
     with mistakes_in("truncate_prompt_tokens"):
         frontend.inputs.check(truncation)
-    limit = max(MAX_INPUT_TOKENS, frontend.config.max_model_len)
+    limit = max_input_tokens(frontend)
     received = now_ns()
     prompts: list[TokenizedPrompt] = []
     num_tokens = 0
@@ -146,6 +152,14 @@ async def embedded(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def floats(values: bytes) -> list[float]:
+    """Args: values: float32, little-endian."""
+    numbers = array("f", values)
+    if sys.byteorder != "little":
+        numbers.byteswap()
+    return numbers.tolist()
 
 
 def _has_room(frontend: Frontend, key: str) -> bool:

@@ -3,9 +3,7 @@
 import asyncio
 import base64
 import contextlib
-import sys
 import time
-from array import array
 from collections.abc import Sequence
 from contextlib import aclosing
 
@@ -18,6 +16,7 @@ from tandem.router.frontends.embedding import (
     begin_embeddings,
     embedded,
     embedding_params,
+    floats,
     num_at_once,
     tokenize_inputs,
 )
@@ -117,13 +116,6 @@ def _value(generation: Generation, body: EmbeddingRequest) -> list[float] | str:
     if body.encoding_format == "base64":
         return base64.b64encode(values).decode()
     return floats(values)
-
-
-def floats(values: bytes) -> list[float]:
-    numbers = array("f", values)
-    if sys.byteorder != "little":
-        numbers.byteswap()
-    return numbers.tolist()
 
 
 def _usage(generations: Sequence[Generation]) -> dict[str, object]:
