@@ -2,7 +2,7 @@
 
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI, OpenAI
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field
 from report import Report
 
@@ -54,6 +54,14 @@ def completion() -> None:
     assert OpenAI(**GIVEN, max_tokens=8).invoke("The capital of France is")
 
 
+def embeddings() -> None:
+    # Otherwise it sends token ids of OpenAI's own models.
+    model = OpenAIEmbeddings(**GIVEN, check_embedding_ctx_length=False)
+    query = model.embed_query("Where is Paris?")
+    documents = model.embed_documents(["Paris is in France."] * 3)
+    assert len(documents) == 3 and len(documents[0]) == len(query) > 1
+
+
 def responses() -> None:
     model = ChatOpenAI(**GIVEN, max_tokens=300, use_responses_api=True)
     assert model.invoke("Say hello.").text
@@ -66,4 +74,5 @@ for method in ("json_schema", "function_calling"):
 report.check("a tool's call and its result", called)
 report.check("completion", completion)
 report.check("responses", responses)
+report.check("embeddings", embeddings)
 report.end()

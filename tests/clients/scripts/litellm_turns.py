@@ -47,7 +47,15 @@ def hosted_vllm() -> None:
     assert answer.choices[0].finish_reason
 
 
+def embedded() -> None:
+    answer = litellm.embedding(
+        model=f"openai/{report.model}", api_base=f"{report.url}/v1", api_key="none", input=["Paris", "Rome"]
+    )
+    assert [item["index"] for item in answer.data] == [0, 1] and len(answer.data[0]["embedding"]) > 1
+
+
 report.check("two turns", two_turns)
 report.check("a streamed turn with usage", streamed)
 report.check("as a vLLM server", hosted_vllm)
+report.check("embeddings", embedded)
 report.end()
