@@ -59,7 +59,16 @@ logger = logging.getLogger(__name__)
 
 # Messages about one attempt.
 AttemptMessage = (
-    Progress | PromptScored | FirstToken | Embedded | Finished | Failed | GaveBack | LeaseLost | PrefillDeferred | Unservable
+    Progress
+    | PromptScored
+    | FirstToken
+    | Embedded
+    | Finished
+    | Failed
+    | GaveBack
+    | LeaseLost
+    | PrefillDeferred
+    | Unservable
 )
 
 

@@ -43,6 +43,7 @@ class ClientServers:
 
         Raises ValueError: a port is taken, or a TLS file is unusable.
         """
+
         def check(method: str, data: bytes) -> None:
             if method == EMBED:
                 check_encoded_inputs(data, max_input_tokens(frontend))

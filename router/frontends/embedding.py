@@ -65,9 +65,10 @@ async def tokenize_inputs(
     prompts: list[TokenizedPrompt] = []
     num_tokens = 0
     for one in inputs:
+        ids: Sequence[int]
         with mistakes_in("input"), tokenizing():
             if isinstance(one, str):
-                ids: Sequence[int] = await frontend.inputs.encode(one, truncation, add_special_tokens=add_special_tokens)
+                ids = await frontend.inputs.encode(one, truncation, add_special_tokens=add_special_tokens)
             else:
                 ids = frontend.inputs.fitted(one, truncation)
                 if ids:

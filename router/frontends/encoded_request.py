@@ -80,8 +80,8 @@ def check_encoded_inputs(data: bytes, max_tokens: int) -> None:
             num_id_bytes += inner_end - inner_start if inner == _INPUT_IDS else 0
     if num_id_bytes > MAX_TOKEN_ID_BYTES * max_tokens + MAX_FIELDS * MAX_INPUTS:
         raise UnreasonableError(
-            f"the inputs have {num_id_bytes} bytes of token ids, more than the {max_tokens} tokens that one request may "
-            "have"
+            f"the inputs have {num_id_bytes} bytes of token ids, more than the {max_tokens} tokens that one request "
+            "may have"
         )
 
 

@@ -37,7 +37,8 @@ from tandem.router.workers.worker_registry import WorkerRegistry
 
 PLACED = get_args(Placement)
 UNEXPLAINED = "none"
-# The model's two ends, the end of a prompt that is only embedded, the client's leaving, and the classes of router/errors.py.
+# The model's two ends, the end of a prompt that is only embedded, the client's leaving, and the classes of
+# router/errors.py.
 OUTCOMES = (
     *("stop", "length", EMBEDDED, "abort"),
     *("invalid", "unauthenticated", "overloaded", "unavailable", "timeout", "error"),

@@ -25,8 +25,8 @@ class EmbeddingDimensions:
             return
         if not self.may_be_cut:
             raise ValueError(
-                f"this model's embeddings are not made to be cut to {wanted} dimensions: leave out dimensions, or serve "
-                "a model with is_matryoshka or matryoshka_dimensions in its config.json"
+                f"this model's embeddings are not made to be cut to {wanted} dimensions: leave out dimensions, or "
+                "serve a model with is_matryoshka or matryoshka_dimensions in its config.json"
             )
         if self.allowed and wanted not in self.allowed:
             raise ValueError(f"dimensions must be one of {', '.join(map(str, self.allowed))}, not {wanted}")

@@ -33,7 +33,10 @@ class InputEncoder:
     """Inputs have no output, so they may fill the model's length."""
 
     def __init__(
-        self, tokenizer: Tokenizer, max_model_len: int, beside: Callable[[Callable[[], list[int]]], Awaitable[list[int]]]
+        self,
+        tokenizer: Tokenizer,
+        max_model_len: int,
+        beside: Callable[[Callable[[], list[int]]], Awaitable[list[int]]],
     ) -> None:
         """Args: beside: runs a function in a thread; raises TimeoutError."""
         self._tokenizer = tokenizer

@@ -202,8 +202,8 @@ class Candidates(Sequence[Pair]):
 
 
 class PrefillCandidates(Candidates):
-    """Workers for prompts that are only embedded: a pair is one prefill worker twice. So every policy chooses among them
-    as among workers that also decode."""
+    """Workers for prompts that are only embedded: a pair is one prefill worker twice. So every policy chooses among
+    them as among workers that also decode."""
 
     def __init__(self, workers: Mapping[str, Worker], may_serve: Callable[[Worker], bool] | None = None) -> None:
         super().__init__({name: w for name, w in workers.items() if w.role != "decode"}, may_serve)

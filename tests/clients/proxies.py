@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 import socket
 import subprocess
 import time
@@ -11,6 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 START_S = 120.0
+# LiteLLM starts with none but a strong one.
+KEY = f"sk-{secrets.token_hex(24)}"
 STOP_S = 20.0
 
 # What a package of nginx does without a word about a server that streams: HTTP/1.0 to it, buffers, and gzip for every
@@ -69,11 +72,14 @@ def litellm(python: Path, model: str, upstream: str, directory: Path) -> Iterato
     models = "".join(
         entry.format(name=name, provider=provider) for name, provider in ((model, "openai"), ("vllm", "hosted_vllm"))
     )
-    (directory / "config.yaml").write_text(f"model_list:\n{models}litellm_settings:\n  num_retries: 0\n")
+    # Without cancel_on_disconnect only streams end with their clients.
+    settings = "litellm_settings:\n  num_retries: 0\ngeneral_settings:\n  cancel_on_disconnect: true\n"
+    (directory / "config.yaml").write_text(f"model_list:\n{models}{settings}")
     command = [str(python.with_name("litellm")), "--config", str(directory / "config.yaml")]
     command += ["--host", "127.0.0.1", "--port", str(port), "--telemetry", "False"]
     # Otherwise it contacts its makers' server first.
-    with _running(command, port, directory, {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_DOCS": "True"}):
+    environment = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_DOCS": "True", "LITELLM_MASTER_KEY": KEY}
+    with _running(command, port, directory, environment):
         yield f"127.0.0.1:{port}"
 
 

@@ -12,7 +12,6 @@ import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,7 +93,8 @@ def address(request: pytest.FixtureRequest, served: Served, tmp_path_factory: py
 def asked(address: str, path: str, **body: Any) -> Iterator[http.client.HTTPConnection]:
     """Send a request as a browser does, which takes gzip, and leave at the end."""
     with closing(http.client.HTTPConnection(address, timeout=WAIT_S)) as connection:
-        headers = {"content-type": "application/json", "authorization": "Bearer none", "accept-encoding": "gzip"}
+        headers = {"content-type": "application/json", "accept-encoding": "gzip"}
+        headers["authorization"] = f"Bearer {proxies.KEY}"
         connection.request("POST", path, json.dumps({"model": MODEL, **body}), headers)
         yield connection
 
@@ -128,10 +128,12 @@ def test_the_first_token_comes_before_the_second_is_computed(served: Served, add
     with asked(address, "/v1/chat/completions", messages=QUESTION, stream=True, max_tokens=8) as connection:
         whole = "".join(contents(connection))
     assert whole
-    with served.decode_worker_stopped():
-        with asked(address, "/v1/chat/completions", messages=QUESTION, stream=True, max_tokens=8) as connection:
-            # A proxy that keeps events to itself has nothing to send: no other token comes while this waits.
-            assert next(contents(connection))
+    with (
+        served.decode_worker_stopped(),
+        asked(address, "/v1/chat/completions", messages=QUESTION, stream=True, max_tokens=8) as connection,
+    ):
+        # A proxy that keeps events to itself has nothing to send: no other token comes while this waits.
+        assert next(contents(connection))
     served.wait_ready()
 
 

@@ -631,7 +631,6 @@ OTHER_PATHS = [
 ]
 
 
-
 def embedding(name: str, message: str, http: dict[str, Any] | None, param: str, **more: Any) -> Row:
     """Args: http: fields besides the input; None: inexpressible."""
     body = None if http is None else {"input": "hi", **http}
@@ -722,7 +721,11 @@ INPUTS = [
         grpc=embed(*[[1] * 512] * 513),
     ),
     embedding(
-        "dimensions of a model that has but one size", UNCUT, {"dimensions": 8}, "dimensions", grpc=embed("hi", dimensions=8)
+        "dimensions of a model that has but one size",
+        UNCUT,
+        {"dimensions": 8},
+        "dimensions",
+        grpc=embed("hi", dimensions=8),
     ),
     embedding(
         "no dimensions",

@@ -117,9 +117,9 @@ def test_clients_that_leave_end_their_inputs(tiny_pd: ServedCluster) -> None:
     for number in range(6):
         inputs = [random_ids(rng, 300) for _ in range(200)]
         body = json.dumps({"input": inputs}).encode()
-        head = f"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        head = "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json"
         with socket.create_connection((host_of(address), port_of(address)), timeout=30.0) as connection:
-            connection.sendall(f"{head}\r\n\r\n".encode() + body)
+            connection.sendall(f"{head}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
             time.sleep(0.1 * number)
         with pytest.raises(TandemError) as ended:
             tiny_pd.client.embed(inputs, timeout_s=0.05 + 0.1 * number)
@@ -158,6 +158,12 @@ def computed(served: ServedCluster, worker_id: str) -> int:
     return worker.stats.prompt_tokens_computed if worker is not None else 0
 
 
+def wait_computing(served: ServedCluster, worker_id: str) -> None:
+    num_computed = computed(served, worker_id)
+    # Its next report is of the prompts under way.
+    wait_until(lambda: computed(served, worker_id) > num_computed, 30.0, f"{worker_id} embeds")
+
+
 def restarts(served: ServedCluster) -> float:
     """Return the attempts after a request's first that were due to a lost worker."""
     text = urllib.request.urlopen(f"http://{served.cluster.addresses.http}/metrics", timeout=10.0).read().decode()
@@ -179,9 +185,7 @@ def test_a_prefill_worker_killed_in_between_is_not_noticed(
         prompts = [random_ids(rng, rng.randint(100, 400)) for _ in range(150)]
         with ThreadPoolExecutor(1) as pool:
             embedding = pool.submit(served.client.embed, prompts, timeout_s=120.0)
-            num_computed = computed(served, victim)
-            # Its next report is of these prompts.
-            wait_until(lambda: computed(served, victim) > num_computed, 30.0, f"{victim} embeds")
+            wait_computing(served, victim)
             assert not embedding.done()
             served.kill(victim)
             responses = embedding.result()
@@ -192,9 +196,7 @@ def test_a_prefill_worker_killed_in_between_is_not_noticed(
 
 
 @pytest.mark.timeout(240)
-def test_embeddings_need_no_decode_worker(
-    clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle
-) -> None:
+def test_embeddings_need_no_decode_worker(clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle) -> None:
     served = clusters.get(quick(tiny_config, 1))
     wait_whole(served)
     served.kill("decode-0")

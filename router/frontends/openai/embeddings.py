@@ -94,7 +94,7 @@ async def serve_embeddings(frontend: Frontend, body: EmbeddingRequest, request: 
         "model": frontend.config.model_name,
         "usage": _usage(generations),
     }
-    pieces = [f"{to_json(answer)[:-1]},\"data\":[".encode()]
+    pieces = [f'{to_json(answer)[:-1]},"data":['.encode()]
     for index, generation in enumerate(generations):
         # Numbers as text take a millisecond for each thousand.
         await asyncio.sleep(0)

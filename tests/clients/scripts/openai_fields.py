@@ -218,7 +218,7 @@ def embeddings() -> None:
     assert [item.index for item in answer.data] == [0, 1, 2]
     assert answer.usage.prompt_tokens == answer.usage.total_tokens > 10
     first, second, third = [item.embedding for item in answer.data]
-    product = lambda a, b: sum(x * y for x, y in zip(a, b))  # noqa: E731
+    product = lambda a, b: sum(x * y for x, y in zip(a, b, strict=True))  # noqa: E731
     assert abs(product(first, first) - 1) < 1e-4 and product(first, second) > product(first, third)
     plain = client.embeddings.create(model=report.model, input=texts[0], encoding_format="float", user="someone")
     assert product(plain.data[0].embedding, first) > 0.999

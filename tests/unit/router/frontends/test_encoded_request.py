@@ -5,10 +5,10 @@ import pytest
 from tandem.embedding import MAX_INPUTS
 from tandem.router.frontends.encoded_request import (
     MAX_FIELDS,
+    MAX_INPUT_FIELDS,
     MAX_MESSAGE_FIELDS,
     MAX_SAMPLING_BYTES,
     MAX_UNCHECKED_BYTES,
-    MAX_INPUT_FIELDS,
     UnreasonableError,
     check_encoded,
     check_encoded_inputs,

@@ -138,8 +138,10 @@ def test_a_call_that_ends_aborts_the_rest(model_dir: Path) -> None:
     async def run() -> None:
         h = Harness(model_dir, answers=False)
         call = asyncio.create_task(h.embed(*[[number % 250] for number in range(200)]))
-        while len(h.worker.prompts) < MAX_AT_ONCE:
+        for _ in range(1000):
             await asyncio.sleep(0.01)
+            if len(h.worker.prompts) == MAX_AT_ONCE:
+                break
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
         assert len(h.worker.of(Abort)) == MAX_AT_ONCE

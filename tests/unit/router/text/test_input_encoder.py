@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from tokenizers import processors
@@ -56,7 +55,7 @@ def test_an_input_may_fill_the_models_length(tokenizer: Tokenizer) -> None:
     text = "x" * (MAX_MODEL_LEN - 2)
     assert encode(tokenizer, text) == [BOS, *ids(tokenizer, text), EOS]
     assert encode(tokenizer, "x" * MAX_MODEL_LEN, add_special_tokens=False) == ids(tokenizer, "x" * MAX_MODEL_LEN)
-    with pytest.raises(RequestTooLargeError, match="the input has 101 tokens.* maximum context length is 100 tokens"):
+    with pytest.raises(RequestTooLargeError, match=r"the input has 101 tokens.* maximum context length is 100 tokens"):
         encode(tokenizer, text + "x")
 
 
