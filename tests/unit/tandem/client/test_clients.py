@@ -263,7 +263,7 @@ def embed_with_asyncio(address: str, inputs: Any, **options: Any) -> list[pb.Emb
 
 @pytest.fixture(params=[embed_threaded, embed_with_asyncio], ids=["threads", "asyncio"])
 def embed(request: pytest.FixtureRequest) -> Callable[..., list[pb.EmbedResponse]]:
-    return request.param  # type: ignore[no-any-return]
+    return request.param
 
 
 @pytest.mark.parametrize(
