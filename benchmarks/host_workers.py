@@ -56,6 +56,9 @@ class InstantOutput(ForwardOutput):
     def prompt_logprobs(self) -> list[PackedLogprobs | None]:
         return [None] * self._num_sequences
 
+    def embeddings(self) -> list[bytes | None]:
+        return [None] * self._num_sequences
+
 
 class InstantEngine(EngineBase):
     def __init__(self, pool: KvPool) -> None:

@@ -59,4 +59,6 @@ class SharedPages(PromptPages):
         self._has_started = False
 
     def _goes_elsewhere(self, queued: QueuedRequest) -> bool:
-        return queued.request.decode_worker_id != self._worker_id
+        request = queued.request
+        # A prompt to embed waits for no other worker.
+        return request.embedding is None and request.decode_worker_id != self._worker_id

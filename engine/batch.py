@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -66,6 +67,11 @@ class Batch:
     def scores_prompts(self) -> bool:
         return any(s.sampling.num_prompt_logprobs is not None for s in self.prompts)
 
+    @property
+    def needs_hidden_states(self) -> bool:
+        """True if logits do not suffice. Graphs return nothing else."""
+        return self.scores_prompts or any(s.needs_embedding for s in self.prompts)
+
     def known_ids(self) -> list[int]:
         """Returns the (num_tokens,) tokens to compute; 0 for a fed token."""
         ids: list[int] = []
@@ -103,6 +109,11 @@ class Batch:
             if s.needs_logits:
                 rows.append(end - 1)
         return rows
+
+    def pooled_rows(self) -> list[int]:
+        """Returns the rows of the last tokens of prompts to embed."""
+        ends = accumulate(s.extend_len for s in self.sequences)
+        return [end - 1 for end, s in zip(ends, self.sequences, strict=True) if s.needs_embedding]
 
     def sampled_sequences(self) -> list[TokenSequence]:
         return [s for s in self.sequences if s.needs_logits]

@@ -9,6 +9,7 @@ import torch
 from tandem.engine.attention.base import Attention, AttentionBackend
 from tandem.engine.base import EngineBase
 from tandem.engine.batch import Batch
+from tandem.engine.embeddings import PooledPrompts, pool_prompts
 from tandem.engine.grammars import Grammars
 from tandem.engine.kvcache.pool import KvPool
 from tandem.engine.layers.norm import QkNorm
@@ -37,12 +38,14 @@ class _Launched(NamedTuple):
 
     choose: Callable[[], SamplerOutput]
     scored: ScoredPrompts | None = None
+    pooled: PooledPrompts | None = None
 
 
 class _EngineOutput(ForwardOutput):
     def __init__(self, batch: Batch, launched: _Launched) -> None:
         self._choose: Callable[[], SamplerOutput] | None = launched.choose
         self._scored = launched.scored
+        self._pooled = launched.pooled
         self._num_sequences = len(batch.sequences)
         self._num_decoded = len(batch.decoded)
         self._sampled: SamplerOutput | None = None
@@ -78,6 +81,13 @@ class _EngineOutput(ForwardOutput):
         # Sampling is the last operation of the forward pass.
         self.token_ids()
         return self._scored.to_sequences(self._num_sequences)
+
+    def embeddings(self) -> list[bytes | None]:
+        if self._pooled is None:
+            return [None] * self._num_sequences
+        # Sampling is the last operation of the forward pass, even without a token to sample.
+        self.token_ids()
+        return self._pooled.to_sequences(self._num_sequences)
 
 
 class _CpuForwardOutput(_EngineOutput):
@@ -204,15 +214,23 @@ class Engine(EngineBase):
         rows = to_device(batch.logits_rows(), self.device)
         input_ids, positions = batch.input_ids(self.device, fed_ids), batch.positions(self.device)
         scored: ScoredPrompts | None = None
+        pooled: PooledPrompts | None = None
         if batch.scores_prompts:
             hidden = self.model.hidden_states(input_ids, positions, attention)
             scored = score_prompts(self.model, hidden, batch)
             logits = self.model.logits(hidden[rows])
+            if pooled_rows := batch.pooled_rows():
+                pooled = pool_prompts(self.model, hidden[to_device(pooled_rows, self.device)], batch)
+        elif pooled_rows := batch.pooled_rows():
+            both = torch.cat((rows, to_device(pooled_rows, self.device)))
+            hidden = self.model.hidden_states(input_ids, positions, attention, both)
+            logits = self.model.logits(hidden[: len(rows)])
+            pooled = pool_prompts(self.model, hidden[len(rows) :], batch)
         else:
             logits = self.model.forward(input_ids, positions, attention, None if len(rows) == len(input_ids) else rows)
         newest_ids = None if fed_ids is None else select_rows(input_ids, rows)
         choose = self._choice(logits, batch.sampled_sequences(), newest_ids)
-        return _Launched(choose, scored)
+        return _Launched(choose, scored, pooled)
 
     def _run_graph(self, batch: Batch, fed_ids: torch.Tensor | None) -> _Launched | None:
         output: GraphOutput | None = None

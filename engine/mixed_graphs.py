@@ -126,7 +126,7 @@ class MixedGraphs:
             return None
         if fed_ids is not None and len(fed_ids) > self._max_decoded:
             return None
-        if batch.scores_prompts:
+        if batch.needs_hidden_states:
             return None
         graph = self._graphs[size]
         graph.decode.plan(batch.decoded)

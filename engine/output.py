@@ -30,6 +30,10 @@ class ForwardOutput(ABC):
         """Waits, then returns each sequence's log probabilities of prompt tokens behind a computed one. None where not
         requested, or without these."""
 
+    @abstractmethod
+    def embeddings(self) -> list[bytes | None]:
+        """Waits, then returns each sequence's embedding, float32 and little-endian. None for sequences without."""
+
     def duration_s(self) -> float:
         """Waits, then returns the device's time. Asynchronous engines only."""
         raise NotImplementedError

@@ -70,7 +70,7 @@ class PrefillGraphs:
         index = bisect_left(self._sizes, num_tokens)
         if index == len(self._sizes) or len(batch.sequences) > MAX_PROMPTS:
             return None
-        if batch.scores_prompts:
+        if batch.needs_hidden_states:
             return None
         size = self._sizes[index]
         graph = self._graphs[size]

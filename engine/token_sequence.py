@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from tandem.embedding import EmbeddingParams
 from tandem.engine.grammars import WORD_BITS, Constraint
 from tandem.sampling_params import SamplingParams
 
@@ -55,6 +56,7 @@ class TokenSequence:
         device_len: tokens with KV in the pool after the current forward pass.
         num_pending: sampled tokens, or tokens being sampled, that are not in token_ids yet.
         allowed: the tokens that may be chosen, as `bits_of`; None: all.
+        embedding: set for a prompt that is embedded and has no output.
     """
 
     token_ids: list[int]
@@ -66,6 +68,7 @@ class TokenSequence:
     num_pending: int = 0
     constraint: Constraint | None = None
     table_id: int = NO_TABLE
+    embedding: EmbeddingParams | None = None
     bias: "LogitBias | None" = field(default=None, init=False, repr=False)
     allowed: "np.ndarray[Any, np.dtype[np.int32]] | None" = field(default=None, init=False, repr=False)
     stop_token_ids: frozenset[int] = field(default=frozenset(), init=False, repr=False)
@@ -110,8 +113,13 @@ class TokenSequence:
 
     @property
     def needs_logits(self) -> bool:
-        """True if the current forward pass reaches the last token."""
-        return self.device_len == self.length
+        """True if the current forward pass reaches the last token, and samples the next."""
+        return self.device_len == self.length and self.embedding is None
+
+    @property
+    def needs_embedding(self) -> bool:
+        """True if the current forward pass reaches the last token of a prompt to embed."""
+        return self.embedding is not None and self.device_len == self.length
 
     def extend(self, num_tokens: int) -> None:
         assert self.device_len == self.cached_len and 0 < num_tokens <= self.remaining_len

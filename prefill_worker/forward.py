@@ -73,19 +73,24 @@ class PromptChunks(ForwardPart):
         later ones."""
         sampled = zip(self.output.token_ids(), self.output.logprobs(), strict=True)
         scored = self.output.prompt_logprobs()[self.num_decoded :]
-        return self._tell(islice(sampled, self.num_decoded, None), scored, now_ns())
+        embeddings = self.output.embeddings()[self.num_decoded :]
+        return self._tell(islice(sampled, self.num_decoded, None), scored, embeddings, now_ns())
 
     def _tell(
         self,
         sampled: Iterator[tuple[int, TokenLogprobs | None]],
         prompt_logprobs: Sequence[PackedLogprobs | None],
+        embeddings: Sequence[bytes | None],
         ended_ns: int,
     ) -> Iterator[PrefillJob]:
-        for job, is_last, scored in zip(self.jobs, self._are_last, prompt_logprobs, strict=True):
+        parts = zip(self.jobs, self._are_last, prompt_logprobs, embeddings, strict=True)
+        for job, is_last, scored, embedding in parts:
             first = next(sampled) if is_last else None
             if job.handle is None:
                 continue
             job.prompt_logprobs = scored
             if first is not None:
                 job.take_first(*first, ended_ns)
+            if embedding is not None:
+                job.take_embedding(embedding, ended_ns)
             yield job

@@ -20,6 +20,8 @@ class PrefillJob:
         pages_to_compute: identities of the full pages not launched, in order.
         prompt_logprobs: prompt log probabilities of the last computed chunk, if requested.
         first_token: the sampled token, once prefill is done.
+        embedding: the prompt's embedding instead, once prefill is done.
+        first_token_time_ns: end of the prefill; 0 before it.
         ship_started_ns: time of the first push; 0 before it.
         has_told_start: whether the router knows that the prefill has started.
     """
@@ -33,6 +35,7 @@ class PrefillJob:
     pages_to_compute: list[int] = field(default_factory=list)
     prompt_logprobs: PackedLogprobs | None = None
     first_token: int | None = None
+    embedding: bytes | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     first_token_time_ns: int = 0
     finish_reason: str = ""
@@ -58,4 +61,8 @@ class PrefillJob:
     def take_first(self, token_id: int, logprobs: TokenLogprobs | None, time_ns: int) -> None:
         self.first_token = token_id
         self.logprobs = () if logprobs is None else (logprobs,)
+        self.first_token_time_ns = time_ns
+
+    def take_embedding(self, embedding: bytes, time_ns: int) -> None:
+        self.embedding = embedding
         self.first_token_time_ns = time_ns

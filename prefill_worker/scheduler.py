@@ -11,6 +11,7 @@ from tandem.engine.token_sequence import TokenSequence
 from tandem.lifecycle import now_ns
 from tandem.messages import (
     Abort,
+    Embedded,
     Failed,
     FirstToken,
     Prefill,
@@ -51,7 +52,8 @@ MAX_DOUBLINGS = 3
 class PrefillScheduler(ForwardScheduler):
     """Schedules queued requests, jobs being computed, and jobs waiting for their handover.
 
-    A job locks pages for its whole prompt before it requests a lease, so a job with a lease can always finish.
+    A job locks pages for its whole prompt before it requests a lease, so a job with a lease can always finish. A prompt
+    that is only embedded needs no lease: its job ends with its last chunk.
 
     On an asynchronous engine forward passes overlap, and no step waits for one, so handovers continue. Pages enter the
     tree at their launch, for later launches here, and are shipped after it has completed.
@@ -244,7 +246,7 @@ class PrefillScheduler(ForwardScheduler):
             if self._pages.must_wait(queued):
                 continue
             request = queued.request
-            if refusal := self._handover.refusal(request):
+            if request.embedding is None and (refusal := self._handover.refusal(request)):
                 self._waiting.drop(queued)
                 self._outbox.to_router(Failed(*queued.key, refusal))
                 continue
@@ -280,6 +282,7 @@ class PrefillScheduler(ForwardScheduler):
             sampling=request.sampling,
             constraint=queued.constraint,
             table_id=handle.table_id,
+            embedding=request.embedding,
         )
         pages_to_compute = queued.prefix_ids[handle.num_shared :]
         job = PrefillJob(
@@ -288,7 +291,8 @@ class PrefillScheduler(ForwardScheduler):
         self._in_work.enter_work(pages_to_compute)
         self._computing.append(job)
         self._prefix_cached_tokens += min(handle.cached_len, len(request.prompt_ids))
-        self._handover.begin(job)
+        if request.embedding is None:
+            self._handover.begin(job)
         return sequence.remaining_len
 
     def _leave_work(self, job: PrefillJob, num_pages: int) -> None:
@@ -356,6 +360,9 @@ class PrefillScheduler(ForwardScheduler):
                 self._outbox.to_router(failure)
                 self._end_job(job, reported=True)
                 continue
+            if job.embedding is not None:
+                self._finish_embedding(job, job.embedding)
+                continue
             if job.prompt_logprobs is not None:
                 self._outbox.to_router(PromptScored(*job.key, job.prompt_logprobs))
             if job.first_token is not None:
@@ -364,7 +371,8 @@ class PrefillScheduler(ForwardScheduler):
                 # For a prompt of one chunk, FirstToken reports it.
                 job.has_told_start = True
                 self._outbox.to_router(Progress(*job.key, job.moments))
-            self._handover.advance(job)
+            if job.request.embedding is None:
+                self._handover.advance(job)
             self.go_on_meanwhile()
         self._outbox.flush()
         self._recorder.lap("collect")
@@ -406,6 +414,13 @@ class PrefillScheduler(ForwardScheduler):
             )
         )
 
+    def _finish_embedding(self, job: PrefillJob, embedding: bytes) -> None:
+        assert job.handle is not None
+        cached_len = job.handle.cached_len
+        num_pages = self._cache.num_pages_for(len(job.sequence.token_ids)) - self._cache.num_pages_for(cached_len)
+        self._outbox.to_router(Embedded(*job.key, embedding, cached_len, num_pages, job.moments))
+        self._free_job(job)
+
     def _abort(self, request_id: str, attempt: int) -> None:
         if self._waiting.drop_attempt(request_id, attempt):
             return
@@ -415,7 +430,8 @@ class PrefillScheduler(ForwardScheduler):
                 return
 
     def _end_job(self, job: PrefillJob, *, reported: bool) -> None:
-        self._handover.cancel(job, reported=reported)
+        if job.request.embedding is None:
+            self._handover.cancel(job, reported=reported)
         self._free_job(job)
 
     def _free_job(self, job: PrefillJob) -> None:

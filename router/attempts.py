@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 
 from tandem.lifecycle import ASSIGNED, LAST_TOKEN, WAITING, now_ns
 from tandem.messages import (
+    Embedded,
     Failed,
     Finished,
     FirstToken,
@@ -58,7 +59,16 @@ logger = logging.getLogger(__name__)
 
 # Messages about one attempt.
 AttemptMessage = (
-    Progress | PromptScored | FirstToken | Finished | Failed | GaveBack | LeaseLost | PrefillDeferred | Unservable
+    Progress
+    | PromptScored
+    | FirstToken
+    | Embedded
+    | Finished
+    | Failed
+    | GaveBack
+    | LeaseLost
+    | PrefillDeferred
+    | Unservable
 )
 
 
@@ -99,13 +109,15 @@ class Attempts:
             return
         if request.num_failures >= self._config.max_attempts:
             self.fail_request(request, f"given up after {self._config.max_attempts} failed attempts")
-        elif not self._registry.is_ready and not self._room.has_patience:
-            self.fail_request(request, self._registry.not_ready_reason())
-        elif self._room or request.is_suspect or not self._registry.is_ready:
+            return
+        is_ready = self._registry.serves(embeds=tracker.embeds)
+        if not is_ready and not self._room.has_patience:
+            self.fail_request(request, self._registry.not_ready_reason(embeds=tracker.embeds))
+        elif self._room or request.is_suspect or not is_ready:
             tracker.moments[WAITING] = now_ns()
             self._room.enter(request)
         else:
-            self._assign(request, self._registry.candidates)
+            self._assign(request, self._registry.candidates_for(embeds=tracker.embeds))
 
     def serve_waiting(self) -> None:
         while self._room.is_due and (taken := self._room.take_next()) is not None:
@@ -113,12 +125,12 @@ class Attempts:
 
     def give_up_waiting(self, requests: Iterable[ActiveRequest], why: str) -> None:
         for request in requests:
-            self.fail_request(request, f"{self._registry.not_ready_reason()}; {why}")
+            self.fail_request(request, f"{self._registry.not_ready_reason(embeds=request.tracker.embeds)}; {why}")
 
     def _assign(self, request: ActiveRequest, candidates: Candidates) -> None:
         tracker = request.tracker
         # The pool sizes may have been unknown when the request came.
-        refusal = self._registry.size_refusal(len(tracker.prompt_ids), tracker.sampling.max_tokens)
+        refusal = self._registry.size_refusal(len(tracker.prompt_ids), tracker.max_output_tokens)
         if refusal and tracker.attempt < 0:
             self.fail_request(request, refusal, RequestTooLargeError)
             return
@@ -128,16 +140,18 @@ class Attempts:
         except InternalError as error:
             self.fail_request(request, str(error), InternalError)
             return
+        decode_worker_id, placed = ("", None) if tracker.embeds else (pair.decode.worker_id, Placed.of(pair))
         admit, prefill = tracker.begin_attempt(
-            pair.prefill.worker_id, pair.decode.worker_id, self._config.admit_duration_s, Placed.of(pair)
+            pair.prefill.worker_id, decode_worker_id, self._config.admit_duration_s, placed
         )
         num_tokens = len(view.token_ids)
         self.prompts.add(num_tokens, pair.estimate)
         request.assign_pair(pair)
         tracker.moments[ASSIGNED] = now_ns()
-        pair.decode.send([admit])
+        if admit is not None:
+            pair.decode.send([admit])
+            self._metrics.attempt_placed(pair)
         pair.prefill.send([prefill])
-        self._metrics.attempt_placed(pair)
         self._policy.attempt_started(pair, view)
 
     def on_tokens(self, events: Iterable[TokenEvent]) -> None:
@@ -169,6 +183,10 @@ class Attempts:
                 if request.pair is not None and request.tracker.is_current(message.attempt):
                     self._metrics.first_token_came(request.pair, request.tracker.moments)
                 self._take_tokens(request, request.tracker.record_first_token(message))
+            case Embedded():
+                self._stamp(request.tracker, message)
+                request.tracker.record_embedding(message)
+                self._pass_on(request, [])
             case Finished():
                 self._stamp(request.tracker, message)
                 request.tracker.record_finished(message)
@@ -190,7 +208,7 @@ class Attempts:
             case PrefillDeferred():
                 self._retry(request, message.attempt, "deferred", "the decode worker had no pages for it", failed=False)
 
-    def _stamp(self, tracker: RequestTracker, message: Progress | FirstToken | Finished) -> None:
+    def _stamp(self, tracker: RequestTracker, message: Progress | FirstToken | Embedded | Finished) -> None:
         if tracker.is_current(message.attempt):
             self._clocks.stamp(tracker, message.moments)
 
@@ -248,7 +266,7 @@ class Attempts:
         pair = request.pair
         if pair is None or not request.tracker.is_current(attempt):
             return False
-        if pair.prefill.decode_workers.get(pair.decode.worker_id) is pair.decode:
+        if request.tracker.embeds or pair.prefill.decode_workers.get(pair.decode.worker_id) is pair.decode:
             return True
         request.num_links_lost += 1
         return request.num_links_lost > self._config.max_attempts
@@ -314,7 +332,7 @@ class Attempts:
 
     def _end_request(self, request: ActiveRequest, end: RequestEnd) -> None:
         pair = request.pair
-        if pair is not None and end == "finished":
+        if pair is not None and end == "finished" and not request.tracker.embeds:
             pair.decode.rates.request_finished(request.tracker, pair.distance)
         # Workers notice only the finish themselves.
         request.release_pair(tell_workers=end != "finished")
@@ -333,7 +351,7 @@ class Attempts:
             attempt=attempt,
             prompt_ids=tracker.prompt_ids,
             output_ids=tuple(tracker.output_ids),
-            max_new_tokens=tracker.sampling.max_tokens - len(tracker.output_ids),
+            max_new_tokens=tracker.max_output_tokens - len(tracker.output_ids),
             priority=spec.priority,
             session_id=spec.session_id,
             cache_namespace=spec.cache_namespace,

@@ -36,6 +36,7 @@ from tandem.router.peer_exchange import PeerExchange
 from tandem.router.policies.base import RoutingPolicy
 from tandem.router.policies.table import ROUTING_POLICIES
 from tandem.router.router import Router
+from tandem.router.text.embedding_dimensions import read_embedding_dimensions
 from tandem.router.text.generation_config import FILE, SamplingDefaults, read_sampling_defaults
 from tandem.router.text.tokenizer import Tokenizer
 from tandem.router.workers.leans import Lean, RouterDemand
@@ -133,7 +134,8 @@ class RouterProcess:
             defaults = read_sampling_defaults(Path(config.model_dir))
             if described := str(defaults):
                 logger.info("defaults of OpenAI's API, from the model's %s: %s", FILE, described)
-        frontend = self._frontend = Frontend(router, tokenizer, config, defaults)
+        dimensions = read_embedding_dimensions(Path(config.model_dir))
+        frontend = self._frontend = Frontend(router, tokenizer, config, defaults, dimensions)
         frontend.output_format.find()
         credentials = ClusterCredentials(config.cluster_token, config.cluster_tls)
         peers = {name: other.cluster for name, other in config.routers.items() if name != config.router_id}

@@ -13,6 +13,7 @@ from tandem.lifecycle import ENDED, now_ns
 from tandem.messages import (
     CachedPrefixes,
     ClockReply,
+    Embedded,
     Failed,
     Finished,
     FirstToken,
@@ -211,7 +212,7 @@ class Router:
 
     def _check_admissible(self, tracker: RequestTracker) -> None:
         self.check_capacity(1)
-        if refusal := self.workers.size_refusal(len(tracker.prompt_ids), tracker.sampling.max_tokens):
+        if refusal := self.workers.size_refusal(len(tracker.prompt_ids), tracker.max_output_tokens):
             raise RequestTooLargeError(refusal)
         self._room.check_space(tracker)
 
@@ -313,6 +314,7 @@ class Router:
                 Progress()
                 | PromptScored()
                 | FirstToken()
+                | Embedded()
                 | Finished()
                 | Failed()
                 | GaveBack()

@@ -53,15 +53,17 @@ class WaitingRoom:
         self._clock = clock
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes
-        # Both sorted by age.
-        self._suspects: list[ActiveRequest] = []
-        self._others: list[ActiveRequest] = []
+        # Each sorted by age. Prompts that are only embedded wait apart: they need no decode worker, so no request that
+        # does may hold them up.
+        self._queues: dict[tuple[bool, bool], list[ActiveRequest]] = {
+            (is_suspect, embeds): [] for is_suspect in (True, False) for embeds in (False, True)
+        }
         self._num_bytes = 0
         self._no_pair_since: float | None = None
         self.is_due = False
 
     def __len__(self) -> int:
-        return len(self._suspects) + len(self._others)
+        return sum(map(len, self._queues.values()))
 
     @property
     def has_patience(self) -> bool:
@@ -76,7 +78,7 @@ class WaitingRoom:
     def check_space(self, tracker: RequestTracker | None = None) -> None:
         """Raises OverloadedError if a new request would have to wait without room. Args: tracker: None: size
         unknown."""
-        if self._registry.is_ready and not self:
+        if self._registry.serves(embeds=tracker is not None and tracker.embeds) and not self:
             return
         num_bytes = BYTES_PER_REQUEST if tracker is None else _held_bytes(tracker)
         if self._num_bytes + num_bytes > self._max_bytes:
@@ -102,14 +104,14 @@ class WaitingRoom:
 
     def take_next(self) -> tuple[ActiveRequest, Candidates] | None:
         """Removes and returns the oldest request that can be served now, with its candidates."""
+        heads = [queue[0] for queue in self._queues.values() if queue]
         # Suspects are few and older than most.
-        for queue in (self._suspects, self._others):
-            if queue and self._has_rested(queue[0]) and (candidates := self._candidates_for(queue[0])):
-                request = queue[0]
+        for request in sorted(heads, key=lambda head: (not head.is_suspect, head.number)):
+            if self._has_rested(request) and (candidates := self._candidates_for(request)):
                 self.leave(request)
                 return request, candidates
         # No event announces that a suspect has rested.
-        self.is_due = bool(self._suspects)
+        self.is_due = any(queue for (is_suspect, _), queue in self._queues.items() if is_suspect)
         return None
 
     def find_overdue(self) -> list[ActiveRequest]:
@@ -121,27 +123,27 @@ class WaitingRoom:
         if self._no_pair_since is None:
             self._no_pair_since = now
         since, timeout_s = self._no_pair_since, self._timeout_s()
-        waiting = (*self._suspects, *self._others)
-        return [r for r in waiting if now - max(r.waiting_since or 0.0, since) >= timeout_s]
+        waiting = [r for queue in self._queues.values() for r in queue]
+        overdue = [r for r in waiting if now - max(r.waiting_since or 0.0, since) >= timeout_s]
+        return [r for r in overdue if not self._registry.serves(embeds=r.tracker.embeds)]
 
     def _has_rested(self, request: ActiveRequest) -> bool:
         since = request.waiting_since
         return not request.is_suspect or since is None or self._clock() - since >= SUSPECT_REST_S
 
     def _candidates_for(self, request: ActiveRequest) -> Candidates | None:
-        if not self._registry.is_ready:
+        embeds = request.tracker.embeds
+        if not self._registry.serves(embeds=embeds):
             return None
+        candidates = self._registry.candidates_for(embeds=embeds)
         if not request.is_suspect:
-            return self._among(_takes_more) or None
+            return candidates.among(_takes_more) or None
         lost_on = request.lost_on
-        elsewhere = self._among(lambda worker: _takes_suspect(worker) and worker.worker_id not in lost_on)
-        return elsewhere or self._among(_takes_suspect) or None
-
-    def _among(self, may_serve: Callable[[Worker], bool]) -> Candidates:
-        return self._registry.candidates.among(may_serve)
+        elsewhere = candidates.among(lambda worker: _takes_suspect(worker) and worker.worker_id not in lost_on)
+        return elsewhere or candidates.among(_takes_suspect) or None
 
     def _queue_of(self, request: ActiveRequest) -> list[ActiveRequest]:
-        return self._suspects if request.is_suspect else self._others
+        return self._queues[request.is_suspect, request.tracker.embeds]
 
 
 def _takes_more(worker: Worker) -> bool:

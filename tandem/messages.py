@@ -5,6 +5,7 @@ Schedulers and routers use these classes; tandem.rpc.codec translates them to th
 
 from dataclasses import dataclass, field
 
+from tandem.embedding import EmbeddingParams
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 
@@ -190,6 +191,23 @@ class PromptScored:
     request_id: str
     attempt: int
     logprobs: PackedLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """Ends an attempt whose prompt is only embedded. The worker has freed its pages.
+
+    Attributes:
+        values: float32, little-endian.
+        cached_len: leading tokens already in the worker's cache.
+    """
+
+    request_id: str
+    attempt: int
+    values: bytes
+    cached_len: int
+    num_pages_computed: int
+    moments: tuple[Moment, ...] = ()
 
 
 # One per token: a frozen dataclass takes three times as long to create.
@@ -386,7 +404,11 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Has a worker compute a prompt and hand it over. Other fields: see Admit."""
+    """Has a worker compute a prompt and hand it over. Other fields: see Admit.
+
+    Attributes:
+        embedding: answer with Embedded instead of a first token and a handover. Then decode_worker_id is "".
+    """
 
     request_id: str
     attempt: int
@@ -399,6 +421,7 @@ class Prefill:
     cache_namespace: str = ""
     record_id: str = ""
     resume_token: bytes = b""
+    embedding: EmbeddingParams | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -586,6 +609,7 @@ WorkerMessage = (
     | LinkState
     | PromptScored
     | FirstToken
+    | Embedded
     | Tokens
     | Finished
     | Failed

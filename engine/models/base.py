@@ -54,6 +54,10 @@ class Model(ABC):
         """
 
     @abstractmethod
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Normalizes the last layer's output as `logits` does before its projection."""
+
+    @abstractmethod
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Computes next-token logits, (num_rows, vocab_size) of the model's dtype.
 

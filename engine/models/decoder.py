@@ -10,7 +10,7 @@ from tandem.engine.attention.base import Attention
 from tandem.engine.layers.fp8 import FP8_DTYPE
 from tandem.engine.layers.fp8_linear import Fp8Linear
 from tandem.engine.layers.linear import Linear, LinearBase
-from tandem.engine.layers.norm import Norm, QkNorm
+from tandem.engine.layers.norm import Norm, QkNorm, rms_norm
 from tandem.engine.layers.ops import LayerOps
 from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
 from tandem.engine.models.base import Model
@@ -110,6 +110,10 @@ class DecoderModel(Model):
             x, attended = x.index_select(0, rows), attended.index_select(0, rows)
         # No rows if every chunk ends before its prompt; kernels reject empty inputs.
         return last.forward(x, attended, self._ops) if len(x) else x
+
+    @torch.inference_mode()
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        return rms_norm(hidden, *self._norm)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

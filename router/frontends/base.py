@@ -19,7 +19,9 @@ from tandem.router.resumption import PARAM as RESUME_PARAM
 from tandem.router.resumption import OutputProof, ResumeState, Resumption, Sealer, new_stream_id, prompt_digest
 from tandem.router.router import Router
 from tandem.router.text.chat import Chat
+from tandem.router.text.embedding_dimensions import EmbeddingDimensions
 from tandem.router.text.generation_config import SamplingDefaults
+from tandem.router.text.input_encoder import InputEncoder
 from tandem.router.text.output_format import OutputFormat
 from tandem.router.text.output_text import OutputText
 from tandem.router.text.prompt_encoder import MAX_ROLE_LEN, PromptCut, PromptEncoder
@@ -46,9 +48,11 @@ class Frontend:
         tokenizer: Tokenizer,
         config: RouterConfig,
         sampling_defaults: SamplingDefaults | None = None,
+        embedding_dimensions: EmbeddingDimensions | None = None,
     ) -> None:
         self.router = router
         self.sampling_defaults = sampling_defaults or SamplingDefaults()
+        self.embedding_dimensions = embedding_dimensions or EmbeddingDimensions()
         self.tokenizer = tokenizer
         self.config = config
         self.started_at = time.time()
@@ -61,6 +65,7 @@ class Frontend:
             config.max_bytes_in_hand,
         )
         self._prompts = PromptEncoder(tokenizer, config.max_model_len)
+        self.inputs = InputEncoder(tokenizer, config.max_model_len, self._prompts.encode_beside)
         self._grammars = GrammarChecker(closes_objects=not config.open_objects)
         self.output_format = OutputFormat(tokenizer, config.tool_parser, config.reasoning_parser)
         # A router without a cluster can only resume its own requests.
@@ -150,7 +155,7 @@ class Frontend:
             not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
         )
         with mistakes_in("messages" if is_chat else "prompt"):
-            with _tokenizing():
+            with tokenizing():
                 if isinstance(prompt, str):
                     token_ids = await self._prompts.encode(prompt, cut=cut)
                 elif is_chat:
@@ -161,22 +166,26 @@ class Frontend:
                     token_ids = self._checked_ids(ids if cut is None else cut.of(ids))
             if not token_ids:
                 raise ValueError("the prompt is empty")
-        identities: dict[int, Sequence[int]] = {}
-        if namespace is not None and self.router.wants_prefixes:
-            for size in {worker.page_size for worker in self.router.workers}:
-                identities[size] = await prefix_identities_in_turns(token_ids, size, namespace)
+        identities = {} if namespace is None else await self.prefix_identities(token_ids, namespace)
         moments[TOKENIZED] = now_ns()
         return TokenizedPrompt(tuple(token_ids), moments, ending, namespace, identities)
 
+    async def prefix_identities(self, token_ids: Sequence[int], namespace: str) -> dict[int, Sequence[int]]:
+        """Returns the identities of a prompt's prefixes by page size, if the routing policy wants them."""
+        if not self.router.wants_prefixes:
+            return {}
+        sizes = {worker.page_size for worker in self.router.workers}
+        return {size: await prefix_identities_in_turns(token_ids, size, namespace) for size in sizes}
+
     async def token_ids(self, prompt: str | Chat | list[dict[str, Any]], *, add_special_tokens: bool) -> list[int]:
         """Tokenizes within the model's length, without serving. Raises InvalidRequestError, OverloadedError."""
-        with mistakes_in("prompt" if isinstance(prompt, str) else "messages"), _tokenizing():
+        with mistakes_in("prompt" if isinstance(prompt, str) else "messages"), tokenizing():
             if isinstance(prompt, str):
                 return await self._prompts.encode(prompt, add_special_tokens=add_special_tokens)
             return await self._prompts.encode_chat(prompt, add_special_tokens=add_special_tokens)
 
     async def text_of(self, token_ids: Sequence[int]) -> str:
-        with mistakes_in("tokens"), _tokenizing():
+        with mistakes_in("tokens"), tokenizing():
             return await self._prompts.decode(self._checked_ids(token_ids), skip_special_tokens=False)
 
     async def grammar(self, wanted: StructuredOutput | None, client: str) -> str:
@@ -196,7 +205,7 @@ class Frontend:
     async def prompt_text(self, prompt: PromptInput) -> str:
         if isinstance(prompt, str):
             return prompt
-        with _tokenizing():
+        with tokenizing():
             return await self._prompts.decode(prompt)  # type: ignore[arg-type]
 
     def close(self) -> None:
@@ -273,7 +282,8 @@ class Frontend:
 
 
 @contextmanager
-def _tokenizing() -> Iterator[None]:
+def tokenizing() -> Iterator[None]:
+    """Raises OverloadedError for a TimeoutError within."""
     try:
         yield
     except TimeoutError as error:

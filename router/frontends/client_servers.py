@@ -1,7 +1,6 @@
 """The gRPC and the HTTP server of one pair of client ports."""
 
 import asyncio
-import functools
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -9,7 +8,8 @@ from starlette.types import ASGIApp
 
 from tandem.router.config import RouterConfig
 from tandem.router.frontends.base import Frontend
-from tandem.router.frontends.encoded_request import check_encoded
+from tandem.router.frontends.embedding import max_input_tokens
+from tandem.router.frontends.encoded_request import check_encoded, check_encoded_inputs
 from tandem.router.frontends.grpc import InferenceService, api_key_auth
 from tandem.router.frontends.health import HealthService
 from tandem.router.frontends.intake import IntakeInterceptor
@@ -22,6 +22,7 @@ from tandem.rpc.tls import ClientPortTls
 from tandem.v1 import inference_pb2, inference_pb2_grpc, recording_pb2, recording_pb2_grpc
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+EMBED = inference_pb2.DESCRIPTOR.services_by_name["Inference"].methods_by_name["Embed"].name
 TRACING_SERVICE = recording_pb2.DESCRIPTOR.services_by_name["Tracing"].full_name
 HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 STOP_GRACE_S = 0.5
@@ -47,7 +48,13 @@ class ClientServers:
 
         Raises ValueError: a port is taken.
         """
-        check = functools.partial(check_encoded, max_model_len=config.max_model_len)
+
+        def check(method: str, data: bytes) -> None:
+            if method == EMBED:
+                check_encoded_inputs(data, max_input_tokens(frontend))
+            else:
+                check_encoded(data, config.max_model_len)
+
         self._grpc = new_client_facing_server(
             [
                 api_key_auth(frontend),

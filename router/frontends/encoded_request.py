@@ -1,4 +1,4 @@
-"""Checks of an encoded GenerateRequest before it is parsed.
+"""Checks of an encoded GenerateRequest or EmbedRequest before it is parsed.
 
 Protobuf parses many small items slowly: 80 ms for a map of a few megabytes, 110 ms for as many empty messages. So large
 requests are scanned field by field first.
@@ -6,6 +6,7 @@ requests are scanned field by field first.
 
 from collections.abc import Iterator
 
+from tandem.embedding import MAX_INPUTS
 from tandem.router.errors import PromptTooLongError
 from tandem.router.text.prompt_encoder import MAX_MESSAGES
 from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
@@ -22,6 +23,13 @@ MAX_MESSAGE_FIELDS = 8
 # Five bytes, and one more where each id is a field of its own.
 MAX_TOKEN_ID_BYTES = 6
 
+# An input to embed has one field.
+MAX_INPUT_FIELDS = 4
+
+_INPUTS = pb.EmbedRequest.DESCRIPTOR.fields_by_name["inputs"].number
+_INPUT_IDS = pb.EmbedInput.DESCRIPTOR.fields_by_name["token_ids"].number
+_TOO_MANY_INPUTS = f"the request has more than {MAX_INPUTS} inputs"
+_TOO_MANY_IN_INPUT = f"one of the inputs has more than {MAX_INPUT_FIELDS} fields"
 _NUMBERS = {name: field.number for name, field in pb.GenerateRequest.DESCRIPTOR.fields_by_name.items()}
 _TOO_MANY_FIELDS = f"the request has more than {MAX_FIELDS} fields"
 _TOO_MANY_IN_MESSAGE = f"one of the chat's messages has more than {MAX_MESSAGE_FIELDS} fields"
@@ -57,6 +65,23 @@ def check_encoded(data: bytes, max_model_len: int) -> None:
                 num_messages += 1
                 for _ in _fields(data, inner_start, inner_end, MAX_MESSAGE_FIELDS, _TOO_MANY_IN_MESSAGE):
                     pass
+
+
+def check_encoded_inputs(data: bytes, max_tokens: int) -> None:
+    """Checks an EmbedRequest as check_encoded does. Args: max_tokens: of all inputs."""
+    if len(data) <= MAX_UNCHECKED_BYTES:
+        return
+    num_id_bytes = 0
+    for number, start, end in _fields(data, 0, len(data), MAX_INPUTS + MAX_FIELDS, _TOO_MANY_INPUTS):
+        if number != _INPUTS:
+            continue
+        for inner, inner_start, inner_end in _fields(data, start, end, MAX_INPUT_FIELDS, _TOO_MANY_IN_INPUT):
+            num_id_bytes += inner_end - inner_start if inner == _INPUT_IDS else 0
+    if num_id_bytes > MAX_TOKEN_ID_BYTES * max_tokens + MAX_FIELDS * MAX_INPUTS:
+        raise UnreasonableError(
+            f"the inputs have {num_id_bytes} bytes of token ids, more than the {max_tokens} tokens that one request "
+            "may have"
+        )
 
 
 def _fields(data: bytes, start: int, end: int, max_fields: int, too_many: str) -> Iterator[tuple[int, int, int]]:

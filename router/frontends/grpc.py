@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from array import array
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from typing import Any
 
@@ -21,6 +21,7 @@ from tandem.router.errors import (
 )
 from tandem.router.frontends.base import Frontend, PromptInput
 from tandem.router.frontends.generation import Generation, Piece
+from tandem.router.frontends.grpc_embedding import Embeddings
 from tandem.router.frontends.malformed import Malformed
 from tandem.router.frontends.piece_writer import PieceWriter
 from tandem.router.frontends.sampling import PLAIN_FIELDS, SamplingOptions
@@ -97,6 +98,25 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         del request
         await context.abort(*refusal, (*router_trailer(self._frontend), *trailer))
 
+    async def Embed(self, request: pb.EmbedRequest, context: grpc.aio.ServicerContext) -> None:
+        current_trace_context.set(trace_context_of(_metadata(context, TRACEPARENT), _metadata(context, TRACESTATE)))
+        request_id = _request_id(request, context)
+        trailer = _request_id_trailer(request_id)
+        context.set_trailing_metadata(trailer)
+        frontend = self._frontend
+        try:
+            with ExitStack() as held:
+                with frontend.refusals_counted(request_id):
+                    key, _ = self._admit(request, context, held)
+                    embeddings = await Embeddings.begin(frontend, request, key, request_id)
+                await embeddings.send(context.write)
+            return
+        except RequestError as error:
+            refusal = status_code(error), str(error)
+        # As in Generate.
+        del request
+        await context.abort(*refusal, (*router_trailer(frontend), *trailer))
+
     async def GetServerInfo(self, request: Any, context: grpc.aio.ServicerContext) -> pb.ServerInfo:
         if isinstance(request, Malformed):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.message)
@@ -146,12 +166,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """
         frontend = self._frontend
         with frontend.refusals_counted(request_id):
-            if isinstance(request, Malformed):
-                raise InvalidRequestError(request.message)
-            # The AuthInterceptor checks the key but does not record it.
-            key = frontend.access.identify(_metadata(context, "authorization"))
-            hold = held.enter_context(frontend.access.hold_bytes(key))
-            hold(request.ByteSize())
+            key, hold = self._admit(request, context, held)
             frontend.check_model(request.model)
             digest = _digest(request)
             resumption = _resumption(frontend, request.resume, key, digest) if request.HasField("resume") else None
@@ -175,6 +190,18 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             )
             [generation] = frontend.begin(spec)
             return generation, digest
+
+    def _admit(
+        self, request: pb.GenerateRequest | pb.EmbedRequest, context: grpc.aio.ServicerContext, held: ExitStack
+    ) -> tuple[str, Callable[[int], None]]:
+        """Returns the client's key, and a function that counts bytes as in hand. Raises RequestError."""
+        if isinstance(request, Malformed):
+            raise InvalidRequestError(request.message)
+        # The AuthInterceptor checks the key but does not record it.
+        key = self._frontend.access.identify(_metadata(context, "authorization"))
+        hold = held.enter_context(self._frontend.access.hold_bytes(key))
+        hold(request.ByteSize())
+        return key, hold
 
 
 def _router_statuses(frontend: Frontend) -> list[pb.RouterStatus]:
@@ -201,7 +228,7 @@ def _metadata(context: grpc.aio.ServicerContext, name: str) -> Any:
     return metadata.get(name)
 
 
-def _request_id(request: pb.GenerateRequest | Malformed, context: grpc.aio.ServicerContext) -> str:
+def _request_id(request: pb.GenerateRequest | pb.EmbedRequest | Malformed, context: grpc.aio.ServicerContext) -> str:
     named = "" if isinstance(request, Malformed) else request.request_id
     return named or request_id_of(_metadata(context, REQUEST_ID_HEADER))
 

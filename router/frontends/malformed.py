@@ -21,11 +21,11 @@ class Malformed:
 class MalformedRequestInterceptor(grpc.aio.ServerInterceptor):
     """Refuses with INVALID_ARGUMENT. One service gets a Malformed instead."""
 
-    def __init__(self, own_service: str, check: Callable[[bytes], None]) -> None:
+    def __init__(self, own_service: str, check: Callable[[str, bytes], None]) -> None:
         """
         Args:
             own_service: the service that handles Malformed.
-            check: checks that service's requests before parsing; raises ValueError.
+            check: checks a request of one of that service's methods before parsing; raises ValueError.
         """
         self._own_prefix = f"/{own_service}/"
         self._check = check
@@ -40,11 +40,12 @@ class MalformedRequestInterceptor(grpc.aio.ServerInterceptor):
             return handler
         parse = handler.request_deserializer
         is_own = handler_call_details.method.startswith(self._own_prefix)
+        method = handler_call_details.method.removeprefix(self._own_prefix)
 
         def deserialize(data: bytes) -> Any:
             try:
                 if is_own:
-                    self._check(data)
+                    self._check(method, data)
                 return parse(data)
             except DecodeError:
                 return Malformed()

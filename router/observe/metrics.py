@@ -29,7 +29,7 @@ from tandem.router.observe.request_spans import DROP_REASONS
 from tandem.router.policies.base import AttemptFailure
 from tandem.router.policies.cost_model import REASONS
 from tandem.router.requests.clock_offsets import ClockOffsets
-from tandem.router.requests.tracker import RequestReport
+from tandem.router.requests.tracker import EMBEDDED, RequestReport
 from tandem.router.workers.leans import LEANS
 from tandem.router.workers.placement import Placement
 from tandem.router.workers.worker import Pair
@@ -37,9 +37,10 @@ from tandem.router.workers.worker_registry import WorkerRegistry
 
 PLACED = get_args(Placement)
 UNEXPLAINED = "none"
-# The model's two ends, the client's leaving, and the classes of router/errors.py.
+# The model's two ends, the end of a prompt that is only embedded, the client's leaving, and the classes of
+# router/errors.py.
 OUTCOMES = (
-    *("stop", "length", "abort"),
+    *("stop", "length", EMBEDDED, "abort"),
     *("invalid", "unauthenticated", "overloaded", "unavailable", "timeout", "error"),
 )
 # Kinds of losses of a worker.
@@ -140,7 +141,8 @@ class RouterMetrics(Collector):
         self._num_cached_tokens += report.num_cached_tokens
         self._num_generated_tokens += report.num_generated_tokens
         self._prompt_tokens.observe(num_prompt_tokens)
-        self._generated_tokens.observe(report.num_generated_tokens)
+        if not report.tracker.embeds:
+            self._generated_tokens.observe(report.num_generated_tokens)
         for timing in report.timings:
             self._phases[timing.name].observe(timing.duration_ms / 1e3)
 

@@ -20,7 +20,7 @@ from tandem.router.observe.request_spans import TracedRequest
 from tandem.router.requests.client_ids import TRACEPARENT, TRACESTATE, TraceContext
 
 _STARTS = {spec.name: spec.start for spec in PHASES}
-_SUCCESSES = ("stop", "length")
+_SUCCESSES = ("stop", "length", "embedded")
 
 
 class _Ended(SpanProcessor):
@@ -67,7 +67,7 @@ class OtlpExporter:
 
     def _make_spans(self, request: TracedRequest) -> None:
         span = self._tracer.start_span(
-            f"text_completion {self._model}",
+            f"{_operation(request)} {self._model}",
             self._parent(request.trace_context),
             SpanKind.SERVER,
             dict(self._attributes(request)),
@@ -99,20 +99,21 @@ class OtlpExporter:
         return self._propagator.extract(carrier, Context())
 
     def _attributes(self, request: TracedRequest) -> Iterator[tuple[str, AttributeValue]]:
-        yield "gen_ai.operation.name", "text_completion"
+        yield "gen_ai.operation.name", _operation(request)
         yield "gen_ai.provider.name", "tandem"
         yield "gen_ai.request.model", self._model
         yield "gen_ai.response.model", self._model
-        yield "gen_ai.request.max_tokens", request.max_tokens
-        yield "gen_ai.request.temperature", request.temperature
-        yield "gen_ai.request.top_p", request.top_p
-        yield "gen_ai.request.frequency_penalty", request.frequency_penalty
-        yield "gen_ai.request.presence_penalty", request.presence_penalty
-        if request.top_k > 0:
-            yield "gen_ai.request.top_k", request.top_k
+        if not request.embeds:
+            yield "gen_ai.request.max_tokens", request.max_tokens
+            yield "gen_ai.request.temperature", request.temperature
+            yield "gen_ai.request.top_p", request.top_p
+            yield "gen_ai.request.frequency_penalty", request.frequency_penalty
+            yield "gen_ai.request.presence_penalty", request.presence_penalty
+            if request.top_k > 0:
+                yield "gen_ai.request.top_k", request.top_k
         if request.client_request_id:
             yield "gen_ai.response.id", request.client_request_id
-        if request.outcome in _SUCCESSES:
+        if request.outcome in _SUCCESSES and not request.embeds:
             yield "gen_ai.response.finish_reasons", (request.outcome,)
         yield "gen_ai.usage.input_tokens", request.num_prompt_tokens
         yield "gen_ai.usage.cache_read.input_tokens", request.num_cached_tokens
@@ -122,7 +123,12 @@ class OtlpExporter:
         yield "tandem.attempts", request.num_attempts
         if request.prefill_worker_id:
             yield "tandem.prefill_worker", request.prefill_worker_id
+        if request.decode_worker_id:
             yield "tandem.decode_worker", request.decode_worker_id
+
+
+def _operation(request: TracedRequest) -> str:
+    return "embeddings" if request.embeds else "text_completion"
 
 
 def _workers(request: TracedRequest, phase: str) -> dict[str, AttributeValue]:

@@ -95,10 +95,9 @@ class RequestLines:
 
     def begun(self, tracker: RequestTracker) -> None:
         sampling = tracker.sampling
-        self._send(
-            f"> {_name(tracker)} prompt_tokens={len(tracker.prompt_ids)} max_tokens={sampling.max_tokens} "
-            f"temperature={sampling.temperature:g}"
-        )
+        asked = f"max_tokens={sampling.max_tokens} temperature={sampling.temperature:g}"
+        asked = "embedding" if tracker.embeds else asked
+        self._send(f"> {_name(tracker)} prompt_tokens={len(tracker.prompt_ids)} {asked}")
 
     def ended(self, report: RequestReport) -> None:
         took = "".join(f" {t.name}_ms={t.duration_ms:.0f}" for t in report.timings if t.name in TOTALS)

@@ -33,6 +33,7 @@ class TracedRequest(NamedTuple):
         error: reason of a failure, or "".
         received_ns, ended_ns: times on the router's clock.
         timings: the phases between the two.
+        embeds: its prompt is only embedded.
     """
 
     request_id: str
@@ -55,6 +56,7 @@ class TracedRequest(NamedTuple):
     received_ns: int
     ended_ns: int
     timings: Sequence[PhaseTiming]
+    embeds: bool = False
 
     @classmethod
     def of(cls, report: RequestReport) -> "TracedRequest":
@@ -81,6 +83,7 @@ class TracedRequest(NamedTuple):
             tracker.moments[RECEIVED],
             tracker.moments[ENDED],
             report.timings,
+            tracker.embeds,
         )
 
 

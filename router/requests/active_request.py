@@ -33,7 +33,7 @@ class ActiveRequest:
 
     Attributes:
         number: order of arrival.
-        pair: workers of the current attempt; None between attempts.
+        pair: workers of the current attempt, equal for a prompt that is only embedded; None between attempts.
         workers: members of the pair that still have a part; losing one ends the attempt.
         prefill_has_part: True until the attempt's decode worker sends a token.
         decode_deadline: limit for the decode worker to report whether it has the pages of a lost prefill worker.
@@ -70,6 +70,7 @@ class ActiveRequest:
     _num_pending_tokens: int = 0
     _num_kv_tokens: int = 0
     _num_arriving_tokens: int = 0
+    _is_decoding: bool = False
     _is_starting: bool = False
     _is_under_test: bool = False
 
@@ -89,12 +90,14 @@ class ActiveRequest:
             worker.num_starting += 1
             worker.num_suspects += self._is_under_test
         num_tokens = len(self.tracker.prompt_ids) + len(self.tracker.output_ids)
-        self._num_pending_tokens = self._num_kv_tokens = self._num_arriving_tokens = num_tokens
-        if pair.estimate is not None:
-            self._num_pending_tokens = pair.estimate.num_to_compute
-            if pair.estimate.num_to_store is not None:
-                self._num_arriving_tokens = pair.estimate.num_to_store
+        self._num_pending_tokens = num_tokens if pair.estimate is None else pair.estimate.num_to_compute
         pair.prefill.add_load(1, num_pending_tokens=self._num_pending_tokens)
+        if self.tracker.embeds:
+            return
+        self._is_decoding = True
+        self._num_kv_tokens = self._num_arriving_tokens = num_tokens
+        if pair.estimate is not None and pair.estimate.num_to_store is not None:
+            self._num_arriving_tokens = pair.estimate.num_to_store
         pair.decode.add_load(
             int(pair.decode is not pair.prefill),
             num_decoding=1,
@@ -126,7 +129,8 @@ class ActiveRequest:
                 worker.send([Abort(self.tracker.request_id, self.tracker.attempt)])
         for worker in list(self.workers):
             self._release_worker(worker)
-        if self.pair is not None:
+        if self.pair is not None and self._is_decoding:
+            self._is_decoding = False
             self.pair.decode.add_load(num_decoding=-1, num_kv_tokens=-self._num_kv_tokens)
         self.pair = None
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tandem.embedding import EmbeddingParams
 from tandem.router.requests.client_ids import TraceContext, current_trace_context
 from tandem.router.resumption import KeptStream, Resumption
 from tandem.sampling_params import SamplingParams
@@ -37,6 +38,7 @@ class RequestSpec:
         marks: special tokens that appear in the text, by id.
         kept: the workers' record, for a client that resumes with text alone.
         resume_token: kept by workers with the record (router/resumption.py).
+        embedding: set if the prompt is only embedded; then `sampling` has no effect.
     """
 
     prompt: TokenizedPrompt
@@ -51,6 +53,7 @@ class RequestSpec:
     resumption: Resumption | None = None
     kept: KeptStream | None = None
     resume_token: bytes = b""
+    embedding: EmbeddingParams | None = None
 
     @property
     def cache_namespace(self) -> str:

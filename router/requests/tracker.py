@@ -16,7 +16,7 @@ from tandem.lifecycle import (
     ROUTER_ATTEMPT_MOMENTS,
     PhaseTiming,
 )
-from tandem.messages import Admit, Finished, FirstToken, Prefill, PromptScored, TokenEvent
+from tandem.messages import Admit, Embedded, Finished, FirstToken, Prefill, PromptScored, TokenEvent
 from tandem.router.errors import RequestError, UnavailableError
 from tandem.router.requests.prompt_logprobs import PromptLogprobs
 from tandem.router.requests.request_spec import RequestSpec
@@ -32,6 +32,8 @@ class RequestState(Enum):
     ABORTED = auto()
 
 
+# The finish reason of a prompt that is only embedded.
+EMBEDDED = "embedded"
 FINAL_STATES = (RequestState.FINISHED, RequestState.FAILED, RequestState.ABORTED)
 
 
@@ -44,6 +46,7 @@ class RequestTracker:
         attempt: current attempt; messages of any other have no effect.
         output_ids: tokens passed on so far; each index exactly once, in order.
         output_logprobs: log probabilities of output_ids; empty if not asked for.
+        embedding: the result of a prompt that is only embedded: float32, little-endian.
         prompt_logprobs: complete before any token is passed on; None: not asked for.
         decode_has_spoken: True once the attempt's decode worker has sent tokens.
         prompt_cached_len: prompt tokens that the first prefill found cached.
@@ -65,6 +68,7 @@ class RequestTracker:
     output_ids: list[int] = field(init=False)
     output_logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: PromptLogprobs | None = None
+    embedding: bytes = b""
     finish_reason: str = ""
     failure: str = ""
     failure_class: type[RequestError] = UnavailableError
@@ -101,13 +105,26 @@ class RequestTracker:
         return self.prompt_logprobs is not None and not self.prompt_logprobs.is_complete
 
     @property
+    def embeds(self) -> bool:
+        """True if the prompt is only embedded, by a prefill worker alone."""
+        return self.spec.embedding is not None
+
+    @property
+    def max_output_tokens(self) -> int:
+        return 0 if self.embeds else self.sampling.max_tokens
+
+    @property
     def is_final(self) -> bool:
         return self.state in FINAL_STATES
 
     def begin_attempt(
         self, prefill_worker_id: str, decode_worker_id: str, admit_duration_s: float, placed: Placed | None = None
-    ) -> tuple[Admit, Prefill]:
-        """Returns the messages to send."""
+    ) -> tuple[Admit | None, Prefill]:
+        """Returns the messages to send.
+
+        Args:
+            decode_worker_id: "" if the prompt is only embedded; then there is no Admit.
+        """
         assert self.state is RequestState.WAITING
         self.state = RequestState.RUNNING
         self.attempt += 1
@@ -123,34 +140,36 @@ class RequestTracker:
             # A chunk's log probabilities are sent once, so the next attempt computes all of them.
             self.prompt_logprobs = PromptLogprobs(len(self.prompt_ids))
         spec = self.spec
-        return (
-            Admit(
-                self.request_id,
-                self.attempt,
-                self.prompt_ids,
-                output_ids,
-                without,
-                admit_duration_s,
-                self.arrival_ns,
-                spec.priority,
-                spec.cache_namespace,
-                spec.record_id,
-                spec.resume_token,
-            ),
-            Prefill(
-                self.request_id,
-                self.attempt,
-                self.prompt_ids,
-                output_ids,
-                self.sampling if self.lacks_prompt_logprobs else without,
-                decode_worker_id,
-                self.arrival_ns,
-                spec.priority,
-                spec.cache_namespace,
-                spec.record_id,
-                spec.resume_token,
-            ),
+        prefill = Prefill(
+            self.request_id,
+            self.attempt,
+            self.prompt_ids,
+            output_ids,
+            self.sampling if self.lacks_prompt_logprobs else without,
+            decode_worker_id,
+            self.arrival_ns,
+            spec.priority,
+            spec.cache_namespace,
+            spec.record_id,
+            spec.resume_token,
+            spec.embedding,
         )
+        if self.embeds:
+            return None, prefill
+        admit = Admit(
+            self.request_id,
+            self.attempt,
+            self.prompt_ids,
+            output_ids,
+            without,
+            admit_duration_s,
+            self.arrival_ns,
+            spec.priority,
+            spec.cache_namespace,
+            spec.record_id,
+            spec.resume_token,
+        )
+        return admit, prefill
 
     def finish_if_whole(self) -> None:
         assert self.state is RequestState.WAITING
@@ -207,6 +226,8 @@ class RequestTracker:
     def record_first_token(self, message: FirstToken) -> list[int]:
         if not self.is_current(message.attempt):
             return []
+        if self.embeds:
+            raise ValueError(f"a token of {self.request_id}, whose prompt is only embedded")
         if self.lacks_prompt_logprobs:
             raise ValueError(f"the first token of {self.request_id} before the log probabilities of its prompt")
         self.has_first_token = True
@@ -217,6 +238,20 @@ class RequestTracker:
             if FIRST_TOKEN in self.moments:
                 self.moments[LAST_TOKEN] = self.moments[FIRST_TOKEN]
         return self._accept(message.index, (message.token_id,), message.logprobs)
+
+    def record_embedding(self, message: Embedded) -> None:
+        """Raises ValueError if none was requested."""
+        if not self.is_current(message.attempt):
+            return
+        if not self.embeds:
+            raise ValueError(f"an unrequested embedding of {self.request_id}")
+        self.embedding = message.values
+        self._take_prefill_cached_len(message.cached_len)
+        self.num_pages_computed = message.num_pages_computed
+        if FIRST_TOKEN in self.moments:
+            self.moments[LAST_TOKEN] = self.moments[FIRST_TOKEN]
+        self.state = RequestState.FINISHED
+        self.finish_reason = EMBEDDED
 
     def record_tokens(self, event: TokenEvent) -> list[int]:
         """Returns the tokens to pass on now. Raises ValueError if log probabilities are missing."""

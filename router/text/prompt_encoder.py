@@ -89,6 +89,10 @@ class PromptEncoder:
             text = self._tokenizer.decode(token_ids[-MAX_ENDING_CHARACTERS:], skip_special_tokens=False)
         return token_ids, text[-MAX_ENDING_CHARACTERS:]
 
+    async def encode_beside(self, function: Callable[[], T]) -> T:
+        """Runs a function in one of the threads that tokenize."""
+        return await self._beside(self._encoding, function)
+
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         if len(token_ids) <= MAX_INLINE_CHARACTERS:
             return self._tokenizer.decode(token_ids, skip_special_tokens)

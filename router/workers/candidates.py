@@ -201,6 +201,39 @@ class Candidates(Sequence[Pair]):
         return self._may_serve is None or self._may_serve(worker)
 
 
+class PrefillCandidates(Candidates):
+    """Workers for prompts that are only embedded: a pair is one prefill worker twice. So every policy chooses among
+    them as among workers that also decode."""
+
+    def __init__(self, workers: Mapping[str, Worker], may_serve: Callable[[Worker], bool] | None = None) -> None:
+        super().__init__({name: w for name, w in workers.items() if w.role != "decode"}, may_serve)
+
+    def among(self, may_serve: Callable[[Worker], bool]) -> "PrefillCandidates":
+        return PrefillCandidates(self._workers, may_serve)
+
+    @property
+    def prefill_workers(self) -> list[Worker]:
+        return self._open(list(self._workers.values()))
+
+    def decode_workers_of(self, prefill: Worker) -> list[Worker]:
+        return [prefill]
+
+    def alone(self) -> list[Worker]:
+        return self.prefill_workers
+
+    def senders(self) -> list[Worker]:
+        return []
+
+    def receivers(self) -> list[Worker]:
+        return []
+
+    def __len__(self) -> int:
+        return len(self.prefill_workers)
+
+    def __contains__(self, pair: object) -> bool:
+        return isinstance(pair, Pair) and pair.prefill is pair.decode and pair.prefill in self.prefill_workers
+
+
 def _only(workers: Mapping[str, Worker], placement: str) -> Placement | None:
     if placement == AGGREGATED and any(w.worker_id in w.decode_workers for w in workers.values()):
         return AGGREGATED

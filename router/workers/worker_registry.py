@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tandem.hosts import host_id
 from tandem.messages import Heartbeat, Hello, LinkState, PageFormat, Peer, RouterMessage
-from tandem.router.workers.candidates import Candidates
+from tandem.router.workers.candidates import Candidates, PrefillCandidates
 from tandem.router.workers.leans import NO_LEAN, Lean, RouterDemand
 from tandem.router.workers.placement import AUTO
 from tandem.router.workers.prompt_count import PromptCount
@@ -61,6 +61,15 @@ class WorkerRegistry:
     @property
     def candidates(self) -> Candidates:
         return Candidates(self._workers, placement=self._placement, spans_hosts=len(self._hosts) > 1)
+
+    def serves(self, *, embeds: bool) -> bool:
+        """Returns whether there are workers for a request. Args: embeds: its prompt is only embedded."""
+        return bool(self.candidates_for(embeds=True)) if embeds else self.is_ready
+
+    def candidates_for(self, *, embeds: bool) -> Candidates:
+        if not embeds:
+            return self.candidates
+        return PrefillCandidates({w.worker_id: w for w in self._workers.values() if self.stays(w)})
 
     @property
     def num_pairs(self) -> int:
@@ -188,10 +197,12 @@ class WorkerRegistry:
                 lost.append((worker, "stalled", f"no scheduler step for {self._stall_timeout_s:g} s"))
         return lost
 
-    def not_ready_reason(self) -> str:
-        """Returns why no request can be served now, or ""."""
-        if self.is_ready:
+    def not_ready_reason(self, *, embeds: bool = False) -> str:
+        """Returns why no request can be served now, or "". Args: embeds: about prompts that are only embedded."""
+        if self.serves(embeds=embeds):
             return ""
+        if embeds:
+            return "no prefill worker is connected"
         roles = {w.role for w in self._workers.values()}
         missing = [role for role in ("prefill", "decode") if role not in roles]
         if missing:

@@ -10,8 +10,18 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from tandem.client.progress import RETRY_DELAY_S, StreamProgress
-from tandem.client.requests import DEFAULT_ADDRESS, ClientTls, Messages, TandemError, make_request, metadata, translate
+from tandem.client.progress import RETRY_DELAY_S, EmbedProgress, StreamProgress
+from tandem.client.requests import (
+    DEFAULT_ADDRESS,
+    ClientTls,
+    EmbedInputs,
+    Messages,
+    TandemError,
+    make_embed_request,
+    make_request,
+    metadata,
+    translate,
+)
 from tandem.client.targets import RouterTargets
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc, recording_pb2_grpc
@@ -120,6 +130,32 @@ class TandemClient(_Client[grpc.Channel]):
         """Answer a conversation. Args: options: of `make_request`. Raises TandemError, ValueError."""
         return self.generate(make_request(messages=messages, **options))
 
+    def embed(self, inputs: EmbedInputs, *, timeout_s: float | None = None, **options: Any) -> list[pb.EmbedResponse]:
+        """Embed one or several texts or lists of token ids; `values` of each response is the embedding.
+
+        Args: options: of `make_embed_request`.
+
+        Returns: one response for each input, in their order.
+
+        Raises TandemError.
+        """
+        progress = EmbedProgress(make_embed_request(inputs, **options), timeout_s)
+        while True:
+            address, channel = self._next_channel("", progress.time_left())
+            stub = inference_pb2_grpc.InferenceStub(channel)
+            call = stub.Embed(progress.next_request(), timeout=progress.time_left(), metadata=self._metadata)
+            try:
+                for response in call:
+                    progress.add(response)
+                return progress.responses
+            except grpc.RpcError as error:
+                if not (self._targets.is_known and progress.goes_on_after(error)):
+                    raise translate(error, self.address) from error
+                self._targets.avoid(address)
+            finally:
+                call.cancel()
+            time.sleep(RETRY_DELAY_S)
+
     def server_info(self, timeout_s: float = _INFO_TIMEOUT_S) -> pb.ServerInfo:
         """Ask the router at `address`. Raises TandemError."""
         stub = inference_pb2_grpc.InferenceStub(self._channels[self.address])
@@ -225,6 +261,26 @@ class AsyncTandemClient(_Client[grpc.aio.Channel]):
 
     def chat(self, messages: Messages, **options: Any) -> AsyncIterator[pb.GenerateResponse]:
         return self.generate(make_request(messages=messages, **options))
+
+    async def embed(
+        self, inputs: EmbedInputs, *, timeout_s: float | None = None, **options: Any
+    ) -> list[pb.EmbedResponse]:
+        progress = EmbedProgress(make_embed_request(inputs, **options), timeout_s)
+        while True:
+            address, channel = await self._next_channel("", progress.time_left())
+            stub: Any = inference_pb2_grpc.InferenceStub(channel)
+            call = stub.Embed(progress.next_request(), timeout=progress.time_left(), metadata=self._metadata)
+            try:
+                async for response in call:
+                    progress.add(response)
+                return progress.responses
+            except grpc.RpcError as error:
+                if not (self._targets.is_known and progress.goes_on_after(error)):
+                    raise translate(error, self.address) from error
+                self._targets.avoid(address)
+            finally:
+                call.cancel()
+            await asyncio.sleep(RETRY_DELAY_S)
 
     async def server_info(self, timeout_s: float = _INFO_TIMEOUT_S) -> pb.ServerInfo:
         stub: Any = inference_pb2_grpc.InferenceStub(self._channels[self.address])

@@ -104,6 +104,53 @@ def make_request(
     return request
 
 
+# One text or the token ids of one, or several of either.
+EmbedInputs = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+
+
+def make_embed_request(
+    inputs: EmbedInputs,
+    *,
+    normalize: bool = True,
+    dimensions: int | None = None,
+    truncate_prompt_tokens: int | None = None,
+    keep_last_tokens: bool = False,
+    model: str = "",
+    request_id: str = "",
+    priority: int = 0,
+    cache_namespace: str = "",
+) -> pb.EmbedRequest:
+    """Build a request for embeddings.
+
+    Args:
+        normalize: scale each embedding to length 1.
+        dimensions: leading dimensions to keep; None for all.
+        truncate_prompt_tokens: tokens of each input to keep; -1 for as many as the model takes; None to have longer
+            inputs refused.
+        keep_last_tokens: keep the last tokens of a longer input instead of the first.
+    """
+    request = pb.EmbedRequest(
+        request_id=request_id,
+        model=model,
+        normalize=normalize,
+        dimensions=dimensions,
+        truncate_prompt_tokens=truncate_prompt_tokens,
+        keep_last_tokens=keep_last_tokens,
+        priority=priority,
+        cache_namespace=cache_namespace,
+    )
+    one = isinstance(inputs, str) or (len(inputs) > 0 and isinstance(inputs[0], int))
+    several: Sequence[Any] = [inputs] if one else inputs
+    for text_or_ids in several:
+        added = request.inputs.add()
+        if isinstance(text_or_ids, str):
+            added.text = text_or_ids
+        else:
+            added.token_ids.ids.extend(text_or_ids)
+            added.token_ids.SetInParent()
+    return request
+
+
 def metadata(api_key: str) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {api_key}"),) if api_key else ()
 

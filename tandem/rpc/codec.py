@@ -85,6 +85,9 @@ def _translators(
     if dataclasses.is_dataclass(hint):
         nested = StructCodec(hint, _nested_proto(proto_cls, name))  # type: ignore[arg-type]
         return nested.encode, nested.decode
+    if (given := next(filter(dataclasses.is_dataclass, get_args(hint)), None)) is not None:
+        optional = StructCodec(given, _nested_proto(proto_cls, name))  # type: ignore[arg-type]
+        return lambda value: None if value is None else optional.encode(value), optional.decode
     return None, None
 
 

@@ -40,6 +40,11 @@ class InferenceStub:
                 request_serializer=tandem_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_stream(
+                '/tandem.v1.Inference/Embed',
+                request_serializer=tandem_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.GetServerInfo = channel.unary_unary(
                 '/tandem.v1.Inference/GetServerInfo',
                 request_serializer=tandem_dot_v1_dot_inference__pb2.GetServerInfoRequest.SerializeToString,
@@ -65,6 +70,14 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Streams the embedding of each input, as soon as it is computed. Same errors as Generate. Ending the call aborts the
+        rest.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetServerInfo(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -78,6 +91,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=tandem_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=tandem_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_stream_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=tandem_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
             ),
             'GetServerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetServerInfo,
@@ -113,6 +131,33 @@ class Inference:
             '/tandem.v1.Inference/Generate',
             tandem_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             tandem_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tandem.v1.Inference/Embed',
+            tandem_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            tandem_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,7 +42,7 @@ class RouterBatch(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[RouterMessage, _Mapping]]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "link_state", "first_token", "tokens", "finished", "failed", "prefill_deferred", "gave_back", "lease_lost", "recalled", "unservable", "prompt_scored", "clock_reply", "progress", "cached_prefixes")
+    __slots__ = ("hello", "heartbeat", "link_state", "first_token", "tokens", "finished", "failed", "prefill_deferred", "gave_back", "lease_lost", "recalled", "unservable", "prompt_scored", "clock_reply", "progress", "cached_prefixes", "embedded")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LINK_STATE_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class WorkerMessage(_message.Message):
     CLOCK_REPLY_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     CACHED_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     link_state: LinkState
@@ -75,7 +76,8 @@ class WorkerMessage(_message.Message):
     clock_reply: ClockReply
     progress: Progress
     cached_prefixes: CachedPrefixes
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_state: _Optional[_Union[LinkState, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., prefill_deferred: _Optional[_Union[PrefillDeferred, _Mapping]] = ..., gave_back: _Optional[_Union[GaveBack, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., recalled: _Optional[_Union[Recalled, _Mapping]] = ..., unservable: _Optional[_Union[Unservable, _Mapping]] = ..., prompt_scored: _Optional[_Union[PromptScored, _Mapping]] = ..., clock_reply: _Optional[_Union[ClockReply, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., cached_prefixes: _Optional[_Union[CachedPrefixes, _Mapping]] = ...) -> None: ...
+    embedded: Embedded
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_state: _Optional[_Union[LinkState, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., prefill_deferred: _Optional[_Union[PrefillDeferred, _Mapping]] = ..., gave_back: _Optional[_Union[GaveBack, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., recalled: _Optional[_Union[Recalled, _Mapping]] = ..., unservable: _Optional[_Union[Unservable, _Mapping]] = ..., prompt_scored: _Optional[_Union[PromptScored, _Mapping]] = ..., clock_reply: _Optional[_Union[ClockReply, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., cached_prefixes: _Optional[_Union[CachedPrefixes, _Mapping]] = ..., embedded: _Optional[_Union[Embedded, _Mapping]] = ...) -> None: ...
 
 class RouterMessage(_message.Message):
     __slots__ = ("welcome", "peers", "admit", "prefill", "abort", "recall", "reset_cache", "clock_probe", "repeat_prefixes")
@@ -265,7 +267,7 @@ class Admit(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., duration_s: _Optional[float] = ..., arrival_ns: _Optional[int] = ..., priority: _Optional[int] = ..., cache_namespace: _Optional[str] = ..., record_id: _Optional[str] = ..., resume_token: _Optional[bytes] = ...) -> None: ...
 
 class Prefill(_message.Message):
-    __slots__ = ("request_id", "attempt", "prompt_ids", "output_ids", "sampling", "decode_worker_id", "priority", "arrival_ns", "cache_namespace", "record_id", "resume_token")
+    __slots__ = ("request_id", "attempt", "prompt_ids", "output_ids", "sampling", "decode_worker_id", "priority", "arrival_ns", "cache_namespace", "record_id", "resume_token", "embedding")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -277,6 +279,7 @@ class Prefill(_message.Message):
     CACHE_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     RECORD_ID_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -288,7 +291,16 @@ class Prefill(_message.Message):
     cache_namespace: str
     record_id: str
     resume_token: bytes
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., decode_worker_id: _Optional[str] = ..., priority: _Optional[int] = ..., arrival_ns: _Optional[int] = ..., cache_namespace: _Optional[str] = ..., record_id: _Optional[str] = ..., resume_token: _Optional[bytes] = ...) -> None: ...
+    embedding: EmbeddingParams
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., decode_worker_id: _Optional[str] = ..., priority: _Optional[int] = ..., arrival_ns: _Optional[int] = ..., cache_namespace: _Optional[str] = ..., record_id: _Optional[str] = ..., resume_token: _Optional[bytes] = ..., embedding: _Optional[_Union[EmbeddingParams, _Mapping]] = ...) -> None: ...
+
+class EmbeddingParams(_message.Message):
+    __slots__ = ("num_dimensions", "is_normalized")
+    NUM_DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    IS_NORMALIZED_FIELD_NUMBER: _ClassVar[int]
+    num_dimensions: int
+    is_normalized: bool
+    def __init__(self, num_dimensions: _Optional[int] = ..., is_normalized: _Optional[bool] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("request_id", "attempt")
@@ -353,6 +365,22 @@ class FirstToken(_message.Message):
     moments: _containers.RepeatedCompositeFieldContainer[Moment]
     logprobs: _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., index: _Optional[int] = ..., token_id: _Optional[int] = ..., finish_reason: _Optional[str] = ..., cached_len: _Optional[int] = ..., num_pages_computed: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
+
+class Embedded(_message.Message):
+    __slots__ = ("request_id", "attempt", "values", "cached_len", "num_pages_computed", "moments")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    CACHED_LEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    MOMENTS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    values: bytes
+    cached_len: int
+    num_pages_computed: int
+    moments: _containers.RepeatedCompositeFieldContainer[Moment]
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., values: _Optional[bytes] = ..., cached_len: _Optional[int] = ..., num_pages_computed: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("request_ids", "attempts", "indices", "num_tokens", "token_ids", "num_logprobs", "logprobs")

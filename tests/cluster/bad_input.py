@@ -10,6 +10,7 @@ from tandem.v1 import inference_pb2 as pb
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 TOKENIZE, DETOKENIZE, SGLANG = "/tokenize", "/detokenize", "/generate"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+EMBEDDINGS = "/v1/embeddings"
 JSON = "application/json"
 # The default of --max-body-bytes.
 MAX_BODY_BYTES = 8 * 2**20
@@ -39,7 +40,7 @@ class Row:
 
     name: str
     message: str
-    grpc: pb.GenerateRequest | bytes | None = None
+    grpc: pb.GenerateRequest | pb.EmbedRequest | bytes | None = None
     http: dict[str, Any] | bytes | None = None
     http_message: str = ""
     grpc_code: str = "INVALID_ARGUMENT"
@@ -48,6 +49,10 @@ class Row:
     param: str | None = None
     path: str = COMPLETIONS
     content_type: str = JSON
+
+    @property
+    def embeds(self) -> bool:
+        return isinstance(self.grpc, pb.EmbedRequest)
 
     @property
     def grpc_bytes(self) -> bytes:
@@ -681,6 +686,149 @@ OTHER_PATHS = [
     ),
 ]
 
+
+def embedding(name: str, message: str, http: dict[str, Any] | None, param: str, **more: Any) -> Row:
+    """Args: http: fields besides the input; None: inexpressible."""
+    body = None if http is None else {"input": "hi", **http}
+    return Row(name, message, http=body, param=param, path=EMBEDDINGS, **more)
+
+
+def embed(*inputs: str | list[int], **fields: Any) -> pb.EmbedRequest:
+    given = [
+        pb.EmbedInput(text=one) if isinstance(one, str) else pb.EmbedInput(token_ids=pb.TokenIds(ids=one))
+        for one in inputs
+    ]
+    return pb.EmbedRequest(inputs=given, **fields)
+
+
+INPUT_TOO_LONG = (
+    "the input has 600 tokens, but the model's maximum context length is 512 tokens: shorten it, or set "
+    "truncate_prompt_tokens"
+)
+UNCUT = (
+    "this model's embeddings are not made to be cut to 8 dimensions: leave out dimensions, or serve a model with "
+    "is_matryoshka or matryoshka_dimensions in its config.json"
+)
+CUT_OUT_OF_RANGE = "at least 1 and at most 512 tokens can be kept, not {}; -1 keeps as many as the model takes"
+UNCHANGED = "inputs are embedded as they are: put the instruction into input"
+
+INPUTS = [
+    embedding(
+        "nothing to embed",
+        "there is no input to embed",
+        {"input": []},
+        "input",
+        grpc=embed(),
+        http_message="an input is empty",
+    ),
+    embedding("empty text to embed", "an input is empty", {"input": ["hi", ""]}, "input", grpc=embed("hi", "")),
+    embedding("empty list to embed", "an input is empty", {"input": [[1], []]}, "input", grpc=embed([1], [])),
+    embedding(
+        "neither text nor token ids to embed",
+        "an input is needed: text or token_ids",
+        {"input": {"text": "hi"}},
+        "input",
+        grpc=pb.EmbedRequest(inputs=[pb.EmbedInput()]),
+        http_message="input: Input should be a string, a list of strings, token ids, or a list of lists of token ids",
+    ),
+    embedding(
+        "text to embed too long",
+        INPUT_TOO_LONG,
+        {"input": "x" * 600},
+        "input",
+        grpc=embed("x" * 600),
+        code="context_length_exceeded",
+    ),
+    embedding(
+        "too many token ids to embed",
+        INPUT_TOO_LONG,
+        {"input": [1] * 600},
+        "input",
+        grpc=embed([1] * 600),
+        code="context_length_exceeded",
+    ),
+    embedding(
+        "token id to embed outside the vocabulary",
+        "token id 300 is outside the vocabulary of 300",
+        {"input": [1, 300]},
+        "input",
+        grpc=embed([1, 300]),
+    ),
+    embedding(
+        "more than 2048 inputs",
+        "2049 inputs; one request may have 2048",
+        {"input": ["hi"] * 2049},
+        "input",
+        grpc=embed(*["hi"] * 2049),
+        http_message="input: List should have at most 2048 items after validation, not 2049",
+    ),
+    embedding(
+        "100,000 inputs",
+        "the request has more than 2048 inputs",
+        None,
+        "input",
+        grpc=embed(*["hi"] * 100_000),
+    ),
+    embedding(
+        "more tokens than one request may embed",
+        "more than 262144 tokens of input; one request may have 262144",
+        {"input": [[1] * 512] * 513},
+        "input",
+        grpc=embed(*[[1] * 512] * 513),
+    ),
+    embedding(
+        "dimensions of a model that has but one size",
+        UNCUT,
+        {"dimensions": 8},
+        "dimensions",
+        grpc=embed("hi", dimensions=8),
+    ),
+    embedding(
+        "no dimensions",
+        "dimensions must be at least 1; leave it out for all",
+        {"dimensions": 0},
+        "dimensions",
+        grpc=embed("hi", dimensions=0),
+        http_message="dimensions: Input should be greater than or equal to 1",
+    ),
+    embedding(
+        "truncation to nothing",
+        CUT_OUT_OF_RANGE.format(0),
+        {"truncate_prompt_tokens": 0},
+        "truncate_prompt_tokens",
+        grpc=embed("hi", truncate_prompt_tokens=0),
+    ),
+    embedding(
+        "truncation to more than fits",
+        CUT_OUT_OF_RANGE.format(513),
+        {"truncate_prompt_tokens": 513},
+        "truncate_prompt_tokens",
+        grpc=embed("hi", truncate_prompt_tokens=513),
+    ),
+    embedding(
+        "embedding encoded otherwise",
+        "encoding_format: Input should be 'float' or 'base64'",
+        {"encoding_format": "bytes"},
+        "encoding_format",
+    ),
+    embedding(
+        "embedding of another type", "embed_dtype: embeddings are float32", {"embed_dtype": "float16"}, "embed_dtype"
+    ),
+    embedding(
+        "conversation to embed",
+        "messages: conversations are not embedded: send their text as input",
+        CHAT,
+        "messages",
+    ),
+    embedding("kind of an input to embed", f"input_type: {UNCHANGED}", {"input_type": "query"}, "input_type"),
+    embedding(
+        "normalize by two names",
+        "use_activation: it is another name of normalize: send one of them",
+        {"normalize": True, "use_activation": True},
+        "use_activation",
+    ),
+]
+
 WIRE = [
     Row("invalid protobuf message", MALFORMED, b"\xff" * 16),
     Row("truncated protobuf message", MALFORMED, ids(*range(50)).SerializeToString()[:-5]),
@@ -820,7 +968,7 @@ OTHER_APIS = [
     ),
 ]
 
-ROWS = [*PROMPTS, *SAMPLING, *OTHER_PATHS, *WIRE, *OTHER_APIS]
+ROWS = [*PROMPTS, *SAMPLING, *OTHER_PATHS, *INPUTS, *WIRE, *OTHER_APIS]
 
 # Rows that need several requests or another cluster.
 LARGE_BODY = f"the body has more than {MAX_BODY_BYTES} bytes"
@@ -852,7 +1000,7 @@ SHOWN_APART = {
                 ("bytes that are no HTTP", 400, "these bytes are no HTTP request"),
             )
         ),
-        Row("unknown path", "there is no /v1/embeddings here", http={}, status=404, path="/v1/embeddings"),
+        Row("unknown path", "there is no /v1/audio/speech here", http={}, status=404, path="/v1/audio/speech"),
         Row("wrong method", "/v1/models does not take POST", http={}, status=405, path="/v1/models"),
         Row("unknown method", "Method not found!", b"", grpc_code="UNIMPLEMENTED"),
         Row(

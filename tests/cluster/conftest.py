@@ -90,6 +90,14 @@ class Oracle:
         with torch.inference_mode():
             return self._model(torch.tensor([list(token_ids)])).logits[0]
 
+    def embedding(self, token_ids: Sequence[int]) -> list[float]:
+        """Return the last token's last hidden state, scaled to length 1."""
+        import torch
+
+        with torch.inference_mode():
+            state = self._model.model(torch.tensor([list(token_ids)])).last_hidden_state[0, -1]
+        return (state / state.norm()).tolist()
+
     def decode(self, token_ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
 

@@ -88,6 +88,30 @@ requests = st.builds(
 )
 
 
+embed_inputs = mostly(
+    st.builds(lambda text: pb.EmbedInput(text=text), mostly(texts, odd_texts)),
+    st.builds(lambda ids: pb.EmbedInput(token_ids=pb.TokenIds(ids=ids)), st.lists(token_ids, max_size=60)),
+    st.just(pb.EmbedInput()),
+)
+embed_requests = st.builds(
+    lambda inputs, options: pb.EmbedRequest(inputs=inputs, **options),
+    mostly(st.lists(embed_inputs, min_size=1, max_size=5), st.just([])),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "request_id": mostly(texts, odd_texts),
+            "model": mostly(often("", "tiny-llama"), texts, odd_texts),
+            "normalize": st.booleans(),
+            "dimensions": mostly(st.just(64), uint32s),
+            "truncate_prompt_tokens": mostly(st.integers(1, MAX_MODEL_LEN) | st.just(-1), int32s),
+            "keep_last_tokens": st.booleans(),
+            "priority": int32s,
+            "cache_namespace": mostly(texts, odd_texts),
+        },
+    ),
+)
+
+
 @st.composite
 def mutated(draw: st.DrawFn, originals: st.SearchStrategy[bytes]) -> bytes:
     data = bytearray(draw(originals))
@@ -101,4 +125,5 @@ def mutated(draw: st.DrawFn, originals: st.SearchStrategy[bytes]) -> bytes:
 
 
 bytes_of_requests = mutated(requests.map(lambda request: request.SerializeToString())).map(lambda data: data + SHORT)
+bytes_of_embed_requests = mutated(embed_requests.map(lambda request: request.SerializeToString()))
 random_bytes = st.binary(max_size=60).map(lambda data: data + SHORT)

@@ -211,7 +211,7 @@ def test_missing_workers_are_reported(tiny_keyed: ServedCluster, raw_keyed: RawG
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_bad_input_gets_one_clear_error(tiny_pd: ServedCluster, raw: RawGrpc, row: Row) -> None:
     if row.grpc is not None:
-        code, message = raw.refusal(row.grpc_bytes)
+        code, message = raw.refusal(row.grpc_bytes, embeds=row.embeds)
         assert (code, message) == (row.grpc_code, row.message)
         assert_is_clear(message)
     if row.http is not None:
@@ -257,6 +257,9 @@ def test_unknown_paths_and_methods(tiny_pd: ServedCluster, raw: RawGrpc) -> None
 
 def test_other_methods_refuse_malformed_input(tiny_pd: ServedCluster, raw: RawGrpc) -> None:
     garbage = b"\xff" * 5
+    with pytest.raises(grpc.RpcError) as refused:
+        raw.embed(garbage)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     for method in ("/tandem.v1.Inference/GetServerInfo", "/grpc.health.v1.Health/Check"):
         with pytest.raises(grpc.RpcError) as refused:
             raw.channel.unary_unary(method)(garbage, timeout=5.0)

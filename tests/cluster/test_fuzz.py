@@ -24,7 +24,17 @@ from schemathesis.core.result import Ok
 from schemathesis.generation import GenerationMode
 
 from tests.cluster import fuzz
-from tests.cluster.bad_input import CHATS, COMPLETIONS, DETOKENIZE, JSON, MESSAGES, RESPONSES, SGLANG, TOKENIZE
+from tests.cluster.bad_input import (
+    CHATS,
+    COMPLETIONS,
+    DETOKENIZE,
+    EMBEDDINGS,
+    JSON,
+    MESSAGES,
+    RESPONSES,
+    SGLANG,
+    TOKENIZE,
+)
 from tests.cluster.conftest import VOCAB_SIZE, ServedCluster
 from tests.cluster.wire import RawGrpc, http
 
@@ -230,7 +240,7 @@ def test_http_conforms_to_openapi(unharmed: ServedCluster, num_examples: int) ->
             check_operation(operation, GenerationMode.POSITIVE, tamed=False)
             if operation.path in TAMERS:
                 check_operation(operation, GenerationMode.POSITIVE, tamed=True)
-            if operation.path in (*TAMERS, TOKENIZE, DETOKENIZE, SGLANG):
+            if operation.path in (*TAMERS, TOKENIZE, DETOKENIZE, SGLANG, EMBEDDINGS):
                 check_operation(operation, GenerationMode.NEGATIVE, tamed=False)
     print(dict(statuses))
     assert set(statuses) <= {200, 400, 404}
@@ -241,7 +251,9 @@ def test_http_conforms_to_openapi(unharmed: ServedCluster, num_examples: int) ->
 
 
 @amount(300, 5000)
-@pytest.mark.parametrize("kind", ["requests", "bytes_of_requests", "random_bytes"])
+@pytest.mark.parametrize(
+    "kind", ["requests", "bytes_of_requests", "embed_requests", "bytes_of_embed_requests", "random_bytes"]
+)
 def test_grpc_answers_everything(unharmed: ServedCluster, kind: str, num_examples: int) -> None:
     codes: Counter[str] = Counter()
 
@@ -252,14 +264,14 @@ def test_grpc_answers_everything(unharmed: ServedCluster, kind: str, num_example
         def check(request: Any) -> None:
             data = request if isinstance(request, bytes) else request.SerializeToString()
             try:
-                responses = raw.generate(data)
+                responses: Any = raw.embed(data) if "embed" in kind else raw.generate(data)
             except grpc.RpcError as error:
                 codes[error.code().name] += 1
                 assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error
                 assert error.details() and "\n" not in error.details()
             else:
                 codes["OK"] += 1
-                assert responses[-1].finish_reason
+                assert responses[-1].values if "embed" in kind else responses[-1].finish_reason
 
         check()
     print(dict(codes))

@@ -12,7 +12,7 @@ import grpc
 from tandem.v1 import inference_pb2 as pb
 from tests.cluster.conftest import ServedCluster
 
-GENERATE = "/tandem.v1.Inference/Generate"
+GENERATE, EMBED = "/tandem.v1.Inference/Generate", "/tandem.v1.Inference/Embed"
 TIMEOUT_S = 30.0
 
 
@@ -74,10 +74,15 @@ class RawGrpc:
         call = self.channel.unary_stream(GENERATE, response_deserializer=pb.GenerateResponse.FromString)
         return list(call(request, timeout=TIMEOUT_S, metadata=metadata))
 
-    def refusal(self, request: bytes, key: str = "") -> tuple[str, str]:
-        """Return the status code and message of a request that must fail."""
+    def embed(self, request: bytes) -> list[pb.EmbedResponse]:
+        """Raises grpc.RpcError."""
+        call = self.channel.unary_stream(EMBED, response_deserializer=pb.EmbedResponse.FromString)
+        return list(call(request, timeout=TIMEOUT_S))
+
+    def refusal(self, request: bytes, key: str = "", *, embeds: bool = False) -> tuple[str, str]:
+        """Return the status code and message of a request that must fail. Args: embeds: for the method Embed."""
         try:
-            responses = self.generate(request, key)
+            responses: Any = self.embed(request) if embeds else self.generate(request, key)
         except grpc.RpcError as error:
             return error.code().name, error.details()
         raise AssertionError(f"served: {responses}")

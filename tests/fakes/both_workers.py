@@ -9,6 +9,7 @@ from typing import Any
 
 from tandem.both_worker.worker import make_both_scheduler
 from tandem.decode_worker.config import DecodeConfig
+from tandem.embedding import EmbeddingParams
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.kvtransfer.events import (
     FromReceiver,
@@ -96,6 +97,11 @@ class BothWorkers:
         self.workers[decode_at].scheduler.receive(FromRouter(admit))
         prefill = Prefill(request_id, 0, prompt, (), sampling, decode_at, arrival_ns)
         self.workers[prefill_at].scheduler.receive(FromRouter(prefill))
+
+    def embed(self, request_id: str, prompt_ids: Sequence[int], at: str) -> None:
+        arrival_ns, params = next(self._arrivals), EmbeddingParams()
+        prefill = Prefill(request_id, 0, tuple(prompt_ids), (), SamplingParams(1), "", arrival_ns, embedding=params)
+        self.workers[at].scheduler.receive(FromRouter(prefill))
 
     def deliver(self) -> bool:
         """Deliver all link messages under way; return whether there were any."""

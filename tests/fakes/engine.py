@@ -40,6 +40,11 @@ def expected_tokens(prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
     return token_ids[len(prompt_ids) :]
 
 
+def expected_embedding(token_ids: Sequence[int]) -> bytes:
+    """Return the fake model's embedding: two numbers that depend on all tokens."""
+    return array("f", [next_token(token_ids), len(token_ids)]).tobytes()
+
+
 @dataclass(frozen=True)
 class _Row:
     """Launch arguments of one sequence; like a device, it never reads the host again.
@@ -55,6 +60,7 @@ class _Row:
     needs_logits: bool
     prompt_len: int
     sampling: SamplingParams
+    needs_embedding: bool
 
 
 def _scored(row: _Row) -> PackedLogprobs | None:
@@ -76,6 +82,7 @@ class FakeForwardOutput(ForwardOutput):
         self._feed = feed
         self.sampled: list[int] | None = None
         self._logprobs: list[TokenLogprobs | None] = []
+        self._embeddings: list[bytes | None] = []
 
     def run(self) -> None:
         sampled = []
@@ -92,6 +99,8 @@ class FakeForwardOutput(ForwardOutput):
                 self._engine.draws.append((row.sampling.seed, position))
                 asked = row.sampling.num_logprobs is not None
                 self._logprobs.append(TokenLogprobs(-float(position)) if asked else None)
+            tokens = self._engine.read(row.page_ids, row.device_len) if row.needs_embedding else None
+            self._embeddings.append(None if tokens is None else expected_embedding(tokens))
         self.sampled = sampled
 
     def done(self) -> bool:
@@ -109,6 +118,10 @@ class FakeForwardOutput(ForwardOutput):
     def prompt_logprobs(self) -> list[PackedLogprobs | None]:
         self._engine.run_until(self)
         return [_scored(row) for row in self.rows]
+
+    def embeddings(self) -> list[bytes | None]:
+        self._engine.run_until(self)
+        return self._embeddings
 
     def duration_s(self) -> float:
         assert self._engine.is_asynchronous
@@ -189,6 +202,7 @@ class FakeEngine(EngineBase):
                 s.needs_logits,
                 s.prompt_len,
                 s.sampling,
+                s.needs_embedding,
             )
             for s in batch.sequences
         ]

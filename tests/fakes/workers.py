@@ -9,6 +9,7 @@ from typing import Any
 
 from tandem.decode_worker.config import DecodeConfig
 from tandem.decode_worker.scheduler import DecodeScheduler
+from tandem.embedding import EmbeddingParams
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.engine.kvcache.pool import CpuKvPool
 from tandem.kvtransfer.events import (
@@ -26,6 +27,7 @@ from tandem.messages import (
     PROTOCOL_VERSION,
     Abort,
     Admit,
+    Embedded,
     LinkHello,
     PageFormat,
     Prefill,
@@ -184,6 +186,18 @@ class WorkerPair:
         self.d.scheduler.receive(FromRouter(admit))
         prefill = Prefill(request_id, attempt, prompt, output_ids, sampling, "d", **kwargs)
         self.p.scheduler.receive(FromRouter(prefill))
+
+    def embed(
+        self, request_id: str, prompt_ids: list[int], params: EmbeddingParams | None = None, **kwargs: Any
+    ) -> None:
+        """Submit a prompt to embed; `kwargs` are further fields of Prefill."""
+        embedding = params or EmbeddingParams()
+        prefill = Prefill(request_id, 0, tuple(prompt_ids), (), SamplingParams(1), "", embedding=embedding, **kwargs)
+        self.p.scheduler.receive(FromRouter(prefill))
+
+    def embeddings(self) -> dict[str, bytes]:
+        """Return the reported embeddings by request."""
+        return {message.request_id: message.values for message in self.p.outbox.of(Embedded)}
 
     def abort(self, request_id: str, attempt: int = 0) -> None:
         for side in (self.p, self.d):

@@ -23,6 +23,7 @@ from tandem.router.frontends.kept_responses import KeptResponses
 from tandem.router.frontends.openai.body import MAX_OTHER_ITEMS, FieldRefusal, JsonRoute
 from tandem.router.frontends.openai.chat import serve_chat
 from tandem.router.frontends.openai.completions import serve_completion
+from tandem.router.frontends.openai.embeddings import add_embeddings
 from tandem.router.frontends.openai.envelope import EnvelopeMiddleware, with_cors
 from tandem.router.frontends.openai.errors import error_response, invalid_body, json_response, status_response
 from tandem.router.frontends.openai.middleware import AccessMiddleware
@@ -108,6 +109,7 @@ def make_app(
     app.state.off_loop = OffLoop()
     app.state.max_items = max_prompt_tokens(frontend) + MAX_OTHER_ITEMS
     _add_inference(app, frontend)
+    add_embeddings(app, frontend)
     add_responses(app, frontend, responses)
     add_messages(app, frontend)
     add_tokenizing(app, frontend)

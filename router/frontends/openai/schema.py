@@ -70,7 +70,7 @@ _FORBIDDEN_IN_SALT = frozenset("@/\\\0")
 MAX_SALT = 128
 
 
-def _prompt_kind(value: Any) -> str | None:
+def prompt_kind(value: Any) -> str | None:
     if not isinstance(value, list) or not value:
         return _text_or_list(value)
     match value[0]:
@@ -93,7 +93,7 @@ PromptField = Annotated[
     | Annotated[TokenIds, Tag("#list")]
     | Annotated[list[TokenIds], _MANY, Tag("#lists")],
     Discriminator(
-        _prompt_kind,
+        prompt_kind,
         custom_error_type="prompt_type",
         custom_error_message="Input should be a string, a list of strings, token ids, or a list of lists of token ids",
     ),

@@ -3,7 +3,7 @@
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI, OpenAI
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field
 from report import Report
 
@@ -74,6 +74,14 @@ def completion() -> None:
     assert OpenAI(**GIVEN, max_tokens=8).invoke("The capital of France is")
 
 
+def embeddings() -> None:
+    # Otherwise it sends token ids of OpenAI's own models.
+    model = OpenAIEmbeddings(**GIVEN, check_embedding_ctx_length=False)
+    query = model.embed_query("Where is Paris?")
+    documents = model.embed_documents(["Paris is in France."] * 3)
+    assert len(documents) == 3 and len(documents[0]) == len(query) > 1
+
+
 def responses() -> None:
     model = ChatOpenAI(**GIVEN, max_tokens=300, use_responses_api=True)
     assert model.invoke("Say hello.").text
@@ -88,4 +96,5 @@ report.check("a forced call with a format", called_before_a_format)
 report.check("a prompt that is too long is known as that", too_long)
 report.check("completion", completion)
 report.check("responses", responses)
+report.check("embeddings", embeddings)
 report.end()

@@ -57,8 +57,16 @@ def too_long() -> None:
         raise AssertionError("the prompt was taken")
 
 
+def embedded() -> None:
+    answer = litellm.embedding(
+        model=f"openai/{report.model}", api_base=f"{report.url}/v1", api_key="none", input=["Paris", "Rome"]
+    )
+    assert [item["index"] for item in answer.data] == [0, 1] and len(answer.data[0]["embedding"]) > 1
+
+
 report.check("two turns", two_turns)
 report.check("a streamed turn with usage", streamed)
 report.check("as a vLLM server", hosted_vllm)
 report.check("a prompt that is too long is known as that", too_long)
+report.check("embeddings", embedded)
 report.end()

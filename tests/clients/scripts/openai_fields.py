@@ -302,6 +302,28 @@ def request_id() -> None:
     assert answer.headers["x-request-id"] == "mine-1"
 
 
+def embeddings() -> None:
+    texts = ["The capital of France is Paris.", "Paris is the capital of France.", "I like noodles."]
+    answer = client.embeddings.create(model=report.model, input=texts)
+    assert [item.index for item in answer.data] == [0, 1, 2]
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens > 10
+    first, second, third = [item.embedding for item in answer.data]
+    product = lambda a, b: sum(x * y for x, y in zip(a, b, strict=True))  # noqa: E731
+    assert abs(product(first, first) - 1) < 1e-4 and product(first, second) > product(first, third)
+    plain = client.embeddings.create(model=report.model, input=texts[0], encoding_format="float", user="someone")
+    assert product(plain.data[0].embedding, first) > 0.999
+    ids = client.embeddings.create(model=report.model, input=[[1, 2, 3], [4]])
+    assert ids.usage.prompt_tokens == 4
+    try:
+        client.embeddings.create(model=report.model, input=texts, dimensions=8)
+    except openai.BadRequestError as error:
+        assert error.param == "dimensions"
+    else:
+        raise AssertionError("a plain model's embeddings were cut")
+    short = client.embeddings.create(model=report.model, input=texts[0], extra_body={"truncate_prompt_tokens": 2})
+    assert short.usage.prompt_tokens == 2
+
+
 for what, attempt in {
     "models": models,
     "hints without effect": hints,
@@ -331,6 +353,7 @@ for what, attempt in {
     "a prompt that is too long is known as that": too_long,
     "a forced call with a format": format_with_call,
     "a schema without additionalProperties is closed": open_schema,
+    "embeddings": embeddings,
     "responses": responses,
     "responses, streamed": responses_streamed,
     "request id": request_id,

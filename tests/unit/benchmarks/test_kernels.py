@@ -67,6 +67,9 @@ def test_implementations_run_within_named_ranges(monkeypatch: pytest.MonkeyPatch
         def prompt_logprobs(self) -> list[Any]:
             return [None]
 
+        def embeddings(self) -> list[Any]:
+            return [None]
+
     entered: list[str] = []
 
     class Range:

@@ -43,6 +43,9 @@ class Output(ForwardOutput):
     def prompt_logprobs(self) -> list[PackedLogprobs | None]:
         return [None] * len(self._tokens)
 
+    def embeddings(self) -> list[bytes | None]:
+        return [None] * len(self._tokens)
+
 
 class Engine(EngineBase):
     def __init__(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tandem.embedding import EmbeddingParams
 from tandem.engine import mixed_graphs
 from tandem.engine.attention.base import GraphableBackend, GraphedAttention
 from tandem.engine.attention.reference import ReferenceAttention
@@ -291,7 +292,14 @@ def test_graph_matches_single_launches_and_feeds_the_next(engine: Engine, num_de
 def test_forward_without_a_graph_is_launched_kernel_by_kernel(engine: Engine) -> None:
     graphs = graphs_of(engine, MixedSizes((2,), (40,)))
 
-    def runs(num_decoded: int, prompt_lens: Sequence[int], num_fed: int = 0, **sampling: Any) -> bool:
+    def runs(
+        num_decoded: int,
+        prompt_lens: Sequence[int],
+        num_fed: int = 0,
+        embedding: EmbeddingParams | None = None,
+        num_left: int = 0,
+        **sampling: Any,
+    ) -> bool:
         decoded, prompts = [sequence_of(2, 0) for _ in range(num_decoded)], []
         for s in decoded:
             s.cached_len = s.device_len = 1
@@ -300,7 +308,8 @@ def test_forward_without_a_graph_is_launched_kernel_by_kernel(engine: Engine) ->
             s.extend(1)
         for prompt_len in prompt_lens:
             prompts.append(sequence_of(prompt_len, 10, **sampling))
-            prompts[-1].extend(prompt_len)
+            prompts[-1].embedding = embedding
+            prompts[-1].extend(prompt_len - num_left)
         feed = Feed(cast(ForwardOutput, None), [0] * num_decoded) if num_fed else None
         fed_ids = torch.zeros(num_fed, dtype=torch.int64) if num_fed else None
         return graphs.run(Batch.of(decoded, prompts, feed), fed_ids) is not None
@@ -309,6 +318,9 @@ def test_forward_without_a_graph_is_launched_kernel_by_kernel(engine: Engine) ->
     assert not runs(3, [40]) and not runs(2, [40, 1]) and not runs(1, [1] * (MAX_PROMPTS + 1))
     assert not runs(2, [3], num_fed=3)
     assert not runs(2, [3], num_prompt_logprobs=0)
+    # Graphs keep no hidden states; only the last chunk needs them.
+    assert not runs(2, [3], embedding=EmbeddingParams())
+    assert runs(2, [3], embedding=EmbeddingParams(), num_left=1)
 
 
 def test_a_backend_without_prefill_graphs_has_no_mixed_ones(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

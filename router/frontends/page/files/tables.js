@@ -14,7 +14,7 @@ const PHASES = [
   ["finish", "finish"],
 ];
 const NAMES = new Map(PHASES);
-const GOOD_OUTCOMES = new Set(["stop", "length"]);
+const GOOD_OUTCOMES = new Set(["stop", "length", "embedded"]);
 
 byId("phases-legend").append(
   ...PHASES.map(([name, text]) => element("span", {}, element("i", { class: `k ${name}` }), text)),

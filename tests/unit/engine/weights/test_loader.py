@@ -88,6 +88,9 @@ class RecordingModel(Model):
     def hidden_states(self, *_: Any, **__: Any) -> torch.Tensor:
         raise NotImplementedError
 
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
     def logits(self, *_: Any, **__: Any) -> torch.Tensor:
         raise NotImplementedError
 

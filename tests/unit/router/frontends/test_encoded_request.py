@@ -2,13 +2,16 @@
 
 import pytest
 
+from tandem.embedding import MAX_INPUTS
 from tandem.router.frontends.encoded_request import (
     MAX_FIELDS,
+    MAX_INPUT_FIELDS,
     MAX_MESSAGE_FIELDS,
     MAX_SAMPLING_BYTES,
     MAX_UNCHECKED_BYTES,
     UnreasonableError,
     check_encoded,
+    check_encoded_inputs,
 )
 from tandem.router.text.prompt_encoder import MAX_MESSAGES
 from tandem.router.text.stop_strings import MAX_STOP_STRING_LENGTH, MAX_STOP_STRINGS
@@ -99,3 +102,39 @@ def test_what_could_not_be_served_is_not_parsed(data: bytes, message: str) -> No
 def test_what_cannot_be_parsed_is_the_parser_s_to_refuse(end: bytes) -> None:
     check_encoded(field(TEXT, b"x" * MANY) + end, MAX_MODEL_LEN)
     check_encoded((field(TEXT, b"x" * MANY) + end)[:MANY], MAX_MODEL_LEN)
+
+
+INPUTS = pb.EmbedRequest.DESCRIPTOR.fields_by_name["inputs"].number
+MAX_TOKENS = 200_000
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pb.EmbedRequest(inputs=[pb.EmbedInput(text="x" * 10**6)], model="x" * 256, request_id="x" * 256, priority=1),
+        pb.EmbedRequest(inputs=[pb.EmbedInput(text="x" * 99)] * MAX_INPUTS),
+        pb.EmbedRequest(inputs=[pb.EmbedInput(token_ids=pb.TokenIds(ids=[2**32 - 1] * 97))] * MAX_INPUTS),
+        pb.EmbedRequest(inputs=[pb.EmbedInput(token_ids=pb.TokenIds(ids=[2**32 - 1] * MAX_TOKENS))]),
+    ],
+    ids=["text", "texts", "lists", "list"],
+)
+def test_inputs_that_could_be_embedded_are_parsed(request_: pb.EmbedRequest) -> None:
+    data = request_.SerializeToString()
+    assert len(data) > MAX_UNCHECKED_BYTES
+    check_encoded_inputs(data, MAX_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (field(INPUTS, b"") * MANY, f"more than {MAX_INPUTS} inputs"),
+        (field(INPUTS, field(1, b"") * MANY), f"more than {MAX_INPUT_FIELDS} fields"),
+        (field(INPUTS, field(2, field(1, b"\1" * 7 * MAX_TOKENS))), "bytes of token ids, more than the 200000 tokens"),
+        (field(INPUTS, field(2, b"\1" * 1000)) * MAX_INPUTS, "bytes of token ids"),
+        (field(1, b"") * MANY, f"more than {MAX_INPUTS} inputs"),
+    ],
+    ids=["inputs", "fields of an input", "token ids", "token ids in parts", "fields"],
+)
+def test_inputs_that_could_not_be_embedded_are_not_parsed(data: bytes, message: str) -> None:
+    with pytest.raises(UnreasonableError, match=message):
+        check_encoded_inputs(data, MAX_TOKENS)

@@ -118,7 +118,7 @@ def error_outcomes(cls: type[RequestError]) -> set[str]:
 
 
 def test_the_outcomes_are_those_of_errors_and_of_models() -> None:
-    assert set(OUTCOMES) == {"stop", "length", "abort"} | error_outcomes(RequestError)
+    assert set(OUTCOMES) == {"stop", "length", "embedded", "abort"} | error_outcomes(RequestError)
 
 
 def test_a_worker_of_the_plan_that_is_not_there_shows() -> None:

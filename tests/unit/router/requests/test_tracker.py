@@ -73,6 +73,7 @@ def test_a_new_attempt_carries_on_and_the_old_one_has_no_effect() -> None:
     tracker.record_tokens(TokenEvent("r", 0, 2, (12,)))  # held back: lost with its attempt
     tracker.end_attempt()
     admit, prefill = tracker.begin_attempt("p2", "d2", 60.0)
+    assert admit is not None
     assert (admit.attempt, admit.prompt_ids, admit.output_ids) == (1, (1, 2, 3), (10,))
     assert (prefill.output_ids, prefill.decode_worker_id) == ((10,), "d2")
     assert tracker.record_tokens(TokenEvent("r", 0, 1, (99,))) == []

@@ -38,13 +38,14 @@ class ScriptedRouter(inference_pb2_grpc.InferenceServicer):
     Attributes:
         breaks_after: messages after which each stream breaks, or None.
         own_error: status that ends each call.
-        requests: all received requests.
+        requests, embed_requests: all received requests.
     """
 
     def __init__(self, cluster: list["ScriptedRouter"], name: str) -> None:
         self.breaks_after: int | None = None
         self.own_error = False
         self.requests: list[pb.GenerateRequest] = []
+        self.embed_requests: list[pb.EmbedRequest] = []
         self._cluster, self._name = cluster, name
         self._port = 0
         self.start()
@@ -87,6 +88,19 @@ class ScriptedRouter(inference_pb2_grpc.InferenceServicer):
                 resume_proof=f"proof of {index + 1}".encode(),
             )
         yield pb.GenerateResponse(index=len(OUTPUT), finish_reason=pb.FINISH_REASON_LENGTH)
+
+    def Embed(self, request: pb.EmbedRequest, context: Any) -> Iterator[pb.EmbedResponse]:
+        """Embed an input as its length, the last input first."""
+        self.embed_requests.append(request)
+        if self.own_error:
+            context.set_trailing_metadata((("tandem-router", self._name),))
+            context.abort(grpc.StatusCode.UNAVAILABLE, "no worker")
+        for number, (index, one) in enumerate(reversed(list(enumerate(request.inputs)))):
+            if number == self.breaks_after:
+                threading.Thread(target=self.stop).start()
+                time.sleep(5.0)
+            length = len(one.text) or len(one.token_ids.ids)
+            yield pb.EmbedResponse(index=index, values=[length], usage=pb.Usage(prompt_tokens=length))
 
 
 @pytest.fixture
@@ -234,3 +248,67 @@ def test_silent_port_respects_the_call_timeout() -> None:
                 with pytest.raises(TandemError):
                     call.result(10.0)
         assert time.monotonic() - began < 4.0
+
+
+def embed_threaded(address: str, inputs: Any, **options: Any) -> list[pb.EmbedResponse]:
+    with TandemClient(address) as client:
+        return client.embed(inputs, **options)
+
+
+def embed_with_asyncio(address: str, inputs: Any, **options: Any) -> list[pb.EmbedResponse]:
+    async def run() -> list[pb.EmbedResponse]:
+        async with AsyncTandemClient(address) as client:
+            return await client.embed(inputs, **options)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(params=[embed_threaded, embed_with_asyncio], ids=["threads", "asyncio"])
+def embed(request: pytest.FixtureRequest) -> Callable[..., list[pb.EmbedResponse]]:
+    return request.param
+
+
+@pytest.mark.parametrize(
+    ("inputs", "lengths"),
+    [("four", [4]), (["one", "three"], [3, 5]), ([7, 8], [2]), ([[7], [7, 8, 9]], [1, 3]), ([], [])],
+)
+def test_embeddings_come_in_the_order_of_their_inputs(
+    routers: list[ScriptedRouter], embed: Any, inputs: Any, lengths: list[int]
+) -> None:
+    responses = embed(routers[0].address, inputs)
+    assert [list(r.values) for r in responses] == [[length] for length in lengths]
+    assert [r.index for r in responses] == list(range(len(lengths)))
+
+
+def test_options_of_embeddings_are_sent(routers: list[ScriptedRouter], embed: Any) -> None:
+    embed(routers[0].address, "x")
+    embed(routers[0].address, "x", normalize=False, dimensions=8, truncate_prompt_tokens=-1, keep_last_tokens=True)
+    plain, full = [request for router in routers for request in router.embed_requests]
+    if not plain.normalize:
+        plain, full = full, plain
+    assert plain == pb.EmbedRequest(inputs=[pb.EmbedInput(text="x")], normalize=True)
+    assert full == pb.EmbedRequest(
+        inputs=[pb.EmbedInput(text="x")],
+        normalize=False,
+        dimensions=8,
+        truncate_prompt_tokens=-1,
+        keep_last_tokens=True,
+    )
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_embeddings_go_on_at_another_router(routers: list[ScriptedRouter], embed: Any, after: int) -> None:
+    routers[0].breaks_after = routers[1].breaks_after = after
+    responses = embed(routers[2].address, ["a", "ab", "abc", "abcd"])
+    assert [list(r.values) for r in responses] == [[1], [2], [3], [4]]
+    # What is here is not asked for again.
+    sizes = [len(request.inputs) for router in routers for request in router.embed_requests]
+    assert sorted(sizes, reverse=True)[0] == 4 and sum(sizes) <= 4 + 2 * (4 - after)
+
+
+def test_a_routers_error_ends_embeddings(routers: list[ScriptedRouter], embed: Any) -> None:
+    for router in routers:
+        router.own_error = True
+    with pytest.raises(TandemError, match="no worker"):
+        embed(routers[0].address, ["a", "b"])
+    assert sum(len(router.embed_requests) for router in routers) == 1

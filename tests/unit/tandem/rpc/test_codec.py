@@ -39,6 +39,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         hints = get_type_hints(hint)
         return st.builds(hint, **{f.name: values(hints[f.name]) for f in dataclasses.fields(hint)})
+    if type(None) in get_args(hint):
+        return st.none() | values(get_args(hint)[0])
     return SCALARS[hint]
 
 
