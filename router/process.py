@@ -128,7 +128,8 @@ class RouterProcess:
             config.router_id, peers, router.elsewhere, frontend.counts, router.update_loads, credentials
         )
         health_service = HealthService(_serving(router))
-        responses = ResponseExchange(config.router_id, peers, KeptResponses(time.monotonic), credentials)
+        kept = KeptResponses(time.monotonic)
+        responses = ResponseExchange(config.router_id, peers, kept, credentials, config.max_body_bytes)
         feed = self._feed = LiveFeed(SnapshotBuilder(router, config), len(config.api_keys))
         app = make_app(frontend, responses, feed, credentials)
         workers = new_server(

@@ -33,6 +33,10 @@ class KeptResponse:
     def num_bytes(self) -> int:
         return len(self.answer) + len(self.input_items) + len(self.output_items) + OVERHEAD_BYTES
 
+    @property
+    def num_conversation_bytes(self) -> int:
+        return sum(len(turn.input_items) + len(turn.output_items) for turn in self.turns())
+
     def turns(self) -> list["KeptResponse"]:
         found = []
         response: KeptResponse | None = self

@@ -16,6 +16,7 @@ from tandem.router.frontends.anthropic.schema import (
 )
 from tandem.router.frontends.anthropic.translation import NAMES, chat_of, has_cache_marks
 from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.openai.body import run_beside
 from tandem.router.frontends.openai.chat import begin_chat, count_prompt_tokens
 from tandem.router.frontends.openai.one_output import STREAMED, OneOutput, fields_named, respond
 from tandem.router.frontends.openai.request import count_unknown_fields
@@ -35,7 +36,7 @@ def add_messages(app: FastAPI, frontend: Frontend) -> None:
         request_id = request.state.request_id
         with fields_named(NAMES):
             with frontend.refusals_counted(request_id):
-                chat_body = chat_of(body, body.max_tokens)
+                chat_body = await run_beside(request, chat_of, body, body.max_tokens)
             chat = await begin_chat(frontend, chat_body, request, last_event_id)
         output = OneOutput(frontend, chat, f"msg_{request_id}")
         form = MessageAnswer(output, request_id, frontend.config.model_name, shows_cached=has_cache_marks(body))
@@ -47,6 +48,6 @@ def add_messages(app: FastAPI, frontend: Frontend) -> None:
         count_unknown_fields(frontend, body)
         with fields_named(NAMES):
             with frontend.refusals_counted(request.state.request_id):
-                chat_body = chat_of(body, None)
+                chat_body = await run_beside(request, chat_of, body, None)
             num_tokens = await count_prompt_tokens(frontend, chat_body, request)
         return TokenCount(input_tokens=num_tokens)

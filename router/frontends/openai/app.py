@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Annotated, Any
 
@@ -26,6 +25,7 @@ from tandem.router.frontends.openai.completions import serve_completion
 from tandem.router.frontends.openai.envelope import EnvelopeMiddleware, with_cors
 from tandem.router.frontends.openai.errors import error_response, invalid_body, json_response, status_response
 from tandem.router.frontends.openai.middleware import AccessMiddleware
+from tandem.router.frontends.openai.off_loop import OffLoop
 from tandem.router.frontends.openai.operation import add_operation
 from tandem.router.frontends.openai.request import max_prompt_tokens
 from tandem.router.frontends.openai.schema import (
@@ -85,7 +85,9 @@ def make_app(
     if feed is None:
         feed = LiveFeed(SnapshotBuilder(frontend.router, frontend.config), len(frontend.config.api_keys))
     if responses is None:
-        responses = ResponseExchange(frontend.config.router_id, {}, KeptResponses(time.monotonic), credentials)
+        kept = KeptResponses(time.monotonic)
+        own = frontend.config
+        responses = ResponseExchange(own.router_id, {}, kept, credentials, own.max_body_bytes)
     app = FastAPI(
         title="Tandem",
         version=__version__,
@@ -96,8 +98,7 @@ def make_app(
         redirect_slashes=False,
     )
     app.router.route_class = JsonRoute
-    # Parse large bodies one at a time: each thread that wants the interpreter's lock delays the loop.
-    app.state.parsing = ThreadPoolExecutor(1, "parse")
+    app.state.off_loop = OffLoop()
     app.state.max_items = max_prompt_tokens(frontend) + MAX_OTHER_ITEMS
     _add_inference(app, frontend)
     add_responses(app, frontend, responses)

@@ -3,23 +3,26 @@
 Text is cheap, but every number, string and object becomes a Python object, and a body can hold millions.
 """
 
-import asyncio
 import json
 import re
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 from fastapi import Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Receive, Scope
 
+from tandem.router.errors import OverloadedError
+from tandem.router.frontends.openai.off_loop import MAX_INLINE_BYTES, OffLoop
 from tandem.router.text.prompt_encoder import MAX_MESSAGES
 from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
 
-# Parsed in under 2 ms.
-MAX_INLINE_BYTES = 2**16
-PARSE_TIMEOUT_S = 60.0
+P = ParamSpec("P")
+T = TypeVar("T")
+
 # More than the longest chat has.
 MAX_CONTAINERS = 2**14
 MAX_STRINGS = 2**15
@@ -34,35 +37,62 @@ class FieldRefusal(HTTPException):
         self.param = param
 
 
+class _InvalidBodyError(HTTPException):
+    """Passes through the framework, which hides other exceptions. Attributes: errors: as RequestValidationError has
+    them."""
+
+    def __init__(self, errors: Sequence[Any]) -> None:
+        super().__init__(400)
+        self.errors = errors
+
+
 class JsonRoute(APIRoute):
+    """Parses and validates large bodies beside the loop."""
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
-            return await handler(_JsonRequest(request.scope, request.receive))
+            try:
+                return await handler(_JsonRequest(request.scope, request.receive, self.body_field))
+            except _InvalidBodyError as error:
+                raise RequestValidationError(error.errors) from None
 
         return handle
 
 
 class _JsonRequest(Request):
+    def __init__(self, scope: Scope, receive: Receive, body_field: Any) -> None:
+        """Args: body_field: the framework's field of the whole body, or None."""
+        super().__init__(scope, receive)
+        self._body_field = body_field
+
     async def json(self) -> Any:
+        """Returns the parsed body; of a large one, the validated model, which the framework takes as it is."""
         body = await self.body()
+        self.state.num_bytes = len(body)
         if len(body) <= MAX_INLINE_BYTES:
             return parse_json(body)
-        state = self.app.state
         try:
-            # Each step holds the interpreter's lock; the loop runs between them.
-            async with asyncio.timeout(PARSE_TIMEOUT_S):
-                return await asyncio.get_running_loop().run_in_executor(
-                    state.parsing, _parse_large, body, state.max_items
-                )
-        except TimeoutError:
-            raise HTTPException(503, "too many large bodies wait to be read; try again later") from None
+            return await run_beside(self, self._read_large, body)
+        except OverloadedError as error:
+            raise HTTPException(503, str(error)) from None
+
+    def _read_large(self, body: bytes) -> Any:
+        check_structure(body, self.app.state.max_items)
+        content = parse_json(body)
+        if self._body_field is None:
+            return content
+        content, errors = self._body_field.validate(content, {}, loc=("body",))
+        if errors:
+            raise _InvalidBodyError(errors)
+        return content
 
 
-def _parse_large(body: bytes, max_items: int) -> Any:
-    check_structure(body, max_items)
-    return parse_json(body)
+async def run_beside(request: Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Calls `function` as OffLoop.run, by the size of the request's body and of the conversation that it continues."""
+    off_loop: OffLoop = request.app.state.off_loop
+    return await off_loop.run(request.state.client, request.state.num_bytes, function, *args, **kwargs)
 
 
 def check_structure(body: bytes, max_items: int) -> None:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.generation import Generation, Piece
 from tandem.router.frontends.openai.answers import Answer, ChoiceBuffer, token_text
+from tandem.router.frontends.openai.body import run_beside
 from tandem.router.frontends.openai.chat_plan import ChatPlan, Reading, plan_chat, read_from, whole_structure
 from tandem.router.frontends.openai.request import (
     WantedLogprobs,
@@ -216,7 +217,7 @@ async def begin_chat(
 ) -> BegunChat:
     """Raises RequestError."""
     with frontend.refusals_counted(request.state.request_id):
-        plan = await plan_chat(frontend, body, request.app.state.parsing, last_event_id)
+        plan = await run_beside(request, plan_chat, frontend, body, last_event_id)
         chat = await _tokenize(frontend, plan, request.state)
         generations = frontend.begin(_spec(frontend, plan, chat, request.state), body.n or 1)
     return BegunChat(chat.prompt, generations, chat.stream, chat.reading, plan.wanted_logprobs)
@@ -266,7 +267,7 @@ def _spec(frontend: Frontend, plan: ChatPlan, chat: _TokenizedChat, state: State
 
 async def count_prompt_tokens(frontend: Frontend, body: ChatRequest, request: Request) -> int:
     with frontend.refusals_counted(request.state.request_id):
-        plan = await plan_chat(frontend, body, request.app.state.parsing)
+        plan = await run_beside(request, plan_chat, frontend, body)
         with frontend.admission(request.state.key):
             prompt = await frontend.tokenize(plan.prompt)
     return len(prompt.token_ids)

@@ -1,17 +1,15 @@
 """Plans a chat: its prompt, sampling options, calls and the form of its output."""
 
-import asyncio
 import json
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from tandem.router.errors import InvalidRequestError, OverloadedError
+from tandem.router.errors import InvalidRequestError
 from tandem.router.frontends.base import Frontend, PromptInput
-from tandem.router.frontends.openai.body import MAX_INLINE_BYTES, MAX_OTHER_ITEMS, PARSE_TIMEOUT_S, check_structure
+from tandem.router.frontends.openai.body import MAX_OTHER_ITEMS, check_structure
 from tandem.router.frontends.openai.request import (
     WantedLogprobs,
     check_num_choices,
@@ -92,20 +90,18 @@ class Reading:
         )
 
 
-async def plan_chat(
-    frontend: Frontend, body: ChatRequest, threads: Executor, last_event_id: str | None = None
-) -> ChatPlan:
-    """Raises RequestError."""
+def plan_chat(frontend: Frontend, body: ChatRequest, last_event_id: str | None = None) -> ChatPlan:
+    """May run in another thread than the loop's. Raises InvalidRequestError."""
     frontend.check_model(body.model or "")
     check_num_choices(1, body.n)
     num_logprobs = _num_logprobs(body)
     max_tokens = _max_tokens(body)
     wanted_logprobs = WantedLogprobs.of(body)
     options = sampling_options(frontend, body, max_tokens, num_logprobs, wanted_logprobs.num_top)
-    await check_arguments(body.messages, threads)
+    frontend.check_num_messages(len(body.messages))
+    check_arguments(body.messages)
     calls = plan_calls(frontend.output_format, body)
     prompt = chat_prompt(frontend, body.messages, body, [] if body.tool_choice == "none" else body.tools or [])
-    frontend.check_num_messages(len(body.messages))
     continued = body.messages[-1].text if body.continue_final_message else ""
     resumable = is_resumable(body, options, 1)
     last = last_event(last_event_id, is_resumable=resumable)
@@ -124,25 +120,13 @@ def _max_tokens(body: ChatRequest) -> int | None:
     return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
 
 
-async def check_arguments(messages: Sequence[Message], threads: Executor) -> None:
-    """Bounds the arguments of past calls, which are JSON within JSON, before they are parsed.
-
-    Long arguments take tens of milliseconds and are checked on `threads`. Raises InvalidRequestError, OverloadedError.
-    """
-    arguments = _arguments(messages)
-    if sum(map(len, arguments)) <= MAX_INLINE_BYTES:
-        return
+def check_arguments(messages: Sequence[Message]) -> None:
+    """Bounds the arguments of past calls, which are JSON within JSON, before they are parsed. Raises
+    InvalidRequestError."""
     try:
-        async with asyncio.timeout(PARSE_TIMEOUT_S):
-            await asyncio.get_running_loop().run_in_executor(threads, _check_structure, arguments)
+        check_structure(",".join(_arguments(messages)).encode(), MAX_OTHER_ITEMS)
     except HTTPException as error:
         raise InvalidRequestError(f"the arguments of past calls: {error.detail}", "messages") from error
-    except TimeoutError as error:
-        raise OverloadedError("too many large bodies wait to be read; try again later") from error
-
-
-def _check_structure(arguments: Sequence[str]) -> None:
-    check_structure(",".join(arguments).encode(), MAX_OTHER_ITEMS)
 
 
 def _arguments(messages: Sequence[Message]) -> list[str]:

@@ -98,6 +98,9 @@ class LenientRequest(LenientBody):
     @model_validator(mode="wrap")
     @classmethod
     def _read_whole(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if isinstance(data, cls):
+            # Read before, beside the loop.
+            return data
         noted = UnknownFields()
         token = _noted.set(noted)
         try:

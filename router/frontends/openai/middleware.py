@@ -26,8 +26,8 @@ MAX_DISCARDED_BYTES = 64 * 2**20
 
 
 class AccessMiddleware:
-    """ASGI middleware. Sets in `scope["state"]`: `key`, and `hold`, which counts bytes as in hand and raises
-    OverloadedError."""
+    """ASGI middleware. Sets in `scope["state"]`: `key`; `client`, who takes turns with others for costly work; and
+    `hold`, which counts bytes as in hand and raises OverloadedError."""
 
     def __init__(self, app: ASGIApp, frontend: Frontend) -> None:
         self._app = app
@@ -49,6 +49,7 @@ class AccessMiddleware:
         if scope["path"] not in OPEN_PATHS:
             try:
                 key = state["key"] = self._frontend.identify(headers.get(b"authorization"), state["request_id"])
+                state["client"] = key or (scope.get("client") or ("",))[0]
             except UnauthenticatedError as error:
                 refusal = error_response(error)
         if refusal is None and b"upgrade" in headers:

@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,6 +10,7 @@ from starlette.responses import Response
 
 from tandem.router.errors import InvalidRequestError
 from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.openai.body import run_beside
 from tandem.router.frontends.openai.chat_plan import chat_prompt, check_arguments
 from tandem.router.frontends.openai.errors import json_text_response
 from tandem.router.frontends.openai.lenient import LenientRequest, Unserved
@@ -20,6 +20,7 @@ from tandem.router.frontends.openai.schema import TokenIds
 from tandem.router.frontends.openai.streaming import to_json
 from tandem.router.frontends.openai.tools_schema import Message, TemplateFields
 from tandem.router.frontends.openai.unserved import CHAT
+from tandem.router.text.chat import Chat
 from tandem.router.text.prompt_encoder import MAX_MESSAGES
 
 T = TypeVar("T")
@@ -78,7 +79,7 @@ def add_tokenizing(app: FastAPI, frontend: Frontend) -> None:
             if (body.prompt is None) == (body.messages is None):
                 raise InvalidRequestError("one of prompt and messages is needed", "prompt")
             with frontend.admission(request.state.key):
-                token_ids = await _tokens(frontend, body, request.app.state.parsing)
+                token_ids = await _tokens(frontend, body, request)
                 fields = {"count": len(token_ids), "max_model_len": frontend.config.max_model_len}
                 made = {"tokens": await _list_text(token_ids, int)}
                 spelled = body.return_token_strs
@@ -101,13 +102,17 @@ def add_tokenizing(app: FastAPI, frontend: Frontend) -> None:
         return json_text_response(to_json({"prompt": text}))
 
 
-async def _tokens(frontend: Frontend, body: TokenizeRequest, threads: Executor) -> list[int]:
+async def _tokens(frontend: Frontend, body: TokenizeRequest, request: Request) -> list[int]:
     if body.prompt is not None:
         return await frontend.token_ids(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    messages = body.messages or []
-    await check_arguments(messages, threads)
-    chat = chat_prompt(frontend, messages, body, body.tools or [])
+    chat = await run_beside(request, _chat, frontend, body)
     return await frontend.token_ids(chat, add_special_tokens=bool(body.add_special_tokens))
+
+
+def _chat(frontend: Frontend, body: TokenizeRequest) -> Chat | list[dict[str, Any]]:
+    messages = body.messages or []
+    check_arguments(messages)
+    return chat_prompt(frontend, messages, body, body.tools or [])
 
 
 async def _list_text(token_ids: Sequence[int], of: Callable[[int], T]) -> str:

@@ -1,36 +1,35 @@
 """/v1/responses: OpenAI's Responses API."""
 
 import json
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Header, Query, Request
-from pydantic import TypeAdapter
 from starlette.responses import Response
 
 from tandem.router.errors import UnknownPreviousResponseError, UnknownResponseError
 from tandem.router.frontends.access import key_digest
 from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.kept_responses import KeptResponse
+from tandem.router.frontends.openai.body import run_beside
 from tandem.router.frontends.openai.chat import begin_chat
+from tandem.router.frontends.openai.off_loop import OffLoop
 from tandem.router.frontends.openai.one_output import STREAMED, NamedEventStream, OneOutput, fields_named, respond
 from tandem.router.frontends.openai.request import count_unknown_fields
 from tandem.router.frontends.openai.streaming import to_json
+from tandem.router.frontends.openai.tools_schema import ChatRequest
 from tandem.router.frontends.response_exchange import ResponseExchange
-from tandem.router.frontends.responses.answer import ResponseAnswer, item_id
+from tandem.router.frontends.responses.answer import ResponseAnswer
+from tandem.router.frontends.responses.kept_items import read_items, write_items
 from tandem.router.frontends.responses.schema import (
     DeletedResponse,
     Item,
     ItemList,
-    MessageItem,
     ResponseObject,
     ResponseRequest,
 )
 from tandem.router.frontends.responses.translation import NAMES, chat_of, items_of
 
 MAX_LISTED = 100
-_ID_PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
-_ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 LastEventId = Annotated[str | None, Header(include_in_schema=False)]
 
 
@@ -70,7 +69,8 @@ def add_responses(app: FastAPI, frontend: Frontend, responses: ResponseExchange)
     ) -> ItemList:
         """Lists a kept response's input."""
         found = await _find(frontend, responses, response_id, request)
-        items = json.loads(found.input_items)
+        off_loop: OffLoop = request.app.state.off_loop
+        items = await off_loop.run(request.state.client, len(found.input_items), json.loads, found.input_items)
         if order == "desc":
             items.reverse()
         ids = [item["id"] for item in items]
@@ -95,16 +95,13 @@ async def serve_response(
     count_unknown_fields(frontend, body)
     owner = key_digest(request.state.key)
     previous: KeptResponse | None = None
-    items = items_of(body)
-    input_items = items
     with frontend.refusals_counted(request.state.request_id):
         if body.previous_response_id is not None:
             previous = await _previous(responses, body.previous_response_id, owner)
-            turns = [part for turn in previous.turns() for part in (turn.input_items, turn.output_items)]
             # The body is small, and the conversation may be a thousand times larger.
-            request.state.hold(sum(map(len, turns)))
-            items = [item for turn in turns for item in _ITEMS.validate_json(turn)] + items
-        chat_body = chat_of(body, items)
+            request.state.hold(previous.num_conversation_bytes)
+            request.state.num_bytes += previous.num_conversation_bytes
+        chat_body, input_items = await run_beside(request, _read, body, previous)
     with fields_named(NAMES):
         chat = await begin_chat(frontend, chat_body, request, last_event_id)
     response_id = responses.new_id()
@@ -117,13 +114,23 @@ async def serve_response(
             response_id,
             owner,
             answer=to_json(response).encode(),
-            input_items=to_json(_with_ids(input_items)).encode(),
+            input_items=input_items,
             output_items=to_json(response["output"]).encode(),
             previous=previous,
         )
 
     form = ResponseAnswer(body, output, response_id, frontend.config.model_name, keep)
     return await respond(output, form, request.receive, NamedEventStream if body.stream else None)
+
+
+def _read(body: ResponseRequest, previous: KeptResponse | None) -> tuple[ChatRequest, bytes]:
+    """Returns the conversation as a chat, and the body's own items to keep."""
+    items = items_of(body)
+    earlier: list[Item] = []
+    if previous is not None:
+        parts = [part for turn in previous.turns() for part in (turn.input_items, turn.output_items)]
+        earlier = read_items(parts, "previous_response_id")
+    return chat_of(body, [*earlier, *items]), b"" if body.store is False else write_items(items)
 
 
 async def _previous(responses: ResponseExchange, response_id: str, owner: str) -> KeptResponse:
@@ -145,15 +152,3 @@ async def _find(frontend: Frontend, responses: ResponseExchange, response_id: st
 
 def _unknown(response_id: str) -> UnknownResponseError:
     return UnknownResponseError(f"no response {response_id!r} is kept", "response_id")
-
-
-def _with_ids(items: Sequence[Item]) -> list[dict[str, Any]]:
-    found = []
-    for item in items:
-        content = item.model_dump(exclude_none=True)
-        kind = content.setdefault("type", "message")
-        if isinstance(item, MessageItem):
-            part_type = "output_text" if item.role == "assistant" else "input_text"
-            content["content"] = [{"type": part_type, "text": item.text}]
-        found.append({"id": item_id(_ID_PREFIXES.get(kind, "msg")), **content})
-    return found
