@@ -532,12 +532,6 @@ SAMPLING = [
                 None,
             ),
             (
-                "required call with response_format",
-                "response_format cannot be had with a tool_choice that asks for a call",
-                {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
-                "response_format",
-            ),
-            (
                 "required call with an unsupported schema",
                 'the parameters of f: Unimplemented keys: ["not"]',
                 {

@@ -134,7 +134,11 @@ def _arguments(messages: Sequence[Message]) -> list[str]:
 
 
 def plan_calls(output_format: OutputFormat, body: ChatRequest) -> CallPlan:
-    """Raises InvalidRequestError: tools, tool_choice and structured output exclude each other."""
+    """Raises InvalidRequestError: tools and tool_choice do not fit each other or the model.
+
+    A forced call has no room for an answer, so structured output has no effect on it. A client sends the format with
+    every turn of a conversation, and it binds the answer after the call.
+    """
     tools, choice = body.tools or [], body.tool_choice or "auto"
     named = choice if isinstance(choice, NamedTool) else None
     calls_only = named is not None or choice == "required"
@@ -144,25 +148,21 @@ def plan_calls(output_format: OutputFormat, body: ChatRequest) -> CallPlan:
     max_calls = 1 if named is not None or body.parallel_tool_calls is False else None
     parser = NONE
     if tools and choice != "none":
-        _check_calls(output_format, structure, calls_only=calls_only)
+        _check_read(output_format, calls_only=calls_only)
         parser = output_format.tool_parser_name
         if calls_only or structure is not None:
             parser = _bound_parser(output_format)
             bound = _calls_structure(parser, tools if named is None else _named(tools, named), max_calls)
-            structure = bound if structure is None else structures.either(bound, structure)
+            structure = bound if calls_only or structure is None else structures.either(bound, structure)
     names = frozenset(tool.function.name for tool in tools)
     return CallPlan(parser, names, structure, named is not None, max_calls, calls_only)
 
 
-def _check_calls(output_format: OutputFormat, structure: StructuredOutput | None, *, calls_only: bool) -> None:
+def _check_read(output_format: OutputFormat, *, calls_only: bool) -> None:
     if not calls_only and output_format.tool_parser_name == NONE:
         raise InvalidRequestError(
             "this model's own calls are not read here (--tool-parser): use a tool_choice that asks for one",
             PARAM_TOOLS,
-        )
-    if calls_only and structure is not None:
-        raise InvalidRequestError(
-            f"{structure.param} cannot be had with a tool_choice that asks for a call", structure.param
         )
 
 

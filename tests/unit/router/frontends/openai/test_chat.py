@@ -320,6 +320,25 @@ async def test_an_answer_in_a_format_or_calls() -> None:
 
 
 @run
+async def test_a_forced_call_wins_over_a_format() -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    for choice in ("required", {"type": "function", "function": {"name": "now"}}):
+        cluster = cluster_of(chat_templates.QWEN25, text)
+        message = await message_of(cluster, {**BODY, "response_format": wanted, "tool_choice": choice})
+        assert called(message) == [("now", "{}")] and message["content"] is None
+        grammar = cluster.d.of(Admit)[-1].sampling.grammar
+        assert follows(grammar, text) and not follows(grammar, "{}")
+    # The answer after the call has the format alone.
+    cluster = cluster_of(chat_templates.QWEN25, "{}")
+    messages = [USER, calling("{}"), {"role": "tool", "content": "5", "tool_call_id": "1"}]
+    body = {**BODY, "messages": messages, "response_format": wanted, "tool_choice": "none"}
+    assert (await message_of(cluster, body))["content"] == "{}"
+    grammar = cluster.d.of(Admit)[-1].sampling.grammar
+    assert follows(grammar, "{}") and not follows(grammar, text)
+
+
+@run
 async def test_what_is_cut_off_of_calls_that_were_asked_for_is_no_content() -> None:
     text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     for length in (0, 5, len("<tool_call>"), text.index("now"), text.index(', "arg'), len(text) - 5, len(text)):
@@ -389,8 +408,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "tool_choice": ({"tool_choice": "any"}, "tool_choice: Input should be 'none', 'auto' or 'required'"),
     "format": (
-        {"tool_choice": "required", "response_format": {"type": "json_object"}},
-        "response_format cannot be had",
+        {"tool_choice": "required", "response_format": {"type": "json_schema"}},
+        "response_format of type json_schema needs",
     ),
     "functions": ({"functions": [{"name": "f"}]}, "use tools, tool_choice"),
     "function_call": ({"function_call": {"name": "f"}}, "use tools, tool_choice"),
