@@ -51,7 +51,21 @@ class LostStreamError(InvalidRequestError):
 
 
 class RequestTooLargeError(InvalidRequestError):
-    """The request does not fit the workers' pools."""
+    """The request does not fit the model's length or the workers' pools."""
+
+
+class PromptTooLongError(ValueError):
+    """The prompt does not fit the model's length.
+
+    Clients recognize an overflow by words of the message: "prompt is too long" and "maximum context length is".
+    """
+
+    def __init__(self, found: str, max_model_len: int) -> None:
+        """Args: found: the prompt's size."""
+        super().__init__(
+            f"the prompt is too long: {found}; the maximum context length is {max_model_len} tokens, the output's "
+            "first token included"
+        )
 
 
 class UnauthenticatedError(RequestError):
@@ -85,5 +99,7 @@ def mistakes_in(param: str) -> Iterator[None]:
         yield
     except InvalidRequestError:
         raise
+    except PromptTooLongError as error:
+        raise RequestTooLargeError(str(error), param) from error
     except ValueError as error:
         raise InvalidRequestError(str(error), param) from error

@@ -6,6 +6,7 @@ requests are scanned field by field first.
 
 from collections.abc import Iterator
 
+from tandem.router.errors import PromptTooLongError
 from tandem.router.text.prompt_encoder import MAX_MESSAGES
 from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
 from tandem.v1 import inference_pb2 as pb
@@ -48,10 +49,8 @@ def check_encoded(data: bytes, max_model_len: int) -> None:
         elif number in (_NUMBERS["token_ids"], _NUMBERS["resume"]):
             num_id_bytes += end - start
             if num_id_bytes > MAX_TOKEN_ID_BYTES * max_model_len + MAX_FIELDS:
-                raise UnreasonableError(
-                    f"the prompt has {num_id_bytes} bytes of token ids, more than fit the model's length of "
-                    f"{max_model_len} tokens"
-                )
+                found = PromptTooLongError(f"{num_id_bytes} bytes of token ids cannot fit", max_model_len)
+                raise UnreasonableError(str(found))
         elif number == _NUMBERS["chat"]:
             # A chat has only messages.
             for _, inner_start, inner_end in _fields(data, start, end, MAX_MESSAGES - num_messages, _TOO_MANY_MESSAGES):

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from tandem.router.errors import InvalidRequestError, mistakes_in
+from tandem.router.errors import InvalidRequestError, RequestTooLargeError, mistakes_in
 from tandem.router.text.stop_strings import check_stop_strings
 from tandem.router.text.tokenizer import Tokenizer
 from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS, SamplingParams
@@ -59,9 +59,12 @@ def sampling_params(
     if max_tokens is None:
         max_tokens = num_left if default_max_tokens is None else min(default_max_tokens, num_left)
     elif not 1 <= max_tokens <= num_left:
-        raise InvalidRequestError(
-            f"max_tokens must be between 1 and {num_left} for a prompt of {num_prompt_tokens} tokens, not {max_tokens}",
-            "max_tokens",
+        bounds = f"between 1 and {num_left} for a prompt of {num_prompt_tokens} tokens"
+        why = f"max_tokens must be {bounds}, not {max_tokens}"
+        if max_tokens < 1:
+            raise InvalidRequestError(why, "max_tokens")
+        raise RequestTooLargeError(
+            f"{why}: the maximum context length is {num_prompt_tokens + num_left} tokens", "max_tokens"
         )
     if (min_tokens := options.plain.get("min_tokens", 0)) > max_tokens:
         raise InvalidRequestError(

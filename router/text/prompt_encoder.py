@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from tandem.router.errors import PromptTooLongError
 from tandem.router.text.chat import Chat, Message
 from tandem.router.text.tokenizer import Tokenizer
 
@@ -77,17 +78,11 @@ class PromptEncoder:
         if num_messages > MAX_MESSAGES:
             raise ValueError(f"the chat has {num_messages} messages; at most {MAX_MESSAGES} are taken")
         if num_messages >= self._max_model_len:
-            raise ValueError(
-                f"the chat has {num_messages} messages, more than can fit the model's length of "
-                f"{self._max_model_len} tokens"
-            )
+            raise self._too_long(f"{num_messages} messages cannot fit")
 
     def check_num_tokens(self, num_tokens: int) -> None:
         if num_tokens >= self._max_model_len:
-            raise ValueError(
-                f"the prompt has {num_tokens} tokens; the model's length is {self._max_model_len}, the output's first "
-                "token included"
-            )
+            raise self._too_long(f"{num_tokens} tokens > {self._max_model_len - 1} maximum")
 
     def close(self) -> None:
         """Running work ends by itself."""
@@ -115,17 +110,14 @@ class PromptEncoder:
             encoding = self._tokenizer.tokenize(text[start : start + PIECE_CHARACTERS], False)
             num_tokens += max(0, len(encoding) - MAX_TOKENS_OF_CUTS)
             if num_tokens >= self._max_model_len:
-                raise ValueError(
-                    f"the prompt has more than {num_tokens} tokens; the model's length is {self._max_model_len}, the "
-                    "output's first token included"
-                )
+                raise self._too_long(f"more than {num_tokens} tokens > {self._max_model_len - 1} maximum")
 
     def _check_characters(self, num_characters: int) -> None:
         if num_characters > self._max_characters:
-            raise ValueError(
-                f"the prompt has {num_characters} characters; no more than {self._max_characters} can fit the model's "
-                f"length of {self._max_model_len} tokens"
-            )
+            raise self._too_long(f"{num_characters} characters cannot fit")
+
+    def _too_long(self, found: str) -> PromptTooLongError:
+        return PromptTooLongError(found, self._max_model_len)
 
     async def _beside(self, threads: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> T:
         async with asyncio.timeout(TIMEOUT_S):

@@ -204,11 +204,11 @@ class WorkerRegistry:
         if not self._workers or num_prompt_tokens + max_tokens <= self.max_request_tokens:
             return ""
         refusal = (
-            f"{num_prompt_tokens} prompt tokens and {max_tokens} output tokens do not fit the workers' "
-            f"{self.max_request_tokens} tokens of KV memory"
+            f"{num_prompt_tokens} prompt tokens and {max_tokens} output tokens do not fit the workers' KV memory: the "
+            f"maximum context length is {self.max_request_tokens} tokens"
         )
         if self.max_request_tokens < min(w.hello.num_pages * w.page_size for w in self._workers.values()):
-            refusal += "; half of it is for prompts that other workers decode: raise num_pages to make room"
+            refusal += "; half of the memory is for prompts that other workers decode: raise num_pages to make room"
         return refusal
 
     def _link_failures(self) -> Iterator[str]:

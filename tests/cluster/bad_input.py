@@ -92,16 +92,23 @@ def raw_number(name: str, literal: str, value: float) -> Row:
     )
 
 
+def too_long(found: str) -> str:
+    return (
+        f"the prompt is too long: {found}; the maximum context length is 512 tokens, the output's first token included"
+    )
+
+
 def surrogate(where: str, path: str = COMPLETIONS, **fields: Any) -> Row:
     return http_only(f"half a character in {where}", HALF, fields, path=path)
 
 
+OVERFLOW = "context_length_exceeded"
 HALF = "the body holds a lone surrogate, which is half a character"
 MALFORMED = "the request is malformed: no message of its type, or text that is not UTF-8"
 NOT_AN_OBJECT = "the body must be a JSON object, sent as application/json"
 EMPTY, TOO_LONG = (
     "the prompt is empty",
-    "the prompt has 600 tokens; the model's length is 512, the output's first token included",
+    too_long("600 tokens > 511 maximum"),
 )
 
 PROMPTS = [
@@ -126,11 +133,12 @@ PROMPTS = [
     ),
     Row(
         "chat with more messages than fit",
-        "the chat has 512 messages, more than can fit the model's length of 512 tokens",
+        too_long("512 messages cannot fit"),
         pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage()] * 512)),
         {"messages": [{"role": "user", "content": ""}] * 512},
         param="messages",
         path=CHATS,
+        code=OVERFLOW,
     ),
     Row(
         "chat with more than 2048 messages",
@@ -152,27 +160,37 @@ PROMPTS = [
     ),
     Row(
         "a million token ids",
-        "the prompt has 1000004 bytes of token ids, more than fit the model's length of 512 tokens",
+        too_long("1000004 bytes of token ids cannot fit"),
         ids(*[1] * 1_000_000),
         {"prompt": [1] * 1_000_000},
         "prompt: at most 311296 items are taken",
         param="prompt",
     ),
-    Row("prompt too long", TOO_LONG, pb.GenerateRequest(text="x" * 600), {"prompt": "x" * 600}, param="prompt"),
-    Row("too many token ids", TOO_LONG, ids(*[1] * 600), {"prompt": [1] * 600}, param="prompt"),
+    Row(
+        "prompt too long",
+        TOO_LONG,
+        pb.GenerateRequest(text="x" * 600),
+        {"prompt": "x" * 600},
+        param="prompt",
+        code=OVERFLOW,
+    ),
+    Row("too many token ids", TOO_LONG, ids(*[1] * 600), {"prompt": [1] * 600}, param="prompt", code=OVERFLOW),
     Row(
         "prompt too long to tokenize",
-        "the prompt has 20000 characters; no more than 16384 can fit the model's length of 512 tokens",
+        too_long("20000 characters cannot fit"),
         pb.GenerateRequest(text="x" * 20000),
         {"prompt": "x" * 20000},
         param="prompt",
+        code=OVERFLOW,
     ),
     Row(
         "prompt and max_tokens too long together",
-        "max_tokens must be between 1 and 510 for a prompt of 2 tokens, not 511",
+        "max_tokens must be between 1 and 510 for a prompt of 2 tokens, not 511: the maximum context length is 512 "
+        "tokens",
         sampled(max_tokens=511),
         {"prompt": "hi", "max_tokens": 511},
         param="max_tokens",
+        code=OVERFLOW,
     ),
     Row(
         "token id outside the vocabulary",
@@ -591,9 +609,10 @@ OTHER_PATHS = [
     Row("nothing to tokenize", "one of prompt and messages is needed", http={}, param="prompt", path=TOKENIZE),
     Row(
         "text to tokenize too long",
-        "the prompt has 600 tokens; the model's length is 512, the output's first token included",
+        too_long("600 tokens > 511 maximum"),
         http={"prompt": "x" * 600},
         param="prompt",
+        code=OVERFLOW,
         path=TOKENIZE,
     ),
     Row(
@@ -689,9 +708,11 @@ def anthropic(name: str, message: str, fields: dict[str, Any], **more: Any) -> R
 OTHER_APIS = [
     response(
         "response with a limit too large",
-        "max_output_tokens must be between 1 and 493 for a prompt of 19 tokens, not 600",
+        "max_output_tokens must be between 1 and 493 for a prompt of 19 tokens, not 600: the maximum context length is "
+        "512 tokens",
         {"max_output_tokens": 600},
         "max_output_tokens",
+        code=OVERFLOW,
     ),
     response("response without input", "input: Input should be a string or a list of items", {"input": None}, "input"),
     response(

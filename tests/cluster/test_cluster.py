@@ -105,7 +105,7 @@ def tokens(*ids: int, max_tokens: int = 4) -> pb.GenerateRequest:
         (pb.GenerateRequest(text=""), "the prompt is empty"),
         (tokens(), "the prompt is empty"),
         (tokens(1, 2, 300), "token id 300 is outside the vocabulary of 300"),
-        (tokens(*[7] * 512), "the prompt has 512 tokens; the model's length is 512"),
+        (tokens(*[7] * 512), "512 tokens > 511 maximum; the maximum context length is 512 tokens"),
         (tokens(*[7] * 500, max_tokens=13), "max_tokens must be between 1 and 12 for a prompt of 500 tokens, not 13"),
         (sampled(max_tokens=0), "max_tokens must be between 1 and 510 for a prompt of 2 tokens, not 0"),
         (sampled(temperature=-1), "temperature must be a number of at least 0, not -1"),

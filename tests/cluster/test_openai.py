@@ -224,7 +224,7 @@ def test_logit_bias_changes_the_choice(client: openai.OpenAI) -> None:
     [
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": [VOCAB_SIZE]}, f"token id {VOCAB_SIZE} is outside the vocabulary"),
-        ({"prompt": "x" * 600}, "the prompt has 600 tokens; the model's length is 512"),
+        ({"prompt": "x" * 600}, "600 tokens > 511 maximum; the maximum context length is 512 tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 500}, "max_tokens must be between 1 and"),
         ({"temperature": -1}, "temperature"),

@@ -1,5 +1,6 @@
 """Chat, tools and structured output of LangChain's OpenAI package."""
 
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
@@ -50,6 +51,25 @@ def called() -> None:
     assert chat.bind_tools([population]).invoke([question, answer, result]).response_metadata["finish_reason"]
 
 
+def called_before_a_format() -> None:
+    """A forced call wins over the format, which binds the answer after it."""
+    bound = chat.bind_tools([population], tool_choice="any", response_format=City)
+    question = HumanMessage("How many people live in Paris?")
+    answer = bound.invoke([question])
+    assert answer.tool_calls[0]["name"] == "population"
+    result = ToolMessage("2000000", tool_call_id=answer.tool_calls[0]["id"])
+    bound = chat.bind_tools([population], tool_choice="none", response_format=City)
+    assert isinstance(bound.invoke([question, answer, result]).additional_kwargs["parsed"], City)
+
+
+def too_long() -> None:
+    try:
+        chat.invoke("word " * 20_000)
+    except ContextOverflowError:
+        return
+    raise AssertionError("the prompt was taken")
+
+
 def completion() -> None:
     assert OpenAI(**GIVEN, max_tokens=8).invoke("The capital of France is")
 
@@ -64,6 +84,8 @@ report.check("streamed with usage", streamed)
 for method in ("json_schema", "function_calling"):
     report.check(f"structured output, {method}", lambda method=method: structured(method))
 report.check("a tool's call and its result", called)
+report.check("a forced call with a format", called_before_a_format)
+report.check("a prompt that is too long is known as that", too_long)
 report.check("completion", completion)
 report.check("responses", responses)
 report.end()

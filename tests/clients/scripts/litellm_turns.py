@@ -47,7 +47,18 @@ def hosted_vllm() -> None:
     assert answer.choices[0].finish_reason
 
 
+def too_long() -> None:
+    # The library falls back to another model only on this class.
+    try:
+        ask([{"role": "user", "content": "word " * 20_000}])
+    except litellm.ContextWindowExceededError as error:
+        assert "maximum context length is" in str(error)
+    else:
+        raise AssertionError("the prompt was taken")
+
+
 report.check("two turns", two_turns)
 report.check("a streamed turn with usage", streamed)
 report.check("as a vLLM server", hosted_vllm)
+report.check("a prompt that is too long is known as that", too_long)
 report.end()

@@ -77,7 +77,7 @@ def generate(address: str, request: bytes) -> str:
         ("completions", {"prompt": "hi", "n": 8, "logit_bias": BIAS}, "logit_bias: at most 300 items are taken"),
         ("completions", {"prompt": "hi", "n": 8, "stop_token_ids": [*BIAS]}, "stop_token_ids: List should have at"),
         ("completions", {"prompt": [1] * 2_600_000}, "prompt: at most 349152 items are taken"),
-        ("completions", {"prompt": TEXT}, "the prompt has more than "),
+        ("completions", {"prompt": TEXT}, "the prompt is too long: more than "),
         ("chat/completions", {"messages": [MESSAGE] * 8000}, "messages: List should have at most 2048 items"),
         ("chat/completions", {"messages": [MESSAGE] * 150_000}, "messages: at most 2048 items are taken"),
         ("chat/completions", {"messages": [{**MESSAGE, "content": [PART] * 200_000}]}, "the body has more than"),
@@ -127,7 +127,7 @@ def test_huge_body_stalls_no_stream(router: PacedRouter, path: str, body: dict[s
     ("request_", "message"),
     [
         (pb.GenerateRequest(text="hi", sampling=pb.SamplingParams(logit_bias=BIAS)), "sampling has more than 131072"),
-        (pb.GenerateRequest(text=TEXT), "the prompt has more than "),
+        (pb.GenerateRequest(text=TEXT), "the prompt is too long: more than "),
     ],
     ids=["logit_bias", "text"],
 )

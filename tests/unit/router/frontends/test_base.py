@@ -49,10 +49,10 @@ def test_a_long_prompt_is_tokenized_beside_the_loop_with_the_same_result() -> No
     [
         ("", "the prompt is empty"),
         ([], "the prompt is empty"),
-        ("x" * MAX_MODEL_LEN, "the prompt has 400 tokens; the model's length is 400"),
+        ("x" * MAX_MODEL_LEN, "400 tokens > 399 maximum; the maximum context length is 400 tokens"),
         ([1, 256], "token id 256 is outside the vocabulary of 256"),
         ([1, -1], "token id -1 is outside the vocabulary of 256"),
-        ("x" * 1601, "the prompt has 1601 characters; no more than 1600 can fit"),
+        ("x" * 1601, "the prompt is too long: 1601 characters cannot fit; the maximum context length is 400 tokens"),
     ],
 )
 def test_what_cannot_be_served_is_refused(prompt: PromptInput, message: str) -> None:
@@ -61,7 +61,7 @@ def test_what_cannot_be_served_is_refused(prompt: PromptInput, message: str) -> 
     assert refused.value.param == "prompt"
 
 
-@pytest.mark.parametrize(("num_messages", "message"), [(0, "no messages"), (MAX_MODEL_LEN, "400 messages, more than")])
+@pytest.mark.parametrize(("num_messages", "message"), [(0, "no messages"), (MAX_MODEL_LEN, "400 messages cannot fit")])
 def test_a_chat_has_messages_that_can_fit(num_messages: int, message: str) -> None:
     new_frontend().check_num_messages(MAX_MODEL_LEN - 1)
     with pytest.raises(InvalidRequestError, match=message):

@@ -286,7 +286,7 @@ def test_what_can_never_fit_is_refused_before_it_is_tokenized() -> None:
     async def scenario() -> None:
         h = GrpcHarness()
         for request, message in (
-            (pb.GenerateRequest(text="x" * 5000), "5000 characters; no more than 1600 can fit"),
+            (pb.GenerateRequest(text="x" * 5000), "5000 characters cannot fit; the maximum context length is 400"),
             (pb.GenerateRequest(text="x", cache_namespace="n" * 300), "cache_namespace must have at most 256"),
             (
                 pb.GenerateRequest(text="x", session_id="s" * 257),

@@ -117,17 +117,17 @@ def test_fitting_text_of_long_tokens_is_served(tokenizer: SpyTokenizer) -> None:
 
 def test_oversized_text_of_long_tokens_is_refused(tokenizer: SpyTokenizer) -> None:
     num_tokens = 2 * PIECE_CHARACTERS // len(LONG_TOKEN)
-    with pytest.raises(ValueError, match=f"the prompt has {num_tokens + 1} tokens; the model's length is"):
+    with pytest.raises(ValueError, match=f"the prompt is too long: {num_tokens + 1} tokens > {num_tokens} maximum"):
         asyncio.run(PromptEncoder(tokenizer, num_tokens + 1).encode(LONG_TOKEN * num_tokens))
 
 
 def test_oversized_text_is_tokenized_partly(tokenizer: SpyTokenizer) -> None:
     max_model_len = 20_000
     text = "x" * (max_model_len * tokenizer.max_token_bytes)
-    with pytest.raises(ValueError, match=r"the prompt has more than \d+ tokens; the model's length is 20000"):
+    with pytest.raises(ValueError, match=r"> 19999 maximum; the maximum context length is 20000 tokens"):
         asyncio.run(PromptEncoder(tokenizer, max_model_len).encode(text))
     assert tokenizer.num_characters == PIECE_CHARACTERS < len(text) / 10
-    with pytest.raises(ValueError, match=f"no more than {len(text)} can fit"):
+    with pytest.raises(ValueError, match=f"{len(text) + 1} characters cannot fit"):
         asyncio.run(PromptEncoder(tokenizer, max_model_len).encode(text + "x"))
     assert tokenizer.num_characters == PIECE_CHARACTERS
 
@@ -136,7 +136,7 @@ def test_oversized_text_is_tokenized_partly(tokenizer: SpyTokenizer) -> None:
     ("num_messages", "max_model_len", "message"),
     [
         (0, 400, "no messages"),
-        (400, 400, "the chat has 400 messages, more than can fit the model's length of 400 tokens"),
+        (400, 400, "400 messages cannot fit; the maximum context length is 400 tokens"),
         (MAX_MESSAGES + 1, 10**6, f"the chat has {MAX_MESSAGES + 1} messages; at most {MAX_MESSAGES} are taken"),
     ],
 )

@@ -42,7 +42,7 @@ async def test_largest_request_follows_workers() -> None:
     assert h.router.workers.max_request_tokens == 400
     small = ScriptedWorker(h.router, "d1", "decode", num_pages=10)
     assert h.router.workers.max_request_tokens == 40
-    assert "do not fit the workers' 40 tokens" in h.router.workers.size_refusal(20, 21)
+    assert "the maximum context length is 40 tokens" in h.router.workers.size_refusal(20, 21)
     assert h.router.workers.size_refusal(20, 20) == ""
     h.router.lose_worker(small.worker, "disconnected", "killed")
     assert h.router.workers.max_request_tokens == 400
@@ -129,7 +129,8 @@ async def test_request_over_half_of_the_pool_is_refused() -> None:
     ScriptedWorker(h.router, "a", "both", num_pages=20, has_links=True, max_request_pages=10)
     assert h.router.workers.size_refusal(20, 20) == ""
     assert h.router.workers.size_refusal(20, 21) == (
-        "20 prompt tokens and 21 output tokens do not fit the workers' 40 tokens of KV memory; half of it is for "
+        "20 prompt tokens and 21 output tokens do not fit the workers' KV memory: the maximum context length is "
+        "40 tokens; half of the memory is for "
         "prompts that other workers decode: raise num_pages to make room"
     )
 

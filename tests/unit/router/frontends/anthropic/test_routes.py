@@ -259,6 +259,12 @@ async def test_a_failure_on_the_way_is_the_last_event() -> None:
             "invalid_request_error",
             "messages: the last message is an assistant's without text to continue",
         ),
+        (
+            {"messages": [{"role": "user", "content": "x " * 9000}]},
+            400,
+            "invalid_request_error",
+            "messages: the prompt is too long: ",
+        ),
         ({"stop_sequences": [""]}, 400, "invalid_request_error", "stop_sequences strings must have 1 to 1024"),
         (
             {"tools": [{"type": "web_search_20250305", "name": "w"}]},

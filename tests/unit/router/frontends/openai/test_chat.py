@@ -401,6 +401,11 @@ async def test_a_message_that_is_gone_on_with() -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown function": ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "there is no tool 'f'"),
+    "too long": (
+        {"messages": [{**USER, "content": "x " * 9000}]},
+        "maximum context length is 8000 tokens",
+    ),
+    "too much": ({"max_tokens": 9000}, "maximum context length is 8000 tokens"),
     "no tools": ({"tools": [], "tool_choice": "required"}, "there are no tools"),
     "allowed tools": (
         {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
@@ -451,6 +456,8 @@ def test_refusals(kind: str) -> None:
     async def test() -> None:
         stream = await ask(cluster_of(chat_templates.QWEN25, "x"), {**BODY, **changes})
         assert stream.status == 400 and words in stream.error["message"], stream.body
+        is_too_long = "maximum context length" in words
+        assert is_too_long == (stream.error["code"] == "context_length_exceeded")
 
     test()
 

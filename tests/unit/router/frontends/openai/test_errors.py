@@ -11,6 +11,7 @@ from tandem.router.errors import (
     InvalidRequestError,
     LostStreamError,
     OverloadedError,
+    RequestTooLargeError,
     UnknownModelError,
     UnknownStreamError,
 )
@@ -22,6 +23,13 @@ from tandem.router.frontends.openai.schema import ChatCompletionRequest, Complet
     ("error", "status", "kind", "code", "param"),
     [
         (InvalidRequestError("why", "top_p"), 400, "invalid_request_error", None, "top_p"),
+        (
+            RequestTooLargeError("why", "prompt"),
+            400,
+            "invalid_request_error",
+            "context_length_exceeded",
+            "prompt",
+        ),
         (UnknownModelError("why", "model"), 404, "invalid_request_error", "model_not_found", "model"),
         (UnknownStreamError("why", "x"), 404, "invalid_request_error", "stream_not_found", "x"),
         (LostStreamError("why", "x"), 410, "invalid_request_error", "stream_lost", "x"),

@@ -109,7 +109,7 @@ def test_a_conversation_has_all_that_a_chat_may_have(model_dir: Path) -> None:
     [
         ("/tokenize", {}, "prompt", "one of prompt and messages is needed"),
         ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": ""}]}, "prompt", "one of prompt and"),
-        ("/tokenize", {"prompt": "x " * MAX_MODEL_LEN}, "prompt", "the prompt has"),
+        ("/tokenize", {"prompt": "x " * MAX_MODEL_LEN}, "prompt", "the prompt is too long: "),
         ("/tokenize", {"prompt": ["a"]}, "prompt", "prompt: Input should be a valid string"),
         (
             "/tokenize",
@@ -124,7 +124,7 @@ def test_a_conversation_has_all_that_a_chat_may_have(model_dir: Path) -> None:
         ("/tokenize", {"messages": []}, "messages", "messages: List should have at least 1 item"),
         ("/detokenize", {"tokens": [300]}, "tokens", "token id 300 is outside the vocabulary of 300"),
         ("/detokenize", {"tokens": [-1]}, "tokens", "tokens.0: Input should be greater than or equal to 0"),
-        ("/detokenize", {"tokens": [1] * MAX_MODEL_LEN}, "tokens", f"the prompt has {MAX_MODEL_LEN} tokens"),
+        ("/detokenize", {"tokens": [1] * MAX_MODEL_LEN}, "tokens", f"the prompt is too long: {MAX_MODEL_LEN} tokens"),
         ("/detokenize", {}, "tokens", "tokens: Field required"),
     ],
 )

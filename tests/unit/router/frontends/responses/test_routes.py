@@ -294,7 +294,7 @@ async def test_texts_keep_to_a_format() -> None:
         ({"temperature": 3}, "temperature", "temperature: Input should be less than or equal to 2"),
         ({"metadata": {"a": "x" * 600}}, "metadata", "metadata.a: String should have at most 512"),
         ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "chat_template_kwargs: messages cannot"),
-        ({"input": "x" * 9000}, "input", "the prompt has"),
+        ({"input": "x" * 9000}, "input", "the prompt is too long: "),
     ],
 )
 def test_what_is_wrong_is_named_as_the_client_names_it(fields: dict[str, Any], param: str, message: str) -> None:
@@ -304,6 +304,9 @@ def test_what_is_wrong_is_named_as_the_client_names_it(fields: dict[str, Any], p
         answer = await ask(cluster, **fields)
         error = answer.json()["error"]
         assert error["message"].startswith(message)
+        is_too_long = "maximum context length is 8000 tokens" in error["message"]
+        assert is_too_long == (error["code"] == "context_length_exceeded")
+        assert is_too_long == (9000 in fields.values() or "too long" in message)
         assert (answer.status, error["param"]) == (
             404 if "not served" in message or "is kept" in message else 400,
             param,
