@@ -131,6 +131,7 @@ class InputMessage(LenientBody):
 class MessagesTool(Marked):
     """A function that the client runs."""
 
+    unserved = others.TOOL
     hints = others.TOOL_HINTS
 
     type: Literal["custom"] | None = None
@@ -138,6 +139,12 @@ class MessagesTool(Marked):
     description: str | None = None
     # Bounded as the parameters of a function.
     input_schema: dict[str, Any]
+    input_examples: list[dict[str, Any]] | None = None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        # A schema's own word for examples.
+        return {**self.input_schema, "examples": self.input_examples} if self.input_examples else self.input_schema
 
 
 class RefusedTool(LenientBody):
@@ -185,9 +192,10 @@ class OutputSchema(LenientBody):
 
 
 class OutputConfig(LenientBody):
-    hints = frozenset({"effort", "task_budget"})
+    hints = frozenset({"task_budget"})
 
     format: OutputSchema | None = None
+    effort: str | None = None
 
 
 class CountTokensRequest(SamplingFields):
@@ -243,6 +251,7 @@ class TokenCount(BaseModel):
 class AnthropicErrorDetail(BaseModel):
     type: str
     message: str
+    details: dict[str, Any] | None = None
 
 
 class AnthropicErrorBody(BaseModel):

@@ -16,6 +16,7 @@ from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
 INT64 = 2**63
+MAX_NAME_CHARACTERS = 256
 
 # Prefix of the names of union members in error paths.
 TAG_MARK = "#"
@@ -164,11 +165,14 @@ class ChatMessage(LenientBody):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: MessageContent | None = None
+    # Of a participant, or of the function that a result is of.
+    name: Annotated[str, Field(max_length=MAX_NAME_CHARACTERS)] | None = None
+    refusal: str | None = None
 
     @property
     def text(self) -> str:
         if self.content is None:
-            return ""
+            return self.refusal or ""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
     @field_validator("content", mode="before")

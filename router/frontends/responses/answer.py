@@ -8,7 +8,8 @@ from typing import Any
 from tandem.router.errors import RequestError, shortened
 from tandem.router.frontends.openai.errors import error_object
 from tandem.router.frontends.openai.one_output import AnswerForm, NamedEvent, OneOutput
-from tandem.router.frontends.responses.schema import ResponseRequest
+from tandem.router.frontends.responses.namespaces import called_names
+from tandem.router.frontends.responses.schema import NamespaceTool, ResponseRequest, ResponseTool
 from tandem.router.text.output_parts import Part
 
 ID_BYTES = 12
@@ -34,6 +35,7 @@ class ResponseAnswer(AnswerForm):
         self._source = output
         self._on_end = on_end
         self._num_events = 0
+        self._called_names = called_names(body.tools)
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._kind = ""
@@ -63,7 +65,7 @@ class ResponseAnswer(AnswerForm):
             "temperature": output.sampling.temperature,
             "text": {"format": wanted},
             "tool_choice": _choice(body),
-            "tools": [{"strict": None, "description": None, **tool.model_dump()} for tool in body.tools or ()],
+            "tools": [_tool(tool) for tool in body.tools or ()],
             "top_logprobs": 0,
             "top_p": output.sampling.top_p,
             "truncation": "disabled",
@@ -119,7 +121,7 @@ class ResponseAnswer(AnswerForm):
                 "type": "function_call",
                 "status": "in_progress",
                 "call_id": f"call_{self._source.digest_of(part.call)}",
-                "name": part.text,
+                **self._called_names.get(part.text, {"name": part.text}),
                 "arguments": "",
             }
         elif self._kind == "reasoning":
@@ -197,6 +199,13 @@ class ResponseAnswer(AnswerForm):
 
 def _item_kind(part: Part) -> str:
     return "call" if part.kind == "arguments" else part.kind
+
+
+def _tool(tool: ResponseTool) -> dict[str, Any]:
+    found = {"strict": None, "description": None, **tool.model_dump()}
+    if isinstance(tool, NamespaceTool):
+        del found["strict"]
+    return found
 
 
 def _choice(body: ResponseRequest) -> Any:

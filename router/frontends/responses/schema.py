@@ -6,7 +6,13 @@ from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, mode
 
 from tandem.router.frontends.openai.lenient import LenientBody
 from tandem.router.frontends.openai.schema import MessageContent, SamplingFields
-from tandem.router.frontends.openai.tools_schema import MAX_ID, MAX_TOOLS, MAX_VARIABLES, FunctionDefinition
+from tandem.router.frontends.openai.tools_schema import (
+    FUNCTION_NAME,
+    MAX_ID,
+    MAX_TOOLS,
+    MAX_VARIABLES,
+    FunctionDefinition,
+)
 from tandem.router.frontends.responses import unserved as others
 from tandem.router.text.prompt_encoder import MAX_MESSAGES
 
@@ -46,6 +52,7 @@ class CallItem(LenientBody):
     call_id: str = Field(max_length=MAX_ID)
     name: str = Field(min_length=1, max_length=MAX_ID)
     arguments: str
+    namespace: Annotated[str, Field(max_length=MAX_ID)] | None = None
 
 
 class CallOutputItem(LenientBody):
@@ -131,7 +138,22 @@ Input = Annotated[
 
 
 class FunctionTool(FunctionDefinition):
+    unserved = others.TOOL
+
     type: Literal["function"]
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"type"})
+
+
+class NamespaceTool(LenientBody):
+    """Functions that share a part of their names."""
+
+    type: Literal["namespace"]
+    name: str = Field(pattern=FUNCTION_NAME)
+    description: str | None = None
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True, min_length=1, max_length=MAX_TOOLS)]
 
 
 class RefusedTool(LenientBody):
@@ -146,11 +168,13 @@ class RefusedTool(LenientBody):
 def _tool_kind(value: Any) -> str | None:
     if not isinstance(value, dict) or value.get("type") is None:
         return None
-    return "#function" if value["type"] == "function" else "#other"
+    return f"#{value['type']}" if value["type"] in ("function", "namespace") else "#other"
 
 
 ResponseTool = Annotated[
-    Annotated[FunctionTool, Tag("#function")] | Annotated[RefusedTool, Tag("#other")],
+    Annotated[FunctionTool, Tag("#function")]
+    | Annotated[NamespaceTool, Tag("#namespace")]
+    | Annotated[RefusedTool, Tag("#other")],
     Discriminator(
         _tool_kind,
         custom_error_type="tool_type",
@@ -167,7 +191,9 @@ class NamedFunction(LenientBody):
 def _choice_kind(value: Any) -> str | None:
     if isinstance(value, str):
         return "#text"
-    return _tool_kind(value)
+    if not isinstance(value, dict) or value.get("type") is None:
+        return None
+    return "#function" if value["type"] == "function" else "#other"
 
 
 Choice = Annotated[
@@ -199,9 +225,10 @@ class TextOptions(LenientBody):
 
 
 class ReasoningOptions(LenientBody):
-    """Repeated in the response, without effect."""
+    """The effort is for templates that know it; the rest has no effect."""
 
-    hints = frozenset({"generate_summary", "context", "mode"})
+    unserved = others.REASONING
+    hints = frozenset({"generate_summary", "mode"})
 
     effort: Annotated[str, Field(max_length=64)] | None = None
     summary: Annotated[str, Field(max_length=64)] | None = None

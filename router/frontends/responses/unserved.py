@@ -1,6 +1,7 @@
 """Fields of the Responses API's bodies that have no meaning here (router/frontends/openai/unserved.py)."""
 
 from tandem.router.frontends.openai import unserved as chat
+from tandem.router.frontends.openai.foreign_prompts import FOREIGN_PROMPTS
 from tandem.router.frontends.openai.lenient import Unserved
 
 
@@ -15,6 +16,10 @@ def _called(name: str, *taken: object) -> Unserved:
 _LOGPROBS = "log probabilities are had over /v1/chat/completions and /v1/completions"
 
 REQUEST = {
+    **FOREIGN_PROMPTS,
+    "system": _called("instructions", ""),
+    "image": _not_supported("images are"),
+    "reasoning_effort": _called("reasoning.effort"),
     "background": Unserved("answers are not made in the background by this server: wait for them, or stream", (False,)),
     "conversation": Unserved("conversations are not kept by this server: use previous_response_id, or send the items"),
     "prompt": Unserved("prompts are not kept by this server: send instructions and input"),
@@ -31,8 +36,12 @@ REQUEST = {
     "stop": Unserved("responses have no stop strings: use /v1/chat/completions", ([],)),
     "functions": _called("tools", []),
     "use_beam_search": chat.REQUEST["use_beam_search"],
-    "chat_template": chat.CHAT["chat_template"],
 }
+TOOL = {
+    "defer_loading": Unserved("all tools are in the prompt here: a search for tools is the client's own", (False,)),
+    "allowed_callers": Unserved("tools are called by the model alone", (["direct"],)),
+}
+REASONING = {"context": Unserved("the chat template chooses the reasoning that it shows", ("auto",))}
 REQUEST_HINTS = frozenset(
     {
         # The caller's own records.
@@ -47,7 +56,8 @@ REQUEST_HINTS = frozenset(
         # Limits server-side tools.
         "max_tool_calls",
         "verbosity",
-        "reasoning_effort",
+        "access_programs",
+        "background_options",
     }
 )
 # Values of `include` that would change an answer.

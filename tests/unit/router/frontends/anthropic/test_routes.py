@@ -301,6 +301,31 @@ def test_errors_have_their_form(fields: dict[str, Any], status: int, kind: str, 
 
 
 @run
+async def test_a_thread_is_refused_so_that_the_client_sends_everything() -> None:
+    cluster = cluster_of(chat_templates.QWEN25, "Hello.")
+    for name, value in (
+        ("thread", {"type": "continue", "previous_message_id": "msg_1"}),
+        ("thread", {"type": "create"}),
+        ("compaction", {"type": "summarize"}),
+    ):
+        answer = await ask(cluster, **{name: value})
+        assert answer.status == 400
+        assert answer.json()["error"]["details"] == {
+            "error_code": "thread_unsupported_request",
+            "unsupported": [name],
+        }
+    assert not cluster.d.of(Admit)
+    assert (await ask(cluster, thread=None)).status == 200
+
+
+@run
+async def test_examples_of_a_tool_are_in_the_prompt() -> None:
+    cluster = cluster_of(chat_templates.QWEN25, "Hello.")
+    await message_of(cluster, tools=[{**CLIENT_TOOLS[0], "input_examples": [{"city": "Nirgendwo"}]}])
+    assert "Nirgendwo" in prompt_of(cluster)
+
+
+@run
 async def test_only_their_paths_have_their_form() -> None:
     cluster = cluster_of(chat_templates.QWEN25, "Hello.")
     for path, is_theirs in ((f"{PATH}/batches", True), ("/v1/messages2", False), ("/v1/nothing", False)):

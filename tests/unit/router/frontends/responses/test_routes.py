@@ -122,6 +122,44 @@ async def test_a_call_that_is_asked_for() -> None:
 
 
 @run
+async def test_a_forced_call_wins_over_a_format() -> None:
+    cluster = cluster_of(chat_templates.QWEN25, '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
+    text = {"format": {"type": "json_schema", "name": "thing", "schema": {"type": "object"}}}
+    response = await response_of(cluster, tools=FUNCTIONS, tool_choice="required", text=text, parallel_tool_calls=False)
+    assert [item["type"] for item in response["output"]] == ["function_call"]
+
+
+@run
+async def test_tools_in_a_namespace() -> None:
+    output = '<tool_call>\n{"name": "clock__now", "arguments": {}}\n</tool_call>'
+    cluster = cluster_of(chat_templates.QWEN25, output)
+    space = {"type": "namespace", "name": "clock", "description": "About time.", "tools": [FUNCTIONS[1]]}
+    answer = await ask(cluster, tools=[FUNCTIONS[0], space], stream=True)
+    response = answer.events[-1][1]["response"]
+    (call_,) = response["output"]
+    assert (call_["name"], call_["namespace"]) == ("now", "clock")
+    shown = {"description": None, "parameters": None, "strict": None, **FUNCTIONS[1]}
+    assert response["tools"][1] == {**space, "tools": [shown]}
+    prompt = prompt_of(cluster)
+    assert "clock__now" in prompt and "About time." in prompt
+    result = {"type": "function_call_output", "call_id": call_["call_id"], "output": "Noon."}
+    talk = [{"role": "user", "content": "hi"}, call_, result]
+    await response_of(cluster, input=talk, tools=[FUNCTIONS[0], space])
+    assert prompt_of(cluster).count('"name": "clock__now"') == 2
+    # A choice has the function's own name.
+    forced = await response_of(cluster, tools=[space], tool_choice={"type": "function", "name": "now"})
+    assert forced["output"][0]["namespace"] == "clock"
+    for tools, message in (
+        ([space, space], "tools: the function 'clock__now' is there twice"),
+        ([{**space, "tools": [{"type": "custom", "name": "x"}]}], "tools.0.tools.0.type"),
+    ):
+        assert (await ask(cluster, tools=tools)).json()["error"]["message"].startswith(message)
+    two = [space, {**space, "name": "watch"}]
+    refused = await ask(cluster, tools=two, tool_choice={"type": "function", "name": "now"})
+    assert refused.json()["error"]["message"] == "several namespaces have a function 'now': rename one"
+
+
+@run
 async def test_reasoning_comes_first() -> None:
     cluster = cluster_of(chat_templates.QWEN3, "<think>\nHm.\n</think>\n\nHello.", ("<|im_start|>", "<|im_end|>"))
     answer = await ask(cluster, stream=True, reasoning={"effort": "low"})
