@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from tandem.router.frontends.anthropic import unserved as others
+from tandem.router.frontends.anthropic.context_schema import ContextManagement
 from tandem.router.frontends.openai.lenient import LenientBody
 from tandem.router.frontends.openai.schema import SamplingFields
 from tandem.router.frontends.openai.tools_schema import FUNCTION_NAME, MAX_ID, MAX_TOOLS, MAX_VARIABLES
@@ -214,6 +215,7 @@ class CountTokensRequest(SamplingFields):
     # Earlier name of output_config.format.
     output_format: OutputSchema | None = None
     cache_control: dict[str, Any] | None = None
+    context_management: ContextManagement | None = None
     stop_sequences: Annotated[list[str], _FAIL_FAST] | None = None
     stream: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_VARIABLES)] | None = None
@@ -226,11 +228,24 @@ class MessagesRequest(CountTokensRequest):
 # --- Answers. ----------------------------------------------------------------------------------------------------
 
 
+class OutputTokensDetails(BaseModel):
+    thinking_tokens: int
+
+
+class AppliedEdits(BaseModel):
+    applied_edits: list[dict[str, Any]]
+
+
+class OriginalTokens(BaseModel):
+    original_input_tokens: int
+
+
 class MessagesUsage(BaseModel):
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: OutputTokensDetails
 
 
 class MessageObject(BaseModel):
@@ -242,10 +257,12 @@ class MessageObject(BaseModel):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
     stop_sequence: str | None
     usage: MessagesUsage
+    context_management: AppliedEdits | None = None
 
 
 class TokenCount(BaseModel):
     input_tokens: int
+    context_management: OriginalTokens | None = None
 
 
 class AnthropicErrorDetail(BaseModel):

@@ -18,7 +18,6 @@ REQUEST = {
     **{name: field for name, field in OTHER_CONVERSATIONS.items() if name != "system"},
     "container": _not_supported("containers are"),
     "mcp_servers": _not_supported("MCP servers are", []),
-    "context_management": _not_supported("shortening a conversation is", {}),
     "fallbacks": _not_supported("other models are", []),
     "n": Unserved("a message is one output: send the request again for another", (1,)),
     "stop": _called("stop_sequences", []),

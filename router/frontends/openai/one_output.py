@@ -90,6 +90,14 @@ class OneOutput:
         return self._generation.tracker.prompt_cached_len or 0
 
     @property
+    def num_newly_cached_tokens(self) -> int:
+        """Prompt tokens that this request added to the prefill worker's cache, which holds whole pages."""
+        page_size = self._generation.page_size()
+        if not page_size:
+            return 0
+        return max(0, self.num_prompt_tokens // page_size * page_size - self.num_cached_tokens)
+
+    @property
     def num_output_tokens(self) -> int:
         return self._generation.num_output_tokens
 
