@@ -21,6 +21,9 @@ class GivenOutput:
     num_reasoning_tokens: int = 1
     sampling: Any = field(default_factory=lambda: SamplingParams(5))
 
+    def take_logprobs(self, part: Part) -> list[dict[str, Any]]:
+        return [{"token": part.text}]
+
     def digest_of(self, call: int) -> str:
         return f"digest-{call}"
 

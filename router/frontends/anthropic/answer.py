@@ -88,6 +88,9 @@ class MessageAnswer(AnswerForm):
     def whole(self) -> dict[str, Any]:
         return self._message
 
+    async def finish(self) -> None:
+        """Messages are not kept."""
+
     def _begin_block(self, kind: str, part: Part) -> list[NamedEvent]:
         self._kind, self._texts = kind, []
         block: dict[str, Any]

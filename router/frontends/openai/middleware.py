@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 
 from starlette.exceptions import HTTPException
@@ -61,7 +62,10 @@ class AccessMiddleware:
             await body.discard()
             await refusal(scope, receive, body.closing(send))
             return
-        with self._frontend.access.hold_bytes(key) as hold:
+        with ExitStack() as held:
+            # A request that outlives its connection takes the stack over.
+            state["held"] = held
+            hold = held.enter_context(self._frontend.access.hold_bytes(key))
             body.count = partial(self._count, hold, state["request_id"])
             state["hold"] = hold
             await self._app(scope, body.receive, body.closing(send))

@@ -1,10 +1,10 @@
 """Bodies of OpenAI's Responses API."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from tandem.router.frontends.openai.lenient import LenientBody
+from tandem.router.frontends.openai.lenient import LenientBody, refusal_of
 from tandem.router.frontends.openai.schema import MessageContent, SamplingFields
 from tandem.router.frontends.openai.tools_schema import (
     FUNCTION_NAME,
@@ -23,6 +23,7 @@ Metadata = Annotated[
 _FAIL_FAST = Field(fail_fast=True)
 _KINDS = ("message", "function_call", "function_call_output", "reasoning")
 MAX_INCLUDED = 32
+LOGPROBS = "message.output_text.logprobs"
 
 
 def _text_of(content: Any) -> str:
@@ -234,6 +235,19 @@ class ReasoningOptions(LenientBody):
     summary: Annotated[str, Field(max_length=64)] | None = None
 
 
+ConversationId = Annotated[str, Field(max_length=MAX_ID)]
+
+
+class ConversationName(LenientBody):
+    id: ConversationId
+
+
+def _text_or_object(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "#text"
+    return "#object" if isinstance(value, dict) else None
+
+
 class ResponseRequest(SamplingFields):
     unserved = others.REQUEST
     hints = others.REQUEST_HINTS
@@ -254,13 +268,41 @@ class ResponseRequest(SamplingFields):
     stream: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_VARIABLES)] | None = None
 
-    @field_validator("include")
-    @classmethod
-    def _no_logprobs(cls, included: list[str] | None) -> list[str] | None:
-        for name in included or ():
-            if name in others.INCLUDED:
-                raise ValueError(others.INCLUDED[name])
-        return included
+    background: bool | None = None
+    conversation: (
+        Annotated[
+            Annotated[ConversationId, Tag("#text")] | Annotated[ConversationName, Tag("#object")],
+            Discriminator(
+                _text_or_object,
+                custom_error_type="conversation_type",
+                custom_error_message="Input should be a conversation's id, or an object with it",
+            ),
+        ]
+        | None
+    ) = None
+    truncation: Literal["auto", "disabled"] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
+    @property
+    def conversation_id(self) -> str | None:
+        return self.conversation.id if isinstance(self.conversation, ConversationName) else self.conversation
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives per token of the text; None: no log probabilities."""
+        if self.top_logprobs or LOGPROBS in (self.include or ()):
+            return self.top_logprobs or 0
+        return None
+
+    @model_validator(mode="after")
+    def _fit_each_other(self) -> Self:
+        if self.background and self.store is False:
+            raise refusal_of("background", "a response in the background is stored: leave out store")
+        if self.background and self.stream:
+            raise refusal_of("background", "a response in the background is polled, not streamed: leave out stream")
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise refusal_of("conversation", "a response continues a conversation or a response: send one of them")
+        return self
 
 
 # --- Answers. ----------------------------------------------------------------------------------------------------
@@ -286,11 +328,15 @@ class ResponseObject(BaseModel):
     id: str
     object: Literal["response"]
     created_at: int
-    status: Literal["completed", "incomplete"]
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    background: bool
     incomplete_details: dict[str, str] | None
     model: str
     output: list[dict[str, Any]]
-    usage: ResponseUsage
+    usage: ResponseUsage | None
+    conversation: dict[str, str] | None
+    truncation: Literal["auto", "disabled"]
+    top_logprobs: int
 
 
 class ItemList(BaseModel):

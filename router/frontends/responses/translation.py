@@ -44,6 +44,8 @@ def chat_of(body: ResponseRequest, items: Sequence[Item]) -> ChatRequest:
         "parallel_tool_calls": body.parallel_tool_calls,
         "chat_template_kwargs": body.chat_template_kwargs,
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
+        "logprobs": body.num_logprobs is not None,
+        "top_logprobs": body.num_logprobs,
     }
     if body.tools:
         content["tools"] = [{"type": "function", "function": function} for function in flat_functions(body.tools)]

@@ -13,21 +13,15 @@ def _called(name: str, *taken: object) -> Unserved:
     return Unserved(f"this field is called {name} here", taken)
 
 
-_LOGPROBS = "log probabilities are had over /v1/chat/completions and /v1/completions"
-
 REQUEST = {
     **FOREIGN_PROMPTS,
     "system": _called("instructions", ""),
     "image": _not_supported("images are"),
     "reasoning_effort": _called("reasoning.effort"),
-    "background": Unserved("answers are not made in the background by this server: wait for them, or stream", (False,)),
-    "conversation": Unserved("conversations are not kept by this server: use previous_response_id, or send the items"),
     "prompt": Unserved("prompts are not kept by this server: send instructions and input"),
-    "truncation": Unserved("prompts are never cut here: send only the part to read", ("disabled",)),
     "context_management": _not_supported("shortening a conversation is", []),
     "moderation": _not_supported("moderation is"),
-    "top_logprobs": Unserved(_LOGPROBS, (0,)),
-    "logprobs": Unserved(_LOGPROBS, (False, 0)),
+    "logprobs": Unserved("this field is called top_logprobs here", (False, 0)),
     "n": Unserved("a response has one output: send the request again for another", (1,)),
     "messages": _called("input"),
     "max_tokens": _called("max_output_tokens"),
@@ -60,7 +54,4 @@ REQUEST_HINTS = frozenset(
         "background_options",
     }
 )
-# Values of `include` that would change an answer.
-INCLUDED = {"message.output_text.logprobs": _LOGPROBS}
-
 ITEM_HINTS = frozenset({"id", "status", "phase", "created_by", "annotations", "logprobs", "namespace", "caller"})

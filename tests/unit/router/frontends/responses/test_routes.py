@@ -178,6 +178,32 @@ async def test_reasoning_comes_first() -> None:
 
 
 @run
+async def test_log_probabilities_are_those_of_the_text() -> None:
+    cluster = cluster_of(chat_templates.QWEN25, HERMES)
+    tokenizer = chat_templates.tokenizer(chat_templates.QWEN25)
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "tools": FUNCTIONS}
+    for stream in (False, True):
+        answer = await ask(cluster, stream=stream, **asked)
+        response = answer.events[-1][1]["response"] if stream else answer.json()
+        assert response["top_logprobs"] == 2
+        entries = response["output"][0]["content"][0]["logprobs"]
+        # The marks of the calls belong to no text.
+        assert "".join(entry["token"] for entry in entries) == "Let me see."
+        assert [entry["logprob"] for entry in entries] == [-float(index) for index in range(len(entries))]
+        for index, entry in enumerate(entries):
+            assert entry["bytes"] == list(tokenizer.token_piece(cluster.output[index]))
+            assert len(entry["top_logprobs"]) == 2
+        if stream:
+            deltas = [c["logprobs"] for name, c in answer.events if name == "response.output_text.delta"]
+            assert [entry for delta in deltas for entry in delta] == entries
+    # Without them in `include` or alternatives there are none.
+    response = await response_of(cluster, include=["reasoning.encrypted_content"])
+    assert response["output"][0]["content"][0]["logprobs"] == []
+    response = await response_of(cluster, include=["message.output_text.logprobs"])
+    assert response["output"][0]["content"][0]["logprobs"][0]["top_logprobs"] == []
+
+
+@run
 async def test_a_limit_leaves_it_incomplete() -> None:
     cluster = cluster_of(chat_templates.QWEN25, "Hello.")
     answer = await ask(cluster, max_output_tokens=3, stream=True)
@@ -323,10 +349,16 @@ async def test_texts_keep_to_a_format() -> None:
         ({"tools": [{"type": "function"}]}, "tools", "tools.0.name: Field required"),
         ({"tool_choice": "required"}, "tool_choice", "tool_choice asks for a call, and there are no tools"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice", "tool_choice: file_search is not supported"),
-        ({"background": True}, "background", "background: answers are not made in the background"),
-        ({"conversation": "c"}, "conversation", "conversation: conversations are not kept"),
-        ({"truncation": "auto"}, "truncation", "truncation: prompts are never cut here"),
-        ({"include": ["message.output_text.logprobs"]}, "include", "include: log probabilities are had over"),
+        ({"background": True, "store": False}, "background", "background: a response in the background is stored"),
+        ({"background": True, "stream": True}, "background", "background: a response in the background is polled"),
+        ({"conversation": "c"}, "conversation", "no conversation 'c' is kept"),
+        ({"conversation": {"id": "conv_1"}}, "conversation", "no conversation 'conv_1' is kept"),
+        ({"conversation": 5}, "conversation", "conversation: Input should be a conversation's id"),
+        ({"conversation": "c", "previous_response_id": "r"}, "conversation", "conversation: a response continues a"),
+        ({"truncation": "middle"}, "truncation", "truncation: Input should be 'auto' or 'disabled'"),
+        ({"truncation": "auto", "input": "x" * 9000}, "input", "the prompt is too long: "),
+        ({"top_logprobs": 21}, "top_logprobs", "top_logprobs: Input should be less than or equal to 20"),
+        ({"logprobs": True}, "logprobs", "logprobs: this field is called top_logprobs here"),
         ({"model": "another"}, "model", "model 'another' is not served here"),
         ({"previous_response_id": "resp_x"}, "previous_response_id", "no response 'resp_x' is kept"),
         ({"temperature": 3}, "temperature", "temperature: Input should be less than or equal to 2"),
