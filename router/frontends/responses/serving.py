@@ -86,7 +86,7 @@ class ResponseServing:
         return previous
 
     async def _chat_body(self) -> ChatRequest:
-        items = await run_beside(self._request, self._read)
+        items: Sequence[Item] = await run_beside(self._request, self._read)
         if self._body.truncation == "auto":
             items = await fitting(items, self._fits)
         return await run_beside(self._request, chat_of, self._body, items)

@@ -1,10 +1,8 @@
 """Responses that nobody waits for: polled, cancelled, kept."""
 
-import asyncio
 from typing import Any
 
 from tandem.messages import Admit
-from tandem.router.frontends.background import BackgroundResponses
 from tests.fakes import chat_templates
 from tests.fakes.http_cluster import KEYS, HttpCluster
 from tests.fakes.http_doors import DoorAnswer, call, cluster_of
@@ -122,30 +120,3 @@ async def test_bytes_are_in_hand_until_its_end() -> None:
     await cancel(cluster, created["id"])
     assert (await call(cluster, PATH, {"input": "x" * 2000})).status == 200
     assert len(cluster.d.of(Admit)) == 2
-
-
-def test_there_is_a_limit_of_runs_and_closing_ends_all() -> None:
-    async def scenario() -> None:
-        runs = BackgroundResponses(max_runs=2)
-        ended = []
-
-        async def work(name: str) -> None:
-            try:
-                await asyncio.Future()
-            finally:
-                ended.append(name)
-
-        for name in ("a", "b"):
-            runs.check_room()
-            runs.start(name, "key", lambda: None, work(name))  # type: ignore[arg-type,return-value]
-        await asyncio.sleep(0)
-        try:
-            runs.check_room()
-        except Exception as error:
-            assert "2 responses are in progress" in str(error)
-        else:
-            raise AssertionError("there was room")
-        await runs.close()
-        assert sorted(ended) == ["a", "b"] and len(runs) == 0
-
-    asyncio.run(scenario())
