@@ -38,6 +38,10 @@ class UnknownStreamError(InvalidRequestError):
     """The stream to resume is unknown, or belongs to another client."""
 
 
+class UnknownConversationError(InvalidRequestError):
+    """No kept conversation of this key has this id."""
+
+
 class UnknownResponseError(InvalidRequestError):
     """The response is not kept, or belongs to another client."""
 

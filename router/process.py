@@ -77,6 +77,7 @@ class RouterProcess:
         self._feed: LiveFeed | None = None
         self._spans: RequestSpans | None = None
         self._open_ports: Callable[[int, int], ClientServers] | None = None
+        self._responses: ResponseExchange | None = None
         self._client_servers: list[ClientServers] = []
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -144,7 +145,9 @@ class RouterProcess:
         )
         health_service = HealthService(_serving(router), WatchPlaces(frontend.access.has_key))
         kept = KeptResponses(time.monotonic)
-        responses = ResponseExchange(config.router_id, peers, kept, credentials, config.max_body_bytes)
+        responses = self._responses = ResponseExchange(
+            config.router_id, peers, kept, credentials, config.max_body_bytes
+        )
         frames = SnapshotBuilder(router, config)
         feed = self._feed = LiveFeed(frames, len(config.api_keys))
         app = make_app(frontend, responses, feed, credentials)
@@ -240,6 +243,8 @@ class RouterProcess:
             self._router.shut_down()
         if self._feed is not None:
             self._feed.close()
+        if self._responses is not None:
+            await self._responses.background.close()
         # Clients first: otherwise their requests end with a lost worker.
         for servers in self._client_servers:
             await servers.stop()

@@ -3,7 +3,6 @@
 import asyncio
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 from starlette.types import ASGIApp
 
 from tandem.router.config import RouterConfig
@@ -15,6 +14,7 @@ from tandem.router.frontends.health import HealthService
 from tandem.router.frontends.intake import IntakeInterceptor
 from tandem.router.frontends.malformed import MalformedRequestInterceptor
 from tandem.router.frontends.openai.server import HttpServer
+from tandem.router.frontends.reflection import add_reflection
 from tandem.router.frontends.tracing import TracingService
 from tandem.router.observe.recordings import Recordings
 from tandem.rpc.channel import bind, new_client_facing_server
@@ -68,9 +68,7 @@ class ClientServers:
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(frontend), self._grpc)
         recording_pb2_grpc.add_TracingServicer_to_server(TracingService(frontend, recordings), self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(health_service, self._grpc)
-        reflection.enable_server_reflection(
-            (SERVICE, TRACING_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), self._grpc
-        )
+        add_reflection((SERVICE, TRACING_SERVICE, HEALTH_SERVICE), self._grpc)
         self._http = HttpServer(app, config.host, http_port, tls, config.max_connections, reuse_port=config.reuse_ports)
         self._leaving: asyncio.Task[None] | None = None
         self.http_address = self._http.address

@@ -12,7 +12,7 @@ OVERHEAD_BYTES = 1024
 
 @dataclass(eq=False, slots=True)
 class KeptResponse:
-    """A response and its conversation.
+    """A response and its conversation; or a conversation, whose turns are the responses before it.
 
     Attributes:
         answer: JSON object; empty once it can no longer be found.
@@ -83,9 +83,30 @@ class KeptResponses:
         self._found.setdefault(key, OrderedDict())[response_id] = response
         self.num_responses += 1
         self._hold(response)
-        while self.num_responses > self._max_responses or self.num_bytes > self._max_bytes:
-            largest = max(self._found, key=lambda key: self._num_bytes_of[key])
-            self._drop(next(iter(self._found[largest].values())))
+        self._keep_limits()
+
+    def extend(self, conversation_id: str, key: str, *, input_items: bytes, output_items: bytes) -> bool:
+        """Appends a turn to a conversation. Returns whether there is one."""
+        conversation = self.find(conversation_id, key)
+        if conversation is None:
+            return False
+        earlier = conversation.previous
+        turn = KeptResponse(conversation_id, key, 0.0, b"", input_items, output_items, earlier)
+        self._hold(turn)
+        conversation.previous = turn
+        self._release(earlier)
+        self._keep_limits()
+        return True
+
+    def change(self, conversation_id: str, key: str, answer: bytes) -> bool:
+        """Replaces a conversation's object. Returns whether there is one."""
+        conversation = self.find(conversation_id, key)
+        if conversation is None:
+            return False
+        self._count(conversation, -1)
+        conversation.answer = answer
+        self._count(conversation, 1)
+        return True
 
     def find(self, response_id: str, key: str) -> KeptResponse | None:
         self._drop_old()
@@ -101,6 +122,11 @@ class KeptResponses:
         if response is not None:
             self._drop(response)
         return response is not None
+
+    def _keep_limits(self) -> None:
+        while self.num_responses > self._max_responses or self.num_bytes > self._max_bytes:
+            largest = max(self._found, key=lambda key: self._num_bytes_of[key])
+            self._drop(next(iter(self._found[largest].values())))
 
     def _drop_old(self) -> None:
         oldest = self._clock() - self._max_age_s

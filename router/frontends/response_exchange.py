@@ -1,6 +1,6 @@
-"""Lookup of kept responses at other routers, over gRPC on the cluster's own ports.
+"""Lookup of kept responses and conversations at other routers, over gRPC on the cluster's own ports.
 
-A response stays at the router that made it, and its id ends with a digest of that router's name.
+Each stays at the router that made it, and its id ends with a digest of that router's name.
 """
 
 import asyncio
@@ -12,12 +12,13 @@ from typing import Any
 import grpc
 
 from tandem.router.errors import InvalidRequestError, OverloadedError, UnavailableError
+from tandem.router.frontends.background import BackgroundResponses
 from tandem.router.frontends.kept_responses import KeptResponse, KeptResponses
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import router_pb2 as pb
 from tandem.v1 import router_pb2_grpc
 
-ID_PREFIX = "resp_"
+RESPONSE, CONVERSATION = "resp_", "conv_"
 ID_BYTES = 16
 # Digest of a router's name in an id; no secret.
 HOME_BYTES = 4
@@ -41,14 +42,15 @@ class ResponseExchange(router_pb2_grpc.RouterResponsesServicer):
         max_conversation_bytes: int = MAX_CONVERSATION_BYTES,
     ) -> None:
         self.kept = kept
+        self.background = BackgroundResponses()
         self._home = _home_of(router_id)
         self._peers = {_home_of(name): address for name, address in peers.items()}
         self._credentials = credentials
         self._max_conversation_bytes = max_conversation_bytes
         self._slots = asyncio.Semaphore(MAX_ASKED)
 
-    def new_id(self) -> str:
-        return f"{ID_PREFIX}{secrets.token_hex(ID_BYTES)}{self._home}"
+    def new_id(self, prefix: str = RESPONSE) -> str:
+        return f"{prefix}{secrets.token_hex(ID_BYTES)}{self._home}"
 
     async def find(self, response_id: str, key_digest: str, *, with_earlier: bool) -> KeptResponse | None:
         """Finds a response of this key at any router; `with_earlier` includes the conversation before it.
@@ -58,10 +60,7 @@ class ResponseExchange(router_pb2_grpc.RouterResponsesServicer):
         """
         address = self._elsewhere(response_id)
         if address is None:
-            kept = self.kept.find(response_id, key_digest)
-            if kept is not None and with_earlier:
-                self._check_length(kept)
-            return kept
+            return self._find_here(response_id, key_digest, with_earlier=with_earlier)
         request = pb.FindResponseRequest(response_id=response_id, key_digest=key_digest, with_earlier=with_earlier)
         result = await self._ask(address, request)
         response: KeptResponse | None = None
@@ -77,23 +76,76 @@ class ResponseExchange(router_pb2_grpc.RouterResponsesServicer):
         """Returns whether there was one. Raises as `find`."""
         address = self._elsewhere(response_id)
         if address is None:
+            await self.background.cancel(response_id, key_digest)
             return self.kept.forget(response_id, key_digest)
         request = pb.FindResponseRequest(response_id=response_id, key_digest=key_digest, forget=True)
         return bool((await self._ask(address, request)).found)
 
+    async def cancel(self, response_id: str, key_digest: str) -> KeptResponse | None:
+        """Cancels a response in progress, and returns it. Raises as `find`."""
+        address = self._elsewhere(response_id)
+        if address is None:
+            await self.background.cancel(response_id, key_digest)
+            return self.kept.find(response_id, key_digest)
+        result = await self._ask(
+            address, pb.FindResponseRequest(response_id=response_id, key_digest=key_digest, cancel=True)
+        )
+        return KeptResponse(response_id, key_digest, 0.0, result.answer, b"", b"", None) if result.found else None
+
+    async def extend(self, conversation_id: str, key_digest: str, *, input_items: bytes, output_items: bytes) -> bool:
+        """Appends a turn to a conversation of any router. Returns whether there is one. Raises as `find`."""
+        turn = pb.ResponseTurn(input_items=input_items, output_items=output_items)
+        return await self._change(conversation_id, key_digest, turn=turn)
+
+    async def change(self, conversation_id: str, key_digest: str, answer: bytes) -> bool:
+        """Replaces the object of a conversation of any router. Returns whether there is one. Raises as `find`."""
+        return await self._change(conversation_id, key_digest, answer=answer)
+
+    async def _change(self, conversation_id: str, key_digest: str, **changes: Any) -> bool:
+        request = pb.ChangeConversationRequest(conversation_id=conversation_id, key_digest=key_digest, **changes)
+        address = self._elsewhere(conversation_id)
+        if address is None:
+            return self._change_here(request)
+        return bool((await self._call(address, "ChangeConversation", request)).found)
+
+    def _change_here(self, request: pb.ChangeConversationRequest) -> bool:
+        named = request.conversation_id, request.key_digest
+        if request.HasField("turn"):
+            turn = request.turn
+            return self.kept.extend(*named, input_items=turn.input_items, output_items=turn.output_items)
+        return self.kept.change(*named, request.answer)
+
+    def _find_here(self, response_id: str, key_digest: str, *, with_earlier: bool) -> KeptResponse | None:
+        running = self.background.find(response_id, key_digest)
+        if running is not None:
+            if with_earlier:
+                raise InvalidRequestError(f"{response_id} is in progress: wait for its end", "previous_response_id")
+            return running
+        kept = self.kept.find(response_id, key_digest)
+        if kept is not None and with_earlier:
+            self._check_length(kept)
+        return kept
+
+    async def ChangeConversation(
+        self, request: pb.ChangeConversationRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ChangeConversationResult:
+        return pb.ChangeConversationResult(found=self._change_here(request))
+
     async def FindResponse(
         self, request: pb.FindResponseRequest, context: grpc.aio.ServicerContext
     ) -> pb.FindResponseResult:
+        named = request.response_id, request.key_digest
+        if request.forget or request.cancel:
+            await self.background.cancel(*named)
         if request.forget:
-            return pb.FindResponseResult(found=self.kept.forget(request.response_id, request.key_digest))
-        response = self.kept.find(request.response_id, request.key_digest)
+            return pb.FindResponseResult(found=self.kept.forget(*named))
+        response: KeptResponse | None = None
+        try:
+            response = self._find_here(*named, with_earlier=request.with_earlier)
+        except InvalidRequestError as error:
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, str(error))
         if response is None:
             return pb.FindResponseResult()
-        if request.with_earlier:
-            try:
-                self._check_length(response)
-            except InvalidRequestError as error:
-                await context.abort(grpc.StatusCode.OUT_OF_RANGE, str(error))
         turns = response.turns() if request.with_earlier else [response]
         return pb.FindResponseResult(
             found=True,
@@ -104,7 +156,7 @@ class ResponseExchange(router_pb2_grpc.RouterResponsesServicer):
     def _check_length(self, response: KeptResponse) -> None:
         num_bytes = response.num_conversation_bytes
         if num_bytes > self._max_conversation_bytes:
-            raise _too_long(
+            raise _not_continued(
                 f"the kept conversation has {num_bytes} bytes; at most {self._max_conversation_bytes} are taken: "
                 "begin a new one"
             )
@@ -113,6 +165,9 @@ class ResponseExchange(router_pb2_grpc.RouterResponsesServicer):
         return self._peers.get(response_id[-2 * HOME_BYTES :])
 
     async def _ask(self, address: str, request: pb.FindResponseRequest) -> pb.FindResponseResult:
+        return await self._call(address, "FindResponse", request)
+
+    async def _call(self, address: str, method: str, request: Any) -> Any:
         try:
             async with asyncio.timeout(WAIT_TIMEOUT_S):
                 await self._slots.acquire()
@@ -121,16 +176,17 @@ class ResponseExchange(router_pb2_grpc.RouterResponsesServicer):
         try:
             async with self._credentials.open_channel(address) as channel:
                 stub: Any = router_pb2_grpc.RouterResponsesStub(channel)
-                return await stub.FindResponse(request, metadata=self._credentials.metadata, timeout=FIND_TIMEOUT_S)
+                ask = getattr(stub, method)
+                return await ask(request, metadata=self._credentials.metadata, timeout=FIND_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.OUT_OF_RANGE:
-                raise _too_long(error.details() or "") from error
+                raise _not_continued(error.details() or "") from error
             raise UnavailableError("the router that keeps this response does not answer; try again") from error
         finally:
             self._slots.release()
 
 
-def _too_long(message: str) -> InvalidRequestError:
+def _not_continued(message: str) -> InvalidRequestError:
     return InvalidRequestError(message, "previous_response_id")
 
 

@@ -35,6 +35,7 @@ class ChatFormat:
         knows_calls: shows past calls and their results.
         arguments_are_text: takes past calls' arguments as JSON text, not as objects.
         wants_short_ids: call ids must be 9 letters and digits.
+        knows_effort: has a variable for the effort of reasoning.
     """
 
     tool_parser: str = "hermes"
@@ -45,6 +46,7 @@ class ChatFormat:
     knows_calls: bool = False
     arguments_are_text: bool = False
     wants_short_ids: bool = False
+    knows_effort: bool = False
 
 
 def find_format(source: str, render: Callable[[Chat], str]) -> ChatFormat:
@@ -84,6 +86,7 @@ def find_format(source: str, render: Callable[[Chat], str]) -> ChatFormat:
         knows_calls=takes_objects or takes_text,
         arguments_are_text=are_text,
         wants_short_ids=(takes_objects or takes_text) and not shows_call(as_text=are_text, call_id="call_0123456789"),
+        knows_effort="reasoning_effort" in source,
     )
 
 

@@ -57,16 +57,18 @@ class ShareCountsEnd(_message.Message):
     def __init__(self) -> None: ...
 
 class FindResponseRequest(_message.Message):
-    __slots__ = ("response_id", "key_digest", "with_earlier", "forget")
+    __slots__ = ("response_id", "key_digest", "with_earlier", "forget", "cancel")
     RESPONSE_ID_FIELD_NUMBER: _ClassVar[int]
     KEY_DIGEST_FIELD_NUMBER: _ClassVar[int]
     WITH_EARLIER_FIELD_NUMBER: _ClassVar[int]
     FORGET_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
     response_id: str
     key_digest: str
     with_earlier: bool
     forget: bool
-    def __init__(self, response_id: _Optional[str] = ..., key_digest: _Optional[str] = ..., with_earlier: _Optional[bool] = ..., forget: _Optional[bool] = ...) -> None: ...
+    cancel: bool
+    def __init__(self, response_id: _Optional[str] = ..., key_digest: _Optional[str] = ..., with_earlier: _Optional[bool] = ..., forget: _Optional[bool] = ..., cancel: _Optional[bool] = ...) -> None: ...
 
 class FindResponseResult(_message.Message):
     __slots__ = ("found", "answer", "turns")
@@ -85,3 +87,21 @@ class ResponseTurn(_message.Message):
     input_items: bytes
     output_items: bytes
     def __init__(self, input_items: _Optional[bytes] = ..., output_items: _Optional[bytes] = ...) -> None: ...
+
+class ChangeConversationRequest(_message.Message):
+    __slots__ = ("conversation_id", "key_digest", "turn", "answer")
+    CONVERSATION_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    conversation_id: str
+    key_digest: str
+    turn: ResponseTurn
+    answer: bytes
+    def __init__(self, conversation_id: _Optional[str] = ..., key_digest: _Optional[str] = ..., turn: _Optional[_Union[ResponseTurn, _Mapping]] = ..., answer: _Optional[bytes] = ...) -> None: ...
+
+class ChangeConversationResult(_message.Message):
+    __slots__ = ("found",)
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    def __init__(self, found: _Optional[bool] = ...) -> None: ...

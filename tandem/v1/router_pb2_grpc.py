@@ -102,7 +102,7 @@ class RouterPeer:
 
 
 class RouterResponsesStub:
-    """Finds a response that another router keeps.
+    """Reaches responses and conversations that another router keeps.
     """
 
     def __init__(self, channel):
@@ -116,13 +116,24 @@ class RouterResponsesStub:
                 request_serializer=tandem_dot_v1_dot_router__pb2.FindResponseRequest.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_router__pb2.FindResponseResult.FromString,
                 _registered_method=True)
+        self.ChangeConversation = channel.unary_unary(
+                '/tandem.v1.RouterResponses/ChangeConversation',
+                request_serializer=tandem_dot_v1_dot_router__pb2.ChangeConversationRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_router__pb2.ChangeConversationResult.FromString,
+                _registered_method=True)
 
 
 class RouterResponsesServicer:
-    """Finds a response that another router keeps.
+    """Reaches responses and conversations that another router keeps.
     """
 
     def FindResponse(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeConversation(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -136,6 +147,11 @@ def add_RouterResponsesServicer_to_server(servicer, server):
                     request_deserializer=tandem_dot_v1_dot_router__pb2.FindResponseRequest.FromString,
                     response_serializer=tandem_dot_v1_dot_router__pb2.FindResponseResult.SerializeToString,
             ),
+            'ChangeConversation': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeConversation,
+                    request_deserializer=tandem_dot_v1_dot_router__pb2.ChangeConversationRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_router__pb2.ChangeConversationResult.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'tandem.v1.RouterResponses', rpc_method_handlers)
@@ -145,7 +161,7 @@ def add_RouterResponsesServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RouterResponses:
-    """Finds a response that another router keeps.
+    """Reaches responses and conversations that another router keeps.
     """
 
     @staticmethod
@@ -165,6 +181,33 @@ class RouterResponses:
             '/tandem.v1.RouterResponses/FindResponse',
             tandem_dot_v1_dot_router__pb2.FindResponseRequest.SerializeToString,
             tandem_dot_v1_dot_router__pb2.FindResponseResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeConversation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.RouterResponses/ChangeConversation',
+            tandem_dot_v1_dot_router__pb2.ChangeConversationRequest.SerializeToString,
+            tandem_dot_v1_dot_router__pb2.ChangeConversationResult.FromString,
             options,
             channel_credentials,
             insecure,

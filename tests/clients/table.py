@@ -22,6 +22,7 @@ class Client:
 
 CLIENTS = (
     Client("openai", ("openai==3.54.0",), "openai_fields.py"),
+    Client("openai-responses", ("openai==3.54.0",), "openai_responses.py"),
     Client("guidellm", ("guidellm==0.8.1",), "guidellm_defaults.py"),
     Client("aiperf", ("aiperf==0.13.0",), "aiperf_defaults.py"),
     Client("litellm", ("litellm==1.106.2",), "litellm_turns.py"),
@@ -31,5 +32,5 @@ CLIENTS = (
     Client("langchain", ("langchain-openai==1.7.3",), "langchain_chains.py", is_tuned_for=False),
     Client("inspect", ("inspect-ai==0.3.285", "openai==3.54.0"), "inspect_eval.py", is_tuned_for=False),
     Client("openai-agents", ("openai-agents==0.24.0",), "agents_runs.py", is_tuned_for=False),
-    Client("anthropic", ("anthropic==2.12.0",), "anthropic_messages.py"),
+    Client("anthropic", ("anthropic==2.14.0",), "anthropic_messages.py"),
 )

@@ -5,41 +5,19 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tandem.engine.weights.resolve import resolve_model
+from tests.clients.conftest import MODEL, Served
 from tests.clients.table import CLIENTS, SCRIPTS, Client
-from tests.cluster.command import Server, start
 
 pytestmark = pytest.mark.clients
 
-MODEL = "smollm2-135m-instruct"
 INSTALL_TIMEOUT_S = 900
 SCRIPT_TIMEOUT_S = 600
 # The order of additions changes the last bits of float32 sums.
 TOLERANCE = 1e-3
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    url: str
-    model_dir: Path
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    server: Server = start("--model", MODEL, runtime_dir=tmp_path_factory.mktemp("runtime"))
-    try:
-        found = re.search(r"over HTTP at (\S+)", "".join(server.output))
-        assert found is not None
-        yield Served(found[1], resolve_model(MODEL))
-    finally:
-        server.process.terminate()
-        server.finish()
 
 
 def environment(client: Client) -> Path:

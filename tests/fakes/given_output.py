@@ -16,9 +16,13 @@ class GivenOutput:
     has_calls: bool = False
     num_prompt_tokens: int = 10
     num_cached_tokens: int = 4
+    num_newly_cached_tokens: int = 3
     num_output_tokens: int = 5
     num_reasoning_tokens: int = 1
     sampling: Any = field(default_factory=lambda: SamplingParams(5))
+
+    def take_logprobs(self, part: Part) -> list[dict[str, Any]]:
+        return [{"token": part.text}]
 
     def digest_of(self, call: int) -> str:
         return f"digest-{call}"

@@ -13,6 +13,7 @@ from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.openai.app import make_app
 from tandem.router.recalls import SETTLE_S
 from tandem.router.router import Router
+from tandem.sampling_params import SamplingParams, TokenLogprobs, TopLogprob
 from tests.fakes.clock import FakeClock
 from tests.fakes.keeping_worker import KeepingWorker
 from tests.fakes.router_harness import settle
@@ -83,18 +84,30 @@ class HttpCluster:
         for index in range(start, num_tokens):
             reason = admit.sampling.finish_reason(self.output[index], index + 1)
             if index == start:
-                self.p.say(FirstToken(*key, index, self.output[index], reason, self.cached_len, 1))
+                logprobs = self._logprobs(admit.sampling, index, index + 1)
+                first_token = FirstToken(*key, index, self.output[index], reason, self.cached_len, 1, logprobs=logprobs)
+                self.p.say(first_token)
                 if not reason:
-                    self.d.say(Tokens((TokenEvent(*key, index, (self.output[index],)),)))
+                    self.d.say(Tokens((TokenEvent(*key, index, (self.output[index],), logprobs),)))
             elif (index - start) % step == 0 or reason or index == num_tokens - 1:
                 first = index - (index - start - 1) % step
-                self.d.say(Tokens((TokenEvent(*key, first, tuple(self.output[first : index + 1])),)))
+                logprobs = self._logprobs(admit.sampling, first, index + 1)
+                self.d.say(Tokens((TokenEvent(*key, first, tuple(self.output[first : index + 1]), logprobs),)))
                 if reason:
                     self.d.say(Finished(*key, reason, index + 1, 0, 1))
             # Let the client read, so that it gets one event at a time.
             await settle()
             if reason:
                 return
+
+    def _logprobs(self, sampling: SamplingParams, start: int, end: int) -> tuple[TokenLogprobs, ...]:
+        """Returns -index for each token, and the token itself as each alternative."""
+        if sampling.num_logprobs is None:
+            return ()
+        return tuple(
+            TokenLogprobs(-float(index), (TopLogprob(self.output[index], -float(index)),) * sampling.num_logprobs)
+            for index in range(start, end)
+        )
 
 
 @dataclass(slots=True)

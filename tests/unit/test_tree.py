@@ -48,6 +48,7 @@ TESTED_ELSEWHERE = {
     "kvtransfer/transports/nccl_communicator.py": "unit/kvtransfer/transports/test_nccl.py",
     "kvtransfer/transports/nccl_mover.py": "unit/kvtransfer/transports/test_nccl.py",
     "prefill_worker/job.py": "unit/prefill_worker/test_scheduler.py",
+    "router/frontends/anthropic/context_schema.py": "unit/router/frontends/anthropic/test_context_edits.py",
     "router/frontends/anthropic/schema.py": "unit/router/frontends/anthropic/test_routes.py",
     "router/frontends/anthropic/translation.py": "unit/router/frontends/anthropic/test_routes.py",
     "router/frontends/malformed.py": "cluster/test_grpc_contract.py",

@@ -17,8 +17,21 @@ class MessageStream(NamedEventStream):
 class MessageAnswer(AnswerForm):
     """One message. A block of its content is open until the next begins."""
 
-    def __init__(self, output: OneOutput, request_id: str, model: str, *, shows_cached: bool) -> None:
-        """Args: shows_cached: whether cached tokens are counted separately."""
+    def __init__(
+        self,
+        output: OneOutput,
+        request_id: str,
+        model: str,
+        *,
+        shows_cached: bool,
+        applied_edits: list[dict[str, Any]] | None = None,
+    ) -> None:
+        """
+        Args:
+            shows_cached: whether cached tokens are counted separately.
+            applied_edits: edits of the conversation; None: the client asked for none.
+        """
+        self._edits = {} if applied_edits is None else {"context_management": {"applied_edits": applied_edits}}
         self._source = output
         self._request_id = request_id
         self._shows_cached = shows_cached
@@ -65,8 +78,8 @@ class MessageAnswer(AnswerForm):
             reason = "tool_use" if source.has_calls else "end_turn"
         stop = {"stop_reason": reason, "stop_sequence": source.stop_string}
         usage = self._usage()
-        self._message |= {"content": self._blocks, **stop, "usage": usage}
-        return [*events, _event("message_delta", delta=stop, usage=usage), _event("message_stop")]
+        self._message |= {"content": self._blocks, **stop, "usage": usage, **self._edits}
+        return [*events, _event("message_delta", delta=stop, usage=usage, **self._edits), _event("message_stop")]
 
     def fail(self, error: RequestError) -> list[NamedEvent]:
         http = http_error(error)
@@ -74,6 +87,9 @@ class MessageAnswer(AnswerForm):
 
     def whole(self) -> dict[str, Any]:
         return self._message
+
+    async def finish(self) -> None:
+        """Messages are not kept."""
 
     def _begin_block(self, kind: str, part: Part) -> list[NamedEvent]:
         self._kind, self._texts = kind, []
@@ -101,15 +117,18 @@ class MessageAnswer(AnswerForm):
         self._kind = ""
         return [_event("content_block_stop", index=len(self._blocks) - 1)]
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         source = self._source
-        # Clients that asked for no caching add the two counts up.
-        num_cached = source.num_cached_tokens if self._shows_cached else 0
+        num_cached = num_written = 0
+        # Clients that asked for no caching expect the whole prompt in input_tokens.
+        if self._shows_cached:
+            num_cached, num_written = source.num_cached_tokens, source.num_newly_cached_tokens
         return {
-            "input_tokens": source.num_prompt_tokens - num_cached,
-            "cache_creation_input_tokens": 0,
+            "input_tokens": source.num_prompt_tokens - num_cached - num_written,
+            "cache_creation_input_tokens": num_written,
             "cache_read_input_tokens": num_cached,
             "output_tokens": source.num_output_tokens,
+            "output_tokens_details": {"thinking_tokens": source.num_reasoning_tokens},
         }
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from tandem.router.frontends.anthropic import unserved as others
+from tandem.router.frontends.anthropic.context_schema import ContextManagement
 from tandem.router.frontends.openai.lenient import LenientBody
 from tandem.router.frontends.openai.schema import SamplingFields
 from tandem.router.frontends.openai.tools_schema import FUNCTION_NAME, MAX_ID, MAX_TOOLS, MAX_VARIABLES
@@ -131,6 +132,7 @@ class InputMessage(LenientBody):
 class MessagesTool(Marked):
     """A function that the client runs."""
 
+    unserved = others.TOOL
     hints = others.TOOL_HINTS
 
     type: Literal["custom"] | None = None
@@ -138,6 +140,12 @@ class MessagesTool(Marked):
     description: str | None = None
     # Bounded as the parameters of a function.
     input_schema: dict[str, Any]
+    input_examples: list[dict[str, Any]] | None = None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        # A schema's own word for examples.
+        return {**self.input_schema, "examples": self.input_examples} if self.input_examples else self.input_schema
 
 
 class RefusedTool(LenientBody):
@@ -185,9 +193,10 @@ class OutputSchema(LenientBody):
 
 
 class OutputConfig(LenientBody):
-    hints = frozenset({"effort", "task_budget"})
+    hints = frozenset({"task_budget"})
 
     format: OutputSchema | None = None
+    effort: str | None = None
 
 
 class CountTokensRequest(SamplingFields):
@@ -206,6 +215,7 @@ class CountTokensRequest(SamplingFields):
     # Earlier name of output_config.format.
     output_format: OutputSchema | None = None
     cache_control: dict[str, Any] | None = None
+    context_management: ContextManagement | None = None
     stop_sequences: Annotated[list[str], _FAIL_FAST] | None = None
     stream: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_VARIABLES)] | None = None
@@ -218,11 +228,24 @@ class MessagesRequest(CountTokensRequest):
 # --- Answers. ----------------------------------------------------------------------------------------------------
 
 
+class OutputTokensDetails(BaseModel):
+    thinking_tokens: int
+
+
+class AppliedEdits(BaseModel):
+    applied_edits: list[dict[str, Any]]
+
+
+class OriginalTokens(BaseModel):
+    original_input_tokens: int
+
+
 class MessagesUsage(BaseModel):
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: OutputTokensDetails
 
 
 class MessageObject(BaseModel):
@@ -234,15 +257,18 @@ class MessageObject(BaseModel):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
     stop_sequence: str | None
     usage: MessagesUsage
+    context_management: AppliedEdits | None = None
 
 
 class TokenCount(BaseModel):
     input_tokens: int
+    context_management: OriginalTokens | None = None
 
 
 class AnthropicErrorDetail(BaseModel):
     type: str
     message: str
+    details: dict[str, Any] | None = None
 
 
 class AnthropicErrorBody(BaseModel):

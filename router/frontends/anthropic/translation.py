@@ -22,7 +22,11 @@ from tandem.router.frontends.openai.one_output import translated
 from tandem.router.frontends.openai.tools_schema import ChatRequest
 
 # Names of a chat's fields in this API.
-NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
+NAMES = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -39,6 +43,7 @@ def chat_of(body: CountTokensRequest, max_tokens: int | None) -> ChatRequest:
         "stop": body.stop_sequences,
         "chat_template_kwargs": _variables(body),
         "tool_choice": _choice(body),
+        "reasoning_effort": body.output_config.effort if body.output_config else None,
     }
     if body.messages[-1].role == "assistant":
         if "tool_calls" in messages[-1] or not messages[-1]["content"]:
@@ -48,7 +53,7 @@ def chat_of(body: CountTokensRequest, max_tokens: int | None) -> ChatRequest:
         content["tools"] = [
             {
                 "type": "function",
-                "function": {"name": tool.name, "description": tool.description, "parameters": tool.input_schema},
+                "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
             }
             for tool in body.tools
             if isinstance(tool, MessagesTool)

@@ -1,6 +1,7 @@
 """Fields of the Messages API's bodies that have no meaning here (router/frontends/openai/unserved.py)."""
 
 from tandem.router.frontends.openai import unserved as chat
+from tandem.router.frontends.openai.foreign_prompts import FOREIGN_PROMPTS, OTHER_CONVERSATIONS
 from tandem.router.frontends.openai.lenient import Unserved
 
 
@@ -13,9 +14,10 @@ def _called(name: str, *taken: object) -> Unserved:
 
 
 REQUEST = {
+    **{name: field for name, field in FOREIGN_PROMPTS.items() if name != "thinking"},
+    **{name: field for name, field in OTHER_CONVERSATIONS.items() if name != "system"},
     "container": _not_supported("containers are"),
     "mcp_servers": _not_supported("MCP servers are", []),
-    "context_management": _not_supported("shortening a conversation is", {}),
     "fallbacks": _not_supported("other models are", []),
     "n": Unserved("a message is one output: send the request again for another", (1,)),
     "stop": _called("stop_sequences", []),
@@ -24,7 +26,6 @@ REQUEST = {
     "prompt": _called("messages"),
     "response_format": _called("output_config.format"),
     "use_beam_search": chat.REQUEST["use_beam_search"],
-    "chat_template": chat.CHAT["chat_template"],
 }
 REQUEST_HINTS = frozenset(
     {
@@ -33,6 +34,8 @@ REQUEST_HINTS = frozenset(
         "user_profile_id",
         "workspace_id",
         "betas",
+        "billing_policy",
+        "fallback_credit_token",
         "diagnostics",
         # Speed, place and price.
         "service_tier",
@@ -42,9 +45,11 @@ REQUEST_HINTS = frozenset(
     }
 )
 BLOCK_HINTS = frozenset({"citations", "caller"})
-TOOL_HINTS = frozenset(
-    {"strict", "defer_loading", "allowed_callers", "input_examples", "eager_input_streaming", "display_name"}
-)
+TOOL = {
+    "defer_loading": Unserved("all tools are in the prompt here: a search for tools is the client's own", (False,)),
+    "allowed_callers": Unserved("tools are called by the model alone", (["direct"],)),
+}
+TOOL_HINTS = frozenset({"strict", "eager_input_streaming", "display_name"})
 # Blocks other than text, by type.
 BLOCKS = {
     **{kind: chat.PARTS[kind] for kind in ("image", "audio", "video", "file", "document")},

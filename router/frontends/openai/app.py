@@ -44,6 +44,7 @@ from tandem.router.frontends.openai.tokenizing import add_tokenizing
 from tandem.router.frontends.openai.tools_schema import ChatRequest
 from tandem.router.frontends.page.routes import add_page
 from tandem.router.frontends.response_exchange import ResponseExchange
+from tandem.router.frontends.responses.conversations import add_conversations
 from tandem.router.frontends.responses.routes import add_responses
 from tandem.router.observe.live.feed import LiveFeed
 from tandem.router.observe.live.snapshot import SnapshotBuilder
@@ -111,6 +112,7 @@ def make_app(
     _add_inference(app, frontend)
     add_embeddings(app, frontend)
     add_responses(app, frontend, responses)
+    add_conversations(app, frontend, responses)
     add_messages(app, frontend)
     add_tokenizing(app, frontend)
     add_sglang(app, frontend)

@@ -243,6 +243,8 @@ def chat_prompt(
     is_continued = bool(body.continue_final_message)
     add_generation_prompt = body.add_generation_prompt is not False and not is_continued
     variables = body.chat_template_kwargs or {}
+    if body.reasoning_effort is not None and frontend.tokenizer.chat_format.knows_effort:
+        variables = {"reasoning_effort": body.reasoning_effort, **variables}
     arguments = _arguments(messages)
     if not (tools or arguments or body.documents or variables or is_continued) and add_generation_prompt:
         return rendered
@@ -277,7 +279,12 @@ def _message(message: Message) -> dict[str, Any]:
             }
             for call in message.tool_calls
         ]
-    for name in ("tool_call_id", "reasoning_content"):
-        if (value := getattr(message, name)) is not None:
+    reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    for name, value in (
+        ("name", message.name),
+        ("tool_call_id", message.tool_call_id),
+        ("reasoning_content", reasoning),
+    ):
+        if value is not None:
             found[name] = value
     return found

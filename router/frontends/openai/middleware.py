@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 
 from starlette.exceptions import HTTPException
@@ -56,7 +57,10 @@ class AccessMiddleware:
         if refusal is not None:
             await refusal(scope, receive, body.closing(send))
             return
-        with self._frontend.access.hold_bytes(key) as hold:
+        with ExitStack() as held:
+            # A request that outlives its connection takes the stack over.
+            state["held"] = held
+            hold = held.enter_context(self._frontend.access.hold_bytes(key))
             body.count = partial(self._count, hold, state["request_id"])
             state["hold"] = hold
             await self._app(scope, body.receive, body.closing(send))

@@ -25,6 +25,7 @@ from tandem.router.frontends.openai.streaming import (
     to_json,
     unless_client_leaves,
 )
+from tandem.router.frontends.openai.text_logprobs import TextLogprobs
 from tandem.router.frontends.openai.tools_schema import ChatRequest
 from tandem.router.text.output_parts import Part, PartList
 
@@ -69,6 +70,10 @@ class OneOutput:
         self._answer_id = answer_id
         self._parser = chat.reading.parser(0) if chat.reading else None
         self._reasoning_end: int | None = None
+        self._num_characters = 0
+        self._logprobs: TextLogprobs | None = None
+        if self.sampling.num_logprobs is not None:
+            self._logprobs = TextLogprobs(frontend.tokenizer, self._generation.tracker.spec.marks)
         self.num_prompt_tokens = len(chat.prompt.token_ids)
         self.finish_reason = ""
 
@@ -77,17 +82,28 @@ class OneOutput:
         async with aclosing(pieces_of(self._generations)) as pieces:
             async for _, piece in pieces:
                 self.finish_reason = piece.finish_reason
+                if self._logprobs is not None:
+                    self._logprobs.feed(piece)
                 if self._parser is not None:
                     parts = self._parser.feed(piece.text, is_last=bool(piece.finish_reason))
                     if self._reasoning_end is None and self._parser.has_reasoned and not self._parser.is_reasoning:
                         self._reasoning_end = end_of_reasoning(self._frontend, self._generation)
                     yield parts
                 else:
-                    yield [Part("content", piece.text, 0)] if piece.text else []
+                    self._num_characters += len(piece.text)
+                    yield [Part("content", piece.text, self._num_characters)] if piece.text else []
 
     @property
     def num_cached_tokens(self) -> int:
         return self._generation.tracker.prompt_cached_len or 0
+
+    @property
+    def num_newly_cached_tokens(self) -> int:
+        """Prompt tokens that this request added to the prefill worker's cache, which holds whole pages."""
+        page_size = self._generation.page_size()
+        if not page_size:
+            return 0
+        return max(0, self.num_prompt_tokens // page_size * page_size - self.num_cached_tokens)
 
     @property
     def num_output_tokens(self) -> int:
@@ -111,6 +127,11 @@ class OneOutput:
     @property
     def sampling(self) -> Any:
         return self._generation.tracker.sampling
+
+    def take_logprobs(self, part: Part) -> list[dict[str, Any]]:
+        """Returns the log probabilities of a part's tokens, if the request asks for any. Call it with each part once,
+        in order."""
+        return [] if self._logprobs is None else self._logprobs.take(part)
 
     def digest_of(self, call: int) -> str:
         return digest_of_call(f"{self._answer_id} {self.sampling.seed} {call}")
@@ -138,6 +159,10 @@ class AnswerForm(ABC):
     def whole(self) -> dict[str, Any]:
         """Called after `end`."""
 
+    @abstractmethod
+    async def finish(self) -> None:
+        """Called after `end`, before its events are sent. Raises RequestError: the answer counts as failed."""
+
 
 class NamedEventStream(EventStream):
     """Events with names, and without [DONE]."""
@@ -159,6 +184,20 @@ async def respond(
     return await begin_stream(_events(output, form), receive, stream)
 
 
+async def compute(output: OneOutput, form: AnswerForm) -> None:
+    """Has the output computed for nobody who waits. Failures and cancellations are for the caller."""
+    has_begun = False
+    async with aclosing(output.parts()) as coming:
+        async for parts in coming:
+            if not has_begun:
+                has_begun = True
+                form.begin()
+            for part in parts:
+                form.add(part)
+    form.end()
+    await form.finish()
+
+
 async def _collect(output: OneOutput, form: AnswerForm) -> None:
     found = PartList()
     async with aclosing(output.parts()) as coming:
@@ -169,6 +208,7 @@ async def _collect(output: OneOutput, form: AnswerForm) -> None:
     for part in found.take():
         form.add(part)
     form.end()
+    await form.finish()
 
 
 async def _events(output: OneOutput, form: AnswerForm) -> AsyncGenerator[tuple[str, str]]:
@@ -184,6 +224,7 @@ async def _events(output: OneOutput, form: AnswerForm) -> AsyncGenerator[tuple[s
                     for name, content in form.add(part):
                         yield name, to_json(content)
         last = form.end()
+        await form.finish()
     except RequestError as error:
         if not has_begun:
             raise

@@ -34,6 +34,7 @@ from tandem.sampling_params import (
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
 INT64 = 2**63
+MAX_NAME_CHARACTERS = 256
 
 # Prefix of the names of union members in error paths.
 TAG_MARK = "#"
@@ -217,11 +218,14 @@ class ChatMessage(LenientBody):
 
     role: Annotated[str, Field(min_length=1, max_length=MAX_ROLE_LEN)]
     content: MessageContent | None = None
+    # Of a participant, or of the function that a result is of.
+    name: Annotated[str, Field(max_length=MAX_NAME_CHARACTERS)] | None = None
+    refusal: str | None = None
 
     @property
     def text(self) -> str:
         if self.content is None:
-            return ""
+            return self.refusal or ""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
     @field_validator("content", mode="before")

@@ -135,6 +135,8 @@ class Message(ChatMessage):
     tool_calls: Annotated[list[PastCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = Field(None, max_length=MAX_ID)
     reasoning_content: str | None = None
+    # vLLM's name of reasoning_content.
+    reasoning: str | None = None
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> Self:
@@ -153,6 +155,8 @@ class TemplateFields(LenientBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     documents: Annotated[list[dict[str, str]], Field(fail_fast=True, max_length=MAX_DOCUMENTS)] | None = None
+    # For templates that know it.
+    reasoning_effort: Annotated[str, Field(max_length=MAX_NAME)] | None = None
 
     @field_validator("tools")
     @classmethod

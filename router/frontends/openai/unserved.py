@@ -6,6 +6,7 @@ A field that becomes served moves to its class in schema.py or tools_schema.py.
 
 from dataclasses import replace
 
+from tandem.router.frontends.openai.foreign_prompts import FOREIGN_PROMPTS, OTHER_CONVERSATIONS
 from tandem.router.frontends.openai.lenient import Unserved
 
 
@@ -29,11 +30,21 @@ _OTHER_SAMPLERS = {
     "xtc_probability": _not_supported("XTC sampling is", 0),
     "dry_multiplier": _not_supported("DRY sampling is", 0),
     "dynatemp_range": _not_supported("a temperature that changes is", 0),
-    "repeat_penalty": _called("repetition_penalty", 1),
     "guidance_scale": _not_supported("classifier-free guidance is", 1),
 }
 
+_OLLAMA = {
+    "num_predict": _called("max_tokens"),
+    "format": _called("response_format", ""),
+    "repeat_penalty": _called("repetition_penalty", 1),
+    "repeat_last_n": Unserved("penalties cover the whole text here", (-1,)),
+    "penalize_newline": Unserved("penalties cover every token here", (True,)),
+}
+
 REQUEST = {
+    **FOREIGN_PROMPTS,
+    **OTHER_CONVERSATIONS,
+    **_OLLAMA,
     "best_of": Unserved("best_of other than 1 is not supported by this server: ask for n outputs and choose", (1,)),
     "use_beam_search": _BEAMS,
     "length_penalty": _PENALTY,
@@ -54,12 +65,8 @@ REQUEST = {
     "thinking_token_budget": _not_supported("a limit on reasoning is"),
     "return_tokens_as_token_ids": Unserved("tokens are not named by ids here: use return_token_ids", (False,)),
     "return_hidden_states": _not_supported("hidden states in answers are", False),
-    "prompt_embeds": _not_supported("embeddings as prompts are"),
-    "input_embeds": _not_supported("embeddings as prompts are"),
-    "input_ids": Unserved("token ids are taken as the prompt of /v1/completions"),
     "kv_transfer_params": _not_supported("handing over caches from elsewhere is", {}),
     "lora_path": _not_supported("LoRA adapters are", []),
-    "session_params": _not_supported("going on with a session is", {}),
     "structural_tag": _not_supported("structural tags are"),
     "guided_json_object": _called("structured_outputs.json_object", False),
     "guided_whitespace_pattern": _not_supported("a pattern for white space is"),
@@ -85,13 +92,22 @@ REQUEST_HINTS = frozenset(
         "prompt_cache_options",
         "cache_prompt",
         "id_slot",
+        # Place and speed at Ollama; rates of samplers that are off.
+        "keep_alive",
+        "num_batch",
+        "num_gpu",
+        "num_thread",
+        "main_gpu",
+        "use_mmap",
+        "numa",
+        "mirostat_eta",
+        "mirostat_tau",
         "data_parallel_rank",
         "bootstrap_host",
         "bootstrap_port",
         "bootstrap_room",
         "guided_decoding_backend",
         "prediction",
-        "reasoning_effort",
         "verbosity",
         "custom_params",
         "vllm_xargs",
@@ -122,7 +138,6 @@ CHAT = {
     "suffix": _not_supported("suffix is", ""),
     "audio": _not_supported("audio is"),
     "web_search_options": _not_supported("searching the web is"),
-    "chat_template": _not_supported("a chat template of the request's own is"),
     "add_special_tokens": _not_supported("special tokens besides those of the chat template are", False),
 }
 
@@ -142,10 +157,8 @@ MESSAGE = {
 }
 MESSAGE_HINTS = frozenset(
     {
-        "name",
-        "refusal",
         "annotations",
-        "reasoning",
+        # Repeats `reasoning`.
         "reasoning_details",
         "provider_specific_fields",
         "cache_control",

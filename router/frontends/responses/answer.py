@@ -2,13 +2,14 @@
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tandem.router.errors import RequestError, shortened
 from tandem.router.frontends.openai.errors import error_object
 from tandem.router.frontends.openai.one_output import AnswerForm, NamedEvent, OneOutput
-from tandem.router.frontends.responses.schema import ResponseRequest
+from tandem.router.frontends.responses.namespaces import called_names
+from tandem.router.frontends.responses.schema import NamespaceTool, ResponseRequest, ResponseTool
 from tandem.router.text.output_parts import Part
 
 ID_BYTES = 12
@@ -27,17 +28,19 @@ class ResponseAnswer(AnswerForm):
         output: OneOutput,
         response_id: str,
         model: str,
-        on_end: Callable[[dict[str, Any]], None],
+        keep: Callable[[dict[str, Any]], Awaitable[None]],
     ) -> None:
-        """Args: on_end: called with the response before its last event."""
+        """Args: keep: awaited with the whole response before its last event."""
         self._body = body
         self._source = output
-        self._on_end = on_end
+        self._keep = keep
         self._num_events = 0
+        self._called_names = called_names(body.tools)
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._kind = ""
         self._texts: list[str] = []
+        self._logprobs: list[dict[str, Any]] = []
         text_format = body.text.format if body.text else None
         wanted = text_format.model_dump(by_alias=True, exclude_none=True) if text_format else {"type": "text"}
         reasoning = body.reasoning
@@ -45,8 +48,8 @@ class ResponseAnswer(AnswerForm):
             "id": response_id,
             "object": "response",
             "created_at": int(time.time()),
-            "status": "in_progress",
-            "background": False,
+            "status": "queued" if body.background else "in_progress",
+            "background": bool(body.background),
             "error": None,
             "incomplete_details": None,
             "instructions": body.instructions,
@@ -63,27 +66,35 @@ class ResponseAnswer(AnswerForm):
             "temperature": output.sampling.temperature,
             "text": {"format": wanted},
             "tool_choice": _choice(body),
-            "tools": [{"strict": None, "description": None, **tool.model_dump()} for tool in body.tools or ()],
-            "top_logprobs": 0,
+            "tools": [_tool(tool) for tool in body.tools or ()],
+            "top_logprobs": body.top_logprobs or 0,
             "top_p": output.sampling.top_p,
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
+            "conversation": {"id": body.conversation_id} if body.conversation_id else None,
             "usage": None,
             "user": None,
             "metadata": body.metadata or {},
         }
 
     def begin(self) -> list[NamedEvent]:
-        return [self._of_response("response.created"), self._of_response("response.in_progress")]
+        created = self._of_response("response.created")
+        self._response["status"] = "in_progress"
+        return [created, self._of_response("response.in_progress")]
 
     def add(self, part: Part) -> list[NamedEvent]:
         events: list[NamedEvent] = []
         if self._open is None or part.kind == "call" or _item_kind(part) != self._kind:
             events = self._close("completed") + self._begin_item(part)
+        logprobs = self._source.take_logprobs(part)
         if part.kind == "call":
             return events
         self._texts.append(part.text)
         name = {"content": "output_text", "reasoning": "reasoning_text"}.get(part.kind, "function_call_arguments")
-        return [*events, self._of_part(f"response.{name}.delta", delta=part.text, **self._no_logprobs())]
+        shown = {}
+        if part.kind == "content":
+            self._logprobs += logprobs
+            shown["logprobs"] = logprobs
+        return [*events, self._of_part(f"response.{name}.delta", delta=part.text, **shown)]
 
     def end(self) -> list[NamedEvent]:
         is_whole = self._source.finish_reason != "length"
@@ -96,7 +107,6 @@ class ResponseAnswer(AnswerForm):
         self._response |= {"status": status, "output": self._items, "usage": self._usage()}
         if not is_whole:
             self._response["incomplete_details"] = {"reason": "max_output_tokens"}
-        self._on_end(self._response)
         return [*events, self._of_response(f"response.{status}")]
 
     def fail(self, error: RequestError) -> list[NamedEvent]:
@@ -107,11 +117,19 @@ class ResponseAnswer(AnswerForm):
         self._response |= {"status": "failed", "error": failure, "output": self._items}
         return [self._of_response("response.failed")]
 
+    def cancel(self) -> None:
+        if self._open is not None:
+            self._close("incomplete")
+        self._response |= {"status": "cancelled", "output": self._items, "usage": self._usage()}
+
     def whole(self) -> dict[str, Any]:
         return self._response
 
+    async def finish(self) -> None:
+        await self._keep(self._response)
+
     def _begin_item(self, part: Part) -> list[NamedEvent]:
-        self._kind, self._texts = _item_kind(part), []
+        self._kind, self._texts, self._logprobs = _item_kind(part), [], []
         item: dict[str, Any]
         if self._kind == "call":
             item = {
@@ -119,7 +137,7 @@ class ResponseAnswer(AnswerForm):
                 "type": "function_call",
                 "status": "in_progress",
                 "call_id": f"call_{self._source.digest_of(part.call)}",
-                "name": part.text,
+                **self._called_names.get(part.text, {"name": part.text}),
                 "arguments": "",
             }
         elif self._kind == "reasoning":
@@ -152,8 +170,9 @@ class ResponseAnswer(AnswerForm):
             part = self._part(text)
             item["content"] = [part]
             name = "output_text" if self._kind == "content" else "reasoning_text"
+            shown = {"logprobs": self._logprobs} if self._kind == "content" else {}
             events = [
-                self._of_part(f"response.{name}.done", text=text, **self._no_logprobs()),
+                self._of_part(f"response.{name}.done", text=text, **shown),
                 self._of_part("response.content_part.done", part=part),
             ]
         item["status"] = status
@@ -165,10 +184,7 @@ class ResponseAnswer(AnswerForm):
     def _part(self, text: str) -> dict[str, Any]:
         if self._kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-    def _no_logprobs(self) -> dict[str, Any]:
-        return {"logprobs": []} if self._kind == "content" else {}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs}
 
     def _of_part(self, event: str, **content: Any) -> NamedEvent:
         assert self._open is not None
@@ -197,6 +213,13 @@ class ResponseAnswer(AnswerForm):
 
 def _item_kind(part: Part) -> str:
     return "call" if part.kind == "arguments" else part.kind
+
+
+def _tool(tool: ResponseTool) -> dict[str, Any]:
+    found = {"strict": None, "description": None, **tool.model_dump()}
+    if isinstance(tool, NamespaceTool):
+        del found["strict"]
+    return found
 
 
 def _choice(body: ResponseRequest) -> Any:

@@ -49,7 +49,8 @@ def read_items(parts: Sequence[bytes], param: str) -> list[Item]:
 def _item(content: dict[str, Any]) -> Item:
     match content["type"]:
         case "function_call":
-            called = {name: content[name] for name in ("call_id", "name", "arguments")}
+            called: dict[str, Any] = {name: content[name] for name in ("call_id", "name", "arguments")}
+            called["namespace"] = content.get("namespace")
             return CallItem.model_construct(type="function_call", **called)
         case "function_call_output":
             output = _text(content["output"])

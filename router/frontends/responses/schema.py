@@ -1,12 +1,18 @@
 """Bodies of OpenAI's Responses API."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from tandem.router.frontends.openai.lenient import LenientBody
+from tandem.router.frontends.openai.lenient import LenientBody, refusal_of
 from tandem.router.frontends.openai.schema import MessageContent, SamplingFields
-from tandem.router.frontends.openai.tools_schema import MAX_ID, MAX_TOOLS, MAX_VARIABLES, FunctionDefinition
+from tandem.router.frontends.openai.tools_schema import (
+    FUNCTION_NAME,
+    MAX_ID,
+    MAX_TOOLS,
+    MAX_VARIABLES,
+    FunctionDefinition,
+)
 from tandem.router.frontends.responses import unserved as others
 from tandem.router.text.prompt_encoder import MAX_MESSAGES
 
@@ -17,6 +23,7 @@ Metadata = Annotated[
 _FAIL_FAST = Field(fail_fast=True)
 _KINDS = ("message", "function_call", "function_call_output", "reasoning")
 MAX_INCLUDED = 32
+LOGPROBS = "message.output_text.logprobs"
 
 
 def _text_of(content: Any) -> str:
@@ -46,6 +53,7 @@ class CallItem(LenientBody):
     call_id: str = Field(max_length=MAX_ID)
     name: str = Field(min_length=1, max_length=MAX_ID)
     arguments: str
+    namespace: Annotated[str, Field(max_length=MAX_ID)] | None = None
 
 
 class CallOutputItem(LenientBody):
@@ -131,7 +139,22 @@ Input = Annotated[
 
 
 class FunctionTool(FunctionDefinition):
+    unserved = others.TOOL
+
     type: Literal["function"]
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"type"})
+
+
+class NamespaceTool(LenientBody):
+    """Functions that share a part of their names."""
+
+    type: Literal["namespace"]
+    name: str = Field(pattern=FUNCTION_NAME)
+    description: str | None = None
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True, min_length=1, max_length=MAX_TOOLS)]
 
 
 class RefusedTool(LenientBody):
@@ -146,11 +169,13 @@ class RefusedTool(LenientBody):
 def _tool_kind(value: Any) -> str | None:
     if not isinstance(value, dict) or value.get("type") is None:
         return None
-    return "#function" if value["type"] == "function" else "#other"
+    return f"#{value['type']}" if value["type"] in ("function", "namespace") else "#other"
 
 
 ResponseTool = Annotated[
-    Annotated[FunctionTool, Tag("#function")] | Annotated[RefusedTool, Tag("#other")],
+    Annotated[FunctionTool, Tag("#function")]
+    | Annotated[NamespaceTool, Tag("#namespace")]
+    | Annotated[RefusedTool, Tag("#other")],
     Discriminator(
         _tool_kind,
         custom_error_type="tool_type",
@@ -167,7 +192,9 @@ class NamedFunction(LenientBody):
 def _choice_kind(value: Any) -> str | None:
     if isinstance(value, str):
         return "#text"
-    return _tool_kind(value)
+    if not isinstance(value, dict) or value.get("type") is None:
+        return None
+    return "#function" if value["type"] == "function" else "#other"
 
 
 Choice = Annotated[
@@ -199,12 +226,26 @@ class TextOptions(LenientBody):
 
 
 class ReasoningOptions(LenientBody):
-    """Repeated in the response, without effect."""
+    """The effort is for templates that know it; the rest has no effect."""
 
-    hints = frozenset({"generate_summary", "context", "mode"})
+    unserved = others.REASONING
+    hints = frozenset({"generate_summary", "mode"})
 
     effort: Annotated[str, Field(max_length=64)] | None = None
     summary: Annotated[str, Field(max_length=64)] | None = None
+
+
+ConversationId = Annotated[str, Field(max_length=MAX_ID)]
+
+
+class ConversationName(LenientBody):
+    id: ConversationId
+
+
+def _text_or_object(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "#text"
+    return "#object" if isinstance(value, dict) else None
 
 
 class ResponseRequest(SamplingFields):
@@ -227,13 +268,41 @@ class ResponseRequest(SamplingFields):
     stream: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_VARIABLES)] | None = None
 
-    @field_validator("include")
-    @classmethod
-    def _no_logprobs(cls, included: list[str] | None) -> list[str] | None:
-        for name in included or ():
-            if name in others.INCLUDED:
-                raise ValueError(others.INCLUDED[name])
-        return included
+    background: bool | None = None
+    conversation: (
+        Annotated[
+            Annotated[ConversationId, Tag("#text")] | Annotated[ConversationName, Tag("#object")],
+            Discriminator(
+                _text_or_object,
+                custom_error_type="conversation_type",
+                custom_error_message="Input should be a conversation's id, or an object with it",
+            ),
+        ]
+        | None
+    ) = None
+    truncation: Literal["auto", "disabled"] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
+    @property
+    def conversation_id(self) -> str | None:
+        return self.conversation.id if isinstance(self.conversation, ConversationName) else self.conversation
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives per token of the text; None: no log probabilities."""
+        if self.top_logprobs or LOGPROBS in (self.include or ()):
+            return self.top_logprobs or 0
+        return None
+
+    @model_validator(mode="after")
+    def _fit_each_other(self) -> Self:
+        if self.background and self.store is False:
+            raise refusal_of("background", "a response in the background is stored: leave out store")
+        if self.background and self.stream:
+            raise refusal_of("background", "a response in the background is polled, not streamed: leave out stream")
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise refusal_of("conversation", "a response continues a conversation or a response: send one of them")
+        return self
 
 
 # --- Answers. ----------------------------------------------------------------------------------------------------
@@ -259,11 +328,15 @@ class ResponseObject(BaseModel):
     id: str
     object: Literal["response"]
     created_at: int
-    status: Literal["completed", "incomplete"]
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    background: bool
     incomplete_details: dict[str, str] | None
     model: str
     output: list[dict[str, Any]]
-    usage: ResponseUsage
+    usage: ResponseUsage | None
+    conversation: dict[str, str] | None
+    truncation: Literal["auto", "disabled"]
+    top_logprobs: int
 
 
 class ItemList(BaseModel):

@@ -5,6 +5,7 @@ from typing import Any
 
 from tandem.router.frontends.openai.one_output import translated
 from tandem.router.frontends.openai.tools_schema import ChatRequest
+from tandem.router.frontends.responses.namespaces import chosen_name, flat_functions, flat_name
 from tandem.router.frontends.responses.schema import (
     CallItem,
     CallOutputItem,
@@ -17,7 +18,12 @@ from tandem.router.frontends.responses.schema import (
 )
 
 # Names of a chat's fields in this API.
-NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
+NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
 
 
 def items_of(body: ResponseRequest) -> list[Item]:
@@ -37,11 +43,17 @@ def chat_of(body: ResponseRequest, items: Sequence[Item]) -> ChatRequest:
         "max_tokens": body.max_output_tokens,
         "parallel_tool_calls": body.parallel_tool_calls,
         "chat_template_kwargs": body.chat_template_kwargs,
+        "reasoning_effort": body.reasoning.effort if body.reasoning else None,
+        "logprobs": body.num_logprobs is not None,
+        "top_logprobs": body.num_logprobs,
     }
     if body.tools:
-        content["tools"] = [{"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in body.tools]
+        content["tools"] = [{"type": "function", "function": function} for function in flat_functions(body.tools)]
     if isinstance(body.tool_choice, NamedFunction):
-        content["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}
+        content["tool_choice"] = {
+            "type": "function",
+            "function": {"name": chosen_name(body.tool_choice.name, body.tools)},
+        }
     else:
         content["tool_choice"] = body.tool_choice
     if body.text is not None and body.text.format is not None:
@@ -83,7 +95,10 @@ def _goes_on(turn: dict[str, Any], item: Item) -> bool:
 
 def _add(turn: dict[str, Any], item: Item) -> None:
     if isinstance(item, CallItem):
-        call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
+        call = {
+            "id": item.call_id,
+            "function": {"name": flat_name(item.namespace, item.name), "arguments": item.arguments},
+        }
         turn.setdefault("tool_calls", []).append(call)
     elif isinstance(item, ReasoningItem):
         turn["reasoning_content"] = turn.get("reasoning_content", "") + item.text

@@ -1,6 +1,7 @@
 """Fields of the Responses API's bodies that have no meaning here (router/frontends/openai/unserved.py)."""
 
 from tandem.router.frontends.openai import unserved as chat
+from tandem.router.frontends.openai.foreign_prompts import FOREIGN_PROMPTS
 from tandem.router.frontends.openai.lenient import Unserved
 
 
@@ -12,17 +13,15 @@ def _called(name: str, *taken: object) -> Unserved:
     return Unserved(f"this field is called {name} here", taken)
 
 
-_LOGPROBS = "log probabilities are had over /v1/chat/completions and /v1/completions"
-
 REQUEST = {
-    "background": Unserved("answers are not made in the background by this server: wait for them, or stream", (False,)),
-    "conversation": Unserved("conversations are not kept by this server: use previous_response_id, or send the items"),
+    **FOREIGN_PROMPTS,
+    "system": _called("instructions", ""),
+    "image": _not_supported("images are"),
+    "reasoning_effort": _called("reasoning.effort"),
     "prompt": Unserved("prompts are not kept by this server: send instructions and input"),
-    "truncation": Unserved("prompts are never cut here: send only the part to read", ("disabled",)),
     "context_management": _not_supported("shortening a conversation is", []),
     "moderation": _not_supported("moderation is"),
-    "top_logprobs": Unserved(_LOGPROBS, (0,)),
-    "logprobs": Unserved(_LOGPROBS, (False, 0)),
+    "logprobs": Unserved("this field is called top_logprobs here", (False, 0)),
     "n": Unserved("a response has one output: send the request again for another", (1,)),
     "messages": _called("input"),
     "max_tokens": _called("max_output_tokens"),
@@ -31,8 +30,12 @@ REQUEST = {
     "stop": Unserved("responses have no stop strings: use /v1/chat/completions", ([],)),
     "functions": _called("tools", []),
     "use_beam_search": chat.REQUEST["use_beam_search"],
-    "chat_template": chat.CHAT["chat_template"],
 }
+TOOL = {
+    "defer_loading": Unserved("all tools are in the prompt here: a search for tools is the client's own", (False,)),
+    "allowed_callers": Unserved("tools are called by the model alone", (["direct"],)),
+}
+REASONING = {"context": Unserved("the chat template chooses the reasoning that it shows", ("auto",))}
 REQUEST_HINTS = frozenset(
     {
         # The caller's own records.
@@ -47,10 +50,8 @@ REQUEST_HINTS = frozenset(
         # Limits server-side tools.
         "max_tool_calls",
         "verbosity",
-        "reasoning_effort",
+        "access_programs",
+        "background_options",
     }
 )
-# Values of `include` that would change an answer.
-INCLUDED = {"message.output_text.logprobs": _LOGPROBS}
-
 ITEM_HINTS = frozenset({"id", "status", "phase", "created_by", "annotations", "logprobs", "namespace", "caller"})

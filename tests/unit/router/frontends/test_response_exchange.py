@@ -10,8 +10,8 @@ import pytest
 
 from tandem.router.errors import InvalidRequestError, OverloadedError, UnavailableError
 from tandem.router.frontends import response_exchange
-from tandem.router.frontends.kept_responses import KeptResponses
-from tandem.router.frontends.response_exchange import MAX_CONVERSATION_BYTES, ResponseExchange
+from tandem.router.frontends.kept_responses import KeptResponse, KeptResponses
+from tandem.router.frontends.response_exchange import CONVERSATION, MAX_CONVERSATION_BYTES, ResponseExchange
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.credentials import ClusterCredentials
@@ -75,6 +75,58 @@ def test_a_response_is_found_where_its_id_says() -> None:
             assert first.kept.num_responses == 1
             await first.forget(three, KEY)
             assert first.kept.num_bytes == 0
+
+    run(scenario)
+
+
+def test_a_response_in_progress_is_found_and_cancelled_from_elsewhere() -> None:
+    async def scenario() -> None:
+        async with two_routers() as (first, second, _):
+            response_id = second.new_id()
+
+            async def work() -> None:
+                try:
+                    await asyncio.Future()
+                finally:
+                    keep(second, response_id, b"cancelled")
+
+            def look() -> KeptResponse:
+                return KeptResponse(response_id, KEY, 0.0, b"{running}", b"a", b"[]", None)
+
+            second.background.start(response_id, KEY, look, work())
+            await asyncio.sleep(0)
+            found = await first.find(response_id, KEY, with_earlier=False)
+            assert found is not None and found.answer == b"{running}"
+            with pytest.raises(InvalidRequestError, match="is in progress: wait for its end"):
+                await first.find(response_id, KEY, with_earlier=True)
+            assert await first.cancel(response_id, "another key's") is None
+            assert len(second.background) == 1
+            cancelled = await first.cancel(response_id, KEY)
+            assert cancelled is not None and cancelled.answer == b"{cancelled}"
+            assert len(second.background) == 0
+            assert await first.forget(response_id, KEY)
+            assert await first.cancel(response_id, KEY) is None
+
+    run(scenario)
+
+
+def test_a_conversation_is_changed_from_elsewhere() -> None:
+    async def scenario() -> None:
+        async with two_routers() as (first, second, _):
+            name = second.new_id(CONVERSATION)
+            keep(second, name, b"")
+            assert await first.extend(name, KEY, input_items=b"[1]", output_items=b"[2]")
+            assert await first.change(name, KEY, b"{new}")
+            assert await second.extend(name, KEY, input_items=b"[3]", output_items=b"[4]")
+            for exchange in (first, second):
+                found = await exchange.find(name, KEY, with_earlier=True)
+                assert found is not None and found.answer == b"{new}"
+                turns = [(turn.input_items, turn.output_items) for turn in found.turns()]
+                assert turns == [(b"[1]", b"[2]"), (b"[3]", b"[4]"), (b"", b"")]
+            assert not await first.extend(name, "another key's", input_items=b"", output_items=b"")
+            assert not await first.change(name, "another key's", b"{theirs}")
+            assert await first.forget(name, KEY)
+            assert second.kept.num_bytes == 0
 
     run(scenario)
 

@@ -62,8 +62,9 @@ def test_events_put_together_are_the_message(
     message = answer.whole()
     assert put_together(events) == message
     usage = message["usage"]
-    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == 10
-    assert usage["cache_read_input_tokens"] == (4 if shows_cached else 0)
+    counts = [usage[f"{name}input_tokens"] for name in ("", "cache_creation_", "cache_read_")]
+    assert counts == ([3, 3, 4] if shows_cached else [10, 0, 0])
+    assert usage["output_tokens_details"] == {"thinking_tokens": 1}
     expected = "stop_sequence" if stop_string else "tool_use" if has_calls else "end_turn"
     assert message["stop_reason"] == ("max_tokens" if finish_reason == "length" else expected)
     assert [b["name"] for b in message["content"] if b["type"] == "tool_use"] == [

@@ -1,5 +1,6 @@
 """A response's events add up to the response, for any parts of an output."""
 
+import asyncio
 from typing import Any
 
 from hypothesis import given
@@ -13,8 +14,11 @@ from tests.fakes.given_output import GivenOutput, outputs
 
 
 def answer_of(output: GivenOutput, ended: list[Any]) -> ResponseAnswer:
+    async def keep(response: dict[str, Any]) -> None:
+        ended.append(response)
+
     body = ResponseRequest.model_validate({"input": "hi"})
-    return ResponseAnswer(body, output, "resp_1", "fake", ended.append)  # type: ignore[arg-type]
+    return ResponseAnswer(body, output, "resp_1", "fake", keep)  # type: ignore[arg-type]
 
 
 class Client:
@@ -24,6 +28,7 @@ class Client:
         self.items: list[dict[str, Any]] = []
         self.done: list[dict[str, Any]] = []
         self.text = ""
+        self.logprobs: list[Any] = []
         self.num_events = 0
 
     def take(self, events: list[tuple[str, dict[str, Any]]]) -> None:
@@ -38,7 +43,7 @@ class Client:
             # One item is open at a time.
             assert content["output_index"] == len(self.items) == len(self.done)
             self.items.append(content["item"])
-            self.text = ""
+            self.text, self.logprobs = "", []
             return
         item = self.items[-1]
         assert content["output_index"] == len(self.items) - 1
@@ -49,12 +54,15 @@ class Client:
         assert content["item_id"] == item["id"]
         if name.endswith(".delta"):
             self.text += content["delta"]
+            self.logprobs += content.get("logprobs", [])
         elif name == "function_call_arguments.done":
             assert (content["arguments"], content["name"]) == (self.text, item["name"])
         elif name.endswith("_text.done"):
             assert content["text"] == self.text
+            assert content.get("logprobs", []) == self.logprobs
         elif name == "content_part.done":
             assert content["part"]["text"] == self.text
+            assert content["part"].get("logprobs", []) == self.logprobs
 
 
 @given(outputs(), st.sampled_from(["stop", "length"]))
@@ -67,6 +75,7 @@ def test_events_put_together_are_the_response(parts: list[Part], finish_reason: 
         client.take(answer.add(part))
     last = answer.end()
     client.take(last)
+    asyncio.run(answer.finish())
     response = answer.whole()
     assert ended == [response] == [last[-1][1]["response"]]
     assert client.done == response["output"]

@@ -122,6 +122,44 @@ async def test_a_call_that_is_asked_for() -> None:
 
 
 @run
+async def test_a_forced_call_wins_over_a_format() -> None:
+    cluster = cluster_of(chat_templates.QWEN25, '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
+    text = {"format": {"type": "json_schema", "name": "thing", "schema": {"type": "object"}}}
+    response = await response_of(cluster, tools=FUNCTIONS, tool_choice="required", text=text, parallel_tool_calls=False)
+    assert [item["type"] for item in response["output"]] == ["function_call"]
+
+
+@run
+async def test_tools_in_a_namespace() -> None:
+    output = '<tool_call>\n{"name": "clock__now", "arguments": {}}\n</tool_call>'
+    cluster = cluster_of(chat_templates.QWEN25, output)
+    space = {"type": "namespace", "name": "clock", "description": "About time.", "tools": [FUNCTIONS[1]]}
+    answer = await ask(cluster, tools=[FUNCTIONS[0], space], stream=True)
+    response = answer.events[-1][1]["response"]
+    (call_,) = response["output"]
+    assert (call_["name"], call_["namespace"]) == ("now", "clock")
+    shown = {"description": None, "parameters": None, "strict": None, **FUNCTIONS[1]}
+    assert response["tools"][1] == {**space, "tools": [shown]}
+    prompt = prompt_of(cluster)
+    assert "clock__now" in prompt and "About time." in prompt
+    result = {"type": "function_call_output", "call_id": call_["call_id"], "output": "Noon."}
+    talk = [{"role": "user", "content": "hi"}, call_, result]
+    await response_of(cluster, input=talk, tools=[FUNCTIONS[0], space])
+    assert prompt_of(cluster).count('"name": "clock__now"') == 2
+    # A choice has the function's own name.
+    forced = await response_of(cluster, tools=[space], tool_choice={"type": "function", "name": "now"})
+    assert forced["output"][0]["namespace"] == "clock"
+    for tools, message in (
+        ([space, space], "tools: the function 'clock__now' is there twice"),
+        ([{**space, "tools": [{"type": "custom", "name": "x"}]}], "tools.0.tools.0.type"),
+    ):
+        assert (await ask(cluster, tools=tools)).json()["error"]["message"].startswith(message)
+    two = [space, {**space, "name": "watch"}]
+    refused = await ask(cluster, tools=two, tool_choice={"type": "function", "name": "now"})
+    assert refused.json()["error"]["message"] == "several namespaces have a function 'now': rename one"
+
+
+@run
 async def test_reasoning_comes_first() -> None:
     cluster = cluster_of(chat_templates.QWEN3, "<think>\nHm.\n</think>\n\nHello.", ("<|im_start|>", "<|im_end|>"))
     answer = await ask(cluster, stream=True, reasoning={"effort": "low"})
@@ -137,6 +175,32 @@ async def test_reasoning_comes_first() -> None:
     await response_of(
         cluster, input=[{"role": "user", "content": "hi"}, thought, said, {"role": "user", "content": "?"}]
     )
+
+
+@run
+async def test_log_probabilities_are_those_of_the_text() -> None:
+    cluster = cluster_of(chat_templates.QWEN25, HERMES)
+    tokenizer = chat_templates.tokenizer(chat_templates.QWEN25)
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "tools": FUNCTIONS}
+    for stream in (False, True):
+        answer = await ask(cluster, stream=stream, **asked)
+        response = answer.events[-1][1]["response"] if stream else answer.json()
+        assert response["top_logprobs"] == 2
+        entries = response["output"][0]["content"][0]["logprobs"]
+        # The marks of the calls belong to no text.
+        assert "".join(entry["token"] for entry in entries) == "Let me see."
+        assert [entry["logprob"] for entry in entries] == [-float(index) for index in range(len(entries))]
+        for index, entry in enumerate(entries):
+            assert entry["bytes"] == list(tokenizer.token_piece(cluster.output[index]))
+            assert len(entry["top_logprobs"]) == 2
+        if stream:
+            deltas = [c["logprobs"] for name, c in answer.events if name == "response.output_text.delta"]
+            assert [entry for delta in deltas for entry in delta] == entries
+    # Without them in `include` or alternatives there are none.
+    response = await response_of(cluster, include=["reasoning.encrypted_content"])
+    assert response["output"][0]["content"][0]["logprobs"] == []
+    response = await response_of(cluster, include=["message.output_text.logprobs"])
+    assert response["output"][0]["content"][0]["logprobs"][0]["top_logprobs"] == []
 
 
 @run
@@ -285,10 +349,16 @@ async def test_texts_keep_to_a_format() -> None:
         ({"tools": [{"type": "function"}]}, "tools", "tools.0.name: Field required"),
         ({"tool_choice": "required"}, "tool_choice", "tool_choice asks for a call, and there are no tools"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice", "tool_choice: file_search is not supported"),
-        ({"background": True}, "background", "background: answers are not made in the background"),
-        ({"conversation": "c"}, "conversation", "conversation: conversations are not kept"),
-        ({"truncation": "auto"}, "truncation", "truncation: prompts are never cut here"),
-        ({"include": ["message.output_text.logprobs"]}, "include", "include: log probabilities are had over"),
+        ({"background": True, "store": False}, "background", "background: a response in the background is stored"),
+        ({"background": True, "stream": True}, "background", "background: a response in the background is polled"),
+        ({"conversation": "c"}, "conversation", "no conversation 'c' is kept"),
+        ({"conversation": {"id": "conv_1"}}, "conversation", "no conversation 'conv_1' is kept"),
+        ({"conversation": 5}, "conversation", "conversation: Input should be a conversation's id"),
+        ({"conversation": "c", "previous_response_id": "r"}, "conversation", "conversation: a response continues a"),
+        ({"truncation": "middle"}, "truncation", "truncation: Input should be 'auto' or 'disabled'"),
+        ({"truncation": "auto", "input": "x" * 9000}, "input", "the prompt is too long: "),
+        ({"top_logprobs": 21}, "top_logprobs", "top_logprobs: Input should be less than or equal to 20"),
+        ({"logprobs": True}, "logprobs", "logprobs: this field is called top_logprobs here"),
         ({"model": "another"}, "model", "model 'another' is not served here"),
         ({"previous_response_id": "resp_x"}, "previous_response_id", "no response 'resp_x' is kept"),
         ({"temperature": 3}, "temperature", "temperature: Input should be less than or equal to 2"),
