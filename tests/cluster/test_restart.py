@@ -16,6 +16,8 @@ from tandem.deploy.supervise.scaling import ScaleJob
 from tests.cluster.conftest import RESTART_S, Clusters, Oracle, ServedCluster, random_ids, wait_until
 from tests.cluster.faults import LiveStream
 
+# The load takes turns with starting processes on a busy host.
+pytestmark = pytest.mark.timeout(400)
 NUM_TOKENS = 300
 # Shorter than a stream, so that some go on elsewhere.
 DRAIN_TIMEOUT_S = 1.0
