@@ -32,6 +32,8 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 # Far longer than any test, unless its client leaves.
 LONG = {"max_tokens": 1800, "min_tokens": 1800}
 WAIT_S = 60.0
+# With proxies and their clients on the same cores.
+STOP_S = 120.0
 
 
 class Served:
@@ -72,6 +74,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield Served(server)
     finally:
         server.process.terminate()
+        server.process.wait(STOP_S)
         server.finish()
 
 

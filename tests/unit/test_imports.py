@@ -25,6 +25,7 @@ PACKAGES = (
 VOCABULARY = (
     "tandem.choices",
     "tandem.config",
+    "tandem.embedding",
     "tandem.exit_codes",
     "tandem.forward_times",
     "tandem.grammar_limits",

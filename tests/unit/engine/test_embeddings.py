@@ -4,6 +4,7 @@ import random
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,7 +49,9 @@ def make_prompt(seed: int, num_tokens: int) -> list[int]:
 @torch.inference_mode()
 def oracle(reference: torch.nn.Module, token_ids: list[int]) -> torch.Tensor:
     """Returns the last hidden state of the last token: (hidden_size,)."""
-    return reference.model(torch.tensor([token_ids])).last_hidden_state[0, -1]
+    model: Any = reference.model
+    state: torch.Tensor = model(torch.tensor([token_ids])).last_hidden_state[0, -1]
+    return state
 
 
 def to_embed(token_ids: list[int], first_page: int, params: EmbeddingParams | None = None) -> TokenSequence:

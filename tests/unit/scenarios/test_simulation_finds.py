@@ -231,6 +231,7 @@ def test_a_resumed_output_that_goes_on_too_early_is_caught(monkeypatch: pytest.M
     def begin(self: RequestTracker, *args: Any) -> Any:
         admit, prefill = original(self, *args)
         if not self.attempt and self.output_ids:
+            assert admit is not None
             output_ids = (*admit.output_ids[:-1], 1)
             return replace(admit, output_ids=output_ids), replace(prefill, output_ids=output_ids)
         return admit, prefill

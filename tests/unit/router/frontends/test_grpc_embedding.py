@@ -50,7 +50,7 @@ class Harness:
         return responses
 
     async def send(self, request: Any) -> None:
-        await InferenceService(self.frontend).Embed(request, self.context)  # type: ignore[arg-type]
+        await InferenceService(self.frontend).Embed(request, self.context)
 
     def check_idle(self) -> None:
         assert (self.router.num_requests, self.router.num_queued) == (0, 0)

@@ -75,6 +75,7 @@ def test_half_of_them_are_computed_again_and_all_of_them_are_not() -> None:
     assert t.record_first_token(FirstToken("r", 1, 0, 10, "", 0, 1)) == [10]
     t.end_attempt()
     admit, prefill = t.begin_attempt("p", "d", 60.0)
+    assert admit is not None
     assert admit.sampling.num_prompt_logprobs is prefill.sampling.num_prompt_logprobs is None
     assert prefill.output_ids == (10,)
     assert t.prompt_logprobs is not None and t.prompt_logprobs.is_complete

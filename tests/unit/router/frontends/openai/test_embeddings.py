@@ -186,7 +186,7 @@ def test_many_inputs_come_in_turns(model_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("limits", [{"max_queued_requests": 3}, {"max_requests_per_key": 3}])
-def test_inputs_beyond_a_limit_wait(model_dir: Path, limits: dict[str, int]) -> None:
+def test_inputs_beyond_a_limit_wait(model_dir: Path, limits: dict[str, Any]) -> None:
     async def run() -> None:
         h = Harness(model_dir, **limits)
         answer = await h.post(input=[[number, 1] for number in range(20)])
@@ -260,7 +260,7 @@ def test_a_client_that_leaves_ends_all_inputs(model_dir: Path) -> None:
         async def send(message: Any) -> None:
             return
 
-        call = asyncio.create_task(h.app({**scope, "scheme": "http", "state": {}}, receive, send))
+        call = asyncio.ensure_future(h.app({**scope, "scheme": "http", "state": {}}, receive, send))
         await asyncio.sleep(0.2)
         assert len(h.worker.prompts) == embedding.MAX_AT_ONCE == h.router.num_queued
         leaves.set()
