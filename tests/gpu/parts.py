@@ -37,6 +37,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "engine/test_prompt_logprobs.py",
         "engine/test_sampler.py",
     ),
+    "embeddings": ("engine/test_embeddings.py", "test_embeddings.py"),
     "scenarios": (
         "scenarios/test_engine_under_pressure.py::test_greedy_tokens_match_solo_runs",
         "scenarios/test_overlap.py",
