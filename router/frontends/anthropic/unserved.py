@@ -1,7 +1,7 @@
 """Fields of the Messages API's bodies that have no meaning here (router/frontends/openai/unserved.py)."""
 
 from tandem.router.frontends.openai import unserved as chat
-from tandem.router.frontends.openai.foreign_prompts import FOREIGN_PROMPTS, OTHER_CONVERSATIONS
+from tandem.router.frontends.openai.foreign_prompts import FOREIGN_PROMPTS, OTHER_CONVERSATIONS, TRUNCATION
 from tandem.router.frontends.openai.lenient import Unserved
 
 
@@ -15,6 +15,7 @@ def _called(name: str, *taken: object) -> Unserved:
 
 REQUEST = {
     **{name: field for name, field in FOREIGN_PROMPTS.items() if name != "thinking"},
+    **TRUNCATION,
     **{name: field for name, field in OTHER_CONVERSATIONS.items() if name != "system"},
     "container": _not_supported("containers are"),
     "mcp_servers": _not_supported("MCP servers are", []),

@@ -30,7 +30,6 @@ FOREIGN_PROMPTS = {
     "data_sources": _refused(_NO_SOURCES, []),
     "search_parameters": _refused(_NO_SOURCES),
     "transforms": _refused(_NEVER_CUT, []),
-    "truncate_prompt_tokens": _refused(_NEVER_CUT),
     "num_ctx": _refused(f"the model's length is the server's; {_NEVER_CUT}"),
     "num_keep": _refused(_NEVER_CUT, 0),
     "n_keep": _refused(_NEVER_CUT, 0),
@@ -49,6 +48,8 @@ FOREIGN_PROMPTS = {
     # Ollama's object of options: some change the prompt, others the sampling.
     "options": _refused("options are fields of the body here, for example max_tokens and temperature", {}),
 }
+# On paths other than completions, chats and embeddings.
+TRUNCATION = {"truncate_prompt_tokens": _refused(_NEVER_CUT)}
 # On paths where a prompt is `prompt` or `messages`.
 OTHER_CONVERSATIONS = {
     "system": _refused(_FIRST_MESSAGE, ""),

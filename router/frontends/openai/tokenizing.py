@@ -12,7 +12,7 @@ from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.openai.body import run_beside
 from tandem.router.frontends.openai.chat_plan import chat_prompt, check_arguments
 from tandem.router.frontends.openai.errors import json_text_response
-from tandem.router.frontends.openai.foreign_prompts import FOREIGN_PROMPTS, OTHER_CONVERSATIONS
+from tandem.router.frontends.openai.foreign_prompts import FOREIGN_PROMPTS, OTHER_CONVERSATIONS, TRUNCATION
 from tandem.router.frontends.openai.lenient import LenientRequest, Unserved
 from tandem.router.frontends.openai.long_lists import list_text
 from tandem.router.frontends.openai.prompt_logprobs import object_text
@@ -27,7 +27,7 @@ from tandem.router.text.prompt_encoder import MAX_MESSAGES
 class TokenizeRequest(TemplateFields, LenientRequest):
     """A text or a conversation, with the chat template's options."""
 
-    unserved: ClassVar[Mapping[str, Unserved]] = FOREIGN_PROMPTS | OTHER_CONVERSATIONS
+    unserved: ClassVar[Mapping[str, Unserved]] = FOREIGN_PROMPTS | OTHER_CONVERSATIONS | TRUNCATION
 
     model: str | None = None
     prompt: str | None = None

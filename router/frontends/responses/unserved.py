@@ -1,7 +1,7 @@
 """Fields of the Responses API's bodies that have no meaning here (router/frontends/openai/unserved.py)."""
 
 from tandem.router.frontends.openai import unserved as chat
-from tandem.router.frontends.openai.foreign_prompts import FOREIGN_PROMPTS
+from tandem.router.frontends.openai.foreign_prompts import FOREIGN_PROMPTS, TRUNCATION
 from tandem.router.frontends.openai.lenient import Unserved
 
 
@@ -15,6 +15,7 @@ def _called(name: str, *taken: object) -> Unserved:
 
 REQUEST = {
     **FOREIGN_PROMPTS,
+    **TRUNCATION,
     "system": _called("instructions", ""),
     "image": _not_supported("images are"),
     "reasoning_effort": _called("reasoning.effort"),

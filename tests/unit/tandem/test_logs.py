@@ -75,6 +75,7 @@ def test_a_full_disk_is_reported_once_until_a_write_succeeds(
         configure("router-0", LogConfig("info", str(tmp_path)))
         (handler,) = root.handlers
         assert isinstance(handler, logging.FileHandler)
+        assert handler.stream is not None
         write = handler.stream.write
 
         def is_full(text: str) -> int:

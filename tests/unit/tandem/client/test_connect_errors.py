@@ -55,7 +55,8 @@ def served(router_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> 
             process = RouterProcess(config)
             stopped.callback(process.stop)
             addresses.append(process.start())
-        yield Served(*addresses, ca)
+        plain, with_tls, expired, misnamed, mutual = addresses
+        yield Served(plain, with_tls, expired, misnamed, mutual, ca)
 
 
 def error_at(address: str, tls: ClientTls | None) -> str:

@@ -76,7 +76,7 @@ async def test_it_is_cancelled_and_frees_what_it_holds() -> None:
     assert (await cancel(cluster, created["id"])).json() == cancelled
     router = cluster.routers[0].router
     assert router.num_requests == 0
-    assert cluster.routers[0]._frontend.access.num_requests_by_key() == {}
+    assert cluster.routers[0].frontend.access.num_requests_by_key() == {}
     # One that was cancelled before its first token is kept too.
     again = await begin(cluster)
     assert (await cancel(cluster, again["id"])).json()["status"] == "cancelled"
