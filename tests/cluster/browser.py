@@ -141,6 +141,17 @@ class Browser:
     def type(self, text: str) -> None:
         self.ask("Input.insertText", {"text": text})
 
+    def click(self, selector: str) -> None:
+        """Click as a user does, who alone may copy to the clipboard."""
+        box = f"document.querySelector({json.dumps(selector)})"
+        self.evaluate(f"{box}.scrollIntoView({{ block: 'center' }})")
+        x, y = self.evaluate(
+            f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])({box}.getBoundingClientRect())"
+        )
+        event = {"x": x, "y": y, "button": "left", "clickCount": 1}
+        for kind in ("mousePressed", "mouseReleased"):
+            self.ask("Input.dispatchMouseEvent", {**event, "type": kind})
+
     def screenshot(self, path: Path, *, whole_page: bool = False) -> None:
         taken = self.ask("Page.captureScreenshot", {"format": "png", "captureBeyondViewport": whole_page})
         path.write_bytes(base64.b64decode(taken["data"]))

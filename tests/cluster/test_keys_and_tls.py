@@ -162,7 +162,7 @@ CLOSED = {
     "//health": 404,
     "/nothing": 404,
 }
-OPEN = ("/health", "/ready")
+OPEN = ("/health", "/ready", "/docs")
 WRONG_HEADERS = (
     {},
     {"authorization": ""},

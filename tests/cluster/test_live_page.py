@@ -152,11 +152,17 @@ def test_page_shows_a_worker_restart(served: ServedCluster, browser: Browser) ->
     browser.until(f"{decode}?.className", SOON_S, lambda name: name == "")
     served.kill("decode-1")
     browser.until(f"{decode}.innerText.includes('not connected')", SOON_S)
+    browser.until("document.getElementById('ready').innerText", SOON_S, lambda text: text == "Degraded: decode-1 down")
     browser.until("document.getElementById('journal').innerText", SOON_S, lambda text: "decode-1 lost" in text)
     assert "not connected" in browser.text("#topology")
     browser.until(f"{decode}.className === '' && {decode}.lastElementChild.innerText", RESTART_S, lambda n: n == "1")
-    browser.until("document.getElementById('journal').innerText", SOON_S, lambda t: "decode-1 joined, restart 1" in t)
+    browser.until("document.getElementById('journal').innerText", SOON_S, lambda t: "joined again after" in t)
     browser.until("document.querySelectorAll('#links .dot.good').length", SOON_S, lambda number: number == 2)
+    browser.until("document.getElementById('ready').innerText", SOON_S, lambda text: text == "Ready")
+    # The loss, its links and its return are one entry.
+    entries = browser.evaluate("[...document.querySelectorAll('#journal > li')].map((line) => line.innerText)")
+    (entry,) = [text for text in entries if "lost" in text]
+    assert "link down and up again" in entry and "joined again after" in entry
     assert browser.complaints == []
 
 
@@ -199,7 +205,10 @@ def test_chat_answers_and_stops(served: ServedCluster, browser: Browser) -> None
     assert all(" 400 " in complaint for complaint in complaints), complaints
 
 
-def test_keyboard_focus_reaches_everything_visibly(browser: Browser) -> None:
+def test_keyboard_focus_reaches_everything_visibly(served: ServedCluster, browser: Browser) -> None:
+    for _ in range(3):
+        served.complete(random_ids(random.Random(1), 60))
+    browser.until("document.querySelectorAll('#requests button').length", SOON_S, lambda number: number >= 3)
     browser.evaluate("document.activeElement.blur()")
     reached: list[Any] = []
     for _ in range(30):
@@ -209,11 +218,18 @@ def test_keyboard_focus_reaches_everything_visibly(browser: Browser) -> None:
             break
         reached.append(focused)
     ids = [focused["id"] for focused in reached]
-    order = ["skip", "forget", "theme", "links-scroll", "scroll requests", "chat-log", "chat-input"]
+    order = ["skip", "A", "forget", "theme", "links-scroll", "scroll requests", "id", "chat-log", "chat-input"]
     order += ["chat-max", "chat-temperature"]
     assert [name for name in ids if name in order] == order
     assert {"chat-clear", "chat-send", "scroll journal"} <= set(ids)
     assert all(focused["name"] and focused["outline"] for focused in reached), reached
+    browser.evaluate("document.querySelector('#requests button').focus()")
+    for key, code, number in (("ArrowDown", 40, 1), ("ArrowDown", 40, 2), ("ArrowUp", 38, 1)):
+        browser.press(key, code=code)
+        assert (
+            browser.evaluate("[...document.querySelectorAll('#requests button')].indexOf(document.activeElement)")
+            == number
+        )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

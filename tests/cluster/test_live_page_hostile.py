@@ -1,18 +1,14 @@
 """The live page in a real browser, with misbehaving servers and proxies."""
 
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
 
-from tandem.router.frontends.page.assets import FILES, PAGE, PREFIX, load_asset
-from tandem.router.frontends.page.routes import CONTENT_SECURITY_POLICY
-from tests.cluster.browser import CHROMIUM, Browser
+from tests.cluster.browser import CHROMIUM
+from tests.cluster.page_server import serving
 
 pytestmark = [
     pytest.mark.slow,
@@ -21,52 +17,6 @@ pytestmark = [
 ]
 SOON_S = 15.0
 MARKUP = "<img src=x onerror=\"document.title='taken'\">"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: "Server"
-
-    def do_GET(self) -> None:
-        if self.path == "/live":
-            self.server.num_asked += 1
-            self.server.answer(self)
-            return
-        name = PAGE if self.path == "/" else self.path.removeprefix(PREFIX)
-        if name not in FILES:
-            self.send_error(404)
-            return
-        asset = load_asset(name)
-        self.send_response(200)
-        self.send_header("content-type", asset.media_type)
-        self.send_header("content-security-policy", CONTENT_SECURITY_POLICY)
-        self.end_headers()
-        self.wfile.write(asset.content)
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        """Keep requests out of the test output."""
-
-
-class Server(ThreadingHTTPServer):
-    """Attributes: num_asked: requests for the page's data."""
-
-    daemon_threads = True
-
-    def __init__(self, answer: Callable[[BaseHTTPRequestHandler], None]) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.answer = answer
-        self.num_asked = 0
-
-
-@contextmanager
-def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[tuple[Server, Browser]]:
-    """Serve and open a page whose `/live` comes from `answer`."""
-    with Server(answer) as server, Browser() as browser:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        browser.open(f"http://127.0.0.1:{server.server_port}/")
-        try:
-            yield server, browser
-        finally:
-            server.shutdown()
 
 
 @pytest.mark.parametrize("retry_after", ["Wed, 21 Oct 2015 07:28:00 GMT", "0", "1e-9", "999999999999"])
@@ -89,7 +39,7 @@ def test_refusals_do_not_cause_a_retry_storm(retry_after: str) -> None:
 
 def hostile_frame() -> dict[str, Any]:
     """Return a frame whose names and reasons are all markup."""
-    worker = {"role": "prefill", "alive": True, "device": MARKUP, "page_size": 16}
+    worker = {"role": "prefill", "alive": True, "host": MARKUP, "device": MARKUP, "page_size": 16}
     numbers = ("queued", "running", "pages", "free", "cached", "locked", "leased", "restarts")
     rates = ("prompt_tokens_per_s", "output_tokens_per_s", "cached_tokens_per_s")
     worker |= dict.fromkeys((*numbers, *rates), 1)
@@ -98,6 +48,7 @@ def hostile_frame() -> dict[str, Any]:
     request |= {"error": MARKUP, "prefill": MARKUP, "decode": MARKUP, "attempts": 2, "ttft_ms": 1.0, "e2e_ms": 1.0}
     request |= dict.fromkeys(("prompt_tokens", "cached_tokens", "output_tokens"), 1) | {"path": [[MARKUP, 1.0]]}
     entry = {"number": 1, "at_s": 0.0, "kind": "worker", "subject": MARKUP, "text": MARKUP, "fault": True, "count": 2}
+    entry |= {"loss": 1}
     link = {"from": MARKUP, "to": f"{MARKUP}d", "up": False, "reason": MARKUP, "transport": MARKUP}
     return {
         "whole": True,
@@ -105,6 +56,7 @@ def hostile_frame() -> dict[str, Any]:
         "router": {"id": "router-0", "version": MARKUP, "model": MARKUP, "started_s": 0.0, "oldest_s": 1.0},
         "ready": False,
         "reason": MARKUP,
+        "down": [MARKUP],
         "requests_in_hand": 1,
         "queued": 1,
         "waiting": 1,

@@ -22,6 +22,7 @@ def hello(
     host: str = "",
     rack: str = "",
     start_s: float = 0.0,
+    address: str = "nowhere:1",
 ) -> Hello:
     return Hello(
         PROTOCOL_VERSION,
@@ -29,7 +30,7 @@ def hello(
         f"{worker_id}-{life}",
         role,
         "cpu",
-        "nowhere:1",
+        address,
         1,
         page_format,
         num_pages,

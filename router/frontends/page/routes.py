@@ -1,14 +1,17 @@
-"""The live page at `/` and its data. The page is public; the data need the API key."""
+"""The live page at `/` with its data, and the API's page at `/docs`. Pages are public; their data need the API key."""
 
+import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.openai.streaming import Event, EventStream, begin_stream
-from tandem.router.frontends.page.assets import FILES, PAGE, PREFIX, Asset, load_asset
+from tandem.router.frontends.page.assets import DOCS, FILES, LIBRARY_FILES, PAGE, PAGES, PREFIX, Asset, load_asset
 from tandem.router.observe.live.feed import LiveFeed, TooManyViewersError
 
 # No foreign content, no scripts in the markup, no framing by other pages.
@@ -24,6 +27,8 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
+# Swagger UI's stylesheet holds its icons.
+DOCS_SECURITY_POLICY = CONTENT_SECURITY_POLICY.replace("img-src 'self'", "img-src 'self' data:")
 _HEADERS = {
     # A restarted router may bring another page, so each load revalidates it.
     "cache-control": "no-cache",
@@ -35,10 +40,13 @@ _HEADERS = {
 }
 # Viewers leave rarely, so retrying often is useless.
 VIEWERS_RETRY_AFTER_S = 10
+# Swagger UI has 1.5 MB. Sent in parts, a client that does not read holds one of them, and not for long.
+PART_BYTES = 2**16
+ASSET_TIMEOUT_S = 120.0
 
 
 def add_page(app: FastAPI, frontend: Frontend, feed: LiveFeed) -> None:
-    assets = {name: load_asset(name, frontend.config.root_path) for name in FILES}
+    assets = {name: load_asset(name, frontend.config.root_path) for name in (*FILES, *LIBRARY_FILES)}
 
     @app.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
@@ -49,9 +57,15 @@ def add_page(app: FastAPI, frontend: Frontend, feed: LiveFeed) -> None:
         response.headers["vary"] = "Accept"
         return response
 
+    @app.get(PAGES[DOCS], include_in_schema=False)
+    async def docs(request: Request) -> Response:
+        response = _asset_response(assets[DOCS], request)
+        response.headers["content-security-policy"] = DOCS_SECURITY_POLICY
+        return response
+
     @app.get(PREFIX + "{name}", include_in_schema=False)
     async def part(name: str, request: Request) -> Response:
-        if name not in assets or name == PAGE:
+        if name not in assets or name in PAGES:
             raise HTTPException(404)
         return _asset_response(assets[name], request)
 
@@ -86,4 +100,17 @@ def _asset_response(asset: Asset, request: Request) -> Response:
     known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
     if asset.etag in known:
         return Response(status_code=304, headers=headers)
-    return Response(asset.content, headers={**headers, "content-type": asset.media_type})
+    return AssetResponse(asset.content, headers={**headers, "content-type": asset.media_type})
+
+
+class AssetResponse(Response):
+    """A file, sent as fast as the client reads it. After ASSET_TIMEOUT_S the connection is closed."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        ends = range(PART_BYTES, len(self.body) + PART_BYTES, PART_BYTES)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ASSET_TIMEOUT_S):
+                for end in ends:
+                    part = self.body[end - PART_BYTES : end]
+                    await send({"type": "http.response.body", "body": part, "more_body": end < len(self.body)})

@@ -6,22 +6,19 @@ from typing import NamedTuple
 from tandem.messages import WorkerStats
 from tandem.router.workers.worker import Worker
 
-# Taken once a second.
+# Windows in samples, which are taken once a second. Handovers are rarer than steps, so links need more.
 NUM_SAMPLES = 4
+NUM_LINK_SAMPLES = 11
 
 _tokens_of = attrgetter("prompt_tokens_computed", "output_tokens_computed", "prefix_cached_tokens")
 
 
 class Rates(NamedTuple):
-    """
-    Attributes:
-        sent_bytes: by receiving worker and transport.
-    """
+    """Tokens per second."""
 
     prompt_tokens: float = 0.0
     output_tokens: float = 0.0
     cached_tokens: float = 0.0
-    sent_bytes: dict[tuple[str, str], float] | None = None
 
 
 NO_RATES = Rates()
@@ -40,26 +37,40 @@ class WorkerRates:
         known, self._samples = self._samples, {}
         for worker in workers:
             before = known.get(worker.worker_id)
-            samples = before[1] if before and before[0] is worker else deque(maxlen=NUM_SAMPLES)
+            samples = before[1] if before and before[0] is worker else deque(maxlen=NUM_LINK_SAMPLES)
             if worker.num_steps >= 0 and (not samples or samples[-1].at < worker.last_heartbeat):
                 samples.append(_Sample(worker.last_heartbeat, worker.stats))
             self._samples[worker.worker_id] = worker, samples
 
     def of(self, worker_id: str) -> Rates:
-        known = self._samples.get(worker_id)
-        if known is None or len(known[1]) < 2:
+        """Returns a worker's rates of the last 3 s."""
+        window = self._window(worker_id, NUM_SAMPLES)
+        if window is None:
             return NO_RATES
-        first, last = known[1][0], known[1][-1]
+        first, last = window
         elapsed_s = last.at - first.at
-        prompt, output, cached = (
-            (new - old) / elapsed_s for new, old in zip(_tokens_of(last.stats), _tokens_of(first.stats), strict=True)
-        )
+        old_and_new = zip(_tokens_of(first.stats), _tokens_of(last.stats), strict=True)
+        return Rates(*((new - old) / elapsed_s for old, new in old_and_new))
+
+    def sent_bytes(self, worker_id: str) -> dict[tuple[str, str], float]:
+        """Returns a worker's bytes per second over the last 10 s, by receiving worker and transport."""
+        window = self._window(worker_id, NUM_LINK_SAMPLES)
+        if window is None:
+            return {}
+        first, last = window
         before = {(s.receiver_id, s.transport): s.num_bytes for s in first.stats.shipped}
-        sent = {
-            (key := (s.receiver_id, s.transport)): (s.num_bytes - before.get(key, 0)) / elapsed_s
+        return {
+            (key := (s.receiver_id, s.transport)): (s.num_bytes - before.get(key, 0)) / (last.at - first.at)
             for s in last.stats.shipped
         }
-        return Rates(prompt, output, cached, sent)
 
     def total(self, rate: Callable[[Rates], float]) -> float:
         return sum(rate(self.of(worker_id)) for worker_id in self._samples)
+
+    def _window(self, worker_id: str, num_samples: int) -> tuple[_Sample, _Sample] | None:
+        """Returns the first and the last of the newest samples."""
+        known = self._samples.get(worker_id)
+        if known is None or len(known[1]) < 2:
+            return None
+        samples = known[1]
+        return samples[max(0, len(samples) - num_samples)], samples[-1]

@@ -9,7 +9,7 @@ from typing import Any
 from tandem import __version__
 from tandem.config import ROLES
 from tandem.messages import Shipped
-from tandem.router.config import RouterConfig
+from tandem.router.config import RouterConfig, host_of
 from tandem.router.observe.live.ended_requests import EndedRequest
 from tandem.router.observe.live.history import History, Point
 from tandem.router.observe.live.journal import Entry
@@ -129,11 +129,21 @@ class SnapshotBuilder:
             },
             "ready": not reason,
             "reason": reason,
+            "down": self._down(),
             "requests_in_hand": router.num_requests + elsewhere.num_requests,
             "queued": router.num_queued + elsewhere.num_queued,
             "waiting": router.num_waiting,
             "routers": [self._router_state(name) for name in config.routers or (config.router_id,)],
         }
+
+    def _down(self) -> list[str]:
+        """Returns the planned workers that are not connected, and the other routers that do not answer."""
+        here = {worker.worker_id for worker in self._router.workers}
+        routers = [name for name in self._config.routers if name != self._config.router_id]
+        return [
+            *sorted(name for name in self._router.workers.planned if name not in here),
+            *(name for name in routers if self._router.elsewhere.counts_of(name) is None),
+        ]
 
     def _router_state(self, router_id: str) -> dict[str, Any]:
         if router_id == self._config.router_id:
@@ -158,6 +168,7 @@ class SnapshotBuilder:
             "role": worker.role,
             "lean": worker.lean,
             "alive": True,
+            "host": host_of(hello.address),
             "device": hello.device,
             "pid": hello.pid,
             "restarts": hello.num_restarts,
@@ -181,7 +192,7 @@ class SnapshotBuilder:
     def _links(self, worker: Worker) -> Iterable[dict[str, Any]]:
         if not worker.sends:
             return
-        sent = self._rates.of(worker.worker_id).sent_bytes or {}
+        sent = self._rates.sent_bytes(worker.worker_id)
         shipped_to: dict[str, list[Shipped]] = {}
         for one in worker.stats.shipped:
             shipped_to.setdefault(one.receiver_id, []).append(one)
@@ -245,4 +256,5 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "text": entry.text,
         "fault": entry.is_fault,
         "count": entry.count,
+        "loss": entry.loss,
     }

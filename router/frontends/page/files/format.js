@@ -22,6 +22,18 @@ export function duration(ms) {
   return [ms >= 100 ? ms.toFixed(0) : ms >= 10 ? ms.toFixed(1) : ms.toFixed(2), "ms"];
 }
 
+// Round numbers, as short as a scale wants them.
+export function shortCount(value) {
+  if (value >= 1e6) return `${Number((value / 1e6).toPrecision(3))}M`;
+  return value >= 1e3 ? `${Number((value / 1e3).toPrecision(3))}k` : String(Number(value.toPrecision(3)));
+}
+
+// Round durations, without trailing zeros.
+export function shortDuration(ms) {
+  if (ms >= 60e3) return `${Number((ms / 60e3).toPrecision(3))} min`;
+  return ms >= 1e3 ? `${Number((ms / 1e3).toPrecision(3))} s` : `${Number(ms.toPrecision(3))} ms`;
+}
+
 export function bytes(value) {
   const units = ["B", "kB", "MB", "GB", "TB", "PB"];
   let i = 0;

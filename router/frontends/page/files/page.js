@@ -3,17 +3,21 @@
 
 import "./theme.js";
 import "./chat.js";
+import "./layout.js";
 import { spark } from "./charts.js";
 import { byId, setState, setText } from "./dom.js";
-import { age, count, duration, milliseconds, rate } from "./format.js";
+import { age, count, duration, milliseconds, rate, shortCount, shortDuration } from "./format.js";
+import { showJournal } from "./journal.js";
 import { askForKey, forgetKey, headers, storedKey } from "./key.js";
 import { events, refusal } from "./stream.js";
-import { showJournal, showLinks, showRequests, showWorkers } from "./tables.js";
+import { showLinks, showRequests, showWorkers } from "./tables.js";
 import { drawTopology } from "./topology.js";
 
 const NUM_POINTS = 300;
 const NUM_REQUESTS = 60;
 const NUM_ENTRIES = 200;
+// Names of the header; its title has all.
+const MAX_NAMED = 2;
 // Frames come once a second.
 const SILENCE_MS = 5000;
 const MAX_DELAY_MS = 10000;
@@ -48,13 +52,14 @@ function take(frame) {
 
 function show(frame) {
   const { router, routers } = frame;
-  setState(byId("ready"), frame.ready ? "good" : "bad", frame.ready ? "Ready" : "Not ready");
-  byId("ready").title = frame.reason;
+  const state = readiness(frame);
+  setState(byId("ready"), ...state);
+  byId("ready").title = frame.reason || (frame.down.length ? `Down: ${frame.down.join(", ")}` : "");
   setText(byId("model"), router.model);
   const of = routers.length > 1 ? `, one of ${routers.length} routers` : "";
   setText(byId("through"), `seen by ${router.id}${of}`);
   setText(byId("version"), `up ${age(frame.now_s - router.started_s)}, version ${router.version}`);
-  document.title = `${frame.ready ? "" : "Not ready: "}${router.model} on Tandem`;
+  document.title = `${state[0] === "good" ? "" : `${state[1]}: `}${router.model} on Tandem`;
   for (const node of document.querySelectorAll(".own")) node.hidden = routers.length < 2;
   if (frame.ready) hideNotice();
   else showNotice(`No request would be served now: ${frame.reason}.`);
@@ -66,6 +71,13 @@ function show(frame) {
   if (frame.whole || frame.journal.length) showJournal(newestFirst(journal));
 }
 
+function readiness({ ready, down }) {
+  if (!ready) return ["bad", "Not ready"];
+  if (!down.length) return ["good", "Ready"];
+  const more = down.length > MAX_NAMED ? ` and ${down.length - MAX_NAMED} more` : "";
+  return ["warn", `Degraded: ${down.slice(0, MAX_NAMED).join(", ")}${more} down`];
+}
+
 function showTiles(frame) {
   const column = (index) => points.map((point) => point[index]);
   const now = points[points.length - 1];
@@ -73,21 +85,21 @@ function showTiles(frame) {
   const oldest = frame.router.oldest_s > 0 ? `, oldest ${age(frame.router.oldest_s)}` : "";
   const waiting = frame.waiting ? `, ${count(frame.waiting)} without a worker` : "";
   setText(byId("in-hand-detail"), `${count(frame.queued)} queued${waiting}${oldest}`);
-  spark(byId("spark-in-hand"), column(IN_HAND), column(QUEUED));
+  spark(byId("spark-in-hand"), shortCount, column(IN_HAND), column(QUEUED));
   if (!now) return;
   setText(byId("output-rate"), rate(now[OUTPUT]));
   setText(byId("prompt-rate"), rate(now[PROMPT]));
   setText(byId("output-detail"), `peak ${rate(Math.max(...column(OUTPUT)))}`);
   const cached = frame.workers.reduce((sum, worker) => sum + (worker.cached_tokens_per_s || 0), 0);
-  setText(byId("prompt-detail"), `+ ${rate(cached)} from caches`);
-  spark(byId("spark-output"), column(OUTPUT));
-  spark(byId("spark-prompt"), column(PROMPT));
+  setText(byId("prompt-detail"), `+ ${rate(cached)} cached`);
+  spark(byId("spark-output"), shortCount, column(OUTPUT));
+  spark(byId("spark-prompt"), shortCount, column(PROMPT));
   for (const [name, p50, p99] of [["ttft", TTFT50, TTFT99], ["itl", ITL50, ITL99]]) {
     const [number, unit] = duration(now[p50]);
     setText(byId(name), number);
     setText(byId(`${name}-unit`), `${unit} p50`);
     setText(byId(`${name}-detail`), `p99 ${milliseconds(now[p99])}`);
-    spark(byId(`spark-${name}`), column(p50), column(p99));
+    spark(byId(`spark-${name}`), shortDuration, column(p50), column(p99));
   }
 }
 

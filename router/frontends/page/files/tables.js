@@ -1,5 +1,6 @@
-// Workers, links, ended requests and the journal, as rows.
+// Workers, links and ended requests, as rows.
 
+import { idButton } from "./copy.js";
 import { byId, element, keepList, setText, stack } from "./dom.js";
 import { bytes, count, milliseconds, rate, time } from "./format.js";
 
@@ -37,26 +38,28 @@ function replaceIfNew(cell, signature, make) {
 
 export function showWorkers(workers) {
   const body = byId("workers");
-  if (!workers.length) return showEmpty(body, 9, "No worker has connected yet.");
+  if (!workers.length) return showEmpty(body, 10, "No worker has connected yet.");
   const make = () =>
-    row(["", "whole"], ["Device", "half"], ["Queued", "n"], ["Running", "n"], ["KV pages in use", "wide whole"], ["Cached tok/s", "n"], ["Prompt tok/s", "n"], ["Output tok/s", "n"], ["Restarts", "n"]);
+    row(["", "whole"], ["Host", "host half"], ["Device", "half"], ["KV pages", "wide whole"], ["Queued", "n"], ["Running", "n"], ["Cached tok/s", "n"], ["Prompt tok/s", "n"], ["Output tok/s", "n"], ["Restarts", "n"]);
   keepList(body, workers, (worker) => worker.id, make, updateWorker);
 }
 
 function updateWorker(line, worker) {
-  const [name, device, queued, running, pages, cached, prompt, output, restarts] = line.children;
+  const [name, host, device, pages, queued, running, cached, prompt, output, restarts] = line.children;
   line.className = worker.alive ? "" : "away";
   // Its preferred work, if its role is `both`.
   const leans = worker.lean === "prefill" || worker.lean === "decode";
   const role = leans ? `${worker.role}, mostly ${worker.lean}` : worker.role;
   replaceIfNew(name, `${worker.alive} ${role}`, () => [
     element("span", { class: "state" }, element("i", { class: `dot ${worker.alive ? "good" : "bad"}` }), element("span", {}, worker.id)),
-    element("span", { class: "sub" }, `  ${role}${worker.alive ? "" : ", not connected"}`),
+    element("span", { class: "sub below" }, `${role}${worker.alive ? "" : ", not connected"}`),
   ]);
   if (!worker.alive) {
-    for (const cell of [device, queued, running, cached, prompt, output, restarts]) setText(cell, "–");
-    return replaceIfNew(pages, "away", () => element("span", { class: "barline" }, stack([], 0, "not known"), element("span", { class: "sub" }, "–")));
+    for (const cell of [host, device, queued, running, cached, prompt, output, restarts]) setText(cell, "–");
+    return replaceIfNew(pages, "away", () => [stack([], 0, "not known"), element("span", { class: "sub below" }, "–")]);
   }
+  setText(host, worker.host || "–");
+  host.title = worker.host;
   setText(device, worker.device);
   setText(queued, count(worker.queued));
   setText(running, count(worker.running));
@@ -66,10 +69,10 @@ function updateWorker(line, worker) {
   setText(restarts, count(worker.restarts));
   const parts = ["locked", "leased", "cached", "free"].map((state) => [state, worker[state]]);
   const words = parts.map(([state, number]) => `${state} ${count(number)}`).join(", ");
-  replaceIfNew(pages, words, () =>
-    element("span", { class: "barline" }, stack(parts, worker.pages, `${words} of ${count(worker.pages)} pages of ${worker.page_size} tokens`),
-      element("span", { class: "sub" }, `${count(worker.locked + worker.leased)} of ${count(worker.pages)}`)),
-  );
+  replaceIfNew(pages, words, () => [
+    stack(parts, worker.pages, `${words} of ${count(worker.pages)} pages of ${worker.page_size} tokens`),
+    element("span", { class: "sub below" }, `${count(worker.locked + worker.leased)} in use, ${count(worker.cached)} cached, of ${count(worker.pages)}`),
+  ]);
 }
 
 export function showLinks(links, workers) {
@@ -92,18 +95,27 @@ export function showRequests(requests, ownOnly) {
   const body = byId("requests");
   if (!requests.length) return showEmpty(body, 8, ownOnly ? "No request of this key has ended lately." : "No request has ended yet.");
   const make = (request) => {
-    const line = row(["", ""], ["", "id half"], ["", ""], ["Prompt", "n"], ["Output", "n"], ["TTFT", "n"], ["In all", "n"], ["", "wide whole"]);
+    const line = row(["", ""], ["", "half"], ["", ""], ["Prompt", "n"], ["Output", "n"], ["TTFT", "n"], ["In all", "n"], ["", "wide whole"]);
     fillRequest(line, request);
     return line;
   };
   keepList(body, requests, (request) => request.number, make, () => {});
+  // One stop of the Tab key for all ids; the arrow keys go from one to the next.
+  body.querySelectorAll("button.id").forEach((button, i) => (button.tabIndex = i ? -1 : 0));
 }
+
+byId("requests").addEventListener("keydown", (event) => {
+  const next = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
+  if (!next || !event.target.matches("button.id")) return;
+  event.preventDefault();
+  event.target.closest("tr")[next]?.querySelector("button.id").focus();
+});
 
 function fillRequest(line, request) {
   const [ended, id, outcome, prompt, output, ttft, whole, path] = line.children;
   setText(ended, time(request.ended_s));
-  setText(id, request.client_id || request.id);
-  id.title = [request.id, request.prefill && `${request.prefill} to ${request.decode}`, request.attempts > 1 && `${request.attempts} attempts`].filter(Boolean).join(", ");
+  const title = [request.client_id, request.id, request.prefill && `${request.prefill} to ${request.decode}`, request.attempts > 1 && `${request.attempts} attempts`].filter(Boolean).join(", ");
+  id.append(idButton(request.client_id || request.id, title));
   const tries = request.attempts > 1 ? ` \u00d7${request.attempts}` : "";
   setText(outcome, request.outcome + tries);
   if (!GOOD_OUTCOMES.has(request.outcome) && request.outcome !== "abort") outcome.classList.add("bad-text");
@@ -116,16 +128,4 @@ function fillRequest(line, request) {
   setText(whole, milliseconds(request.e2e_ms));
   const words = request.path.map(([name, ms]) => `${NAMES.get(name) ?? name} ${milliseconds(ms)}`).join(", ");
   path.replaceChildren(stack(request.path, request.path.reduce((sum, [, ms]) => sum + ms, 0), words || "nothing is known"));
-}
-
-export function showJournal(entries) {
-  const list = byId("journal");
-  if (!entries.length) return list.replaceChildren(element("li", { class: "empty" }, "Nothing has gone wrong."));
-  const make = (entry) =>
-    element("li", {}, element("time", { class: "muted" }, time(entry.at_s)), element("i", { class: `dot ${entry.fault ? "bad" : "good"}` }), element("span", {}));
-  keepList(list, entries, (entry) => entry.number, make, (line, entry) => {
-    const who = entry.kind === "requests" ? (entry.count > 1 ? `${count(entry.count)} requests` : "1 request") : entry.subject;
-    const times = entry.kind !== "requests" && entry.count > 1 ? ` (${count(entry.count)} times)` : "";
-    setText(line.lastElementChild, `${who} ${entry.text}${times}`);
-  });
 }

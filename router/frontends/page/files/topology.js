@@ -8,6 +8,7 @@ const ROW = 48;
 const HEAD = 20;
 // With more links the rates would overlap, so only the table shows them.
 const MAX_LABELS = 4;
+const LABEL_WIDTH = 72;
 
 export function drawTopology(box, state) {
   const width = Math.max(280, box.clientWidth);
@@ -75,9 +76,11 @@ function linkLines(state, places, width) {
     const thickness = link.bytes_per_s > 0 ? Math.min(5, 1 + Math.log10(1 + link.bytes_per_s / 1e5)) : 1.5;
     drawn.push(svg("path", { class: `link ${kind}`, d: curve(from, to, width), "stroke-width": thickness.toFixed(2) }));
     const room = to.x - from.x - width;
-    if (state.links.length <= MAX_LABELS && room > 84) {
+    if (state.links.length <= MAX_LABELS && room > LABEL_WIDTH + 12) {
       // Links cross in the middle, and one worker's links begin at one point.
-      const at = to.y === from.y ? 0.5 : isFan ? 0.72 : 0.22;
+      const wanted = to.y === from.y ? 0.5 : isFan ? 0.72 : 0.22;
+      const margin = LABEL_WIDTH / 2 / room;
+      const at = Math.min(Math.max(wanted, margin), 1 - margin);
       const y = from.y + NODE_HEIGHT / 2 + (to.y - from.y) * bend(at) + 4;
       labels.push(svg("text", { class: "rate", x: from.x + width + room * at, y, "text-anchor": "middle" }, link.up ? `${bytes(link.bytes_per_s)}/s` : "down"));
     }

@@ -1,19 +1,29 @@
 """The page's files."""
 
 import re
+from urllib.parse import urljoin
 
 import pytest
 
 from tandem.lifecycle import CRITICAL_PATH
-from tandem.router.frontends.page.assets import FILES, PAGE, PAGE_PATHS, PREFIX, load_asset
+from tandem.router.frontends.page.assets import (
+    FILES,
+    LIBRARY_FILES,
+    PAGE,
+    PAGE_PATHS,
+    PAGES,
+    PREFIX,
+    load_asset,
+)
 
 
 def test_the_page_asks_for_nothing_that_is_not_here() -> None:
     for name in FILES:
         text = load_asset(name).content.decode()
-        wanted = re.findall(r'(?:src|href)="([^"#]+)"', text) + re.findall(r'(?:from|import) "\./([^"]+)"', text)
-        for target in wanted:
-            assert PREFIX + target.removeprefix("page/") in PAGE_PATHS, f"{name} asks for {target}"
+        wanted = [urljoin("/", target) for target in re.findall(r'(?:src|href)="([^"#]+)"', text)]
+        wanted += [urljoin(PREFIX, target) for target in re.findall(r'(?:from|import) "(\./[^"]+)"', text)]
+        for path in wanted:
+            assert path in PAGE_PATHS, f"{name} asks for {path}"
         # The security policy would block an address of another machine.
         assert not re.findall(r"(?:https?:)?//(?!www\.w3\.org/2000/svg)[a-z]", text), name
 
@@ -21,7 +31,9 @@ def test_the_page_asks_for_nothing_that_is_not_here() -> None:
 def test_every_file_is_asked_for() -> None:
     everything = b"".join(load_asset(name).content for name in FILES).decode()
     for name in FILES:
-        assert name == PAGE or f"/{name}" in everything, name
+        assert name in PAGES or f"/{name}" in everything, name
+    for name in LIBRARY_FILES:
+        assert f'="page/{name}"'.encode() in load_asset("docs.html").content
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -29,7 +41,7 @@ def test_nothing_in_the_files_needs_a_weaker_policy(name: str) -> None:
     text = load_asset(name).content.decode()
     forbidden = (" style=", " onclick=", "javascript:", "innerHTML", "insertAdjacentHTML", "eval(", "EventSource(")
     assert not [word for word in forbidden if word in text]
-    assert name != PAGE or re.findall(r"<script(?![^>]* src=)", text) == []
+    assert name not in PAGES or re.findall(r"<script(?![^>]* src=)", text) == []
 
 
 def test_a_path_in_front_of_the_page() -> None:
@@ -39,6 +51,13 @@ def test_a_path_in_front_of_the_page() -> None:
     assert proxied.etag != load_asset(PAGE).etag
     # A base element applies to the addresses behind it.
     assert proxied.content.index(b"<base") < proxied.content.index(b"<link")
+
+
+def test_swagger_ui_is_new_enough_for_the_description() -> None:
+    """Version 4 does not take OpenAPI 3.1."""
+    script = load_asset("swagger-ui-bundle.js").content
+    (version,) = set(re.findall(rb'PACKAGE_VERSION:"(\d+)\.', script))
+    assert int(version) >= 5 and len(script) < 2e6
 
 
 def test_every_phase_of_a_request_has_a_name_and_a_colour() -> None:

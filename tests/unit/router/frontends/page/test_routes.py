@@ -1,5 +1,6 @@
 """The page is open and without data; its data need the key and are bounded."""
 
+import asyncio
 import json
 import socket
 import time
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 
 from tandem.router.config import RouterConfig
-from tandem.router.frontends.page.assets import FILES, PAGE
+from tandem.router.frontends.page import routes
+from tandem.router.frontends.page.assets import FILES, LIBRARY_FILES, PAGES, load_asset
+from tandem.router.frontends.page.routes import PART_BYTES, AssetResponse
 from tandem.router.observe.live import feed
 from tandem.router.observe.live.feed import MAX_VIEWERS
 from tandem.router.observe.live.snapshot import Frame, SnapshotBuilder
@@ -78,7 +81,7 @@ def test_the_page_is_open_and_its_parts_are(keyed: tuple[str, int]) -> None:
     assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert answer.headers["vary"] == "Accept" and "fake" not in page
     kinds = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
-    for name in set(FILES) - {PAGE}:
+    for name in {*FILES, *LIBRARY_FILES} - set(PAGES):
         answer = ask(keyed, f"/page/{name}")
         assert (answer.status, answer.headers["content-type"]) == (200, kinds[Path(name).suffix])
         policy = answer.headers["content-security-policy"]
@@ -95,16 +98,57 @@ def test_a_page_that_is_known_is_not_sent_again(keyed: tuple[str, int]) -> None:
         assert ask(keyed, path, **BROWSER, if_none_match='"other"').status == 200
 
 
+def test_the_api_is_described_on_an_open_page_to_those_with_a_key(keyed: tuple[str, int]) -> None:
+    answer = ask(keyed, "/docs", **BROWSER)
+    page = answer.read().decode()
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "/v1/" not in page and "fake" not in page
+    policies = [a.headers["content-security-policy"].split("; ") for a in (answer, ask(keyed, "/", **BROWSER))]
+    assert set(policies[0]) ^ set(policies[1]) == {"img-src 'self' data:", "img-src 'self'"}
+    assert ask(keyed, "/docs", if_none_match=answer.headers["etag"]).status == 304
+    assert ask(keyed, "/openapi.json").status == 401
+    description = json.loads(ask(keyed, "/openapi.json", **AUTHORIZED).read())
+    # Clients do not call the pages.
+    assert not {"/", "/docs", "/live"} & set(description["paths"])
+
+
+def test_a_large_file_arrives_whole(keyed: tuple[str, int]) -> None:
+    for name in LIBRARY_FILES:
+        answer = ask(keyed, f"/page/{name}")
+        content = load_asset(name).content
+        assert answer.headers["content-length"] == str(len(content)) and answer.read() == content
+
+
+@run
+async def test_a_client_that_does_not_read_a_large_file_gets_one_part_and_is_left() -> None:
+    taken: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        taken.append(message)
+        if len(taken) == 3:
+            await asyncio.Event().wait()
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(routes, "ASSET_TIMEOUT_S", 0.05)
+        await AssetResponse(load_asset(LIBRARY_FILES[0]).content)({}, receive, send)
+    assert [len(message.get("body", b"")) for message in taken] == [0, PART_BYTES, PART_BYTES]
+    assert taken[-1]["more_body"]
+
+
 @run
 async def test_a_page_behind_a_proxy_asks_for_its_parts_there() -> None:
     app = HttpCluster([1], root_path="/tandem").routers[0].app
     page = (await http_request(app, "GET", "/")).body
     assert b'<base href="/tandem/">' in page
+    assert b'<base href="/tandem/">' in (await http_request(app, "GET", "/docs")).body
     assert (await http_request(app, "GET", "/page/page.js")).status == 200
 
 
 def test_heads_have_no_body(keyed: tuple[str, int]) -> None:
-    for path, headers in (("/", BROWSER), ("/page/page.js", {}), ("/live", AUTHORIZED)):
+    for path, headers in (("/", BROWSER), ("/page/page.js", {}), ("/page/swagger-ui.css", {}), ("/live", AUTHORIZED)):
         # The answer ends with its head, so the connection is free.
         with closing(HTTPConnection(*keyed, timeout=10.0)) as connection:
             for _ in range(2):
@@ -122,7 +166,8 @@ def test_programs_are_told_what_they_were_always_told(
     assert answer.headers["www-authenticate"] == ("Bearer" if status == 401 else None)
     assert ask(keyed, "/", "POST").status == 405
     assert ask(keyed, "/page/no-such-file", **headers).status == status
-    assert ask(keyed, f"/page/{PAGE}", **headers).status == status
+    for name in PAGES:
+        assert ask(keyed, f"/page/{name}", **headers).status == status
 
 
 def test_data_need_the_key(keyed: tuple[str, int]) -> None:

@@ -1,5 +1,5 @@
 from tandem.messages import Heartbeat, Shipped, WorkerStats
-from tandem.router.observe.live.rates import NO_RATES, NUM_SAMPLES, WorkerRates
+from tandem.router.observe.live.rates import NO_RATES, NUM_LINK_SAMPLES, NUM_SAMPLES, WorkerRates
 from tests.fakes.router_harness import RouterHarness
 from tests.fakes.scripted_worker import ScriptedWorker
 
@@ -18,8 +18,29 @@ def test_rates_of_last_seconds() -> None:
         h.clock.advance(1.0)
     found = rates.of("p0")
     assert (found.prompt_tokens, found.output_tokens, found.cached_tokens) == (30, 0, 60)
-    assert found.sent_bytes == {("d0", "tcp"): 1000, ("d1", "tcp"): 0}
+    assert rates.sent_bytes("p0") == {("d0", "tcp"): 1000, ("d1", "tcp"): 0}
     assert rates.total(lambda its: its.prompt_tokens) == 30
+
+
+def test_rates_of_links_cover_ten_seconds() -> None:
+    """A handover every six seconds is a rate above 0 at all times."""
+    h, rates = RouterHarness(), WorkerRates()
+    seen = []
+    for second in range(40):
+        say(h.p[0], second, shipped=(Shipped("tcp", 1, 6000 * (second // 6), "d0"),), prompt_tokens_computed=second)
+        rates.sample(h.router.workers)
+        seen.append(rates.sent_bytes("p0").get(("d0", "tcp"), 0.0))
+        h.clock.advance(1.0)
+    assert set(seen[NUM_LINK_SAMPLES:]) == {600.0, 1200.0}
+    # A link that was not used before counts from its first bytes.
+    say(h.p[0], 40, shipped=(Shipped("tcp", 1, 6000 * 6, "d0"), Shipped("shm", 1, 5000, "d0")))
+    rates.sample(h.router.workers)
+    assert rates.sent_bytes("p0")["d0", "shm"] == 500
+    for second in range(NUM_LINK_SAMPLES):
+        h.clock.advance(1.0)
+        say(h.p[0], 41 + second, shipped=(Shipped("tcp", 1, 6000 * 6, "d0"), Shipped("shm", 1, 5000, "d0")))
+        rates.sample(h.router.workers)
+    assert set(rates.sent_bytes("p0").values()) == {0.0}
 
 
 def test_samples_between_heartbeats_change_nothing() -> None:
@@ -41,7 +62,7 @@ def test_restarted_worker_counts_anew() -> None:
     second_life = ScriptedWorker(h.router, "d0", "decode", life="second")
     say(second_life, 1, output_tokens_computed=0)
     rates.sample(h.router.workers)
-    assert rates.of("d0") == NO_RATES
+    assert rates.of("d0") == NO_RATES and rates.sent_bytes("d0") == {}
     h.clock.advance(1.0)
     say(second_life, 2, output_tokens_computed=5)
     rates.sample(h.router.workers)

@@ -56,6 +56,40 @@ async def test_workers_links_and_what_is_away() -> None:
 
 
 @run
+async def test_what_is_down_is_named() -> None:
+    here = RouterAddresses("", "", "")
+    planned = {"p0": "prefill", "d0": "decode", "d1": "decode"}
+    h = RouterHarness(num_decode=2, workers=planned, routers={"router-0": here, "router-1": here})
+    h.router.elsewhere.record("router-1", RouterCounts(0, 0))
+    frames = builder(h)
+    assert everything(frames)["down"] == []
+    h.router.lose_worker(h.d[1].worker, "silent", "no heartbeat")
+    h.router.elsewhere.forget("router-1")
+    seen = everything(frames)
+    # The others serve.
+    assert (seen["ready"], seen["down"]) == (True, ["d1", "router-1"])
+    h.router.set_workers({"p0": "prefill", "d0": "decode"})
+    h.router.elsewhere.record("router-1", RouterCounts(0, 0))
+    assert everything(frames)["down"] == []
+
+
+@run
+async def test_each_worker_has_a_host_and_links_a_rate_of_ten_seconds() -> None:
+    h = RouterHarness(0, 1)
+    worker = ScriptedWorker(h.router, "p0", "prefill", address="10.0.0.5:4000")
+    worker.link_to("d0")
+    frames = builder(h)
+    for second in range(9):
+        # One handover of 8 kB, long before the last frame.
+        worker.say(Heartbeat(second, WorkerStats(shipped=(Shipped("tcp", 1, 8000 * (second > 1), "d0"),))))
+        frames.sample()
+        h.clock.advance(1.0)
+    seen = everything(frames)
+    assert [w["host"] for w in seen["workers"]] == ["10.0.0.5", "nowhere"]
+    assert seen["links"][0]["bytes_per_s"] == 1000
+
+
+@run
 async def test_a_worker_of_both_roles_has_no_links() -> None:
     h = RouterHarness(num_prefill=0, num_decode=0)
     ScriptedWorker(h.router, "b0", "both")
