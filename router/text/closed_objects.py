@@ -1,7 +1,7 @@
 """Closes the objects of JSON schemas: a weak model adds keys to an open object until its output is cut off."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 _DEFINITIONS = ("$defs", "definitions")
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", *_DEFINITIONS)
@@ -18,32 +18,33 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
     Objects that several schemas describe together stay open: each of them would forbid the others' properties. Raises
     RecursionError.
     """
-    shared: set[str] = set()
-    while True:
-        num_before = len(shared)
-        shared |= {ref for place in _places(schema, shared) if place.is_part and (ref := place.schema.get("$ref"))}
-        if len(shared) == num_before:
-            break
+    shared = _shared_references(schema)
     return _closed(schema, "#" in shared, shared)
 
 
-class _Place(NamedTuple):
-    """Attributes: is_part: whether other schemas describe the same object."""
-
-    schema: Mapping[str, Any]
-    is_part: bool
-
-
-def _places(schema: Any, shared: set[str]) -> Iterator[_Place]:
-    waiting = [_Place(schema, "#" in shared)]
+def _shared_references(schema: Mapping[str, Any]) -> set[str]:
+    """Returns the references to schemas that describe an object together with others. Visits each schema twice at
+    most."""
+    shared: set[str] = set()
+    targets: dict[str, list[Any]] = {"#": [schema]}
+    waiting: list[tuple[Any, bool]] = [(schema, False)]
+    visited: set[tuple[int, bool]] = set()
     while waiting:
-        place = waiting.pop()
-        if not isinstance(place.schema, dict):
+        found, is_part = waiting.pop()
+        if not isinstance(found, dict) or (id(found), is_part) in visited:
             continue
-        is_part = place.is_part or _is_composed(place.schema)
-        yield _Place(place.schema, is_part)
-        for key, value in place.schema.items():
-            waiting += [_Place(inner, inner_is_part) for _, inner, inner_is_part in _inner(key, value, is_part, shared)]
+        visited.add((id(found), is_part))
+        is_part = is_part or _is_composed(found)
+        reference = found.get("$ref")
+        if is_part and isinstance(reference, str) and reference not in shared:
+            shared.add(reference)
+            waiting += [(target, True) for target in targets.get(reference, ())]
+        for key, value in found.items():
+            for name, inner, inner_is_part in _inner(key, value, is_part, shared):
+                if key in _DEFINITIONS:
+                    targets.setdefault(_pointer(key, name), []).append(inner)
+                waiting.append((inner, inner_is_part))
+    return shared
 
 
 def _inner(key: str, value: Any, is_part: bool, shared: set[str]) -> Iterator[tuple[Any, Any, bool]]:

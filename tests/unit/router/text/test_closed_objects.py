@@ -7,7 +7,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from tandem.grammar_limits import LIMITS
-from tandem.router.text import grammar_check
+from tandem.router.text import closed_objects, grammar_check
 from tandem.router.text.closed_objects import close_objects
 
 A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -82,3 +82,25 @@ def test_schemas_that_refer_to_themselves() -> None:
         for _ in range(900):
             deep = {"items": deep}
         grammar_check.translate("json_schema", json.dumps(deep))
+
+
+def test_a_chain_of_references_costs_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_looks = 0
+    look = closed_objects._is_composed
+
+    def counted(schema: Any) -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        return look(schema)
+
+    monkeypatch.setattr(closed_objects, "_is_composed", counted)
+    length = 200
+    definitions = {f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(length)} | {f"a{length}": A}
+    closed = close_objects({"$defs": definitions, "allOf": [{"$ref": "#/$defs/a0"}, B]})
+    assert "additionalProperties" not in closed["$defs"][f"a{length}"]
+    assert num_looks < 4 * length
+
+
+def test_a_reference_that_is_no_text_is_left_to_the_grammar() -> None:
+    schema = {"allOf": [{"$ref": {"a": 1}}, B]}
+    assert close_objects(schema) == schema
