@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
@@ -36,9 +37,13 @@ def _field_names(kind: Any, prefix: str = "") -> list[str]:
 
 
 class CheckInstalled:
-    """Asks the installed tandem in a process of its own: this process has loaded another one, perhaps."""
+    """Asks the installed tandem in a process of its own: this process has loaded another one, perhaps.
 
-    def __init__(self) -> None:
+    A process that does not answer in time is killed, which counts as a refusal.
+    """
+
+    def __init__(self, timeout_s: float = CHECK_TIMEOUT_S) -> None:
+        self._deadline = time.monotonic() + timeout_s
         # A file of this folder would be found before the installed package.
         command = [sys.executable, "-P", "-c", "from tandem.deploy.supervise import installed; installed.main()"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -46,12 +51,17 @@ class CheckInstalled:
     def refusal(self) -> str | None:
         """Returns the reason not to start a process anew, or ""; None while it is not known."""
         if self._process.poll() is None:
-            return None
+            if time.monotonic() < self._deadline:
+                return None
+            self._process.kill()
         output, errors = self._process.communicate()
         if self._process.returncode:
             said = errors.strip().splitlines()[-1:] or [f"exit status {self._process.returncode}"]
             return f"the installed tandem does not start: {said[0]}"
-        return difference(described(), json.loads(output))
+        try:
+            return difference(described(), json.loads(output))
+        except (ValueError, KeyError, TypeError):
+            return "the installed tandem does not describe itself as this one asks: stop and start the cluster"
 
     def give_up(self) -> None:
         self._process.kill()

@@ -1,6 +1,7 @@
 """Which installed version may join a running cluster."""
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +47,27 @@ def test_broken_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert refusal == "the installed tandem does not start: exit status 1"
+
+
+def test_an_install_that_does_not_answer_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    silent = tmp_path / "python"
+    silent.write_text("#!/bin/sh\nexec sleep 600\n")
+    silent.chmod(0o700)
+    monkeypatch.setattr(installed.sys, "executable", str(silent))
+    assert CheckInstalled(timeout_s=0.0).refusal() == "the installed tandem does not start: exit status -9"
+
+
+@pytest.mark.parametrize("answer", ["hello", "{}", "[]"])
+def test_an_install_that_answers_something_else_is_refused(
+    answer: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = tmp_path / "python"
+    other.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    other.chmod(0o700)
+    monkeypatch.setattr(installed.sys, "executable", str(other))
+    check = CheckInstalled()
+    deadline = time.monotonic() + 60
+    while (refusal := check.refusal()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert refusal.startswith("the installed tandem does not describe itself")
