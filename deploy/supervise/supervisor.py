@@ -112,6 +112,7 @@ class Supervisor:
         """Returns when `stop` is set. Args: on_turn: called several times per second."""
         while not stop.is_set():
             on_turn()
+            self._memory_kills.look()
             ended, _ = ray.wait(list(self._awaited), num_returns=1, timeout=POLL_INTERVAL_S, fetch_local=False)
             for ref in ended:
                 self._handle(self._awaited.pop(ref), ref)
