@@ -59,8 +59,13 @@ def check_memory(
             "what else uses the memory"
         )
     most = (available_bytes - weights) // (num_workers * layout.page_bytes)
+    if not most:
+        change = "a smaller model"
+    elif engine.num_pages:
+        change = f"a num_pages of at most {most}"
+    else:
+        change = f"a max_model_len of at most {most * layout.page_size}"
     raise ValueError(
         f"{where}{own} of {pools // num_workers // layout.page_bytes} pages of {layout.page_bytes} bytes need "
-        f"{pools / MIB:.0f} MiB beside {weights / MIB:.0f} MiB of weights, {free}; use a smaller num_pages, below "
-        f"{most}"
+        f"{pools / MIB:.0f} MiB beside {weights / MIB:.0f} MiB of weights, {free}; use {change}"
     )

@@ -41,7 +41,7 @@ def test_the_message_says_what_to_change(model: ModelConfig) -> None:
     weights, pool = num_weight_bytes(engine, model), num_pool_bytes(engine, layout)
     assert pool == 100 * layout.page_bytes
     check_memory(engine, model, layout, 2 * (weights + pool), num_workers=2)
-    with pytest.raises(ValueError, match=r"2 pools of 100 pages .* of weights.* use a smaller num_pages, below 99$"):
+    with pytest.raises(ValueError, match=r"2 pools of 100 pages .* of weights.* use a num_pages of at most 99$"):
         check_memory(engine, model, layout, 2 * (weights + pool) - 1, num_workers=2)
     with pytest.raises(ValueError, match=r"the weights of one worker need .* use a smaller model, or end what else"):
         check_memory(engine, model, layout, weights)
@@ -50,3 +50,14 @@ def test_the_message_says_what_to_change(model: ModelConfig) -> None:
         check_memory(on_gpu, model, layout, 1000)
     check_memory(on_gpu, model, layout, GIB)
     assert num_pool_bytes(on_gpu, layout) == layout.num_pages_for(64) * layout.page_bytes
+
+
+def test_without_num_pages_the_message_names_the_length(model: ModelConfig) -> None:
+    engine = EngineConfig(model_dir="m", device="cuda", dtype="bfloat16", num_pages=0, max_model_len=640)
+    layout = page_layout_of(model, engine.page_size, engine.dtype, engine.kv_cache_dtype)
+    weights = num_weight_bytes(engine, model)
+    with pytest.raises(ValueError, match=f"use a max_model_len of at most {3 * layout.page_size}$"):
+        check_memory(engine, model, layout, weights + 3 * layout.page_bytes)
+    # No page fits.
+    with pytest.raises(ValueError, match="use a smaller model$"):
+        check_memory(engine, model, layout, weights + 1)
