@@ -58,8 +58,8 @@ class ClientPortTls:
 
     def _load(self) -> None:
         tls = self._tls
-        check_tls_files(tls.cert_file, tls.key_file, tls.client_ca_file)
         try:
+            check_tls_files(tls.cert_file, tls.key_file, tls.client_ca_file)
             pair = (Path(tls.key_file).read_bytes(), Path(tls.cert_file).read_bytes())
             authorities = Path(tls.client_ca_file).read_bytes() if tls.client_ca_file else None
             self._context, self._grpc = (

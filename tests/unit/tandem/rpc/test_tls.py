@@ -1,5 +1,7 @@
 """Checks of TLS files, and a router with TLS."""
 
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -12,6 +14,7 @@ from tandem.config import TlsConfig
 from tandem.deploy.cli.main import main
 from tandem.router.config import RouterConfig
 from tandem.router.process import RouterProcess
+from tandem.rpc import tls as checks
 from tandem.rpc.tls import ClientPortTls, check_tls_files, check_validity
 from tests.conftest import Certificates
 
@@ -152,3 +155,22 @@ def test_wrong_connection_flags_are_a_wrong_call(
     assert main([*command, *flags]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"tandem {command[0]}: {message}") and error.count("\n") == 1
+
+
+def test_a_file_that_goes_while_it_is_read_keeps_the_old_ones(
+    certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert = tmp_path / "cert.pem"
+    shutil.copy(certificates.cert, cert)
+    own = ClientPortTls(TlsConfig(str(cert), certificates.key))
+    shutil.copy(certificates.cert, cert)
+    os.utime(cert, (1.0, 1.0))
+    read = checks._read
+
+    def read_then_gone(file: str, what: str) -> None:
+        read(file, what)
+        cert.unlink(missing_ok=True)
+
+    monkeypatch.setattr(checks, "_read", read_then_gone)
+    # Anything raised here would end the router.
+    own.files.poll()
