@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_DEFINITIONS = ("$defs", "definitions")
-_SCHEMAS_BY_NAME = ("properties", "patternProperties", *_DEFINITIONS)
+_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties", "additionalItems", "unevaluatedProperties")
 # Keywords whose schemas are for the same object.
-_COMPOSING = ("allOf", "anyOf", "oneOf", "$ref")
+_COMPOSING_LISTS = ("allOf", "anyOf", "oneOf")
+_COMPOSING = (*_COMPOSING_LISTS, "$ref")
 _SAYS_OTHERS = ("additionalProperties", "unevaluatedProperties")
 
 
@@ -18,61 +18,59 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
     Objects that several schemas describe together stay open: each of them would forbid the others' properties. Raises
     RecursionError.
     """
-    shared = _shared_references(schema)
-    return _closed(schema, "#" in shared, shared)
+    return _closed(schema, "#", _parts(dict(_schemas(schema))))
 
 
-def _shared_references(schema: Mapping[str, Any]) -> set[str]:
-    """Returns the references to schemas that describe an object together with others. Visits each schema twice at
-    most."""
-    shared: set[str] = set()
-    targets: dict[str, list[Any]] = {"#": [schema]}
-    waiting: list[tuple[Any, bool]] = [(schema, False)]
-    visited: set[tuple[int, bool]] = set()
+def _schemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields all schemas in a schema, with their JSON pointers."""
+    waiting: list[tuple[str, Any]] = [("#", schema)]
     while waiting:
-        found, is_part = waiting.pop()
-        if not isinstance(found, dict) or (id(found), is_part) in visited:
+        pointer, found = waiting.pop()
+        if isinstance(found, dict):
+            yield pointer, found
+            waiting += [(place, inner) for key in found for _, place, inner in _inner(found, key, pointer)]
+
+
+def _parts(schemas: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """Returns the pointers of schemas that describe an object together with others."""
+    parts: set[str] = set()
+    waiting = [pointer for pointer, schema in schemas.items() if _is_composed(schema)]
+    while waiting:
+        pointer = waiting.pop()
+        if pointer in parts or (schema := schemas.get(pointer)) is None:
             continue
-        visited.add((id(found), is_part))
-        is_part = is_part or _is_composed(found)
-        reference = found.get("$ref")
-        if is_part and isinstance(reference, str) and reference not in shared:
-            shared.add(reference)
-            waiting += [(target, True) for target in targets.get(reference, ())]
-        for key, value in found.items():
-            for name, inner, inner_is_part in _inner(key, value, is_part, shared):
-                if key in _DEFINITIONS:
-                    targets.setdefault(_pointer(key, name), []).append(inner)
-                waiting.append((inner, inner_is_part))
-    return shared
+        parts.add(pointer)
+        if isinstance(reference := schema.get("$ref"), str):
+            waiting.append(reference)
+        waiting += [inner for key in _COMPOSING_LISTS for _, inner, _ in _inner(schema, key, pointer)]
+    return parts
 
 
-def _inner(key: str, value: Any, is_part: bool, shared: set[str]) -> Iterator[tuple[Any, Any, bool]]:
-    """Yields name or index, schema, and whether it is a part of an object."""
+def _inner(schema: Mapping[str, Any], key: str, pointer: str) -> list[tuple[Any, str, Any]]:
+    """Returns name or index, JSON pointer and schema, for each schema under a keyword."""
+    value = schema.get(key)
     if key in _SCHEMAS_BY_NAME and isinstance(value, dict):
-        for name, inner in value.items():
-            yield name, inner, key in _DEFINITIONS and _pointer(key, name) in shared
-    elif key in _SCHEMA_LISTS and isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield index, inner, is_part and key in _COMPOSING
-    elif key in _SCHEMAS:
-        yield None, value, False
+        return [(name, f"{pointer}/{key}/{_escaped(name)}", inner) for name, inner in value.items()]
+    if key in _SCHEMA_LISTS and isinstance(value, list):
+        return [(index, f"{pointer}/{key}/{index}", inner) for index, inner in enumerate(value)]
+    if key in _SCHEMAS:
+        return [(None, f"{pointer}/{key}", value)]
+    return []
 
 
-def _closed(schema: Any, is_part: bool, shared: set[str]) -> Any:
+def _closed(schema: Any, pointer: str, parts: set[str]) -> Any:
     if not isinstance(schema, dict):
         return schema
-    is_part = is_part or _is_composed(schema)
     found = dict(schema)
     for key, value in schema.items():
-        inner = [(name, _closed(of, part, shared)) for name, of, part in _inner(key, value, is_part, shared)]
+        inner = [(name, _closed(of, place, parts)) for name, place, of in _inner(schema, key, pointer)]
         if key in _SCHEMAS_BY_NAME and isinstance(value, dict):
             found[key] = dict(inner)
         elif key in _SCHEMA_LISTS and isinstance(value, list):
-            found[key] = [schema for _, schema in inner]
+            found[key] = [closed for _, closed in inner]
         elif inner:
             [(_, found[key])] = inner
-    if "properties" in schema and not is_part and not any(name in schema for name in _SAYS_OTHERS):
+    if "properties" in schema and pointer not in parts and not any(name in schema for name in _SAYS_OTHERS):
         found["additionalProperties"] = False
     return found
 
@@ -84,5 +82,5 @@ def _is_composed(schema: Mapping[str, Any]) -> bool:
     return num_parts > (0 if "properties" in schema else 1)
 
 
-def _pointer(key: str, name: str) -> str:
-    return f"#/{key}/{name.replace('~', '~0').replace('/', '~1')}"
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")

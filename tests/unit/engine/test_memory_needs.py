@@ -59,5 +59,5 @@ def test_without_num_pages_the_message_names_the_length(model: ModelConfig) -> N
     with pytest.raises(ValueError, match=f"use a max_model_len of at most {3 * layout.page_size}$"):
         check_memory(engine, model, layout, weights + 3 * layout.page_bytes)
     # No page fits.
-    with pytest.raises(ValueError, match="use a smaller model$"):
+    with pytest.raises(ValueError, match=r"use a smaller model$"):
         check_memory(engine, model, layout, weights + 1)

@@ -104,3 +104,10 @@ def test_a_chain_of_references_costs_its_length(monkeypatch: pytest.MonkeyPatch)
 def test_a_reference_that_is_no_text_is_left_to_the_grammar() -> None:
     schema = {"allOf": [{"$ref": {"a": 1}}, B]}
     assert close_objects(schema) == schema
+
+
+def test_a_part_by_reference_may_be_anywhere() -> None:
+    both = {"allOf": [{"$ref": "#/properties/x"}, B]}
+    schema = {"type": "object", "properties": {"x": A, "y": both}, "required": ["x", "y"]}
+    assert takes(schema, {"x": {"a": 1}, "y": {"a": 1, "b": 2}})
+    assert not takes(schema, {"x": {"a": 1}, "y": {"a": 1, "b": 2}, "z": 3})
