@@ -59,6 +59,7 @@ TESTED_ELSEWHERE = {
     "router/frontends/openai/one_output.py": "unit/router/frontends/responses/test_routes.py",
     "router/frontends/openai/tools_schema.py": "unit/router/frontends/openai/test_chat.py",
     "router/frontends/openai/server.py": "unit/router/frontends/openai/test_middleware.py",
+    "router/frontends/responses/kept_items.py": "unit/router/frontends/responses/test_routes.py",
     "router/frontends/responses/schema.py": "unit/router/frontends/responses/test_routes.py",
     "router/requests/request_spec.py": "unit/router/frontends/test_base.py",
     "tandem/client/progress.py": "unit/tandem/client/test_clients.py",
