@@ -24,7 +24,8 @@ from tandem.router.text.generation_config import SamplingDefaults
 from tandem.router.text.input_encoder import InputEncoder
 from tandem.router.text.output_format import OutputFormat
 from tandem.router.text.output_text import OutputText
-from tandem.router.text.prompt_encoder import MAX_ROLE_LEN, PromptCut, PromptEncoder
+from tandem.router.text.prompt_cut import PromptCut
+from tandem.router.text.prompt_encoder import MAX_ROLE_LEN, PromptEncoder
 from tandem.router.text.structured_output import GrammarChecker, StructuredOutput
 from tandem.router.text.tokenizer import Tokenizer
 from tandem.router.workers.peer_counts import RouterCounts

@@ -13,7 +13,7 @@ from tandem.router.frontends.base import Frontend, tokenizing
 from tandem.router.frontends.generation import Generation
 from tandem.router.frontends.sampling import check_vocabulary
 from tandem.router.requests.request_spec import RequestSpec, TokenizedPrompt
-from tandem.router.text.input_encoder import Truncation
+from tandem.router.text.prompt_cut import PromptCut
 from tandem.sampling_params import SamplingParams
 
 # Inputs of one request in flight: enough for a worker's forward passes, and few beside a full queue.
@@ -49,17 +49,21 @@ def embedding_params(frontend: Frontend, dimensions: int | None, *, is_normalize
     return EmbeddingParams(dimensions, is_normalized)
 
 
+def input_cut(frontend: Frontend, num_tokens: int | None, *, keeps_end: bool) -> PromptCut | None:
+    """Raises InvalidRequestError."""
+    with mistakes_in("truncate_prompt_tokens"):
+        return frontend.inputs.cut(num_tokens, keeps_end=keeps_end)
+
+
 async def tokenize_inputs(
     frontend: Frontend,
     inputs: Sequence[EmbedInput],
     namespace: str,
-    truncation: Truncation | None,
+    cut: PromptCut | None,
     *,
     add_special_tokens: bool = True,
 ) -> list[TokenizedPrompt]:
     """Raises InvalidRequestError, OverloadedError."""
-    with mistakes_in("truncate_prompt_tokens"):
-        frontend.inputs.check(truncation)
     limit = max_input_tokens(frontend)
     received = now_ns()
     prompts: list[TokenizedPrompt] = []
@@ -68,9 +72,9 @@ async def tokenize_inputs(
         ids: Sequence[int]
         with mistakes_in("input"), tokenizing():
             if isinstance(one, str):
-                ids = await frontend.inputs.encode(one, truncation, add_special_tokens=add_special_tokens)
+                ids = await frontend.inputs.encode(one, cut, add_special_tokens=add_special_tokens)
             else:
-                ids = frontend.inputs.fitted(one, truncation)
+                ids = frontend.inputs.fitted(one, cut)
                 if ids:
                     check_vocabulary(frontend.tokenizer, ids)
             if not ids:

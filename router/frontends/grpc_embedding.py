@@ -13,11 +13,11 @@ from tandem.router.frontends.embedding import (
     embedded,
     embedding_params,
     floats,
+    input_cut,
     num_at_once,
     tokenize_inputs,
 )
 from tandem.router.frontends.generation import Generation
-from tandem.router.text.input_encoder import Truncation
 from tandem.v1 import inference_pb2 as pb
 
 # A client that takes no embedding for this long loses its call, as over HTTP.
@@ -45,7 +45,9 @@ class Embeddings:
         with frontend.admission(key, at_once):
             namespace = frontend.cache_namespace(key, request.cache_namespace)
             inputs = [_input(one) for one in request.inputs]
-            prompts = await tokenize_inputs(frontend, inputs, namespace, _truncation(request))
+            num_kept = request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
+            cut = input_cut(frontend, num_kept, keeps_end=request.keep_last_tokens)
+            prompts = await tokenize_inputs(frontend, inputs, namespace, cut)
         generations = begin_embeddings(
             frontend, prompts, params, key=key, request_id=request_id, priority=request.priority
         )
@@ -77,12 +79,6 @@ def _params(frontend: Frontend, request: pb.EmbedRequest) -> EmbeddingParams:
         raise InvalidRequestError("dimensions must be at least 1; leave it out for all", "dimensions")
     is_normalized = request.normalize if request.HasField("normalize") else True
     return embedding_params(frontend, dimensions, is_normalized=is_normalized)
-
-
-def _truncation(request: pb.EmbedRequest) -> Truncation | None:
-    if not request.HasField("truncate_prompt_tokens"):
-        return None
-    return Truncation(request.truncate_prompt_tokens, keeps_last=request.keep_last_tokens)
 
 
 def _input(one: pb.EmbedInput) -> EmbedInput:

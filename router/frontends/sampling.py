@@ -118,7 +118,7 @@ def sampling_params(
             num_prompt_logprobs=options.num_prompt_logprobs,
             grammar=options.grammar,
             allowed_token_ids=tuple(options.allowed_token_ids),
-            logprob_token_ids=tuple(options.logprob_token_ids),
+            logprob_token_ids=tuple(dict.fromkeys(options.logprob_token_ids)),
             **options.plain,
         )
 

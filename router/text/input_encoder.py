@@ -2,31 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 
 from tandem.router.errors import RequestTooLargeError
-from tandem.router.text.prompt_encoder import (
-    MAX_INLINE_CHARACTERS,
-    MAX_TOKENS_OF_CUTS,
-    PIECE_CHARACTERS,
-    PLAUSIBLE_CHARACTERS_PER_TOKEN,
-)
+from tandem.router.text.prompt_cut import PromptCut, surely_beyond
+from tandem.router.text.prompt_encoder import MAX_INLINE_CHARACTERS
 from tandem.router.text.tokenizer import Tokenizer
 
 # truncate_prompt_tokens for as many tokens as the model takes.
 AS_MANY_AS_FIT = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Truncation:
-    """
-    Attributes:
-        num_tokens: tokens to keep, special ones included; AS_MANY_AS_FIT for the model's length.
-        keeps_last: keep the last tokens instead of the first.
-    """
-
-    num_tokens: int
-    keeps_last: bool = False
 
 
 class InputEncoder:
@@ -43,21 +26,24 @@ class InputEncoder:
         self._max_model_len = max_model_len
         self._beside = beside
 
-    def check(self, truncation: Truncation | None) -> None:
-        """Raises ValueError."""
-        if truncation is None or truncation.num_tokens == AS_MANY_AS_FIT:
-            return
-        if not 1 <= truncation.num_tokens <= self._max_model_len:
+    def cut(self, num_tokens: int | None, *, keeps_end: bool) -> PromptCut | None:
+        """Args: num_tokens: to keep, or AS_MANY_AS_FIT; None: no truncation. Raises ValueError."""
+        if num_tokens is None:
+            return None
+        if num_tokens == AS_MANY_AS_FIT:
+            return PromptCut(self._max_model_len, keeps_end)
+        if not 1 <= num_tokens <= self._max_model_len:
             raise ValueError(
-                f"at least 1 and at most {self._max_model_len} tokens can be kept, not {truncation.num_tokens}; "
+                f"at least 1 and at most {self._max_model_len} tokens can be kept, not {num_tokens}; "
                 f"{AS_MANY_AS_FIT} keeps as many as the model takes"
             )
+        return PromptCut(num_tokens, keeps_end)
 
-    async def encode(self, text: str, truncation: Truncation | None, *, add_special_tokens: bool) -> list[int]:
+    async def encode(self, text: str, cut: PromptCut | None, *, add_special_tokens: bool) -> list[int]:
         """Raises ValueError, RequestTooLargeError, TimeoutError."""
 
         def encode() -> list[int]:
-            return self._encode(text, truncation, add_special_tokens)
+            return self._encode(text, cut, add_special_tokens)
 
         if len(text) > MAX_INLINE_CHARACTERS:
             return await self._beside(encode)
@@ -65,43 +51,22 @@ class InputEncoder:
         await asyncio.sleep(0)
         return encode()
 
-    def fitted(self, token_ids: Sequence[int], truncation: Truncation | None) -> Sequence[int]:
+    def fitted(self, token_ids: Sequence[int], cut: PromptCut | None) -> Sequence[int]:
         """Returns the kept tokens. Raises RequestTooLargeError."""
-        if truncation is None:
-            self._check_num_tokens(len(token_ids))
-            return token_ids
-        num_kept = self._num_kept(truncation)
-        return token_ids[max(0, len(token_ids) - num_kept) :] if truncation.keeps_last else token_ids[:num_kept]
+        if cut is not None:
+            return cut.of(token_ids)
+        self._check_num_tokens(len(token_ids))
+        return token_ids
 
-    def _encode(self, text: str, truncation: Truncation | None, add_special_tokens: bool) -> list[int]:
-        if truncation is None:
-            if self._part(text, self._max_model_len, from_end=False) != text:
-                raise self._too_long(f"more than {self._max_model_len} tokens")
-            encoding = self._tokenizer.tokenize(text, add_special_tokens)
-            # Before building the list of ids under the GIL.
-            self._check_num_tokens(len(encoding))
-            return encoding.ids
-        num_kept = self._num_kept(truncation)
-        part = self._part(text, num_kept, from_end=truncation.keeps_last)
-        return self._tokenizer.tokenize_cut(
-            part, num_kept, keeps_last=truncation.keeps_last, add_special_tokens=add_special_tokens
-        )
-
-    def _part(self, text: str, num_tokens: int, *, from_end: bool) -> str:
-        """Returns the shortest part, in pieces, that surely has more tokens; else the whole text."""
-        if len(text) <= num_tokens * PLAUSIBLE_CHARACTERS_PER_TOKEN:
-            return text
-        num_found = -MAX_TOKENS_OF_CUTS
-        for length in range(PIECE_CHARACTERS, len(text), PIECE_CHARACTERS):
-            end = len(text) - length + PIECE_CHARACTERS if from_end else length
-            piece = text[end - PIECE_CHARACTERS : end]
-            num_found += max(0, len(self._tokenizer.tokenize(piece, False)) - MAX_TOKENS_OF_CUTS)
-            if num_found > num_tokens:
-                return text[len(text) - length :] if from_end else text[:length]
-        return text
-
-    def _num_kept(self, truncation: Truncation) -> int:
-        return self._max_model_len if truncation.num_tokens == AS_MANY_AS_FIT else truncation.num_tokens
+    def _encode(self, text: str, cut: PromptCut | None, add_special_tokens: bool) -> list[int]:
+        if cut is not None:
+            return cut.tokens(self._tokenizer, text, add_special_tokens=add_special_tokens)
+        if surely_beyond(self._tokenizer, text, self._max_model_len):
+            raise self._too_long(f"more than {self._max_model_len} tokens")
+        encoding = self._tokenizer.tokenize(text, add_special_tokens)
+        # Before building the list of ids under the GIL.
+        self._check_num_tokens(len(encoding))
+        return encoding.ids
 
     def _check_num_tokens(self, num_tokens: int) -> None:
         if num_tokens > self._max_model_len:

@@ -4,11 +4,11 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from tandem.router.errors import PromptTooLongError
 from tandem.router.text.chat import Chat, Message
+from tandem.router.text.prompt_cut import PromptCut, surely_beyond
 from tandem.router.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -21,32 +21,10 @@ MAX_INLINE_MESSAGES = 64
 MAX_MESSAGES = 2048
 # Characters of a role's name, which a template writes.
 MAX_ROLE_LEN = 64
-# Texts have 3 to 5 characters per token. Longer texts are counted in pieces first, up to the model's length.
-PLAUSIBLE_CHARACTERS_PER_TOKEN = 8
-PIECE_CHARACTERS = 2**16
-# Extra tokens of a piece, whose ends may cut tokens.
-MAX_TOKENS_OF_CUTS = 64
 # Each thread takes a core, because tokenizing releases the GIL.
 MAX_ENCODING_THREADS = 4
 MAX_ENDING_CHARACTERS = 64
 TIMEOUT_S = 60.0
-
-
-class PromptCut(NamedTuple):
-    """
-    Attributes:
-        num_tokens: length of the longest prompt that stays whole.
-        keeps_end: whether the last tokens stay; False: the first.
-    """
-
-    num_tokens: int
-    keeps_end: bool
-
-    def of(self, items: Sequence[T]) -> Sequence[T]:
-        return self.part(items, self.num_tokens)
-
-    def part(self, items: Sequence[T], num_items: int) -> Sequence[T]:
-        return items[max(0, len(items) - num_items) :] if self.keeps_end else items[:num_items]
 
 
 class PromptEncoder:
@@ -117,48 +95,21 @@ class PromptEncoder:
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def _encode(self, text: str, *, add_special_tokens: bool, cut: PromptCut | None = None) -> list[int]:
-        encode: Callable[[str, bool], list[int]] = self._encode_at_once
         if cut is None:
             self._check_characters(len(text))
-        else:
-            encode = partial(self._encode_cut, cut)
         if len(text) <= MAX_INLINE_CHARACTERS:
-            return encode(text, add_special_tokens)
-        return await self._beside(self._encoding, encode, text, add_special_tokens)
+            return self._encode_at_once(text, add_special_tokens, cut)
+        return await self._beside(self._encoding, self._encode_at_once, text, add_special_tokens, cut)
 
-    def _encode_at_once(self, text: str, add_special_tokens: bool) -> list[int]:
-        if len(text) > self._max_model_len * PLAUSIBLE_CHARACTERS_PER_TOKEN:
-            self._check_pieces(text)
+    def _encode_at_once(self, text: str, add_special_tokens: bool, cut: PromptCut | None) -> list[int]:
+        if cut is not None:
+            return cut.tokens(self._tokenizer, text, add_special_tokens=add_special_tokens)
+        if num_tokens := surely_beyond(self._tokenizer, text, self._max_model_len - 1):
+            raise self._too_long(f"more than {num_tokens} tokens > {self._max_model_len - 1} maximum")
         encoding = self._tokenizer.tokenize(text, add_special_tokens)
         # Before building the list of ids under the GIL.
         self.check_num_tokens(len(encoding))
         return encoding.ids
-
-    def _encode_cut(self, cut: PromptCut, text: str, add_special_tokens: bool) -> list[int]:
-        """Tokenizes as much of the text's kept side as its tokens need. Special tokens stay."""
-        num_wanted = max(0, cut.num_tokens - (self._tokenizer.num_special_tokens if add_special_tokens else 0))
-        # The cut may change the tokens beside it.
-        num_needed = num_wanted + MAX_TOKENS_OF_CUTS
-        num_characters = PLAUSIBLE_CHARACTERS_PER_TOKEN * num_needed
-        while True:
-            window = cut.part(text, num_characters)
-            encoding = self._tokenizer.tokenize(str(window), False)
-            # Even the longest tokens do not need more characters.
-            is_enough = len(encoding) >= num_needed or num_characters >= self._max_characters
-            if is_enough or len(window) == len(text):
-                break
-            num_characters *= 4
-        encoding.truncate(num_wanted, direction="left" if cut.keeps_end else "right")
-        return self._tokenizer.finish(encoding, add_special_tokens)
-
-    def _check_pieces(self, text: str) -> None:
-        """Counts the tokens of a text until they exceed the model's length."""
-        num_tokens = 0
-        for start in range(0, len(text), PIECE_CHARACTERS):
-            encoding = self._tokenizer.tokenize(text[start : start + PIECE_CHARACTERS], False)
-            num_tokens += max(0, len(encoding) - MAX_TOKENS_OF_CUTS)
-            if num_tokens >= self._max_model_len:
-                raise self._too_long(f"more than {num_tokens} tokens > {self._max_model_len - 1} maximum")
 
     def _check_characters(self, num_characters: int) -> None:
         if num_characters > self._max_characters:

@@ -76,14 +76,6 @@ class Tokenizer:
         """Returns the ids of a text's encoding that was made without special tokens."""
         return self._tokenizer.post_process(encoding, None, add_special_tokens).ids
 
-    def tokenize_cut(self, text: str, num_tokens: int, *, keeps_last: bool, add_special_tokens: bool) -> list[int]:
-        """Keeps the special tokens, and the first or last other ones, `num_tokens` in all. Raises ValueError for a lone
-        surrogate."""
-        encoding = self.tokenize(text, add_special_tokens=False)
-        num_special = self._tokenizer.num_special_tokens_to_add(False) if add_special_tokens else 0
-        encoding.truncate(max(0, num_tokens - num_special), direction="left" if keeps_last else "right")
-        return self._tokenizer.post_process(encoding, None, add_special_tokens).ids[:num_tokens]
-
     def encode_chat(self, chat: Chat | Sequence[Message]) -> list[int]:
         # The template writes BOS.
         return self.tokenize(self.render_chat(chat), add_special_tokens=False).ids

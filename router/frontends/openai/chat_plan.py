@@ -25,7 +25,7 @@ from tandem.router.text import structured_output as structures
 from tandem.router.text.chat import Chat
 from tandem.router.text.output_format import NONE, OutputFormat
 from tandem.router.text.output_parser import OutputParser
-from tandem.router.text.prompt_encoder import PromptCut
+from tandem.router.text.prompt_cut import PromptCut
 from tandem.router.text.reasoning import CLOSING, OPENING, Beginning
 from tandem.router.text.structured_output import StructuredOutput
 from tandem.router.text.tool_grammar import CALL_STYLES

@@ -17,6 +17,7 @@ from tandem.router.frontends.embedding import (
     embedded,
     embedding_params,
     floats,
+    input_cut,
     num_at_once,
     tokenize_inputs,
 )
@@ -24,7 +25,6 @@ from tandem.router.frontends.generation import Generation
 from tandem.router.frontends.openai.embeddings_schema import EmbeddingList, EmbeddingRequest
 from tandem.router.frontends.openai.request import count_unknown_fields
 from tandem.router.frontends.openai.streaming import READ_TIMEOUT_S, to_json, unless_client_leaves
-from tandem.router.text.input_encoder import Truncation
 
 
 class PiecesResponse(Response):
@@ -67,8 +67,9 @@ async def serve_embeddings(frontend: Frontend, body: EmbeddingRequest, request: 
         params = embedding_params(frontend, body.dimensions, is_normalized=body.is_normalized)
         with frontend.admission(key, at_once):
             namespace = frontend.cache_namespace(key, body.cache_namespace or body.cache_salt or "")
+            cut = input_cut(frontend, body.truncate_prompt_tokens, keeps_end=body.truncation_side == "left")
             prompts = await tokenize_inputs(
-                frontend, inputs, namespace, _truncation(body), add_special_tokens=body.add_special_tokens is not False
+                frontend, inputs, namespace, cut, add_special_tokens=body.add_special_tokens is not False
             )
         generations = begin_embeddings(
             frontend,
@@ -103,12 +104,6 @@ async def serve_embeddings(frontend: Frontend, body: EmbeddingRequest, request: 
         with frontend.refusals_counted(request_id):
             request.state.hold(len(pieces[-1]))
     return PiecesResponse([*pieces, b"]}"])
-
-
-def _truncation(body: EmbeddingRequest) -> Truncation | None:
-    if body.truncate_prompt_tokens is None:
-        return None
-    return Truncation(body.truncate_prompt_tokens, keeps_last=body.truncation_side == "left")
 
 
 def _value(generation: Generation, body: EmbeddingRequest) -> list[float] | str:

@@ -7,7 +7,7 @@ from tandem.router.frontends.openai.lenient import Unserved
 
 _NOT_KEPT = "conversations are not kept by this API: send all messages, or use /v1/responses"
 _REASONING = "switches of the chat template are sent in chat_template_kwargs"
-_NEVER_CUT = "prompts are never cut here: send only the part to read"
+_NOT_CUT = "it does not cut prompts here: send only the part to read"
 _NO_SOURCES = "no search and no stored documents here: send the text itself"
 _FIRST_MESSAGE = "send a message of role system"
 
@@ -29,10 +29,10 @@ FOREIGN_PROMPTS = {
     "plugins": _refused(_NO_SOURCES, []),
     "data_sources": _refused(_NO_SOURCES, []),
     "search_parameters": _refused(_NO_SOURCES),
-    "transforms": _refused(_NEVER_CUT, []),
-    "num_ctx": _refused(f"the model's length is the server's; {_NEVER_CUT}"),
-    "num_keep": _refused(_NEVER_CUT, 0),
-    "n_keep": _refused(_NEVER_CUT, 0),
+    "transforms": _refused(_NOT_CUT, []),
+    "num_ctx": _refused("the model's length is the server's: send only the part to read"),
+    "num_keep": _refused(_NOT_CUT, 0),
+    "n_keep": _refused(_NOT_CUT, 0),
     # Templates.
     "enable_thinking": _refused(_REASONING),
     "thinking": _refused(_REASONING),
@@ -49,7 +49,7 @@ FOREIGN_PROMPTS = {
     "options": _refused("options are fields of the body here, for example max_tokens and temperature", {}),
 }
 # On paths other than completions, chats and embeddings.
-TRUNCATION = {"truncate_prompt_tokens": _refused(_NEVER_CUT)}
+TRUNCATION = {"truncate_prompt_tokens": _refused(_NOT_CUT)}
 # On paths where a prompt is `prompt` or `messages`.
 OTHER_CONVERSATIONS = {
     "system": _refused(_FIRST_MESSAGE, ""),

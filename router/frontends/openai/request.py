@@ -14,7 +14,7 @@ from tandem.router.frontends.openai.lenient import LenientRequest
 from tandem.router.frontends.openai.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
 from tandem.router.frontends.openai.streaming import unless_client_leaves
 from tandem.router.requests.request_spec import TokenizedPrompt
-from tandem.router.text.prompt_encoder import PromptCut
+from tandem.router.text.prompt_cut import PromptCut
 from tandem.router.text.structured_output import JSON_OBJECT, StructuredOutput, choices
 from tandem.sampling_params import ALL_LOGPROBS
 

@@ -11,7 +11,7 @@ from tandem.router.frontends.base import Frontend, PromptInput, TokenizedPrompt
 from tandem.router.frontends.grpc import InferenceService
 from tandem.router.policies.table import ROUTING_POLICIES
 from tandem.router.router import Router
-from tandem.router.text.prompt_encoder import PromptCut
+from tandem.router.text.prompt_cut import PromptCut
 from tests.fakes.routing import CheckedPolicy
 from tests.fakes.simulation.calls import SimCall
 from tests.fakes.tokenizer import ByteTokenizer

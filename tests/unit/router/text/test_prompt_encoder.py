@@ -9,11 +9,11 @@ from tokenizers import Encoding
 
 from tandem.router.text import prompt_encoder
 from tandem.router.text.chat import Chat
+from tandem.router.text.prompt_cut import PIECE_CHARACTERS
 from tandem.router.text.prompt_encoder import (
     MAX_INLINE_CHARACTERS,
     MAX_INLINE_MESSAGES,
     MAX_MESSAGES,
-    PIECE_CHARACTERS,
     PromptEncoder,
 )
 from tandem.router.text.tokenizer import Tokenizer

@@ -97,7 +97,7 @@ def test_what_changes_nothing_is_taken_as_if_it_were_not_there(fields: dict[str,
         ({"num_predict": 5}, "num_predict: this field is called max_tokens here"),
         ({"format": "json"}, "format: this field is called response_format here"),
         ({"options": {"num_predict": 5}}, "options: options are fields of the body here"),
-        ({"num_ctx": 4096}, "num_ctx: the model's length is the server's; prompts are never cut here"),
+        ({"num_ctx": 4096}, "num_ctx: the model's length is the server's: send only"),
         ({"repeat_last_n": 64}, "repeat_last_n: penalties cover the whole text here"),
         (
             chat(enable_thinking=False),
