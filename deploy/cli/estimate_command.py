@@ -209,7 +209,8 @@ def _print(worker: Worker, load: Load, found: dict[str, Any]) -> None:
 def _print_splits(shared: Sequence[Split], rate: float | None, workers_per_gpu: int) -> None:
     num_workers = max(split.num_prefill + split.num_decode + split.num_both for split in shared)
     asked = f" for {rate:g} requests a second" if rate else ""
-    print(f"\n{num_workers // workers_per_gpu} GPUs{asked}, prefill:decode workers, the best first:\n")
+    num_gpus = num_workers // workers_per_gpu
+    print(f"\n{num_gpus} GPU{'s' if num_gpus > 1 else ''}{asked}, prefill:decode workers, the best first:\n")
     table = _table("split", "requests/s", "limited by", "decode batch", "prompt tokens a forward")
     for split in shared:
         table.add_row(

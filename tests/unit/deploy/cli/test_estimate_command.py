@@ -117,7 +117,7 @@ def test_workers_may_share_gpus(model_dir: str, capsys: pytest.CaptureFixture[st
     flags = ["estimate", "--model", model_dir, "--gpu", "h200", "--workload", "1000/100", "--gpus", "1"]
     assert main([*flags, "--workers-per-gpu", "2"]) == 0
     told = capsys.readouterr().out
-    assert "by each of 2 workers that are always busy" in told and "1 GPUs, prefill:decode workers" in told
+    assert "by each of 2 workers that are always busy" in told and "1 GPU, prefill:decode workers" in told
     assert [row.split()[0] for row in told.splitlines()[-2:]] in (["2", "1:1"], ["1:1", "2"])
     with pytest.raises(SystemExit):
         main([*flags, "--workers-per-gpu", "33"])
