@@ -103,6 +103,7 @@ class Cluster:
         self._has_started = False
         # Wall-clock time: the process that takes over may run on another host.
         self._drains_until: float | None = None
+        self._must_look_at_files = False
         self._ports = ReservedPorts()
         self._cluster_ports = ClusterPorts(ClientAddresses("", ""), {})
         self._model_dir = Path()
@@ -261,6 +262,9 @@ class Cluster:
 
         def take_turn() -> None:
             self._changes.take_turn(lambda job: self._plan_change(job, supervisor, worker))
+            if self._must_look_at_files:
+                self._must_look_at_files = False
+                self._processes.look_at_files()
             if role_plans is not None:
                 role_plans.take_turn()
 
@@ -284,6 +288,11 @@ class Cluster:
         job = RestartJob(process)
         self._changes.ask(job)
         return job
+
+    def look_at_files(self) -> None:
+        """Makes the routers look at their certificates' and keys' files now instead of within WATCH_INTERVAL_S. For
+        handlers of signals: takes no lock."""
+        self._must_look_at_files = True
 
     @property
     def is_draining(self) -> bool:

@@ -181,6 +181,7 @@ class _RecordedRun:
                 return 0
             self._console.print(f"Ready after {self._progress.seconds:.1f} s", highlight=False)
             signal.signal(signal.SIGTERM, self._stop_serving)
+            signal.signal(signal.SIGHUP, self._look_at_files)
             if self._about is not None:
                 path = control_path(self._directory, self._owner)
                 control = ControlServer(path, functools.partial(_answer, self._cluster))
@@ -235,6 +236,9 @@ class _RecordedRun:
         # A second handler that interrupts set() would wait for its lock forever.
         signal.signal(signum, signal.SIG_IGN)
         self._stop.set()
+
+    def _look_at_files(self, signum: int, frame: FrameType | None) -> None:
+        self._cluster.look_at_files()
 
 
 def _answer(cluster: Cluster, asked: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

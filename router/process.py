@@ -79,6 +79,7 @@ class RouterProcess:
         self._open_ports: Callable[[int, int], ClientServers] | None = None
         self._responses: ResponseExchange | None = None
         self._client_servers: list[ClientServers] = []
+        self._must_look = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> RouterAddresses:
@@ -109,6 +110,11 @@ class RouterProcess:
 
     def exchange_leans(self, leans: Mapping[str, Lean]) -> RouterDemand:
         return self._loop_thread.call(self._exchange_leans(leans), PROBE_TIMEOUT_S)
+
+    def look_at_files(self) -> None:
+        """Looks at the files of certificates and keys without waiting for WATCH_INTERVAL_S. Returns at once."""
+        if (loop := self._loop_thread.loop) is not None:
+            loop.call_soon_threadsafe(self._must_look.set)
 
     def drain(self, timeout_s: float) -> int:
         """Returns the number of requests unfinished after `timeout_s`."""
@@ -186,7 +192,7 @@ class RouterProcess:
             asyncio.create_task(_vital(exchange.run())),
             asyncio.create_task(_vital(feed.run())),
             asyncio.create_task(_vital(_report_health(router, health_service))),
-            asyncio.create_task(_vital(watch(watched))),
+            asyncio.create_task(_vital(watch(watched, self._must_look))),
         ]
         return addresses
 

@@ -1,6 +1,7 @@
 """Files of keys and certificates that may be replaced while a process runs."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -68,8 +69,12 @@ def poll_all(watched: Sequence[WatchedFiles]) -> None:
         files.poll()
 
 
-async def watch(watched: Sequence[WatchedFiles]) -> None:
-    """Look every WATCH_INTERVAL_S, until cancelled."""
+async def watch(watched: Sequence[WatchedFiles], must_look: asyncio.Event | None = None) -> None:
+    """Look every WATCH_INTERVAL_S, and when `must_look` is set, until cancelled."""
+    must_look = must_look or asyncio.Event()
     while watched:
-        await asyncio.sleep(WATCH_INTERVAL_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WATCH_INTERVAL_S):
+                await must_look.wait()
+        must_look.clear()
         await asyncio.to_thread(poll_all, watched)

@@ -62,6 +62,11 @@ class RouterActor(SealedActor[RouterConfig]):
         """As Router.exchange_leans; None before the start: ask again."""
         return self._process.exchange_leans(leans) if self._process is not None else None
 
+    def look_at_files(self) -> None:
+        """As RouterProcess.look_at_files; a start reads the files anyway."""
+        if self._process is not None:
+            self._process.look_at_files()
+
     def wait_stopped(self) -> None:
         """Returns after `stop` or the next call of this method. The caller gets an error if the process dies."""
         self._stopped.wait()

@@ -81,7 +81,7 @@ def _run(main: Callable[[Callable[[], None]], int], log_fd: int, writer: int) ->
     status = 1
     try:
         os.setsid()
-        # There is no terminal to hang up: who sends it wants files to be read again, which happens all the time.
+        # There is no terminal to hang up. `run_guarded` takes it nevertheless, for files to be read again.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         with Path(os.devnull).open() as nothing:
             os.dup2(nothing.fileno(), 0)

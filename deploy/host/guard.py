@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from types import FrameType
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from tandem import exit_codes
 from tandem.deploy.host.process_tree import become_subreaper, die_with_parent, end_descendants
@@ -27,6 +27,8 @@ _ORPHAN_GRACE_S = 5.0
 # `uv run` and others forward the terminal's Ctrl-C, which then arrives twice.
 _SAME_STOP_S = 0.5
 _KILL_WAIT_S = 5.0
+# A shell that hangs up on its jobs may end, and its terminal with it, a moment later.
+_HANGUP_SETTLE_S = 0.5
 # si_code of signals from the terminal's keys (SI_KERNEL).
 _SENT_BY_KERNEL = 0x80
 _IDLE_WAIT_S = 60.0
@@ -35,9 +37,12 @@ _IDLE_WAIT_S = 60.0
 def run_guarded(main: Callable[[], int], *, stop_grace_s: float = 20.0) -> int:
     """Runs `main` in a child process; returns its status once none of its descendants is left.
 
-    SIGINT, SIGTERM and SIGHUP reach `main` as SIGTERM, maybe repeatedly. SIGTERM raises SystemExit unless `main` sets
-    its own handler: set it after ray.init(), which sets one. The child is killed after `stop_grace_s`, on a second
-    Ctrl-C, or on SIGQUIT. If this process is killed, `main` gets SIGTERM and a few seconds. atexit has no effect.
+    SIGINT, SIGTERM and the loss of the terminal reach `main` as SIGTERM, maybe repeatedly. SIGTERM raises SystemExit
+    unless `main` sets its own handler: set it after ray.init(), which sets one. The child is killed after
+    `stop_grace_s`, on a second Ctrl-C, or on SIGQUIT. If this process is killed, `main` gets SIGTERM and a few seconds.
+    atexit has no effect.
+
+    Any other SIGHUP reaches `main` as SIGHUP, also if it is ignored here; without a handler of `main` it does nothing.
 
     The calling process must have one thread and no children. A signal's status is 128 + signal.
     """
@@ -50,7 +55,8 @@ def run_guarded(main: Callable[[], int], *, stop_grace_s: float = 20.0) -> int:
     stop_signals = set(_STOP_SIGNALS) - ignored | {signal.SIGTERM}
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Background jobs ignore the terminal's Ctrl-C, but `kill -INT` counts: blocked, even an ignored signal is queued.
-    waited_for = stop_signals | {signal.SIGCHLD, signal.SIGINT}
+    waited_for = stop_signals | {signal.SIGCHLD, signal.SIGINT, signal.SIGHUP}
+    ends_with_terminal = signal.SIGHUP in stop_signals and _has_terminal()
     # Blocked signals stay pending, so none is lost between a check and a wait.
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
     try:
@@ -59,13 +65,16 @@ def run_guarded(main: Callable[[], int], *, stop_grace_s: float = 20.0) -> int:
         guard_pid = os.getpid()
         # Opened before the fork: in the launcher, the guard could be dead already.
         guard_fd = os.pidfd_open(guard_pid)
-        stop_fd = os.eventfd(0)
+        stop_fd, hangup_fd = os.eventfd(0), os.eventfd(0)
         launcher_pid = os.fork()
         if launcher_pid == 0:
-            _launch(main, guard_pid, guard_fd, stop_fd, stop_signals, min(stop_grace_s, _ORPHAN_GRACE_S))
+            watch = _GuardWatch(guard_fd, stop_fd, hangup_fd, min(stop_grace_s, _ORPHAN_GRACE_S))
+            _launch(main, guard_pid, watch, stop_signals)
         os.close(guard_fd)
-        status = _watch(launcher_pid, stop_fd, waited_for, signal.SIGINT in ignored, stop_grace_s)
+        asks = _Asks(stop_fd, hangup_fd, signal.SIGINT in ignored, ends_with_terminal)
+        status = _watch(launcher_pid, asks, waited_for, stop_grace_s)
         os.close(stop_fd)
+        os.close(hangup_fd)
         end_descendants(_SWEEP_GRACE_S)
         _reap()
         return status
@@ -75,9 +84,43 @@ def run_guarded(main: Callable[[], int], *, stop_grace_s: float = 20.0) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
-def _watch(
-    launcher_pid: int, stop_fd: int, waited_for: set[signal.Signals], in_background: bool, stop_grace_s: float
-) -> int:
+def _has_terminal() -> bool:
+    """Whether this process has a controlling terminal that is open at its other end."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+class _Asks(NamedTuple):
+    """How signals to the guard reach the launcher.
+
+    Attributes:
+        stop_fd, hangup_fd: counted events that ask for a stop, and pass SIGHUP on.
+        in_background: the terminal's Ctrl-C is not for this command.
+        ends_with_terminal: the loss of the terminal stops the command.
+    """
+
+    stop_fd: int
+    hangup_fd: int
+    in_background: bool
+    ends_with_terminal: bool
+
+    def is_stop(self, received: signal.struct_siginfo) -> bool:
+        if received.si_signo == signal.SIGINT:
+            return not (self.in_background and received.si_code == _SENT_BY_KERNEL)
+        if received.si_signo != signal.SIGHUP:
+            return True
+        if self.ends_with_terminal:
+            time.sleep(_HANGUP_SETTLE_S)
+            if not _has_terminal():
+                return True
+        os.eventfd_write(self.hangup_fd, 1)
+        return False
+
+
+def _watch(launcher_pid: int, asks: _Asks, waited_for: set[signal.Signals], stop_grace_s: float) -> int:
     asked_at: float | None = None
     killed = False
     deadline = float("inf")
@@ -97,13 +140,13 @@ def _watch(
         received = signal.sigtimedwait(waited_for, min(_IDLE_WAIT_S, max(0.0, deadline - now)))
         if received is None or received.si_signo == signal.SIGCHLD or killed:
             continue
-        if in_background and received.si_signo == signal.SIGINT and received.si_code == _SENT_BY_KERNEL:
+        if not asks.is_stop(received):
             continue
         now = time.monotonic()
         if received.si_signo == signal.SIGQUIT or (asked_at is not None and now - asked_at > _SAME_STOP_S):
             deadline = now
         elif asked_at is None:
-            os.eventfd_write(stop_fd, 1)
+            os.eventfd_write(asks.stop_fd, 1)
             asked_at = now
             deadline = now + stop_grace_s
 
@@ -117,23 +160,17 @@ def _reap() -> dict[int, int]:
 
 
 def _launch(
-    main: Callable[[], int],
-    guard_pid: int,
-    guard_fd: int,
-    stop_fd: int,
-    stop_signals: set[signal.Signals],
-    orphan_grace_s: float,
+    main: Callable[[], int], guard_pid: int, watch: "_GuardWatch", stop_signals: set[signal.Signals]
 ) -> NoReturn:
     status = 1
     try:
         die_with_parent(signal.SIGTERM)
         become_subreaper()
         if os.getppid() == guard_pid:
-            watch = (guard_fd, stop_fd, orphan_grace_s)
 
             def watched() -> int:
                 _set_handlers(stop_signals)
-                threading.Thread(target=_obey_and_outlive, args=watch, name="guard-watch", daemon=True).start()
+                threading.Thread(target=watch.run, name="guard-watch", daemon=True).start()
                 return main()
 
             status = _status_of(watched)
@@ -183,23 +220,32 @@ def _set_handlers(stop_signals: set[signal.Signals]) -> None:
     signal.signal(signal.SIGTERM, stop)
     for signum in stop_signals & {signal.SIGINT, signal.SIGHUP}:
         signal.signal(signum, nothing)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals | {signal.SIGCHLD, signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals | {signal.SIGCHLD, signal.SIGINT, signal.SIGHUP})
 
 
-def _obey_and_outlive(guard_fd: int, stop_fd: int, grace_s: float) -> None:
-    """Stops `main` when the guard asks, and ends the process after the guard's death.
+class _GuardWatch(NamedTuple):
+    """The launcher's view of the guard."""
 
-    Python runs handlers on the main thread, which a signal to the process could leave asleep.
-    """
-    main_thread = threading.main_thread().ident
-    assert main_thread is not None
-    poll = select.poll()
-    poll.register(guard_fd, select.POLLIN)
-    poll.register(stop_fd, select.POLLIN)
-    while guard_fd not in (ready := {fd for fd, _ in poll.poll(_IDLE_WAIT_S * 1000)}):
-        if stop_fd in ready:
-            os.eventfd_read(stop_fd)
-            signal.pthread_kill(main_thread, signal.SIGTERM)
-    time.sleep(grace_s)
-    end_descendants(0.0)
-    os._exit(exit_codes.SIGNALLED + signal.SIGTERM)
+    guard_fd: int
+    stop_fd: int
+    hangup_fd: int
+    orphan_grace_s: float
+
+    def run(self) -> NoReturn:
+        """Stops `main` when the guard asks, passes SIGHUP on, and ends the process after the guard's death.
+
+        Python runs handlers on the main thread, which a signal to the process could leave asleep.
+        """
+        main_thread = threading.main_thread().ident
+        assert main_thread is not None
+        asked = {self.stop_fd: signal.SIGTERM, self.hangup_fd: signal.SIGHUP}
+        poll = select.poll()
+        for fd in (self.guard_fd, *asked):
+            poll.register(fd, select.POLLIN)
+        while self.guard_fd not in (ready := {fd for fd, _ in poll.poll(_IDLE_WAIT_S * 1000)}):
+            for fd in ready:
+                os.eventfd_read(fd)
+                signal.pthread_kill(main_thread, asked[fd])
+        time.sleep(self.orphan_grace_s)
+        end_descendants(0.0)
+        os._exit(exit_codes.SIGNALLED + signal.SIGTERM)

@@ -158,6 +158,10 @@ class Processes:
         self.router_configs = {name: replace(c, workers=planned) for name, c in self.router_configs.items()}
         return [actor.set_workers.remote(planned) for actor in self.running_routers().values()]
 
+    def look_at_files(self) -> None:
+        for actor in self.running_routers().values():
+            actor.look_at_files.remote()
+
     def kinds(self) -> tuple[dict[str, ProcessKind], ProcessKind]:
         """Returns the kind of each process, by name, and of any new worker."""
         router = ProcessKind(

@@ -148,3 +148,23 @@ def test_failed_or_stopped_start_cleans_up(name: str, tiny_model_dir: Path) -> N
     assert process.wait(2 * GONE_S) == 128 + signal.SIGINT
     reader.join()
     assert [p for p in tree if p.is_alive()] == [] and find(name) is None
+
+
+@pytest.mark.slow
+def test_sighup_makes_a_detached_cluster_read_its_keys_again(name: str, tiny_model_dir: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.txt"
+    keys.write_text("first\n")
+    done = serve(name, tiny_model_dir, "--api-key-file", str(keys))
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = find(name)
+    assert run is not None
+
+    def is_admitted(key: str) -> bool:
+        return tandem("status", "--address", run.about.grpc, "--api-key", key).returncode == 0
+
+    assert is_admitted("first")
+    keys.write_text("second\n")
+    os.kill(run.owner.guard.pid, signal.SIGHUP)
+    wait_until(lambda: is_admitted("second"), START_S, "the new key is taken")
+    assert not is_admitted("first") and run.owner.guard.is_alive()
+    assert tandem("stop", name).returncode == 0

@@ -84,6 +84,11 @@ class Command:
     tree: list[ProcessId]
     terminal: int | None
 
+    def hang_up(self) -> None:
+        assert self.terminal is not None
+        os.close(self.terminal)
+        self.terminal = None
+
     def left(self) -> list[ProcessId]:
         """Return living processes: the first ones, and later ones of the session."""
         return [process for process in {*self.tree, *_session(self.process.pid)} if process.is_alive()]
@@ -126,14 +131,16 @@ def start(tmp_path: Path) -> Iterator[Start]:
         )
         at_end.callback(_end, process)
         if keyboard is not None and screen is not None:
-            at_end.callback(os.close, keyboard)
-            at_end.callback(os.close, screen)
+            os.close(screen)
             os.write(keyboard, b"hello\n")
         assert process.stdout is not None
         assert process.stdout.readline() == ("ready hello\n" if terminal else "ready \n")
         guard = ProcessId.of(process.pid)
         tree = descendants(guard.pid)
-        return Command(process, guard, tree[0], [guard, *tree], keyboard)
+        command = Command(process, guard, tree[0], [guard, *tree], keyboard)
+        if keyboard is not None:
+            at_end.callback(lambda: command.hang_up() if command.terminal is not None else None)
+        return command
 
     with at_end:
         yield started
@@ -212,12 +219,36 @@ def test_status_of_main_is_returned_and_leftovers_end(start: Start, tmp_path: Pa
 
 
 def test_stuck_main_is_killed_after_the_grace_or_at_once(start: Start) -> None:
-    hung_up, quit_ = (start(plain("time.sleep(60)", setup=STUCK, grace=grace)) for grace in (0.5, 60.0))
-    os.kill(hung_up.guard.pid, signal.SIGHUP)
+    stopped, quit_ = (start(plain("time.sleep(60)", setup=STUCK, grace=grace)) for grace in (0.5, 60.0))
+    os.kill(stopped.guard.pid, signal.SIGTERM)
     os.kill(quit_.guard.pid, signal.SIGQUIT)
-    for command in (hung_up, quit_):
+    for command in (stopped, quit_):
         command.wait_until_gone(5.0)
         assert command.finish() == (128 + signal.SIGKILL, "")
+
+
+LOOKS = "signal.signal(signal.SIGHUP, lambda *_: print('looks', flush=True))"
+
+
+@pytest.mark.parametrize("has_terminal", [False, True])
+def test_hangup_stops_only_a_command_that_lost_its_terminal(start: Start, has_terminal: bool) -> None:
+    script = plain("time.sleep(60)", setup=LOOKS)
+    if has_terminal:
+        script = script.replace("ready ", "ready hello")
+    command = start(script, terminal=has_terminal)
+    assert command.process.stdout is not None
+    for _ in range(2):
+        os.kill(command.guard.pid, signal.SIGHUP)
+        assert command.process.stdout.readline() == "looks\n"
+    if has_terminal:
+        command.hang_up()
+        # A shell sends it to its jobs.
+        os.kill(command.guard.pid, signal.SIGHUP)
+    else:
+        os.kill(command.guard.pid, signal.SIGTERM)
+    command.wait_until_gone(5.0)
+    status, _ = command.finish()
+    assert status == 128 + signal.SIGTERM
 
 
 def test_stuck_launcher_ends_with_killed_guard_or_second_ctrl_c(start: Start) -> None:
@@ -284,6 +315,7 @@ def test_ignored_hangup_stays_ignored(start: Start) -> None:
     os.killpg(command.guard.pid, signal.SIGHUP)
     time.sleep(0.5)
     assert command.launcher.is_alive()
+    os.kill(command.guard.pid, signal.SIGHUP)
     os.kill(command.guard.pid, signal.SIGTERM)
     command.wait_until_gone(5.0)
     assert command.finish() == (128 + signal.SIGTERM, "")

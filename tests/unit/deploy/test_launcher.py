@@ -1,6 +1,7 @@
 """A supervisor takes over a running cluster, on a fake Ray."""
 
 import json
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,6 +45,7 @@ class FakeActor:
 
     def __init__(self) -> None:
         self.planned: list[dict[str, str]] = []
+        self.num_looks = 0
 
     def __getattr__(self, name: str) -> Any:
         answers: dict[str, Callable[..., Any]] = {
@@ -51,12 +53,16 @@ class FakeActor:
             "open_shared_ports": lambda: None,
             "set_workers": self._set_workers,
             "drain": lambda timeout_s: 1,
+            "look_at_files": self._look_at_files,
         }
         return SimpleNamespace(remote=answers[name])
 
     def _set_workers(self, planned: dict[str, str]) -> dict[str, int]:
         self.planned.append(planned)
         return {}
+
+    def _look_at_files(self) -> None:
+        self.num_looks += 1
 
 
 class FakeHosted:
@@ -170,3 +176,24 @@ def test_a_start_that_was_cut_short_is_made_again_before_it_counts_as_done(
     cluster = recovered(hosted, tmp_path, has_started=False)
     assert sorted(hosted.ended) == sorted(started) == sorted(NAMES)
     assert hosted.saved is not None and hosted.saved.has_started and cluster.actor("both-0") is not None
+
+
+def test_each_order_makes_the_routers_look_at_their_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosted = FakeHosted(NAMES)
+    cluster = recovered(hosted, tmp_path)
+    seen: list[list[int]] = []
+
+    class FakeSupervisor:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def run(self, stop: threading.Event, take_turn: Callable[[], None]) -> None:
+            for must_look in (False, True, False, True):
+                if must_look:
+                    cluster.look_at_files()
+                take_turn()
+                seen.append([hosted.running[name].num_looks for name in NAMES])
+
+    monkeypatch.setattr(launcher, "Supervisor", FakeSupervisor)
+    cluster.supervise(threading.Event())
+    assert seen == [[0, 0, 0], [1, 1, 0], [1, 1, 0], [2, 2, 0]]

@@ -55,9 +55,15 @@ def files(tmp_path: Path) -> Files:
 
 @contextmanager
 def run(config: RouterConfig) -> Iterator[RouterAddresses]:
+    with run_process(config) as (_, addresses):
+        yield addresses
+
+
+@contextmanager
+def run_process(config: RouterConfig) -> Iterator[tuple[RouterProcess, RouterAddresses]]:
     process = RouterProcess(config)
     try:
-        yield process.start()
+        yield process, process.start()
     finally:
         process.stop()
 
@@ -189,6 +195,24 @@ def test_keys_of_the_file_come_and_go(router_model_dir: Path, tmp_path: Path) ->
         path.write_text("third\n")
         wait_until(lambda: http_status(addresses.http, "second") == 401)
         assert admitted(addresses) == {port: {"flag", "third"} for port in ("grpc", "http")}
+
+
+def test_an_order_to_look_does_not_wait_for_the_next_look(
+    router_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched_files, "WATCH_INTERVAL_S", 1000.0)
+    path = tmp_path / "keys.txt"
+    path.write_text("first\n")
+    config = RouterConfig(
+        *(str(router_model_dir), "fake", 64), grpc_port=0, http_port=0, api_keys=("first",), key_file=KeyFile(str(path))
+    )
+    with run_process(config) as (process, addresses):
+        for key, other in (("second", "first"), ("third", "second")):
+            path.write_text(f"{key}\n")
+            assert http_status(addresses.http, key) == 401
+            process.look_at_files()
+            wait_until(lambda key=key: http_status(addresses.http, key) == 200)  # type: ignore[misc]
+            assert http_status(addresses.http, other) == 401
 
 
 def http_status(address: str, key: str) -> int:
