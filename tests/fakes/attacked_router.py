@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import psutil
 
-from tandem.messages import Abort, Finished, FirstToken, Prefill, TokenEvent, Tokens
+from tandem.messages import Abort, Embedded, Finished, FirstToken, Prefill, TokenEvent, Tokens
 from tandem.router.config import RouterConfig
 from tandem.router.process import RouterAddresses, RouterProcess
 from tandem.v1 import inference_pb2 as pb
@@ -146,7 +146,9 @@ class ScriptedWorkers:
                     self._d.say(Finished(*key, "length", index + 1, 0, 1))
                     del self._running[key]
             for message in self._p.sent:
-                if isinstance(message, Prefill):
+                if isinstance(message, Prefill) and message.embedding is not None:
+                    self._p.say(Embedded(message.request_id, message.attempt, bytes(4), 0, 1))
+                elif isinstance(message, Prefill):
                     key = message.request_id, message.attempt
                     self._p.say(FirstToken(*key, 0, 1, "", 0, 1))
                     self._running[key] = 1

@@ -21,6 +21,9 @@ BODY_BYTES_PER_FRAMING_BYTE = 8
 # Pieces of a body, as the parser yields them: each costs about a microsecond.
 MAX_PIECES = 1024
 MIN_BYTES_PER_PIECE = 64
+# A head's separators: ": " and the end of each line; the spaces and version of the first one, and the last line.
+_NUM_BYTES_BESIDE_HEADER = 4
+_NUM_BYTES_BESIDE_REQUEST = len("  HTTP/1.1\r\n\r\n")
 
 
 _TOO_LARGE_HEAD = f"the request's head has more than {MAX_HEAD_BYTES} bytes"
@@ -114,9 +117,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._head_timer is None:
             self._stop(400, "trailers are not taken here: send the body without them")
-        self._num_head_bytes += len(name) + len(value)
-        if self._num_head_bytes > MAX_HEAD_BYTES:
-            self._stop(431, _TOO_LARGE_HEAD)
+        self._num_head_bytes += len(name) + len(value) + _NUM_BYTES_BESIDE_HEADER
+        self._check_head()
         if len(self.headers) >= MAX_HEADERS:
             self._stop(431, f"the request has more than {MAX_HEADERS} headers")
         super().on_header(name, value)
@@ -127,6 +129,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_upgrade():
             # The head comes again without the header.
             return
+        self._num_head_bytes += len(self.parser.get_method()) + len(self.url) + _NUM_BYTES_BESIDE_REQUEST
+        self._check_head()
         self._head_came()
         self._keeper.is_busy(self)
         super().on_headers_complete()
@@ -169,6 +173,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             self.parser.feed_data(b"\r\n".join([*head, b"", b""]))
             self._feed(memoryview(data)[upgrade.args[0] :])
+
+    def _check_head(self) -> None:
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            self._stop(431, _TOO_LARGE_HEAD)
 
     def _is_upgrade(self) -> bool:
         return self.parser.should_upgrade()
