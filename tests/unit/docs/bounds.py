@@ -173,7 +173,7 @@ HTTP_PORT = [
         trials.all_of(trials.head, trials.time_of_a_head),
         size=size(http_connection.MAX_HEAD_BYTES),
         time=f"{seconds(http_connection.HEAD_TIMEOUT_S)} from the connection or its first byte",
-        beyond="431; in time: closed",
+        beyond="431; too late: closed",
     ),
     Bound("headers", trials.headers, size=num(http_connection.MAX_HEADERS), beyond="431"),
     Bound("URL", trials.url, size=size(http_connection.MAX_URL_BYTES), beyond="414"),
@@ -217,7 +217,7 @@ HTTP_PORT = [
         size=f"`--max-body-bytes` ({size(_DEFAULTS.max_body_bytes)})",
         time=f"{seconds(middleware.BODY_TIMEOUT_S)} for a part, {seconds(middleware.WHOLE_BODY_TIMEOUT_S)} in all",
         cost=f"above {size(off_loop.MAX_INLINE_BYTES)} read beside the loop",
-        beyond="413; in time: 408",
+        beyond="413; too late: 408",
     ),
     Bound(
         "large bodies that wait to be read",
@@ -249,7 +249,7 @@ GRPC_PORT = [
         time=f"{seconds(intake.TIMEOUT_S)}; {seconds(intake.GRACE_S)} if others wait, which they do for "
         f"{seconds(read_slots.WAIT_TIMEOUT_S)}",
         cost=f"{size(intake.MAX_READ_BYTES)} together",
-        beyond="`RESOURCE_EXHAUSTED`; in time: `DEADLINE_EXCEEDED`",
+        beyond="`RESOURCE_EXHAUSTED`; too late: `DEADLINE_EXCEEDED`",
     ),
     Bound(
         "message of health and reflection",
@@ -257,7 +257,7 @@ GRPC_PORT = [
         size=size(intake.MAX_SMALL_BYTES),
         time=f"{seconds(intake.SMALL_TIMEOUT_S)}; {seconds(intake.SMALL_GRACE_S)} if others wait",
         cost=f"{intake.NUM_SMALL_SLOTS} at a time, {intake.MAX_SMALL_WAITING} wait",
-        beyond="`RESOURCE_EXHAUSTED`; in time: `DEADLINE_EXCEEDED`",
+        beyond="`RESOURCE_EXHAUSTED`; too late: `DEADLINE_EXCEEDED`",
     ),
     Bound(
         "health watches",
@@ -469,7 +469,7 @@ KEPT = [
     Bound(
         "resume token",
         trials.resume_token,
-        size=f"{num(resumption.DIGEST_BYTES + resumption.MAX_TOKEN_BYTES)} bytes, of proof {resumption.DIGEST_BYTES}",
+        size=f"{num(resumption.DIGEST_BYTES + resumption.MAX_TOKEN_BYTES)} bytes",
         cost="checked before tokenizing",
         beyond="`INVALID_ARGUMENT`",
     ),
@@ -540,7 +540,7 @@ WORKERS = [
         trials.all_of(trials.metrics_head, trials.metrics_time),
         size=f"{size(metrics_server.MAX_HEAD_BYTES)}, no body",
         time=f"{seconds(metrics_server.REQUEST_TIMEOUT_S)} with its answer",
-        beyond="431; in time: closed",
+        beyond="431; too late: closed",
     ),
     Bound(
         "connections to the gRPC ports between processes",
