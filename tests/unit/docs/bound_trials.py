@@ -38,7 +38,7 @@ from tests.fakes.raw_http import error_of, read_all
 TIMEOUT_S = 30.0
 # Stands for the bounds on time.
 SHORT_S = 0.3
-SHORT_SMALL_MESSAGE_S, SHORT_MESSAGE_S = 1.0, 4.0
+SHORT_SMALL_MESSAGE_S, SHORT_MESSAGE_S = 1.0, 3.0
 # Longer than some refusals take.
 REFUSED_S = 3.0
 MAX_CONNECTIONS = 24

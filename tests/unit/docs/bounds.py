@@ -17,7 +17,7 @@ from tandem.engine.weights import gguf_header, headers
 from tandem.grammar_limits import MAX_MASK_CPU_S
 from tandem.kvtransfer.transports import listener as page_listener
 from tandem.kvtransfer.transports.peer_socket import KNOCK_BYTES, TOKEN_BYTES
-from tandem.router import fair_slots, resumption
+from tandem.router import control_server, fair_slots, resumption
 from tandem.router.config import RouterConfig
 from tandem.router.frontends import (
     background,
@@ -49,8 +49,9 @@ from tandem.router.frontends.openai import (
 )
 from tandem.router.frontends.responses import kept_items, truncation
 from tandem.router.frontends.responses import schema as responses_schema
+from tandem.router.observe.live import feed
 from tandem.router.text import grammar_check, prompt_encoder, stop_strings, structured_output
-from tandem.rpc import channel, metrics_server
+from tandem.rpc import channel, metrics_server, recording_service
 from tandem.sampling_params import (
     MAX_GRAMMAR_BYTES,
     MAX_NUM_ALLOWED,
@@ -522,6 +523,20 @@ KEPT = [
         beyond="the next shorter cut",
     ),
     Bound(
+        "viewers of the live page",
+        f"{_UNIT}router/observe/live/test_feed.py::test_places_are_limited_and_freed",
+        size=f"{feed.MAX_VIEWERS} of a router, shared by keys",
+        cost="one frame a second for all",
+        beyond="503",
+    ),
+    Bound(
+        "recording for `tandem trace`",
+        f"{_UNIT}tandem/rpc/test_recording_service.py::test_slices_beyond_the_byte_limit_count_as_dropped",
+        time=seconds(recording_service.MAX_DURATION_S),
+        cost=f"{size(recording_service.MAX_BYTES)}; one at a time",
+        beyond="counted as dropped",
+    ),
+    Bound(
         "edits of `context_management`",
         numbered(context_schema.MAX_EDITS, edits, path=MESSAGES, says="at most {} items", at=_ONE_OF_EACH),
         size=f"{context_schema.MAX_EDITS}, of {context_schema.MAX_NAMES} names",
@@ -549,6 +564,13 @@ WORKERS = [
         time=f"{seconds(channel.HANDSHAKE_TIMEOUT_MS / 1000)} for handshakes, "
         f"{seconds(channel.MAX_CLUSTER_IDLE_MS / 1000)} without a call",
         beyond="closed",
+    ),
+    Bound(
+        "first message of a worker to a router",
+        f"{_UNIT}router/test_control_server.py::test_who_says_nothing_is_not_waited_for",
+        size=f"messages of {size(channel.MAX_MESSAGE_BYTES)}",
+        time=seconds(control_server.HELLO_TIMEOUT_S),
+        beyond="`INVALID_ARGUMENT`",
     ),
     Bound(
         "strangers at a port for pages",
