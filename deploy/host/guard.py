@@ -140,6 +140,9 @@ def _watch(launcher_pid: int, asks: _Asks, waited_for: set[signal.Signals], stop
         received = signal.sigtimedwait(waited_for, min(_IDLE_WAIT_S, max(0.0, deadline - now)))
         if received is None or received.si_signo == signal.SIGCHLD or killed:
             continue
+        if received.si_signo == signal.SIGHUP and asked_at is not None:
+            # The kernel and the shell report the loss of one terminal.
+            continue
         if not asks.is_stop(received):
             continue
         now = time.monotonic()
