@@ -89,7 +89,7 @@ class Place:
         return answer.status, said["error"]["message"] if answer.status >= 400 else ""
 
     @contextlib.contextmanager
-    def channel(self) -> Iterator[grpc.Channel]:
+    def channel(self) -> Iterator[Any]:
         options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
         with grpc.insecure_channel(
             self.grpc, [*options, ("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]

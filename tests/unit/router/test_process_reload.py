@@ -211,7 +211,7 @@ def test_an_order_to_look_does_not_wait_for_the_next_look(
             path.write_text(f"{key}\n")
             assert http_status(addresses.http, key) == 401
             process.look_at_files()
-            wait_until(lambda key=key: http_status(addresses.http, key) == 200)  # type: ignore[misc]
+            wait_until(lambda key=key: http_status(addresses.http, key) == 200)
             assert http_status(addresses.http, other) == 401
 
 
