@@ -497,7 +497,7 @@ KEPT = [
     ),
     Bound(
         "conversation to continue",
-        f"{_UNIT}router/frontends/test_loop_turns.py::test_a_conversation_without_end_is_refused",
+        f"{_UNIT}scenarios/test_loop_turns.py::test_a_conversation_without_end_is_refused",
         size=f"{num(kept_items.MAX_ITEMS)} items, `--max-body-bytes` "
         f"({size(response_exchange.MAX_CONVERSATION_BYTES)})",
         time=f"{seconds(response_exchange.FIND_TIMEOUT_S)} at another router",
