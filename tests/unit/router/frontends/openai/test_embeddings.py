@@ -203,7 +203,9 @@ def test_other_requests_take_the_places_of_later_inputs(model_dir: Path, is_full
     async def run() -> None:
         h = Harness(model_dir, max_queued_requests=4, answers=False)
         first = asyncio.create_task(h.post(input=[[number, 1] for number in range(10)]))
-        await settle()
+        # Inputs are read in turns with the loop.
+        while len(h.worker.prompts) < 4:
+            await settle()
         assert len(h.worker.prompts) == 4
         refused = await h.post(input="x")
         assert refused.status == 429, "the queue is full"
