@@ -60,7 +60,7 @@ def check_encoded(data: bytes, max_model_len: int) -> None:
             # Choices are longer as JSON, whose bytes are limited, so this refuses nothing that would be taken.
             if num_structure_bytes > MAX_STRUCTURE_BYTES + MAX_FIELDS:
                 raise UnreasonableError(
-                    f"structured_output has {num_structure_bytes} bytes; at most {MAX_STRUCTURE_BYTES} are taken"
+                    f"structured_output has {num_structure_bytes} bytes: at most {MAX_STRUCTURE_BYTES} bytes are taken"
                 )
         elif number in (_NUMBERS["token_ids"], _NUMBERS["resume"]):
             num_id_bytes += end - start

@@ -83,7 +83,7 @@ def test_a_small_request_is_the_parser_s() -> None:
         (field(SAMPLING, b"x" * (MAX_SAMPLING_BYTES // 2 + 1)) * 2, "sampling has more than"),
         (field(TOKEN_IDS, field(1, b"\1" * 7 * MAX_MODEL_LEN)), "token ids cannot fit; .* is 100000 tokens"),
         (field(TOKEN_IDS, b"\1" * 4 * MAX_MODEL_LEN) * 2, "bytes of token ids cannot fit"),
-        (field(STRUCTURE, field(3, field(1, b"a") * MANY)), "structured_output has .* at most 65536 are taken"),
+        (field(STRUCTURE, field(3, field(1, b"a") * MANY)), "structured_output has .* at most 65536 bytes are taken"),
         (field(STRUCTURE, field(1, b"x" * MAX_STRUCTURE_BYTES)) * 2, "structured_output has"),
         (field(CHAT, field(1, b"") * MANY), f"the chat has more than {MAX_MESSAGES} messages"),
         (field(CHAT, field(1, b"") * MAX_MESSAGES) + field(CHAT, field(1, b"x" * MANY)), "the chat has more than"),
