@@ -19,7 +19,14 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from tandem.engine.grammar_follower import LEFT, GrammarFollower, ParallelMatchers
-from tandem.grammar_limits import LIMITS, MAX_MASK_CPU_S, TOO_COSTLY, one_line
+from tandem.grammar_limits import (
+    LIMITS,
+    MAX_MASK_CPU_S,
+    MAX_STEP_CPU_S,
+    TOO_COSTLY,
+    TOO_COSTLY_TOGETHER,
+    one_line,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -210,12 +217,25 @@ class Grammars:
     def _make_one_by_one(
         self, alive: Sequence[tuple[int, Constraint, Sequence[int]]], masks: "np.ndarray[Any, np.dtype[np.int32]]"
     ) -> None:
-        """Ends the outputs whose masks cost too much, so that they hold up their batch twice at most."""
+        """Ends the outputs whose masks cost too much, alone or together, so that they hold up their batch twice at
+        most."""
+        costs: list[tuple[float, Constraint]] = []
         for row, constraint, _ in alive:
             began = time.thread_time()
             constraint.matcher.unsafe_compute_mask_ptr(masks[row].ctypes.data, masks[row].nbytes)
-            if time.thread_time() - began > MAX_MASK_CPU_S and not constraint.matcher.is_error():
+            cost = time.thread_time() - began
+            if constraint.matcher.is_error():
+                continue
+            if cost > MAX_MASK_CPU_S:
                 constraint.fail(TOO_COSTLY, may_do_better=False)
+            else:
+                costs.append((cost, constraint))
+        costs.sort(key=lambda pair: pair[0])
+        total = sum(cost for cost, _ in costs)
+        while total > MAX_STEP_CPU_S:
+            cost, costliest = costs.pop()
+            total -= cost
+            costliest.fail(TOO_COSTLY_TOGETHER, may_do_better=False)
 
     def close(self) -> None:
         self._follower.close()

@@ -9,6 +9,12 @@ LIMITS = LLParserLimits(max_items_in_row=2_000, step_lexer_fuel=40_000, step_max
 # An output ends at its second mask in a row that takes longer, in seconds of a processor. Others take up to 8 ms.
 MAX_MASK_CPU_S = 0.02
 TOO_COSTLY = f"a token takes more than {1e3 * MAX_MASK_CPU_S:g} ms of a processor; make the grammar less ambiguous"
+# For the masks of all outputs in a step: beyond it, the costliest outputs end.
+MAX_STEP_CPU_S = 0.05
+TOO_COSTLY_TOGETHER = (
+    f"the grammars of the outputs in progress take more than {1e3 * MAX_STEP_CPU_S:g} ms of a processor for each "
+    "token, and this one is among the costliest; make it simpler, or ask for fewer outputs at once"
+)
 # llguidance's errors quote the grammar and the parser's state.
 MAX_ERROR_LENGTH = 300
 

@@ -74,6 +74,8 @@ async def tokenize_inputs(
             if isinstance(one, str):
                 ids = await frontend.inputs.encode(one, cut, add_special_tokens=add_special_tokens)
             else:
+                # As for texts: a request may have thousands of inputs.
+                await asyncio.sleep(0)
                 ids = frontend.inputs.fitted(one, cut)
                 if ids:
                     check_vocabulary(frontend.tokenizer, ids)
@@ -88,7 +90,7 @@ async def tokenize_inputs(
     return prompts
 
 
-def begin_embeddings(
+async def begin_embeddings(
     frontend: Frontend,
     prompts: Sequence[TokenizedPrompt],
     params: EmbeddingParams,
@@ -99,8 +101,10 @@ def begin_embeddings(
     session_id: str = "",
 ) -> list[Generation]:
     """Makes a Generation for each input, whose tracker gets the embedding. Raises InvalidRequestError."""
-    generations = []
+    generations: list[Generation] = []
     for prompt in prompts:
+        if len(generations) % MAX_AT_ONCE == 0:
+            await asyncio.sleep(0)
         spec = RequestSpec(
             prompt,
             _SAMPLING,

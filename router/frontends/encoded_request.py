@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from tandem.embedding import MAX_INPUTS
 from tandem.router.errors import PromptTooLongError
 from tandem.router.text.prompt_encoder import MAX_MESSAGES
+from tandem.router.text.structured_output import MAX_BYTES as MAX_STRUCTURE_BYTES
 from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
 from tandem.v1 import inference_pb2 as pb
 
@@ -45,7 +46,7 @@ def check_encoded(data: bytes, max_model_len: int) -> None:
     """Raises UnreasonableError. Malformed requests are left to the parser."""
     if len(data) <= MAX_UNCHECKED_BYTES:
         return
-    num_messages = num_sampling_bytes = num_id_bytes = 0
+    num_messages = num_sampling_bytes = num_structure_bytes = num_id_bytes = 0
     for number, start, end in _fields(data, 0, len(data), MAX_FIELDS, _TOO_MANY_FIELDS):
         if number == _NUMBERS["sampling"]:
             num_sampling_bytes += end - start
@@ -53,6 +54,13 @@ def check_encoded(data: bytes, max_model_len: int) -> None:
                 raise UnreasonableError(
                     f"sampling has more than {MAX_SAMPLING_BYTES} bytes: logit_bias may name {MAX_NUM_BIASED} tokens "
                     f"and stop_token_ids {MAX_NUM_STOP_TOKENS}"
+                )
+        elif number == _NUMBERS["structured_output"]:
+            num_structure_bytes += end - start
+            # Choices are longer as JSON, whose bytes are limited, so this refuses nothing that would be taken.
+            if num_structure_bytes > MAX_STRUCTURE_BYTES + MAX_FIELDS:
+                raise UnreasonableError(
+                    f"structured_output has {num_structure_bytes} bytes: at most {MAX_STRUCTURE_BYTES} bytes are taken"
                 )
         elif number in (_NUMBERS["token_ids"], _NUMBERS["resume"]):
             num_id_bytes += end - start

@@ -48,7 +48,7 @@ class Embeddings:
             num_kept = request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
             cut = input_cut(frontend, num_kept, keeps_end=request.keep_last_tokens)
             prompts = await tokenize_inputs(frontend, inputs, namespace, cut)
-        generations = begin_embeddings(
+        generations = await begin_embeddings(
             frontend, prompts, params, key=key, request_id=request_id, priority=request.priority
         )
         return cls(frontend, key, request.request_id, generations, at_once)

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MAX_RESPONSES = 16384
 MAX_BYTES = 128 * 2**20
@@ -18,6 +18,7 @@ class KeptResponse:
         answer: JSON object; empty once it can no longer be found.
         previous: the response that it continues; kept as long as this one.
         num_holders: kept responses that continue this one, plus one while it can be found.
+        num_turns: when it was made, itself included.
     """
 
     response_id: str
@@ -28,6 +29,10 @@ class KeptResponse:
     output_items: bytes
     previous: "KeptResponse | None"
     num_holders: int = 0
+    num_turns: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_turns = 1 + (self.previous.num_turns if self.previous is not None else 0)
 
     @property
     def num_bytes(self) -> int:

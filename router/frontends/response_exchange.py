@@ -26,6 +26,8 @@ FIND_TIMEOUT_S = 2.0
 # Concurrent lookups: each conversation may have MAX_CONVERSATION_BYTES.
 MAX_ASKED = 32
 WAIT_TIMEOUT_S = 10.0
+# Of a conversation: each has an item, and a lookup takes 0.4 us for each.
+MAX_TURNS = 2**13
 # As large as a body that holds the whole conversation may be by default.
 MAX_CONVERSATION_BYTES = 8 * 2**20
 
@@ -111,7 +113,9 @@ class ResponseExchange(router_pb2_grpc.RouterResponsesServicer):
     def _change_here(self, request: pb.ChangeConversationRequest) -> bool:
         named = request.conversation_id, request.key_digest
         if request.HasField("turn"):
-            turn = request.turn
+            turn, earlier = request.turn, self.kept.find(*named)
+            if earlier is not None and earlier.previous is not None and earlier.previous.num_turns >= MAX_TURNS:
+                raise _not_continued(f"the conversation has {MAX_TURNS} turns, and can have no more: begin a new one")
             return self.kept.extend(*named, input_items=turn.input_items, output_items=turn.output_items)
         return self.kept.change(*named, request.answer)
 
@@ -129,7 +133,12 @@ class ResponseExchange(router_pb2_grpc.RouterResponsesServicer):
     async def ChangeConversation(
         self, request: pb.ChangeConversationRequest, context: grpc.aio.ServicerContext
     ) -> pb.ChangeConversationResult:
-        return pb.ChangeConversationResult(found=self._change_here(request))
+        found = False
+        try:
+            found = self._change_here(request)
+        except InvalidRequestError as error:
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, str(error))
+        return pb.ChangeConversationResult(found=found)
 
     async def FindResponse(
         self, request: pb.FindResponseRequest, context: grpc.aio.ServicerContext

@@ -1,9 +1,12 @@
 from collections.abc import Sequence
+from functools import lru_cache
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 1024
 # Longer pieces are searched as a whole: a step takes 1 to 2 us per character.
 MAX_STEPPED_CHARACTERS = 1024
+# A request's outputs share their tables: 16 of them take 2 ms, and there may be 128 outputs.
+NUM_KEPT_TABLES = 64
 
 
 def check_stop_strings(stop_strings: Sequence[str]) -> None:
@@ -68,19 +71,25 @@ class _Automaton:
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
         self.num_matched = 0
-        # Length of the longest proper border of each prefix.
-        self._fallback = [0] * len(pattern)
-        matched = 0
-        for i in range(1, len(pattern)):
-            matched = self._next(matched, pattern[i])
-            self._fallback[i] = matched
+        self._fallback = _fallback(pattern)
 
     def advance(self, character: str) -> bool:
         """Returns whether the whole string is matched; no character may follow then."""
-        self.num_matched = self._next(self.num_matched, character)
+        self.num_matched = _next(self.pattern, self._fallback, self.num_matched, character)
         return self.num_matched == len(self.pattern)
 
-    def _next(self, matched: int, character: str) -> int:
-        while matched and self.pattern[matched] != character:
-            matched = self._fallback[matched - 1]
-        return matched + 1 if self.pattern[matched] == character else 0
+
+@lru_cache(NUM_KEPT_TABLES)
+def _fallback(pattern: str) -> Sequence[int]:
+    """Returns the length of the longest proper border of each prefix."""
+    found = [0] * len(pattern)
+    matched = 0
+    for i in range(1, len(pattern)):
+        matched = found[i] = _next(pattern, found, matched, pattern[i])
+    return found
+
+
+def _next(pattern: str, fallback: Sequence[int], matched: int, character: str) -> int:
+    while matched and pattern[matched] != character:
+        matched = fallback[matched - 1]
+    return matched + 1 if pattern[matched] == character else 0

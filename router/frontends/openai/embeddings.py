@@ -71,7 +71,7 @@ async def serve_embeddings(frontend: Frontend, body: EmbeddingRequest, request: 
             prompts = await tokenize_inputs(
                 frontend, inputs, namespace, cut, add_special_tokens=body.add_special_tokens is not False
             )
-        generations = begin_embeddings(
+        generations = await begin_embeddings(
             frontend,
             prompts,
             params,

@@ -117,12 +117,13 @@ class ResponseServing:
 
     async def _keep(self, response: dict[str, Any]) -> None:
         output_items = to_json(response["output"]).encode()
-        if self._body.store is not False:
-            self._store(response, output_items)
+        # Before it is stored: a failure here ends a response in the background, and that is stored too.
         if (conversation_id := self._body.conversation_id) is not None:
             await self._responses.extend(
                 conversation_id, self._owner, input_items=self._input_items, output_items=output_items
             )
+        if self._body.store is not False:
+            self._store(response, output_items)
 
     def _store(self, response: dict[str, Any], output_items: bytes) -> None:
         self._responses.kept.keep(

@@ -185,6 +185,26 @@ def test_output_whose_masks_cost_too_much_ends_alone(grammars: Grammars, monkeyp
     assert ambiguous.error == module.TOO_COSTLY and not ambiguous.may_do_better
 
 
+def test_the_costliest_outputs_of_a_step_end_if_all_take_too_long(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = "".join(f'r{number}: r{number} "a" | "a"\n' for number in range(300))
+    start = " | ".join(f"r{number}" for number in range(300))
+    heavy = [ready(grammars.constraint(grammar_from("lark", f"start: {start}\n{rules}"))) for _ in range(16)]
+    cheap = ready(grammars.constraint(grammar_from("regex", "a+")))
+    # A busy machine makes one mask no costlier: only together they take too long.
+    monkeypatch.setattr(module, "MAX_STEP_CPU_S", 0.003)
+    output: list[int] = []
+    for _ in range(3):
+        # Fast machines make so few masks within the time that they are not looked at one by one.
+        monkeypatch.setattr(grammars, "_last_masks_s", 1.0)
+        going_on = [constraint for constraint in heavy if not constraint.error]
+        assert allowed(grammars, *going_on, cheap)[-1] == ({IDS["a"], END, OTHER_END} if output else {IDS["a"]})
+        output += output_of("a")
+        grammars.follow([(constraint, output, 0) for constraint in (*heavy, cheap) if not constraint.error])
+    assert not cheap.error and {constraint.error for constraint in heavy} - {""} == {module.TOO_COSTLY_TOGETHER}
+
+
 def test_output_outside_the_grammar_is_an_error(grammars: Grammars) -> None:
     constraint = ready(grammars.constraint(grammar_from("regex", "a")))
     constraint.follow(output_of("b"), 0)

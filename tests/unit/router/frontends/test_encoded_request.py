@@ -15,13 +15,15 @@ from tandem.router.frontends.encoded_request import (
 )
 from tandem.router.text.prompt_encoder import MAX_MESSAGES
 from tandem.router.text.stop_strings import MAX_STOP_STRING_LENGTH, MAX_STOP_STRINGS
+from tandem.router.text.structured_output import MAX_BYTES as MAX_STRUCTURE_BYTES
 from tandem.sampling_params import MAX_NUM_BIASED, MAX_NUM_STOP_TOKENS
 from tandem.v1 import inference_pb2 as pb
 
 MAX_MODEL_LEN = 100_000
 MANY = 2 * MAX_UNCHECKED_BYTES
-TEXT, TOKEN_IDS, CHAT, SAMPLING = (
-    pb.GenerateRequest.DESCRIPTOR.fields_by_name[name].number for name in ("text", "token_ids", "chat", "sampling")
+TEXT, TOKEN_IDS, CHAT, SAMPLING, STRUCTURE = (
+    pb.GenerateRequest.DESCRIPTOR.fields_by_name[name].number
+    for name in ("text", "token_ids", "chat", "sampling", "structured_output")
 )
 
 
@@ -52,8 +54,9 @@ FULL_SAMPLING = pb.SamplingParams(
         pb.GenerateRequest(token_ids=pb.TokenIds(ids=[2**32 - 1] * MAX_MODEL_LEN)),
         pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="user", content="x" * 99)] * MAX_MESSAGES)),
         pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="user", content="é" * 10**6)] * 3)),
+        pb.GenerateRequest(text="x" * MANY, structured_output=pb.StructuredOutput(regex="x" * MAX_STRUCTURE_BYTES)),
     ],
-    ids=["text", "token_ids", "messages", "long messages"],
+    ids=["text", "token_ids", "messages", "long messages", "long grammar"],
 )
 def test_what_could_be_served_is_parsed(request_: pb.GenerateRequest) -> None:
     data = request_.SerializeToString()
@@ -80,6 +83,8 @@ def test_a_small_request_is_the_parser_s() -> None:
         (field(SAMPLING, b"x" * (MAX_SAMPLING_BYTES // 2 + 1)) * 2, "sampling has more than"),
         (field(TOKEN_IDS, field(1, b"\1" * 7 * MAX_MODEL_LEN)), "token ids cannot fit; .* is 100000 tokens"),
         (field(TOKEN_IDS, b"\1" * 4 * MAX_MODEL_LEN) * 2, "bytes of token ids cannot fit"),
+        (field(STRUCTURE, field(3, field(1, b"a") * MANY)), "structured_output has .* at most 65536 bytes are taken"),
+        (field(STRUCTURE, field(1, b"x" * MAX_STRUCTURE_BYTES)) * 2, "structured_output has"),
         (field(CHAT, field(1, b"") * MANY), f"the chat has more than {MAX_MESSAGES} messages"),
         (field(CHAT, field(1, b"") * MAX_MESSAGES) + field(CHAT, field(1, b"x" * MANY)), "the chat has more than"),
         (field(CHAT, field(1, field(1, b"") * MANY)), f"messages has more than {MAX_MESSAGE_FIELDS} fields"),
@@ -89,8 +94,8 @@ def test_a_small_request_is_the_parser_s() -> None:
         (field(CHAT, field(1, b"") * MANY) + b"\xff", "the chat has more than"),
     ],
     ids=[
-        "map", "packed", "sampling in parts", "token ids", "token ids in parts", "messages", "messages in parts",
-        "fields of a message", "fields", "groups", "malformed",
+        "map", "packed", "sampling in parts", "token ids", "token ids in parts", "choices", "grammar in parts",
+        "messages", "messages in parts", "fields of a message", "fields", "groups", "malformed",
     ],
 )  # fmt: skip
 def test_what_could_not_be_served_is_not_parsed(data: bytes, message: str) -> None:

@@ -191,3 +191,21 @@ def test_a_conversation_that_is_too_long_is_not_sent() -> None:
                 assert await first.find(response_id, KEY, with_earlier=False) is not None
 
     run(scenario)
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_a_conversation_has_a_limit_of_turns(monkeypatch: pytest.MonkeyPatch, is_elsewhere: bool) -> None:
+    monkeypatch.setattr(response_exchange, "MAX_TURNS", 3)
+
+    async def scenario() -> None:
+        async with two_routers() as (first, second, _):
+            name = second.new_id(CONVERSATION)
+            keep(second, name, b"")
+            asked = first if is_elsewhere else second
+            for _ in range(3):
+                assert await asked.extend(name, KEY, input_items=b"[]", output_items=b"[]")
+            with pytest.raises(InvalidRequestError, match="has 3 turns, and can have no more: begin a new one"):
+                await asked.extend(name, KEY, input_items=b"[]", output_items=b"[]")
+            assert await asked.change(name, KEY, b"{}")
+
+    run(scenario)

@@ -1,9 +1,16 @@
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.router.text import stop_strings as module
-from tandem.router.text.stop_strings import StopStringMatcher, check_stop_strings
+from tandem.router.text.stop_strings import (
+    MAX_STOP_STRING_LENGTH,
+    MAX_STOP_STRINGS,
+    StopStringMatcher,
+    check_stop_strings,
+)
 
 # Few letters, so that strings overlap.
 letters = st.text("ab", max_size=12)
@@ -109,3 +116,13 @@ def test_found_stop_string() -> None:
     assert matcher.scan_next("a") == "" and matcher.found is None
     assert matcher.scan_next("bc") == ""
     assert matcher.found == "ab"
+
+
+def test_the_outputs_of_a_request_share_what_is_computed_from_its_stop_strings() -> None:
+    stop_strings = [chr(65 + number) + "ab" * (MAX_STOP_STRING_LENGTH // 2 - 1) for number in range(MAX_STOP_STRINGS)]
+    began = time.thread_time()
+    StopStringMatcher(stop_strings)
+    first = time.thread_time()
+    others = [StopStringMatcher(stop_strings) for _ in range(127)]
+    assert time.thread_time() - first < 20 * (first - began)
+    assert others[0].scan_next(f"-{stop_strings[0]}") == "-" and not others[1].matched

@@ -1,12 +1,14 @@
 """Strict JSON bodies."""
 
+import contextlib
 import json
+import time
 from typing import Any
 
 import pytest
 from starlette.exceptions import HTTPException
 
-from tandem.router.frontends.openai.body import FieldRefusal, check_structure, parse_json
+from tandem.router.frontends.openai.body import MAX_DIGITS, FieldRefusal, check_structure, parse_json
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,28 @@ def test_what_is_no_json_is_said_to_be_none(body: bytes, message: str) -> None:
     with pytest.raises(HTTPException) as refused:
         parse_json(body)
     assert (refused.value.status_code, refused.value.detail) == (400, message)
+
+
+@pytest.mark.parametrize("offset", range(0, 64, 7))
+def test_integers_have_a_limit_of_digits(offset: int) -> None:
+    largest, text = "9" * MAX_DIGITS, "8" * 2 * MAX_DIGITS
+    taken = f'{" " * offset}[{largest}, -1{largest[1:-1]}, "{text}", 0.{text}]'
+    assert parse_json(taken.encode())[:3] == [int(largest), -int(f"1{largest[1:-1]}"), text]
+    with pytest.raises(HTTPException) as refused:
+        parse_json(f"{' ' * offset}[1, {largest}9]".encode())
+    assert refused.value.detail == "the body holds a number with too many digits"
+
+
+def test_long_integers_take_no_longer_than_others() -> None:
+    def cpu_s(number: str) -> float:
+        body = f"[{','.join([number] * (2**22 // len(number)))}]".encode()
+        began = time.thread_time()
+        with contextlib.suppress(HTTPException):
+            parse_json(body)
+        return time.thread_time() - began
+
+    # Meanwhile no other thread runs.
+    assert cpu_s("9" * 4000) < cpu_s("9" * 100)
 
 
 def test_two_halves_make_a_character() -> None:

@@ -24,10 +24,12 @@ from tandem.router.text.embedding_dimensions import EmbeddingDimensions
 from tandem.router.text.tokenizer import Tokenizer
 from tests.fakes.embedding_worker import EmbeddingWorker, values_of
 from tests.fakes.http_requests import HttpAnswer, http_request
+from tests.fakes.loop_watch import LoopWatch
 from tests.fakes.router_harness import settle
 from tests.fakes.tokenizer_files import byte_level, save
 
 MAX_MODEL_LEN = 300
+MAX_TURN_S = 0.04
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +203,9 @@ def test_other_requests_take_the_places_of_later_inputs(model_dir: Path, is_full
     async def run() -> None:
         h = Harness(model_dir, max_queued_requests=4, answers=False)
         first = asyncio.create_task(h.post(input=[[number, 1] for number in range(10)]))
-        await settle()
+        # Inputs are read in turns with the loop.
+        while len(h.worker.prompts) < 4:
+            await settle()
         assert len(h.worker.prompts) == 4
         refused = await h.post(input="x")
         assert refused.status == 429, "the queue is full"
@@ -316,3 +320,18 @@ def test_keys_do_not_share_cached_prefixes(model_dir: Path) -> None:
         assert first != second
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("given", [["some text"] * MAX_INPUTS, [[65, 66, 67] * 40] * MAX_INPUTS], ids=["texts", "ids"])
+def test_many_inputs_do_not_hold_the_loop(model_dir: Path, given: Any) -> None:
+    async def scenario() -> None:
+        harness, watch = Harness(model_dir), LoopWatch()
+        await harness.post(input="hi")
+        async with watch:
+            answer = await harness.post(input=given)
+        assert answer.status == 200 and len(answer.json["data"]) == MAX_INPUTS
+        print(watch)
+        # CPU time of the loop's thread: 20 ms, mostly the test's own; without turns 60 to 75 ms.
+        assert watch.longest_cpu_s < MAX_TURN_S
+
+    asyncio.run(scenario())

@@ -1,8 +1,13 @@
 """Responses that nobody waits for: polled, cancelled, kept."""
 
+import asyncio
 from typing import Any
 
+import pytest
+
 from tandem.messages import Admit
+from tandem.router.errors import UnavailableError
+from tandem.router.frontends.response_exchange import ResponseExchange
 from tests.fakes import chat_templates
 from tests.fakes.http_cluster import KEYS, HttpCluster
 from tests.fakes.http_doors import DoorAnswer, call, cluster_of
@@ -120,3 +125,35 @@ async def test_bytes_are_in_hand_until_its_end() -> None:
     await cancel(cluster, created["id"])
     assert (await call(cluster, PATH, {"input": "x" * 2000})).status == 200
     assert len(cluster.d.of(Admit)) == 2
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_one_whose_conversation_cannot_be_added_to_is_kept_once(
+    monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    async def extend(*_: Any, **__: Any) -> bool:
+        if is_cancelled:
+            await asyncio.Future()
+        raise UnavailableError("the router that keeps it does not answer")
+
+    monkeypatch.setattr(ResponseExchange, "extend", extend)
+
+    @run
+    async def scenario() -> None:
+        cluster = cluster_of(chat_templates.QWEN25, "Hello.")
+        conversation = (await call(cluster, "/v1/conversations", {})).json()["id"]
+        created = await begin(cluster, conversation=conversation)
+        await cluster.serve(len(cluster.output))
+        await settle()
+        if is_cancelled:
+            await cancel(cluster, created["id"])
+        ended = (await poll(cluster, created["id"])).json()
+        assert ended["status"] == ("cancelled" if is_cancelled else "failed")
+        assert ended["output"][0]["content"][0]["text"] == "Hello."
+        assert await metric(cluster, "tandem_kept_responses") == 2
+        for path in (f"{PATH}/{created['id']}", f"/v1/conversations/{conversation}"):
+            assert (await call(cluster, path, method="DELETE")).json()["deleted"]
+        assert await metric(cluster, "tandem_kept_responses") == 0
+        assert await metric(cluster, "tandem_kept_responses_bytes") == 0
+
+    scenario()
