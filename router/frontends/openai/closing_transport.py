@@ -53,6 +53,7 @@ class ClosingTransport:
         # Each token of a stream is one write.
         self.write: Callable[[bytes], None] = transport.write
         self.get_extra_info = transport.get_extra_info
+        self.get_write_buffer_size = transport.get_write_buffer_size
         self.pause_reading = transport.pause_reading
         self.resume_reading = transport.resume_reading
 
