@@ -53,6 +53,7 @@ class ClosingTransport:
         # Each token of a stream is one write.
         self.write: Callable[[bytes], None] = transport.write
         self.get_extra_info = transport.get_extra_info
+        self.get_write_buffer_size = transport.get_write_buffer_size
         self.pause_reading = transport.pause_reading
         self.resume_reading = transport.resume_reading
 
@@ -71,7 +72,7 @@ class ClosingTransport:
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._transport.resume_reading()
-        self._timer = self._loop.call_later(LINGER_S, self._finish)
+        self._timer = self._loop.call_later(LINGER_S, self._end_linger)
 
     def close_at_once(self) -> None:
         """Closes without reading on. Written bytes are still sent."""
@@ -93,6 +94,15 @@ class ClosingTransport:
         self._is_closing = True
         self._is_lingering = False
         self._cancel_timers()
+
+    def _end_linger(self) -> None:
+        if self._transport.get_write_buffer_size():
+            self._finish()
+        else:
+            # The peer has the answer. TLS would read on without a limit until the peer's goodbye.
+            self._is_lingering = False
+            self._cancel_timers()
+            self._transport.abort()
 
     def _finish(self) -> None:
         self._is_lingering = False

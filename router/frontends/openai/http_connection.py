@@ -35,7 +35,8 @@ class _Refused(Exception):
 
 
 class Keeper(Protocol):
-    """Knows the open connections. A connection is idle from its beginning, and from each answer to the next head."""
+    """Knows the open connections. A connection is idle from its beginning, from each answer to the next head, and while
+    it closes."""
 
     def is_idle(self, connection: "BoundedProtocol") -> None: ...
 
@@ -77,6 +78,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self._keeper.is_lost(self)
 
+    def eof_received(self) -> None:
+        # The loop closes the connection itself, without a limit on the time that unread answers take.
+        self.transport.close_at_once()
+
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             self.transport.discard(len(data))
@@ -98,9 +103,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await_head()
 
     def on_message_begin(self) -> None:
-        if self._is_serving():
-            # uvicorn would no longer notice that the first request's client leaves. No common client does this.
+        if self._is_serving() or self._has_unread_answer():
+            # uvicorn would no longer notice that the first request's client leaves, and would wait for ever to answer
+            # one that reads nothing. No common client does this.
             self.transport.close_at_once()
+            self._keeper.is_idle(self)
             raise _Refused
         self._head_came()
         self._await_head()
@@ -184,6 +191,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def _is_serving(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
+    def _has_unread_answer(self) -> bool:
+        return self.cycle is not None and self.transport.get_write_buffer_size() > 0
+
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close_at_once)
 
@@ -206,6 +216,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.write(refusal(status, message))
         self.transport.is_peer_sending = True
         self.transport.close()
+        self._keeper.is_idle(self)
 
 
 def refusal(status: int, message: str) -> bytes:

@@ -264,6 +264,13 @@ def test_long_head_is_refused(guarded_port: MetricsServer) -> None:
         assert everything(stranger).startswith(b"HTTP/1.1 431")
 
 
+@pytest.mark.parametrize(("num_lines", "value"), [(129, "b"), (1, "b" * metrics_server.MAX_HEAD_BYTES)])
+def test_whole_head_is_refused_by_its_length(guarded_port: MetricsServer, num_lines: int, value: str) -> None:
+    head = "GET /metrics HTTP/1.1\r\nHost: h\r\n" + f"a: {value}\r\n" * num_lines + "\r\n"
+    with connect(guarded_port, head.encode()) as stranger:
+        assert everything(stranger).startswith(b"HTTP/1.1 431")
+
+
 def test_body_is_not_read(guarded_port: MetricsServer) -> None:
     """The key is refused as soon as the head is there."""
     with connect(guarded_port, b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000000\r\n\r\n") as stranger:

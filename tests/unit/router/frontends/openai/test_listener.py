@@ -19,6 +19,8 @@ from tests.conftest import Certificates
 from tests.fakes.raw_http import error_of, read_all
 
 GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+GET_METRICS = b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n"
+EXPOSITION = "tandem.router.observe.metrics.RouterMetrics.exposition"
 MAX_CONNECTIONS = 3
 WAIT_S = 0.3
 
@@ -200,21 +202,59 @@ def test_an_idle_connection_gives_way_to_a_new_one(
         assert b"data: {" in streaming.recv(65536) + streaming.recv(65536), "a request in hand is no idle connection"
 
 
+@pytest.mark.parametrize("is_half_closed", [False, True])
 def test_a_client_that_reads_nothing_of_its_answer_is_closed(
-    router_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    is_half_closed: bool, router_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(closing_transport, "UNREAD_TIMEOUT_S", WAIT_S)
     monkeypatch.setattr(closing_transport, "CHECK_INTERVAL_S", WAIT_S / 2)
     # The answer must not fit the buffers of both ends.
-    monkeypatch.setattr("tandem.router.observe.metrics.RouterMetrics.exposition", lambda _: bytes(32 * 2**20))
+    monkeypatch.setattr(EXPOSITION, lambda _: bytes(32 * 2**20))
     with router(router_model_dir) as addresses, connect(addresses.http) as deaf:
-        deaf.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        if is_half_closed:
+            deaf.sendall(GET_METRICS)
+            time.sleep(WAIT_S)
+            deaf.shutdown(socket.SHUT_WR)
+        else:
+            deaf.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         time.sleep(5 * WAIT_S)
         num_read = 0
         with contextlib.suppress(ConnectionError):
             while part := deaf.recv(2**20):
                 num_read += len(part)
         assert num_read < 32 * 2**20, "the rest was given up"
+
+
+def test_clients_that_read_no_answer_and_ask_on_keep_no_place(
+    router_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The further answer would wait until the first is read."""
+    # Stands for many small answers.
+    monkeypatch.setattr(EXPOSITION, lambda _: bytes(32 * 2**20))
+    monkeypatch.setattr(listener, "MIN_IDLE_S", 0.0)
+    with router(router_model_dir) as addresses, contextlib.ExitStack() as held:
+        deaf = [held.enter_context(connect(addresses.http)) for _ in range(MAX_CONNECTIONS)]
+        for request in (GET_METRICS, GET):
+            for connection in deaf:
+                connection.sendall(request)
+            time.sleep(WAIT_S)
+        late = held.enter_context(connect(addresses.http))
+        late.sendall(GET)
+        assert late.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_refused_clients_that_stay_keep_no_place(router_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing_transport, "LINGER_S", 1000.0)
+    monkeypatch.setattr(listener, "MIN_IDLE_S", 0.0)
+    trailer = b"POST /health HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\na: b\r\n\r\n"
+    with router(router_model_dir) as addresses, contextlib.ExitStack() as held:
+        for _ in range(MAX_CONNECTIONS):
+            refused = held.enter_context(connect(addresses.http))
+            refused.sendall(trailer)
+            assert error_of(read_all(refused))[0] == 400
+        late = held.enter_context(connect(addresses.http))
+        late.sendall(GET)
+        assert late.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_failed_accept_is_tried_again(router_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
