@@ -47,6 +47,11 @@ def free_port() -> int:
     return port
 
 
+def nginx_version(command: str) -> str:
+    printed = subprocess.run([command, "-v"], capture_output=True, text=True, check=True).stderr
+    return printed.strip().rpartition("/")[2]
+
+
 @contextmanager
 def nginx(command: str, servers: str, upstream: str, directory: Path) -> Iterator[str]:
     """Yield the address of an nginx. Args: servers: template of the http block's content; upstream: "host:port"."""

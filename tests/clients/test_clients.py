@@ -2,36 +2,22 @@
 
 import json
 import os
-import re
+import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.clients.conftest import MODEL, Served
+from tests.clients.environments import INSTALL_TIMEOUT_S, command, version
+from tests.clients.page import Row
 from tests.clients.table import CLIENTS, SCRIPTS, Client
 
 pytestmark = pytest.mark.clients
 
-INSTALL_TIMEOUT_S = 900
 SCRIPT_TIMEOUT_S = 600
 # The order of additions changes the last bits of float32 sums.
 TOLERANCE = 1e-3
-
-
-def environment(client: Client) -> Path:
-    """Return the client's Python, from an environment kept per version."""
-    kept_in = Path(os.environ.get("TANDEM_CLIENTS_DIR", ".clients")).absolute()
-    directory = kept_in / re.sub(r"[^A-Za-z0-9.=-]+", "_", "+".join(client.requirements))
-    python = directory / "bin" / "python"
-    done = directory / ".done"
-    if not done.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True, timeout=INSTALL_TIMEOUT_S)
-        install = [str(python), "-m", "pip", "install", "--quiet", *client.requirements]
-        subprocess.run(install, check=True, timeout=INSTALL_TIMEOUT_S)
-        done.touch()
-    return python
 
 
 def run(client: Client, served: Served) -> str:
@@ -40,9 +26,8 @@ def run(client: Client, served: Served) -> str:
     own = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     # Keep this environment out of the client's.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OPENAI", "HF_"))}
-    python = environment(client)
     done = subprocess.run(
-        [str(python), str(SCRIPTS / client.script), *given],
+        [*command(client), *given],
         capture_output=True,
         text=True,
         timeout=SCRIPT_TIMEOUT_S,
@@ -59,7 +44,9 @@ def run(client: Client, served: Served) -> str:
 
 @pytest.mark.timeout(INSTALL_TIMEOUT_S + SCRIPT_TIMEOUT_S)
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
-def test_client(client: Client, served: Served) -> None:
+def test_client(client: Client, served: Served, passed: dict[str, Row]) -> None:
+    if client.is_for_node and shutil.which("npm") is None:
+        pytest.skip("NOT TESTED: Node.js is missing; apt-get install --no-install-recommends nodejs npm")
     printed = run(client, served)
     if client.name == "lm-eval":
         found = [json.loads(line.split(None, 1)[1]) for line in printed.splitlines() if line.startswith("scores ")]
@@ -69,6 +56,8 @@ def test_client(client: Client, served: Served) -> None:
             assert [len(choices) for choices in likelihoods] == [len(choices) for choices in expected]
             for computed, wanted in zip(likelihoods, expected, strict=True):
                 assert computed == pytest.approx(wanted, abs=TOLERANCE)
+    checks = [line.split(None, 1)[1] for line in printed.splitlines() if line.startswith("ok ")]
+    passed[client.name] = Row(client.name, version(client), client.settings, tuple(checks))
 
 
 def log_likelihoods(model_dir: Path) -> list[list[float]]:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.clients.conftest import Served
+from tests.clients.environments import INSTALL_TIMEOUT_S
+from tests.clients.environments import python as environment_python
 from tests.clients.table import CLIENTS
-from tests.clients.test_clients import INSTALL_TIMEOUT_S, environment
 
 pytestmark = pytest.mark.clients
 
@@ -39,7 +40,7 @@ def test_the_documents_have_examples_of_each_package() -> None:
 @pytest.mark.parametrize(("path", "package", "script"), EXAMPLES, ids=lambda value: str(value).split("\n", 1)[0])
 def test_examples_run(path: Path, package: str, script: str, served: Served) -> None:
     clients = {client.name: client for client in CLIENTS}
-    python = sys.executable if package == "tandem" else str(environment(clients[package]))
+    python = sys.executable if package == "tandem" else str(environment_python(clients[package]))
     script = script.replace(HTTP, served.url).replace(GRPC, served.grpc_address)
     done = subprocess.run([python, "-c", script], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, f"{path}, {package}: {done.stderr[-2000:]}"

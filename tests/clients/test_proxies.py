@@ -12,28 +12,27 @@ import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tandem.client import TandemClient
-from tests.clients import proxies
-from tests.clients.table import Client
-from tests.clients.test_clients import INSTALL_TIMEOUT_S, MODEL, environment
+from tests.clients import environments, proxies
+from tests.clients.conftest import MODEL, STOP_S
+from tests.clients.page import Row
+from tests.clients.table import LITELLM_PROXY, PROGRAMS
 from tests.cluster.command import Server, start
 from tests.cluster.conftest import wait_until
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(INSTALL_TIMEOUT_S + 600)]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(environments.INSTALL_TIMEOUT_S + 600)]
 
-LITELLM = Client("litellm-proxy", ("litellm[proxy]==1.106.2",), "")
 # Debian has it in a folder that is not on every user's path.
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 # Far longer than any test, unless its client leaves.
 LONG = {"max_tokens": 1800, "min_tokens": 1800}
 WAIT_S = 60.0
-# With proxies and their clients on the same cores.
-STOP_S = 120.0
 
 
 class Served:
@@ -78,18 +77,35 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         server.finish()
 
 
-@pytest.fixture(scope="module", params=["nginx-stock", "nginx-documented", "litellm"])
-def address(request: pytest.FixtureRequest, served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture(scope="module", params=["nginx-stock", "nginx-documented", LITELLM_PROXY.name])
+def address(
+    request: pytest.FixtureRequest, served: Served, passed: dict[str, Row], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    name = request.param
     directory = tmp_path_factory.mktemp("proxy")
     with ExitStack() as running:
-        if request.param == "litellm":
-            python = environment(LITELLM)
+        if name == LITELLM_PROXY.name:
+            python = environments.python(LITELLM_PROXY)
+            passed[name] = Row(name, environments.version(LITELLM_PROXY), LITELLM_PROXY.settings, ())
             yield running.enter_context(proxies.litellm(python, MODEL, served.http_address, directory))
             return
         if NGINX is None:
             pytest.skip("NOT TESTED: nginx is missing; apt-get install --no-install-recommends nginx-light")
-        servers = proxies.STOCK if request.param == "nginx-stock" else proxies.documented()
+        servers = proxies.STOCK if name == "nginx-stock" else proxies.documented()
+        passed[name] = Row(name, proxies.nginx_version(NGINX), PROGRAMS[name], ())
         yield running.enter_context(proxies.nginx(NGINX, servers, served.http_address, directory))
+
+
+@pytest.fixture
+def tried(request: pytest.FixtureRequest, address: str, passed: dict[str, Row]) -> Callable[[], None]:
+    """Returns a function for a test's end: it adds the test to the proxy's row."""
+    name = request.node.callspec.params["address"]
+    check = request.node.originalname.removeprefix("test_").replace("_", " ")
+
+    def add() -> None:
+        passed[name] = replace(passed[name], passed=(*passed[name].passed, check))
+
+    return add
 
 
 @contextmanager
@@ -126,7 +142,9 @@ def contents(connection: http.client.HTTPConnection) -> Iterator[str]:
                 yield content
 
 
-def test_the_first_token_comes_before_the_second_is_computed(served: Served, address: str) -> None:
+def test_the_first_token_comes_before_the_second_is_computed(
+    served: Served, address: str, tried: Callable[[], None]
+) -> None:
     served.wait_ready()
     with asked(address, "/v1/chat/completions", messages=QUESTION, stream=True, max_tokens=8) as connection:
         whole = "".join(contents(connection))
@@ -138,27 +156,32 @@ def test_the_first_token_comes_before_the_second_is_computed(served: Served, add
         # A proxy that keeps events to itself has nothing to send: no other token comes while this waits.
         assert next(contents(connection))
     served.wait_ready()
+    tried()
 
 
-def test_a_client_that_leaves_its_stream_ends_it(served: Served, address: str) -> None:
+def test_a_client_that_leaves_its_stream_ends_it(served: Served, address: str, tried: Callable[[], None]) -> None:
     served.wait_ready()
     before = served.outcomes()
     with asked(address, "/v1/chat/completions", messages=QUESTION, stream=True, **LONG) as connection:
         assert next(contents(connection))
     wait_until(lambda: served.outcomes()["abort"] == before["abort"] + 1, WAIT_S, "the request is aborted")
     assert served.outcomes()["length"] == before["length"], "it did not run to its end"
+    tried()
 
 
-def test_a_client_that_leaves_before_its_answer_ends_it(served: Served, address: str) -> None:
+def test_a_client_that_leaves_before_its_answer_ends_it(
+    served: Served, address: str, tried: Callable[[], None]
+) -> None:
     served.wait_ready()
     before = served.outcomes()
     with TandemClient(served.grpc_address) as client, asked(address, "/v1/chat/completions", messages=QUESTION, **LONG):
         wait_until(lambda: client.server_info().num_requests == 1, WAIT_S, "the request is in hand")
     wait_until(lambda: served.outcomes()["abort"] == before["abort"] + 1, WAIT_S, "the request is aborted")
     assert served.outcomes()["length"] == before["length"], "it did not run to its end"
+    tried()
 
 
-def test_whole_answers_and_embeddings(served: Served, address: str) -> None:
+def test_whole_answers_and_embeddings(served: Served, address: str, tried: Callable[[], None]) -> None:
     served.wait_ready()
     for path, body in (
         ("/v1/chat/completions", {"messages": QUESTION, "max_tokens": 8}),
@@ -176,3 +199,4 @@ def test_whole_answers_and_embeddings(served: Served, address: str) -> None:
             assert [math.hypot(*item["embedding"]) for item in answer["data"]] == pytest.approx([1.0, 1.0], abs=1e-3)
         else:
             assert answer["usage"]["completion_tokens"] == 8 or answer["choices"][0]["finish_reason"] == "stop"
+    tried()

@@ -14,7 +14,7 @@ from tandem.processes import ProcessId
 from tests.cluster.conftest import wait_until
 
 TANDEM = str(Path(sys.executable).with_name("tandem"))
-START_S = 60.0
+START_S = 120.0
 GONE_S = 10.0
 
 

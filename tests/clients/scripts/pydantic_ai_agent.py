@@ -5,7 +5,7 @@ import contextlib
 
 from pydantic import BaseModel, Field
 from pydantic_ai import Agent, NativeOutput, ToolOutput
-from pydantic_ai.exceptions import UsageLimitExceeded
+from pydantic_ai.exceptions import ModelContextWindowExceededError, UsageLimitExceeded
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.usage import UsageLimits
@@ -57,9 +57,18 @@ def text() -> None:
     assert agent.run_sync("And of Italy?", message_history=first.all_messages()).output
 
 
+def too_long() -> None:
+    try:
+        Agent(model).run_sync("word " * 20_000)
+    except ModelContextWindowExceededError:
+        return
+    raise AssertionError("the prompt was taken")
+
+
 report.check("two turns of text", text)
 report.check("output by JSON schema", lambda: structured(NativeOutput(City)))
 report.check("output by a tool", lambda: structured(ToolOutput(City)))
 report.check("output by JSON schema, streamed", streamed)
 report.check("tools beside the output's", tools)
+report.check("a prompt that is too long is known as that", too_long)
 report.end()

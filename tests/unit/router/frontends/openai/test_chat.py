@@ -50,7 +50,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recalls, "WAIT_TIMEOUT_S", 0.6)
     # The real check runs in another process, which has its own tests.
     monkeypatch.setattr(
-        grammar_check.GrammarCheck, "run", lambda self: grammar_check.translate(self.kind, self.content)
+        grammar_check.GrammarCheck,
+        "run",
+        lambda self: grammar_check.translate(self.kind, self.content, self._closes_objects),
     )
 
 
@@ -349,6 +351,17 @@ async def test_a_forced_call_wins_over_a_format() -> None:
     assert (await message_of(cluster, body))["content"] == "{}"
     grammar = cluster.d.of(Admit)[-1].sampling.grammar
     assert follows(grammar, "{}") and not follows(grammar, text)
+
+
+@run
+async def test_objects_of_a_schema_are_closed_unless_the_server_opens_them() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for is_open in (False, True):
+        cluster = cluster_of(chat_templates.QWEN25, '{"a": 1}', open_objects=is_open)
+        await message_of(cluster, {**BODY, "response_format": wanted})
+        grammar = cluster.d.of(Admit)[-1].sampling.grammar
+        assert follows(grammar, '{"a": 1}') and follows(grammar, '{"a": 1, "b": 2}') == is_open
 
 
 @run
