@@ -1,8 +1,6 @@
 """The gRPC frontend: tandem.v1.Inference."""
 
-import asyncio
 import hashlib
-from array import array
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from typing import Any
@@ -22,6 +20,7 @@ from tandem.router.errors import (
 from tandem.router.frontends.base import Frontend, PromptInput
 from tandem.router.frontends.generation import Generation, Piece
 from tandem.router.frontends.grpc_embedding import Embeddings
+from tandem.router.frontends.grpc_responses import Responses, write_scored
 from tandem.router.frontends.malformed import Malformed
 from tandem.router.frontends.piece_writer import PieceWriter
 from tandem.router.frontends.sampling import PLAIN_FIELDS, SamplingOptions
@@ -34,21 +33,17 @@ from tandem.router.requests.client_ids import (
     request_id_of,
     trace_context_of,
 )
-from tandem.router.requests.prompt_logprobs import PromptLogprobs
 from tandem.router.requests.request_spec import RequestSpec
-from tandem.router.resumption import DIGEST_BYTES, PARAM, OutputProof, Resumption
+from tandem.router.resumption import DIGEST_BYTES, PARAM, Resumption
 from tandem.router.text.structured_output import StructuredOutput, choices
 from tandem.rpc.auth import AuthInterceptor
-from tandem.rpc.codec import LOGPROBS_CODEC, STATS_CODEC
+from tandem.rpc.codec import STATS_CODEC
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
 
 DEFAULT_MAX_TOKENS = 128
-# Numbers added to a message at once, in about half a millisecond.
-MAX_TURN_NUMBERS = 4096
 # Marks an end that a router reports; a broken connection has no trailer.
 ROUTER_TRAILER = "tandem-router"
-FINISH_REASONS = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
 # The first matching class counts.
 STATUS_CODES: tuple[tuple[type[RequestError], grpc.StatusCode], ...] = (
     (InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT),
@@ -83,7 +78,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 held.enter_context(generation)
                 # Sent with the first tokens: a call that breaks earlier can be sent again.
                 resume_token, proof = self._frontend.resume_token(generation.tracker.spec, digest)
-                responses = _Responses(request.request_id, generation, resume_token, proof)
+                responses = Responses(request.request_id, generation, resume_token, proof)
 
                 def write(piece: Piece) -> Coroutine[Any, Any, None]:
                     scored = responses.take_scored(piece)
@@ -303,98 +298,6 @@ def _options(params: pb.SamplingParams, grammar: str) -> SamplingOptions:
         logprob_token_ids=params.logprob_token_ids,
         plain={name: getattr(params, name) for name in PLAIN_FIELDS if params.HasField(name)},
     )
-
-
-class _Responses:
-    def __init__(self, request_id: str, generation: Generation, resume_token: bytes, proof: OutputProof) -> None:
-        self._request_id = request_id
-        self._generation = generation
-        self._resume_token = resume_token
-        self._proof = proof
-
-    def next(self, piece: Piece) -> pb.GenerateResponse:
-        if piece.finish_reason:
-            return _last_response(self._request_id, piece, self._generation)
-        if not (self._resume_token or piece.logprobs):
-            return pb.GenerateResponse(
-                request_id=self._request_id,
-                index=piece.index,
-                token_ids=piece.token_ids,
-                text=piece.text,
-                resume_proof=self._proof.add(piece.token_ids),
-            )
-        resume_token, self._resume_token = self._resume_token, b""
-        return pb.GenerateResponse(
-            request_id=self._request_id,
-            index=piece.index,
-            token_ids=piece.token_ids,
-            text=piece.text,
-            logprobs=map(LOGPROBS_CODEC.encode, piece.logprobs) if piece.logprobs else None,
-            resume_token=resume_token,
-            resume_proof=self._proof.add(piece.token_ids),
-        )
-
-    def take_scored(self, piece: Piece) -> PromptLogprobs | None:
-        """Returns the prompt's log probabilities if they go with this piece: the first with tokens."""
-        if not self._resume_token or piece.finish_reason:
-            return None
-        return self._generation.tracker.prompt_logprobs
-
-
-async def write_scored(
-    context: grpc.aio.ServicerContext, response: pb.GenerateResponse, scored: PromptLogprobs
-) -> None:
-    """Adds the prompt's log probabilities in turns with the loop: half a million numbers take 25 ms."""
-    proto = response.prompt_logprobs
-    proto.SetInParent()
-    proto.num_top = scored.num_top
-    numbers: tuple[tuple[Any, array[Any]], ...] = (
-        (proto.logprobs, scored.logprobs),
-        (proto.ranks, scored.ranks),
-        (proto.top_token_ids, scored.top_ids),
-        (proto.top_logprobs, scored.top_logprobs),
-    )
-    for field, values in numbers:
-        for start in range(0, len(values), MAX_TURN_NUMBERS):
-            field.extend(values[start : start + MAX_TURN_NUMBERS])
-            await asyncio.sleep(0)
-    await context.write(response)
-
-
-def _last_response(request_id: str, piece: Piece, generation: Generation) -> pb.GenerateResponse:
-    tracker = generation.tracker
-    placed = tracker.placed
-    response = pb.GenerateResponse(
-        request_id=request_id,
-        index=piece.index,
-        text=piece.text,
-        finish_reason=FINISH_REASONS[piece.finish_reason],
-        usage=pb.Usage(
-            prompt_tokens=len(tracker.prompt_ids),
-            cached_tokens=tracker.prompt_cached_len or 0,
-            completion_tokens=generation.num_output_tokens,
-        ),
-        clock_uncertainty_ms=tracker.clock_uncertainty_ns / 1e6,
-        handover=pb.HandoverSummary(
-            prefill_worker=tracker.prefill_worker_id,
-            decode_worker=tracker.decode_worker_id,
-            attempts=tracker.attempt + 1,
-            page_size=generation.page_size(),
-            prefill_cached_tokens=tracker.prefill_cached_len,
-            decode_cached_tokens=tracker.decode_cached_len,
-            pages_computed=tracker.num_pages_computed,
-            pages_shipped=tracker.num_pages_shipped,
-            placement=placed.placement if placed else "",
-            placement_reason=placed.reason if placed else "",
-            estimated_ttft_ms=placed.ttft_ms if placed else 0.0,
-            estimated_itl_ms=placed.itl_ms if placed else 0.0,
-        ),
-    )
-    # Adding phases in place takes half the time of copying them.
-    add_phase = response.phases.add
-    for name, start_ms, duration_ms, on_critical_path in generation.timings:
-        add_phase(name=name, start_ms=start_ms, duration_ms=duration_ms, on_critical_path=on_critical_path)
-    return response
 
 
 def api_key_auth(frontend: Frontend) -> AuthInterceptor:

@@ -19,9 +19,15 @@ from tandem.router.frontends.openai.off_loop import OffLoop
 from tandem.router.frontends.openai.request import count_unknown_fields
 from tandem.router.frontends.openai.streaming import to_json
 from tandem.router.frontends.response_exchange import CONVERSATION, ResponseExchange
+from tandem.router.frontends.responses.answer_schema import (
+    ItemList,
+)
 from tandem.router.frontends.responses.kept_items import write_items
 from tandem.router.frontends.responses.routes import MAX_LISTED, page_of
-from tandem.router.frontends.responses.schema import Item, ItemList, Metadata
+from tandem.router.frontends.responses.schema import (
+    Item,
+    Metadata,
+)
 from tandem.router.text.prompt_encoder import MAX_MESSAGES
 
 PATH = "/v1/conversations"

@@ -2,10 +2,13 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from tandem.router.frontends.openai.lenient import LenientBody, refusal_of
-from tandem.router.frontends.openai.schema import MessageContent, SamplingFields
+from tandem.router.frontends.openai.schema import (
+    MessageContent,
+    SamplingFields,
+)
 from tandem.router.frontends.openai.tools_schema import (
     FUNCTION_NAME,
     MAX_ID,
@@ -303,51 +306,3 @@ class ResponseRequest(SamplingFields):
         if self.conversation is not None and self.previous_response_id is not None:
             raise refusal_of("conversation", "a response continues a conversation or a response: send one of them")
         return self
-
-
-# --- Answers. ----------------------------------------------------------------------------------------------------
-
-
-class CachedTokens(BaseModel):
-    cached_tokens: int
-
-
-class ReasoningTokens(BaseModel):
-    reasoning_tokens: int
-
-
-class ResponseUsage(BaseModel):
-    input_tokens: int
-    input_tokens_details: CachedTokens
-    output_tokens: int
-    output_tokens_details: ReasoningTokens
-    total_tokens: int
-
-
-class ResponseObject(BaseModel):
-    id: str
-    object: Literal["response"]
-    created_at: int
-    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-    background: bool
-    incomplete_details: dict[str, str] | None
-    model: str
-    output: list[dict[str, Any]]
-    usage: ResponseUsage | None
-    conversation: dict[str, str] | None
-    truncation: Literal["auto", "disabled"]
-    top_logprobs: int
-
-
-class ItemList(BaseModel):
-    object: Literal["list"]
-    data: list[dict[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
-class DeletedResponse(BaseModel):
-    id: str
-    object: Literal["response"]
-    deleted: bool

@@ -28,7 +28,10 @@ from tandem.router.frontends.openai.tools_schema import ChatRequest
 from tandem.router.frontends.response_exchange import CONVERSATION, RESPONSE, ResponseExchange
 from tandem.router.frontends.responses.answer import ResponseAnswer
 from tandem.router.frontends.responses.kept_items import read_items, write_items
-from tandem.router.frontends.responses.schema import Item, ResponseRequest
+from tandem.router.frontends.responses.schema import (
+    Item,
+    ResponseRequest,
+)
 from tandem.router.frontends.responses.translation import NAMES, chat_of, items_of
 from tandem.router.frontends.responses.truncation import fitting, max_prompt_tokens
 

@@ -25,7 +25,7 @@ from tandem.router.frontends import (
     embedding,
     encoded_request,
     generation,
-    grpc,
+    grpc_responses,
     health,
     intake,
     kept_responses,
@@ -411,7 +411,7 @@ REQUESTS = [
         f"{_HTTP}test_prompt_logprobs.py::test_one_request_may_not_ask_for_too_many",
         size=num(base.MAX_PROMPT_LOGPROBS),
         cost=f"{base.PROMPT_LOGPROB_BYTES} bytes in hand each; JSON of {prompt_logprobs.PIECE_ENTRIES}, gRPC of "
-        f"{num(grpc.MAX_TURN_NUMBERS)} numbers in one turn of the loop",
+        f"{num(grpc_responses.MAX_TURN_NUMBERS)} numbers in one turn of the loop",
         beyond=_STATUS_400,
     ),
     Bound(

@@ -10,7 +10,7 @@ import pytest
 from tandem.messages import Admit, Finished, FirstToken, TokenEvent, Tokens
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.router.frontends.base import MAX_PROMPT_LOGPROBS
-from tandem.router.frontends.grpc import write_scored
+from tandem.router.frontends.grpc_responses import write_scored
 from tandem.router.frontends.openai.body import MAX_STRINGS
 from tandem.router.requests.prompt_logprobs import PromptLogprobs
 from tandem.router.text.prompt_encoder import MAX_MESSAGES

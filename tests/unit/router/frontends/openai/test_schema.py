@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tandem.router.frontends.openai.schema import CompletionRequest
+from tandem.router.frontends.openai.schema import (
+    CompletionRequest,
+)
 from tandem.router.frontends.openai.tools_schema import ChatRequest
 
 NUM_ITEMS = 20_000

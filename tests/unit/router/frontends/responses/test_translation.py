@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from tandem.router.frontends.responses.schema import ResponseRequest
+from tandem.router.frontends.responses.schema import (
+    ResponseRequest,
+)
 from tandem.router.frontends.responses.translation import items_of, messages_of
 
 USER = {"role": "user", "content": "u"}
