@@ -275,7 +275,7 @@ SAMPLING = [
         "temperature",
     ),
     http_only(
-        "number with thousands of digits",
+        "integer of more than 256 digits",
         "the body holds a number with too many digits",
         b'{"prompt": "hi", "seed": 1%s}' % (b"0" * 5000),
     ),
