@@ -143,7 +143,8 @@ class _Reader(asyncio.Protocol):
         if self._is_answered:
             return
         # The parser limits only an unfinished head.
-        data = data[: MAX_HEAD_BYTES + 1 - self._num_read]
+        room = MAX_HEAD_BYTES - self._num_read
+        has_more, data = len(data) > room, data[:room]
         self._num_read += len(data)
         self._num_lines += data.count(b"\n")
         if self._num_lines > MAX_HEAD_LINES:
@@ -157,6 +158,8 @@ class _Reader(asyncio.Protocol):
             return
         if isinstance(event, h11.Request):
             self._answer_to(event)
+        elif has_more:
+            self._answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, b"the request's head is too long\n")
 
     def _answer_to(self, request: h11.Request) -> None:
         authorization = dict(request.headers).get(b"authorization", b"").decode("latin-1")
