@@ -134,7 +134,7 @@ def test_installed_client_uses_a_cluster(client_install: Install, address: str) 
         "tandem", "bench", "--requests", "2", "--input-tokens", "8", "--output-tokens", "3", "--vocab-size", "300",
         TANDEM_ADDRESS=address,
     )  # fmt: skip
-    assert measured.returncode == 0 and "2 of 2 requests whole" in measured.stdout
+    assert measured.returncode == 0 and "2 of 2 requests completed" in measured.stdout
     for command in (("tandem", "--help"), ("tandem", "serve", "--help"), ("tandem", "cache")):
         assert client_install.run(*command, HOME=str(client_install.bin)).returncode == 0
 

@@ -54,6 +54,9 @@ class _Context:
         self.written: deque[tuple[pb.GenerateResponse, asyncio.Future[None]]] = deque()
         self._loop = loop
 
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return ()
 

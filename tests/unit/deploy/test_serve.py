@@ -133,7 +133,7 @@ def test_an_address_that_is_not_ours(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_pool_that_does_not_fit(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dummy = ("--model", str(model_dir), "--load-format", "dummy", *PORTS)
     error = refusal(capsys, *dummy, "--num-pages", "9999999999")
-    assert "MiB of memory are free; use a smaller --num-pages" in error
+    assert "MiB of memory are free; use a --num-pages of at most" in error
 
 
 def test_a_length_that_is_too_large(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -353,6 +353,9 @@ def test_a_step_with_allowed_tokens_and_grammars() -> None:
     class EvenOnly:
         """Stands for the grammars: allows even tokens."""
 
+        def follow(self, outputs: list) -> None:
+            pass
+
         def masks(self, constraints: list) -> np.ndarray:
             return np.full((len(constraints), 2), 0x55555555, dtype=np.int32)
 

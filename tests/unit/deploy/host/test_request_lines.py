@@ -54,7 +54,7 @@ def test_a_router_s_lines_are_shown_without_prompt_and_key(router_model_dir: Pat
         assert post("wrong-key", "second", prompt="a") == 401
         # Errors quote the client: control characters must not reach the terminal.
         assert post("secret-key", "third", prompt="a", logit_bias={"\x1b[2Jx": 1}) == 400
-        assert "?[2Jx" in terminal.wait("! third")
+        assert "\\x1b[2Jx" in terminal.wait("! third")
         assert not [line for line in terminal.lines if "aaaa" in line or "-key" in line or "second" in line]
     finally:
         process.stop()

@@ -18,7 +18,8 @@ def option_keys(source: str) -> set[str]:
     """Return the first items of all pairs whose first item is a string of gRPC's option namespace."""
     pairs = [node.elts for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Tuple) and len(node.elts) == 2]
     firsts = [first.value for first, _ in pairs if isinstance(first, ast.Constant)]
-    return {key for key in firsts if isinstance(key, str) and key.startswith("grpc.")}
+    # Names of services have capitals.
+    return {key for key in firsts if isinstance(key, str) and key.startswith("grpc.") and key.islower()}
 
 
 def keys_of_repository() -> dict[str, str]:
