@@ -14,6 +14,12 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 # overloading client gets errors before its calls wait silently.
 MAX_STREAMS = 2048
 
+# Bytes that a server reads from a connection before it parses them. By default gRPC reads as long as bytes arrive, to
+# tens of MiB if a sender is fast and its frames have no flow control, and the allocator keeps that memory.
+READ_BUFFER_BYTES = 64 * 2**10
+# All headers of a call. gRPC refuses the call and skips the rest.
+MAX_METADATA_BYTES = 16 * 2**10
+
 # The clients' port: the server pings a silent client, then drops it.
 KEEPALIVE_INTERVAL_MS = 60_000
 KEEPALIVE_TIMEOUT_MS = 20_000
@@ -79,15 +85,9 @@ def new_server(
         host: unless it is loopback, keepalives detect unreachable callers.
     """
     options = [
-        *_OPTIONS,
+        *_server_options(reuse_ports, MAX_MESSAGE_BYTES, _max_cluster_connections()),
         *([] if is_loopback(host) else _BETWEEN_HOSTS),
-        ("grpc.so_reuseport", int(reuse_ports)),
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_concurrent_streams", MAX_STREAMS),
-        ("grpc.max_allowed_incoming_connections", _max_cluster_connections()),
         ("grpc.max_connection_idle_ms", MAX_CLUSTER_IDLE_MS),
-        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
-        ("grpc.http2.settings_timeout", HANDSHAKE_TIMEOUT_MS),
     ]
     return grpc.aio.server(options=options, interceptors=interceptors)
 
@@ -108,14 +108,8 @@ def new_client_facing_server(
 ) -> grpc.aio.Server:
     """Create a server for clients; closes connections beyond `max_connections`."""
     options = [
-        *_OPTIONS,
-        ("grpc.so_reuseport", int(reuse_ports)),
-        ("grpc.max_receive_message_length", max_receive_bytes),
-        ("grpc.max_concurrent_streams", MAX_STREAMS),
-        ("grpc.max_allowed_incoming_connections", max_connections),
+        *_server_options(reuse_ports, max_receive_bytes, max_connections),
         ("grpc.max_connection_idle_ms", MAX_IDLE_MS),
-        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
-        ("grpc.http2.settings_timeout", HANDSHAKE_TIMEOUT_MS),
         ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
@@ -126,6 +120,20 @@ def new_client_facing_server(
         ("grpc.server.max_pending_requests_hard_limit", MAX_CALLS),
     ]
     return grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=MAX_CALLS)
+
+
+def _server_options(reuse_ports: bool, max_receive_bytes: int, max_connections: int) -> list[tuple[str, Any]]:
+    return [
+        *_OPTIONS,
+        ("grpc.so_reuseport", int(reuse_ports)),
+        ("grpc.experimental.tcp_max_read_buffer_size", READ_BUFFER_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.max_receive_message_length", max_receive_bytes),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        ("grpc.http2.settings_timeout", HANDSHAKE_TIMEOUT_MS),
+    ]
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> str:

@@ -3,7 +3,7 @@
 import socket
 import struct
 
-DATA, HEADERS, RST_STREAM, SETTINGS = 0, 1, 3, 4
+DATA, HEADERS, RST_STREAM, SETTINGS, CONTINUATION = 0, 1, 3, 4, 9
 END_STREAM, END_HEADERS = 1, 4
 INITIAL_WINDOW_SIZE = 4
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -24,6 +24,19 @@ def call(stream: int, method: str, message: bytes, num_announced: int | None = N
         num_announced: announced length; if larger than the message, the message never ends.
     """
     announced = len(message) if num_announced is None else num_announced
+    ends = END_STREAM if announced == len(message) else 0
+    body = b"\0" + struct.pack(">I", announced) + message
+    return frame(HEADERS, END_HEADERS, stream, _head(method)) + frame(DATA, ends, stream, body)
+
+
+def call_without_end_of_headers(stream: int, method: str) -> bytes:
+    """Return the first frame of a call, whose next header has a value of almost 2 GiB, to be sent as CONTINUATION."""
+    # A length above 126 follows as groups of 7 bits; this one is 127 + 2**31 - 2**7.
+    value_of_2_gib = _literal(b"x-a") + b"\x7f\x80\xff\xff\xff\x07"
+    return frame(HEADERS, 0, stream, _head(method) + value_of_2_gib)
+
+
+def _head(method: str) -> bytes:
     fields = {
         ":method": "POST",
         ":scheme": "http",
@@ -32,10 +45,7 @@ def call(stream: int, method: str, message: bytes, num_announced: int | None = N
         "content-type": "application/grpc",
         "te": "trailers",
     }
-    head = b"".join(_literal(name.encode()) + _literal(value.encode(), b"") for name, value in fields.items())
-    ends = END_STREAM if announced == len(message) else 0
-    body = b"\0" + struct.pack(">I", announced) + message
-    return frame(HEADERS, END_HEADERS, stream, head) + frame(DATA, ends, stream, body)
+    return b"".join(_literal(name.encode()) + _literal(value.encode(), b"") for name, value in fields.items())
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

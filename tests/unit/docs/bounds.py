@@ -244,6 +244,13 @@ GRPC_PORT = [
         beyond="wait in the client; `RESOURCE_EXHAUSTED`",
     ),
     Bound(
+        "headers of a call, and any frames, at all gRPC ports",
+        f"{_UNIT}tandem/rpc/test_channel_floods.py::test_headers_without_end_take_little_memory",
+        size=f"{size(channel.MAX_METADATA_BYTES)} of headers",
+        cost=f"{size(channel.READ_BUFFER_BYTES)} of a connection read at a time",
+        beyond="`RESOURCE_EXHAUSTED`; the rest is skipped",
+    ),
+    Bound(
         "message of a request, with a key",
         trials.all_of(trials.message, trials.unfinished_message(GENERATE, trials.SHORT_MESSAGE_S)),
         size=f"`--max-body-bytes` ({size(_DEFAULTS.max_body_bytes)})",

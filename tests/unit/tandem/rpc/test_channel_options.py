@@ -2,6 +2,7 @@
 
 import ast
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 from grpc._cython import cygrpc
@@ -15,11 +16,15 @@ FOLDERS = (
 
 
 def option_keys(source: str) -> set[str]:
-    """Return the first items of all pairs whose first item is a string of gRPC's option namespace."""
+    """Return the first items of all pairs whose first item is a string of gRPC's option namespace. Pairs of two such
+    strings are other names.
+    """
     pairs = [node.elts for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Tuple) and len(node.elts) == 2]
-    firsts = [first.value for first, _ in pairs if isinstance(first, ast.Constant)]
-    # Names of services have capitals.
-    return {key for key in firsts if isinstance(key, str) and key.startswith("grpc.") and key.islower()}
+    return {first.value for first, second in pairs if _is_key(first) and not _is_key(second)}
+
+
+def _is_key(node: ast.expr) -> TypeGuard[ast.Constant]:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("grpc.")
 
 
 def keys_of_repository() -> dict[str, str]:
@@ -39,7 +44,8 @@ KEYS = keys_of_repository()
 
 def test_keys_are_found() -> None:
     assert len(KEYS) > 10 and KEYS["grpc.keepalive_time_ms"]
-    assert option_keys('OPTIONS = [("grpc.a", 1), *[("grpc.b", x)], ("other", 2), "grpc.c"]') == {"grpc.a", "grpc.b"}
+    source = 'OPTIONS = [("grpc.a", 1), *[("grpc.b", x)], ("other", 2), "grpc.c", ("grpc.d", "grpc.e")]'
+    assert option_keys(source) == {"grpc.a", "grpc.b"}
     assert not is_known("grpc.http2.min_recv_ping_interval_without_data_ms")
 
 
