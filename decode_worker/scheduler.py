@@ -103,7 +103,7 @@ class DecodeScheduler(ForwardScheduler):
         if isinstance(event, FromRouter):
             if isinstance(event.message, Admit):
                 # Compile a new grammar while the prompt is computed.
-                self._engine.constraint(event.message.sampling.grammar)
+                self._engine.constraint(event.message.sampling.grammar, client=event.message.client)
                 self._leases.admit_request(event.message)
             elif isinstance(event.message, Abort):
                 self._abort(event.message.request_id, event.message.attempt)
@@ -239,7 +239,7 @@ class DecodeScheduler(ForwardScheduler):
                 handle.page_ids,
                 cached_len=num_computed,
                 sampling=admit.sampling,
-                constraint=self._engine.constraint(admit.sampling.grammar, admit.output_ids),
+                constraint=self._engine.constraint(admit.sampling.grammar, admit.output_ids, admit.client),
                 table_id=handle.table_id,
             ),
             handle,

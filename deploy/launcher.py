@@ -35,6 +35,7 @@ from tandem.deploy.plan import (
     worker_names,
 )
 from tandem.deploy.supervise.installed import CheckInstalled
+from tandem.deploy.supervise.newest_keys import NewestKeys
 from tandem.deploy.supervise.processes import OnProgress, Processes
 from tandem.deploy.supervise.restarting import Restarting, RestartJob
 from tandem.deploy.supervise.role_planner import RolePlanner
@@ -259,8 +260,12 @@ class Cluster:
         for name in kinds.keys() - running.keys():
             supervisor.add(name, kinds[name])
         role_plans = self._role_plans()
+        newest_keys = NewestKeys(self._config.key_file) if self._config.key_file is not None else None
 
         def take_turn() -> None:
+            if newest_keys is not None and (keys := newest_keys.take()) is not None:
+                self._processes.use_keys(keys)
+                self._save()
             self._changes.take_turn(lambda job: self._plan_change(job, supervisor, worker))
             if self._must_look_at_files:
                 self._must_look_at_files = False
@@ -268,9 +273,13 @@ class Cluster:
             if role_plans is not None:
                 role_plans.take_turn()
 
+        if newest_keys is not None:
+            newest_keys.start()
         try:
             supervisor.run(stop, take_turn)
         finally:
+            if newest_keys is not None:
+                newest_keys.end()
             self._changes.give_up()
 
     def scale(self, counts: Mapping[str, int]) -> ScaleJob:

@@ -35,17 +35,18 @@ class EngineBase(ABC):
         self.counters = EngineCounters()
         self.launches = LaunchList(pool.layout.page_size)
 
-    def constraint(self, grammar: str, output_ids: Sequence[int] = ()) -> Constraint | None:
+    def constraint(self, grammar: str, output_ids: Sequence[int] = (), client: str = "") -> Constraint | None:
         """Returns None for "". An unusable grammar gives a constraint with an error.
 
         Args:
             output_ids: output of earlier attempts.
+            client: takes turns with other clients at the compilers.
         """
         if not grammar:
             return None
         if self.grammars is None:
             return no_constraint("this model keeps to no grammar: its tokenizer does not say which bytes tokens are")
-        return self.grammars.constraint(grammar, output_ids)
+        return self.grammars.constraint(grammar, output_ids, client)
 
     @property
     def is_asynchronous(self) -> bool:

@@ -6,18 +6,17 @@ and the output so far, so they agree on all workers and in all attempts.
 
 import json
 import logging
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
+from tandem.engine.grammar_compilers import CompiledGrammar, GrammarCompilers
 from tandem.engine.grammar_follower import LEFT, GrammarFollower, ParallelMatchers
 from tandem.grammar_limits import (
     LIMITS,
@@ -33,24 +32,10 @@ logger = logging.getLogger(__name__)
 # The router refuses grammars that need more than 128 MiB or a second to compile.
 MAX_NUM_KEPT = 64
 MAX_BYTES_KEPT = 2**21
-NUM_COMPILERS = 2
 NUM_MASK_THREADS = 4
 WORD_BITS = 32
 # If a step's masks take longer, its tokens are consumed in parallel and without the GIL, which takes 40 us.
 COSTLY_MASKS_S = 0.001
-
-
-@dataclass(eq=False, slots=True)
-class CompiledGrammar:
-    text: str
-    matcher: "Future[LLMatcher]"
-    num_users: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def new_user(self) -> LLMatcher:
-        with self._lock:
-            self.num_users += 1
-        return self.matcher.result().deep_copy()
 
 
 class Constraint:
@@ -127,7 +112,7 @@ class Grammars:
         self._parallel = ParallelMatchers(NUM_MASK_THREADS, self._failed_matcher())
         self._last_masks_s = 0.0
         self._follower = GrammarFollower(self._failed_matcher, self._num_words)
-        self._compilers = ThreadPoolExecutor(NUM_COMPILERS, "grammars")
+        self._compilers = GrammarCompilers(self._compile)
         self._kept: OrderedDict[str, CompiledGrammar] = OrderedDict()
 
     @classmethod
@@ -143,17 +128,21 @@ class Grammars:
             return None
         return cls(tokenizer, vocab_size)
 
-    def constraint(self, grammar: str, output_ids: Sequence[int] = ()) -> Constraint:
-        """Args: output_ids: output of earlier attempts; it is followed on other threads."""
+    def constraint(self, grammar: str, output_ids: Sequence[int] = (), client: str = "") -> Constraint:
+        """
+        Args:
+            output_ids: output of earlier attempts; it is followed on other threads.
+            client: takes turns with other clients at the compilers.
+        """
         compiled = self._kept.get(grammar)
         if compiled is None:
-            compiled = CompiledGrammar(grammar, self._compilers.submit(self._compile, grammar))
-            self._kept[grammar] = compiled
+            compiled = self._kept[grammar] = CompiledGrammar(grammar)
             while len(self._kept) > 1 and (
                 len(self._kept) > MAX_NUM_KEPT or sum(map(len, self._kept)) > MAX_BYTES_KEPT
             ):
                 self._kept.popitem(last=False)
         self._kept.move_to_end(grammar)
+        self._compilers.submit(compiled, client)
         constraint = Constraint(compiled)
         if output_ids:
             constraint.fall_behind()
@@ -239,7 +228,7 @@ class Grammars:
 
     def close(self) -> None:
         self._follower.close()
-        self._compilers.shutdown(wait=False, cancel_futures=True)
+        self._compilers.close()
 
     def _failed_matcher(self) -> LLMatcher:
         return LLMatcher(self._tokenizer, "", log_level=0)

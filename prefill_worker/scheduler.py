@@ -112,7 +112,7 @@ class PrefillScheduler(ForwardScheduler):
         if isinstance(event, FromRouter):
             if isinstance(event.message, Prefill):
                 prefill = event.message
-                constraint = self._engine.constraint(prefill.sampling.grammar, prefill.output_ids)
+                constraint = self._engine.constraint(prefill.sampling.grammar, prefill.output_ids, prefill.client)
                 self._waiting.enqueue(prefill, constraint, event.received_ns)
             elif isinstance(event.message, Abort):
                 self._abort(event.message.request_id, event.message.attempt)

@@ -387,6 +387,7 @@ class Admit:
         duration_s: lifetime without a granted lease.
         record_id: name of the record that outlives the request; "" for none.
         resume_token: stored with the record; opaque to workers.
+        client: digest of the client whose turn it is to have a grammar compiled; "" without a grammar.
     """
 
     request_id: str
@@ -400,6 +401,7 @@ class Admit:
     cache_namespace: str = ""
     record_id: str = ""
     resume_token: bytes = b""
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,6 +424,7 @@ class Prefill:
     record_id: str = ""
     resume_token: bytes = b""
     embedding: EmbeddingParams | None = None
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,8 @@ class WatchedFiles:
         try:
             self._load()
         except ValueError as error:
-            # A file that is written slowly is looked at more than once.
+            # Try again at the next look: the file may not be whole or valid yet.
+            self._stamp = None
             if str(error) != self._error:
                 self._error = str(error)
                 logger.error("%s stay as they were: %s", self._what, error)

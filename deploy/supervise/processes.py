@@ -124,7 +124,13 @@ class Processes:
         from tandem.deploy.actors.worker_actor import WorkerActor
 
         plan = self.worker_plans[name]
-        worker = replace(plan.worker, num_restarts=self.num_starts[name], cluster_tls=self._cluster_tls)
+        worker = replace(
+            plan.worker,
+            num_restarts=self.num_starts[name],
+            cluster_tls=self._cluster_tls,
+            # May be newer than the plan's.
+            api_keys=self._any_router_config.api_keys,
+        )
         plan = replace(plan, worker=worker)
         self.num_starts[name] += 1
         self._on_progress(name, "starting")
@@ -157,6 +163,10 @@ class Processes:
         planned = {name: self.worker_plans[name].worker.role for name in names}
         self.router_configs = {name: replace(c, workers=planned) for name, c in self.router_configs.items()}
         return [actor.set_workers.remote(planned) for actor in self.running_routers().values()]
+
+    def use_keys(self, keys: tuple[str, ...]) -> None:
+        """Sets the API keys of processes that start later and cannot read the key file then."""
+        self.router_configs = {name: replace(c, api_keys=keys) for name, c in self.router_configs.items()}
 
     def look_at_files(self) -> None:
         for actor in self.running_routers().values():

@@ -137,8 +137,10 @@ class CacheNamespaces:
     def of(self, key: str, asked_for: str) -> str:
         if not key or self._share_between_keys:
             return asked_for
-        own = hashlib.blake2b(key.encode(), key=self._cluster_token.encode(), digest_size=16).hexdigest()
-        return f"{own}/{asked_for}"
+        return f"{self.digest(key)}/{asked_for}"
+
+    def digest(self, client: str) -> str:
+        return hashlib.blake2b(client.encode(), key=self._cluster_token.encode(), digest_size=16).hexdigest()
 
 
 @functools.lru_cache(maxsize=1024)

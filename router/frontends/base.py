@@ -189,6 +189,10 @@ class Frontend:
         with mistakes_in("tokens"), tokenizing():
             return await self._prompts.decode(self._checked_ids(token_ids), skip_special_tokens=False)
 
+    def turn_of(self, client: str, grammar: str) -> str:
+        """Returns the workers' name of the client, "" without a grammar. Args: client: as for `grammar`."""
+        return self._cache_namespaces.digest(client) if grammar else ""
+
     async def grammar(self, wanted: StructuredOutput | None, client: str) -> str:
         """Returns the grammar in the workers' form; "" for None. Raises RequestError.
 

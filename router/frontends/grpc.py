@@ -182,6 +182,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 priority=request.priority,
                 stop=options.stop,
                 resumption=resumption,
+                client=frontend.turn_of(client, grammar),
             )
             [generation] = frontend.begin(spec)
             return generation, digest

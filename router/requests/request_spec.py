@@ -34,6 +34,7 @@ class RequestSpec:
     Attributes:
         sampling: checked sampling parameters, including the grammar of structured output.
         key: API key of the client; "" without keys.
+        client: digest of the client, for turns at workers; "" without a grammar.
         session_id: the client's name of the conversation.
         marks: special tokens that appear in the text, by id.
         kept: the workers' record, for a client that resumes with text alone.
@@ -54,6 +55,7 @@ class RequestSpec:
     kept: KeptStream | None = None
     resume_token: bytes = b""
     embedding: EmbeddingParams | None = None
+    client: str = ""
 
     @property
     def cache_namespace(self) -> str:

@@ -153,6 +153,7 @@ class RequestTracker:
             spec.record_id,
             spec.resume_token,
             spec.embedding,
+            spec.client,
         )
         if self.embeds:
             return None, prefill
@@ -168,6 +169,7 @@ class RequestTracker:
             spec.cache_namespace,
             spec.record_id,
             spec.resume_token,
+            spec.client,
         )
         return admit, prefill
 

@@ -17,7 +17,7 @@ class ClientPortTls:
     """TLS of the client ports, gRPC and HTTP. New connections get the files' latest good content.
 
     Attributes:
-        files: to be polled; a bad new file keeps the old ones.
+        files: to be polled; a bad or expired new file keeps the old ones.
     """
 
     def __init__(self, tls: TlsConfig) -> None:
@@ -29,7 +29,9 @@ class ClientPortTls:
         self.files = WatchedFiles(
             (tls.cert_file, tls.key_file, tls.client_ca_file), self._load, "the certificates of the client ports"
         )
+        self._is_loaded = False
         self.files.load()
+        self._is_loaded = True
 
     def server_credentials(self) -> grpc.ServerCredentials:
         told = self._grpc
@@ -60,6 +62,9 @@ class ClientPortTls:
         tls = self._tls
         try:
             check_tls_files(tls.cert_file, tls.key_file, tls.client_ca_file)
+            if self._is_loaded:
+                # At a start an expired one is better than none: the launcher has refused it, or it was good then.
+                check_validity(tls.cert_file)
             pair = (Path(tls.key_file).read_bytes(), Path(tls.cert_file).read_bytes())
             authorities = Path(tls.client_ca_file).read_bytes() if tls.client_ca_file else None
             self._context, self._grpc = (

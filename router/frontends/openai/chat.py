@@ -298,6 +298,7 @@ def _spec(frontend: Frontend, plan: ChatPlan, chat: _TokenizedChat, state: State
         # A parser needs the text from the beginning.
         resumption=stream.resumption(from_beginning=reading is not None) if stream else None,
         kept=stream.kept if stream else None,
+        client=frontend.turn_of(state.client, chat.grammar),
     )
 
 

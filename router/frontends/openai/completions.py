@@ -153,6 +153,7 @@ async def serve_completion(
                 stop=options.stop,
                 resumption=stream.resumption(from_beginning=False) if stream else None,
                 kept=stream.kept if stream else None,
+                client=frontend.turn_of(request.state.client, options.grammar),
             )
             for prompt in prompts
         ]

@@ -2,13 +2,16 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tandem import watched_files
 from tandem.deploy import launcher
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.host.ports import ClientAddresses, ClusterPorts
@@ -16,7 +19,8 @@ from tandem.deploy.launcher import Cluster, ClusterState
 from tandem.deploy.plan import plan
 from tandem.deploy.supervise import processes
 from tandem.deploy.supervise.processes import Processes
-from tandem.router.config import RouterAddresses
+from tandem.key_file import KeyFile
+from tandem.router.config import RouterAddresses, RouterConfig
 from tests.fakes.model_config import TINY_LLAMA
 
 NAMES = ("router-0", "router-1", "both-0")
@@ -176,6 +180,47 @@ def test_a_start_that_was_cut_short_is_made_again_before_it_counts_as_done(
     cluster = recovered(hosted, tmp_path, has_started=False)
     assert sorted(hosted.ended) == sorted(started) == sorted(NAMES)
     assert hosted.saved is not None and hosted.saved.has_started and cluster.actor("both-0") is not None
+
+
+def test_a_process_that_starts_again_without_the_key_file_gets_the_newest_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched_files, "WATCH_INTERVAL_S", 0.01)
+    path = tmp_path / "keys"
+    path.write_text("first\n")
+    config = replace(CONFIG, api_keys=("flag", "first"), key_file=KeyFile(str(path), ("flag",)))
+    hosted = FakeHosted(NAMES)
+    cluster = recovered(hosted, tmp_path, config=config)
+    started: list[tuple[str, ...]] = []
+
+    def create(_: Any, given: Any) -> Any:
+        started.append((given if isinstance(given, RouterConfig) else given.worker).api_keys)
+        return SimpleNamespace(start=SimpleNamespace(remote=lambda: None))
+
+    class FakeSupervisor:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def run(self, stop: threading.Event, take_turn: Callable[[], None]) -> None:
+            path.write_text("second\n")
+            deadline = time.monotonic() + 20.0
+            while cluster._processes.router_configs["router-1"].api_keys != ("flag", "second"):
+                assert time.monotonic() < deadline, "the revoked key comes back"
+                time.sleep(0.01)
+                take_turn()
+            path.unlink()
+            time.sleep(0.1)
+            take_turn()
+            for start in (cluster._processes.start_router, cluster._processes.start_worker):
+                start("router-0" if not started else "both-0")
+
+    monkeypatch.setattr(launcher, "Supervisor", FakeSupervisor)
+    monkeypatch.setattr(Processes, "_actor_class", lambda *_: None)
+    hosted.create = create  # type: ignore[attr-defined]
+    cluster.supervise(threading.Event())
+    assert started == [("flag", "second")] * 2
+    assert hosted.saved is not None
+    assert {c.api_keys for c in hosted.saved.router_configs.values()} == {("flag", "second")}
 
 
 def test_each_order_makes_the_routers_look_at_their_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,7 +216,9 @@ def test_grammars_are_compiled_once_and_the_last_ones_kept(model_dir: Path, monk
     grammars = grammars_of(model_dir)
     compiled: list[str] = []
     compile_one = grammars._compile
-    monkeypatch.setattr(grammars, "_compile", lambda grammar: (compiled.append(grammar), compile_one(grammar))[1])
+    monkeypatch.setattr(
+        grammars._compilers, "_compile", lambda grammar: (compiled.append(grammar), compile_one(grammar))[1]
+    )
     texts = [grammar_from("regex", f"a{{{number}}}") for number in range(1, 6)]
     for text in (*texts[:3], texts[0], texts[3], texts[0], texts[1]):
         ready(grammars.constraint(text))

@@ -588,7 +588,7 @@ def test_grammar_compiled_just_after_a_step_is_soon_rechecked() -> None:
     pair = WorkerPair()
     matcher: Future[Any] = Future()
     compiled = CompiledGrammar("", matcher)
-    pair.d.engine.constraint = lambda grammar, output_ids=(): Constraint(compiled)  # type: ignore[method-assign]
+    pair.d.engine.constraint = lambda grammar, output_ids=(), client="": Constraint(compiled)  # type: ignore[method-assign]
     pair.submit("r", list(range(10)))
     for _ in range(5):
         pair.turn()

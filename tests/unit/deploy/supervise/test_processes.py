@@ -68,6 +68,7 @@ def test_a_worker_takes_its_part_of_a_gpu(
     ray_in_use: Any = SimpleNamespace(actor_options=dict, naming=lambda name: {}, create=lambda cls, plan: actor)
     config = ClusterConfig("m", device="cuda", workers_per_gpu=workers_per_gpu)
     cluster = Processes(config, ray_in_use, lambda part, doing: None, print, lambda: None)
+    cluster.router_configs = {"router-0": config.router("m", "m", 9)}
     cluster.worker_plans = {"decode-0": config.worker("decode-0", "decode", config.engine("m"), 9)}
     cluster.start_worker("decode-0")
     assert [options["num_gpus"] for options in asked] == [num_gpus]

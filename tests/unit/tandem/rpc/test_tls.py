@@ -4,10 +4,11 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import trustme
 
 from tandem.client import ClientTls, TandemClient, TandemError
 from tandem.config import TlsConfig
@@ -174,3 +175,49 @@ def test_a_file_that_goes_while_it_is_read_keeps_the_old_ones(
     monkeypatch.setattr(checks, "_read", read_then_gone)
     # Anything raised here would end the router.
     own.files.poll()
+
+
+def test_an_expired_new_certificate_keeps_the_old_one_and_a_valid_one_follows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority, cert, key = trustme.CA(), tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    def write(not_before: datetime, not_after: datetime) -> None:
+        issued = authority.issue_cert("localhost", not_before=not_before, not_after=not_after)
+        issued.cert_chain_pems[0].write_to_path(cert)
+        issued.private_key_pem.write_to_path(key)
+
+    now = datetime.now(UTC)
+    write(now - timedelta(days=1), now + timedelta(days=1))
+    own = ClientPortTls(TlsConfig(str(cert), str(key)))
+    own.files.poll()
+    before = own._context
+    write(now - timedelta(days=2), now - timedelta(days=1))
+    for _ in range(3):
+        own.files.poll()
+    assert own._context is before
+    assert caplog.text.count("expired at") == 1 and "stay as they were" in caplog.text
+    write(now - timedelta(days=1), now + timedelta(days=2))
+    own.files.poll()
+    assert own._context is not before
+
+
+def test_a_new_certificate_whose_time_comes_is_used_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority, cert, key = trustme.CA(), tmp_path / "cert.pem", tmp_path / "key.pem"
+    issued = authority.issue_cert("localhost")
+    issued.cert_chain_pems[0].write_to_path(cert)
+    issued.private_key_pem.write_to_path(key)
+    own = ClientPortTls(TlsConfig(str(cert), str(key)))
+    before = own._context
+    os.utime(cert, (1.0, 1.0))
+
+    def not_yet(file: str) -> None:
+        raise ValueError(f"the TLS certificate {file} is valid only from later on")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checks, "check_validity", not_yet)
+        own.files.poll()
+    assert own._context is before
+    # The files are the same.
+    own.files.poll()
+    assert own._context is not before
