@@ -88,6 +88,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         # Ctrl-C during imports.
         return exit_codes.SIGNALLED + signal.SIGINT
+    except BrokenPipeError:
+        # The reader has left, as `head` does. The interpreter's own flush at exit would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exit_codes.SIGNALLED + signal.SIGPIPE
     except UnicodeEncodeError:
         print("tandem: an argument is not valid UTF-8", file=sys.stderr)
         return exit_codes.USAGE

@@ -1,6 +1,8 @@
 """Answers in a terminal."""
 
 import io
+import signal
+import subprocess
 import sys
 from collections.abc import Generator
 
@@ -45,3 +47,21 @@ def test_a_cut_answer_names_its_limit(monkeypatch: pytest.MonkeyPatch, max_token
     monkeypatch.setattr(sys, "stderr", errors)
     stream_answer(_Answers(last), request)
     assert errors.getvalue() == f"(answer cut by {limit}, at 3 tokens)\n"
+
+
+def test_a_reader_that_leaves_ends_a_command_without_a_traceback() -> None:
+    # The command writes only after its reader has left.
+    code = (
+        "import sys, argparse; sys.stdin.read(); from tandem.deploy.cli import main as command\n"
+        "def run(arguments):\n print('x' * 100_000, flush=True)\n return 0\n"
+        "command._parser = lambda: type('P', (), {'parse_args': lambda self, a: argparse.Namespace(run=run)})()\n"
+        "sys.exit(command.main([]))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    _, errors = process.communicate(b"", timeout=60)
+    assert (process.returncode, errors) == (128 + signal.SIGPIPE, b"")
