@@ -46,6 +46,9 @@ def test_headers_without_end_take_little_memory(router_model_dir: Path, port: st
         assert growth() < 16 * MIB
 
 
+_ANSWERS = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
 def test_headers_beyond_the_limit_are_refused(router_model_dir: Path) -> None:
     with attacked_router(str(router_model_dir)) as attacked, grpc.insecure_channel(attacked.addresses.grpc) as client:
         check = client.unary_unary(CHECK, response_deserializer=health_pb2.HealthCheckResponse.FromString)
@@ -53,8 +56,9 @@ def test_headers_beyond_the_limit_are_refused(router_model_dir: Path) -> None:
         def call(num_bytes: int) -> Any:
             return check(b"", metadata=(("x-long", "x" * num_bytes),), timeout=TIMEOUT_S)
 
-        assert call(channel.MAX_METADATA_BYTES // 2).status == health_pb2.HealthCheckResponse.SERVING
+        # Without a worker the router answers that it does not serve.
+        assert call(channel.MAX_METADATA_BYTES // 2).status in _ANSWERS
         with pytest.raises(grpc.RpcError) as refused:
             call(channel.MAX_METADATA_BYTES)
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert call(0).status == health_pb2.HealthCheckResponse.SERVING
+        assert call(0).status in _ANSWERS

@@ -453,7 +453,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "at most 262144 characters",
     ),
     "large numbers": (
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": [10**250] * 1200}}}]},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": [10**250] * 5000}}}]},
         "at most 262144 characters",
     ),
     "kwargs": ({"chat_template_kwargs": {"messages": []}}, "messages cannot be set here"),
