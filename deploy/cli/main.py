@@ -249,7 +249,7 @@ def _generate(arguments: argparse.Namespace, client: "TandemClient") -> int:
     prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     if not prompt.strip():
         print(f"{arguments.name}: the prompt is empty", file=sys.stderr)
-        return exit_codes.USAGE
+        return exit_codes.FAILED
     if arguments.raw:
         return print_answer(arguments, client, text=prompt)
     return print_answer(arguments, client, conversation=Conversation().ask(prompt))

@@ -516,9 +516,10 @@ SAMPLING = [
     ),
     Row(
         "schema of 100,000 bytes",
-        "at most 65536 bytes are taken",
+        "structured_output has 100004 bytes: at most 65536 bytes are taken",
         pb.GenerateRequest(text="hi", structured_output=pb.StructuredOutput(regex="a" * 100_000)),
         {"prompt": "hi", "guided_regex": "a" * 100_000},
+        http_message="at most 65536 bytes are taken",
         param="guided_regex",
     ),
     Row(

@@ -51,7 +51,7 @@ sampling = st.builds(
             "stop_token_ids": st.lists(token_ids, max_size=4),
             "ignore_eos": st.booleans(),
             "logprobs": mostly(st.integers(0, 20), uint32s),
-            "prompt_logprobs": mostly(st.integers(0, 20), uint32s),
+            "prompt_logprobs": mostly(st.integers(-1, 20), int32s),
             "min_tokens": mostly(often(0, 1), uint32s),
         },
     ),

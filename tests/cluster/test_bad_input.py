@@ -284,7 +284,7 @@ def test_echoed_input_is_shortened(tiny_pd: ServedCluster, raw: RawGrpc) -> None
     assert answer.status == 404
     assert answer.error["message"] == message
     answer = post(tiny_pd, json.dumps({"prompt": "hi", "logit_bias": {model: 1}}).encode())
-    assert answer.error["message"].startswith("logit_bias.")
+    assert answer.error["message"].startswith("logit_bias: ")
     assert all(len(value) <= 500 for value in answer.error.values() if value)
 
 

@@ -148,7 +148,7 @@ def test_status(server: Server) -> None:
     [
         (("--raw", ""), "tandem generate: the prompt is empty"),
         (("--max-tokens", "9999", "hi"), "tandem generate: max_tokens must be between 1 and"),
-        (("--raw", "--max-tokens", "1", "word " * 5000), "tandem generate: the prompt has"),
+        (("--raw", "--max-tokens", "1", "word " * 5000), "tandem generate: the prompt is too long"),
     ],
 )
 def test_refused_request_shows_reason(server: Server, arguments: tuple[str, ...], message: str) -> None:
