@@ -207,6 +207,7 @@ def test_config_file_with_tls_and_keys(
     assert "open-sesame" not in "".join(server.output)
 
 
+@pytest.mark.slow
 def test_custom_policies(
     clusters: Clusters, tiny_model_dir: Path, tiny_oracle: Oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,7 +172,8 @@ def restarts(served: ServedCluster) -> float:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("num_kills", [1, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_kills", [1, 10])
 def test_a_prefill_worker_killed_in_between_is_not_noticed(
     clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle, num_kills: int
 ) -> None:

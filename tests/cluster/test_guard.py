@@ -176,6 +176,7 @@ def test_ctrl_c_in_a_terminal_stops_ray_gracefully(start: Start, tmp_path: Path)
     assert list((tmp_path / "runs").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_sigterm_or_killed_guard_or_launcher_leaves_no_process(start: Start) -> None:
     # In parallel: Ray's start is mostly waiting.
     with ThreadPoolExecutor(3) as pool:

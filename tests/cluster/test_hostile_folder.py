@@ -16,6 +16,7 @@ HOSTILE = (
 )
 
 
+@pytest.mark.slow
 def test_cluster_starts_among_packages_of_the_same_names(
     clusters: Clusters, tmp_path: Path, smollm2_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,7 +82,13 @@ class Load:
             assert self._oracle.confirms(stream.prompt_ids, answer.token_ids)
 
 
-@pytest.mark.parametrize("names", [("router-0", "router-1"), ("decode-0", "prefill-0")], ids=["routers", "workers"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("router-0", "router-1"), id="routers"),
+        pytest.param(("decode-0", "prefill-0"), id="workers", marks=pytest.mark.slow),
+    ],
+)
 def test_restart_under_load_loses_no_token(served: ServedCluster, tiny_oracle: Oracle, names: tuple[str, ...]) -> None:
     with ExitStack() as open_clients:
         clients = [open_clients.enter_context(TandemClient(served.cluster.addresses.grpc)) for _ in range(3)]
