@@ -34,6 +34,7 @@ from tandem.deploy.plan import (
     router_names,
     worker_names,
 )
+from tandem.deploy.supervise.change import Change, ChangeJob, ChangeQueue
 from tandem.deploy.supervise.installed import CheckInstalled
 from tandem.deploy.supervise.newest_keys import NewestKeys
 from tandem.deploy.supervise.processes import OnProgress, Processes
@@ -41,7 +42,7 @@ from tandem.deploy.supervise.restarting import Restarting, RestartJob
 from tandem.deploy.supervise.role_planner import RolePlanner
 from tandem.deploy.supervise.role_plans import RolePlans
 from tandem.deploy.supervise.room import check_num_gpus, has_room
-from tandem.deploy.supervise.scaling import Change, ScaleJob, ScaleQueue, Scaling, check_kinds, in_counts
+from tandem.deploy.supervise.scaling import ScaleJob, Scaling, check_kinds, in_counts
 from tandem.deploy.supervise.supervisor import ProcessKind, Supervisor
 from tandem.engine.weights.resolve import resolve_model
 from tandem.router.config import RouterAddresses, RouterConfig
@@ -108,7 +109,7 @@ class Cluster:
         self._ports = ReservedPorts()
         self._cluster_ports = ClusterPorts(ClientAddresses("", ""), {})
         self._model_dir = Path()
-        self._changes = ScaleQueue()
+        self._changes = ChangeQueue()
         # Locks on converted models: restarted workers read the files again.
         self._held = contextlib.ExitStack()
         self.cluster_token = secrets.token_hex(16)
@@ -335,9 +336,10 @@ class Cluster:
         self._ray.stop()
         self._held.close()
 
-    def _plan_change(self, job: ScaleJob, supervisor: Supervisor, kind: ProcessKind) -> Change:
-        if not isinstance(job, RestartJob):
+    def _plan_change(self, job: ChangeJob, supervisor: Supervisor, kind: ProcessKind) -> Change:
+        if isinstance(job, ScaleJob):
             return self._plan_scaling(job, supervisor, kind)
+        assert isinstance(job, RestartJob)
         is_router = job.process in self._processes.router_configs
         if not is_router and job.process not in self._processes.worker_plans:
             names = ", ".join([*self._processes.router_configs, *self._processes.worker_plans])

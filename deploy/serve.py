@@ -40,6 +40,7 @@ from tandem.deploy.host.run_record import (
     write_record,
 )
 from tandem.deploy.launcher import Cluster
+from tandem.deploy.supervise.change import ChangeJob
 from tandem.deploy.supervise.control import ControlServer
 from tandem.deploy.supervise.progress import StartProgress
 from tandem.processes import ProcessId
@@ -242,6 +243,7 @@ class _RecordedRun:
 
 
 def _answer(cluster: Cluster, asked: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    job: ChangeJob
     match asked:
         case {"do": "scale", "counts": dict() as counts} if all(
             kind in WORKER_KINDS and isinstance(count, int) for kind, count in counts.items()

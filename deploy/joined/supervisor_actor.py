@@ -22,7 +22,7 @@ from tandem.router.config import RouterAddresses
 if TYPE_CHECKING:
     from tandem.deploy.launcher import Cluster, ClusterState
     from tandem.deploy.on_ray.hosted_ray import HostedRay
-    from tandem.deploy.supervise.scaling import ScaleJob
+    from tandem.deploy.supervise.change import ChangeJob
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
         self._stop = threading.Event()
         self._stoppers: set[str] = set()
         self._cluster: Cluster | None = None
-        self._jobs: list[ScaleJob] = []
+        self._jobs: list[ChangeJob] = []
         self._thread = threading.Thread(target=self._run, name="cluster")
         self._thread.start()
 
@@ -126,7 +126,7 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
         """As `scale`."""
         return self._begin(lambda cluster: cluster.restart(process))
 
-    def _begin(self, change: "Callable[[Cluster], ScaleJob]") -> int:
+    def _begin(self, change: "Callable[[Cluster], ChangeJob]") -> int:
         if self._cluster is None or self._phase != SERVING:
             raise ValueError(f"the cluster is {self._phase}")
         self._jobs.append(change(self._cluster))

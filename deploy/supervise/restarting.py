@@ -9,19 +9,20 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Protocol
 
 from tandem.deploy.on_ray.ray_module import RayError, ray
+from tandem.deploy.supervise.change import Change, ChangeError, ChangeJob
 from tandem.deploy.supervise.installed import CheckInstalled
-from tandem.deploy.supervise.scaling import ScaleJob, answers_of
+from tandem.deploy.supervise.scaling import Answers, answers_of, drained
 from tandem.deploy.supervise.supervisor import Supervisor
 
 # A router's answer; it answers at once.
 ANSWER_TIMEOUT_S = 6.0
 
 
-class RestartJob(ScaleJob):
-    """A requested restart. Attributes: process: its name."""
+class RestartJob(ChangeJob):
+    """Attributes: process: name of the process to restart."""
 
     def __init__(self, process: str) -> None:
-        super().__init__({})
+        super().__init__()
         self.process = process
 
 
@@ -37,44 +38,30 @@ class Restarted(Protocol):
     def actor(self, name: str) -> Any: ...
 
 
-class Restarting:
-    """One restart, made in turns that never wait."""
-
+class Restarting(Change):
     def __init__(
         self, job: RestartJob, cluster: Restarted, supervisor: Supervisor, check: CheckInstalled, *, is_router: bool
     ) -> None:
-        self._job = job
+        super().__init__(job, self._run())
         self._name = job.process
         self._cluster = cluster
         self._supervisor = supervisor
         self._check = check
         self._drain = self._drain_router if is_router else self._drain_worker
         self._is_router = is_router
-        self._steps = self._run()
-
-    def take_turn(self) -> bool:
-        try:
-            next(self._steps)
-        except StopIteration:
-            self._job.finish()
-        except _NotRestartedError as error:
-            self._job.finish(str(error))
-        else:
-            return False
-        return True
 
     def give_up(self) -> None:
         self._check.give_up()
-        self._job.finish("the cluster is stopping")
+        super().give_up()
 
     def _run(self) -> Iterator[None]:
         # Before anything ends: another version on the disk may not fit the running processes.
         while (refusal := self._check.refusal()) is None:
             yield
         if refusal:
-            raise _NotRestartedError(refusal)
+            raise ChangeError(refusal)
         if not self._supervisor.has_joined(self._name):
-            raise _NotRestartedError(f"{self._name} is starting already")
+            raise ChangeError(f"{self._name} is starting already")
         planned = self._cluster.worker_names
         try:
             yield from self._drain()
@@ -82,7 +69,7 @@ class Restarting:
             self._supervisor.restart(self._name)
             while not self._supervisor.has_joined(self._name):
                 if why := self._supervisor.failure(self._name):
-                    raise _NotRestartedError(f"{self._name}: {why}; it is tried again")
+                    raise ChangeError(f"{self._name}: {why}; it is tried again")
                 yield
         finally:
             if not self._is_router:
@@ -98,7 +85,7 @@ class Restarting:
             if not num_left or remaining_s <= 0:
                 break
             if num_left != shown:
-                self._say_left(num_left, remaining_s)
+                self._job.say_left(self._name, num_left, remaining_s)
                 shown = num_left
             yield
         if num_left:
@@ -118,24 +105,11 @@ class Restarting:
 
     def _drain_worker(self) -> Iterator[None]:
         others = [name for name in self._cluster.worker_names if name != self._name]
-        deadline = time.monotonic() + self._cluster.drain_timeout_s
-        shown = -1
-        while True:
-            answers = yield from answers_of(self._cluster.tell_routers(others))
-            num_left = sum(answer.get(self._name, 0) for answer in answers or ())
-            remaining_s = deadline - time.monotonic()
-            if (answers is not None and not num_left) or remaining_s <= 0:
-                break
-            if num_left != shown:
-                self._say_left(num_left, remaining_s)
-                shown = num_left
-            yield
-        if num_left:
+
+        def answers() -> Answers:
+            return answers_of(self._cluster.tell_routers(others))
+
+        if num_left := (
+            yield from drained(self._job, self._name, [self._name], answers, self._cluster.drain_timeout_s)
+        ):
             self._job.lines.put(f"Requests that begin again elsewhere: {num_left}")
-
-    def _say_left(self, num_left: int, remaining_s: float) -> None:
-        self._job.lines.put(f"{self._name}: requests left: {num_left}; waiting {remaining_s:.0f} s at most")
-
-
-class _NotRestartedError(Exception):
-    pass

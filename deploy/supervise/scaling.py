@@ -5,14 +5,14 @@ A leaving worker gets no new requests and finishes its own. Requests left after 
 
 import contextlib
 import logging
-import queue
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, Protocol, TypeAlias
 
 from tandem.deploy.config.cluster_config import WorkerPlan
-from tandem.deploy.errors import ClusterError
 from tandem.deploy.on_ray.ray_module import RayError, ray
+from tandem.deploy.supervise.change import Change, ChangeError, ChangeJob
 from tandem.deploy.supervise.supervisor import ProcessKind, Supervisor
 
 logger = logging.getLogger(__name__)
@@ -22,6 +22,8 @@ PROCESS_START_TIMEOUT_S = 120.0
 # After this time, the router is asked again.
 ANSWER_TIMEOUT_S = 6.0
 STOP_TIMEOUT_S = 6.0
+# Waits in turns for the routers' numbers of requests on workers; None: a router did not answer.
+Answers: TypeAlias = Generator[None, None, list[dict[str, int]] | None]
 
 
 def in_counts(counts: Mapping[str, int]) -> dict[str, Any]:
@@ -40,69 +42,12 @@ def check_kinds(running: Mapping[str, int], counts: Mapping[str, int]) -> None:
     )
 
 
-class ScaleJob:
-    """A requested change and its outcome. Methods may be called from any thread.
-
-    Attributes:
-        counts: requested numbers of workers by kind.
-        lines: progress messages; None: the end.
-        is_usage: the error is in the request.
-    """
+class ScaleJob(ChangeJob):
+    """Attributes: counts: requested numbers of workers by kind."""
 
     def __init__(self, counts: Mapping[str, int]) -> None:
+        super().__init__()
         self.counts = counts
-        self.lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self.error = ""
-        self.is_usage = False
-
-    def next_line(self, timeout_s: float) -> str | None:
-        """Returns the next message; "" after timeout_s; None at the end."""
-        try:
-            return self.lines.get(timeout=timeout_s)
-        except queue.Empty:
-            return ""
-
-    def finish(self, error: str = "", *, is_usage: bool = False) -> None:
-        self.error, self.is_usage = error, is_usage
-        self.lines.put(None)
-
-
-class ScaleQueue:
-    """Makes changes one after the other, on the supervising thread."""
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[ScaleJob] = queue.SimpleQueue()
-        self._current: Change | None = None
-
-    def ask(self, job: ScaleJob) -> None:
-        self._jobs.put(job)
-
-    def take_turn(self, plan: "Callable[[ScaleJob], Change]") -> None:
-        """Continues a change or begins the next. `plan` raises ValueError or ClusterError for an impossible one."""
-        if self._current is None:
-            with contextlib.suppress(queue.Empty):
-                job = self._jobs.get_nowait()
-                try:
-                    self._current = plan(job)
-                except (ValueError, ClusterError) as error:
-                    job.finish(str(error), is_usage=True)
-        if self._current is not None and self._current.take_turn():
-            self._current = None
-
-    def give_up(self) -> None:
-        if self._current is not None:
-            self._current.give_up()
-            self._current = None
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._jobs.get_nowait().finish("the cluster is stopping")
-
-
-class Change(Protocol):
-    def take_turn(self) -> bool:
-        """Goes on without waiting. Returns whether it is over."""
-
-    def give_up(self) -> None: ...
 
 
 class Scaled(Protocol):
@@ -121,8 +66,8 @@ class Scaled(Protocol):
     def actor(self, name: str) -> Any: ...
 
 
-class Scaling:
-    """One change, made in turns that never wait. Attributes: planned: workers that may get new requests."""
+class Scaling(Change):
+    """Attributes: planned: workers that may get new requests."""
 
     def __init__(
         self,
@@ -135,33 +80,14 @@ class Scaling:
         *,
         join_first: bool,
     ) -> None:
-        self._job = job
+        steps = [self._join, self._leave] if join_first else [self._leave, self._join]
+        super().__init__(job, chain.from_iterable(step() for step in steps))
         self._cluster = cluster
         self._supervisor = supervisor
         self._kind = kind
         self._joining = joining
         self._leaving = leaving
         self.planned = cluster.worker_names
-        steps = [self._join, self._leave] if join_first else [self._leave, self._join]
-        self._steps = self._run([step() for step in steps])
-
-    def take_turn(self) -> bool:
-        try:
-            next(self._steps)
-        except StopIteration:
-            self._job.finish()
-        except _JoinError as error:
-            self._job.finish(str(error))
-        else:
-            return False
-        return True
-
-    def give_up(self) -> None:
-        self._job.finish("the cluster is stopping")
-
-    def _run(self, steps: Sequence[Iterator[None]]) -> Iterator[None]:
-        for step in steps:
-            yield from step
 
     def _join(self) -> Iterator[None]:
         if not self._joining:
@@ -175,7 +101,7 @@ class Scaling:
             self._supervisor.add(name, self._kind)
         try:
             yield from self._joined()
-        except _JoinError:
+        except ChangeError:
             self.planned = [name for name in self.planned if name not in self._joining]
             yield from self._end(list(self._joining))
             raise
@@ -189,10 +115,10 @@ class Scaling:
         while waited_for := [name for name in self._joining if not self._supervisor.has_joined(name)]:
             if failed := [(name, why) for name in waited_for if (why := self._supervisor.failure(name))]:
                 name, why = failed[0]
-                raise _JoinError(f"{name}: {why}; the cluster is as it was before")
+                raise ChangeError(f"{name}: {why}; the cluster is as it was before")
             unheard = sorted(silent.intersection(waited_for))
             if unheard and time.monotonic() - began > PROCESS_START_TIMEOUT_S:
-                raise _JoinError(
+                raise ChangeError(
                     f"no process for {', '.join(unheard)} within {PROCESS_START_TIMEOUT_S:.0f} s; the cluster "
                     "is as it was before"
                 )
@@ -219,23 +145,10 @@ class Scaling:
         self.planned = [name for name in self.planned if name not in self._leaving]
         for name in self._leaving:
             self._supervisor.retire(name)
-        deadline = time.monotonic() + self._cluster.drain_timeout_s
-        shown = -1
-        while True:
-            answers = yield from self._answers()
-            num_left = sum(answer.get(name, 0) for answer in answers or () for name in self._leaving)
-            if answers is not None and num_left == 0:
-                break
-            remaining_s = deadline - time.monotonic()
-            if remaining_s <= 0:
-                self._job.lines.put(f"Requests that begin again elsewhere: {num_left}")
-                break
-            if num_left != shown:
-                self._job.lines.put(
-                    f"{', '.join(self._leaving)}: requests left: {num_left}; waiting {remaining_s:.0f} s at most"
-                )
-                shown = num_left
-            yield
+        label = ", ".join(self._leaving)
+        num_left = yield from drained(self._job, label, self._leaving, self._answers, self._cluster.drain_timeout_s)
+        if num_left is not None:
+            self._job.lines.put(f"Requests that begin again elsewhere: {num_left}")
         yield from self._end(self._leaving)
         for name in self._leaving:
             self._job.lines.put(f"{name}: has left")
@@ -253,7 +166,7 @@ class Scaling:
         self._cluster.remove_workers(names)
         yield from self._answers()
 
-    def _answers(self) -> Generator[None, None, list[dict[str, int]] | None]:
+    def _answers(self) -> Answers:
         """Tells the routers the planned workers; returns their numbers of requests on other workers.
 
         None: a router did not answer. Dead routers have no requests.
@@ -261,7 +174,7 @@ class Scaling:
         return (yield from answers_of(self._cluster.tell_routers(self.planned)))
 
 
-def answers_of(refs: Sequence[Any]) -> Generator[None, None, list[dict[str, int]] | None]:
+def answers_of(refs: Sequence[Any]) -> Answers:
     """Waits in turns for the answers of RouterActor.set_workers. None: a router did not answer."""
     waiting, deadline = list(refs), time.monotonic() + ANSWER_TIMEOUT_S
     while waiting:
@@ -277,5 +190,25 @@ def answers_of(refs: Sequence[Any]) -> Generator[None, None, list[dict[str, int]
     return answers
 
 
-class _JoinError(Exception):
-    pass
+def drained(
+    job: ChangeJob, label: str, names: Collection[str], answers: Callable[[], Answers], timeout_s: float
+) -> Generator[None, None, int | None]:
+    """Waits in turns until these workers have no requests; returns None then, or the number left after timeout_s.
+
+    Args:
+        label: names the workers in messages.
+        answers: asks the routers, as `answers_of`.
+    """
+    deadline, shown = time.monotonic() + timeout_s, -1
+    while True:
+        told = yield from answers()
+        num_left = sum(answer.get(name, 0) for answer in told or () for name in names)
+        if told is not None and not num_left:
+            return None
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
+            return num_left
+        if num_left != shown:
+            job.say_left(label, num_left, remaining_s)
+            shown = num_left
+        yield

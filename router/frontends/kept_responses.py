@@ -40,7 +40,11 @@ class KeptResponse:
 
     @property
     def num_conversation_bytes(self) -> int:
-        return sum(len(turn.input_items) + len(turn.output_items) for turn in self.turns())
+        return sum(map(len, self.item_parts()))
+
+    def item_parts(self) -> list[bytes]:
+        """Returns the conversation's items as JSON lists, oldest first."""
+        return [part for turn in self.turns() for part in (turn.input_items, turn.output_items)]
 
     def turns(self) -> list["KeptResponse"]:
         found = []

@@ -12,7 +12,7 @@ import ray
 
 from tandem.client import TandemClient
 from tandem.deploy.config.cluster_config import ClusterConfig
-from tandem.deploy.supervise.scaling import ScaleJob
+from tandem.deploy.supervise.change import ChangeJob
 from tests.cluster.conftest import RESTART_S, Clusters, Oracle, ServedCluster, random_ids, wait_until
 from tests.cluster.faults import LiveStream
 
@@ -35,7 +35,7 @@ def pid_of(served: ServedCluster, name: str) -> int:
     return pid
 
 
-def finish(job: ScaleJob) -> list[str]:
+def finish(job: ChangeJob) -> list[str]:
     """Return the lines of a job without errors."""
     lines = []
     while (line := job.next_line(RESTART_S)) is not None:

@@ -7,9 +7,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 from tandem.router.frontends.anthropic import unserved as others
 from tandem.router.frontends.anthropic.context_schema import ContextManagement
 from tandem.router.frontends.openai.lenient import LenientBody
-from tandem.router.frontends.openai.schema import (
-    SamplingFields,
-)
+from tandem.router.frontends.openai.schema import SamplingFields
 from tandem.router.frontends.openai.tools_schema import FUNCTION_NAME, MAX_ID, MAX_TOOLS, MAX_VARIABLES
 from tandem.router.text.prompt_encoder import MAX_MESSAGES
 

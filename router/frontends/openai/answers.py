@@ -18,9 +18,7 @@ from tandem.router.frontends.openai.long_lists import list_text
 from tandem.router.frontends.openai.prompt_logprobs import PromptTexts, object_text
 from tandem.router.frontends.openai.request import Body, WantedLogprobs
 from tandem.router.frontends.openai.resumable import ResumableStream
-from tandem.router.frontends.openai.schema import (
-    StreamOptions,
-)
+from tandem.router.frontends.openai.schema import StreamOptions
 from tandem.router.frontends.openai.streaming import Event, begin_stream, pieces_of, to_json, unless_client_leaves
 from tandem.router.requests.prompt_logprobs import PromptLogprobs
 from tandem.router.requests.request_spec import TokenizedPrompt

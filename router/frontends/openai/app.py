@@ -20,13 +20,7 @@ from tandem.router.frontends.anthropic.door import AnthropicDoor
 from tandem.router.frontends.anthropic.routes import add_messages
 from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.kept_responses import KeptResponses
-from tandem.router.frontends.openai.answer_schema import (
-    ChatCompletion,
-    Completion,
-    ErrorBody,
-    Model,
-    ModelList,
-)
+from tandem.router.frontends.openai.answer_schema import ChatCompletion, Completion, ErrorBody, Model, ModelList
 from tandem.router.frontends.openai.body import MAX_OTHER_ITEMS, FieldRefusal, JsonRoute
 from tandem.router.frontends.openai.chat import serve_chat
 from tandem.router.frontends.openai.completions import serve_completion
@@ -37,9 +31,7 @@ from tandem.router.frontends.openai.middleware import AccessMiddleware
 from tandem.router.frontends.openai.off_loop import OffLoop
 from tandem.router.frontends.openai.operation import add_operation
 from tandem.router.frontends.openai.request import max_prompt_tokens
-from tandem.router.frontends.openai.schema import (
-    CompletionRequest,
-)
+from tandem.router.frontends.openai.schema import CompletionRequest
 from tandem.router.frontends.openai.sglang import add_sglang
 from tandem.router.frontends.openai.streaming import ClientGoneError
 from tandem.router.frontends.openai.tokenizing import add_tokenizing

@@ -24,9 +24,7 @@ from tandem.router.frontends.openai.request import (
 )
 from tandem.router.frontends.openai.resumable import is_resumable, last_event, make_stream, recall_stream
 from tandem.router.frontends.openai.sampling import sampling_options
-from tandem.router.frontends.openai.schema import (
-    CompletionRequest,
-)
+from tandem.router.frontends.openai.schema import CompletionRequest
 from tandem.router.requests.request_spec import RequestSpec
 from tandem.sampling_params import TokenLogprobs
 

@@ -6,14 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from tandem.embedding import MAX_INPUTS
-from tandem.router.frontends.openai.answer_schema import (
-    PromptTokensDetails,
-)
+from tandem.router.frontends.openai.answer_schema import PromptTokensDetails
 from tandem.router.frontends.openai.lenient import LenientRequest, Unserved, refusal_of
-from tandem.router.frontends.openai.schema import (
-    TokenIds,
-    prompt_kind,
-)
+from tandem.router.frontends.openai.schema import TokenIds, prompt_kind
 from tandem.router.text.input_encoder import AS_MANY_AS_FIT
 
 _MANY = Field(fail_fast=True, max_length=MAX_INPUTS)

@@ -25,9 +25,7 @@ from tandem.router.errors import (
     shortened,
 )
 from tandem.router.frontends.openai.lenient import UNSERVED
-from tandem.router.frontends.openai.schema import (
-    TAG_MARK,
-)
+from tandem.router.frontends.openai.schema import TAG_MARK
 from tandem.router.frontends.openai.unserved import PARTS
 
 

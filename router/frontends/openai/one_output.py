@@ -17,9 +17,7 @@ from tandem.router.errors import InvalidRequestError, RequestError
 from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.openai.chat import BegunChat, digest_of_call, end_of_reasoning
 from tandem.router.frontends.openai.errors import invalid_field, json_response
-from tandem.router.frontends.openai.schema import (
-    SamplingFields,
-)
+from tandem.router.frontends.openai.schema import SamplingFields
 from tandem.router.frontends.openai.streaming import (
     EventStream,
     begin_stream,

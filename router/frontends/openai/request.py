@@ -11,11 +11,7 @@ from starlette.requests import Request
 from tandem.router.errors import InvalidRequestError
 from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.openai.lenient import LenientRequest
-from tandem.router.frontends.openai.schema import (
-    MAX_CHOICES,
-    ChatCompletionRequest,
-    CompletionRequest,
-)
+from tandem.router.frontends.openai.schema import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
 from tandem.router.frontends.openai.streaming import unless_client_leaves
 from tandem.router.requests.request_spec import TokenizedPrompt
 from tandem.router.text.prompt_cut import PromptCut

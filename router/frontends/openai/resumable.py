@@ -15,10 +15,7 @@ from dataclasses import dataclass, replace
 from tandem.router.errors import InvalidRequestError, LostStreamError, UnavailableError, UnknownStreamError
 from tandem.router.frontends.access import key_digest
 from tandem.router.frontends.base import Frontend
-from tandem.router.frontends.openai.schema import (
-    ChatCompletionRequest,
-    CompletionRequest,
-)
+from tandem.router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
 from tandem.router.frontends.sampling import SamplingOptions
 from tandem.router.requests.request_spec import TokenizedPrompt
 from tandem.router.resumption import DIGEST_BYTES, KeptStream, ResumeState, Resumption, prompt_digest

@@ -15,11 +15,7 @@ from tandem.router.frontends.openai.errors import json_response
 from tandem.router.frontends.openai.lenient import LenientBody, LenientRequest, Unserved
 from tandem.router.frontends.openai.request import count_unknown_fields
 from tandem.router.frontends.openai.sampling import DEFAULT_TEMPERATURE
-from tandem.router.frontends.openai.schema import (
-    StopField,
-    StopTokenIds,
-    TokenIds,
-)
+from tandem.router.frontends.openai.schema import StopField, StopTokenIds, TokenIds
 from tandem.router.frontends.openai.streaming import Event, begin_stream, pieces_of, to_json, unless_client_leaves
 from tandem.router.frontends.openai.unserved import REQUEST
 from tandem.router.frontends.sampling import PLAIN_FIELDS, SamplingOptions

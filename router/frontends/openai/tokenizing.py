@@ -17,9 +17,7 @@ from tandem.router.frontends.openai.lenient import LenientRequest, Unserved
 from tandem.router.frontends.openai.long_lists import list_text
 from tandem.router.frontends.openai.prompt_logprobs import object_text
 from tandem.router.frontends.openai.request import count_unknown_fields
-from tandem.router.frontends.openai.schema import (
-    TokenIds,
-)
+from tandem.router.frontends.openai.schema import TokenIds
 from tandem.router.frontends.openai.streaming import to_json
 from tandem.router.frontends.openai.tools_schema import Message, TemplateFields
 from tandem.router.text.chat import Chat

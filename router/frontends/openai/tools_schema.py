@@ -5,10 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from tandem.router.frontends.openai.lenient import LenientBody, refusal_of
-from tandem.router.frontends.openai.schema import (
-    ChatCompletionRequest,
-    ChatMessage,
-)
+from tandem.router.frontends.openai.schema import ChatCompletionRequest, ChatMessage
 from tandem.router.text.chat_template import RESERVED
 from tandem.router.text.prompt_encoder import MAX_MESSAGES
 

@@ -9,11 +9,7 @@ from tandem.router.errors import RequestError, shortened
 from tandem.router.frontends.openai.errors import error_object
 from tandem.router.frontends.openai.one_output import AnswerForm, NamedEvent, OneOutput
 from tandem.router.frontends.responses.namespaces import called_names
-from tandem.router.frontends.responses.schema import (
-    NamespaceTool,
-    ResponseRequest,
-    ResponseTool,
-)
+from tandem.router.frontends.responses.schema import NamespaceTool, ResponseRequest, ResponseTool
 from tandem.router.text.output_parts import Part
 
 ID_BYTES = 12

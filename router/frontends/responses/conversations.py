@@ -19,15 +19,10 @@ from tandem.router.frontends.openai.off_loop import OffLoop
 from tandem.router.frontends.openai.request import count_unknown_fields
 from tandem.router.frontends.openai.streaming import to_json
 from tandem.router.frontends.response_exchange import CONVERSATION, ResponseExchange
-from tandem.router.frontends.responses.answer_schema import (
-    ItemList,
-)
+from tandem.router.frontends.responses.answer_schema import ItemList
 from tandem.router.frontends.responses.kept_items import write_items
 from tandem.router.frontends.responses.routes import MAX_LISTED, page_of
-from tandem.router.frontends.responses.schema import (
-    Item,
-    Metadata,
-)
+from tandem.router.frontends.responses.schema import Item, Metadata
 from tandem.router.text.prompt_encoder import MAX_MESSAGES
 
 PATH = "/v1/conversations"
@@ -157,8 +152,7 @@ def add_conversations(app: FastAPI, frontend: Frontend, responses: ResponseExcha
         num_bytes = found.num_conversation_bytes
         request.state.hold(num_bytes)
         off_loop: OffLoop = request.app.state.off_loop
-        parts = [part for turn in found.turns() for part in (turn.input_items, turn.output_items)]
-        return await off_loop.run(request.state.client, num_bytes, _joined, parts)
+        return await off_loop.run(request.state.client, num_bytes, _joined, found.item_parts())
 
 
 def _joined(parts: Sequence[bytes]) -> list[dict[str, Any]]:

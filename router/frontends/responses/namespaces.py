@@ -4,11 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tandem.router.errors import InvalidRequestError
-from tandem.router.frontends.responses.schema import (
-    FunctionTool,
-    NamespaceTool,
-    ResponseTool,
-)
+from tandem.router.frontends.responses.schema import FunctionTool, NamespaceTool, ResponseTool
 
 SEPARATOR = "__"
 

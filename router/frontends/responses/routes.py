@@ -13,14 +13,8 @@ from tandem.router.frontends.kept_responses import KeptResponse
 from tandem.router.frontends.openai.off_loop import OffLoop
 from tandem.router.frontends.openai.one_output import STREAMED
 from tandem.router.frontends.response_exchange import RESPONSE, ResponseExchange
-from tandem.router.frontends.responses.answer_schema import (
-    DeletedResponse,
-    ItemList,
-    ResponseObject,
-)
-from tandem.router.frontends.responses.schema import (
-    ResponseRequest,
-)
+from tandem.router.frontends.responses.answer_schema import DeletedResponse, ItemList, ResponseObject
+from tandem.router.frontends.responses.schema import ResponseRequest
 from tandem.router.frontends.responses.serving import ResponseServing
 
 MAX_LISTED = 100

@@ -5,10 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from tandem.router.frontends.openai.lenient import LenientBody, refusal_of
-from tandem.router.frontends.openai.schema import (
-    MessageContent,
-    SamplingFields,
-)
+from tandem.router.frontends.openai.schema import MessageContent, SamplingFields
 from tandem.router.frontends.openai.tools_schema import (
     FUNCTION_NAME,
     MAX_ID,

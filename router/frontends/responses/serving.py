@@ -28,10 +28,7 @@ from tandem.router.frontends.openai.tools_schema import ChatRequest
 from tandem.router.frontends.response_exchange import CONVERSATION, RESPONSE, ResponseExchange
 from tandem.router.frontends.responses.answer import ResponseAnswer
 from tandem.router.frontends.responses.kept_items import read_items, write_items
-from tandem.router.frontends.responses.schema import (
-    Item,
-    ResponseRequest,
-)
+from tandem.router.frontends.responses.schema import Item, ResponseRequest
 from tandem.router.frontends.responses.translation import NAMES, chat_of, items_of
 from tandem.router.frontends.responses.truncation import fitting, max_prompt_tokens
 
@@ -99,8 +96,7 @@ class ResponseServing:
         body, previous = self._body, self._previous
         items, earlier = items_of(body), list[Item]()
         if previous is not None:
-            parts = [part for turn in previous.turns() for part in (turn.input_items, turn.output_items)]
-            earlier = read_items(parts, "previous_response_id")
+            earlier = read_items(previous.item_parts(), "previous_response_id")
         if body.store is not False or body.conversation_id is not None:
             self._input_items = write_items(items)
         return [*earlier, *items]

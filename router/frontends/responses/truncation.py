@@ -3,12 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 
 from tandem.router.frontends.base import Frontend
-from tandem.router.frontends.responses.schema import (
-    CallItem,
-    CallOutputItem,
-    Item,
-    MessageItem,
-)
+from tandem.router.frontends.responses.schema import CallItem, CallOutputItem, Item, MessageItem
 from tandem.router.text.prompt_encoder import MAX_MESSAGES
 
 # Each try tokenizes the prompt: the choice is among this many cuts, which takes at most 9 tries.

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from tandem.v1 import inference_pb2 as pb
 from tests.fakes import chat_templates
 from tests.fakes.http_cluster import KEYS, HttpCluster
 from tests.fakes.http_doors import DoorAnswer
-from tests.fakes.loop_watch import LoopWatch
+from tests.fakes.loop_watch import LoopWatch, best_of_three, check_turn
 from tests.unit.router.frontends.test_grpc import Context
 
 # CPU time of the loop's thread. A turn takes about 2 ms; without threads and slices each of these takes over 10.
@@ -99,26 +99,6 @@ async def serve(served: HttpCluster) -> None:
         served.d.say(Tokens((TokenEvent(*key, index, part, (logprobs,) * len(part)),)))
         await asyncio.sleep(0)
     served.d.say(Finished(*key, "length", len(output), 0, 1))
-
-
-class SlowTurnError(AssertionError):
-    pass
-
-
-def check_turn(watch: LoopWatch, limit_s: float) -> None:
-    if watch.longest_cpu_s >= limit_s:
-        raise SlowTurnError(str(watch))
-
-
-def best_of_three(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Runs a scenario up to three times, because other work on the host can double a turn's CPU time."""
-    for is_last in (False, False, True):
-        try:
-            asyncio.run(scenario())
-            return
-        except SlowTurnError:
-            if is_last:
-                raise
 
 
 def large_requests() -> Iterator[Any]:

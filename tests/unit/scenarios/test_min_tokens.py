@@ -7,16 +7,13 @@ from typing import Any
 
 import pytest
 
-from tandem.both_worker.local_worker import LocalWorker
-from tandem.decode_worker.config import DecodeConfig
 from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
-from tandem.messages import Finished, FirstToken, Tokens
-from tandem.prefill_worker.config import PrefillConfig
 from tandem.router.text.grammar_check import translate
 from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import EOS_TOKEN_IDS, save_tiny_model
+from tests.fakes.whole_output import whole_output
 
 TIMEOUT_S = 30.0
 END = EOS_TOKEN_IDS[0]
@@ -35,21 +32,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 def generate(engine: Engine, output_ids: tuple[int, ...] = (), **sampling: Any) -> list[int]:
     """Return the whole output. Args: output_ids: output of earlier attempts."""
-    messages: list[Any] = []
-    worker = LocalWorker(engine, PrefillConfig(), DecodeConfig(), messages.append)
     params = SamplingParams(**{"max_tokens": 12, "logit_bias": EAGER_TO_END, "stop_token_ids": (END,), **sampling})
-    worker.submit("r", [1, 2, 3], params, output_ids=output_ids)
-
-    def has_ended() -> bool:
-        return any(isinstance(m, Finished) or (isinstance(m, FirstToken) and m.finish_reason) for m in messages)
-
-    worker.run_until(has_ended, TIMEOUT_S)
-    found = {m.index: m.token_id for m in messages if isinstance(m, FirstToken)}
-    for message in messages:
-        if isinstance(message, Tokens):
-            for event in message.events:
-                found.update(enumerate(event.token_ids, event.index))
-    return [*output_ids, *(found[index] for index in sorted(found))]
+    return whole_output(engine, [1, 2, 3], params, output_ids, TIMEOUT_S)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 5}])

@@ -8,9 +8,7 @@ from tandem.messages import Admit
 from tandem.router.frontends.anthropic import schema as anthropic
 from tandem.router.frontends.openai import tools_schema as chat
 from tandem.router.frontends.openai.lenient import LenientBody
-from tandem.router.frontends.openai.schema import (
-    CompletionRequest,
-)
+from tandem.router.frontends.openai.schema import CompletionRequest
 from tandem.router.frontends.responses import schema as responses
 from tests.fakes import chat_templates
 from tests.fakes.http_doors import call, cluster_of

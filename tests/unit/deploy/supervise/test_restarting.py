@@ -8,19 +8,7 @@ import pytest
 from tandem.deploy.supervise import restarting, scaling
 from tandem.deploy.supervise.restarting import Restarting, RestartJob
 from tests.fakes.clock import FakeClock
-
-
-class Ref:
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-class Ray:
-    def wait(self, refs: list[Ref], **_: Any) -> tuple[list[Ref], list[Ref]]:
-        return [r for r in refs if r.value is not None], [r for r in refs if r.value is None]
-
-    def get(self, ref: Ref) -> Any:
-        return ref.value
+from tests.fakes.ray_calls import Ray, Ref
 
 
 class Fake:

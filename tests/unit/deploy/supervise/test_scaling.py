@@ -8,23 +8,7 @@ from ray.exceptions import RayError
 
 from tandem.deploy.supervise import scaling
 from tandem.deploy.supervise.scaling import ScaleJob, Scaling, check_kinds
-
-
-class Ref:
-    """Attributes: value: result of the call; None: not ended."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-class Ray:
-    def wait(self, refs: list[Ref], **_: Any) -> tuple[list[Ref], list[Ref]]:
-        return [r for r in refs if r.value is not None], [r for r in refs if r.value is None]
-
-    def get(self, ref: Ref) -> Any:
-        if isinstance(ref.value, Exception):
-            raise ref.value
-        return ref.value
+from tests.fakes.ray_calls import Ray, Ref
 
 
 class Call:

@@ -26,10 +26,10 @@ from tandem.engine.weights import gguf
 from tandem.engine.weights.conversions import ConversionCache
 
 def convert(source, out, on_progress):
-    (root / "began").touch()
     scratch = out.with_name(f".{out.name}.scratch")
     scratch.mkdir()
     (scratch / "model.safetensors").write_text("half")
+    (root / "began").touch()
     while not (root / "go").exists():
         time.sleep(0.01)
     (scratch / "config.json").write_text("{}")

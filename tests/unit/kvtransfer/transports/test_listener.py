@@ -16,6 +16,7 @@ from tandem.deploy.host.certificates import make_certificates
 from tandem.kvtransfer.transports import listener, peer_socket
 from tandem.kvtransfer.transports.listener import MAX_KNOCKED, MAX_LOGGED, MAX_STRANGERS, Listener
 from tandem.rpc.credentials import make_context
+from tests.fakes.raw_sockets import is_closed
 
 TLS = make_certificates()
 # More than any number of places.
@@ -54,18 +55,6 @@ class Receiver:
         with suppress(OSError):
             self.accepted.result().close()
         self.listener.close()
-
-
-def is_closed(connection: socket.socket) -> bool:
-    """Return whether the receiver closes it within the connection's timeout."""
-    try:
-        while connection.recv(1024):
-            pass
-    except TimeoutError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 class SlowHandshake:

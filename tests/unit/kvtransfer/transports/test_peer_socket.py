@@ -20,6 +20,7 @@ from tandem.kvtransfer.transports.peer_socket import Endpoint
 from tandem.kvtransfer.transports.tcp import TcpReceiver, TcpSender
 from tandem.rpc.credentials import make_context
 from tests.fakes.page_layout import OpaqueLayout
+from tests.fakes.raw_sockets import is_closed
 
 # A page spans many TLS records and ends inside one.
 LAYOUT = OpaqueLayout(4, 300_004)
@@ -180,7 +181,7 @@ def test_strangers_are_refused_with_a_reason_and_block_no_sender(
         connections = [stranger(endpoint) for stranger in STRANGERS for _ in range(3)]
         for connection in connections:
             with connection:
-                assert _is_over(connection)
+                assert is_closed(connection)
         for reason in STRANGERS.values():
             assert sum(reason in message for message in caplog.messages) >= 3, reason
     began = time.monotonic()
@@ -191,20 +192,8 @@ def test_strangers_are_refused_with_a_reason_and_block_no_sender(
     wait_for(receiver.receive_pages(0, [0], 1).done)
     for connection in waiting:
         with connection:
-            assert _is_over(connection)
+            assert is_closed(connection)
     end(sender, receiver)
-
-
-def _is_over(connection: socket.socket) -> bool:
-    """Return whether the peer closes it before this end's timeout."""
-    try:
-        while connection.recv(1024):
-            pass
-    except TimeoutError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 @pytest.mark.parametrize(
@@ -241,6 +230,6 @@ def test_refused_strangers_leave_nothing_behind() -> None:
         endpoint = Endpoint.decode(receiver.endpoint())
         for stranger in (plain, with_anothers):
             with stranger(endpoint) as connection:
-                assert _is_over(connection)
+                assert is_closed(connection)
         end(receiver)
     wait_for(lambda: threading.active_count() == before)

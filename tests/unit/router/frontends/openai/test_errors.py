@@ -16,10 +16,7 @@ from tandem.router.errors import (
     UnknownStreamError,
 )
 from tandem.router.frontends.openai.errors import error_response, invalid_body, status_response
-from tandem.router.frontends.openai.schema import (
-    ChatCompletionRequest,
-    CompletionRequest,
-)
+from tandem.router.frontends.openai.schema import ChatCompletionRequest, CompletionRequest
 
 
 @pytest.mark.parametrize(

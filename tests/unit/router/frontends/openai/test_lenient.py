@@ -9,9 +9,7 @@ from pydantic import ValidationError
 
 from tandem.router.frontends.openai.errors import invalid_body
 from tandem.router.frontends.openai.lenient import MAX_NAME_CHARACTERS, MAX_NAMED, UnknownFields
-from tandem.router.frontends.openai.schema import (
-    CompletionRequest,
-)
+from tandem.router.frontends.openai.schema import CompletionRequest
 from tandem.router.frontends.openai.tools_schema import ChatRequest
 
 USER = {"role": "user", "content": "hi"}

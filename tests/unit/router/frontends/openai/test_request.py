@@ -15,9 +15,7 @@ from tandem.router.frontends.openai.request import (
     check_num_prompt_tokens,
 )
 from tandem.router.frontends.openai.sampling import sampling_options
-from tandem.router.frontends.openai.schema import (
-    CompletionRequest,
-)
+from tandem.router.frontends.openai.schema import CompletionRequest
 from tandem.router.policies.least_loaded import LeastLoaded
 from tandem.router.requests.request_spec import TokenizedPrompt
 from tandem.router.router import Router

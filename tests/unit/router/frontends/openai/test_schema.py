@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tandem.router.frontends.openai.schema import (
-    CompletionRequest,
-)
+from tandem.router.frontends.openai.schema import CompletionRequest
 from tandem.router.frontends.openai.tools_schema import ChatRequest
 
 NUM_ITEMS = 20_000

@@ -5,11 +5,7 @@ from itertools import combinations
 import pytest
 
 from tandem.router.frontends.openai import unserved
-from tandem.router.frontends.openai.schema import (
-    ChatCompletionRequest,
-    ChatMessage,
-    CompletionRequest,
-)
+from tandem.router.frontends.openai.schema import ChatCompletionRequest, ChatMessage, CompletionRequest
 from tandem.router.frontends.openai.structured_schema import StructuredOutputs
 
 

@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from tandem.router.errors import UnavailableError
 from tandem.router.frontends.responses.answer import ResponseAnswer
-from tandem.router.frontends.responses.schema import (
-    ResponseRequest,
-)
+from tandem.router.frontends.responses.schema import ResponseRequest
 from tandem.router.text.output_parts import Part
 from tests.fakes.given_output import GivenOutput, outputs
 

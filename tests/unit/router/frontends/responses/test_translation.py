@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandem.router.frontends.responses.schema import (
-    ResponseRequest,
-)
+from tandem.router.frontends.responses.schema import ResponseRequest
 from tandem.router.frontends.responses.translation import items_of, messages_of
 
 USER = {"role": "user", "content": "u"}

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from tandem.messages import Admit
-from tandem.router.frontends.responses.schema import (
-    Item,
-)
+from tandem.router.frontends.responses.schema import Item
 from tandem.router.frontends.responses.truncation import fitting
 from tests.fakes import chat_templates
 from tests.fakes.http_doors import call, cluster_of
