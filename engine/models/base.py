@@ -22,6 +22,10 @@ class Model(ABC):
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields every tensor that load_weights fills, with its name and shape in a checkpoint."""
 
+    def stacked_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields the same memory as named_parameters, with thousands of small tensors joined into few."""
+        return self.named_parameters()
+
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copies the tensors of a checkpoint.
@@ -29,6 +33,10 @@ class Model(ABC):
         Raises:
             ValueError: a tensor is missing, unexpected or of the wrong shape; the message names it.
         """
+
+    @abstractmethod
+    def loaded(self) -> None:
+        """Ends loading. load_weights calls it; call it after filling stacked_parameters directly."""
 
     def shallow(self) -> "Model":
         """Returns a model of the same weights with few layers but all kernels, or the whole model."""

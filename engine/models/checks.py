@@ -1,13 +1,14 @@
 """Checks of config.json values. All raise ValueError, naming the key."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 # Above every size and length of a model.
 MAX_COUNT = 2**31 - 1
 
 
-def required(raw: dict[str, Any], key: str) -> Any:
+def required(raw: Mapping[str, Any], key: str) -> Any:
     if raw.get(key) is None:
         raise ValueError(f"{key} is missing")
     return raw[key]

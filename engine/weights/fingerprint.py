@@ -30,7 +30,7 @@ def model_fingerprint(model: Model, kv_scales: KvScales | None = None) -> str:
     digest = hashlib.blake2b(digest_size=16)
     digest.update(json.dumps([type(model).__name__, dataclasses.asdict(model.config)], sort_keys=True).encode())
     with _one_thread():
-        for name, tensor in sorted(model.named_parameters(), key=lambda named: named[0]):
+        for name, tensor in sorted(model.stacked_parameters(), key=lambda named: named[0]):
             digest.update(json.dumps([name, list(tensor.shape), str(tensor.dtype)]).encode())
             digest.update(_row_sums(tensor).cpu().numpy().tobytes())
     if kv_scales is not None and not kv_scales.are_ones:
@@ -51,7 +51,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _row_sums(tensor: torch.Tensor) -> torch.Tensor:
-    rows = tensor.flatten(1) if tensor.dim() > 1 else tensor.view(1, -1)
+    rows = tensor.flatten(0, -2) if tensor.dim() > 1 else tensor.view(1, -1)
     if tensor.itemsize == 1:
         # Not every device can pad FP8.
         rows = rows.view(torch.uint8)

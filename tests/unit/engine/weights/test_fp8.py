@@ -21,6 +21,7 @@ from tandem.engine.models.base import Model
 from tandem.engine.models.build import build_model
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.decoder import DecoderModel
+from tandem.engine.models.mlp.dense import DenseMlp
 from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.weights.fingerprint import model_fingerprint
 from tandem.engine.weights.loader import load_weights
@@ -129,7 +130,9 @@ def test_ignored_modules_stay_plain(tmp_path: Path) -> None:
     fp8 = {name.removesuffix(".weight") for name, tensor in held.items() if tensor.dtype is FP8_DTYPE}
     assert not fp8 & set(ignored) and len(fp8) == 2 * 7 - 3
     save_fp8(make_model("llama"), tmp_path, "channels_dynamic", (UP,))
-    with pytest.raises(ValueError, match=r"must ignore all or none of .*gate_proj, model\.layers\.1\.mlp\.up_proj"):
+    with pytest.raises(
+        ValueError, match=r"ignores model\.layers\.1\.mlp\.up_proj, but not model\.layers\.1\.mlp\.gate_proj"
+    ):
         load(tmp_path, keeps_fp8=True)
 
 
@@ -238,7 +241,9 @@ def test_dummy_weights_have_typical_sizes(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": KINDS[kind]}))
         model = DecoderModel(ModelConfig.from_dir(tmp_path), torch.float32, CPU, TorchOps())
         load_weights(model, tmp_path, "dummy", model.config.quantization, CPU, lambda doing: None)
-        linear = model._layers[0]._gate_up
+        mlp = model._layers[0].mlp
+        assert isinstance(mlp, DenseMlp)
+        linear = mlp._gate_up
         assert isinstance(linear, Fp8Linear)
         stands_for = linear.weight.float() * linear.scale.flatten()[0]
         assert 0.019 < stands_for.abs().max() <= 0.02 and stands_for.std() > 0.01
