@@ -13,6 +13,9 @@ HEADER = "bfloat16.cuh"
 PDL_CAPABILITY = 9
 
 _PDL = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_SHARED_BYTES = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+# In percent.
+_SHARED_SHARE = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 
 
 @functools.cache
@@ -28,10 +31,14 @@ class CudaKernel:
     step begins with a torch kernel, which waits for all before it.
     """
 
-    def __init__(self, package: str, name: str, macros: Mapping[str, int], device: torch.device) -> None:
+    def __init__(
+        self, package: str, name: str, macros: Mapping[str, int], device: torch.device, shared_bytes: int | None = None
+    ) -> None:
         """
         Args:
             package: package of the source NAME.cu, which may include only HEADER.
+            shared_bytes: dynamic shared memory per block. Unless None, multiprocessors give shared memory precedence
+                over the L1 cache, so that blocks of consecutive such kernels fit beside each other.
 
         Raises:
             RuntimeError: the kernel cannot be compiled or loaded.
@@ -44,6 +51,10 @@ class CudaKernel:
             torch.empty(1, device=device)
             # Never unloaded: graphs refer to it.
             self._function = _check(driver.cuModuleGetFunction(_check(driver.cuModuleLoadData(binary)), name.encode()))
+            if shared_bytes is not None:
+                _check(driver.cuFuncSetAttribute(self._function, _SHARED_BYTES, shared_bytes))
+                _check(driver.cuFuncSetAttribute(self._function, _SHARED_SHARE, 100))
+        self._shared_bytes = shared_bytes or 0
         self._device = device
         self._is_dependent = has_dependent_launch(device)
 
@@ -56,6 +67,7 @@ class CudaKernel:
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = num_threads, 1, 1
+        config.sharedMemBytes = self._shared_bytes
         config.hStream = torch.cuda.current_stream(self._device).cuda_stream
         if self._is_dependent:
             attribute = driver.CUlaunchAttribute()

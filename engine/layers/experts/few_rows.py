@@ -1,0 +1,178 @@
+"""Experts of few rows, each read once (few_rows_experts.cu). Needs CUDA."""
+
+from typing import NamedTuple
+
+import torch
+
+from tandem.engine.layers.cuda_kernel import CudaKernel, has_dependent_launch
+
+MAX_ROWS = 8
+MAX_CHOSEN = 16
+MAX_EXPERTS = 512
+HIDDEN_MULTIPLE = 64
+INTERMEDIATE_MULTIPLE = 16
+BLOCK = 128
+# Bytes of a matrix row that one thread of a multiplying group of 4 reads per step.
+STRETCH_BYTES = 64
+UNIT_ROWS = 16
+
+
+class Tuning(NamedTuple):
+    """Macros of few_rows_experts.cu. `chunk_bytes`: the most bytes of a matrix row per stage."""
+
+    chunk_bytes: int
+    stages: int
+    warps: int = 8
+    prefetch: int = 0
+
+
+GATE_UP = Tuning(chunk_bytes=1024, stages=6)
+DOWN = Tuning(chunk_bytes=1536, stages=4, prefetch=4)
+
+
+class FewRowsExperts:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+        self._has_kernel = has_dependent_launch(device)
+        self._kernels: dict[tuple[bool, int, int, Tuning], CudaKernel] = {}
+
+    def fits(self, num_rows: int, num_chosen: int, gate_up: torch.Tensor, down: torch.Tensor) -> bool:
+        """
+        Args:
+            gate_up: (num_experts, 2 * intermediate_size, hidden_size), bfloat16 or float8_e4m3fn.
+            down: (num_experts, hidden_size, intermediate_size).
+        """
+        num_experts, hidden_size, intermediate_size = down.shape
+        return (
+            self._has_kernel
+            and 0 < num_rows <= MAX_ROWS
+            and num_chosen <= MAX_CHOSEN
+            and num_experts <= MAX_EXPERTS
+            and hidden_size % HIDDEN_MULTIPLE == 0
+            and intermediate_size % INTERMEDIATE_MULTIPLE == 0
+            and gate_up.dtype in (torch.bfloat16, torch.float8_e4m3fn)
+        )
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        gate_up: torch.Tensor,
+        gate_up_scale: torch.Tensor | None,
+        down: torch.Tensor,
+        down_scale: torch.Tensor | None,
+        residual: torch.Tensor,
+        first_expert: int = 0,
+    ) -> torch.Tensor:
+        """Adds the experts' weighted outputs to `residual`, in ascending order of experts, and returns it.
+
+        Args:
+            x: (num_rows, hidden_size) bfloat16, normalized.
+            weights: (num_rows, num_chosen) float32.
+            experts: (num_rows, num_chosen) int32, distinct within a row. They and `weights` must be written by the
+                kernel just before or by earlier ones.
+            gate_up: (num_experts, 2 * intermediate_size, hidden_size), bfloat16 or float8_e4m3fn.
+            gate_up_scale: float32 scales of FP8 weights: (num_experts, rows, 1), or for blocks of BLOCK numbers
+                (num_experts, rows / BLOCK, columns / BLOCK).
+            down: (num_experts, hidden_size, intermediate_size).
+            residual: (num_rows, hidden_size) bfloat16.
+            first_expert: index of the first of these experts; others contribute nothing.
+        """
+        hidden = self.gate_up(x, experts, gate_up, gate_up_scale, first_expert)
+        return self.down(hidden, weights, experts, down, down_scale, residual, first_expert)
+
+    def gate_up(
+        self,
+        x: torch.Tensor,
+        experts: torch.Tensor,
+        weight: torch.Tensor,
+        scale: torch.Tensor | None,
+        first_expert: int = 0,
+    ) -> torch.Tensor:
+        """Return silu(gate) * up, (num_rows, num_chosen, intermediate_size); arbitrary for other experts."""
+        intermediate_size = weight.shape[1] // 2
+        hidden = x.new_empty(*experts.shape, intermediate_size)
+        self._launch(False, weight, scale, x, experts, None, hidden, intermediate_size, first_expert)
+        return hidden
+
+    def down(
+        self,
+        hidden: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        weight: torch.Tensor,
+        scale: torch.Tensor | None,
+        residual: torch.Tensor,
+        first_expert: int = 0,
+    ) -> torch.Tensor:
+        """Must follow gate_up, which has waited for the kernel that writes `weights` and `experts`."""
+        self._launch(True, weight, scale, hidden, experts, weights, residual, weight.shape[1], first_expert)
+        return residual
+
+    def _launch(
+        self,
+        is_down: bool,
+        weight: torch.Tensor,
+        scale: torch.Tensor | None,
+        inputs: torch.Tensor,
+        experts: torch.Tensor,
+        shares: torch.Tensor | None,
+        outputs: torch.Tensor,
+        out_size: int,
+        first_expert: int,
+    ) -> None:
+        assert all(t.is_contiguous() for t in (weight, inputs, experts, outputs))
+        num_experts, _, in_size = weight.shape
+        num_rows, num_chosen = experts.shape
+        fp8 = 0 if scale is None else 1 if scale.shape[2] == 1 and scale.shape[1] == weight.shape[1] else 2
+        tuning = DOWN if is_down else GATE_UP
+        num_tiles = out_size // (UNIT_ROWS if is_down else UNIT_ROWS // 2)
+        if not is_down:
+            num_tiles *= min(num_rows * num_chosen, num_experts)
+        self._kernel(is_down, fp8, in_size, tuning).launch(
+            (min(num_tiles, self._num_sms), 1),
+            (tuning.warps + 1) * 32,
+            weight,
+            scale,
+            inputs,
+            experts,
+            shares,
+            outputs,
+            num_rows,
+            num_chosen,
+            out_size,
+            first_expert,
+            num_experts,
+        )
+
+    def _kernel(self, is_down: bool, fp8: int, in_size: int, tuning: Tuning) -> CudaKernel:
+        key = is_down, fp8, in_size, tuning
+        kernel = self._kernels.get(key)
+        if kernel is None:
+            number_bytes = 1 if fp8 else 2
+            chunk_bytes = chunk_size(in_size * number_bytes, tuning.chunk_bytes)
+            macros = {
+                "DOWN": int(is_down),
+                "FP8": fp8,
+                "IN_SIZE": in_size,
+                "CHUNK": chunk_bytes // number_bytes,
+                "STAGES": tuning.stages,
+                "WARPS": tuning.warps,
+                "PREFETCH": tuning.prefetch,
+            }
+            shared_bytes = tuning.stages * stage_bytes(chunk_bytes)
+            kernel = CudaKernel(__package__, "few_rows_experts", macros, self._device, shared_bytes)
+            self._kernels[key] = kernel
+        return kernel
+
+
+def chunk_size(row_bytes: int, most: int) -> int:
+    """Return the bytes of a row per stage, such that stages of a row are as equal as possible."""
+    num_chunks = -(-row_bytes // most)
+    return -(-row_bytes // (num_chunks * STRETCH_BYTES)) * STRETCH_BYTES
+
+
+def stage_bytes(chunk_bytes: int) -> int:
+    return UNIT_ROWS * (-(-chunk_bytes // 128) * 128 + 64)

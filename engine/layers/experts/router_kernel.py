@@ -1,0 +1,138 @@
+"""Routing of rows to experts, fused with the norm before it (router.cu). Needs CUDA."""
+
+from typing import Literal, NamedTuple
+
+import torch
+
+from tandem.engine.layers.cuda_kernel import CudaKernel
+from tandem.engine.layers.cuda_norm import rms_norm
+from tandem.engine.layers.norm import Norm
+
+Scoring = Literal["softmax", "sigmoid"]
+
+# More rows take the library's product and a kernel that only chooses.
+MAX_FUSED_ROWS = 64
+ROWS_OF_BLOCK = 8
+EXPERTS_OF_BLOCK = 8
+WARPS = 16
+MAX_EXPERTS = 512
+MAX_CHOSEN = 32
+MAX_GROUPS = 32
+
+
+class RoutingSpec(NamedTuple):
+    """
+    Attributes:
+        scoring: "softmax" of all logits; "sigmoid" of each logit, to which the choice adds a correction bias.
+        num_chosen: experts of a row.
+        normalize: divide a row's weights by their sum.
+        scaling: factor of the weights.
+        num_groups: groups of consecutive experts, for "sigmoid".
+        num_groups_used: groups that a row chooses from, by the sums of their two best scores.
+    """
+
+    scoring: Scoring
+    num_chosen: int
+    normalize: bool
+    scaling: float = 1.0
+    num_groups: int = 1
+    num_groups_used: int = 1
+
+
+class Routed(NamedTuple):
+    """
+    Attributes:
+        normed: (num_rows, hidden_size) bfloat16.
+        weights: (num_rows, num_chosen) float32, from the best expert on.
+        experts: (num_rows, num_chosen) int32; the lower expert wins ties.
+    """
+
+    normed: torch.Tensor
+    weights: torch.Tensor
+    experts: torch.Tensor
+
+
+class RouterKernel:
+    """The kernels and their scratch memory; one launch may run at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._arrivals = torch.zeros(MAX_FUSED_ROWS // ROWS_OF_BLOCK, dtype=torch.int32, device=device)
+        self._kernels: dict[tuple[bool, int, int, RoutingSpec], CudaKernel] = {}
+
+    def route(
+        self,
+        x: torch.Tensor,
+        norm: Norm,
+        router: torch.Tensor,
+        routing: RoutingSpec,
+        bias: torch.Tensor | None = None,
+        counts: torch.Tensor | None = None,
+        num_counted: torch.Tensor | None = None,
+    ) -> Routed:
+        """Normalizes rows and chooses their experts.
+
+        Args:
+            x: (num_rows, hidden_size) bfloat16, contiguous; hidden_size is a multiple of 32.
+            router: (num_experts, hidden_size) bfloat16, contiguous.
+            bias: (num_experts,) float32, for "sigmoid".
+            counts: (num_experts,) int64; adds the number of rows that chose each expert.
+            num_counted: (1,) int32 on the device; rows from this one on are not counted. Required with `counts`.
+        """
+        num_rows, hidden_size = x.shape
+        num_experts = len(router)
+        assert x.is_contiguous() and router.is_contiguous() and hidden_size % 32 == 0
+        assert routing.num_chosen <= min(num_experts, MAX_CHOSEN) and num_experts <= MAX_EXPERTS
+        assert counts is None or (counts.dtype is torch.int64 and num_counted is not None)
+        weights = x.new_empty(num_rows, routing.num_chosen, dtype=torch.float32)
+        experts = x.new_empty(num_rows, routing.num_chosen, dtype=torch.int32)
+        is_fused = num_rows <= MAX_FUSED_ROWS
+        if is_fused:
+            normed = torch.empty_like(x)
+            logits = x.new_empty(num_rows, num_experts, dtype=torch.float32)
+            grid = -(-num_experts // EXPERTS_OF_BLOCK), -(-num_rows // ROWS_OF_BLOCK)
+        else:
+            normed = rms_norm(x, norm)
+            logits = torch.mm(normed, router.t(), out_dtype=torch.float32)
+            grid = -(-num_rows // WARPS), 1
+        self._kernel(is_fused, hidden_size, num_experts, routing).launch(
+            grid,
+            WARPS * 32,
+            x,
+            norm.weight,
+            router,
+            bias,
+            normed,
+            logits,
+            weights,
+            experts,
+            self._arrivals,
+            counts,
+            num_counted,
+            num_rows,
+            norm.eps,
+            float(routing.scaling),
+        )
+        return Routed(normed, weights, experts)
+
+    def _kernel(self, is_fused: bool, hidden_size: int, num_experts: int, routing: RoutingSpec) -> CudaKernel:
+        key = is_fused, hidden_size, num_experts, routing
+        kernel = self._kernels.get(key)
+        if kernel is None:
+            is_grouped = routing.scoring == "sigmoid" and routing.num_groups_used < routing.num_groups
+            num_groups = routing.num_groups if is_grouped else 1
+            assert num_groups <= MAX_GROUPS and num_experts % num_groups == 0
+            macros = {
+                "FUSED": is_fused,
+                "IN_SIZE": hidden_size,
+                "NUM_EXPERTS": num_experts,
+                "NUM_CHOSEN": routing.num_chosen,
+                "SIGMOID": routing.scoring == "sigmoid",
+                "NORMALIZE": routing.normalize,
+                "GROUPS": num_groups,
+                "GROUPS_USED": routing.num_groups_used if is_grouped else 1,
+                "WARPS": WARPS,
+            }
+            macros = {name: int(value) for name, value in macros.items()}
+            kernel = self._kernels[key] = CudaKernel(__package__, "router", macros, self._device, shared_bytes=0)
+        return kernel

@@ -1,0 +1,125 @@
+"""The router against plain torch, for few and many rows and every kind of scores."""
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from tandem.engine.layers.norm import Norm
+
+if TYPE_CHECKING:
+    from tandem.engine.layers.experts.router_kernel import RoutingSpec
+
+EPS = 1e-6
+MAX_ERROR = 1e-5
+# x's norm may round differently, by one unit in the last place.
+MAX_NORM_ERROR = 2**-7
+
+ROUTINGS: dict[str, dict[str, Any]] = {
+    "softmax": {"scoring": "softmax", "num_chosen": 8, "normalize": False},
+    "normalized softmax": {"scoring": "softmax", "num_chosen": 8, "normalize": True},
+    "sigmoid": {"scoring": "sigmoid", "num_chosen": 8, "normalize": True, "scaling": 2.5},
+    "groups": {"scoring": "sigmoid", "num_chosen": 8, "normalize": True, "num_groups": 8, "num_groups_used": 4},
+    "one group": {"scoring": "sigmoid", "num_chosen": 4, "normalize": False, "num_groups": 4, "num_groups_used": 1},
+}
+
+
+def make(num_rows: int, hidden_size: int, num_experts: int) -> tuple[torch.Tensor, Norm, torch.Tensor, torch.Tensor]:
+    x = torch.randn(num_rows, hidden_size, device="cuda").bfloat16()
+    norm = Norm(torch.rand(hidden_size, device="cuda").bfloat16() + 0.5, EPS)
+    router = (torch.randn(num_experts, hidden_size, device="cuda") * hidden_size**-0.5).bfloat16()
+    return x, norm, router, torch.randn(num_experts, device="cuda") * 0.3
+
+
+def scores(logits: torch.Tensor, routing: "RoutingSpec", bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each expert's score, and the score for the choice, -inf if its group is not used. float64."""
+    if routing.scoring == "softmax":
+        score = logits.softmax(dim=-1)
+        return score, score
+    score = logits.sigmoid()
+    for_choice = (score + bias).unflatten(-1, (routing.num_groups, -1))
+    best_groups = for_choice.topk(2, dim=-1).values.sum(dim=-1).topk(routing.num_groups_used, dim=-1).indices
+    is_used = torch.zeros(for_choice.shape[:2], dtype=torch.bool, device="cuda").scatter_(1, best_groups, True)
+    return score, for_choice.masked_fill(~is_used[..., None], -torch.inf).flatten(1)
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+@pytest.mark.parametrize("num_rows", [1, 3, 8, 9, 64, 65, 1000])
+@pytest.mark.parametrize(("hidden_size", "num_experts"), [(2048, 128), (4096, 8), (896, 60), (7168, 256), (64, 512)])
+def test_route(num_rows: int, hidden_size: int, num_experts: int, name: str) -> None:
+    from tandem.engine.layers.experts.router_kernel import RouterKernel, RoutingSpec
+
+    routing = RoutingSpec(**ROUTINGS[name])
+    num_candidates = num_experts * routing.num_groups_used // routing.num_groups
+    if num_experts % routing.num_groups or num_experts < 2 * routing.num_groups or num_candidates < routing.num_chosen:
+        routing = routing._replace(num_groups=1, num_groups_used=1)
+    x, norm, router, bias = make(num_rows, hidden_size, num_experts)
+    normed, weights, experts = RouterKernel(x.device).route(x, norm, router, routing, bias)
+    exact = x.double() * (x.double().square().mean(dim=-1, keepdim=True) + EPS).rsqrt() * norm.weight.double()
+    assert ((normed.double() - exact).abs() <= MAX_NORM_ERROR * exact.abs()).all()
+    score, for_choice = scores(normed.double() @ router.double().t(), routing, bias.double())
+    index = experts.long()
+    assert all(len(set(row)) == routing.num_chosen for row in experts.tolist())
+    # Near ties may fall either way.
+    assert (for_choice.gather(1, index) - for_choice.topk(routing.num_chosen).values).abs().max() < MAX_ERROR
+    expected = score.gather(1, index)
+    if routing.normalize:
+        expected /= expected.sum(dim=-1, keepdim=True)
+    assert (weights - expected * routing.scaling).abs().max() < MAX_ERROR * routing.scaling
+
+
+@pytest.mark.parametrize("num_rows", [5, 100])
+def test_ties_go_to_the_lower_expert(num_rows: int) -> None:
+    from tandem.engine.layers.experts.router_kernel import RouterKernel, RoutingSpec
+
+    x, norm, router, _ = make(num_rows, 256, 4)
+    _, weights, experts = RouterKernel(x.device).route(
+        x, norm, router.repeat_interleave(16, dim=0), RoutingSpec("softmax", 8, normalize=True)
+    )
+    assert torch.equal(experts % 16, torch.arange(8, dtype=torch.int32, device="cuda").expand(num_rows, 8))
+    assert (weights - 1 / 8).abs().max() < MAX_ERROR
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+@pytest.mark.parametrize("num_rows", [8, 40, 200])
+def test_result_depends_on_the_row_alone(num_rows: int, name: str) -> None:
+    from tandem.engine.layers.experts.router_kernel import RouterKernel, RoutingSpec
+
+    x, norm, router, bias = make(num_rows, 2048, 128)
+    kernel = RouterKernel(x.device)
+    routing = RoutingSpec(**ROUTINGS[name])
+    first = kernel.route(x, norm, router, routing, bias)
+    for _ in range(100):
+        for before, again in zip(first, kernel.route(x, norm, router, routing, bias), strict=True):
+            assert torch.equal(before, again)
+    own = num_rows // 2
+    others = torch.randn_like(x) * 3
+    others[own] = x[own]
+    for before, again in zip(first, kernel.route(others, norm, router, routing, bias), strict=True):
+        assert torch.equal(before[own], again[own])
+
+
+@pytest.mark.parametrize("num_rows", [6, 100])
+def test_counts_and_graphs(num_rows: int) -> None:
+    from tandem.engine.layers.experts.router_kernel import RouterKernel, RoutingSpec
+
+    x, norm, router, _ = make(num_rows, 2048, 128)
+    kernel = RouterKernel(x.device)
+    routing = RoutingSpec("softmax", 8, normalize=True)
+    counts = torch.zeros(128, dtype=torch.int64, device="cuda")
+    num_counted = torch.zeros(1, dtype=torch.int32, device="cuda")
+    kernel.route(x, norm, router, routing, None, counts, num_counted)
+    assert not counts.any()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        routed = kernel.route(x, norm, router, routing, None, counts, num_counted)
+    expected = torch.zeros_like(counts)
+    for number in (num_rows, 3, 0):
+        x.normal_()
+        num_counted.fill_(number)
+        graph.replay()
+        for before, again in zip(routed, kernel.route(x, norm, router, routing), strict=True):
+            assert torch.equal(before, again)
+        expected += routed.experts[:number].flatten().bincount(minlength=128)
+        assert torch.equal(counts, expected)
