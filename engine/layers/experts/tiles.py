@@ -1,0 +1,103 @@
+"""Tile sizes of GroupedExperts.
+
+Measured on an H100 with the matrices of a 30B model of 128 experts, by `python -m benchmarks.kernels experts --tune`.
+"""
+
+import functools
+from typing import Literal, NamedTuple
+
+from tandem.engine.models.quantization import BLOCK
+
+Kind = Literal["plain", "channel", "block"]
+
+# Rows of a tile: the fewest that hold this multiple of an expert's average rows, so that few experts need two tiles.
+ROWS = (16, 32, 64, 128)
+MARGIN = 1.5
+# Bytes of shared memory not used for steps.
+RESERVED = 2048
+MIN_DEPTH = 64
+MIN_STAGES = 2
+
+
+class Tile(NamedTuple):
+    """Outputs of one block for a tile of rows.
+
+    Attributes:
+        outputs: a gated output's two factors count as one.
+        depth: inputs per step.
+        num_stages: steps in flight.
+    """
+
+    outputs: int
+    depth: int
+    num_stages: int
+    num_warps: int
+
+
+class Tiles(NamedTuple):
+    """Attributes: rows: pairs of a token and an expert, all of one expert."""
+
+    rows: int
+    gate_up: Tile
+    down: Tile
+
+
+class Shape(NamedTuple):
+    """
+    Attributes:
+        hidden_size: inputs of gate and up, and outputs of down.
+        size: of one expert's intermediate numbers.
+    """
+
+    kind: Kind
+    num_experts: int
+    hidden_size: int
+    size: int
+
+
+TILES: dict[Kind, tuple[Tile, Tile]] = {
+    "plain": (Tile(64, 128, 3, 4), Tile(64, 128, 4, 4)),
+    "channel": (Tile(64, 256, 3, 4), Tile(64, 256, 3, 4)),
+    "block": (Tile(64, 128, 5, 4), Tile(64, 128, 5, 4)),
+}
+
+
+@functools.lru_cache(maxsize=1024)
+def tiles_for(num_pairs: int, shape: Shape, shared_memory: int) -> Tiles:
+    """Chooses by sizes alone, never by routing, so that requests do not affect each other's results.
+
+    Args:
+        num_pairs: tokens times experts of each.
+        shared_memory: bytes per block.
+    """
+    rows = rows_for(num_pairs / shape.num_experts)
+    gate_up, down = TILES[shape.kind]
+    return Tiles(
+        rows,
+        _fit(gate_up, 2, rows, shape.hidden_size, shape.kind, shared_memory),
+        _fit(down, 1, rows, shape.size, shape.kind, shared_memory),
+    )
+
+
+def rows_for(rows_of_expert: float) -> int:
+    return next((rows for rows in ROWS if rows >= MARGIN * rows_of_expert), ROWS[-1])
+
+
+def num_bytes(tile: Tile, num_factors: int, rows: int, kind: Kind) -> int:
+    """Returns the shared memory of a block's steps. Args: num_factors: matrices; 2 for gate and up."""
+    return tile.num_stages * (num_factors * tile.outputs + rows) * tile.depth * (2 if kind == "plain" else 1)
+
+
+def _fit(tile: Tile, num_factors: int, rows: int, in_size: int, kind: Kind, shared_memory: int) -> Tile:
+    """Shrinks the steps to the inputs and to the memory. With block scales a step stays one block deep."""
+    min_depth = BLOCK if kind == "block" else MIN_DEPTH
+    while tile.depth > min_depth and tile.depth // 2 >= in_size:
+        tile = tile._replace(depth=tile.depth // 2)
+    while num_bytes(tile, num_factors, rows, kind) > shared_memory - RESERVED:
+        if tile.num_stages > MIN_STAGES:
+            tile = tile._replace(num_stages=tile.num_stages - 1)
+        elif tile.depth > min_depth:
+            tile = tile._replace(depth=tile.depth // 2)
+        else:
+            break
+    return tile
