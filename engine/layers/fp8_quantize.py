@@ -52,12 +52,12 @@ def quantize(x: torch.Tensor, linear: Fp8Linear, norm: Norm | None = None, *, is
 def quantize_rows(
     x: torch.Tensor,
     inputs: InputScales,
-    input_scale: torch.Tensor | None,
+    input_scale: torch.Tensor | None = None,
     norm: Norm | None = None,
     *,
     is_gated: bool = False,
 ) -> Quantized:
-    """As quantize(), with the product's input scales. Args: input_scale: (1,) float32 if inputs are "static"."""
+    """Quantizes the input of any product; see quantize(). Args: input_scale: (1,) float32 for "static" inputs."""
     x = x.contiguous()
     num_tokens, size = len(x), x.shape[1] // (2 if is_gated else 1)
     num_rows, num_scales = num_tokens, 1

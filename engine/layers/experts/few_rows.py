@@ -163,7 +163,7 @@ class FewRowsExperts:
                 "PREFETCH": tuning.prefetch,
             }
             shared_bytes = tuning.stages * stage_bytes(chunk_bytes)
-            kernel = CudaKernel(__package__, "few_rows_experts", macros, self._device, shared_bytes)
+            kernel = CudaKernel(__package__, "few_rows_experts", macros, self._device, shared_bytes=shared_bytes)
             self._kernels[key] = kernel
         return kernel
 

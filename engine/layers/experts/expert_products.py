@@ -1,0 +1,139 @@
+"""Products of sorted rows with their experts' matrices (expert_products.cu). Needs CUDA, compute capability 9.0."""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from tandem.engine.layers.cuda_kernel import SWIZZLE, CudaKernel, tensor_map
+from tandem.engine.layers.experts.permutation import Permutation
+from tandem.engine.layers.fp8 import FP8_DTYPE
+from tandem.engine.layers.fp8_quantize import Quantized
+from tandem.engine.models.quantization import BLOCK, InputScales
+
+# Places, and weight rows, of a tile.
+TILE_ROWS, TILE_COLUMNS = 128, 256
+NUM_STAGES = 4
+# Stages are aligned to swizzle patterns.
+ALIGNMENT = 1024
+SHARED_BYTES = NUM_STAGES * (TILE_ROWS + TILE_COLUMNS) * SWIZZLE + ALIGNMENT
+NUM_THREADS = 384
+PLAIN, CHANNEL, BLOCKS = range(3)
+OUT_PLAIN, OUT_GROUPS, OUT_STATIC = range(3)
+
+
+class ExpertMatrices(NamedTuple):
+    """One matrix of each of this device's experts.
+
+    Attributes:
+        weight: (num_experts, out_size, in_size) bfloat16 or float8_e4m3fn, contiguous.
+        scale: of FP8 weights, float32: (num_experts, out_size, 1) or (num_experts, out_size / BLOCK, in_size / BLOCK).
+        inputs: scales of the inputs of FP8 products.
+        input_scale: (1,) float32; None unless inputs are "static".
+    """
+
+    weight: torch.Tensor
+    scale: torch.Tensor | None = None
+    inputs: InputScales = "token"
+    input_scale: torch.Tensor | None = None
+
+    @property
+    def kind(self) -> int:
+        if self.scale is None:
+            return PLAIN
+        return BLOCKS if self.scale.shape[2] != 1 or self.scale.shape[1] != self.weight.shape[1] else CHANNEL
+
+
+class ExpertProducts:
+    """The kernel, in the variants that a model needs."""
+
+    def __init__(self, device: torch.device) -> None:
+        properties: Any = torch.cuda.get_device_properties(device)
+        self._device = device
+        self._num_blocks = properties.multi_processor_count
+        self._kernels: dict[tuple[int, bool, int], CudaKernel] = {}
+
+    def gate_up(
+        self, x: torch.Tensor | Quantized, matrices: ExpertMatrices, down: ExpertMatrices, permutation: Permutation
+    ) -> torch.Tensor | Quantized:
+        """Returns silu(gate) * up of each place, (num_places, out_size), computed in float32.
+
+        Quantized if it is the input of an FP8 product with group or static scales, otherwise bfloat16.
+
+        Args:
+            x: inputs of the tokens, (num_tokens, in_size) bfloat16, or Quantized for FP8 weights.
+            matrices: (num_experts, 2 * out_size, in_size): gate, then up.
+            down: the matrices that multiply the result.
+        """
+        num_experts, num_rows, in_size = matrices.weight.shape
+        num_places, out_size = permutation.order.numel(), num_rows // 2
+        out_kind = OUT_PLAIN if down.kind == PLAIN or down.inputs == "token" else OUT_GROUPS
+        out_scales = None
+        if out_kind != OUT_PLAIN and down.inputs == "static":
+            out_kind, out_scales = OUT_STATIC, down.input_scale
+        elif out_kind == OUT_GROUPS:
+            out_scales = torch.empty(out_size // BLOCK, num_places, device=self._device)
+        dtype = torch.bfloat16 if out_kind == OUT_PLAIN else FP8_DTYPE
+        out = torch.empty(num_places, out_size, dtype=dtype, device=self._device)
+        weight = matrices.weight.view(num_experts * 2, out_size, in_size)
+        box = (1, TILE_COLUMNS // 2, SWIZZLE // weight.element_size())
+        k = permutation.places.shape[1]
+        self._launch(x, matrices, weight, box, permutation, out, out_scales, out_kind, k=k)
+        if out_kind == OUT_PLAIN:
+            return out
+        assert out_scales is not None
+        return Quantized(out, out_scales if out_kind == OUT_STATIC else out_scales.t(), num_places)
+
+    def down(self, x: torch.Tensor | Quantized, matrices: ExpertMatrices, permutation: Permutation) -> torch.Tensor:
+        """Returns the product of each place, (num_places, out_size) bfloat16. Args: x: of each place."""
+        out_size = matrices.weight.shape[1]
+        out = torch.empty(permutation.order.numel(), out_size, dtype=torch.bfloat16, device=self._device)
+        box = (1, TILE_COLUMNS, SWIZZLE // matrices.weight.element_size())
+        self._launch(x, matrices, matrices.weight, box, permutation, out, None, OUT_PLAIN)
+        return out
+
+    def _launch(
+        self,
+        x: torch.Tensor | Quantized,
+        matrices: ExpertMatrices,
+        weight: torch.Tensor,
+        box: tuple[int, int, int],
+        permutation: Permutation,
+        out: torch.Tensor,
+        out_scales: torch.Tensor | None,
+        out_kind: int,
+        k: int = 0,
+    ) -> None:
+        """Args: k: gathers the rows of x by token if not 0."""
+        numbers, scales = (x.numbers, x.scales) if isinstance(x, Quantized) else (x, None)
+        num_scales = 0
+        if scales is not None:
+            num_scales = scales.stride(1) if matrices.kind == BLOCKS else scales.stride(0) if len(scales) > 1 else 0
+        a_map = tensor_map(numbers, (TILE_ROWS, SWIZZLE // numbers.element_size()))
+        kernel = self._kernel(matrices.kind, k > 0, out_kind)
+        kernel.launch(
+            (self._num_blocks, 1),
+            NUM_THREADS,
+            a_map,
+            tensor_map(weight, box),
+            numbers,
+            permutation.order,
+            permutation.tiles,
+            scales,
+            matrices.scale,
+            out,
+            out_scales,
+            k,
+            out.shape[1],
+            numbers.shape[1],
+            num_scales,
+            len(out),
+        )
+
+    def _kernel(self, kind: int, is_gated: bool, out_kind: int) -> CudaKernel:
+        key = kind, is_gated, out_kind
+        if key not in self._kernels:
+            macros = {"KIND": kind, "GATED": int(is_gated), "OUT": out_kind, "STAGES": NUM_STAGES}
+            self._kernels[key] = CudaKernel(
+                __package__, "expert_products", macros, self._device, shared_bytes=SHARED_BYTES, is_specific=True
+            )
+        return self._kernels[key]
