@@ -5,7 +5,7 @@ import torch
 
 from tandem.engine.layers.cuda_norm import rms_norm
 from tandem.engine.layers.experts.base import Experts
-from tandem.engine.layers.experts.reference import mixture
+from tandem.engine.layers.experts.cuda_experts import CudaExperts
 from tandem.engine.layers.few_rows import FewRows
 from tandem.engine.layers.fp8_linear import Fp8Linear
 from tandem.engine.layers.fp8_products import Fp8Products
@@ -28,6 +28,7 @@ class CudaOps(LayerOps):
         self._products = Products(device)
         self._gated = GatedProducts(device)
         self._fp8 = Fp8Products(device, self._products)
+        self._experts = CudaExperts(device)
 
     def norm_linear(
         self, x: torch.Tensor, norm: Norm, linear: LinearBase, out: torch.Tensor | None = None
@@ -77,7 +78,7 @@ class CudaOps(LayerOps):
         return self._few_rows.fits(x, gate_up) or self._products.tile(len(x), gate_up, is_gated=True) is not None
 
     def mixture(self, x: torch.Tensor, norm: Norm, experts: Experts) -> torch.Tensor:
-        return x.add_(mixture(rms_norm(x, norm), experts))
+        return self._experts.mixture(x, norm, experts)
 
     def normalize(self, x: torch.Tensor, norm: Norm) -> None:
         rms_norm(x, norm, out=x)

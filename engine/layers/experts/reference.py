@@ -21,9 +21,14 @@ def mixture(x: torch.Tensor, experts: Experts) -> torch.Tensor:
     """
     router = experts.router
     weights, chosen = choose_experts(router_logits(x, router.weight, router.routing), router.bias, router.routing)
-    outputs = _pair_outputs(x, chosen, experts)  # (num_tokens, num_chosen, hidden_size)
-    total = (outputs.float() * weights.to(x.dtype).float()[..., None]).sum(1).to(x.dtype)
+    total = mixture_of(x, weights, chosen, experts)
     return total if experts.shared is None else total + shared_output(x, experts.shared)
+
+
+def mixture_of(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, experts: Experts) -> torch.Tensor:
+    """Returns the weighted sum of the chosen experts. Args: weights, chosen: (num_tokens, num_chosen)."""
+    outputs = _pair_outputs(x, chosen, experts)  # (num_tokens, num_chosen, hidden_size)
+    return (outputs.float() * weights.to(x.dtype).float()[..., None]).sum(1).to(x.dtype)
 
 
 def shared_output(x: torch.Tensor, shared: SharedExpert) -> torch.Tensor:
