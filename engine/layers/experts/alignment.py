@@ -6,7 +6,7 @@ import torch
 
 from tandem.engine.layers.cuda_kernel import CudaKernel
 
-THREADS = 1024
+THREADS = 512
 # Experts of a block.
 OWN = 4
 MAX_EXPERTS = 512

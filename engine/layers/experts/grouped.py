@@ -71,7 +71,7 @@ class GroupedExperts:
         return self.combine(y, weights, experts, residual, down.num_experts, first_expert)
 
     def tiles(self, num_pairs: int, down: ExpertLinear) -> Tiles:
-        return tiles_for(num_pairs, Shape(_kind(down), *down.weight.shape), self._shared_memory)
+        return tiles_for(num_pairs, Shape(kind_of(down), *down.weight.shape), self._shared_memory)
 
     def align(self, experts: torch.Tensor, num_experts: int, rows: int, first_expert: int = 0) -> Alignment:
         return self._aligner.align(experts, num_experts, rows, first_expert)
@@ -102,7 +102,7 @@ class GroupedExperts:
             ROWS=rows,
             OUTPUTS=tile.outputs,
             DEPTH=tile.depth,
-            KIND=_kind(linear),
+            KIND=kind_of(linear),
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             launch_pdl=True,
@@ -132,7 +132,7 @@ class GroupedExperts:
             ROWS=rows,
             OUTPUTS=tile.outputs,
             DEPTH=tile.depth,
-            KIND=_kind(linear),
+            KIND=kind_of(linear),
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             launch_pdl=True,
@@ -171,7 +171,7 @@ def quantized(x: torch.Tensor, linear: ExpertLinear) -> torch.Tensor | Quantized
     return x if linear.inputs is None else quantize_rows(x, linear.inputs, linear.input_scale)
 
 
-def _kind(linear: ExpertLinear) -> Kind:
+def kind_of(linear: ExpertLinear) -> Kind:
     if linear.scale is None:
         return "plain"
     return "block" if linear.is_block else "channel"

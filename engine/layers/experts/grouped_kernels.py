@@ -52,9 +52,10 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
         tokens = tl.load(pairs + places, mask=has_pair, other=0) // k
         inputs = tl.arange(0, DEPTH)
         rows = x + tokens[:, None].to(tl.int64) * in_size + inputs[None, :]
-        factor = tl.arange(0, 2 * OUTPUTS) // OUTPUTS
         num_groups = in_size // GROUP
-        of_block = weight_scales + ((2 * expert + factor) * (size // GROUP) + first_output // GROUP) * num_groups
+        of_gate = weight_scales + (2 * expert * (size // GROUP) + first_output // GROUP) * num_groups
+        of_up = of_gate + size // GROUP * num_groups
+        is_gate = tl.arange(0, 2 * OUTPUTS) < OUTPUTS
         sums = tl.zeros((2 * OUTPUTS, ROWS), dtype=tl.float32)
         for step in range(tl.cdiv(in_size, DEPTH)):
             w = weight.load([2 * expert, first_output, step * DEPTH]).reshape(2 * OUTPUTS, DEPTH)
@@ -62,7 +63,8 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
             a = tl.load(rows + step * DEPTH, mask=mask, other=0.0)
             if KIND == "block":
                 a_scales = tl.load(x_scales + step * num_rows + tokens, mask=has_pair, other=0.0)
-                sums += tl.dot(w, a.T) * a_scales[None, :] * tl.load(of_block + step)[:, None]
+                w_scales = tl.where(is_gate, tl.load(of_gate + step), tl.load(of_up + step))
+                sums += tl.dot(w, a.T) * a_scales[None, :] * w_scales[:, None]
             else:
                 sums = tl.dot(w, a.T, sums)
         gate, up = sums.reshape(2, OUTPUTS, ROWS).permute(1, 2, 0).split()

@@ -10,9 +10,6 @@ from tandem.engine.models.quantization import BLOCK
 
 Kind = Literal["plain", "channel", "block"]
 
-# Rows of a tile: the fewest that hold this multiple of an expert's average rows, so that few experts need two tiles.
-ROWS = (16, 32, 64, 128)
-MARGIN = 1.5
 # Bytes of shared memory not used for steps.
 RESERVED = 2048
 MIN_DEPTH = 64
@@ -55,10 +52,23 @@ class Shape(NamedTuple):
     size: int
 
 
-TILES: dict[Kind, tuple[Tile, Tile]] = {
-    "plain": (Tile(64, 128, 3, 4), Tile(64, 128, 4, 4)),
-    "channel": (Tile(64, 256, 3, 4), Tile(64, 256, 3, 4)),
-    "block": (Tile(64, 128, 5, 4), Tile(64, 128, 5, 4)),
+# By kind and rows: for gate and up, and for down.
+TILES: dict[Kind, dict[int, tuple[Tile, Tile]]] = {
+    "plain": {
+        32: (Tile(64, 128, 3, 4), Tile(64, 128, 4, 4)),
+        64: (Tile(128, 128, 3, 8), Tile(256, 64, 4, 8)),
+        128: (Tile(128, 64, 4, 8), Tile(256, 64, 4, 8)),
+    },
+    "channel": {
+        32: (Tile(64, 256, 3, 4), Tile(64, 256, 3, 4)),
+        64: (Tile(64, 256, 3, 4), Tile(64, 128, 4, 4)),
+        128: (Tile(128, 128, 3, 8), Tile(128, 128, 3, 8)),
+    },
+    # Sums of a step and of all steps are in registers, so more rows are slower.
+    "block": {
+        32: (Tile(64, 128, 3, 4), Tile(64, 128, 3, 4)),
+        64: (Tile(64, 128, 4, 4), Tile(64, 128, 4, 4)),
+    },
 }
 
 
@@ -70,8 +80,8 @@ def tiles_for(num_pairs: int, shape: Shape, shared_memory: int) -> Tiles:
         num_pairs: tokens times experts of each.
         shared_memory: bytes per block.
     """
-    rows = rows_for(num_pairs / shape.num_experts)
-    gate_up, down = TILES[shape.kind]
+    rows = rows_for(num_pairs / shape.num_experts, shape.kind)
+    gate_up, down = TILES[shape.kind][rows]
     return Tiles(
         rows,
         _fit(gate_up, 2, rows, shape.hidden_size, shape.kind, shared_memory),
@@ -79,8 +89,10 @@ def tiles_for(num_pairs: int, shape: Shape, shared_memory: int) -> Tiles:
     )
 
 
-def rows_for(rows_of_expert: float) -> int:
-    return next((rows for rows in ROWS if rows >= MARGIN * rows_of_expert), ROWS[-1])
+def rows_for(rows_of_expert: float, kind: Kind) -> int:
+    """Returns the fewest rows that hold an expert's average: a second tile gets the weights from the L2 cache."""
+    choices = sorted(TILES[kind])
+    return next((rows for rows in choices if rows >= rows_of_expert), choices[-1])
 
 
 def num_bytes(tile: Tile, num_factors: int, rows: int, kind: Kind) -> int:

@@ -134,7 +134,7 @@ def test_start_up_is_split_into_its_phases() -> None:
     [
         (engine.main, []),
         (fp8.main, []),
-        *((kernels.main, [part]) for part in ("decode", "prefill", "products", "step")),
+        *((kernels.main, [part]) for part in ("decode", "prefill", "products", "experts", "step")),
     ],
 )
 def test_unmeasurable_parts_take_one_line(

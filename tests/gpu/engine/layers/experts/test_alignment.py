@@ -1,9 +1,9 @@
 """Pairs by expert, and their tiles, against a stable sort."""
 
+from typing import Any
+
 import pytest
 import torch
-
-from tandem.engine.layers.experts.alignment import MAX_EXPERTS, MAX_PAIRS, Aligner, Alignment, max_tiles
 
 DEVICE = torch.device("cuda", 0)
 
@@ -18,7 +18,13 @@ def choose(num_tokens: int, num_experts: int, k: int, routing: str) -> torch.Ten
     return scores.topk(k).indices.int()
 
 
-def check(aligned: Alignment, experts: torch.Tensor, num_experts: int, rows: int, first_expert: int) -> None:
+def align(experts: torch.Tensor, num_experts: int, rows: int, first_expert: int = 0) -> Any:
+    from tandem.engine.layers.experts.alignment import Aligner
+
+    return Aligner(DEVICE).align(experts, num_experts, rows, first_expert)
+
+
+def check(aligned: Any, experts: torch.Tensor, num_experts: int, rows: int, first_expert: int) -> None:
     local = (experts.flatten() - first_expert).cpu()
     is_local = (local >= 0) & (local < num_experts)
     order = torch.where(is_local, local, num_experts).sort(stable=True).indices[: int(is_local.sum())]
@@ -37,10 +43,9 @@ def check(aligned: Alignment, experts: torch.Tensor, num_experts: int, rows: int
 @pytest.mark.parametrize("routing", ["uniform", "skewed", "same"])
 def test_pairs_by_expert(num_tokens: int, num_experts: int, k: int, routing: str) -> None:
     torch.manual_seed(0)
-    aligner = Aligner(DEVICE)
     experts = choose(num_tokens, num_experts, k, routing)
     for rows in (16, 64):
-        check(aligner.align(experts, num_experts, rows), experts, num_experts, rows, 0)
+        check(align(experts, num_experts, rows), experts, num_experts, rows, 0)
 
 
 @pytest.mark.parametrize(("first_expert", "num_experts"), [(0, 16), (16, 16), (40, 24), (63, 1), (5, 7)])
@@ -48,30 +53,36 @@ def test_pairs_by_expert(num_tokens: int, num_experts: int, k: int, routing: str
 def test_experts_elsewhere_are_left_out(first_expert: int, num_experts: int, num_tokens: int) -> None:
     torch.manual_seed(0)
     experts = choose(num_tokens, 64, 8, "skewed")
-    check(Aligner(DEVICE).align(experts, num_experts, 16, first_expert), experts, num_experts, 16, first_expert)
+    check(align(experts, num_experts, 16, first_expert), experts, num_experts, 16, first_expert)
 
 
 def test_no_expert_of_any_token_is_here() -> None:
     experts = choose(50, 64, 8, "same")
-    check(Aligner(DEVICE).align(experts, 8, 16, first_expert=32), experts, 8, 16, 32)
+    check(align(experts, 8, 16, first_expert=32), experts, 8, 16, 32)
 
 
 def test_the_most_pairs_and_experts() -> None:
+    from tandem.engine.layers.experts.alignment import MAX_EXPERTS, MAX_PAIRS
+
     experts = torch.randint(MAX_EXPERTS, (MAX_PAIRS, 1), dtype=torch.int32, device=DEVICE)
-    check(Aligner(DEVICE).align(experts, MAX_EXPERTS, 16), experts, MAX_EXPERTS, 16, 0)
+    check(align(experts, MAX_EXPERTS, 16), experts, MAX_EXPERTS, 16, 0)
     experts.fill_(MAX_EXPERTS - 1)
-    check(Aligner(DEVICE).align(experts, MAX_EXPERTS, 16), experts, MAX_EXPERTS, 16, 0)
+    check(align(experts, MAX_EXPERTS, 16), experts, MAX_EXPERTS, 16, 0)
 
 
 def test_a_routing_may_need_all_tiles() -> None:
     """The bound on tiles is exact: each expert has one pair more than full tiles hold."""
+    from tandem.engine.layers.experts.alignment import max_tiles
+
     num_experts, rows = 8, 16
     experts = torch.arange(num_experts, dtype=torch.int32, device=DEVICE).repeat(rows + 1)[:, None].contiguous()
-    aligned = Aligner(DEVICE).align(experts, num_experts, rows)
+    aligned = align(experts, num_experts, rows)
     assert int(aligned.num_tiles) == 2 * num_experts == max_tiles(len(experts), num_experts, rows)
 
 
 def test_the_same_result_in_a_graph_and_every_time() -> None:
+    from tandem.engine.layers.experts.alignment import Aligner
+
     torch.manual_seed(0)
     aligner = Aligner(DEVICE)
     experts = choose(200, 128, 8, "uniform")

@@ -1,5 +1,7 @@
 """Grouped experts against every pair by itself in float64."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,8 +21,9 @@ SCHEMES = {
 Both = tuple[ExpertLinear, ExpertLinear]
 # Outputs of gate and up, and of down, are rounded to bfloat16, and the sum once more.
 MAX_ERROR = 6e-3
-# If two roundings to FP8 differ, one FP8 step is a thirtieth of a number.
-MAX_ERROR_FP8 = 2 * MAX_ERROR
+# If the largest of a pair's numbers is rounded to its neighbor, the scale differs by 2^-8. Then a sixteenth of the
+# numbers are rounded to the next FP8 number, which is a sixteenth away.
+MAX_ERROR_FP8 = 2.5e-2
 
 
 def make(scheme: str, num_experts: int, out_sizes: list[int], in_size: int) -> ExpertLinear:
@@ -75,7 +78,7 @@ def check(actual: torch.Tensor, expected: torch.Tensor, scheme: str) -> None:
     bound = MAX_ERROR if scheme == "plain" else MAX_ERROR_FP8
     assert (actual.double() - expected).norm() < bound * expected.norm()
     # Per token, so that large tokens do not hide errors in others.
-    assert ((actual.double() - expected).norm(dim=1) <= 3 * bound * expected.norm(dim=1)).all()
+    assert ((actual.double() - expected).norm(dim=1) <= 2 * bound * expected.norm(dim=1)).all()
 
 
 def run(x: torch.Tensor, routed: tuple[torch.Tensor, torch.Tensor], both: Both, first_expert: int = 0) -> torch.Tensor:
@@ -224,22 +227,41 @@ TILES: list[tuple[Kind, int, Tile, Tile]] = [
 ]
 
 
+def values(x: Any) -> torch.Tensor:
+    """Return a kernel's input in float64."""
+    if isinstance(x, torch.Tensor):
+        return x.double()
+    scales = x.scales[: x.num_tokens].double()
+    return (x.numbers[: x.num_tokens].double().unflatten(-1, (scales.shape[1], -1)) * scales[..., None]).flatten(1)
+
+
 @pytest.mark.parametrize(("kind", "rows", "of_gate_up", "of_down"), TILES)
 def test_every_tile(kind: Kind, rows: int, of_gate_up: Tile, of_down: Tile) -> None:
+    """Each product by itself, from the inputs as they were quantized."""
     from tandem.engine.layers.experts.grouped import GroupedExperts, quantized
 
     torch.manual_seed(0)
-    scheme = "token" if kind == "channel" else kind
-    grouped, both = GroupedExperts(DEVICE), make_both(scheme, 5, 640, 384)
-    gate_up, down = both
+    grouped, (gate_up, down) = GroupedExperts(DEVICE), make_both("token" if kind == "channel" else kind, 5, 640, 384)
     for num_tokens in (3, 150):
         x = torch.randn(num_tokens, 640, device=DEVICE).bfloat16()
         weights, experts = route(num_tokens, 5, 2, "skewed")
         aligned = grouped.align(experts, 5, rows)
-        h = grouped.gate_up(quantized(x, gate_up), gate_up, aligned, 2, rows, of_gate_up)
-        y = grouped.down(quantized(h, down), down, aligned, rows, of_down)
+        inputs = quantized(x, gate_up)
+        h = grouped.gate_up(inputs, gate_up, aligned, 2, rows, of_gate_up)
+        pair_inputs = quantized(h, down)
+        y = grouped.down(pair_inputs, down, aligned, rows, of_down)
         actual = grouped.combine(y, weights, experts, torch.zeros_like(x), 5)
-        check(actual, sums(x, weights, experts, *both), scheme)
+        pairs = aligned.pairs.long()
+        of_place = experts.flatten()[pairs]
+        exact_h, exact_y = torch.empty_like(h, dtype=torch.float64), torch.empty_like(y, dtype=torch.float64)
+        for expert in range(5):
+            places = (of_place == expert).nonzero().flatten()
+            gate, up = (values(inputs)[pairs[places] // 2] @ gate_up.of_expert(expert).double().t()).chunk(2, dim=-1)
+            exact_h[places] = F.silu(gate) * up
+            exact_y[pairs[places]] = values(pair_inputs)[places] @ down.of_expert(expert).double().t()
+        check(h, exact_h, "plain")
+        check(y, exact_y, "plain")
+        check(actual, (y.double().unflatten(0, (num_tokens, 2)) * weights.double()[..., None]).sum(1), "plain")
 
 
 def test_matrices_that_fit() -> None:

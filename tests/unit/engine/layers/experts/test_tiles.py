@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem.engine.layers.experts.tiles import RESERVED, ROWS, Kind, Shape, num_bytes, rows_for, tiles_for
+from tandem.engine.layers.experts.tiles import RESERVED, TILES, Kind, Shape, num_bytes, rows_for, tiles_for
 from tandem.engine.models.quantization import BLOCK
 
 H100 = 227 * 1024
@@ -46,16 +46,22 @@ def test_tiles_fit_the_device(kind: Kind, name: str, shared_memory: int) -> None
 def test_few_variants_are_compiled(kind: Kind, name: str) -> None:
     k = SIZES[name][1]
     chosen = [tiles_for(num_tokens * k, shape(kind, name), H100) for num_tokens in range(1, 1025)]
-    assert len({(t.rows, t.gate_up) for t in chosen} | {(t.rows, t.down) for t in chosen}) <= 2 * len(ROWS)
+    assert len({(t.rows, t.gate_up) for t in chosen} | {(t.rows, t.down) for t in chosen}) <= 2 * len(TILES[kind]) <= 6
 
 
-def test_a_tile_holds_most_experts_rows() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tile_holds_an_experts_average(kind: Kind) -> None:
+    largest = max(TILES[kind])
     for rows_of_expert in range(1, 300):
-        rows = rows_for(rows_of_expert)
-        assert rows in ROWS
-        assert rows == ROWS[-1] or rows > rows_of_expert
+        rows = rows_for(rows_of_expert, kind)
+        assert rows == largest or rows >= rows_of_expert
+        # No smaller tile would hold them.
+        assert all(other < rows_of_expert for other in TILES[kind] if other < rows)
 
 
-def test_more_tokens_never_have_smaller_tiles() -> None:
-    rows = [tiles_for(8 * num_tokens, shape("plain", "30B"), H100).rows for num_tokens in range(1, 2000)]
-    assert rows == sorted(rows) and rows[0] == ROWS[0]
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", SIZES)
+def test_more_tokens_never_have_smaller_tiles(kind: Kind, name: str) -> None:
+    k = SIZES[name][1]
+    rows = [tiles_for(k * num_tokens, shape(kind, name), H100).rows for num_tokens in range(1, 2000)]
+    assert rows == sorted(rows) and rows[0] == min(TILES[kind])
