@@ -15,19 +15,29 @@ BLOCK = 128
 # Bytes of a matrix row that one thread of a multiplying group of 4 reads per step.
 STRETCH_BYTES = 64
 UNIT_ROWS = 16
+# For blocks of two kernels on a multiprocessor, beside the memory that every block needs for the system.
+HALF_OF_SHARED = 113 * 1024
+# Tables and barriers of a block.
+FIXED_SHARED = 6 * 1024
 
 
 class Tuning(NamedTuple):
-    """Macros of few_rows_experts.cu. `chunk_bytes`: the most bytes of a matrix row per stage."""
+    """Macros of few_rows_experts.cu.
+
+    Attributes:
+        chunk_bytes: the most bytes of a matrix row per stage.
+        shared_bytes: shared memory of a block.
+    """
 
     chunk_bytes: int
-    stages: int
     warps: int = 8
     prefetch: int = 0
+    release: int = 0
+    shared_bytes: int = HALF_OF_SHARED
 
 
-GATE_UP = Tuning(chunk_bytes=1024, stages=6)
-DOWN = Tuning(chunk_bytes=1536, stages=4, prefetch=4)
+GATE_UP = Tuning(chunk_bytes=1024, release=4)
+DOWN = Tuning(chunk_bytes=1536, prefetch=4)
 
 
 class FewRowsExperts:
@@ -35,7 +45,7 @@ class FewRowsExperts:
         self._device = device
         self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
         self._has_kernel = has_dependent_launch(device)
-        self._kernels: dict[tuple[bool, int, int, Tuning], CudaKernel] = {}
+        self._kernels: dict[tuple[bool, int, int, int, Tuning], CudaKernel] = {}
 
     def fits(self, num_rows: int, num_chosen: int, gate_up: torch.Tensor, down: torch.Tensor) -> bool:
         """
@@ -131,7 +141,7 @@ class FewRowsExperts:
         num_tiles = out_size // (UNIT_ROWS if is_down else UNIT_ROWS // 2)
         if not is_down:
             num_tiles *= min(num_rows * num_chosen, num_experts)
-        self._kernel(is_down, fp8, in_size, tuning).launch(
+        self._kernel(is_down, fp8, num_rows, in_size, tuning).launch(
             (min(num_tiles, self._num_sms), 1),
             (tuning.warps + 1) * 32,
             weight,
@@ -147,23 +157,29 @@ class FewRowsExperts:
             num_experts,
         )
 
-    def _kernel(self, is_down: bool, fp8: int, in_size: int, tuning: Tuning) -> CudaKernel:
-        key = is_down, fp8, in_size, tuning
+    def _kernel(self, is_down: bool, fp8: int, num_rows: int, in_size: int, tuning: Tuning) -> CudaKernel:
+        max_rows = 1 << (num_rows - 1).bit_length()
+        key = is_down, fp8, max_rows, in_size, tuning
         kernel = self._kernels.get(key)
         if kernel is None:
             number_bytes = 1 if fp8 else 2
             chunk_bytes = chunk_size(in_size * number_bytes, tuning.chunk_bytes)
+            chunk = chunk_bytes // number_bytes
+            of_stage = stage_bytes(chunk, fp8, max_rows)
+            num_stages = (tuning.shared_bytes - FIXED_SHARED - tuning.warps * 1024) // of_stage
+            assert num_stages >= 2
             macros = {
                 "DOWN": int(is_down),
                 "FP8": fp8,
+                "ROWS": max_rows,
                 "IN_SIZE": in_size,
-                "CHUNK": chunk_bytes // number_bytes,
-                "STAGES": tuning.stages,
+                "CHUNK": chunk,
+                "STAGES": num_stages,
                 "WARPS": tuning.warps,
                 "PREFETCH": tuning.prefetch,
+                "RELEASE": tuning.release,
             }
-            shared_bytes = tuning.stages * stage_bytes(chunk_bytes)
-            kernel = CudaKernel(__package__, "few_rows_experts", macros, self._device, shared_bytes=shared_bytes)
+            kernel = CudaKernel(__package__, "few_rows_experts", macros, self._device, num_stages * of_stage)
             self._kernels[key] = kernel
         return kernel
 
@@ -174,5 +190,12 @@ def chunk_size(row_bytes: int, most: int) -> int:
     return -(-row_bytes // (num_chunks * STRETCH_BYTES)) * STRETCH_BYTES
 
 
-def stage_bytes(chunk_bytes: int) -> int:
-    return UNIT_ROWS * (-(-chunk_bytes // 128) * 128 + 64)
+def stage_bytes(chunk: int, fp8: int, max_rows: int) -> int:
+    """Return STAGE_BYTES of few_rows_experts.cu. Args: chunk: numbers of a row per stage."""
+    matrix_row = _padded(chunk * (1 if fp8 else 2)) + 64
+    input_row = _padded(2 * chunk) + (16 if fp8 else 64)
+    return _padded(UNIT_ROWS * matrix_row + max_rows * input_row + (128 if fp8 else 0))
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // 128) * 128

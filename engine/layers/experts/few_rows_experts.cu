@@ -5,11 +5,12 @@
 //
 // A unit of work is 16 rows of one expert's matrix: 16 outputs, or with gate and up 8 rows of each. It serves all
 // rows of the batch that chose the expert, so each chosen expert is read once. A block takes every gridDim.x-th unit;
-// for down every gridDim.x-th tile of outputs, with all chosen experts in turn. One warp copies weights to a ring of
-// stages in shared memory. A stage holds CHUNK inputs of the unit's rows. The other warps share a stage's inputs:
-// a product is one mma.m16n8k16 of 16 matrix rows by 8 batch rows. Rows that did not choose the expert are zero and
-// are not read. Inputs may map to mma indices in any order as long as both operands agree, so a thread reads 16
-// contiguous bytes of a matrix row for two mma, or for four with FP8. A sum's order depends only on its own row.
+// for down every gridDim.x-th tile of outputs, with all chosen experts in turn. One warp copies to a ring of stages in shared
+// memory. A stage holds CHUNK numbers of the unit's matrix rows and of the batch rows that chose the expert. The other
+// warps share these numbers: a product is one mma.m16n8k16 of 16 matrix rows by 8 batch rows, of which rows that did
+// not choose the expert are zero. Numbers may map to mma indices in any order as long as both operands agree, so a
+// thread reads 16 contiguous bytes of a matrix row for two mma, or for four with FP8. A sum's order depends only on
+// its own row.
 //
 // FP8 weights (float8_e4m3fn) become bfloat16 in registers, exactly; inputs are not quantized. Moving FP8 bits into
 // bfloat16 position makes the number 2^-120 times as large, by the different exponent bias. Inputs are scaled by
@@ -22,11 +23,13 @@
 // Macros for NVRTC:
 //   DOWN      0: gate and up; 1: down
 //   FP8       0: weights are bfloat16; 1: FP8 with a scale per row; 2: FP8 with a scale per 128 x 128
-//   IN_SIZE   inputs of a matrix row
-//   CHUNK     inputs of a stage, a multiple of 32, or 64 for FP8
+//   ROWS      at least the rows of the batch, at most 8
+//   IN_SIZE   numbers of a matrix row
+//   CHUNK     of these in a stage, a multiple of 32, or 64 for FP8, at most 1536 for FP8
 //   STAGES    stages of the ring
 //   WARPS     warps that multiply
 //   PREFETCH  stages after the ring's first to prefetch into the L2 cache
+//   RELEASE   gate and up releases down so many stages before its last
 
 #include "bfloat16.cuh"
 
@@ -45,7 +48,10 @@ constexpr int STRETCHES = CHUNK / STRETCH;
 constexpr int OF_WARP = (STRETCHES + WARPS - 1) / WARPS;
 // Padded so that the two matrix rows that a quarter of a warp reads lie in different banks.
 constexpr int ROW_BYTES = (CHUNK * (int)sizeof(Weight) + 127) / 128 * 128 + 64;
-constexpr int STAGE_BYTES = 16 * ROW_BYTES;
+constexpr int INPUT_ROW_BYTES = (CHUNK * 2 + 127) / 128 * 128 + (FP8 ? 16 : 64);
+constexpr int MATRIX_BYTES = 16 * ROW_BYTES;
+constexpr int SCALE_BYTES = FP8 ? 128 : 0;
+constexpr int STAGE_BYTES = (MATRIX_BYTES + ROWS * INPUT_ROW_BYTES + SCALE_BYTES + 127) / 128 * 128;
 constexpr int MAX_ROWS = 8, MAX_CHOSEN = 128, MAX_EXPERTS = 512;
 constexpr int OUTPUTS = DOWN ? 16 : 8;
 constexpr int THREADS = WARPS * 32;
@@ -77,7 +83,7 @@ __device__ __forceinline__ void wait(unsigned long long* barrier, int phase) {
         : "memory");
 }
 
-__device__ __forceinline__ void copy(void* to, const Weight* from, int num_bytes, unsigned long long* barrier) {
+__device__ __forceinline__ void copy(void* to, const void* from, int num_bytes, unsigned long long* barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      shared_address(to)),
                  "l"(from), "r"(num_bytes), "r"(shared_address(barrier))
@@ -108,16 +114,6 @@ __device__ __forceinline__ unsigned int enlarge(unsigned int pair) {
 }
 #endif
 
-// A thread's part of a stage's inputs.
-struct Inputs {
-    Chunk of[OF_WARP][INPUT_CHUNKS];
-#if FP8 == 2
-    float scales[OF_WARP][2];
-#elif FP8
-    float scales[2];
-#endif
-};
-
 extern "C" __global__ void __launch_bounds__(THREADS + 32, 2) few_rows_experts(
     const Weight* __restrict__ weight,       // (num_experts, out_size [* 2 unless DOWN], IN_SIZE)
     const float* __restrict__ weight_scale,  // null, (num_experts, rows), or (num_experts, rows / 128, IN_SIZE / 128)
@@ -141,7 +137,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 2) few_rows_experts(
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
     if (threadIdx.x < STAGES) {
-        init(full + threadIdx.x, 1);
+        // With FP8 each lane of the copying warp arrives after its scales.
+        init(full + threadIdx.x, FP8 ? 33 : 1);
         init(empty + threadIdx.x, WARPS);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -154,9 +151,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 2) few_rows_experts(
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
     __syncthreads();
-#if !DOWN
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
     int expert = -1;
     if (threadIdx.x < num_rows * num_chosen) {
         expert = __ldcg(experts + threadIdx.x) - first_expert;
@@ -185,105 +179,146 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 2) few_rows_experts(
     const int num_shared_out = DOWN ? num_tiles : num_tiles * num_distinct;
     const int num_own = max(0, (num_shared_out - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x);
     const int num_units = DOWN ? num_own * num_distinct : num_own;
-    // Sets the place of the unit's expert in expert_at, and its tile of outputs.
-    auto find = [&](int unit, int& at, int& tile) {
+    // The unit's place in expert_at, and its tile of outputs.
+    const int first_at = DOWN ? 0 : blockIdx.x / num_tiles, first_tile = DOWN ? blockIdx.x : blockIdx.x % num_tiles;
+    auto advance = [&](int& at, int& tile) {
         if (DOWN) {
-            at = unit % num_distinct;
-            tile = blockIdx.x + unit / num_distinct * gridDim.x;
+            if (++at == num_distinct) at = 0, tile += gridDim.x;
         } else {
-            const int place = blockIdx.x + unit * gridDim.x;
-            at = place / num_tiles;
-            tile = place % num_tiles;
+            tile += gridDim.x;
+            at += tile / num_tiles;
+            tile %= num_tiles;
         }
     };
-    // First of the unit's matrix rows; the last 8 begin at lower_row.
-    auto upper_row = [&](int at, int tile) { return (long long)expert_at[at] * num_matrix_rows + tile * OUTPUTS; };
+    // The last 8 of a unit's matrix rows begin this many rows after the first 8.
     const int lower_row = DOWN ? 8 : out_size;
 
     if (warp == WARPS) {
-        const int num_steps = num_units * NUM_CHUNKS;
-        auto row_at = [&](int unit) {
-            int at, tile;
-            find(unit, at, tile);
-            return weight + (upper_row(at, tile) + lane % 8 + lane / 8 * lower_row) * IN_SIZE;
+        const int num_steps = num_units * NUM_CHUNKS, num_first = min(STAGES, num_steps);
+        const int matrix_row = lane % 8 + lane / 8 % 2 * lower_row;
+        auto row_at = [&](int at, int tile) {
+            return (long long)expert_at[at] * num_matrix_rows + tile * OUTPUTS + matrix_row;
         };
-        if (lane >= 16) return;
-        const Weight* row = nullptr;
-        for (int step = 0; step < num_steps; step++) {
-            const int unit = step / NUM_CHUNKS, chunk = step % NUM_CHUNKS, stage = step % STAGES;
-            if (chunk == 0) row = row_at(unit);
-            if (step >= STAGES) wait(empty + stage, (step / STAGES - 1) & 1);
-            const int num_bytes = min(CHUNK, IN_SIZE - chunk * CHUNK) * sizeof(Weight);
-            if (lane == 0) expect(full + stage, 16 * num_bytes);
-            __syncwarp(0xffffu);
-            copy(ring + stage * STAGE_BYTES + lane * ROW_BYTES, row + chunk * CHUNK, num_bytes, full + stage);
-#if PREFETCH
-            if (step == min(STAGES, num_steps) - 1) {
-                for (int next = step + 1; next < min(num_steps, STAGES + PREFETCH); next++) {
-                    const int first = next % NUM_CHUNKS * CHUNK;
-                    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(row_at(next / NUM_CHUNKS) + first),
-                                 "r"(min(CHUNK, IN_SIZE - first) * (int)sizeof(Weight)));
-                }
+        auto numbers_of = [&](int chunk) { return min(CHUNK, IN_SIZE - chunk * CHUNK); };
+        // Lanes 16 to 23 copy inputs, if their row chose the expert.
+        auto place_of_row = [&](int at) { return lane / 8 == 2 ? place_at[at][lane - 16] : -1; };
+        auto ask_matrix = [&](int at, int tile, int chunk, int stage) {
+            unsigned char* to = ring + stage * STAGE_BYTES;
+            const int num_copied = __popc(__ballot_sync(0xffffffffu, place_of_row(at) >= 0));
+            if (lane == 0) {
+                const int row_bytes = 16 * sizeof(Weight) + num_copied * 2;
+                expect(full + stage, numbers_of(chunk) * row_bytes);
             }
+            __syncwarp();
+            if (lane < 16) {
+                copy(to + lane * ROW_BYTES, weight + row_at(at, tile) * IN_SIZE + chunk * CHUNK,
+                     numbers_of(chunk) * sizeof(Weight), full + stage);
+            }
+#if FP8
+            const float* scale = nullptr;
+#if FP8 == 2
+            const int column = chunk * CHUNK / 128 + lane % 16, columns = IN_SIZE / 128;
+            if (column < columns && column * 128 < (chunk + 1) * CHUNK && lane < (DOWN ? 16 : 32)) {
+                const int row = tile * OUTPUTS + lane / 16 * lower_row;
+                scale = weight_scale + ((long long)expert_at[at] * (num_matrix_rows / 128) + row / 128) * columns + column;
+            }
+#else
+            if (chunk == NUM_CHUNKS - 1 && lane < 16) scale = weight_scale + row_at(at, tile);
+#endif
+            if (scale) {
+                asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
+                                 shared_address(to + STAGE_BYTES - SCALE_BYTES + lane * 4)),
+                             "l"(scale)
+                             : "memory");
+            }
+            asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(full + stage))
+                         : "memory");
+#endif
+        };
+        auto ask_inputs = [&](int at, int chunk, int stage) {
+            const int place = place_of_row(at), row = lane - 16;
+            if (place < 0) return;
+            copy(ring + stage * STAGE_BYTES + MATRIX_BYTES + row * INPUT_ROW_BYTES,
+                 inputs + (long long)(DOWN ? row * num_chosen + place : row) * IN_SIZE + chunk * CHUNK,
+                 numbers_of(chunk) * 2, full + stage);
+        };
+        int at = first_at, tile = first_tile, chunk = 0;
+        auto next = [&] {
+            if (++chunk < NUM_CHUNKS) return;
+            chunk = 0;
+            advance(at, tile);
+        };
+#if DOWN
+        for (int step = 0; step < num_first; step++, next()) ask_matrix(at, tile, chunk, step);
+        for (int step = num_first; step < min(num_steps, STAGES + PREFETCH); step++, next()) {
+            if (lane < 16) {
+                asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
+                                 weight + row_at(at, tile) * IN_SIZE + chunk * CHUNK),
+                             "r"(numbers_of(chunk) * (int)sizeof(Weight)));
+            }
+        }
+        asm volatile("griddepcontrol.wait;" ::: "memory");
+        at = first_at, tile = first_tile, chunk = 0;
+        for (int step = 0; step < num_first; step++, next()) ask_inputs(at, chunk, step);
+        const int start = num_first;
+#else
+        const int start = 0, release = max(0, num_steps - 1 - RELEASE);
+        if (num_steps == 0) asm volatile("griddepcontrol.launch_dependents;");
+#endif
+        for (int step = start; step < num_steps; step++, next()) {
+            const int stage = step % STAGES;
+            if (step >= STAGES) wait(empty + stage, (step / STAGES - 1) & 1);
+            ask_matrix(at, tile, chunk, stage);
+            ask_inputs(at, chunk, stage);
+#if !DOWN
+            if (step == release) asm volatile("griddepcontrol.launch_dependents;");
 #endif
         }
         return;
     }
 
-    // Whether this thread has inputs in its i-th stretch of a chunk.
+    // Whether this thread has numbers in its i-th stretch of a chunk.
     auto exists = [&](int chunk, int i) {
         const int place = (warp + i * WARPS) * STRETCH + part * NUM_OF_THREAD;
         return place < CHUNK && chunk * CHUNK + place < IN_SIZE;
     };
-    auto ask = [&](Inputs& in, int unit, int chunk) {
-        int at, tile;
-        find(unit, at, tile);
-        const int place = place_at[at][group];
-        const unsigned short* row = inputs + (long long)(DOWN ? group * num_chosen + place : group) * IN_SIZE;
-#if FP8 == 2
-        const long long block_row = (long long)expert_at[at] * (num_matrix_rows / 128);
-        const float* upper = weight_scale + (block_row + tile * OUTPUTS / 128) * (IN_SIZE / 128);
-        const float* lower = upper;
-        if (!DOWN) lower = weight_scale + (block_row + (out_size + tile * OUTPUTS) / 128) * (IN_SIZE / 128);
-#elif FP8
-        if (chunk == 0) {
-            const long long matrix_row = upper_row(at, tile) + group;
-            in.scales[0] = weight_scale[matrix_row];
-            in.scales[1] = weight_scale[matrix_row + lower_row];
-        }
-#endif
-#pragma unroll
-        for (int i = 0; i < OF_WARP; i++) {
-            const int first = chunk * CHUNK + (warp + i * WARPS) * STRETCH;
-#if FP8 == 2
-            in.scales[i][0] = in.scales[i][1] = 0;
-            if ((warp + i * WARPS) < STRETCHES && first < IN_SIZE) {
-                in.scales[i][0] = upper[first / 128];
-                in.scales[i][1] = DOWN ? in.scales[i][0] : lower[first / 128];
-            }
-#endif
-#pragma unroll
-            for (int c = 0; c < INPUT_CHUNKS; c++) {
-                in.of[i][c] = Chunk{};
-                if (place >= 0 && exists(chunk, i))
-                    in.of[i][c] = *reinterpret_cast<const Chunk*>(row + first + part * NUM_OF_THREAD + c * 8);
-            }
-        }
-    };
-
     float sums[4] = {};
-    auto compute = [&](const Inputs& in, int chunk, int stage) {
-        const unsigned char* matrix = ring + stage * STAGE_BYTES + group * ROW_BYTES;
-        Chunk weights[OF_WARP][2];
+    auto compute = [&](int chunk, int stage, bool has_row) {
+        const unsigned char* from = ring + stage * STAGE_BYTES;
+        const unsigned char *matrix = from + group * ROW_BYTES, *row = from + MATRIX_BYTES + group * INPUT_ROW_BYTES;
+        Chunk weights[OF_WARP][2], numbers[OF_WARP][INPUT_CHUNKS];
+#if FP8
+        const float* scale = reinterpret_cast<const float*>(from + STAGE_BYTES - SCALE_BYTES);
+#endif
+#if FP8 == 2
+        float scales[OF_WARP][2];
+#endif
 #pragma unroll
         for (int i = 0; i < OF_WARP; i++) {
+            const int stretch = warp + i * WARPS, place = stretch * 64 + part * 16;
             weights[i][0] = weights[i][1] = Chunk{};
             if (exists(chunk, i)) {
-                const unsigned char* from = matrix + (warp + i * WARPS) * 64 + part * 16;
-                weights[i][0] = *reinterpret_cast<const Chunk*>(from);
-                weights[i][1] = *reinterpret_cast<const Chunk*>(from + 8 * ROW_BYTES);
+                weights[i][0] = *reinterpret_cast<const Chunk*>(matrix + place);
+                weights[i][1] = *reinterpret_cast<const Chunk*>(matrix + place + 8 * ROW_BYTES);
             }
+#pragma unroll
+            for (int c = 0; c < INPUT_CHUNKS; c++) {
+                numbers[i][c] = Chunk{};
+                if (has_row && exists(chunk, i))
+                    numbers[i][c] = *reinterpret_cast<const Chunk*>(row + place * INPUT_CHUNKS + c * 16);
+            }
+#if FP8 == 2
+            scales[i][0] = scales[i][1] = 0;
+            if (exists(chunk, i)) {
+                const int column = (chunk * CHUNK + stretch * STRETCH) / 128 - chunk * CHUNK / 128;
+                scales[i][0] = scale[column] * CORRECTION;
+                scales[i][1] = DOWN ? scales[i][0] : scale[16 + column] * CORRECTION;
+            }
+#endif
         }
+#if FP8 == 1
+        const float scales[2] = {scale[group] * CORRECTION, scale[group + 8] * CORRECTION};
+#endif
         __syncwarp();
         if (lane == 0) arrive(empty + stage);
 #pragma unroll
@@ -296,7 +331,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 2) few_rows_experts(
 #endif
 #pragma unroll
             for (int p = 0; p < PAIRS / 2; p++) {
-                const unsigned int first = in.of[i][p / 2].v[p % 2 * 2], second = in.of[i][p / 2].v[p % 2 * 2 + 1];
+                const unsigned int first = numbers[i][p / 2].v[p % 2 * 2], second = numbers[i][p / 2].v[p % 2 * 2 + 1];
 #if FP8
                 unsigned int a[4];
                 unpack(upper.v[p], a[0], a[2]);
@@ -310,13 +345,18 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 2) few_rows_experts(
             }
 #if FP8 == 2
 #pragma unroll
-            for (int s = 0; s < 4; s++) sums[s] += products[s] * (in.scales[i][s / 2] * CORRECTION);
+            for (int s = 0; s < 4; s++) sums[s] += products[s] * scales[i][s / 2];
 #endif
         }
+#if FP8 == 1
+        if (chunk == NUM_CHUNKS - 1) {
+#pragma unroll
+            for (int s = 0; s < 4; s++) sums[s] *= scales[s / 2];
+        }
+#endif
     };
 
     int buffer = 0;
-    // Adds up the warps' sums and returns those of this thread's output and row, after gate in `first` up in `second`.
     auto share = [&](const float* own) {
 #pragma unroll
         for (int s = 0; s < 4; s++) parts[buffer][warp][group + s / 2 * 8][part * 2 + s % 2] = own[s];
@@ -335,35 +375,18 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 2) few_rows_experts(
     const int out_of_tile = threadIdx.x % OUTPUTS, out_row = threadIdx.x / OUTPUTS;
     float residual = 0;
 #endif
-    Inputs ahead[2];
-    if (num_units > 0) ask(ahead[0], 0, 0);
-    int step = 0;
-    for (int unit = 0; unit < num_units; unit++) {
-        int at, tile;
-        find(unit, at, tile);
+    int at = first_at, tile = first_tile, stage = 0, phase = 0;
+    for (int unit = 0; unit < num_units; unit++, advance(at, tile)) {
 #if DOWN
         unsigned short* target = outputs + (long long)out_row * out_size + tile * OUTPUTS + out_of_tile;
         if (at == 0 && out_row < num_rows) residual = number(*target);
 #endif
-#if FP8 == 1
-        float scales[2];
-#endif
-        for (int chunk = 0; chunk < NUM_CHUNKS; chunk++, step++) {
-            Inputs& in = ahead[0];
-            if (chunk + 1 < NUM_CHUNKS) ask(ahead[1], unit, chunk + 1);
-            else if (unit + 1 < num_units) ask(ahead[1], unit + 1, 0);
-#if FP8 == 1
-            if (chunk == 0) scales[0] = in.scales[0], scales[1] = in.scales[1];
-#endif
-            const int stage = step % STAGES;
-            wait(full + stage, step / STAGES & 1);
-            compute(in, chunk, stage);
-            ahead[0] = ahead[1];
+        const bool has_row = place_at[at][group] >= 0;
+        for (int chunk = 0; chunk < NUM_CHUNKS; chunk++) {
+            wait(full + stage, phase);
+            compute(chunk, stage, has_row);
+            if (++stage == STAGES) stage = 0, phase ^= 1;
         }
-#if FP8 == 1
-#pragma unroll
-        for (int s = 0; s < 4; s++) sums[s] *= scales[s / 2] * CORRECTION;
-#endif
 #if DOWN
 #pragma unroll
         for (int s = 0; s < 4; s++) {

@@ -1,8 +1,9 @@
 // Routing of rows to experts: the rows' norm, the router's logits and each row's best experts.
 //
-// A block computes the logits of 8 experts for 8 rows, y = rms_norm(x) W^T, and its warps share the inputs. A product
-// is one mma.m16n8k16 of which half of the matrix rows are zero. The last block to arrive of those with the same 8
-// rows chooses their experts, one warp per row. Without FUSED the logits are given, and every warp chooses for a row.
+// A cluster of blocks computes the logits of 8 rows, y = rms_norm(x) W^T. Each block takes a part of the experts, and
+// its warps share the inputs. A product is one mma.m16n8k16 of 16 experts by 8 rows. The blocks of a cluster write a
+// row's logits to the shared memory of one of them, where a warp chooses the row's experts. Without FUSED the logits
+// are given, and every warp chooses for a row.
 //
 // Weights do not depend on earlier kernels and are requested before the kernel waits for its inputs (programmatic
 // dependent launch).
@@ -17,15 +18,24 @@
 //   GROUPS       groups of consecutive experts, at most 32, each of at least 2 experts
 //   GROUPS_USED  groups that a row chooses from: those whose two best scores have the greatest sums
 //   WARPS        warps per block
+//   CLUSTER      blocks of a cluster if FUSED: a power of two, at most 8
 
 #include "bfloat16.cuh"
 
 constexpr unsigned int ALL = 0xffffffffu;
 constexpr int OF_LANE = (NUM_EXPERTS + 31) / 32;
-constexpr int TILE = 8;
+#if FUSED
+constexpr int ROWS = 8;
+constexpr int TILES = (NUM_EXPERTS + 16 * CLUSTER - 1) / (16 * CLUSTER);
 constexpr int OF_WARP = (IN_SIZE / 32 + WARPS - 1) / WARPS;
-// Registers hold the norm's weights of no more inputs.
-constexpr bool HELD = OF_WARP <= 8;
+// Whether registers hold weights and the norm.
+constexpr bool HELD = OF_WARP * (2 * TILES + 1) <= 12;
+constexpr int CHOOSING_WARPS = ROWS / CLUSTER;
+#define CLUSTER_DIMS __cluster_dims__(CLUSTER, 1, 1)
+#else
+constexpr int CHOOSING_WARPS = WARPS;
+#define CLUSTER_DIMS
+#endif
 
 // Maps a number to an integer of the same order; none to 0, which is left for experts that cannot be chosen.
 __device__ __forceinline__ unsigned int ordered(float x) {
@@ -55,7 +65,7 @@ __device__ __forceinline__ void choose(const float* logits, const float* bias, f
 #pragma unroll
     for (int i = 0; i < OF_LANE; i++) {
         const int expert = lane + i * 32;
-        scores[i] = expert < NUM_EXPERTS ? __ldcg(logits + expert) : 0.0f;
+        scores[i] = expert < NUM_EXPERTS ? logits[expert] : 0.0f;
     }
 #if SIGMOID
 #pragma unroll
@@ -143,35 +153,34 @@ __device__ __forceinline__ void choose(const float* logits, const float* bias, f
     if (counts) atomicAdd(counts + own_expert, 1ull);
 }
 
-__device__ __forceinline__ void multiply(float* sum, unsigned int a0, unsigned int a2, unsigned int b0, unsigned int b1) {
+__device__ __forceinline__ void multiply(float* sum, const Chunk& upper, const Chunk& lower, int v, unsigned int b0,
+                                         unsigned int b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
                  : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-                 : "r"(a0), "r"(0), "r"(a2), "r"(0), "r"(b0), "r"(b1));
+                 : "r"(upper.v[v]), "r"(lower.v[v]), "r"(upper.v[v + 1]), "r"(lower.v[v + 1]), "r"(b0), "r"(b1));
 }
 
 __device__ __forceinline__ float low(unsigned int pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high(unsigned int pair) { return __uint_as_float(pair & 0xffff0000u); }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) router(
+extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32) router(
     const unsigned short* x,                         // (num_rows, IN_SIZE) if FUSED
     const unsigned short* __restrict__ norm_weight,  // (IN_SIZE,) if FUSED
     const unsigned short* __restrict__ weight,       // (NUM_EXPERTS, IN_SIZE) if FUSED
     const float* __restrict__ bias,                  // (NUM_EXPERTS,) or null
     unsigned short* normed,                          // (num_rows, IN_SIZE) if FUSED
-    float* logits,                                   // (num_rows, NUM_EXPERTS)
+    const float* given_logits,                       // (num_rows, NUM_EXPERTS) unless FUSED
     float* shares,                                   // (num_rows, NUM_CHOSEN)
     int* experts,                                    // (num_rows, NUM_CHOSEN)
-    unsigned int* arrivals,                          // (num_rows / 8,) if FUSED, zero between launches
     unsigned long long* counts,                      // (NUM_EXPERTS,) or null
     const int* num_counted,                          // (1,) or null
     int num_rows, float eps, float scaling) {
-    __shared__ float scratch[WARPS][GROUPS_USED < GROUPS ? NUM_EXPERTS : 1];
+    __shared__ float scratch[CHOOSING_WARPS][GROUPS_USED < GROUPS ? NUM_EXPERTS : 1];
     const int warp = threadIdx.x / 32;
-    auto choose_for = [&](int row) {
-        unsigned long long* row_counts = counts && row < __ldcg(num_counted) ? counts : nullptr;
-        choose(logits + (long long)row * NUM_EXPERTS, bias, scaling, shares + row * NUM_CHOSEN,
-               experts + row * NUM_CHOSEN, row_counts, scratch[warp]);
+    auto choose_for = [&](int row, const float* logits) {
+        unsigned long long* row_counts = counts && row < *num_counted ? counts : nullptr;
+        choose(logits, bias, scaling, shares + row * NUM_CHOSEN, experts + row * NUM_CHOSEN, row_counts, scratch[warp]);
     };
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
@@ -179,31 +188,41 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) router(
 #if !FUSED
     wait_for_earlier();
     const int row = blockIdx.x * WARPS + warp;
-    if (row < num_rows) choose_for(row);
+    if (row < num_rows) choose_for(row, given_logits + (long long)row * NUM_EXPERTS);
 #else
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;");
     const int lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
-    const int row = blockIdx.y * TILE + group;
-    const unsigned short* expert = weight + (long long)min((int)blockIdx.x * TILE + group, NUM_EXPERTS - 1) * IN_SIZE;
+    const int row = blockIdx.y * ROWS + group;
     auto place_of = [&](int i) { return (warp + i * WARPS) * 32 + part * 8; };
-    Chunk weights[OF_WARP], norms[OF_WARP], rows[OF_WARP];
-    auto ask_norm = [&](int i) {
-        norms[i] = Chunk{};
-        if (place_of(i) < IN_SIZE) norms[i] = *reinterpret_cast<const Chunk*>(norm_weight + place_of(i));
+    auto load = [&](const unsigned short* from, int i) {
+        return place_of(i) < IN_SIZE ? *reinterpret_cast<const Chunk*>(from + place_of(i)) : Chunk{};
     };
+    const int first_expert = blockIdx.x * TILES * 16;
+    auto ask = [&](Chunk (&weights)[TILES][2], int i) {
 #pragma unroll
-    for (int i = 0; i < OF_WARP; i++) {
-        weights[i] = rows[i] = Chunk{};
-        if (place_of(i) < IN_SIZE) weights[i] = *reinterpret_cast<const Chunk*>(expert + place_of(i));
-        if (HELD) ask_norm(i);
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int expert = min(first_expert + t * 16 + half * 8 + group, NUM_EXPERTS - 1);
+                weights[t][half] = load(weight + (long long)expert * IN_SIZE, i);
+            }
+    };
+    Chunk weights[HELD ? OF_WARP : 1][TILES][2], norms[HELD ? OF_WARP : 1], rows[OF_WARP];
+    if (HELD) {
+#pragma unroll
+        for (int i = 0; i < OF_WARP; i++) {
+            ask(weights[i], i);
+            norms[i] = load(norm_weight, i);
+        }
+    } else if (threadIdx.x < TILES * 16 && first_expert + threadIdx.x < NUM_EXPERTS) {
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
+                         weight + (long long)(first_expert + threadIdx.x) * IN_SIZE),
+                     "r"(IN_SIZE * 2));
     }
     wait_for_earlier();
-#pragma unroll
-    for (int i = 0; i < OF_WARP; i++)
-        if (place_of(i) < IN_SIZE && row < num_rows)
-            rows[i] = *reinterpret_cast<const Chunk*>(x + (long long)row * IN_SIZE + place_of(i));
-
-    __shared__ float squares[WARPS][TILE];
     float square = 0;
+#pragma unroll
+    for (int i = 0; i < OF_WARP; i++) rows[i] = row < num_rows ? load(x + (long long)row * IN_SIZE, i) : Chunk{};
 #pragma unroll
     for (int i = 0; i < OF_WARP; i++)
 #pragma unroll
@@ -211,55 +230,66 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) router(
             const float a = low(rows[i].v[v]), b = high(rows[i].v[v]);
             square += a * a + b * b;
         }
+    __shared__ float squares[ROWS][WARPS];
     square += __shfl_xor_sync(ALL, square, 1);
     square += __shfl_xor_sync(ALL, square, 2);
-    if (part == 0) squares[warp][group] = square;
+    if (part == 0) squares[group][warp] = square;
     __syncthreads();
     square = 0;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) square += squares[w][group];
+    for (int w = 0; w < WARPS; w++) square += squares[group][w];
     const float scale = rsqrtf(square / IN_SIZE + eps);
 
-    float sums[4] = {};
+    float sums[TILES][4] = {};
 #pragma unroll
     for (int i = 0; i < OF_WARP; i++) {
-        if (!HELD) ask_norm(i);
+        const int held = HELD ? i : 0;
+        if (!HELD) {
+            ask(weights[0], i);
+            norms[0] = load(norm_weight, i);
+        }
 #pragma unroll
         for (int v = 0; v < 4; v++)
-            rows[i].v[v] = pack(low(rows[i].v[v]) * scale * low(norms[i].v[v]),
-                                high(rows[i].v[v]) * scale * high(norms[i].v[v]));
-        // The blocks of a row share the writes.
-        if ((warp + i * WARPS) % gridDim.x == blockIdx.x && place_of(i) < IN_SIZE && row < num_rows)
+            rows[i].v[v] = pack(low(rows[i].v[v]) * scale * low(norms[held].v[v]),
+                                high(rows[i].v[v]) * scale * high(norms[held].v[v]));
+        // The blocks share the writes.
+        if ((warp + i * WARPS) % CLUSTER == blockIdx.x && place_of(i) < IN_SIZE && row < num_rows)
             *reinterpret_cast<Chunk*>(normed + (long long)row * IN_SIZE + place_of(i)) = rows[i];
-        multiply(sums, weights[i].v[0], weights[i].v[1], rows[i].v[0], rows[i].v[1]);
-        multiply(sums, weights[i].v[2], weights[i].v[3], rows[i].v[2], rows[i].v[3]);
-    }
-    // (warp, expert, row)
-    __shared__ float parts[WARPS][TILE][TILE];
-    parts[warp][group][part * 2] = sums[0];
-    parts[warp][group][part * 2 + 1] = sums[1];
-    __syncthreads();
-    if (threadIdx.x < TILE * TILE) {
-        const int own_expert = blockIdx.x * TILE + threadIdx.x % TILE;
-        const int own_row = blockIdx.y * TILE + threadIdx.x / TILE;
-        float sum = 0;
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) sum += parts[w][threadIdx.x % TILE][threadIdx.x / TILE];
-        if (own_expert < NUM_EXPERTS && own_row < num_rows) {
-            logits[(long long)own_row * NUM_EXPERTS + own_expert] = sum;
-            __threadfence();
+        for (int t = 0; t < TILES; t++) {
+            const Chunk &upper = weights[held][t][0], &lower = weights[held][t][1];
+            multiply(sums[t], upper, lower, 0, rows[i].v[0], rows[i].v[1]);
+            multiply(sums[t], upper, lower, 2, rows[i].v[2], rows[i].v[3]);
         }
     }
-    __shared__ bool is_last;
+    __shared__ float parts[WARPS][TILES * 16][ROWS];
+#pragma unroll
+    for (int t = 0; t < TILES; t++)
+#pragma unroll
+        for (int s = 0; s < 4; s++) parts[warp][t * 16 + group + s / 2 * 8][part * 2 + s % 2] = sums[t][s];
+    // Logits of the rows that this block chooses for: every CLUSTER-th.
+    __shared__ float logits[CHOOSING_WARPS][TILES * 16 * CLUSTER];
     __syncthreads();
-    if (threadIdx.x == 0) {
-        is_last = atomicAdd(arrivals + blockIdx.y, 1) == gridDim.x - 1;
-        if (is_last) arrivals[blockIdx.y] = 0;
-        __threadfence();
+    // All blocks of the cluster run.
+    asm volatile("barrier.cluster.wait.aligned;");
+    for (int i = threadIdx.x; i < TILES * 16 * ROWS; i += WARPS * 32) {
+        const int expert = i / ROWS, own_row = i % ROWS;
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) sum += parts[w][expert][own_row];
+        const float* target = &logits[own_row / CLUSTER][first_expert + expert];
+        asm volatile(
+            "{\n"
+            ".reg .b32 remote;\n"
+            "mapa.shared::cluster.u32 remote, %0, %1;\n"
+            "st.shared::cluster.f32 [remote], %2;\n"
+            "}" ::"r"((unsigned int)__cvta_generic_to_shared(target)),
+            "r"(own_row % CLUSTER), "f"(sum)
+            : "memory");
     }
-    __syncthreads();
-    if (!is_last) return;
-    for (int r = warp; r < TILE; r += WARPS)
-        if (blockIdx.y * TILE + r < num_rows) choose_for(blockIdx.y * TILE + r);
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    const int own_row = blockIdx.y * ROWS + warp * CLUSTER + blockIdx.x;
+    if (warp < CHOOSING_WARPS && own_row < num_rows) choose_for(own_row, logits[warp]);
 #endif
 }

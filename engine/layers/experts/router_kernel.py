@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from tandem.engine.layers.cuda_kernel import CudaKernel
+from tandem.engine.layers.cuda_kernel import CudaKernel, has_dependent_launch
 from tandem.engine.layers.cuda_norm import rms_norm
 from tandem.engine.layers.norm import Norm
 
@@ -12,8 +12,9 @@ Scoring = Literal["softmax", "sigmoid"]
 
 # More rows take the library's product and a kernel that only chooses.
 MAX_FUSED_ROWS = 64
-ROWS_OF_BLOCK = 8
-EXPERTS_OF_BLOCK = 8
+ROWS_OF_CLUSTER = 8
+EXPERTS_OF_TILE = 16
+MAX_CLUSTER = 8
 WARPS = 16
 MAX_EXPERTS = 512
 MAX_CHOSEN = 32
@@ -53,11 +54,9 @@ class Routed(NamedTuple):
 
 
 class RouterKernel:
-    """The kernels and their scratch memory; one launch may run at a time."""
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._arrivals = torch.zeros(MAX_FUSED_ROWS // ROWS_OF_BLOCK, dtype=torch.int32, device=device)
+        self._has_fused = has_dependent_launch(device)
         self._kernels: dict[tuple[bool, int, int, RoutingSpec], CudaKernel] = {}
 
     def route(
@@ -86,11 +85,11 @@ class RouterKernel:
         assert counts is None or (counts.dtype is torch.int64 and num_counted is not None)
         weights = x.new_empty(num_rows, routing.num_chosen, dtype=torch.float32)
         experts = x.new_empty(num_rows, routing.num_chosen, dtype=torch.int32)
-        is_fused = num_rows <= MAX_FUSED_ROWS
+        is_fused = self._has_fused and num_rows <= MAX_FUSED_ROWS
+        logits = None
         if is_fused:
             normed = torch.empty_like(x)
-            logits = x.new_empty(num_rows, num_experts, dtype=torch.float32)
-            grid = -(-num_experts // EXPERTS_OF_BLOCK), -(-num_rows // ROWS_OF_BLOCK)
+            grid = cluster_size(num_experts), -(-num_rows // ROWS_OF_CLUSTER)
         else:
             normed = rms_norm(x, norm)
             logits = torch.mm(normed, router.t(), out_dtype=torch.float32)
@@ -106,7 +105,6 @@ class RouterKernel:
             logits,
             weights,
             experts,
-            self._arrivals,
             counts,
             num_counted,
             num_rows,
@@ -132,7 +130,13 @@ class RouterKernel:
                 "GROUPS": num_groups,
                 "GROUPS_USED": routing.num_groups_used if is_grouped else 1,
                 "WARPS": WARPS,
+                "CLUSTER": cluster_size(num_experts),
             }
             macros = {name: int(value) for name, value in macros.items()}
             kernel = self._kernels[key] = CudaKernel(__package__, "router", macros, self._device, shared_bytes=0)
         return kernel
+
+
+def cluster_size(num_experts: int) -> int:
+    num_tiles = -(-num_experts // EXPERTS_OF_TILE)
+    return min(MAX_CLUSTER, 1 << (num_tiles - 1).bit_length())
