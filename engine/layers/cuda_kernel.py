@@ -1,11 +1,10 @@
 """CUDA C++ kernels, compiled by NVRTC at first use in about 0.1 s. Needs CUDA."""
 
 import functools
-import math
 from collections.abc import Mapping
 from ctypes import c_float, c_int, c_void_p
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from cuda.bindings import driver, nvrtc
@@ -15,7 +14,7 @@ PDL_CAPABILITY = 9
 # Bytes of a box's row in shared memory.
 SWIZZLE = 128
 
-Argument = torch.Tensor | int | float | driver.CUtensorMap | None
+Argument: TypeAlias = "torch.Tensor | int | float | driver.CUtensorMap | None"
 
 _PDL = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _SHARED_BYTES = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -93,14 +92,14 @@ class CudaKernel:
 
 
 def tensor_map(x: torch.Tensor, box: tuple[int, ...]) -> driver.CUtensorMap:
-    """Returns the map by which the tensor memory accelerator copies boxes of x, swizzled by 128 bytes, to shared memory.
+    """Returns a map for copies by the tensor memory accelerator: boxes of x, to shared memory, swizzled by 128 bytes.
 
     Args:
-        x: contiguous, bfloat16 or of one byte per number; rows of a multiple of 16 bytes.
+        x: bfloat16 or of one byte per number; strides are multiples of 16 bytes, except 1 of the last dimension.
         box: size of a box in each dimension, with rows of 128 bytes. Numbers beyond x read as zero.
     """
-    assert x.is_contiguous() and x.element_size() * box[-1] == SWIZZLE
-    return _encode(x.data_ptr(), x.dtype is torch.bfloat16, tuple(x.shape), box)
+    assert x.stride(-1) == 1 and x.element_size() * box[-1] == SWIZZLE
+    return _encode(x.data_ptr(), x.dtype is torch.bfloat16, tuple(x.shape), x.stride(), box)
 
 
 @functools.cache
@@ -134,22 +133,20 @@ def _argument(value: Argument) -> tuple[Any, Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _encode(
-    address: int, is_bfloat16: bool, shape: tuple[int, ...], box: tuple[int, ...]
+    address: int, is_bfloat16: bool, shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
 ) -> driver.CUtensorMap:
     """Cached: a model's weights stay where they are."""
     types = driver.CUtensorMapDataType
     size = 2 if is_bfloat16 else 1
-    dims = shape[::-1]
-    strides = [size * math.prod(dims[:i]) for i in range(1, len(dims))]
     return _check(
         driver.cuTensorMapEncodeTiled(
             types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if is_bfloat16 else types.CU_TENSOR_MAP_DATA_TYPE_UINT8,
-            len(dims),
+            len(shape),
             address,
-            [driver.cuuint64_t(n) for n in dims],
-            [driver.cuuint64_t(n) for n in strides],
-            [driver.cuuint32_t(n) for n in box[::-1]],
-            [driver.cuuint32_t(1) for _ in dims],
+            [driver.cuuint64_t(n) for n in reversed(shape)],
+            [driver.cuuint64_t(n * size) for n in reversed(strides[:-1])],
+            [driver.cuuint32_t(n) for n in reversed(box)],
+            [driver.cuuint32_t(1) for _ in shape],
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
             driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,

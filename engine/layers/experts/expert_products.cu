@@ -7,7 +7,11 @@
 //   KIND         0: bfloat16; FP8: 1 scales per row, 2 scales per 128x128 block of weights and 128 numbers of a row
 //   GATED        1: rows of `a` are gathered by token, and outputs are silu(gate) * up
 //   OUT          0: bfloat16 outputs; 1: FP8 with a scale per 128 outputs; 2: FP8 with a given scale
+//   CLUSTER      1; or 2: the places of a tile are shared by two blocks, each of which fetches half of the weights
 //   STAGES
+//
+// Weight rows of a group of 32 are fetched in the order 8 * (i / 2 % 4) + 2 * (i / 8) + i % 2, by the strides of b_map: a
+// thread then holds 8 consecutive outputs.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -19,7 +23,7 @@ constexpr int STEP = 128;
 constexpr int A_BYTES = ROWS * STEP, B_BYTES = COLUMNS * STEP, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr int SIZE = KIND == 0 ? 2 : 1, DEPTH = STEP / SIZE;
 // Row tiles that share weights in turn.
-constexpr int GROUP = 8;
+constexpr int GROUP = 8 / CLUSTER;
 constexpr u32 ALL = 0xffffffffu;
 constexpr float FP8_MAX = 448.0f, SMALLEST_AMAX = 1e-10f;
 
@@ -48,10 +52,30 @@ __device__ void fetch(u32 target, const TensorMap* map, u32 barrier, int x, int 
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
         :: "r"(target), "l"(map), "r"(barrier), "r"(x), "r"(y) : "memory");
 }
-__device__ void fetch(u32 target, const TensorMap* map, u32 barrier, int x, int y, int z) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
-        :: "r"(target), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z) : "memory");
+// From a group of 32 weight rows on. To both blocks of a cluster.
+__device__ void fetch_weights(u32 target, const TensorMap* map, u32 barrier, int x, int group) {
+    if (CLUSTER == 2) {
+        asm volatile(
+            "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+            "[%0], [%1, {%3, %4, %4, %4, %5}], [%2], %6;"
+            :: "r"(target), "l"(map), "r"(barrier), "r"(x), "r"(0), "r"(group), "h"((unsigned short)3) : "memory");
+    } else {
+        asm volatile(
+            "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+            "[%0], [%1, {%3, %4, %4, %4, %5}], [%2];"
+            :: "r"(target), "l"(map), "r"(barrier), "r"(x), "r"(0), "r"(group) : "memory");
+    }
+}
+__device__ void arrive_at(u32 barrier, u32 rank) {
+    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" :: "r"(barrier), "r"(rank) : "memory");
+}
+__device__ void sync_cluster() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+__device__ void release(u32 barrier, int lane) {
+    if (CLUSTER == 1) { if (lane == 0) arrive(barrier); }
+    else if (lane < 2) arrive_at(barrier, lane);
 }
 
 // K-major, swizzled by 128 bytes; patterns of 8 rows are 1024 bytes apart.
@@ -96,9 +120,14 @@ template <int N> __device__ __forceinline__ void await_products() {
 
 __device__ Work work_of(const int4* tiles, int num_row_tiles, int num_output_tiles, int index) {
     const int group_size = GROUP * num_output_tiles;
+    index = min(index, num_row_tiles * num_output_tiles - 1);
     const int first = index / group_size * GROUP, of_group = index % group_size;
     const int width = min(num_row_tiles - first, GROUP);
-    const int4 tile = tiles[1 + first + of_group % width];
+    int4 tile = tiles[1 + first + of_group % width];
+    if (CLUSTER == 2) {
+        const int half = (tile.z - tile.y + 127) / 128 * 64;
+        if (blockIdx.x % 2) tile.y = min(tile.y + half, tile.z); else tile.z = min(tile.y + half, tile.z);
+    }
     return {tile.x, tile.y, tile.z, of_group / width * OUTPUTS};
 }
 
@@ -113,23 +142,16 @@ __device__ __forceinline__ u32 pack_fp8(float first, float second) {
     return pair;
 }
 
-// Transposes 4x4 words of 4 neighboring lanes.
-__device__ __forceinline__ void transpose(u32 (&v)[4], int lane) {
-#pragma unroll
-    for (int bit = 1; bit < 4; bit *= 2) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (i & bit) continue;
-            const bool is_odd = lane & bit;
-            const u32 other = __shfl_xor_sync(ALL, is_odd ? v[i] : v[i + bit], bit);
-            if (is_odd) v[i] = other; else v[i + bit] = other;
-        }
-    }
-}
+// Output of a tile that a lane's sum 4 * j is.
+__device__ __forceinline__ int column_of(int j, int lane) { return j / 4 * 32 + lane % 4 * 8 + j % 4 * 2; }
 
-extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
+extern "C" __global__ void
+#if CLUSTER == 2
+__cluster_dims__(2, 1, 1)
+#endif
+__launch_bounds__(384, 1) expert_products(
     const __grid_constant__ TensorMap a_map,    // (num_places, in_size); unused if GATED
-    const __grid_constant__ TensorMap b_map,    // (experts * (GATED ? 2 : 1), out_size, in_size)
+    const __grid_constant__ TensorMap b_map,    // (experts * weight rows / 32, 4, 4, 2, in_size)
     const u8* a,                                // (num_tokens, in_size), if GATED
     const int* order,                           // (num_places,): pair of each place, if GATED
     const int4* tiles,                          // number of tiles; then expert, first place, end of each
@@ -145,24 +167,29 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             init_barrier(full + 8 * s, GATED ? 129 : 1);
-            init_barrier(empty + 8 * s, 8);
+            init_barrier(empty + 8 * s, 8 * CLUSTER);
         }
         asm volatile("fence.mbarrier_init.release.cluster;");
     }
     __syncthreads();
+    if (CLUSTER == 2) sync_cluster();
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
     const int num_row_tiles = tiles[0].x, num_output_tiles = (out_size + OUTPUTS - 1) / OUTPUTS;
     const int num_works = num_row_tiles * num_output_tiles, num_steps = (in_size + DEPTH - 1) / DEPTH;
+    if (num_works == 0) return;
     const int lane = threadIdx.x % 32;
-    int stage = 0;
+    const int stride = gridDim.x / CLUSTER;
+    int index = blockIdx.x / CLUSTER, stage = 0;
     u32 parity = 0;
 
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (!GATED && threadIdx.x != 0) return;
-        for (int index = blockIdx.x; index < num_works; index += gridDim.x) {
-            const Work work = work_of(tiles, num_row_tiles, num_output_tiles, index);
+        if (!GATED && threadIdx.x != 0) { if (CLUSTER == 2) sync_cluster(); return; }
+        Work next = work_of(tiles, num_row_tiles, num_output_tiles, index);
+        for (; index < num_works; index += stride) {
+            const Work work = next;
+            next = work_of(tiles, num_row_tiles, num_output_tiles, index + stride);
             // A thread fetches 16 bytes of every 16th row; a warp's instruction has 4 rows.
             const int chunk = threadIdx.x % 8, row = threadIdx.x / 8;
             const u8* from[8];
@@ -180,12 +207,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
                     const u32 b = target + A_BYTES;
                     const int x = step * DEPTH;
                     expect_bytes(barrier, GATED ? B_BYTES : STAGE_BYTES);
-                    if (GATED) {
-                        fetch(b, &b_map, barrier, x, work.output, 2 * work.expert);
-                        fetch(b + B_BYTES / 2, &b_map, barrier, x, work.output, 2 * work.expert + 1);
-                    } else {
-                        fetch(target, &a_map, barrier, x, work.first);
-                        fetch(b, &b_map, barrier, x, work.output, work.expert);
+                    if (!GATED) fetch(target, &a_map, barrier, x, work.first);
+                    // Halves: of the weight rows, or gate and up. A block of a cluster fetches one for both.
+                    for (int half = CLUSTER == 2 ? blockIdx.x % 2 : 0; half < (CLUSTER == 2 ? blockIdx.x % 2 + 1 : 2); half++) {
+                        const int first = GATED ? (2 * work.expert + half) * out_size + work.output
+                                                : work.expert * out_size + work.output + half * (COLUMNS / 2);
+                        fetch_weights(b + half * (B_BYTES / 2), &b_map, barrier, x, first / 32);
                     }
                 }
                 if (GATED) {
@@ -207,14 +234,17 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
         }
         // Shared memory must outlive the copies.
         if (GATED) asm volatile("cp.async.wait_all;" ::: "memory");
+        if (CLUSTER == 2) sync_cluster();
         return;
     }
 
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int group = threadIdx.x / 128 - 1;
-    const int row = group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4, quad = lane % 4;
-    for (int index = blockIdx.x; index < num_works; index += gridDim.x) {
-        const Work work = work_of(tiles, num_row_tiles, num_output_tiles, index);
+    const int row = group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
+    Work next = work_of(tiles, num_row_tiles, num_output_tiles, index);
+    for (; index < num_works; index += stride) {
+        const Work work = next;
+        if (KIND != 2) next = work_of(tiles, num_row_tiles, num_output_tiles, index + stride);
         const bool is_used = work.first + group * 64 < work.end;
         const int places[2] = {work.first + row, work.first + row + 8};
         float sums[128];
@@ -260,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
                     for (int i = 0; i < 64; i++) sums[half * 64 + i] += part[i] * (i & 2 ? high : low);
                 }
             }
-            if (lane == 0) arrive(empty + 8 * stage);
+            release(empty + 8 * stage, lane);
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
 #else
@@ -277,20 +307,22 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
                 commit();
                 await_products<1>();
             }
-            if (step > 0 && lane == 0) arrive(empty + 8 * last);
+            if (step > 0) release(empty + 8 * last, lane);
             last = stage;
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
         await_products<0>();
-        if (lane == 0) arrive(empty + 8 * last);
+        release(empty + 8 * last, lane);
 #endif
+        // There are too few registers to have it earlier.
+        if (KIND == 2) next = work_of(tiles, num_row_tiles, num_output_tiles, index + stride);
         if (!is_used) continue;
 #if KIND == 1
         const float* scales = b_scales + (u64)work.expert * out_size * (GATED ? 2 : 1);
         const float low = a_scales[a_rows[0] * num_a_scales], high = a_scales[a_rows[1] * num_a_scales];
 #pragma unroll
         for (int j = 0; j < 32; j++) {
-            const int column = (GATED ? j % 16 : j) * 8 + work.output + quad * 2;
+            const int column = work.output + column_of(GATED ? j % 16 : j, lane);
             float2 scale = make_float2(0, 0);
             if (column < out_size) scale = *(const float2*)(scales + (GATED && j >= 16 ? out_size : 0) + column);
             sums[4 * j] *= low * scale.x, sums[4 * j + 1] *= low * scale.y;
@@ -311,8 +343,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
                 u32 v[4];
 #pragma unroll
                 for (int i = 0; i < 4; i++) v[i] = pack(sums[4 * (j + i) + 2 * half], sums[4 * (j + i) + 2 * half + 1]);
-                transpose(v, lane);
-                const int column = work.output + (j + quad) * 8;
+                const int column = work.output + column_of(j, lane);
                 if (place < work.end && column < out_size) *(uint4*)(to + column * 2) = make_uint4(v[0], v[1], v[2], v[3]);
             }
 #else
@@ -324,28 +355,26 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
                 amax = fmaxf(amax, __shfl_xor_sync(ALL, amax, 1));
                 amax = fmaxf(amax, __shfl_xor_sync(ALL, amax, 2));
                 scale = amax / FP8_MAX;
-                if (quad == 0 && place < work.end) out_scales[(u64)(work.output / 128) * num_out_scales + place] = scale;
+                if (lane % 4 == 0 && place < work.end) out_scales[(u64)(work.output / 128) * num_out_scales + place] = scale;
             } else {
                 scale = *out_scales;
             }
             const float inverse = 1 / scale;
 #pragma unroll
-            for (int j = 0; j < OUTPUTS / 8; j += 8) {
+            for (int j = 0; j < OUTPUTS / 8; j += 4) {
                 u32 v[4];
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    const float* s = sums + 4 * (j + 2 * i) + 2 * half;
-                    v[i] = pack_fp8(s[0] * inverse, s[1] * inverse) | pack_fp8(s[4] * inverse, s[5] * inverse) << 16;
+                    const float* s = sums + 4 * (j + i) + 2 * half;
+                    v[i] = pack_fp8(s[0] * inverse, s[1] * inverse);
                 }
-                transpose(v, lane);
-                const int column = work.output + (j + 2 * quad) * 8;
+                const int column = work.output + column_of(j, lane);
                 if (place < work.end && column < out_size) {
-                    *(uint4*)(to + column) = make_uint4(
-                        __byte_perm(v[0], v[1], 0x5410), __byte_perm(v[2], v[3], 0x5410),
-                        __byte_perm(v[0], v[1], 0x7632), __byte_perm(v[2], v[3], 0x7632));
+                    *(uint2*)(to + column) = make_uint2(v[0] | v[1] << 16, v[2] | v[3] << 16);
                 }
             }
 #endif
         }
     }
+    if (CLUSTER == 2) sync_cluster();
 }

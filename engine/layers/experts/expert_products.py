@@ -1,5 +1,6 @@
 """Products of sorted rows with their experts' matrices (expert_products.cu). Needs CUDA, compute capability 9.0."""
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -10,8 +11,11 @@ from tandem.engine.layers.fp8 import FP8_DTYPE
 from tandem.engine.layers.fp8_quantize import Quantized
 from tandem.engine.models.quantization import BLOCK, InputScales
 
-# Places, and weight rows, of a tile.
+# Places, and weight rows, of a block's tile.
 TILE_ROWS, TILE_COLUMNS = 128, 256
+# Weight rows whose order in a tile gives a thread consecutive outputs, in parts, and of a box.
+ROW_GROUP = 4, 4, 2
+BOX_GROUPS = TILE_COLUMNS // 2 // math.prod(ROW_GROUP)
 NUM_STAGES = 4
 # Stages are aligned to swizzle patterns.
 ALIGNMENT = 1024
@@ -50,7 +54,7 @@ class ExpertProducts:
         properties: Any = torch.cuda.get_device_properties(device)
         self._device = device
         self._num_blocks = properties.multi_processor_count
-        self._kernels: dict[tuple[int, bool, int], CudaKernel] = {}
+        self._kernels: dict[tuple[int, bool, int, int], CudaKernel] = {}
 
     def gate_up(
         self, x: torch.Tensor | Quantized, matrices: ExpertMatrices, down: ExpertMatrices, permutation: Permutation
@@ -64,8 +68,7 @@ class ExpertProducts:
             matrices: (num_experts, 2 * out_size, in_size): gate, then up.
             down: the matrices that multiply the result.
         """
-        num_experts, num_rows, in_size = matrices.weight.shape
-        num_places, out_size = permutation.order.numel(), num_rows // 2
+        num_places, out_size = permutation.order.numel(), matrices.weight.shape[1] // 2
         out_kind = OUT_PLAIN if down.kind == PLAIN or down.inputs == "token" else OUT_GROUPS
         out_scales = None
         if out_kind != OUT_PLAIN and down.inputs == "static":
@@ -74,10 +77,7 @@ class ExpertProducts:
             out_scales = torch.empty(out_size // BLOCK, num_places, device=self._device)
         dtype = torch.bfloat16 if out_kind == OUT_PLAIN else FP8_DTYPE
         out = torch.empty(num_places, out_size, dtype=dtype, device=self._device)
-        weight = matrices.weight.view(num_experts * 2, out_size, in_size)
-        box = (1, TILE_COLUMNS // 2, SWIZZLE // weight.element_size())
-        k = permutation.places.shape[1]
-        self._launch(x, matrices, weight, box, permutation, out, out_scales, out_kind, k=k)
+        self._launch(x, matrices, permutation, out, out_scales, out_kind, k=permutation.places.shape[1])
         if out_kind == OUT_PLAIN:
             return out
         assert out_scales is not None
@@ -87,16 +87,13 @@ class ExpertProducts:
         """Returns the product of each place, (num_places, out_size) bfloat16. Args: x: of each place."""
         out_size = matrices.weight.shape[1]
         out = torch.empty(permutation.order.numel(), out_size, dtype=torch.bfloat16, device=self._device)
-        box = (1, TILE_COLUMNS, SWIZZLE // matrices.weight.element_size())
-        self._launch(x, matrices, matrices.weight, box, permutation, out, None, OUT_PLAIN)
+        self._launch(x, matrices, permutation, out, None, OUT_PLAIN)
         return out
 
     def _launch(
         self,
         x: torch.Tensor | Quantized,
         matrices: ExpertMatrices,
-        weight: torch.Tensor,
-        box: tuple[int, int, int],
         permutation: Permutation,
         out: torch.Tensor,
         out_scales: torch.Tensor | None,
@@ -108,13 +105,14 @@ class ExpertProducts:
         num_scales = 0
         if scales is not None:
             num_scales = scales.stride(1) if matrices.kind == BLOCKS else scales.stride(0) if len(scales) > 1 else 0
-        a_map = tensor_map(numbers, (TILE_ROWS, SWIZZLE // numbers.element_size()))
-        kernel = self._kernel(matrices.kind, k > 0, out_kind)
+        depth = SWIZZLE // numbers.element_size()
+        groups = matrices.weight.view(-1, *ROW_GROUP, numbers.shape[1]).transpose(1, 2)
+        kernel = self._kernel(matrices.kind, k > 0, out_kind, permutation.tile_rows // TILE_ROWS)
         kernel.launch(
             (self._num_blocks, 1),
             NUM_THREADS,
-            a_map,
-            tensor_map(weight, box),
+            tensor_map(numbers, (TILE_ROWS, depth)),
+            tensor_map(groups, (BOX_GROUPS, *ROW_GROUP, depth)),
             numbers,
             permutation.order,
             permutation.tiles,
@@ -129,10 +127,11 @@ class ExpertProducts:
             len(out),
         )
 
-    def _kernel(self, kind: int, is_gated: bool, out_kind: int) -> CudaKernel:
-        key = kind, is_gated, out_kind
+    def _kernel(self, kind: int, is_gated: bool, out_kind: int, cluster: int) -> CudaKernel:
+        key = kind, is_gated, out_kind, cluster
         if key not in self._kernels:
-            macros = {"KIND": kind, "GATED": int(is_gated), "OUT": out_kind, "STAGES": NUM_STAGES}
+            names = "KIND", "GATED", "OUT", "CLUSTER", "STAGES"
+            macros = dict(zip(names, map(int, (*key, NUM_STAGES)), strict=True))
             self._kernels[key] = CudaKernel(
                 __package__, "expert_products", macros, self._device, shared_bytes=SHARED_BYTES, is_specific=True
             )

@@ -9,15 +9,18 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tandem.engine.layers.cuda_kernel import has_dependent_launch
 from tandem.engine.layers.experts.expert_products import BLOCKS, PLAIN, TILE_ROWS, ExpertMatrices, ExpertProducts
-from tandem.engine.layers.experts.permutation import MAX_EXPERTS, Permuter
-from tandem.engine.layers.fp8_quantize import quantize_rows
+from tandem.engine.layers.experts.permutation import MAX_EXPERTS, Permutation, Permuter
+from tandem.engine.layers.fp8 import FP8_DTYPE
+from tandem.engine.layers.fp8_quantize import FP8_MAX, SMALLEST_AMAX, Quantized, quantize_rows
 from tandem.engine.models.quantization import BLOCK
 
 # The products use instructions of this compute capability.
 CAPABILITY = (9, 0)
-# Sizes are multiples of these, for 16-byte copies.
-HIDDEN_MULTIPLE, EXPERT_MULTIPLE = 64, 16
+# Sizes are multiples of these: of groups of weight rows, and of 16-byte copies.
+HIDDEN_MULTIPLE, EXPERT_MULTIPLE = 64, 32
 MAX_K = 16
+# Places that a block quantizes.
+QUANTIZED_ROWS = 4
 # Numbers of a token that a block adds up.
 COMBINE_BLOCK = 2048
 
@@ -71,13 +74,35 @@ class PrefillExperts:
         x = xn if gate_up.kind == PLAIN else quantize_rows(xn, gate_up.inputs, gate_up.input_scale)
         gated = self._products.gate_up(x, gate_up, down, permutation)
         if down.kind != PLAIN and isinstance(gated, torch.Tensor):
-            gated = quantize_rows(gated, down.inputs)
+            gated = quantize_places(gated, permutation)
         return combine(self._products.down(gated, down, permutation), weights, permutation.places, residual)
 
     def _permuter(self, num_experts: int) -> Permuter:
         if num_experts not in self._permuters:
             self._permuters[num_experts] = Permuter(num_experts, self._device)
         return self._permuters[num_experts]
+
+
+def quantize_places(x: torch.Tensor, permutation: Permutation) -> Quantized:
+    """Quantizes (num_places, size) bfloat16 with a scale per place, and leaves out places that do not exist."""
+    num_places, size = x.shape
+    numbers = torch.empty(num_places, size, dtype=FP8_DTYPE, device=x.device)
+    scales = torch.empty(num_places, 1, device=x.device)
+    is_dependent = has_dependent_launch(x.device)
+    launch: Any = _quantize_places[(triton.cdiv(num_places, QUANTIZED_ROWS),)]
+    launch(
+        x,
+        permutation.offsets[-1:],
+        numbers,
+        scales,
+        SIZE=size,
+        BLOCK_SIZE=triton.next_power_of_2(size),
+        ROWS=QUANTIZED_ROWS,
+        DEPENDENT=is_dependent,
+        num_warps=4,
+        launch_pdl=is_dependent,
+    )
+    return Quantized(numbers, scales, num_places)
 
 
 def combine(y: torch.Tensor, weights: torch.Tensor, places: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -108,6 +133,30 @@ def combine(y: torch.Tensor, weights: torch.Tensor, places: torch.Tensor, residu
     return residual
 
 
+@triton.jit
+def _quantize_places(  # type: ignore[no-untyped-def]
+    x,
+    num_existing,
+    numbers,
+    scales,
+    SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    places = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    i = tl.arange(0, BLOCK_SIZE)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    has_place = places < tl.load(num_existing)
+    exists = has_place[:, None] & (i < SIZE)[None, :]
+    at = places[:, None] * SIZE + i[None, :]
+    a = tl.load(x + at, mask=exists, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(a), 1), SMALLEST_AMAX) / FP8_MAX
+    tl.store(scales + places, scale, mask=has_place)
+    a = tl.minimum(tl.maximum(a / scale[:, None], -FP8_MAX), FP8_MAX)
+    tl.store(numbers + at, a.to(numbers.dtype.element_ty), mask=exists)
 
 
 @triton.jit
