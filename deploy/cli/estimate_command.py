@@ -114,7 +114,7 @@ def estimate(worker: Worker, load: Load) -> dict[str, Any]:
         "pool_tokens": pool_tokens,
         "prefill": {
             "flops": prefill_flops(model, 1, load.prompt_len),
-            "weight_bytes": read_weight_bytes(model),
+            "weight_bytes": read_weight_bytes(model, load.prompt_len),
             "floor_s": prefill_floor(model, gpu.limits, 1, load.prompt_len),
             "estimate_s": worker.prefill(1, load.prompt_len),
         },
@@ -122,7 +122,7 @@ def estimate(worker: Worker, load: Load) -> dict[str, Any]:
             {
                 "batch_size": size,
                 "flops": decode_flops(model, size),
-                "bytes": read_weight_bytes(model) + size * load.kv_len * worker.kv_bytes_per_token,
+                "bytes": read_weight_bytes(model, size) + size * load.kv_len * worker.kv_bytes_per_token,
                 "floor_s": decode_floor(model, gpu.limits, size, load.kv_len, worker.kv_cache_dtype),
                 "estimate_s": worker.decode_step(size, load.kv_len),
             }
