@@ -207,6 +207,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     kv = "" if arguments.kv_cache_dtype == "auto" else f", KV {arguments.kv_cache_dtype}"
     title = f"{Path(arguments.model).name}, {weights}{kv}, attention {arguments.attention_backend}, overlap {overlap}"
     show(results, limits, title)
+    if model.experts is not None:
+        print(
+            "floors assume that tokens choose experts evenly; benchmarks.expert_skew measures by how much they do not"
+        )
     if arguments.json:
         figures = {
             "title": title,

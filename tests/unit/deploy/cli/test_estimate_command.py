@@ -87,6 +87,8 @@ def test_a_model_with_experts(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert step["bytes"] - 4224 * found["kv_bytes_per_token"] == pytest.approx(6.08e9, rel=0.001)
     assert step["flops"] == pytest.approx(6.08e9, rel=0.001)
     assert all(split["rate"] > 0 for split in found["splits"])
+    assert main(["estimate", "--model", str(tmp_path), "--gpu", "h200", "--workload", "4096/256"]) == 0
+    assert "weights: 61.06 GB, of which a step of one token reads 6.08; KV: 98,304 bytes" in capsys.readouterr().out
 
 
 def test_figures_of_another_gpu(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
