@@ -1,6 +1,7 @@
 """Lower bounds of run times, from bytes read and operations. Imports no torch.
 
-Formulas and measurements: docs/estimate.md.
+They assume that tokens choose experts evenly; uneven choices read fewer bytes. Formulas and measurements:
+docs/estimate.md.
 """
 
 from dataclasses import replace
