@@ -49,7 +49,7 @@ def decode(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
     for batch_size in arguments.batch_sizes:
         table = _table("one layer", f"{arguments.model.name}, batch {batch_size}", "µs", "floor, µs", "times the floor")
         for row in kernels.decode_step(batch_size, arguments.kv_len):
-            table.add_row(row.name, f"{row.time:.1f}", f"{row.floor:.1f}", f"{row.time / row.floor:.2f}")
+            table.add_row(row.name, _figure(row.time), _figure(row.floor), _figure(row.ratio, 2))
         console.print(table)
     console.print(f"copy {limits.copy_bandwidth / 1e12:.2f} TB/s, matmul {limits.matmul_rate / 1e12:.0f} TFLOP/s")
 
@@ -66,10 +66,12 @@ def prefill(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> N
         title = f"{arguments.model.name}, {num_prompts} x {prompt_len} tokens"
         table = _table("one layer", title, "µs", "floor, µs", "of the floor's rate", "share")
         rows = list(kernels.prefill(num_prompts, prompt_len))
-        time, floor = (sum(values) for values in zip(*((r.time, r.floor) for r in rows if not r.is_part), strict=True))
+        whole = [row for row in rows if not row.is_part]
+        time, floor = sum(row.time or 0 for row in whole), sum(row.floor or 0 for row in whole)
         for row in rows:
-            figures = (f"{row.time:.1f}", f"{row.floor:.1f}", f"{row.floor / row.time:.2f}", f"{row.time / time:.1%}")
-            table.add_row(row.name, *figures)
+            share = "" if row.time is None else f"{row.time / time:.1%}"
+            rate = None if row.ratio is None else 1 / row.ratio
+            table.add_row(row.name, _figure(row.time), _figure(row.floor), _figure(rate, 2), share)
         table.add_section()
         table.add_row("sum", f"{time:.1f}", f"{floor:.1f}", f"{floor / time:.2f}", "")
         console.print(table)
@@ -118,10 +120,14 @@ def experts(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> N
 
 
 def step(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    model = open_model(parser, Path(arguments.model))
+    model = open_model(parser, Path(arguments.model), arguments.quantization)
     from benchmarks.kernels.steps import profile_steps
 
     profile_steps(arguments, model)
+
+
+def _figure(value: float | None, num_digits: int = 1) -> str:
+    return "" if value is None else f"{value:.{num_digits}f}"
 
 
 def _table(first: str, title: str, *columns: str) -> Table:
