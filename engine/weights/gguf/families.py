@@ -23,7 +23,7 @@ class TensorSpec(NamedTuple):
         return "{}" in self.name
 
 
-Tensors = Mapping[str, TensorSpec]
+TensorSpecs = Mapping[str, TensorSpec]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Family:
 
     architecture: str
     model_type: str
-    tensors: Tensors
+    tensors: TensorSpecs
     fixed: Mapping[str, Any] = field(default_factory=dict)
     is_interleaved: bool = False
     has_rope_factors: bool = False
@@ -66,12 +66,12 @@ class Family:
 
 
 OUTPUT = "output.weight"
-GLOBAL_TENSORS: Tensors = {
+GLOBAL_TENSORS: TensorSpecs = {
     "token_embd.weight": TensorSpec("model.embed_tokens.weight", ("hidden", "vocabulary")),
     "output_norm.weight": TensorSpec("model.norm.weight", ("hidden",)),
     OUTPUT: TensorSpec("lm_head.weight", ("hidden", "vocabulary")),
 }
-_ATTENTION: Tensors = {
+_ATTENTION: TensorSpecs = {
     "attn_norm.weight": TensorSpec("input_layernorm.weight", ("hidden",)),
     "attn_q.weight": TensorSpec("self_attn.q_proj.weight", ("hidden", "query")),
     "attn_k.weight": TensorSpec("self_attn.k_proj.weight", ("hidden", "key")),
@@ -79,25 +79,25 @@ _ATTENTION: Tensors = {
     "attn_output.weight": TensorSpec("self_attn.o_proj.weight", ("query", "hidden")),
     "ffn_norm.weight": TensorSpec("post_attention_layernorm.weight", ("hidden",)),
 }
-_QKV_BIASES: Tensors = {
+_QKV_BIASES: TensorSpecs = {
     "attn_q.bias": TensorSpec("self_attn.q_proj.bias", ("query",)),
     "attn_k.bias": TensorSpec("self_attn.k_proj.bias", ("key",)),
     "attn_v.bias": TensorSpec("self_attn.v_proj.bias", ("key",)),
 }
-_HEAD_NORMS: Tensors = {
+_HEAD_NORMS: TensorSpecs = {
     "attn_q_norm.weight": TensorSpec("self_attn.q_norm.weight", ("head",)),
     "attn_k_norm.weight": TensorSpec("self_attn.k_norm.weight", ("head",)),
 }
-_WHOLE_NORMS: Tensors = {
+_WHOLE_NORMS: TensorSpecs = {
     "attn_q_norm.weight": TensorSpec("self_attn.q_norm.weight", ("query",)),
     "attn_k_norm.weight": TensorSpec("self_attn.k_norm.weight", ("key",)),
 }
-_DENSE: Tensors = {
+_DENSE: TensorSpecs = {
     "ffn_gate.weight": TensorSpec("mlp.gate_proj.weight", ("hidden", "inner")),
     "ffn_up.weight": TensorSpec("mlp.up_proj.weight", ("hidden", "inner")),
     "ffn_down.weight": TensorSpec("mlp.down_proj.weight", ("inner", "hidden")),
 }
-_SHARED_EXPERT: Tensors = {
+_SHARED_EXPERT: TensorSpecs = {
     "ffn_gate_inp_shexp.weight": TensorSpec("mlp.shared_expert_gate.weight", ("hidden", "one")),
     "ffn_gate_shexp.weight": TensorSpec("mlp.shared_expert.gate_proj.weight", ("hidden", "shared")),
     "ffn_up_shexp.weight": TensorSpec("mlp.shared_expert.up_proj.weight", ("hidden", "shared")),
@@ -105,7 +105,7 @@ _SHARED_EXPERT: Tensors = {
 }
 
 
-def _experts(mlp: str, gate: str, up: str, down: str) -> Tensors:
+def _experts(mlp: str, gate: str, up: str, down: str) -> TensorSpecs:
     return {
         "ffn_gate_inp.weight": TensorSpec(f"{mlp}.gate.weight", ("hidden", "experts")),
         "ffn_gate_exps.weight": TensorSpec(f"{mlp}.experts.{{}}.{gate}.weight", ("hidden", "expert", "experts")),
@@ -131,7 +131,6 @@ FAMILIES: Mapping[tuple[str, bool], Family] = {
         "MixtralForCausalLM",
         "mixtral",
         {**_ATTENTION, **_MIXTRAL_EXPERTS},
-        fixed={"sliding_window": None},
         is_interleaved=True,
         has_rope_factors=True,
         experts=ExpertKeys("num_local_experts"),
@@ -164,7 +163,7 @@ FAMILIES: Mapping[tuple[str, bool], Family] = {
         "OlmoeForCausalLM",
         "olmoe",
         {**_ATTENTION, **_WHOLE_NORMS, **_EXPERTS},
-        fixed={"attention_bias": False, "clip_qkv": None},
+        fixed={"attention_bias": False},
         experts=ExpertKeys("num_experts", normalize="norm_topk_prob", normalizes=False),
     ),
 }
