@@ -29,9 +29,10 @@ class LayerCounts:
         """Counts rows in plain torch, as kernels must. Waits for the device. Args: experts: (num_rows, num_chosen)
         int64."""
         first_end, begin, end = self.counted_rows.tolist()
-        for counted in (experts[:first_end], experts[begin:end]):
-            if len(counted):
-                self.counts += torch.bincount(counted.flatten(), minlength=len(self.counts))
+        counted = experts[:first_end]
+        if begin < end:
+            counted = torch.cat((counted, experts[begin:end]))
+        self.counts += torch.bincount(counted.flatten(), minlength=len(self.counts))
 
 
 class ExpertCounts:
