@@ -13,7 +13,7 @@ READ_INTERVAL_S = 2.0
 # Bounds the number of exported series.
 MAX_GROUPS = 8
 # Tokens per expert between two observations of a layer. With fewer, chance alone looks unbalanced: the largest of 128
-# Poisson counts with mean 100 is about 1.26 times the mean.
+# Poisson counts with mean 100 is about 1.27 times the mean.
 MIN_MEAN = 100
 # Upper bounds of the histogram's buckets.
 BOUNDS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0, 64.0)
