@@ -1,18 +1,25 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from tandem.engine.attention.base import Attention
+from tandem.engine.layers.experts.counts import ExpertCounts
 from tandem.engine.layers.ops import LayerOps
 from tandem.engine.models.config import ModelConfig
 
 
 class Model(ABC):
-    """A causal language model on one device."""
+    """A causal language model on one device.
+
+    Attributes:
+        expert_counts: None without mixtures of experts.
+    """
 
     config: ModelConfig
     dtype: torch.dtype
+    expert_counts: ExpertCounts | None = None
 
     @abstractmethod
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: LayerOps) -> None:
@@ -41,6 +48,10 @@ class Model(ABC):
     def shallow(self) -> "Model":
         """Returns a model of the same weights with few layers but all kernels, or the whole model."""
         return self
+
+    def counting(self, staged: torch.Tensor) -> AbstractContextManager[None]:
+        """ExpertCounts.only, without effect on a model without experts."""
+        return nullcontext() if self.expert_counts is None else self.expert_counts.only(staged)
 
     @abstractmethod
     def hidden_states(

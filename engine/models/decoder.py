@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from tandem.engine.attention.base import Attention
+from tandem.engine.layers.experts.counts import ExpertCounts, LayerCounts
 from tandem.engine.layers.fp8 import FP8_DTYPE
 from tandem.engine.layers.linear import Linear
 from tandem.engine.layers.norm import Norm, QkNorm, rms_norm
@@ -39,7 +40,12 @@ class DecoderModel(Model):
         self.dtype = dtype
         self._ops = ops
         self._embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        self._layers = [_Layer(config, index, dtype, device) for index in range(config.num_layers)]
+        if config.experts is not None:
+            sparse = [index for index in range(config.num_layers) if config.is_sparse(index)]
+            self.expert_counts = ExpertCounts(sparse, config.experts.num_experts, config.num_layers, device)
+        self._layers = [
+            _Layer(config, index, dtype, device, self._counts_of(index)) for index in range(config.num_layers)
+        ]
         self._norm = Norm(torch.empty(config.hidden_size, dtype=dtype, device=device), config.rms_norm_eps)
         # Own memory even if tied: lookups and products need different orders.
         self._lm_head = Linear([config.vocab_size], config.hidden_size, False, dtype, device)
@@ -109,6 +115,9 @@ class DecoderModel(Model):
             return tensor
         return self._layers[int(match[1])].mlp.held_part(match[2], tensor)
 
+    def _counts_of(self, layer: int) -> LayerCounts | None:
+        return None if self.expert_counts is None else self.expert_counts.of_layer(layer)
+
     def shallow(self) -> "DecoderModel":
         model = copy.copy(self)
         # One layer per kind (checkpoints may exclude layers from FP8), and the last, which computes fewer rows.
@@ -147,7 +156,14 @@ class DecoderModel(Model):
 
 
 class _Layer:
-    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        index: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        counts: LayerCounts | None,
+    ) -> None:
         linears = Linears(config, index, dtype, device)
         hidden, head_dim = config.hidden_size, config.head_dim
         eps = config.rms_norm_eps
@@ -161,7 +177,7 @@ class _Layer:
         self._whole_norms = [Norm(torch.empty(size, dtype=dtype, device=device), eps) for size in sizes]
         self._o = linears.make(_O, [hidden], q_rows, config.o_bias)
         self._mlp_norm = Norm(torch.empty(hidden, dtype=dtype, device=device), eps)
-        self.mlp: Mlp = SparseMlp(linears) if config.is_sparse(index) else DenseMlp(linears)
+        self.mlp: Mlp = SparseMlp(linears, counts=counts) if config.is_sparse(index) else DenseMlp(linears)
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._around_mlp()

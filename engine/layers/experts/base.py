@@ -2,6 +2,7 @@ from typing import NamedTuple
 
 import torch
 
+from tandem.engine.layers.experts.counts import LayerCounts
 from tandem.engine.layers.experts.linear import ExpertLinear
 from tandem.engine.layers.linear import LinearBase
 from tandem.engine.models.experts import Routing
@@ -37,6 +38,7 @@ class Experts(NamedTuple):
         gate_up: rows of an expert are gate, then up.
         first: index of the first expert that gate_up and down hold. Others contribute nothing here.
         shared: None on devices that do not compute it.
+        counts: routing adds to them; None: it counts nothing.
     """
 
     router: Router
@@ -44,3 +46,4 @@ class Experts(NamedTuple):
     down: ExpertLinear
     shared: SharedExpert | None = None
     first: int = 0
+    counts: LayerCounts | None = None

@@ -37,7 +37,9 @@ class CudaExperts:
             routing.num_groups,
             routing.num_groups_used,
         )
-        normed, weights, chosen = self._router.route(x, norm, router.weight, spec, router.bias)
+        counts = experts.counts
+        counted = (counts.counts, counts.counted_rows) if counts is not None else (None, None)
+        normed, weights, chosen = self._router.route(x, norm, router.weight, spec, router.bias, *counted)
         if experts.shared is not None:
             x += shared_output(normed, experts.shared)
         num_rows, num_pairs = len(x), chosen.numel()

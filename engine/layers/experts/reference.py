@@ -21,6 +21,8 @@ def mixture(x: torch.Tensor, experts: Experts) -> torch.Tensor:
     """
     router = experts.router
     weights, chosen = choose_experts(router_logits(x, router.weight, router.routing), router.bias, router.routing)
+    if experts.counts is not None:
+        experts.counts.add(chosen)
     total = mixture_of(x, weights, chosen, experts)
     return total if experts.shared is None else total + shared_output(x, experts.shared)
 

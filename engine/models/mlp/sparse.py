@@ -4,6 +4,7 @@ from collections.abc import Iterator
 import torch
 
 from tandem.engine.layers.experts.base import Experts, Router, SharedExpert
+from tandem.engine.layers.experts.counts import LayerCounts
 from tandem.engine.layers.experts.linear import ExpertLinear, ExpertShare, check_expert_sizes
 from tandem.engine.layers.norm import Norm
 from tandem.engine.layers.ops import LayerOps
@@ -16,7 +17,7 @@ from tandem.engine.models.quantization import BLOCK
 class SparseMlp(Mlp):
     """A mixture of experts. All experts' matrices of a kind are one tensor."""
 
-    def __init__(self, linears: Linears, share: ExpertShare | None = None) -> None:
+    def __init__(self, linears: Linears, share: ExpertShare | None = None, counts: LayerCounts | None = None) -> None:
         """
         Args:
             share: the experts to hold; None: all.
@@ -44,7 +45,7 @@ class SparseMlp(Mlp):
         down = ExpertLinear(len(held), [hidden], self._share.size, quantization, dtype, device)
         bias = torch.empty(experts.num_experts, device=device) if experts.routing.has_bias else None
         router = Router(torch.empty(experts.num_experts, hidden, dtype=dtype, device=device), bias, experts.routing)
-        self._experts = Experts(router, gate_up, down, self._shared(linears), self._share.first)
+        self._experts = Experts(router, gate_up, down, self._shared(linears), self._share.first, counts)
         of_expert = "|".join(map(re.escape, (self._names.gate, self._names.up, self._names.down)))
         self._expert_name = re.compile(rf"{re.escape(self._names.mlp)}\.experts\.(\d+)\.({of_expert})\.(\w+)")
 
