@@ -4,7 +4,7 @@ import functools
 from collections.abc import Mapping
 from ctypes import c_float, c_int, c_void_p
 from importlib.resources import files
-from typing import Any, TypeAlias, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from cuda.bindings import driver, nvrtc

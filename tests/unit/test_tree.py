@@ -42,6 +42,7 @@ TESTED_ELSEWHERE = {
     "engine/layers/experts/expert_products.py": "gpu/engine/layers/experts/test_prefill.py",
     "engine/layers/few_rows.py": "gpu/engine/layers/test_cuda_ops.py",
     "engine/layers/gated_products.py": "gpu/engine/layers/test_cuda_ops.py",
+    "engine/layers/experts/reference.py": "unit/engine/models/test_decoder.py",
     "engine/layers/experts/linear.py": "unit/engine/models/test_decoder.py",
     "engine/layers/ops.py": "unit/engine/models/test_decoder.py",
     "engine/layers/rotary.py": "unit/engine/models/test_decoder.py",

@@ -179,7 +179,9 @@ class FewRowsExperts:
                 "PREFETCH": tuning.prefetch,
                 "RELEASE": tuning.release,
             }
-            kernel = CudaKernel(__package__, "few_rows_experts", macros, self._device, shared_bytes=num_stages * of_stage)
+            kernel = CudaKernel(
+                __package__, "few_rows_experts", macros, self._device, shared_bytes=num_stages * of_stage
+            )
             self._kernels[key] = kernel
         return kernel
 
