@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from tandem.engine.layers.cuda_ops import CudaOps
 from tandem.engine.layers.norm import Norm
-from tandem.engine.layers.ops import TorchOps
+from tandem.engine.layers.ops import LayerOps, TorchOps
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.experts import ExpertsConfig, Routing
 from tandem.engine.models.linears import Linears
@@ -68,6 +67,13 @@ def rows(num_rows: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
+def ops() -> LayerOps:
+    from tandem.engine.layers.cuda_ops import CudaOps
+
+    return CudaOps(DEVICE)
+
+
+@pytest.fixture(scope="module")
 def norm() -> Norm:
     return Norm(torch.ones(HIDDEN, dtype=torch.bfloat16, device=DEVICE), 1e-6)
 
@@ -75,10 +81,10 @@ def norm() -> Norm:
 @pytest.mark.parametrize("num_rows", NUM_ROWS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_equals_plain_torch(family: str, kind: str, num_rows: int, norm: Norm) -> None:
+def test_equals_plain_torch(family: str, kind: str, num_rows: int, norm: Norm, ops: LayerOps) -> None:
     mlp, x = make_mlp(family, kind), rows(num_rows)
     expected = mlp.forward(x.clone(), norm, TorchOps()) - x
-    actual = mlp.forward(x.clone(), norm, CudaOps(DEVICE)) - x
+    actual = mlp.forward(x.clone(), norm, ops) - x
     error = (actual - expected).float().norm(dim=1) / expected.float().norm(dim=1)
     # Near ties of the router may choose another expert.
     assert error.quantile(0.95) < 0.05
@@ -87,8 +93,8 @@ def test_equals_plain_torch(family: str, kind: str, num_rows: int, norm: Norm) -
 
 @pytest.mark.parametrize("num_rows", NUM_ROWS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hundred_runs_give_the_same_bits(kind: str, num_rows: int, norm: Norm) -> None:
-    mlp, x, ops = make_mlp("shared", kind), rows(num_rows), CudaOps(DEVICE)
+def test_a_hundred_runs_give_the_same_bits(kind: str, num_rows: int, norm: Norm, ops: LayerOps) -> None:
+    mlp, x = make_mlp("shared", kind), rows(num_rows)
     first = mlp.forward(x.clone(), norm, ops)
     for _ in range(100):
         assert torch.equal(mlp.forward(x.clone(), norm, ops), first)
@@ -96,8 +102,8 @@ def test_a_hundred_runs_give_the_same_bits(kind: str, num_rows: int, norm: Norm)
 
 @pytest.mark.parametrize("num_rows", NUM_ROWS[1:])
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_rows_change_no_bit(kind: str, num_rows: int, norm: Norm) -> None:
-    mlp, x, ops = make_mlp("softmax", kind), rows(num_rows), CudaOps(DEVICE)
+def test_other_rows_change_no_bit(kind: str, num_rows: int, norm: Norm, ops: LayerOps) -> None:
+    mlp, x = make_mlp("softmax", kind), rows(num_rows)
     expected = mlp.forward(x.clone(), norm, ops)
     order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(1))
     permuted = mlp.forward(x[order].contiguous(), norm, ops)
