@@ -14,7 +14,7 @@ MAX_BLOCK = 64
 def mixture(x: torch.Tensor, experts: Experts) -> torch.Tensor:
     """Returns the weighted sum of each token's experts, (num_tokens, hidden_size) of x's dtype.
 
-    Rounds where Hugging Face's implementation does, but sums in float32 in the order of choice.
+    Rounds where Hugging Face's implementation does, but weighs and sums in float32, in the order of choice.
 
     Args:
         x: normalized inputs, (num_tokens, hidden_size).
@@ -22,7 +22,7 @@ def mixture(x: torch.Tensor, experts: Experts) -> torch.Tensor:
     router = experts.router
     weights, chosen = choose_experts(router_logits(x, router.weight, router.routing), router.bias, router.routing)
     outputs = _pair_outputs(x, chosen, experts)  # (num_tokens, num_chosen, hidden_size)
-    total = (outputs.float() * weights.to(x.dtype).float()[..., None]).sum(1).to(x.dtype)
+    total = (outputs.float() * weights[..., None]).sum(1).to(x.dtype)
     return total if experts.shared is None else total + shared_output(x, experts.shared)
 
 
@@ -41,10 +41,10 @@ def _pair_outputs(x: torch.Tensor, chosen: torch.Tensor, experts: Experts) -> to
     num_tokens, num_chosen = chosen.shape
     outputs = x.new_zeros(num_tokens * num_chosen, x.shape[1])
     size = min(MAX_BLOCK, 1 << (num_tokens - 1).bit_length())
-    for expert in range(experts.gate_up.num_experts):
-        pairs = (chosen.flatten() == experts.first + expert).nonzero().flatten()
-        if not len(pairs):
+    for expert in (chosen.unique() - experts.first).tolist():
+        if not 0 <= expert < experts.gate_up.num_experts:
             continue
+        pairs = (chosen.flatten() == experts.first + expert).nonzero().flatten()
         gate_up, down = experts.gate_up.of_expert(expert).to(x.dtype), experts.down.of_expert(expert).to(x.dtype)
         for block in pairs.split(size):
             rows = x.new_zeros(size, x.shape[1])
