@@ -5,10 +5,12 @@ import torch.nn.functional as F
 
 from tandem.engine.layers.experts.base import Experts, SharedExpert
 from tandem.engine.layers.experts.linear import ExpertLinear
-from tandem.engine.layers.experts.routing import choose_experts, router_logits
+from tandem.engine.layers.experts.routing import choose_experts, router_logits, sigmoid
 from tandem.engine.layers.fp8 import as_quantized
 
 MAX_BLOCK = 64
+# torch computes fewer numbers on one thread.
+MIN_PARALLEL = 2**15
 
 
 def mixture(x: torch.Tensor, experts: Experts) -> torch.Tensor:
@@ -27,9 +29,12 @@ def mixture(x: torch.Tensor, experts: Experts) -> torch.Tensor:
 
 
 def shared_output(x: torch.Tensor, shared: SharedExpert) -> torch.Tensor:
-    gate, up = shared.gate_up(x).chunk(2, dim=-1)
-    output = shared.down(F.silu(gate) * up)
-    return output if shared.gate is None else F.linear(x, shared.gate).sigmoid() * output
+    output = shared.down(_gated(shared.gate_up(x)))
+    if shared.gate is None:
+        return output
+    # A product with a matrix of one row would round by the place of a token.
+    logits = (x.float() * shared.gate.float()).sum(-1, keepdim=True).to(x.dtype)  # (num_tokens, 1)
+    return sigmoid(logits) * output
 
 
 def _pair_outputs(x: torch.Tensor, chosen: torch.Tensor, experts: Experts) -> torch.Tensor:
@@ -49,9 +54,17 @@ def _pair_outputs(x: torch.Tensor, chosen: torch.Tensor, experts: Experts) -> to
         for block in pairs.split(size):
             rows = x.new_zeros(size, x.shape[1])
             rows[: len(block)] = x[block // num_chosen]
-            gate, up = F.linear(_rounded(rows, experts.gate_up), gate_up).chunk(2, dim=-1)
-            outputs[block] = F.linear(_rounded(F.silu(gate) * up, experts.down), down)[: len(block)]
+            gated = _gated(F.linear(_rounded(rows, experts.gate_up), gate_up))
+            outputs[block] = F.linear(_rounded(gated, experts.down), down)[: len(block)]
     return outputs.unflatten(0, (num_tokens, num_chosen))
+
+
+def _gated(projected: torch.Tensor) -> torch.Tensor:
+    """Returns silu(first half) * second half of each row, with rounding that is independent of a row's place."""
+    size = projected.shape[-1] // 2
+    # Between threads, torch divides rows anywhere, and rounds otherwise where a thread's numbers end.
+    parts = projected.split(max(1, (MIN_PARALLEL - 1) // size))
+    return torch.cat([F.silu(part[:, :size]) * part[:, size:] for part in parts])
 
 
 def _rounded(x: torch.Tensor, linear: ExpertLinear) -> torch.Tensor:

@@ -39,7 +39,7 @@ def choose_experts(
         weights: (num_tokens, num_chosen) float32.
         experts: (num_tokens, num_chosen) int64, best first.
     """
-    scores = logits.softmax(-1) if routing.scoring == "softmax" else logits.sigmoid()
+    scores = logits.softmax(-1) if routing.scoring == "softmax" else sigmoid(logits)
     ranked = scores if bias is None else scores + bias
     if routing.num_groups > 1:
         ranked = _of_best_groups(ranked, routing)
@@ -49,6 +49,14 @@ def choose_experts(
         total = weights.sum(-1, keepdim=True)
         weights = weights / (total if routing.scoring == "softmax" else total + SMALLEST_SUM)
     return weights * routing.scaling, experts
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """Returns the sigmoid, with rounding that depends on the number alone.
+
+    On a CPU, torch computes a tensor's last elements otherwise. In float64 they differ too little to change the result.
+    """
+    return x.double().sigmoid().to(x.dtype)
 
 
 def _of_best_groups(scores: torch.Tensor, routing: Routing) -> torch.Tensor:
