@@ -54,7 +54,9 @@ def make_model(family: str, seed: int = 0, **settings: Any) -> PreTrainedModel:
         "max_position_embeddings": 1024,
         "eos_token_id": None,
     }
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **shape | EXPERTS.get(family, {}) | settings)).eval()
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(family, **shape | EXPERTS.get(family, {}) | settings)
+    ).eval()
     model.config.architectures = [type(model).__name__]
     with torch.no_grad():
         for name, parameter in model.named_parameters():

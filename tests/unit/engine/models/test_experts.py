@@ -45,7 +45,10 @@ def test_refuses_routing(changes: dict[str, Any], message: str) -> None:
         ({"shared_intermediate_size": -1}, "^shared_expert_intermediate_size must be a whole number of at least 0"),
         ({"shared_intermediate_size": False}, "^shared_expert_intermediate_size must be a whole number of at least 0"),
         ({"num_chosen": 9}, "^num_experts_per_tok 9 is more than num_experts 8$"),
-        ({"num_chosen": 9, "count_key": "num_local_experts"}, "^num_experts_per_tok 9 is more than num_local_experts 8$"),
+        (
+            {"num_chosen": 9, "count_key": "num_local_experts"},
+            "^num_experts_per_tok 9 is more than num_local_experts 8$",
+        ),
         ({"num_groups": 3}, "^num_experts 8 is not a multiple of n_group 3$"),
         ({"num_groups": 8}, "^n_group 8 leaves fewer than 2 of num_experts 8 in a group$"),
         ({"num_groups": 4, "num_chosen": 3}, "^num_experts_per_tok 3 is more than the 2 experts of topk_group 1$"),

@@ -120,7 +120,12 @@ def test_all_experts_of_a_layer_are_ignored_or_none(tmp_path: Path) -> None:
         ("channels_dynamic", f"{UP}.weight_scale", None, f"tensor {UP}.weight_scale is missing"),
         ("tensors_static", f"{UP}.input_scale", None, f"tensor {UP}.input_scale is missing"),
         ("fp8_blocks", f"{UP}.weight_scale_inv", None, f"tensor {UP}.weight_scale_inv is missing"),
-        ("fp8_blocks", f"{UP}.weight_scale_inv", torch.ones(2, 2), r"weight_scale_inv has shape \(2, 2\), not \(1, 2\)"),
+        (
+            "fp8_blocks",
+            f"{UP}.weight_scale_inv",
+            torch.ones(2, 2),
+            r"weight_scale_inv has shape \(2, 2\), not \(1, 2\)",
+        ),
         ("channels_dynamic", f"{UP}.weight", torch.zeros(128, 256), f"{UP}.weight has dtype torch.float32, not"),
         ("fp8_static", f"{UP}.weight_scale", torch.tensor(float("nan")), f"{UP}.weight_scale has a scale that is not"),
         ("channels_dynamic", "model.layers.0.mlp.experts.4.up_proj.weight", torch.zeros(128, 256), "is unexpected"),

@@ -71,10 +71,12 @@ def make_experts(
     down = make_linear([HIDDEN_SIZE], SIZE, dtype, quantization)
     if not shared:
         return Experts(router, gate_up, down)
-    of_all = [Linear([96] * 2, HIDDEN_SIZE, False, dtype, CPU), Linear([HIDDEN_SIZE], 96, False, dtype, CPU)]
-    for linear in of_all:
+    shared_gate_up = Linear([96] * 2, HIDDEN_SIZE, False, dtype, CPU)
+    shared_down = Linear([HIDDEN_SIZE], 96, False, dtype, CPU)
+    for linear in (shared_gate_up, shared_down):
         linear.weight.normal_(0.0, 0.1)
-    return Experts(router, gate_up, down, SharedExpert(*of_all, torch.randn(1, HIDDEN_SIZE).to(dtype) / 10))
+    gate = torch.randn(1, HIDDEN_SIZE).to(dtype) / 10
+    return Experts(router, gate_up, down, SharedExpert(shared_gate_up, shared_down, gate))
 
 
 def rows(num_rows: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

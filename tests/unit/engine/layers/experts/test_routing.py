@@ -101,8 +101,8 @@ def test_equals_transformers(
     assert same.all() if dtype is torch.float32 else same.float().mean() > 0.7
     weights, expected_weights = weights.gather(1, order)[same], expected_weights.gather(1, expected_order)[same]
     # Some of transformers' routers round to the model's dtype.
-    exact = {"atol": 1e-6, "rtol": 1e-6} if expected_weights.dtype is torch.float32 else {"atol": 0.0, "rtol": 2**-8}
-    torch.testing.assert_close(weights, expected_weights.float(), **exact)
+    tolerance = 1e-6 if expected_weights.dtype is torch.float32 else 2**-8
+    torch.testing.assert_close(weights, expected_weights.float(), atol=1e-6, rtol=tolerance)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 300])

@@ -200,7 +200,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path, family: str) -> None
     (tmp_path / "config.json").write_text(json.dumps(theirs))
     expected = ModelConfig.from_dir(tmp_path)
     # Required, because a wrong default would only be noticed when weights are loaded.
-    needed = (
+    needed: tuple[str, ...] = (
         *("architectures", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
         *("num_attention_heads", "rms_norm_eps", "max_position_embeddings"),
         *("num_experts", "num_local_experts", "n_routed_experts"),
