@@ -78,7 +78,15 @@ class CudaOps(LayerOps):
         return self._few_rows.fits(x, gate_up) or self._products.tile(len(x), gate_up, is_gated=True) is not None
 
     def mixture(self, x: torch.Tensor, norm: Norm, experts: Experts) -> torch.Tensor:
-        return self._experts.mixture(x, norm, experts)
+        shared = experts.shared
+        if shared is None:
+            return self._experts.mixture(x, norm, experts)
+        hidden = self.norm_gated(x, norm, shared.gate_up)
+        if shared.gate is None:
+            return self.linear_add(hidden, shared.down, self._experts.mixture(x, norm, experts))
+        logits = (rms_norm(x, norm).float() * shared.gate.float()).sum(-1, keepdim=True)  # (num_tokens, 1)
+        output = self.linear_add(hidden, shared.down, torch.zeros_like(x))
+        return self._experts.mixture(x, norm, experts).addcmul_(logits.sigmoid().to(x.dtype), output)
 
     def normalize(self, x: torch.Tensor, norm: Norm) -> None:
         rms_norm(x, norm, out=x)

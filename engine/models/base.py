@@ -33,6 +33,10 @@ class Model(ABC):
         """Yields the same memory as named_parameters, with thousands of small tensors joined into few."""
         return self.named_parameters()
 
+    def projections(self) -> Iterator[str]:
+        """Yields the names of all modules that FP8 applies to, like model.layers.0.mlp.up_proj."""
+        return iter(())
+
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copies the tensors of a checkpoint.

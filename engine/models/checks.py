@@ -20,10 +20,10 @@ def require_dict(name: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def require_count(name: str, value: object, most: int = MAX_COUNT) -> None:
-    """Requires an int of at least 1 and at most `most`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+def require_count(name: str, value: object, most: int = MAX_COUNT, least: int = 1) -> None:
+    """Requires an int of at least `least` and at most `most`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
     if value > most:
         raise ValueError(f"{name} must be at most {most}, not {value!r}")
 

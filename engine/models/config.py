@@ -99,12 +99,12 @@ class ModelConfig:
         # An unsupported model makes other errors irrelevant.
         architecture = _supported(names[0])
         raw = {**architecture.defaults, **raw}
+        num_layers = required(raw, "num_hidden_layers")
+        require_count("num_hidden_layers", num_layers, MAX_LAYERS)
         _refuse_unsupported(raw, architecture)
         _refuse_sliding_window(raw, architecture)
         rope_theta, rope_scaling = read_rope(raw, architecture.rope_theta)
         num_kv_heads = raw.get("num_key_value_heads")
-        num_layers = required(raw, "num_hidden_layers")
-        require_count("num_hidden_layers", num_layers, MAX_LAYERS)
         return cls(
             architecture=names[0],
             vocab_size=required(raw, "vocab_size"),
@@ -163,7 +163,7 @@ def _refuse_sliding_window(raw: dict[str, Any], architecture: Architecture) -> N
         return
     if architecture.window_from_layer:
         first = raw.get(architecture.window_from_layer)
-        if isinstance(first, int) and first >= required(raw, "num_hidden_layers"):
+        if isinstance(first, int) and first >= raw["num_hidden_layers"]:
             return
     require_count("sliding_window", window)
     max_positions = required(raw, "max_position_embeddings")

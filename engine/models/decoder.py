@@ -61,7 +61,7 @@ class DecoderModel(Model):
         return self._parameters(_Layer.stacked_parameters)
 
     def _parameters(
-        self, of_layer: "Callable[[_Layer], Iterator[tuple[str, torch.Tensor]]]"
+        self, of_layer: Callable[["_Layer"], Iterator[tuple[str, torch.Tensor]]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         yield "model.embed_tokens.weight", self._embedding
         yield "model.norm.weight", self._norm.weight
@@ -70,6 +70,11 @@ class DecoderModel(Model):
                 yield f"model.layers.{index}.{name}", weight
         if not self.config.tie_word_embeddings:
             yield "lm_head.weight", self._lm_head.weight
+
+    def projections(self) -> Iterator[str]:
+        for index, layer in enumerate(self._layers):
+            for name in (*_QKV, *_O, *layer.mlp.projections()):
+                yield f"model.layers.{index}.{name}"
 
     @torch.inference_mode()
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:

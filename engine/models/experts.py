@@ -78,6 +78,7 @@ class ExpertsConfig:
         shared_intermediate_size: of the expert that every token takes; 0: none.
         shared_gate: True if a sigmoid weighs the shared expert.
         dense_layers: layers with a dense MLP instead.
+        count_key, size_key: keys of config.json for num_experts and intermediate_size, for messages.
 
     Raises:
         ValueError: on construction, for invalid values.
@@ -90,22 +91,24 @@ class ExpertsConfig:
     shared_gate: bool = False
     dense_layers: tuple[int, ...] = ()
     names: ExpertNames = ExpertNames()
+    count_key: str = "num_experts"
+    size_key: str = "moe_intermediate_size"
 
     def __post_init__(self) -> None:
-        require_count("num_experts", self.num_experts, MAX_EXPERTS)
-        require_count("moe_intermediate_size", self.intermediate_size)
-        if self.shared_intermediate_size:
-            require_count("shared_expert_intermediate_size", self.shared_intermediate_size)
-        chosen, groups = self.routing.num_chosen, self.routing.num_groups
+        require_count(self.count_key, self.num_experts, MAX_EXPERTS)
+        require_count(self.size_key, self.intermediate_size)
+        require_count("shared_expert_intermediate_size", self.shared_intermediate_size, least=0)
+        chosen, groups, used = self.routing.num_chosen, self.routing.num_groups, self.routing.num_groups_used
+        count = f"{self.count_key} {self.num_experts}"
         if chosen > self.num_experts:
-            raise ValueError(f"num_experts_per_tok {chosen} is more than num_experts {self.num_experts}")
+            raise ValueError(f"num_experts_per_tok {chosen} is more than {count}")
         if self.num_experts % groups:
-            raise ValueError(f"num_experts {self.num_experts} is not a multiple of n_group {groups}")
+            raise ValueError(f"{count} is not a multiple of n_group {groups}")
         if groups > 1 and self.num_experts < 2 * groups:
-            raise ValueError(f"n_group {groups} leaves fewer than 2 of num_experts {self.num_experts} in a group")
-        most = self.num_experts // groups * self.routing.num_groups_used
+            raise ValueError(f"n_group {groups} leaves fewer than 2 of {count} in a group")
+        most = self.num_experts // groups * used
         if chosen > most:
-            raise ValueError(f"num_experts_per_tok {chosen} is more than the {most} experts of topk_group groups")
+            raise ValueError(f"num_experts_per_tok {chosen} is more than the {most} experts of topk_group {used}")
 
     def num_sparse_layers(self, num_layers: int) -> int:
         return num_layers - len(self.dense_layers)

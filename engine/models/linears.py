@@ -39,7 +39,7 @@ class Linears:
         """Returns None for plain modules. Raises ValueError if only some are FP8."""
         if self.config.quantization is None:
             return None
-        covered = [self.config.quantization.covers(module) for module in modules]
+        covered = self.config.quantization.covered(modules)
         if len(set(covered)) > 1:
             plain, fp8 = modules[covered.index(False)], modules[covered.index(True)]
             raise ValueError(

@@ -54,7 +54,7 @@ def load_weights(
     num_bytes = sum(path.stat().st_size for path in checkpoint_files(model_dir))
     weights = scales.without_scales(_reported(checkpoint_weights(model_dir), num_bytes, on_progress))
     if quantization is not None:
-        weights = read_fp8(weights, quantization, dict(model.named_parameters()), device)
+        weights = read_fp8(weights, quantization, model, device)
     model.load_weights(weights)
     return scales.scales()
 

@@ -37,7 +37,7 @@ class Experts(NamedTuple):
     Attributes:
         gate_up: rows of an expert are gate, then up.
         first: index of the first expert that gate_up and down hold. Others contribute nothing here.
-        shared: None on devices that do not compute it.
+        shared: None without a shared expert, or if another device computes it.
         counts: routing adds to them; None: it counts nothing.
     """
 

@@ -8,7 +8,7 @@ from tandem.engine.layers.experts.few_rows import FewRowsExperts
 from tandem.engine.layers.experts.grouped import GroupedExperts
 from tandem.engine.layers.experts.linear import ExpertLinear
 from tandem.engine.layers.experts.prefill import PrefillExperts
-from tandem.engine.layers.experts.reference import mixture_of, shared_output
+from tandem.engine.layers.experts.reference import mixture_of
 from tandem.engine.layers.experts.router_kernel import RouterKernel, RoutingSpec
 from tandem.engine.layers.norm import Norm
 
@@ -26,7 +26,7 @@ class CudaExperts:
         self._prefill = PrefillExperts(device)
 
     def mixture(self, x: torch.Tensor, norm: Norm, experts: Experts) -> torch.Tensor:
-        """Adds the mixture of experts of rms_norm(x) to x, (num_tokens, hidden_size) bfloat16, in place."""
+        """Adds the chosen experts of rms_norm(x), without the shared one, to x: (num_tokens, hidden_size) bfloat16."""
         router, gate_up, down, first = experts.router, experts.gate_up, experts.down, experts.first
         routing = router.routing
         spec = RoutingSpec(
@@ -40,8 +40,6 @@ class CudaExperts:
         counts = experts.counts
         counted = (counts.counts, counts.counted_rows) if counts is not None else (None, None)
         normed, weights, chosen = self._router.route(x, norm, router.weight, spec, router.bias, *counted)
-        if experts.shared is not None:
-            x += shared_output(normed, experts.shared)
         num_rows, num_pairs = len(x), chosen.numel()
         if self._few_rows.fits(num_rows, routing.num_chosen, gate_up.weight, down.weight):
             return self._few_rows.forward(

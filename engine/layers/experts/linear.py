@@ -7,11 +7,12 @@ import torch
 
 from tandem.engine.layers.fp8 import FP8_DTYPE, dequantize
 from tandem.engine.layers.fp8_linear import check_sizes
+from tandem.engine.models.experts import ExpertsConfig
 from tandem.engine.models.quantization import BLOCK, InputScales, Quantization
 
 
 class ExpertShare(NamedTuple):
-    """The part of a layer's experts that one device holds.
+    """The part of a layer's experts that one device holds. The outputs of all devices' parts sum to the layer's.
 
     Attributes:
         first, num_experts: its experts.
@@ -23,6 +24,27 @@ class ExpertShare(NamedTuple):
     offset: int
     size: int
 
+    @property
+    def has_shared(self) -> bool:
+        """True of one share alone, which also holds the layer's shared expert: that of the first expert's first
+        numbers."""
+        return self.first == 0 and self.offset == 0
+
+    def check(self, experts: ExpertsConfig, quantization: Quantization | None) -> None:
+        """Raises ValueError unless the share is a part of the layer's experts, between blocks of weights."""
+        if not 0 <= self.first < self.first + self.num_experts <= experts.num_experts:
+            raise ValueError(
+                f"experts {self.first} to {self.first + self.num_experts - 1} are no part of {experts.count_key} "
+                f"{experts.num_experts}"
+            )
+        if not 0 <= self.offset < self.offset + self.size <= experts.intermediate_size:
+            raise ValueError(
+                f"{self.size} numbers from {self.offset} on are no part of {experts.size_key} "
+                f"{experts.intermediate_size}"
+            )
+        if quantization is not None and quantization.weights == "block" and self.offset % BLOCK:
+            raise ValueError(f"a share of {experts.size_key} begins at {self.offset}, no multiple of {BLOCK}")
+
 
 class ExpertLinear:
     """
@@ -31,7 +53,7 @@ class ExpertLinear:
         scale: float32 weight scales: (num_experts, sum(out_sizes), 1), or (num_experts, sum(out_sizes) / BLOCK, in_size
             / BLOCK) for blocks; None unless FP8.
         inputs: scales of the quantized inputs; None unless FP8.
-        input_scale: (1,) float32, the largest of all experts; None unless inputs are "static".
+        input_scale: (1,) float32, the largest of the experts held; None unless inputs are "static".
     """
 
     def __init__(

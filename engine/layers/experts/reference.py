@@ -5,16 +5,18 @@ import torch.nn.functional as F
 
 from tandem.engine.layers.experts.base import Experts, SharedExpert
 from tandem.engine.layers.experts.linear import ExpertLinear
-from tandem.engine.layers.experts.routing import choose_experts, router_logits
+from tandem.engine.layers.experts.routing import choose_experts, router_logits, sigmoid
 from tandem.engine.layers.fp8 import as_quantized
 
 MAX_BLOCK = 64
+# torch computes fewer numbers on one thread.
+MIN_PARALLEL = 2**15
 
 
 def mixture(x: torch.Tensor, experts: Experts) -> torch.Tensor:
     """Returns the weighted sum of each token's experts, (num_tokens, hidden_size) of x's dtype.
 
-    Rounds where Hugging Face's implementation does, but sums in float32 in the order of choice.
+    Rounds where Hugging Face's implementation does, but weighs and sums in float32, in the order of choice.
 
     Args:
         x: normalized inputs, (num_tokens, hidden_size).
@@ -30,13 +32,16 @@ def mixture(x: torch.Tensor, experts: Experts) -> torch.Tensor:
 def mixture_of(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, experts: Experts) -> torch.Tensor:
     """Returns the weighted sum of the chosen experts. Args: weights, chosen: (num_tokens, num_chosen)."""
     outputs = _pair_outputs(x, chosen, experts)  # (num_tokens, num_chosen, hidden_size)
-    return (outputs.float() * weights.to(x.dtype).float()[..., None]).sum(1).to(x.dtype)
+    return (outputs.float() * weights[..., None]).sum(1).to(x.dtype)
 
 
 def shared_output(x: torch.Tensor, shared: SharedExpert) -> torch.Tensor:
-    gate, up = shared.gate_up(x).chunk(2, dim=-1)
-    output = shared.down(F.silu(gate) * up)
-    return output if shared.gate is None else F.linear(x, shared.gate).sigmoid() * output
+    output = shared.down(_gated(shared.gate_up(x)))
+    if shared.gate is None:
+        return output
+    # A product with a matrix of one row would round by the place of a token.
+    logits = (x.float() * shared.gate.float()).sum(-1, keepdim=True).to(x.dtype)  # (num_tokens, 1)
+    return sigmoid(logits) * output
 
 
 def _pair_outputs(x: torch.Tensor, chosen: torch.Tensor, experts: Experts) -> torch.Tensor:
@@ -48,17 +53,25 @@ def _pair_outputs(x: torch.Tensor, chosen: torch.Tensor, experts: Experts) -> to
     num_tokens, num_chosen = chosen.shape
     outputs = x.new_zeros(num_tokens * num_chosen, x.shape[1])
     size = min(MAX_BLOCK, 1 << (num_tokens - 1).bit_length())
-    for expert in range(experts.gate_up.num_experts):
-        pairs = (chosen.flatten() == experts.first + expert).nonzero().flatten()
-        if not len(pairs):
+    for expert in (chosen.unique() - experts.first).tolist():
+        if not 0 <= expert < experts.gate_up.num_experts:
             continue
+        pairs = (chosen.flatten() == experts.first + expert).nonzero().flatten()
         gate_up, down = experts.gate_up.of_expert(expert).to(x.dtype), experts.down.of_expert(expert).to(x.dtype)
         for block in pairs.split(size):
             rows = x.new_zeros(size, x.shape[1])
             rows[: len(block)] = x[block // num_chosen]
-            gate, up = F.linear(_rounded(rows, experts.gate_up), gate_up).chunk(2, dim=-1)
-            outputs[block] = F.linear(_rounded(F.silu(gate) * up, experts.down), down)[: len(block)]
+            gated = _gated(F.linear(_rounded(rows, experts.gate_up), gate_up))
+            outputs[block] = F.linear(_rounded(gated, experts.down), down)[: len(block)]
     return outputs.unflatten(0, (num_tokens, num_chosen))
+
+
+def _gated(projected: torch.Tensor) -> torch.Tensor:
+    """Returns silu(first half) * second half of each row, with rounding that is independent of a row's place."""
+    size = projected.shape[-1] // 2
+    # Between threads, torch divides rows anywhere, and rounds otherwise where a thread's numbers end.
+    parts = projected.split(max(1, (MIN_PARALLEL - 1) // size))
+    return torch.cat([F.silu(part[:, :size]) * part[:, size:] for part in parts])
 
 
 def _rounded(x: torch.Tensor, linear: ExpertLinear) -> torch.Tensor:

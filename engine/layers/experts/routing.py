@@ -29,7 +29,7 @@ def choose_experts(
 
     softmax: the largest probabilities (Mixtral, https://arxiv.org/abs/2401.04088). sigmoid: the largest sigmoid + bias
     among the groups whose two best sum highest; weights are without the bias (DeepSeek-V3,
-    https://arxiv.org/abs/2412.19437, section 2.1.2).
+    https://arxiv.org/abs/2412.19437, section 2.1.2). Of equal experts or groups, those of the lowest index are chosen.
 
     Args:
         logits: (num_tokens, num_experts) float32.
@@ -39,11 +39,11 @@ def choose_experts(
         weights: (num_tokens, num_chosen) float32.
         experts: (num_tokens, num_chosen) int64, best first.
     """
-    scores = logits.softmax(-1) if routing.scoring == "softmax" else logits.sigmoid()
+    scores = logits.softmax(-1) if routing.scoring == "softmax" else sigmoid(logits)
     ranked = scores if bias is None else scores + bias
     if routing.num_groups > 1:
         ranked = _of_best_groups(ranked, routing)
-    experts = ranked.topk(routing.num_chosen, dim=-1).indices
+    experts = _largest(ranked, routing.num_chosen)
     weights = scores.gather(-1, experts)
     if routing.normalize:
         total = weights.sum(-1, keepdim=True)
@@ -51,9 +51,25 @@ def choose_experts(
     return weights * routing.scaling, experts
 
 
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """Returns the sigmoid, with rounding that depends on the number alone.
+
+    On a CPU, torch computes a tensor's last elements otherwise. In float64 they differ too little to change the result.
+    """
+    return x.double().sigmoid().to(x.dtype)
+
+
 def _of_best_groups(scores: torch.Tensor, routing: Routing) -> torch.Tensor:
     """Returns the scores with -inf outside the best groups."""
     groups = scores.unflatten(-1, (routing.num_groups, -1))
-    best = groups.topk(2, dim=-1).values.sum(-1).topk(routing.num_groups_used, dim=-1).indices
+    best = _largest(groups.topk(2, dim=-1).values.sum(-1), routing.num_groups_used)
     is_used = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter_(-1, best, True)
     return groups.masked_fill(~is_used[..., None], float("-inf")).flatten(-2)
+
+
+def _largest(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Returns the indices of the largest along the last dimension, best first.
+
+    torch.topk may choose any of equal ones, depending on device and shape. Kernels choose the lowest index.
+    """
+    return scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]

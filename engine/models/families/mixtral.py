@@ -14,6 +14,8 @@ def _experts(raw: Mapping[str, Any], num_layers: int) -> ExpertsConfig:
         intermediate_size=required(raw, "intermediate_size"),
         routing=Routing("softmax", required(raw, "num_experts_per_tok"), normalize=True),
         names=ExpertNames(mlp="block_sparse_moe", gate="w1", up="w3", down="w2"),
+        count_key="num_local_experts",
+        size_key="intermediate_size",
     )
 
 

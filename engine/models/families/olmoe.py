@@ -13,6 +13,7 @@ def _experts(raw: Mapping[str, Any], num_layers: int) -> ExpertsConfig:
         num_experts=required(raw, "num_experts"),
         intermediate_size=required(raw, "intermediate_size"),
         routing=Routing("softmax", required(raw, "num_experts_per_tok"), raw["norm_topk_prob"]),
+        size_key="intermediate_size",
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from tandem.engine.models.checks import require_count, required
-from tandem.engine.models.experts import ExpertsConfig, Routing
+from tandem.engine.models.experts import MAX_EXPERTS, ExpertsConfig, Routing
 from tandem.engine.models.families.base import Architecture
 
 _DEFAULTS = {
@@ -17,14 +17,15 @@ _DEFAULTS = {
 
 
 def _experts(raw: Mapping[str, Any], num_layers: int) -> ExpertsConfig | None:
-    num_experts, dense = _num_experts(raw), _dense_layers(raw, num_layers)
-    if num_experts == 0 or len(dense) == num_layers:
+    key, dense = _count_key(raw), _dense_layers(raw, num_layers)
+    if raw[key] == 0 or len(dense) == num_layers:
         return None
     return ExpertsConfig(
-        num_experts=num_experts,
+        num_experts=raw[key],
         intermediate_size=raw["moe_intermediate_size"],
         routing=Routing("softmax", raw["num_experts_per_tok"], raw["norm_topk_prob"]),
         dense_layers=dense,
+        count_key=key,
     )
 
 
@@ -32,24 +33,33 @@ def _with_shared(raw: Mapping[str, Any], num_layers: int) -> ExpertsConfig | Non
     experts = _experts(raw, num_layers)
     if experts is None:
         return None
-    return replace(experts, shared_intermediate_size=required(raw, "shared_expert_intermediate_size"), shared_gate=True)
+    size = required(raw, "shared_expert_intermediate_size")
+    require_count("shared_expert_intermediate_size", size)
+    return replace(experts, shared_intermediate_size=size, shared_gate=True)
 
 
-def _num_experts(raw: Mapping[str, Any]) -> Any:
+def _count_key(raw: Mapping[str, Any]) -> str:
     """Hugging Face's newer versions write num_local_experts."""
-    values = [raw[key] for key in ("num_experts", "num_local_experts") if raw.get(key) is not None]
-    if not values:
+    keys = [key for key in ("num_experts", "num_local_experts") if raw.get(key) is not None]
+    if not keys:
         raise ValueError("num_experts is missing")
-    if len(values) == 2 and values[0] != values[1]:
-        raise ValueError(f"num_experts {values[0]!r} contradicts num_local_experts {values[1]!r}")
-    return values[0]
+    for key in keys:
+        require_count(key, raw[key], MAX_EXPERTS, least=0)
+    if raw[keys[0]] != raw[keys[-1]]:
+        raise ValueError(f"num_experts {raw[keys[0]]} contradicts num_local_experts {raw[keys[-1]]}")
+    return keys[0]
 
 
 def _dense_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
-    step, listed = raw["decoder_sparse_step"], raw.get("mlp_only_layers") or []
+    step, listed = raw["decoder_sparse_step"], raw.get("mlp_only_layers")
     require_count("decoder_sparse_step", step)
+    if listed is None:
+        listed = []
     if not isinstance(listed, list) or not all(type(layer) is int for layer in listed):
         raise ValueError(f"mlp_only_layers must be a list of layers, not {listed!r}")
+    absent = [layer for layer in listed if not 0 <= layer < num_layers]
+    if absent:
+        raise ValueError(f"mlp_only_layers has layer {absent[0]}, but num_hidden_layers is {num_layers}")
     return tuple(layer for layer in range(num_layers) if layer in listed or (layer + 1) % step)
 
 

@@ -22,8 +22,19 @@ class Mlp(ABC):
         """Yields the same memory in few tensors."""
         return self.named_parameters()
 
+    @abstractmethod
+    def projections(self) -> Iterator[str]:
+        """Yields all modules that FP8 applies to, on any device, by name below model.layers.N."""
+
     def held_part(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Returns the part of a checkpoint's tensor that this device holds, None if it holds nothing of it."""
+        """Returns the part of a checkpoint's tensor that this device holds, None if it holds nothing of it.
+
+        Args:
+            name: below model.layers.N.
+
+        Raises:
+            ValueError: the tensor has another shape than the configuration says.
+        """
         return tensor
 
     @abstractmethod

@@ -28,6 +28,9 @@ class DenseMlp(Mlp):
         yield from self._gate_up.named_parameters(*_GATE_UP)
         yield from self._down.named_parameters(*_DOWN)
 
+    def projections(self) -> Iterator[str]:
+        yield from (*_GATE_UP, *_DOWN)
+
     def loaded(self) -> None:
         self._gate_up.loaded()
         self._down.loaded()

@@ -25,7 +25,7 @@ from tandem.engine.models.mlp.dense import DenseMlp
 from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.weights.fingerprint import model_fingerprint
 from tandem.engine.weights.loader import load_weights
-from tests.fakes.fp8_checkpoints import VOCAB_SIZE, make_model, save_fp8
+from tests.fakes.fp8_checkpoints import EXPERTS, VOCAB_SIZE, make_model, save_fp8
 from tests.fakes.fp8_schemes import KINDS
 
 CPU = torch.device("cpu")
@@ -73,16 +73,16 @@ def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", *EXPERTS])
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_match_the_dequantized_weights(tmp_path: Path, kind: str, family: str) -> None:
     reference = make_model(family, tie_word_embeddings=family == "qwen3")
     save_fp8(reference, tmp_path, kind)
     expected = reference_logits(reference)
     assert difference(logits_of(load(tmp_path), tokens()), expected) < 1e-5
-    # Eight products round their inputs to 3 bits of mantissa, by 3 % on average.
+    # Eight products round their inputs to 3 bits of mantissa, by 3 % on average. Some tokens choose other experts then.
     quantised = difference(logits_of(load(tmp_path, keeps_fp8=True), tokens()), expected)
-    assert 0.03 < quantised < 0.15
+    assert 0.03 < quantised < (0.25 if family in EXPERTS else 0.15)
 
 
 def test_plain_weights_become_fp8_when_they_are_loaded(tmp_path: Path) -> None:
