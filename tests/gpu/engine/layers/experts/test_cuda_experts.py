@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from tandem.engine.layers.norm import Norm
-from tandem.engine.layers.ops import LayerOps, TorchOps
+from tandem.engine.layers.experts.base import Experts
+from tandem.engine.layers.experts.reference import mixture_of, shared_output
+from tandem.engine.layers.experts.routing import choose_experts
+from tandem.engine.layers.norm import Norm, rms_norm
+from tandem.engine.layers.ops import LayerOps
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.experts import ExpertsConfig, Routing
 from tandem.engine.models.linears import Linears
@@ -66,6 +70,14 @@ def rows(num_rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(num_rows, HIDDEN, generator=torch.Generator(DEVICE).manual_seed(seed), device=DEVICE).bfloat16()
 
 
+def expected_output(experts: Experts, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    """Return the mixture in plain torch, with the router's logits in float32, as kernels have them."""
+    normed, router = rms_norm(x, *norm), experts.router
+    logits = F.linear(normed.float(), router.weight.float())
+    output = mixture_of(normed, *choose_experts(logits, router.bias, router.routing), experts)
+    return output if experts.shared is None else output + shared_output(normed, experts.shared)
+
+
 @pytest.fixture(scope="module")
 def ops() -> LayerOps:
     from tandem.engine.layers.cuda_ops import CudaOps
@@ -83,12 +95,11 @@ def norm() -> Norm:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equals_plain_torch(family: str, kind: str, num_rows: int, norm: Norm, ops: LayerOps) -> None:
     mlp, x = make_mlp(family, kind), rows(num_rows)
-    expected = mlp.forward(x.clone(), norm, TorchOps()) - x
-    actual = mlp.forward(x.clone(), norm, ops) - x
-    error = (actual - expected).float().norm(dim=1) / expected.float().norm(dim=1)
-    # Near ties of the router may choose another expert.
-    assert error.quantile(0.95) < 0.05
-    assert (error > 0.05).sum() <= max(1, num_rows // 50)
+    expected = expected_output(mlp._experts, x, norm).float()
+    actual = (mlp.forward(x.clone(), norm, ops) - x).float()
+    error = (actual - expected).norm(dim=1) / expected.norm(dim=1)
+    # FP8 inputs of few rows are not quantized.
+    assert error.max() < (0.02 if kind == "plain" else 0.06)
 
 
 @pytest.mark.parametrize("num_rows", NUM_ROWS)
