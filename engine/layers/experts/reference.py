@@ -37,11 +37,15 @@ def mixture_of(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, exp
 
 def shared_output(x: torch.Tensor, shared: SharedExpert) -> torch.Tensor:
     output = shared.down(_gated(shared.gate_up(x)))
-    if shared.gate is None:
-        return output
+    return output if shared.gate is None else _shared_weight(x, shared.gate) * output
+
+
+def _shared_weight(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Returns (num_tokens, 1) of x's dtype. Args: gate: (1, hidden_size)."""
+    if x.device.type != "cpu":
+        return F.linear(x, gate).sigmoid()
     # A product with a matrix of one row would round by the place of a token.
-    logits = (x.float() * shared.gate.float()).sum(-1, keepdim=True).to(x.dtype)  # (num_tokens, 1)
-    return sigmoid(logits) * output
+    return sigmoid((x.float() * gate.float()).sum(-1, keepdim=True).to(x.dtype))
 
 
 def _pair_outputs(x: torch.Tensor, chosen: torch.Tensor, experts: Experts) -> torch.Tensor:
@@ -69,6 +73,8 @@ def _pair_outputs(x: torch.Tensor, chosen: torch.Tensor, experts: Experts) -> to
 def _gated(projected: torch.Tensor) -> torch.Tensor:
     """Returns silu(first half) * second half of each row, with rounding that is independent of a row's place."""
     size = projected.shape[-1] // 2
+    if projected.device.type != "cpu":
+        return F.silu(projected[:, :size]) * projected[:, size:]
     # Between threads, torch divides rows anywhere, and rounds otherwise where a thread's numbers end.
     parts = projected.split(max(1, (MIN_PARALLEL - 1) // size))
     return torch.cat([F.silu(part[:, :size]) * part[:, size:] for part in parts])

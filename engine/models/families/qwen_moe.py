@@ -17,15 +17,14 @@ _DEFAULTS = {
 
 
 def _experts(raw: Mapping[str, Any], num_layers: int) -> ExpertsConfig | None:
-    key, dense = _count_key(raw), _dense_layers(raw, num_layers)
-    if raw[key] == 0 or len(dense) == num_layers:
+    num_experts, dense = _num_experts(raw), _dense_layers(raw, num_layers)
+    if num_experts == 0 or len(dense) == num_layers:
         return None
     return ExpertsConfig(
-        num_experts=raw[key],
+        num_experts=num_experts,
         intermediate_size=raw["moe_intermediate_size"],
         routing=Routing("softmax", raw["num_experts_per_tok"], raw["norm_topk_prob"]),
         dense_layers=dense,
-        count_key=key,
     )
 
 
@@ -38,7 +37,7 @@ def _with_shared(raw: Mapping[str, Any], num_layers: int) -> ExpertsConfig | Non
     return replace(experts, shared_intermediate_size=size, shared_gate=True)
 
 
-def _count_key(raw: Mapping[str, Any]) -> str:
+def _num_experts(raw: Mapping[str, Any]) -> int:
     """Hugging Face's newer versions write num_local_experts."""
     keys = [key for key in ("num_experts", "num_local_experts") if raw.get(key) is not None]
     if not keys:
@@ -47,7 +46,7 @@ def _count_key(raw: Mapping[str, Any]) -> str:
         require_count(key, raw[key], MAX_EXPERTS, least=0)
     if raw[keys[0]] != raw[keys[-1]]:
         raise ValueError(f"num_experts {raw[keys[0]]} contradicts num_local_experts {raw[keys[-1]]}")
-    return keys[0]
+    return int(raw[keys[0]])
 
 
 def _dense_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:

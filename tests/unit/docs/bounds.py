@@ -13,6 +13,7 @@ from tandem.deploy.supervise import control
 from tandem.embedding import MAX_INPUTS
 from tandem.engine import grammar_follower
 from tandem.engine.models.config import MAX_LAYERS
+from tandem.engine.models.experts import MAX_EXPERTS
 from tandem.engine.weights import headers
 from tandem.engine.weights.gguf import header as gguf_header
 from tandem.grammar_limits import MAX_MASK_CPU_S
@@ -627,6 +628,12 @@ FILES = [
         "layers in config.json",
         f"{_UNIT}engine/models/test_config.py::test_refuses_more_layers_than_any_model_has",
         size=num(MAX_LAYERS),
+        beyond="exit status 2",
+    ),
+    Bound(
+        "experts of a layer in config.json",
+        f"{_UNIT}engine/models/test_experts.py::test_refuses_sizes",
+        size=num(MAX_EXPERTS),
         beyond="exit status 2",
     ),
 ]

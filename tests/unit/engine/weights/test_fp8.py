@@ -159,6 +159,7 @@ NAN, INF = float("nan"), float("inf")
         ("fp8_static", f"{UP}.weight", torch.zeros(384, 256), "has dtype torch.float32, not torch.float8_e4m3fn"),
         ("fp8_static", f"{UP}.weight", torch.zeros(384, 255).to(FP8_DTYPE), r"shape \(384, 255\), not \(384, 256\)"),
         ("fp8_static", f"{UP}.weight", torch.zeros(384).to(FP8_DTYPE), r"has shape \(384,\), which is no matrix"),
+        ("fp8_static", f"{UP}.weight", torch.zeros(0, 256).to(FP8_DTYPE), r"has shape \(0, 256\), which is no matrix"),
         ("fp8_dynamic", f"{UP}.input_scale", torch.ones(()), f"tensor {UP}.input_scale is unexpected"),
     ],
 )

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from tandem.engine.layers.fp8 import FP8_DTYPE, FP8_MAX, quantize_channels
 from tandem.engine.models.base import Model
+from tandem.engine.weights.fingerprint import model_fingerprint
 from tests.fakes.fp8_checkpoints import EXPERTS, make_model, save_fp8
 from tests.fakes.fp8_schemes import KINDS
 from tests.unit.engine.weights.test_fp8 import difference, load, logits_of, reference_logits, tokens
@@ -142,6 +143,19 @@ def test_refuses_malformed_experts(
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=message):
         load(tmp_path, keeps_fp8=keeps_fp8)
+
+
+@pytest.mark.parametrize("part", ["weight", "weight_scale", "input_scale"])
+def test_fingerprints_cover_each_experts_numbers_and_scales(tmp_path: Path, part: str) -> None:
+    save_fp8(make_model("qwen3_moe"), tmp_path, "tensors_static")
+    model = load(tmp_path, keeps_fp8=True)
+    parameters = dict(model.named_parameters())
+    seen = {model_fingerprint(model)}
+    for expert in range(4):
+        parameter = parameters[f"model.layers.1.mlp.experts.{expert}.down_proj.{part}"]
+        parameter.copy_((parameter.float() * 2).to(parameter.dtype))
+        seen.add(model_fingerprint(model))
+    assert len(seen) == 5
 
 
 def test_refuses_experts_not_divisible_into_blocks(tmp_path: Path) -> None:
