@@ -12,8 +12,6 @@ MAX_EXPERTS = 512
 HIDDEN_MULTIPLE = 64
 INTERMEDIATE_MULTIPLE = 16
 BLOCK = 128
-# Bytes of a matrix row that one thread of a multiplying group of 4 reads per step.
-STRETCH_BYTES = 64
 UNIT_ROWS = 16
 # For blocks of two kernels on a multiprocessor, beside the memory that every block needs for the system.
 HALF_OF_SHARED = 113 * 1024
@@ -25,19 +23,18 @@ class Tuning(NamedTuple):
     """Macros of few_rows_experts.cu.
 
     Attributes:
-        chunk_bytes: the most bytes of a matrix row per stage.
-        shared_bytes: shared memory of a block.
+        warps: a power of two.
+        shared_bytes: shared memory of a block; a warp requests as many steps ahead as fit.
     """
 
-    chunk_bytes: int
     warps: int = 8
     prefetch: int = 0
     release: int = 0
     shared_bytes: int = HALF_OF_SHARED
 
 
-GATE_UP = Tuning(chunk_bytes=1024, release=4)
-DOWN = Tuning(chunk_bytes=1536, prefetch=4)
+GATE_UP = Tuning(release=4)
+DOWN = Tuning(prefetch=4)
 
 
 class FewRowsExperts:
@@ -143,7 +140,7 @@ class FewRowsExperts:
             num_tiles *= min(num_rows * num_chosen, num_experts)
         self._kernel(is_down, fp8, num_rows, in_size, tuning).launch(
             (min(num_tiles, self._num_sms), 1),
-            (tuning.warps + 1) * 32,
+            tuning.warps * 32,
             weight,
             scale,
             inputs,
@@ -162,40 +159,23 @@ class FewRowsExperts:
         key = is_down, fp8, max_rows, in_size, tuning
         kernel = self._kernels.get(key)
         if kernel is None:
-            number_bytes = 1 if fp8 else 2
-            chunk_bytes = chunk_size(in_size * number_bytes, tuning.chunk_bytes)
-            chunk = chunk_bytes // number_bytes
-            of_stage = stage_bytes(chunk, fp8, max_rows)
-            num_stages = (tuning.shared_bytes - FIXED_SHARED - tuning.warps * 1024) // of_stage
-            assert num_stages >= 2
+            of_step = step_bytes(fp8, max_rows) * tuning.warps
+            depth = (tuning.shared_bytes - FIXED_SHARED - tuning.warps * 1024) // of_step
             macros = {
                 "DOWN": int(is_down),
                 "FP8": fp8,
                 "ROWS": max_rows,
                 "IN_SIZE": in_size,
-                "CHUNK": chunk,
-                "STAGES": num_stages,
                 "WARPS": tuning.warps,
+                "DEPTH": depth,
                 "PREFETCH": tuning.prefetch,
                 "RELEASE": tuning.release,
             }
-            kernel = CudaKernel(__package__, "few_rows_experts", macros, self._device, num_stages * of_stage)
+            kernel = CudaKernel(__package__, "few_rows_experts", macros, self._device, depth * of_step)
             self._kernels[key] = kernel
         return kernel
 
 
-def chunk_size(row_bytes: int, most: int) -> int:
-    """Return the bytes of a row per stage, such that stages of a row are as equal as possible."""
-    num_chunks = -(-row_bytes // most)
-    return -(-row_bytes // (num_chunks * STRETCH_BYTES)) * STRETCH_BYTES
-
-
-def stage_bytes(chunk: int, fp8: int, max_rows: int) -> int:
-    """Return STAGE_BYTES of few_rows_experts.cu. Args: chunk: numbers of a row per stage."""
-    matrix_row = _padded(chunk * (1 if fp8 else 2)) + 64
-    input_row = _padded(2 * chunk) + (16 if fp8 else 64)
-    return _padded(UNIT_ROWS * matrix_row + max_rows * input_row + (128 if fp8 else 0))
-
-
-def _padded(num_bytes: int) -> int:
-    return -(-num_bytes // 128) * 128
+def step_bytes(fp8: int, max_rows: int) -> int:
+    """Return STEP_BYTES of few_rows_experts.cu."""
+    return 2048 + max_rows * 128 * (2 if fp8 else 1) + (64 if fp8 else 0)

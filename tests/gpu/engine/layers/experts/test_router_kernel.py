@@ -8,7 +8,7 @@ import torch
 from tandem.engine.layers.norm import Norm
 
 if TYPE_CHECKING:
-    from tandem.engine.layers.experts.router_kernel import RoutingSpec
+    from tandem.engine.layers.experts.router_kernel import RouterKernel, RoutingSpec
 
 EPS = 1e-6
 MAX_ERROR = 1e-5
@@ -44,17 +44,28 @@ def scores(logits: torch.Tensor, routing: "RoutingSpec", bias: torch.Tensor) -> 
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
-@pytest.mark.parametrize("num_rows", [1, 3, 8, 9, 64, 65, 1000])
 @pytest.mark.parametrize(("hidden_size", "num_experts"), [(2048, 128), (4096, 8), (896, 60), (7168, 256), (64, 512)])
-def test_route(num_rows: int, hidden_size: int, num_experts: int, name: str) -> None:
+def test_route(hidden_size: int, num_experts: int, name: str) -> None:
     from tandem.engine.layers.experts.router_kernel import RouterKernel, RoutingSpec
 
     routing = RoutingSpec(**ROUTINGS[name])
     num_candidates = num_experts * routing.num_groups_used // routing.num_groups
     if num_experts % routing.num_groups or num_experts < 2 * routing.num_groups or num_candidates < routing.num_chosen:
         routing = routing._replace(num_groups=1, num_groups_used=1)
-    x, norm, router, bias = make(num_rows, hidden_size, num_experts)
-    normed, weights, experts = RouterKernel(x.device).route(x, norm, router, routing, bias)
+    kernel = RouterKernel(torch.device("cuda", 0))
+    for num_rows in (1, 3, 8, 9, 64, 65, 1000):
+        check(kernel, routing, *make(num_rows, hidden_size, num_experts))
+
+
+def check(
+    kernel: "RouterKernel",
+    routing: "RoutingSpec",
+    x: torch.Tensor,
+    norm: Norm,
+    router: torch.Tensor,
+    bias: torch.Tensor,
+) -> None:
+    normed, weights, experts = kernel.route(x, norm, router, routing, bias)
     exact = x.double() * (x.double().square().mean(dim=-1, keepdim=True) + EPS).rsqrt() * norm.weight.double()
     assert ((normed.double() - exact).abs() <= MAX_NORM_ERROR * exact.abs()).all()
     score, for_choice = scores(normed.double() @ router.double().t(), routing, bias.double())
