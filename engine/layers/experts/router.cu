@@ -174,13 +174,19 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32) router(
     float* shares,                                   // (num_rows, NUM_CHOSEN)
     int* experts,                                    // (num_rows, NUM_CHOSEN)
     unsigned long long* counts,                      // (NUM_EXPERTS,) or null
-    const int* num_counted,                          // (1,) or null
+    const int* real_rows,                            // (3,) or null: rows [0, first) and [second, third) are real
     int num_rows, float eps, float scaling) {
     __shared__ float scratch[CHOOSING_WARPS][GROUPS_USED < GROUPS ? NUM_EXPERTS : 1];
     const int warp = threadIdx.x / 32;
     auto choose_for = [&](int row, const float* logits) {
-        unsigned long long* row_counts = counts && row < *num_counted ? counts : nullptr;
-        choose(logits, bias, scaling, shares + row * NUM_CHOSEN, experts + row * NUM_CHOSEN, row_counts, scratch[warp]);
+        float* row_shares = shares + (long long)row * NUM_CHOSEN;
+        int* row_experts = experts + (long long)row * NUM_CHOSEN;
+        if (!real_rows || row < real_rows[0] || (row >= real_rows[1] && row < real_rows[2])) {
+            choose(logits, bias, scaling, row_shares, row_experts, counts, scratch[warp]);
+        } else if (threadIdx.x % 32 < NUM_CHOSEN) {
+            row_shares[threadIdx.x % 32] = 0;
+            row_experts[threadIdx.x % 32] = NUM_EXPERTS;
+        }
     };
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");

@@ -111,26 +111,30 @@ def test_result_depends_on_the_row_alone(num_rows: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [6, 100])
-def test_counts_and_graphs(num_rows: int) -> None:
+def test_counts_and_padding_in_a_graph(num_rows: int) -> None:
     from tandem.engine.layers.experts.router_kernel import RouterKernel, RoutingSpec
 
     x, norm, router, _ = make(num_rows, 2048, 128)
     kernel = RouterKernel(x.device)
     routing = RoutingSpec("softmax", 8, normalize=True)
     counts = torch.zeros(128, dtype=torch.int64, device="cuda")
-    num_counted = torch.zeros(1, dtype=torch.int32, device="cuda")
-    kernel.route(x, norm, router, routing, None, counts, num_counted)
+    counted_rows = torch.zeros(3, dtype=torch.int32, device="cuda")
+    kernel.route(x, norm, router, routing, None, counts, counted_rows)
     assert not counts.any()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        routed = kernel.route(x, norm, router, routing, None, counts, num_counted)
+        routed = kernel.route(x, norm, router, routing, None, counts, counted_rows)
     expected = torch.zeros_like(counts)
-    for number in (num_rows, 3, 0):
+    for first_end, begin, end in ((num_rows, 0, 0), (3, 0, 0), (0, 0, 0), (1, 3, 5), (0, 4, num_rows)):
         x.normal_()
-        num_counted.fill_(number)
+        counted_rows.copy_(torch.tensor((first_end, begin, end)))
         graph.replay()
-        for before, again in zip(routed, kernel.route(x, norm, router, routing), strict=True):
-            assert torch.equal(before, again)
-        expected += routed.experts[:number].flatten().bincount(minlength=128)
+        is_real = torch.zeros(num_rows, dtype=torch.bool, device="cuda")
+        is_real[:first_end] = is_real[begin:end] = True
+        for real, alone in zip(routed, kernel.route(x, norm, router, routing), strict=True):
+            assert torch.equal(real[is_real], alone[is_real])
+        assert (routed.weights[~is_real] == 0).all() and (routed.experts[~is_real] == 128).all()
+        for counted in (routed.experts[:first_end], routed.experts[begin:end]):
+            expected += counted.flatten().bincount(minlength=128)
         assert torch.equal(counts, expected)
