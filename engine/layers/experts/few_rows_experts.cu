@@ -5,19 +5,20 @@
 //
 // A unit of work is 16 rows of one expert's matrix: 16 outputs, or with gate and up 8 rows of each. It serves all
 // rows of the batch that chose the expert, so each chosen expert is read once. A block takes every gridDim.x-th unit;
-// for down every gridDim.x-th tile of outputs, with all chosen experts in turn. The warps share a unit's steps of 128
-// bytes of each matrix row. A product is one mma.m16n8k16 of 16 matrix rows by 8 batch rows, of which rows that did
+// for down every gridDim.x-th tile of outputs, with all chosen experts in turn. One warp copies to a ring of stages in shared
+// memory. A stage holds CHUNK numbers of the unit's matrix rows; for down also of the batch rows that chose the expert,
+// while gate and up holds all of x. The other
+// warps share these numbers: a product is one mma.m16n8k16 of 16 matrix rows by 8 batch rows, of which rows that did
 // not choose the expert are zero. Numbers may map to mma indices in any order as long as both operands agree, so a
-// thread reads 16 contiguous bytes of a matrix row for two mma, or for four with FP8. Each warp copies the operands
-// of its next DEPTH steps to shared memory, where a thread reads only its own copies, so that warps do not wait for
-// each other. The order of a row's sums depends only on its own experts.
+// thread reads 16 contiguous bytes of a matrix row for two mma, or for four with FP8. A sum's order depends only on
+// its own row.
 //
 // FP8 weights (float8_e4m3fn) become bfloat16 in registers, exactly; inputs are not quantized. Moving FP8 bits into
 // bfloat16 position makes the number 2^-120 times as large, by the different exponent bias. Inputs are scaled by
 // 2^60, which keeps sums far from the smallest numbers, and sums are corrected at the end.
 //
 // Programmatic dependent launch: gate and up releases the next kernel only after the router has ended. So down may
-// read experts and shares at once and request weights while gate and up still runs. Buffers of earlier kernels are not
+// read experts and shares at once and fills its ring while gate and up still runs. Buffers of earlier kernels are not
 // __restrict__: the compiler could read them too early.
 //
 // Macros for NVRTC:
@@ -25,10 +26,11 @@
 //   FP8       0: weights are bfloat16; 1: FP8 with a scale per row; 2: FP8 with a scale per 128 x 128
 //   ROWS      at least the rows of the batch, at most 8
 //   IN_SIZE   numbers of a matrix row
-//   WARPS     warps of a block
-//   DEPTH     steps that a warp requests ahead
-//   PREFETCH  units for down to prefetch into the L2 cache, after those that are requested ahead
-//   RELEASE   gate and up releases down so many steps of a warp before its last
+//   CHUNK     of these in a stage, a multiple of 64, or 128 for FP8, at most 2048
+//   STAGES    stages of the ring
+//   WARPS     warps that multiply
+//   PREFETCH  stages after the ring's first to prefetch into the L2 cache
+//   RELEASE   gate and up releases down so many stages before its last
 
 #include "bfloat16.cuh"
 
@@ -42,31 +44,54 @@ constexpr int STRETCH = 4 * NUM_OF_THREAD;
 constexpr int INPUT_CHUNKS = NUM_OF_THREAD / 8;
 // Pairs of a batch row's inputs per thread and stretch.
 constexpr int PAIRS = NUM_OF_THREAD / 2;
-// Numbers of a matrix row per step, and steps of a unit.
-constexpr int STEP = 2 * STRETCH;
-constexpr int STEPS = (IN_SIZE + STEP - 1) / STEP;
-// Bytes of a warp's step: matrix rows, inputs and scales.
-constexpr int MATRIX_BYTES = 4 * 32 * 16;
-constexpr int INPUT_BYTES = 2 * INPUT_CHUNKS * ROWS * 4 * 16;
-constexpr int STEP_BYTES = MATRIX_BYTES + INPUT_BYTES + (FP8 ? 64 : 0);
+constexpr int NUM_CHUNKS = (IN_SIZE + CHUNK - 1) / CHUNK;
+constexpr int STRETCHES = CHUNK / STRETCH;
+constexpr int OF_WARP = (STRETCHES + WARPS - 1) / WARPS;
+// Whole rows are copied together, because a multiprocessor starts a copy only every 60 ns or so. Others are padded,
+// so that the two matrix rows that a quarter of a warp reads lie in different banks.
+constexpr bool WHOLE = NUM_CHUNKS == 1;
+constexpr int ROW_BYTES = WHOLE ? IN_SIZE * sizeof(Weight) : (CHUNK * sizeof(Weight) + 127) / 128 * 128 + 64;
+constexpr int INPUT_ROW_BYTES = ((DOWN ? CHUNK : IN_SIZE) * 2 + 127) / 128 * 128 + (FP8 ? 16 : 64);
+constexpr int MATRIX_BYTES = 16 * ROW_BYTES;
+constexpr int SCALE_BYTES = FP8 ? 128 : 0;
+constexpr int STAGE_BYTES = (MATRIX_BYTES + (DOWN ? ROWS * INPUT_ROW_BYTES : 0) + SCALE_BYTES + 127) / 128 * 128;
 constexpr int MAX_ROWS = 8, MAX_CHOSEN = 128, MAX_EXPERTS = 512;
 constexpr int OUTPUTS = DOWN ? 16 : 8;
 constexpr int THREADS = WARPS * 32;
 
 __device__ __forceinline__ unsigned int shared_address(const void* p) { return (unsigned int)__cvta_generic_to_shared(p); }
 
-// Copies 16 bytes, or zeros if nothing exists there.
-__device__ __forceinline__ void copy(void* to, const void* from, bool exists) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-                 "r"(exists ? 16 : 0)
+__device__ __forceinline__ void init(unsigned long long* barrier, int count) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count));
+}
+
+__device__ __forceinline__ void expect(unsigned long long* barrier, int num_bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(num_bytes)
                  : "memory");
 }
 
-__device__ __forceinline__ void copy_scale(void* to, const float* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+__device__ __forceinline__ void arrive(unsigned long long* barrier) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void wait(unsigned long long* barrier, int phase) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}" ::"r"(shared_address(barrier)),
+        "r"(phase)
+        : "memory");
+}
+
+__device__ __forceinline__ void copy(void* to, const void* from, int num_bytes, unsigned long long* barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(num_bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
 
 __device__ __forceinline__ void multiply(float* sum, const unsigned int* a, unsigned int b0, unsigned int b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -92,7 +117,7 @@ __device__ __forceinline__ unsigned int enlarge(unsigned int pair) {
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, WARPS > 8 ? 1 : 2) few_rows_experts(
+extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) few_rows_experts(
     const Weight* __restrict__ weight,       // (num_experts, out_size [* 2 unless DOWN], IN_SIZE)
     const float* __restrict__ weight_scale,  // null, (num_experts, rows), or (num_experts, rows / 128, IN_SIZE / 128)
     const unsigned short* inputs,            // (num_rows, IN_SIZE); for DOWN (num_rows, num_chosen, IN_SIZE)
@@ -101,6 +126,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS > 8 ? 1 : 2) few_row
     unsigned short* outputs,                 // (num_rows, num_chosen, out_size); for DOWN (num_rows, out_size)
     int num_rows, int num_chosen, int out_size, int first_expert, int num_experts) {
     extern __shared__ __align__(128) unsigned char ring[];
+    unsigned char* const held_inputs = ring + STAGES * STAGE_BYTES;
+    __shared__ unsigned long long full[STAGES], empty[STAGES], held;
     // One bit per expert.
     __shared__ unsigned int is_chosen[MAX_EXPERTS / 32];
     // The chosen experts in ascending order, and each row's j of such an expert, or -1.
@@ -113,8 +140,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS > 8 ? 1 : 2) few_row
     __shared__ float parts[2][WARPS][16][MAX_ROWS];
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
+    if (threadIdx.x < STAGES) {
+        // With FP8 each lane of the copying warp arrives after its scales.
+        init(full + threadIdx.x, FP8 ? 33 : 1);
+        init(empty + threadIdx.x, WARPS);
+        if (threadIdx.x == 0) init(&held, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
     if (threadIdx.x < MAX_EXPERTS / 32) is_chosen[threadIdx.x] = 0;
-    for (int i = threadIdx.x; i < MAX_CHOSEN * MAX_ROWS / 4; i += THREADS)
+    for (int i = threadIdx.x; i < MAX_CHOSEN * MAX_ROWS / 4; i += THREADS + 32)
         reinterpret_cast<unsigned int*>(place_at)[i] = 0xffffffffu;
 #if DOWN
     asm volatile("griddepcontrol.launch_dependents;");
@@ -150,101 +184,167 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS > 8 ? 1 : 2) few_row
     const int num_shared_out = DOWN ? num_tiles : num_tiles * num_distinct;
     const int num_own = max(0, (num_shared_out - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x);
     const int num_units = DOWN ? num_own * num_distinct : num_own;
+    // The unit's place in expert_at, and its tile of outputs.
+    const int first_at = DOWN ? 0 : blockIdx.x / num_tiles, first_tile = DOWN ? blockIdx.x : blockIdx.x % num_tiles;
+    auto advance = [&](int& at, int& tile) {
+        if (DOWN) {
+            if (++at == num_distinct) at = 0, tile += gridDim.x;
+        } else {
+            tile += gridDim.x;
+            at += tile / num_tiles;
+            tile %= num_tiles;
+        }
+    };
     // The last 8 of a unit's matrix rows begin this many rows after the first 8.
     const int lower_row = DOWN ? 8 : out_size;
 
-    // A unit, by its place in expert_at and its tile of outputs, and a step of this warp.
-    struct Cursor {
-        int unit, at, tile, step;
-    };
-    // Which warp takes which step depends on no other row of the batch.
-    auto first_step = [&](const Cursor& c) {
-        const int shift = (DOWN ? first_expert + expert_at[c.at] : c.tile) * STEPS;
-        return (unsigned int)(warp - shift) % WARPS;
-    };
-    auto start = [&] {
-        Cursor c{0, DOWN ? 0 : (int)blockIdx.x / num_tiles, DOWN ? (int)blockIdx.x : (int)blockIdx.x % num_tiles, 0};
-        if (num_units > 0) c.step = first_step(c);
-        return c;
-    };
-    auto go_on = [&](Cursor& c) {
-        if (DOWN) {
-            if (++c.at == num_distinct) c.at = 0, c.tile += gridDim.x;
-        } else {
-            c.tile += gridDim.x;
-            c.at += c.tile / num_tiles;
-            c.tile %= num_tiles;
-        }
-        if (++c.unit < num_units) c.step = first_step(c);
-    };
-    auto to_step = [&](Cursor& c) {
-        while (c.unit < num_units && c.step >= STEPS) go_on(c);
-    };
-    auto matrix_row = [&](const Cursor& c) { return (long long)expert_at[c.at] * num_matrix_rows + c.tile * OUTPUTS; };
-
-    unsigned char* const own = ring + warp * DEPTH * STEP_BYTES;
-    Chunk* const own_matrix = reinterpret_cast<Chunk*>(own) + lane;
-    // (stretch and part of 8 numbers, lane); lanes of absent rows copy nothing.
-    Chunk* const own_inputs = reinterpret_cast<Chunk*>(own + MATRIX_BYTES) + lane;
-    constexpr int INPUT_LANES = ROWS * 4;
-    auto ask_matrix = [&](const Cursor& c, int slot) {
-        const Weight* row = weight + (matrix_row(c) + group) * IN_SIZE;
-        Chunk* to = reinterpret_cast<Chunk*>(reinterpret_cast<unsigned char*>(own_matrix) + slot * STEP_BYTES);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int place = c.step * STEP + i * STRETCH + part * NUM_OF_THREAD;
-            const bool exists = place < IN_SIZE;
-            copy(to + i * 64, row + (exists ? place : 0), exists);
-            copy(to + i * 64 + 32, row + (exists ? place : 0) + (long long)lower_row * IN_SIZE, exists);
-        }
+    if (warp == WARPS) {
+        const int num_steps = num_units * NUM_CHUNKS, num_first = min(STAGES, num_steps);
+        const int matrix_row = lane % 8 + lane / 8 % 2 * lower_row;
+        auto row_at = [&](int at, int tile) {
+            return (long long)expert_at[at] * num_matrix_rows + tile * OUTPUTS + matrix_row;
+        };
+        auto numbers_of = [&](int chunk) { return min(CHUNK, IN_SIZE - chunk * CHUNK); };
+        // Lanes 16 to 23 copy inputs of down, if their row chose the expert.
+        auto place_of_row = [&](int at) { return DOWN && lane / 8 == 2 ? place_at[at][lane - 16] : -1; };
+        auto ask_matrix = [&](int at, int tile, int chunk, int stage) {
+            unsigned char* to = ring + stage * STAGE_BYTES;
+            const int num_copied = __popc(__ballot_sync(0xffffffffu, place_of_row(at) >= 0));
+            if (lane == 0) {
+                const int row_bytes = 16 * sizeof(Weight) + num_copied * 2;
+                expect(full + stage, numbers_of(chunk) * row_bytes);
+            }
+            __syncwarp();
+            constexpr int TOGETHER = WHOLE ? (DOWN ? 16 : 8) : 1;
+            if (lane < 16 && lane % TOGETHER == 0) {
+                copy(to + lane * ROW_BYTES, weight + row_at(at, tile) * IN_SIZE + chunk * CHUNK,
+                     TOGETHER * numbers_of(chunk) * sizeof(Weight), full + stage);
+            }
 #if FP8
-        float* scale = reinterpret_cast<float*>(own + slot * STEP_BYTES + MATRIX_BYTES + INPUT_BYTES) + lane;
+            const float* scale = nullptr;
 #if FP8 == 2
-        if (lane < (DOWN ? 1 : 2)) {
-            const int block_row = (c.tile * OUTPUTS + lane * lower_row) / 128;
-            const long long first = (long long)expert_at[c.at] * (num_matrix_rows / 128) + block_row;
-            copy_scale(scale, weight_scale + first * STEPS + c.step);
-        }
+            const int column = chunk * CHUNK / 128 + lane % 16, columns = IN_SIZE / 128;
+            if (column < columns && column * 128 < (chunk + 1) * CHUNK && lane < (DOWN ? 16 : 32)) {
+                const int row = tile * OUTPUTS + lane / 16 * lower_row;
+                scale = weight_scale + ((long long)expert_at[at] * (num_matrix_rows / 128) + row / 128) * columns + column;
+            }
 #else
-        if (lane < 16) copy_scale(scale, weight_scale + matrix_row(c) + lane % 8 + lane / 8 * lower_row);
+            if (chunk == NUM_CHUNKS - 1 && lane < 16) scale = weight_scale + row_at(at, tile);
 #endif
+            if (scale) {
+                asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
+                                 shared_address(to + STAGE_BYTES - SCALE_BYTES + lane * 4)),
+                             "l"(scale)
+                             : "memory");
+            }
+            asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(full + stage))
+                         : "memory");
 #endif
-    };
-    auto ask_inputs = [&](const Cursor& c, int slot) {
-        if (lane >= INPUT_LANES) return;
-        const int chosen = place_at[c.at][group];
-        const unsigned short* row = inputs + (long long)(DOWN ? group * num_chosen + chosen : group) * IN_SIZE;
-        Chunk* to = reinterpret_cast<Chunk*>(reinterpret_cast<unsigned char*>(own_inputs) + slot * STEP_BYTES);
-#pragma unroll
-        for (int i = 0; i < 2 * INPUT_CHUNKS; i++) {
-            const int place = c.step * STEP + i / INPUT_CHUNKS * STRETCH + part * NUM_OF_THREAD + i % INPUT_CHUNKS * 8;
-            const bool exists = place < IN_SIZE && chosen >= 0;
-            copy(to + i * INPUT_LANES, exists ? row + place : inputs, exists);
+        };
+#if DOWN
+        auto ask_inputs = [&](int at, int chunk, int stage) {
+            const int place = place_of_row(at), row = lane - 16;
+            if (place < 0) return;
+            copy(ring + stage * STAGE_BYTES + MATRIX_BYTES + row * INPUT_ROW_BYTES,
+                 inputs + (long long)(row * num_chosen + place) * IN_SIZE + chunk * CHUNK, numbers_of(chunk) * 2,
+                 full + stage);
+        };
+#endif
+        int at = first_at, tile = first_tile, chunk = 0;
+        auto next = [&] {
+            if (++chunk < NUM_CHUNKS) return;
+            chunk = 0;
+            advance(at, tile);
+        };
+#if DOWN
+        for (int step = 0; step < num_first; step++, next()) ask_matrix(at, tile, chunk, step);
+        for (int step = num_first; step < min(num_steps, STAGES + PREFETCH); step++, next()) {
+            if (lane < 16 && lane % (WHOLE ? 16 : 1) == 0) {
+                asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
+                                 weight + row_at(at, tile) * IN_SIZE + chunk * CHUNK),
+                             "r"((WHOLE ? 16 : 1) * numbers_of(chunk) * (int)sizeof(Weight)));
+            }
         }
-    };
-
-    // Multiplies the step in the slot.
-    auto multiply_step = [&](int slot, float (&products)[4], float (&scales)[2]) {
-        const unsigned char* from = own + slot * STEP_BYTES;
-        const Chunk* matrix = reinterpret_cast<const Chunk*>(from) + lane;
-        const Chunk* numbers = reinterpret_cast<const Chunk*>(from + MATRIX_BYTES) + lane;
-#if FP8
-        const float* scale = reinterpret_cast<const float*>(from + MATRIX_BYTES + INPUT_BYTES);
-        scales[0] = scale[FP8 == 2 ? 0 : group] * CORRECTION;
-        scales[1] = FP8 == 2 && DOWN ? scales[0] : scale[FP8 == 2 ? 1 : group + 8] * CORRECTION;
+        asm volatile("griddepcontrol.wait;" ::: "memory");
+        at = first_at, tile = first_tile, chunk = 0;
+        for (int step = 0; step < num_first; step++, next()) ask_inputs(at, chunk, step);
+        const int start = num_first;
+#else
+        const int start = 0, release = max(0, num_steps - 1 - RELEASE);
+        if (num_steps == 0) asm volatile("griddepcontrol.launch_dependents;");
+        if (lane == 0) expect(&held, num_rows * IN_SIZE * 2);
+        __syncwarp();
+        if (lane < num_rows) copy(held_inputs + lane * INPUT_ROW_BYTES, inputs + lane * IN_SIZE, IN_SIZE * 2, &held);
 #endif
-        Chunk rows[4], row[2 * INPUT_CHUNKS];
+        for (int step = start; step < num_steps; step++, next()) {
+            const int stage = step % STAGES;
+            if (step >= STAGES) wait(empty + stage, (step / STAGES - 1) & 1);
+            ask_matrix(at, tile, chunk, stage);
+#if DOWN
+            ask_inputs(at, chunk, stage);
+#else
+            if (step == release) asm volatile("griddepcontrol.launch_dependents;");
+#endif
+        }
+        return;
+    }
+
+    // Whether this thread has numbers in its i-th stretch of a chunk.
+    auto exists = [&](int chunk, int i) {
+        const int place = (warp + i * WARPS) * STRETCH + part * NUM_OF_THREAD;
+        return place < CHUNK && chunk * CHUNK + place < IN_SIZE;
+    };
+    float sums[4] = {};
+    auto compute = [&](int chunk, int stage, bool has_row) {
+        const unsigned char* from = ring + stage * STAGE_BYTES;
+        const unsigned char *matrix = from + group * ROW_BYTES;
+        const unsigned char* row = (DOWN ? from + MATRIX_BYTES : held_inputs + chunk * CHUNK * 2) + group * INPUT_ROW_BYTES;
+        Chunk weights[OF_WARP][2], numbers[OF_WARP][INPUT_CHUNKS];
+#if FP8
+        const float* scale = reinterpret_cast<const float*>(from + STAGE_BYTES - SCALE_BYTES);
+#endif
+#if FP8 == 2
+        float scales[OF_WARP][2];
+#endif
 #pragma unroll
-        for (int i = 0; i < 4; i++) rows[i] = matrix[i * 32];
+        for (int i = 0; i < OF_WARP; i++) {
+            const int stretch = warp + i * WARPS, place = stretch * 64 + part * 16;
+            weights[i][0] = weights[i][1] = Chunk{};
+            if (exists(chunk, i)) {
+                weights[i][0] = *reinterpret_cast<const Chunk*>(matrix + place);
+                weights[i][1] = *reinterpret_cast<const Chunk*>(matrix + place + 8 * ROW_BYTES);
+            }
 #pragma unroll
-        for (int i = 0; i < 2 * INPUT_CHUNKS; i++) row[i] = lane < INPUT_LANES ? numbers[i * INPUT_LANES] : Chunk{};
+            for (int c = 0; c < INPUT_CHUNKS; c++) {
+                numbers[i][c] = Chunk{};
+                if (has_row && exists(chunk, i))
+                    numbers[i][c] = *reinterpret_cast<const Chunk*>(row + place * INPUT_CHUNKS + c * 16);
+            }
+#if FP8 == 2
+            scales[i][0] = scales[i][1] = 0;
+            if (exists(chunk, i)) {
+                const int column = (chunk * CHUNK + stretch * STRETCH) / 128 - chunk * CHUNK / 128;
+                scales[i][0] = scale[column] * CORRECTION;
+                scales[i][1] = DOWN ? scales[i][0] : scale[16 + column] * CORRECTION;
+            }
+#endif
+        }
+#if FP8 == 1
+        const float scales[2] = {scale[group] * CORRECTION, scale[group + 8] * CORRECTION};
+#endif
+        __syncwarp();
+        if (lane == 0) arrive(empty + stage);
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const Chunk &upper = rows[2 * i], &lower = rows[2 * i + 1];
+        for (int i = 0; i < OF_WARP; i++) {
+            const Chunk &upper = weights[i][0], &lower = weights[i][1];
+#if FP8 == 2
+            float products[4] = {};
+#else
+            float(&products)[4] = sums;
+#endif
 #pragma unroll
             for (int p = 0; p < PAIRS / 2; p++) {
-                const Chunk& of = row[i * INPUT_CHUNKS + p / 2];
-                const unsigned int first = of.v[p % 2 * 2], second = of.v[p % 2 * 2 + 1];
+                const unsigned int first = numbers[i][p / 2].v[p % 2 * 2], second = numbers[i][p / 2].v[p % 2 * 2 + 1];
 #if FP8
                 unsigned int a[4];
                 unpack(upper.v[p], a[0], a[2]);
@@ -256,14 +356,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS > 8 ? 1 : 2) few_row
                 multiply(products, a, first, second);
 #endif
             }
+#if FP8 == 2
+#pragma unroll
+            for (int s = 0; s < 4; s++) sums[s] += products[s] * scales[i][s / 2];
+#endif
         }
+#if FP8 == 1
+        if (chunk == NUM_CHUNKS - 1) {
+#pragma unroll
+            for (int s = 0; s < 4; s++) sums[s] *= scales[s / 2];
+        }
+#endif
     };
 
     int buffer = 0;
-    auto share = [&](const float* own_sums) {
+    auto share = [&](const float* own) {
 #pragma unroll
-        for (int s = 0; s < 4; s++) parts[buffer][warp][group + s / 2 * 8][part * 2 + s % 2] = own_sums[s];
-        __syncthreads();
+        for (int s = 0; s < 4; s++) parts[buffer][warp][group + s / 2 * 8][part * 2 + s % 2] = own[s];
+        asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
     };
     auto add_up = [&](int matrix_row, int row) {
         float sum = 0;
@@ -272,86 +382,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS > 8 ? 1 : 2) few_row
         return sum;
     };
 
-    Cursor ahead = start();
-    auto ask = [&](int slot) {
-        to_step(ahead);
-        if (ahead.unit < num_units) {
-            ask_matrix(ahead, slot);
-            ask_inputs(ahead, slot);
-            ahead.step += WARPS;
-        }
-        commit();
-    };
 #if DOWN
-    Cursor first = ahead;
-    for (int slot = 0; slot < DEPTH; slot++) {
-        to_step(first);
-        if (first.unit < num_units) ask_matrix(first, slot);
-        first.step += WARPS;
-    }
-#if PREFETCH
-    constexpr int NUM_ASKED = DEPTH * WARPS / STEPS;
-    if (warp == WARPS - 1 && lane < min(PREFETCH, num_units - NUM_ASKED)) {
-        Cursor c = ahead;
-        for (int i = 0; i < NUM_ASKED + lane; i++) go_on(c);
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(weight + matrix_row(c) * IN_SIZE),
-                     "r"(16 * IN_SIZE * (int)sizeof(Weight)));
-    }
-#endif
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    for (int slot = 0; slot < DEPTH; slot++) {
-        to_step(ahead);
-        if (ahead.unit < num_units) ask_inputs(ahead, slot);
-        ahead.step += WARPS;
-        commit();
-    }
     float totals[4] = {};
     const int out_of_tile = threadIdx.x % OUTPUTS, out_row = threadIdx.x / OUTPUTS;
     float residual = 0;
 #else
-    for (int slot = 0; slot < DEPTH; slot++) ask(slot);
-    int until_release = max(0, num_units * STEPS / WARPS - RELEASE - DEPTH);
-    if (until_release == 0) asm volatile("griddepcontrol.launch_dependents;");
+    wait(&held, 0);
 #endif
-    int slot = 0;
-    float sums[4] = {}, scales[2] = {1, 1};
-    for (Cursor now = start(); now.unit < num_units; go_on(now)) {
+    int at = first_at, tile = first_tile, stage = 0, phase = 0;
+    for (int unit = 0; unit < num_units; unit++, advance(at, tile)) {
 #if DOWN
-        unsigned short* target = outputs + (long long)out_row * out_size + now.tile * OUTPUTS + out_of_tile;
-        if (now.at == 0 && out_row < num_rows) residual = number(*target);
+        unsigned short* target = outputs + (long long)out_row * out_size + tile * OUTPUTS + out_of_tile;
+        if (at == 0 && out_row < num_rows) residual = number(*target);
 #endif
-        for (; now.step < STEPS; now.step += WARPS) {
-            asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory");
-#if FP8
-            __syncwarp();
-#endif
-#if DOWN || FP8 == 2
-            float products[4] = {};
-            multiply_step(slot, products, scales);
-#if DOWN
-#pragma unroll
-            for (int s = 0; s < 4; s++) {
-                const int row = part * 2 + s % 2;
-                if (place_at[now.at][row] >= 0) totals[s] += share_at[now.at][row] * scales[s / 2] * products[s];
-            }
-#else
-#pragma unroll
-            for (int s = 0; s < 4; s++) sums[s] += scales[s / 2] * products[s];
-#endif
-#else
-            multiply_step(slot, sums, scales);
-#endif
-#if FP8
-            __syncwarp();
-#endif
-            ask(slot);
-            if (++slot == DEPTH) slot = 0;
-#if !DOWN
-            if (--until_release == 0) asm volatile("griddepcontrol.launch_dependents;");
-#endif
+        const bool has_row = place_at[at][group] >= 0;
+        for (int chunk = 0; chunk < NUM_CHUNKS; chunk++) {
+            wait(full + stage, phase);
+            compute(chunk, stage, has_row);
+            if (++stage == STAGES) stage = 0, phase ^= 1;
         }
 #if DOWN
-        if (now.at == num_distinct - 1) {
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            const int row = part * 2 + s % 2;
+            if (place_at[at][row] >= 0) totals[s] += share_at[at][row] * sums[s];
+        }
+        if (at == num_distinct - 1) {
             share(totals);
             if (threadIdx.x < OUTPUTS * MAX_ROWS && out_row < num_rows)
                 *target = pack(residual + add_up(out_of_tile, out_row), 0.0f) & 0xffffu;
@@ -360,21 +417,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS > 8 ? 1 : 2) few_row
             for (int s = 0; s < 4; s++) totals[s] = 0;
         }
 #else
-#if FP8 == 1
-#pragma unroll
-        for (int s = 0; s < 4; s++) sums[s] *= scales[s / 2];
-#endif
         share(sums);
         // Alternate threads, so that none is always behind.
-        const int thread = (threadIdx.x + now.unit % 4 * 64) % THREADS, out = thread % OUTPUTS, row = thread / OUTPUTS;
-        if (thread < OUTPUTS * MAX_ROWS && place_at[now.at][row] >= 0) {
+        const int thread = (threadIdx.x + unit % 4 * 64) % THREADS, out = thread % OUTPUTS, row = thread / OUTPUTS;
+        if (thread < OUTPUTS * MAX_ROWS && place_at[at][row] >= 0) {
             const float gate = add_up(out, row), up = add_up(out + 8, row);
-            outputs[((long long)row * num_chosen + place_at[now.at][row]) * out_size + now.tile * OUTPUTS + out] =
+            outputs[((long long)row * num_chosen + place_at[at][row]) * out_size + tile * OUTPUTS + out] =
                 pack(gate / (1.0f + __expf(-gate)) * up, 0.0f) & 0xffffu;
         }
         buffer ^= 1;
+#endif
 #pragma unroll
         for (int s = 0; s < 4; s++) sums[s] = 0;
-#endif
     }
 }
