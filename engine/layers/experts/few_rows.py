@@ -10,13 +10,15 @@ MAX_ROWS = 8
 MAX_CHOSEN = 16
 MAX_EXPERTS = 512
 HIDDEN_MULTIPLE = 64
+# Shared memory holds the rows.
+MAX_HIDDEN = 8192
 INTERMEDIATE_MULTIPLE = 16
 BLOCK = 128
-# Bytes of a matrix row that one thread of a multiplying group of 4 reads per step.
-STRETCH_BYTES = 64
+CHUNK_MULTIPLE = 128
 UNIT_ROWS = 16
-# For blocks of two kernels on a multiprocessor, beside the memory that every block needs for the system.
-HALF_OF_SHARED = 113 * 1024
+MAX_STAGES = 16
+# Of a stage with FP8.
+SCALE_BYTES = 128
 # Tables and barriers of a block.
 FIXED_SHARED = 6 * 1024
 
@@ -29,15 +31,16 @@ class Tuning(NamedTuple):
         shared_bytes: shared memory of a block.
     """
 
-    chunk_bytes: int
+    shared_bytes: int
+    chunk_bytes: int = 2048
     warps: int = 8
     prefetch: int = 0
     release: int = 0
-    shared_bytes: int = HALF_OF_SHARED
 
 
-GATE_UP = Tuning(chunk_bytes=1024, release=4)
-DOWN = Tuning(chunk_bytes=1536, prefetch=4)
+# By number of rows.
+GATE_UP = {1: Tuning(shared_bytes=118 * 1024), 8: Tuning(shared_bytes=224 * 1024)}
+DOWN = {1: Tuning(shared_bytes=108 * 1024, prefetch=2), 8: Tuning(shared_bytes=224 * 1024)}
 
 
 class FewRowsExperts:
@@ -60,6 +63,7 @@ class FewRowsExperts:
             and num_chosen <= MAX_CHOSEN
             and num_experts <= MAX_EXPERTS
             and hidden_size % HIDDEN_MULTIPLE == 0
+            and hidden_size <= MAX_HIDDEN
             and intermediate_size % INTERMEDIATE_MULTIPLE == 0
             and gate_up.dtype in (torch.bfloat16, torch.float8_e4m3fn)
         )
@@ -137,7 +141,8 @@ class FewRowsExperts:
         num_experts, _, in_size = weight.shape
         num_rows, num_chosen = experts.shape
         fp8 = 0 if scale is None else 1 if scale.shape[2] == 1 and scale.shape[1] == weight.shape[1] else 2
-        tuning = DOWN if is_down else GATE_UP
+        tunings = DOWN if is_down else GATE_UP
+        tuning = tunings[min(n for n in tunings if n >= num_rows)]
         num_tiles = out_size // (UNIT_ROWS if is_down else UNIT_ROWS // 2)
         if not is_down:
             num_tiles *= min(num_rows * num_chosen, num_experts)
@@ -165,8 +170,13 @@ class FewRowsExperts:
             number_bytes = 1 if fp8 else 2
             chunk_bytes = chunk_size(in_size * number_bytes, tuning.chunk_bytes)
             chunk = chunk_bytes // number_bytes
-            of_stage = stage_bytes(chunk, fp8, max_rows)
-            num_stages = (tuning.shared_bytes - FIXED_SHARED - tuning.warps * 1024) // of_stage
+            input_row = padded(2 * (chunk if is_down else in_size)) + (16 if fp8 else 64)
+            matrix_row = in_size * number_bytes if chunk >= in_size else padded(chunk_bytes) + 64
+            in_stage = max_rows * input_row if is_down else 0
+            of_stage = padded(UNIT_ROWS * matrix_row + in_stage + (SCALE_BYTES if fp8 else 0))
+            held = 0 if is_down else max_rows * input_row
+            num_stages = (tuning.shared_bytes - FIXED_SHARED - tuning.warps * 1024 - held) // of_stage
+            num_stages = min(num_stages, MAX_STAGES)
             assert num_stages >= 2
             macros = {
                 "DOWN": int(is_down),
@@ -179,9 +189,8 @@ class FewRowsExperts:
                 "PREFETCH": tuning.prefetch,
                 "RELEASE": tuning.release,
             }
-            kernel = CudaKernel(
-                __package__, "few_rows_experts", macros, self._device, shared_bytes=num_stages * of_stage
-            )
+            size = num_stages * of_stage + held
+            kernel = CudaKernel(__package__, "few_rows_experts", macros, self._device, shared_bytes=size)
             self._kernels[key] = kernel
         return kernel
 
@@ -189,15 +198,8 @@ class FewRowsExperts:
 def chunk_size(row_bytes: int, most: int) -> int:
     """Return the bytes of a row per stage, such that stages of a row are as equal as possible."""
     num_chunks = -(-row_bytes // most)
-    return -(-row_bytes // (num_chunks * STRETCH_BYTES)) * STRETCH_BYTES
+    return -(-row_bytes // (num_chunks * CHUNK_MULTIPLE)) * CHUNK_MULTIPLE
 
 
-def stage_bytes(chunk: int, fp8: int, max_rows: int) -> int:
-    """Return STAGE_BYTES of few_rows_experts.cu. Args: chunk: numbers of a row per stage."""
-    matrix_row = _padded(chunk * (1 if fp8 else 2)) + 64
-    input_row = _padded(2 * chunk) + (16 if fp8 else 64)
-    return _padded(UNIT_ROWS * matrix_row + max_rows * input_row + (128 if fp8 else 0))
-
-
-def _padded(num_bytes: int) -> int:
+def padded(num_bytes: int) -> int:
     return -(-num_bytes // 128) * 128

@@ -6,7 +6,8 @@
 // A unit of work is 16 rows of one expert's matrix: 16 outputs, or with gate and up 8 rows of each. It serves all
 // rows of the batch that chose the expert, so each chosen expert is read once. A block takes every gridDim.x-th unit;
 // for down every gridDim.x-th tile of outputs, with all chosen experts in turn. One warp copies to a ring of stages in shared
-// memory. A stage holds CHUNK numbers of the unit's matrix rows and of the batch rows that chose the expert. The other
+// memory. A stage holds CHUNK numbers of the unit's matrix rows; for down also of the batch rows that chose the expert,
+// while gate and up holds all of x. The other
 // warps share these numbers: a product is one mma.m16n8k16 of 16 matrix rows by 8 batch rows, of which rows that did
 // not choose the expert are zero. Numbers may map to mma indices in any order as long as both operands agree, so a
 // thread reads 16 contiguous bytes of a matrix row for two mma, or for four with FP8. A sum's order depends only on
@@ -25,7 +26,7 @@
 //   FP8       0: weights are bfloat16; 1: FP8 with a scale per row; 2: FP8 with a scale per 128 x 128
 //   ROWS      at least the rows of the batch, at most 8
 //   IN_SIZE   numbers of a matrix row
-//   CHUNK     of these in a stage, a multiple of 32, or 64 for FP8, at most 1536 for FP8
+//   CHUNK     of these in a stage, a multiple of 64, or 128 for FP8, at most 2048
 //   STAGES    stages of the ring
 //   WARPS     warps that multiply
 //   PREFETCH  stages after the ring's first to prefetch into the L2 cache
@@ -46,12 +47,14 @@ constexpr int PAIRS = NUM_OF_THREAD / 2;
 constexpr int NUM_CHUNKS = (IN_SIZE + CHUNK - 1) / CHUNK;
 constexpr int STRETCHES = CHUNK / STRETCH;
 constexpr int OF_WARP = (STRETCHES + WARPS - 1) / WARPS;
-// Padded so that the two matrix rows that a quarter of a warp reads lie in different banks.
-constexpr int ROW_BYTES = (CHUNK * (int)sizeof(Weight) + 127) / 128 * 128 + 64;
-constexpr int INPUT_ROW_BYTES = (CHUNK * 2 + 127) / 128 * 128 + (FP8 ? 16 : 64);
+// Whole rows are copied together, because a multiprocessor starts a copy only every 60 ns or so. Others are padded,
+// so that the two matrix rows that a quarter of a warp reads lie in different banks.
+constexpr bool WHOLE = NUM_CHUNKS == 1;
+constexpr int ROW_BYTES = WHOLE ? IN_SIZE * sizeof(Weight) : (CHUNK * sizeof(Weight) + 127) / 128 * 128 + 64;
+constexpr int INPUT_ROW_BYTES = ((DOWN ? CHUNK : IN_SIZE) * 2 + 127) / 128 * 128 + (FP8 ? 16 : 64);
 constexpr int MATRIX_BYTES = 16 * ROW_BYTES;
 constexpr int SCALE_BYTES = FP8 ? 128 : 0;
-constexpr int STAGE_BYTES = (MATRIX_BYTES + ROWS * INPUT_ROW_BYTES + SCALE_BYTES + 127) / 128 * 128;
+constexpr int STAGE_BYTES = (MATRIX_BYTES + (DOWN ? ROWS * INPUT_ROW_BYTES : 0) + SCALE_BYTES + 127) / 128 * 128;
 constexpr int MAX_ROWS = 8, MAX_CHOSEN = 128, MAX_EXPERTS = 512;
 constexpr int OUTPUTS = DOWN ? 16 : 8;
 constexpr int THREADS = WARPS * 32;
@@ -114,7 +117,7 @@ __device__ __forceinline__ unsigned int enlarge(unsigned int pair) {
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS + 32, 2) few_rows_experts(
+extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) few_rows_experts(
     const Weight* __restrict__ weight,       // (num_experts, out_size [* 2 unless DOWN], IN_SIZE)
     const float* __restrict__ weight_scale,  // null, (num_experts, rows), or (num_experts, rows / 128, IN_SIZE / 128)
     const unsigned short* inputs,            // (num_rows, IN_SIZE); for DOWN (num_rows, num_chosen, IN_SIZE)
@@ -123,7 +126,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 2) few_rows_experts(
     unsigned short* outputs,                 // (num_rows, num_chosen, out_size); for DOWN (num_rows, out_size)
     int num_rows, int num_chosen, int out_size, int first_expert, int num_experts) {
     extern __shared__ __align__(128) unsigned char ring[];
-    __shared__ unsigned long long full[STAGES], empty[STAGES];
+    unsigned char* const held_inputs = ring + STAGES * STAGE_BYTES;
+    __shared__ unsigned long long full[STAGES], empty[STAGES], held;
     // One bit per expert.
     __shared__ unsigned int is_chosen[MAX_EXPERTS / 32];
     // The chosen experts in ascending order, and each row's j of such an expert, or -1.
@@ -140,6 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 2) few_rows_experts(
         // With FP8 each lane of the copying warp arrives after its scales.
         init(full + threadIdx.x, FP8 ? 33 : 1);
         init(empty + threadIdx.x, WARPS);
+        if (threadIdx.x == 0) init(&held, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     if (threadIdx.x < MAX_EXPERTS / 32) is_chosen[threadIdx.x] = 0;
@@ -200,8 +205,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 2) few_rows_experts(
             return (long long)expert_at[at] * num_matrix_rows + tile * OUTPUTS + matrix_row;
         };
         auto numbers_of = [&](int chunk) { return min(CHUNK, IN_SIZE - chunk * CHUNK); };
-        // Lanes 16 to 23 copy inputs, if their row chose the expert.
-        auto place_of_row = [&](int at) { return lane / 8 == 2 ? place_at[at][lane - 16] : -1; };
+        // Lanes 16 to 23 copy inputs of down, if their row chose the expert.
+        auto place_of_row = [&](int at) { return DOWN && lane / 8 == 2 ? place_at[at][lane - 16] : -1; };
         auto ask_matrix = [&](int at, int tile, int chunk, int stage) {
             unsigned char* to = ring + stage * STAGE_BYTES;
             const int num_copied = __popc(__ballot_sync(0xffffffffu, place_of_row(at) >= 0));
@@ -210,9 +215,10 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 2) few_rows_experts(
                 expect(full + stage, numbers_of(chunk) * row_bytes);
             }
             __syncwarp();
-            if (lane < 16) {
+            constexpr int TOGETHER = WHOLE ? (DOWN ? 16 : 8) : 1;
+            if (lane < 16 && lane % TOGETHER == 0) {
                 copy(to + lane * ROW_BYTES, weight + row_at(at, tile) * IN_SIZE + chunk * CHUNK,
-                     numbers_of(chunk) * sizeof(Weight), full + stage);
+                     TOGETHER * numbers_of(chunk) * sizeof(Weight), full + stage);
             }
 #if FP8
             const float* scale = nullptr;
@@ -235,13 +241,15 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 2) few_rows_experts(
                          : "memory");
 #endif
         };
+#if DOWN
         auto ask_inputs = [&](int at, int chunk, int stage) {
             const int place = place_of_row(at), row = lane - 16;
             if (place < 0) return;
             copy(ring + stage * STAGE_BYTES + MATRIX_BYTES + row * INPUT_ROW_BYTES,
-                 inputs + (long long)(DOWN ? row * num_chosen + place : row) * IN_SIZE + chunk * CHUNK,
-                 numbers_of(chunk) * 2, full + stage);
+                 inputs + (long long)(row * num_chosen + place) * IN_SIZE + chunk * CHUNK, numbers_of(chunk) * 2,
+                 full + stage);
         };
+#endif
         int at = first_at, tile = first_tile, chunk = 0;
         auto next = [&] {
             if (++chunk < NUM_CHUNKS) return;
@@ -251,10 +259,10 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 2) few_rows_experts(
 #if DOWN
         for (int step = 0; step < num_first; step++, next()) ask_matrix(at, tile, chunk, step);
         for (int step = num_first; step < min(num_steps, STAGES + PREFETCH); step++, next()) {
-            if (lane < 16) {
+            if (lane < 16 && lane % (WHOLE ? 16 : 1) == 0) {
                 asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
                                  weight + row_at(at, tile) * IN_SIZE + chunk * CHUNK),
-                             "r"(numbers_of(chunk) * (int)sizeof(Weight)));
+                             "r"((WHOLE ? 16 : 1) * numbers_of(chunk) * (int)sizeof(Weight)));
             }
         }
         asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -264,13 +272,17 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 2) few_rows_experts(
 #else
         const int start = 0, release = max(0, num_steps - 1 - RELEASE);
         if (num_steps == 0) asm volatile("griddepcontrol.launch_dependents;");
+        if (lane == 0) expect(&held, num_rows * IN_SIZE * 2);
+        __syncwarp();
+        if (lane < num_rows) copy(held_inputs + lane * INPUT_ROW_BYTES, inputs + lane * IN_SIZE, IN_SIZE * 2, &held);
 #endif
         for (int step = start; step < num_steps; step++, next()) {
             const int stage = step % STAGES;
             if (step >= STAGES) wait(empty + stage, (step / STAGES - 1) & 1);
             ask_matrix(at, tile, chunk, stage);
+#if DOWN
             ask_inputs(at, chunk, stage);
-#if !DOWN
+#else
             if (step == release) asm volatile("griddepcontrol.launch_dependents;");
 #endif
         }
@@ -285,7 +297,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 2) few_rows_experts(
     float sums[4] = {};
     auto compute = [&](int chunk, int stage, bool has_row) {
         const unsigned char* from = ring + stage * STAGE_BYTES;
-        const unsigned char *matrix = from + group * ROW_BYTES, *row = from + MATRIX_BYTES + group * INPUT_ROW_BYTES;
+        const unsigned char *matrix = from + group * ROW_BYTES;
+        const unsigned char* row = (DOWN ? from + MATRIX_BYTES : held_inputs + chunk * CHUNK * 2) + group * INPUT_ROW_BYTES;
         Chunk weights[OF_WARP][2], numbers[OF_WARP][INPUT_CHUNKS];
 #if FP8
         const float* scale = reinterpret_cast<const float*>(from + STAGE_BYTES - SCALE_BYTES);
@@ -374,6 +387,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 2) few_rows_experts(
     float totals[4] = {};
     const int out_of_tile = threadIdx.x % OUTPUTS, out_row = threadIdx.x / OUTPUTS;
     float residual = 0;
+#else
+    wait(&held, 0);
 #endif
     int at = first_at, tile = first_tile, stage = 0, phase = 0;
     for (int unit = 0; unit < num_units; unit++, advance(at, tile)) {

@@ -60,97 +60,97 @@ __device__ __forceinline__ void wait_for_earlier() {
 __device__ __forceinline__ void choose(const float* logits, const float* bias, float scaling, float* shares, int* experts,
                                        unsigned long long* counts, float* scratch) {
     const int lane = threadIdx.x % 32;
-    float scores[OF_LANE];
+    auto score_of = [](float logit) { return SIGMOID ? 1.0f / (1.0f + expf(-logit)) : logit; };
     unsigned int keys[OF_LANE];
-#pragma unroll
-    for (int i = 0; i < OF_LANE; i++) {
-        const int expert = lane + i * 32;
-        scores[i] = expert < NUM_EXPERTS ? logits[expert] : 0.0f;
-    }
-#if SIGMOID
-#pragma unroll
-    for (int i = 0; i < OF_LANE; i++) {
-        const int expert = lane + i * 32;
-        keys[i] = 0;
-        if (expert < NUM_EXPERTS) {
-            scores[i] = 1.0f / (1.0f + expf(-scores[i]));
-            const float for_choice = scores[i] + (bias ? bias[expert] : 0.0f);
-            keys[i] = ordered(for_choice);
-            if (GROUPS_USED < GROUPS) scratch[expert] = for_choice;
-        }
-    }
-    if (GROUPS_USED < GROUPS) {
-        constexpr int SIZE = NUM_EXPERTS / GROUPS;
-        __syncwarp();
-        float best = __uint_as_float(0xff800000u), second = best;  // negative infinity
-        if (lane < GROUPS) {
-            for (int i = 0; i < SIZE; i++) {
-                const float score = scratch[lane * SIZE + i];
-                second = fmaxf(second, fminf(best, score));
-                best = fmaxf(best, score);
-            }
-        }
-        const unsigned int own = ordered(best + second);
-        int num_better = 0;
-        for (int other = 0; other < GROUPS; other++) {
-            const unsigned int key = __shfl_sync(ALL, own, other);
-            num_better += key > own || (key == own && other < lane);
-        }
-        const unsigned int is_used = __ballot_sync(ALL, lane < GROUPS && num_better < GROUPS_USED);
-#pragma unroll
-        for (int i = 0; i < OF_LANE; i++)
-            if (!(is_used >> min((lane + i * 32) / SIZE, 31) & 1)) keys[i] = 0;
-    }
-#else
-    unsigned int largest = 0;
-#pragma unroll
-    for (int i = 0; i < OF_LANE; i++) {
-        keys[i] = lane + i * 32 < NUM_EXPERTS ? ordered(scores[i]) : 0;
-        largest = max(largest, keys[i]);
-    }
-    largest = __reduce_max_sync(ALL, largest);
-    const float highest = __uint_as_float(largest & 0x80000000u ? largest ^ 0x80000000u : ~largest);
+    int own[OF_LANE];
     float total = 0;
 #pragma unroll
     for (int i = 0; i < OF_LANE; i++) {
-        scores[i] = lane + i * 32 < NUM_EXPERTS ? expf(scores[i] - highest) : 0.0f;
-        total += scores[i];
-    }
-    total = sum_of_warp(total);
-#pragma unroll
-    for (int i = 0; i < OF_LANE; i++) scores[i] /= total;
-#endif
-    float own_score = 0, chosen_total = 0;
-    int own_expert = 0;
-    for (int j = 0; j < NUM_CHOSEN; j++) {
-        unsigned int best = 0;
-#pragma unroll
-        for (int i = 0; i < OF_LANE; i++) best = max(best, keys[i]);
-        best = __reduce_max_sync(ALL, best);
-        unsigned int expert = ALL;
-#pragma unroll
-        for (int i = OF_LANE - 1; i >= 0; i--)
-            if (keys[i] == best) expert = lane + i * 32;
-        expert = __reduce_min_sync(ALL, expert);
-        float score = 0;
-#pragma unroll
-        for (int i = 0; i < OF_LANE; i++) {
-            if (lane + i * 32 == expert) {
-                score = scores[i];
-                keys[i] = 0;
-            }
+        own[i] = lane + i * 32;
+        keys[i] = 0;
+        if (own[i] < NUM_EXPERTS) {
+            const float score = score_of(logits[own[i]]) + (SIGMOID && bias ? bias[own[i]] : 0.0f);
+            keys[i] = ordered(score);
+            if (GROUPS_USED < GROUPS) scratch[own[i]] = score;
         }
-        score = __shfl_sync(ALL, score, expert % 32);
-        chosen_total += score;
-        if (lane == j) own_score = score, own_expert = expert;
     }
-    if (lane >= NUM_CHOSEN) return;
-#if NORMALIZE
-    own_score /= SIGMOID ? chosen_total + 1e-20f : chosen_total;
+#if GROUPS_USED < GROUPS
+    constexpr int SIZE = NUM_EXPERTS / GROUPS;
+    __syncwarp();
+    float best = __uint_as_float(0xff800000u), second = best;  // negative infinity
+    if (lane < GROUPS) {
+        for (int i = 0; i < SIZE; i++) {
+            const float score = scratch[lane * SIZE + i];
+            second = fmaxf(second, fminf(best, score));
+            best = fmaxf(best, score);
+        }
+    }
+    const unsigned int of_group = ordered(best + second);
+    int num_better = 0;
+    for (int other = 0; other < GROUPS; other++) {
+        const unsigned int key = __shfl_sync(ALL, of_group, other);
+        num_better += key > of_group || (key == of_group && other < lane);
+    }
+    const unsigned int is_used = __ballot_sync(ALL, lane < GROUPS && num_better < GROUPS_USED);
+#pragma unroll
+    for (int i = 0; i < OF_LANE; i++)
+        if (!(is_used >> min(own[i] / SIZE, 31) & 1)) keys[i] = 0;
 #endif
-    shares[lane] = own_score * scaling;
-    experts[lane] = own_expert;
-    if (counts) atomicAdd(counts + own_expert, 1ull);
+    // Sort the lane's experts, the best first.
+#pragma unroll
+    for (int round = 0; round < OF_LANE; round++)
+#pragma unroll
+        for (int i = round % 2; i + 1 < OF_LANE; i += 2) {
+            const bool swaps = keys[i] < keys[i + 1];
+            const unsigned int key = keys[i];
+            const int expert = own[i];
+            keys[i] = swaps ? keys[i + 1] : key;
+            own[i] = swaps ? own[i + 1] : expert;
+            keys[i + 1] = swaps ? key : keys[i + 1];
+            own[i + 1] = swaps ? expert : own[i + 1];
+        }
+    unsigned int highest = 0;
+    int expert = 0;
+#pragma unroll
+    for (int j = 0; j < NUM_CHOSEN; j++) {
+        const unsigned int key = __reduce_max_sync(ALL, keys[0]);
+        if (j == 0) highest = key;
+        unsigned int winners = __ballot_sync(ALL, keys[0] == key);
+        if (winners & (winners - 1)) {
+            const int lowest = __reduce_min_sync(ALL, keys[0] == key ? own[0] : 1 << 30);
+            winners = __ballot_sync(ALL, keys[0] == key && own[0] == lowest);
+        }
+        const int winner = __ffs(winners) - 1;
+        const int chosen = __shfl_sync(ALL, own[0], winner);
+        if (lane == j) expert = chosen;
+        if (lane == winner) {
+#pragma unroll
+            for (int i = 0; i + 1 < OF_LANE; i++) keys[i] = keys[i + 1], own[i] = own[i + 1];
+            keys[OF_LANE - 1] = 0;
+        }
+    }
+    // Only fewer candidates than chosen experts, which are not numbers, could leave an expert out of range.
+    expert = min(expert, NUM_EXPERTS - 1);
+    float score = lane < NUM_CHOSEN ? score_of(logits[expert]) : 0.0f;
+#if !SIGMOID
+    // Softmax.
+    const float largest = __uint_as_float(highest & 0x80000000u ? highest ^ 0x80000000u : ~highest);
+    score = lane < NUM_CHOSEN ? expf(score - largest) : 0.0f;
+#if !NORMALIZE
+#pragma unroll
+    for (int i = 0; i < OF_LANE; i++)
+        if (lane + i * 32 < NUM_EXPERTS) total += expf(logits[lane + i * 32] - largest);
+    score /= sum_of_warp(total);
+#endif
+#endif
+#if NORMALIZE
+    total = sum_of_warp(score);
+    score /= SIGMOID ? total + 1e-20f : total;
+#endif
+    if (lane >= NUM_CHOSEN) return;
+    shares[lane] = score * scaling;
+    experts[lane] = expert;
+    if (counts) atomicAdd(counts + expert, 1ull);
 }
 
 __device__ __forceinline__ void multiply(float* sum, const Chunk& upper, const Chunk& lower, int v, unsigned int b0,
@@ -174,13 +174,19 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32) router(
     float* shares,                                   // (num_rows, NUM_CHOSEN)
     int* experts,                                    // (num_rows, NUM_CHOSEN)
     unsigned long long* counts,                      // (NUM_EXPERTS,) or null
-    const int* num_counted,                          // (1,) or null
+    const int* real_rows,                            // (3,) or null: rows [0, first) and [second, third) are real
     int num_rows, float eps, float scaling) {
     __shared__ float scratch[CHOOSING_WARPS][GROUPS_USED < GROUPS ? NUM_EXPERTS : 1];
     const int warp = threadIdx.x / 32;
     auto choose_for = [&](int row, const float* logits) {
-        unsigned long long* row_counts = counts && row < *num_counted ? counts : nullptr;
-        choose(logits, bias, scaling, shares + row * NUM_CHOSEN, experts + row * NUM_CHOSEN, row_counts, scratch[warp]);
+        float* row_shares = shares + (long long)row * NUM_CHOSEN;
+        int* row_experts = experts + (long long)row * NUM_CHOSEN;
+        if (!real_rows || row < real_rows[0] || (row >= real_rows[1] && row < real_rows[2])) {
+            choose(logits, bias, scaling, row_shares, row_experts, counts, scratch[warp]);
+        } else if (threadIdx.x % 32 < NUM_CHOSEN) {
+            row_shares[threadIdx.x % 32] = 0;
+            row_experts[threadIdx.x % 32] = NUM_EXPERTS;
+        }
     };
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");

@@ -67,7 +67,7 @@ class RouterKernel:
         routing: RoutingSpec,
         bias: torch.Tensor | None = None,
         counts: torch.Tensor | None = None,
-        num_counted: torch.Tensor | None = None,
+        counted_rows: torch.Tensor | None = None,
     ) -> Routed:
         """Normalizes rows and chooses their experts.
 
@@ -75,14 +75,16 @@ class RouterKernel:
             x: (num_rows, hidden_size) bfloat16, contiguous; hidden_size is a multiple of 32.
             router: (num_experts, hidden_size) bfloat16, contiguous.
             bias: (num_experts,) float32, for "sigmoid".
-            counts: (num_experts,) int64; adds the number of rows that chose each expert.
-            num_counted: (1,) int32 on the device; rows from this one on are not counted. Required with `counts`.
+            counts: (num_experts,) int64, to which the number of rows that chose each expert is added.
+            counted_rows: (3,) int32 on the device: rows below the first number are real, and rows from the second on
+                below the third; None: all are. Others are not counted, have weights of 0 and choose expert
+                `num_experts`, which does not exist.
         """
         num_rows, hidden_size = x.shape
         num_experts = len(router)
         assert x.is_contiguous() and router.is_contiguous() and hidden_size % 32 == 0
         assert routing.num_chosen <= min(num_experts, MAX_CHOSEN) and num_experts <= MAX_EXPERTS
-        assert counts is None or (counts.dtype is torch.int64 and num_counted is not None)
+        assert counts is None or counts.dtype is torch.int64
         weights = x.new_empty(num_rows, routing.num_chosen, dtype=torch.float32)
         experts = x.new_empty(num_rows, routing.num_chosen, dtype=torch.int32)
         is_fused = self._has_fused and num_rows <= MAX_FUSED_ROWS
@@ -106,7 +108,7 @@ class RouterKernel:
             weights,
             experts,
             counts,
-            num_counted,
+            counted_rows,
             num_rows,
             norm.eps,
             float(routing.scaling),

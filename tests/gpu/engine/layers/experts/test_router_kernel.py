@@ -8,7 +8,7 @@ import torch
 from tandem.engine.layers.norm import Norm
 
 if TYPE_CHECKING:
-    from tandem.engine.layers.experts.router_kernel import RoutingSpec
+    from tandem.engine.layers.experts.router_kernel import RouterKernel, RoutingSpec
 
 EPS = 1e-6
 MAX_ERROR = 1e-5
@@ -44,17 +44,28 @@ def scores(logits: torch.Tensor, routing: "RoutingSpec", bias: torch.Tensor) -> 
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
-@pytest.mark.parametrize("num_rows", [1, 3, 8, 9, 64, 65, 1000])
 @pytest.mark.parametrize(("hidden_size", "num_experts"), [(2048, 128), (4096, 8), (896, 60), (7168, 256), (64, 512)])
-def test_route(num_rows: int, hidden_size: int, num_experts: int, name: str) -> None:
+def test_route(hidden_size: int, num_experts: int, name: str) -> None:
     from tandem.engine.layers.experts.router_kernel import RouterKernel, RoutingSpec
 
     routing = RoutingSpec(**ROUTINGS[name])
     num_candidates = num_experts * routing.num_groups_used // routing.num_groups
     if num_experts % routing.num_groups or num_experts < 2 * routing.num_groups or num_candidates < routing.num_chosen:
         routing = routing._replace(num_groups=1, num_groups_used=1)
-    x, norm, router, bias = make(num_rows, hidden_size, num_experts)
-    normed, weights, experts = RouterKernel(x.device).route(x, norm, router, routing, bias)
+    kernel = RouterKernel(torch.device("cuda", 0))
+    for num_rows in (1, 3, 8, 9, 64, 65, 1000):
+        check(kernel, routing, *make(num_rows, hidden_size, num_experts))
+
+
+def check(
+    kernel: "RouterKernel",
+    routing: "RoutingSpec",
+    x: torch.Tensor,
+    norm: Norm,
+    router: torch.Tensor,
+    bias: torch.Tensor,
+) -> None:
+    normed, weights, experts = kernel.route(x, norm, router, routing, bias)
     exact = x.double() * (x.double().square().mean(dim=-1, keepdim=True) + EPS).rsqrt() * norm.weight.double()
     assert ((normed.double() - exact).abs() <= MAX_NORM_ERROR * exact.abs()).all()
     score, for_choice = scores(normed.double() @ router.double().t(), routing, bias.double())
@@ -100,26 +111,30 @@ def test_result_depends_on_the_row_alone(num_rows: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [6, 100])
-def test_counts_and_graphs(num_rows: int) -> None:
+def test_counts_and_padding_in_a_graph(num_rows: int) -> None:
     from tandem.engine.layers.experts.router_kernel import RouterKernel, RoutingSpec
 
     x, norm, router, _ = make(num_rows, 2048, 128)
     kernel = RouterKernel(x.device)
     routing = RoutingSpec("softmax", 8, normalize=True)
     counts = torch.zeros(128, dtype=torch.int64, device="cuda")
-    num_counted = torch.zeros(1, dtype=torch.int32, device="cuda")
-    kernel.route(x, norm, router, routing, None, counts, num_counted)
+    counted_rows = torch.zeros(3, dtype=torch.int32, device="cuda")
+    kernel.route(x, norm, router, routing, None, counts, counted_rows)
     assert not counts.any()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        routed = kernel.route(x, norm, router, routing, None, counts, num_counted)
+        routed = kernel.route(x, norm, router, routing, None, counts, counted_rows)
     expected = torch.zeros_like(counts)
-    for number in (num_rows, 3, 0):
+    for first_end, begin, end in ((num_rows, 0, 0), (3, 0, 0), (0, 0, 0), (1, 3, 5), (0, 4, num_rows)):
         x.normal_()
-        num_counted.fill_(number)
+        counted_rows.copy_(torch.tensor((first_end, begin, end)))
         graph.replay()
-        for before, again in zip(routed, kernel.route(x, norm, router, routing), strict=True):
-            assert torch.equal(before, again)
-        expected += routed.experts[:number].flatten().bincount(minlength=128)
+        is_real = torch.zeros(num_rows, dtype=torch.bool, device="cuda")
+        is_real[:first_end] = is_real[begin:end] = True
+        for real, alone in zip(routed, kernel.route(x, norm, router, routing), strict=True):
+            assert torch.equal(real[is_real], alone[is_real])
+        assert (routed.weights[~is_real] == 0).all() and (routed.experts[~is_real] == 128).all()
+        for counted in (routed.experts[:first_end], routed.experts[begin:end]):
+            expected += counted.flatten().bincount(minlength=128)
         assert torch.equal(counts, expected)
