@@ -57,7 +57,7 @@ TILES: dict[Kind, dict[int, tuple[Tile, Tile]]] = {
     "plain": {
         32: (Tile(64, 128, 2, 4), Tile(64, 128, 3, 4)),
         64: (Tile(64, 128, 2, 4), Tile(128, 64, 3, 4)),
-        128: (Tile(64, 64, 3, 4), Tile(256, 64, 4, 8)),
+        128: (Tile(128, 64, 4, 8), Tile(256, 64, 4, 8)),
     },
     "channel": {
         32: (Tile(64, 128, 5, 4), Tile(64, 256, 3, 4)),
