@@ -24,7 +24,7 @@ MIN_BYTES = 2**30
 # Layers of a graph: its launch takes longer than a small kernel.
 MIN_RUNS = 24
 # Candidate tiles: outputs, bytes of a row per step, steps in flight and warps.
-OUTPUTS, STEP_BYTES, STAGES, WARPS = (32, 64, 128, 256), (128, 256), (3, 4), (4, 8)
+OUTPUTS, STEP_BYTES, STAGES, WARPS = (64, 128, 256), (128, 256), (2, 3, 4), (4, 8)
 NUM_SHOWN = 4
 
 
@@ -138,10 +138,8 @@ class ExpertKernels:
                     for num_warps in WARPS:
                         tile = Tile(outputs, depth, num_stages, num_warps)
                         num_sums = num_factors * outputs * rows
-                        # The instruction takes 64 rows of weights; a thread holds at most 128 sums.
-                        if num_factors * outputs < 64 or num_sums > 128 * 32 * num_warps:
-                            continue
-                        if num_bytes(tile, num_factors, rows, kind) <= limit:
+                        # A thread holds at most 128 sums.
+                        if num_sums <= 128 * 32 * num_warps and num_bytes(tile, num_factors, rows, kind) <= limit:
                             yield tile
 
     def _linear(self, out_sizes: Sequence[int], in_size: int) -> ExpertLinear:

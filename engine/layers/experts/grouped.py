@@ -90,7 +90,7 @@ class GroupedExperts:
         launch(
             numbers,
             scales,
-            TensorDescriptor.from_tensor(factors, [2, tile.outputs, tile.depth]),
+            TensorDescriptor.from_tensor(factors, [1, tile.outputs, tile.depth]),
             scales if linear.scale is None else linear.scale,
             h,
             *aligned,

@@ -55,19 +55,20 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
         num_groups = in_size // GROUP
         of_gate = weight_scales + (2 * expert * (size // GROUP) + first_output // GROUP) * num_groups
         of_up = of_gate + size // GROUP * num_groups
-        is_gate = tl.arange(0, 2 * OUTPUTS) < OUTPUTS
-        sums = tl.zeros((2 * OUTPUTS, ROWS), dtype=tl.float32)
+        gate = tl.zeros((OUTPUTS, ROWS), dtype=tl.float32)
+        up = tl.zeros((OUTPUTS, ROWS), dtype=tl.float32)
         for step in range(tl.cdiv(in_size, DEPTH)):
-            w = weight.load([2 * expert, first_output, step * DEPTH]).reshape(2 * OUTPUTS, DEPTH)
+            w_gate = weight.load([2 * expert, first_output, step * DEPTH]).reshape(OUTPUTS, DEPTH)
+            w_up = weight.load([2 * expert + 1, first_output, step * DEPTH]).reshape(OUTPUTS, DEPTH)
             mask = has_pair[:, None] & (step * DEPTH + inputs < in_size)[None, :]
             a = tl.load(rows + step * DEPTH, mask=mask, other=0.0)
             if KIND == "block":
                 a_scales = tl.load(x_scales + step * num_rows + tokens, mask=has_pair, other=0.0)
-                w_scales = tl.where(is_gate, tl.load(of_gate + step), tl.load(of_up + step))
-                sums += tl.dot(w, a.T) * a_scales[None, :] * w_scales[:, None]
+                gate += tl.dot(w_gate, a.T) * (a_scales * tl.load(of_gate + step))[None, :]
+                up += tl.dot(w_up, a.T) * (a_scales * tl.load(of_up + step))[None, :]
             else:
-                sums = tl.dot(w, a.T, sums)
-        gate, up = sums.reshape(2, OUTPUTS, ROWS).permute(1, 2, 0).split()
+                gate = tl.dot(w_gate, a.T, gate)
+                up = tl.dot(w_up, a.T, up)
         outputs = first_output + tl.arange(0, OUTPUTS)
         exists = outputs < size
         if KIND == "channel":

@@ -1,6 +1,6 @@
 """Tile sizes of GroupedExperts.
 
-Measured on an H100 with the matrices of a 30B model of 128 experts, by `python -m benchmarks.kernels experts --tune`.
+Measured on an H100 with the matrices of models of 128 and of 8 experts (`python -m benchmarks.kernels experts --tune`).
 """
 
 import functools
@@ -55,16 +55,16 @@ class Shape(NamedTuple):
 # By kind and rows: for gate and up, and for down.
 TILES: dict[Kind, dict[int, tuple[Tile, Tile]]] = {
     "plain": {
-        32: (Tile(64, 128, 3, 4), Tile(64, 128, 4, 4)),
-        64: (Tile(128, 128, 3, 8), Tile(256, 64, 4, 8)),
+        32: (Tile(64, 128, 2, 4), Tile(64, 128, 3, 4)),
+        64: (Tile(64, 128, 2, 4), Tile(128, 64, 3, 4)),
         128: (Tile(128, 64, 4, 8), Tile(256, 64, 4, 8)),
     },
     "channel": {
-        32: (Tile(64, 256, 3, 4), Tile(64, 256, 3, 4)),
-        64: (Tile(64, 256, 3, 4), Tile(64, 128, 4, 4)),
-        128: (Tile(128, 128, 3, 8), Tile(128, 128, 3, 8)),
+        32: (Tile(64, 128, 5, 4), Tile(64, 256, 3, 4)),
+        64: (Tile(64, 128, 3, 4), Tile(128, 128, 3, 4)),
+        128: (Tile(64, 128, 3, 4), Tile(128, 128, 3, 8)),
     },
-    # Sums of a step and of all steps are in registers, so more rows are slower.
+    # The sums of one step and of all take twice the registers, so tiles of more rows are slower.
     "block": {
         32: (Tile(64, 128, 3, 4), Tile(64, 128, 3, 4)),
         64: (Tile(64, 128, 4, 4), Tile(64, 128, 4, 4)),

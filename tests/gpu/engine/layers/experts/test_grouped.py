@@ -218,11 +218,11 @@ TILES: list[tuple[Kind, int, Tile, Tile]] = [
     for rows in (16, 32, 64, 128)
     for kind, both in (
         ("plain", (Tile(64, 128, 2, 4), Tile(64, 128, 3, 4))),
-        ("plain", (Tile(32, 64, 3, 4), Tile(128, 64, 3, 8))),
+        ("plain", (Tile(128, 64, 3, 8), Tile(128, 64, 3, 8))),
         ("channel", (Tile(64, 256, 2, 4), Tile(64, 128, 4, 4))),
-        ("channel", (Tile(32, 128, 3, 4), Tile(128, 128, 3, 8))),
+        ("channel", (Tile(128, 128, 3, 8), Tile(128, 128, 3, 8))),
         ("block", (Tile(64, 128, 3, 4), Tile(64, 128, 3, 4))),
-        ("block", (Tile(32, 128, 2, 4), Tile(128, 128, 3, 8))),
+        ("block", (Tile(128, 128, 3, 8), Tile(128, 128, 3, 8))),
     )
 ]
 
