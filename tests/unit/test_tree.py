@@ -38,7 +38,6 @@ TESTED_ELSEWHERE = {
     "engine/kvcache/cuda_pool.py": "gpu/kvtransfer/transports/test_table.py",
     "engine/draws.py": "unit/engine/test_sampler.py",
     "engine/layers/cuda_kernel.py": "gpu/engine/layers/test_cuda_ops.py",
-    "engine/layers/experts/expert_products.py": "gpu/engine/layers/experts/test_prefill.py",
     "engine/layers/few_rows.py": "gpu/engine/layers/test_cuda_ops.py",
     "engine/layers/gated_products.py": "gpu/engine/layers/test_cuda_ops.py",
     "engine/layers/rotary.py": "unit/engine/models/test_decoder.py",
