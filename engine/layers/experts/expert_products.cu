@@ -1,17 +1,16 @@
 // Products of sorted rows with their experts' matrices, on Hopper's tensor cores.
 //
-// One block per multiprocessor takes tiles of ROWS places and COLUMNS weight rows in turn. One warp group fetches inputs
-// and weights of a step, STAGES steps ahead; two compute 64 places each, and do nothing for places beyond the tile's end.
+// One block per multiprocessor takes tiles of ROWS places and COLUMNS weight rows in turn. One warp group fetches the
+// inputs and weights of up to STAGES steps. Two compute 64 places each, and nothing if all are beyond the tile's end.
 //
 // Macros for NVRTC:
 //   KIND         0: bfloat16; FP8: 1 scales per row, 2 scales per 128x128 block of weights and 128 numbers of a row
 //   GATED        1: rows of `a` are gathered by token, and outputs are silu(gate) * up
 //   OUT          0: bfloat16 outputs; 1: FP8 with a scale per 128 outputs; 2: FP8 with a given scale
-//   CLUSTER      1; or 2: the places of a tile are shared by two blocks, each of which fetches half of the weights
 //   STAGES
 //
-// Weight rows of a group of 32 are fetched in the order 8 * (i / 2 % 4) + 2 * (i / 8) + i % 2, by the strides of b_map: a
-// thread then holds 8 consecutive outputs.
+// By the strides of b_map, row i of 32 in shared memory is weight row 8 * (i / 2 % 4) + 2 * (i / 8) + i % 2: a thread
+// then holds 8 consecutive outputs.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -23,8 +22,7 @@ constexpr int STEP = 128;
 constexpr int A_BYTES = ROWS * STEP, B_BYTES = COLUMNS * STEP, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr int SIZE = KIND == 0 ? 2 : 1, DEPTH = STEP / SIZE;
 // Row tiles that share weights in turn.
-constexpr int GROUP = 8 / CLUSTER;
-constexpr u32 ALL = 0xffffffffu;
+constexpr int GROUP = 8;
 constexpr float FP8_MAX = 448.0f, SMALLEST_AMAX = 1e-10f;
 
 struct __align__(64) TensorMap { u64 opaque[16]; };
@@ -52,30 +50,12 @@ __device__ void fetch(u32 target, const TensorMap* map, u32 barrier, int x, int 
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
         :: "r"(target), "l"(map), "r"(barrier), "r"(x), "r"(y) : "memory");
 }
-// From a group of 32 weight rows on. To both blocks of a cluster.
+// From a group of 32 weight rows on.
 __device__ void fetch_weights(u32 target, const TensorMap* map, u32 barrier, int x, int group) {
-    if (CLUSTER == 2) {
-        asm volatile(
-            "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-            "[%0], [%1, {%3, %4, %4, %4, %5}], [%2], %6;"
-            :: "r"(target), "l"(map), "r"(barrier), "r"(x), "r"(0), "r"(group), "h"((unsigned short)3) : "memory");
-    } else {
-        asm volatile(
-            "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
-            "[%0], [%1, {%3, %4, %4, %4, %5}], [%2];"
-            :: "r"(target), "l"(map), "r"(barrier), "r"(x), "r"(0), "r"(group) : "memory");
-    }
-}
-__device__ void arrive_at(u32 barrier, u32 rank) {
-    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" :: "r"(barrier), "r"(rank) : "memory");
-}
-__device__ void sync_cluster() {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-__device__ void release(u32 barrier, int lane) {
-    if (CLUSTER == 1) { if (lane == 0) arrive(barrier); }
-    else if (lane < 2) arrive_at(barrier, lane);
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%3, %4, %4, %4, %5}], [%2];"
+        :: "r"(target), "l"(map), "r"(barrier), "r"(x), "r"(0), "r"(group) : "memory");
 }
 
 // K-major, swizzled by 128 bytes; patterns of 8 rows are 1024 bytes apart.
@@ -123,11 +103,7 @@ __device__ Work work_of(const int4* tiles, int num_row_tiles, int num_output_til
     index = min(index, num_row_tiles * num_output_tiles - 1);
     const int first = index / group_size * GROUP, of_group = index % group_size;
     const int width = min(num_row_tiles - first, GROUP);
-    int4 tile = tiles[1 + first + of_group % width];
-    if (CLUSTER == 2) {
-        const int half = (tile.z - tile.y + 127) / 128 * 64;
-        if (blockIdx.x % 2) tile.y = min(tile.y + half, tile.z); else tile.z = min(tile.y + half, tile.z);
-    }
+    const int4 tile = tiles[1 + first + of_group % width];
     return {tile.x, tile.y, tile.z, of_group / width * OUTPUTS};
 }
 
@@ -145,11 +121,7 @@ __device__ __forceinline__ u32 pack_fp8(float first, float second) {
 // Output of a tile that a lane's sum 4 * j is.
 __device__ __forceinline__ int column_of(int j, int lane) { return j / 4 * 32 + lane % 4 * 8 + j % 4 * 2; }
 
-extern "C" __global__ void
-#if CLUSTER == 2
-__cluster_dims__(2, 1, 1)
-#endif
-__launch_bounds__(384, 1) expert_products(
+extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
     const __grid_constant__ TensorMap a_map,    // (num_places, in_size); unused if GATED
     const __grid_constant__ TensorMap b_map,    // (experts * weight rows / 32, 4, 4, 2, in_size)
     const u8* a,                                // (num_tokens, in_size), if GATED
@@ -167,29 +139,27 @@ __launch_bounds__(384, 1) expert_products(
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             init_barrier(full + 8 * s, GATED ? 129 : 1);
-            init_barrier(empty + 8 * s, 8 * CLUSTER);
+            init_barrier(empty + 8 * s, 8);
         }
         asm volatile("fence.mbarrier_init.release.cluster;");
     }
     __syncthreads();
-    if (CLUSTER == 2) sync_cluster();
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
     const int num_row_tiles = tiles[0].x, num_output_tiles = (out_size + OUTPUTS - 1) / OUTPUTS;
     const int num_works = num_row_tiles * num_output_tiles, num_steps = (in_size + DEPTH - 1) / DEPTH;
     if (num_works == 0) return;
     const int lane = threadIdx.x % 32;
-    const int stride = gridDim.x / CLUSTER;
-    int index = blockIdx.x / CLUSTER, stage = 0;
+    int index = blockIdx.x, stage = 0;
     u32 parity = 0;
 
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (!GATED && threadIdx.x != 0) { if (CLUSTER == 2) sync_cluster(); return; }
+        if (!GATED && threadIdx.x != 0) return;
         Work next = work_of(tiles, num_row_tiles, num_output_tiles, index);
-        for (; index < num_works; index += stride) {
+        for (; index < num_works; index += gridDim.x) {
             const Work work = next;
-            next = work_of(tiles, num_row_tiles, num_output_tiles, index + stride);
+            next = work_of(tiles, num_row_tiles, num_output_tiles, index + gridDim.x);
             // A thread fetches 16 bytes of every 16th row; a warp's instruction has 4 rows.
             const int chunk = threadIdx.x % 8, row = threadIdx.x / 8;
             const u8* from[8];
@@ -208,8 +178,8 @@ __launch_bounds__(384, 1) expert_products(
                     const int x = step * DEPTH;
                     expect_bytes(barrier, GATED ? B_BYTES : STAGE_BYTES);
                     if (!GATED) fetch(target, &a_map, barrier, x, work.first);
-                    // Halves: of the weight rows, or gate and up. A block of a cluster fetches one for both.
-                    for (int half = CLUSTER == 2 ? blockIdx.x % 2 : 0; half < (CLUSTER == 2 ? blockIdx.x % 2 + 1 : 2); half++) {
+                    // Halves: of the weight rows, or gate and up.
+                    for (int half = 0; half < 2; half++) {
                         const int first = GATED ? (2 * work.expert + half) * out_size + work.output
                                                 : work.expert * out_size + work.output + half * (COLUMNS / 2);
                         fetch_weights(b + half * (B_BYTES / 2), &b_map, barrier, x, first / 32);
@@ -234,7 +204,6 @@ __launch_bounds__(384, 1) expert_products(
         }
         // Shared memory must outlive the copies.
         if (GATED) asm volatile("cp.async.wait_all;" ::: "memory");
-        if (CLUSTER == 2) sync_cluster();
         return;
     }
 
@@ -242,19 +211,19 @@ __launch_bounds__(384, 1) expert_products(
     const int group = threadIdx.x / 128 - 1;
     const int row = group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
     Work next = work_of(tiles, num_row_tiles, num_output_tiles, index);
-    for (; index < num_works; index += stride) {
+    for (; index < num_works; index += gridDim.x) {
         const Work work = next;
-        if (KIND != 2) next = work_of(tiles, num_row_tiles, num_output_tiles, index + stride);
+        if (KIND == 0) next = work_of(tiles, num_row_tiles, num_output_tiles, index + gridDim.x);
         const bool is_used = work.first + group * 64 < work.end;
         const int places[2] = {work.first + row, work.first + row + 8};
         float sums[128];
-        int a_rows[2] = {0, 0};
-        if (KIND != 0) {
-            for (int i = 0; i < 2; i++) {
-                const int place = min(places[i], work.end - 1);
-                a_rows[i] = GATED ? order[place] / k : place;
-            }
+#if KIND != 0
+        int a_rows[2];
+        for (int i = 0; i < 2; i++) {
+            const int place = min(places[i], work.end - 1);
+            a_rows[i] = GATED ? order[place] / k : place;
         }
+#endif
 #if KIND == 2
         const int num_blocks = in_size / 128;
         const float* of_blocks[2];
@@ -290,7 +259,7 @@ __launch_bounds__(384, 1) expert_products(
                     for (int i = 0; i < 64; i++) sums[half * 64 + i] += part[i] * (i & 2 ? high : low);
                 }
             }
-            release(empty + 8 * stage, lane);
+            if (lane == 0) arrive(empty + 8 * stage);
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
 #else
@@ -307,15 +276,15 @@ __launch_bounds__(384, 1) expert_products(
                 commit();
                 await_products<1>();
             }
-            if (step > 0) release(empty + 8 * last, lane);
+            if (step > 0 && lane == 0) arrive(empty + 8 * last);
             last = stage;
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
         await_products<0>();
-        release(empty + 8 * last, lane);
+        if (lane == 0) arrive(empty + 8 * last);
 #endif
         // There are too few registers to have it earlier.
-        if (KIND == 2) next = work_of(tiles, num_row_tiles, num_output_tiles, index + stride);
+        if (KIND != 0) next = work_of(tiles, num_row_tiles, num_output_tiles, index + gridDim.x);
         if (!is_used) continue;
 #if KIND == 1
         const float* scales = b_scales + (u64)work.expert * out_size * (GATED ? 2 : 1);
@@ -344,7 +313,9 @@ __launch_bounds__(384, 1) expert_products(
 #pragma unroll
                 for (int i = 0; i < 4; i++) v[i] = pack(sums[4 * (j + i) + 2 * half], sums[4 * (j + i) + 2 * half + 1]);
                 const int column = work.output + column_of(j, lane);
-                if (place < work.end && column < out_size) *(uint4*)(to + column * 2) = make_uint4(v[0], v[1], v[2], v[3]);
+                if (place < work.end && column < out_size) {
+                    *(uint4*)(to + column * 2) = make_uint4(v[0], v[1], v[2], v[3]);
+                }
             }
 #else
             float scale;
@@ -352,10 +323,11 @@ __launch_bounds__(384, 1) expert_products(
                 float amax = SMALLEST_AMAX;
 #pragma unroll
                 for (int i = 0; i < 64; i++) if ((i & 2) == 2 * half) amax = fmaxf(amax, fabsf(sums[i]));
-                amax = fmaxf(amax, __shfl_xor_sync(ALL, amax, 1));
-                amax = fmaxf(amax, __shfl_xor_sync(ALL, amax, 2));
+                amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, 1));
+                amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, 2));
                 scale = amax / FP8_MAX;
-                if (lane % 4 == 0 && place < work.end) out_scales[(u64)(work.output / 128) * num_out_scales + place] = scale;
+                float* to_scale = out_scales + (u64)(work.output / 128) * num_out_scales + place;
+                if (lane % 4 == 0 && place < work.end) *to_scale = scale;
             } else {
                 scale = *out_scales;
             }
@@ -376,5 +348,4 @@ __launch_bounds__(384, 1) expert_products(
 #endif
         }
     }
-    if (CLUSTER == 2) sync_cluster();
 }

@@ -22,7 +22,6 @@ class Permutation(NamedTuple):
         offsets: (num_experts + 1,) int32, the first place of each expert.
         tiles: (1 + max_tiles, 4) int32; first the number of tiles, then each tile's expert, first place and end.
         max_tiles: upper bound of the number of tiles.
-        tile_rows: places of a tile, the last of an expert excepted.
     """
 
     order: torch.Tensor
@@ -30,7 +29,6 @@ class Permutation(NamedTuple):
     offsets: torch.Tensor
     tiles: torch.Tensor
     max_tiles: int
-    tile_rows: int
 
 
 class Permuter:
@@ -62,7 +60,6 @@ class Permuter:
             experts.new_empty(self._num_experts + 1),
             experts.new_empty(1 + max_tiles, 4),
             max_tiles,
-            tile_rows,
         )
         self._count.launch((num_blocks, 1), PAIRS, experts, counts, num_pairs, first_expert)
         self._place.launch((num_blocks, 1), PAIRS, experts, counts, *result[:4], num_pairs, first_expert, tile_rows)

@@ -1,7 +1,7 @@
 // Stable counting sort of pairs (token, expert) by expert; second half, after count_pairs.cu.
 //
-// A block has PAIRS consecutive pairs, one per thread, and adds up the counts of earlier blocks. Only integers are added,
-// so the result does not depend on the order of atomic operations.
+// A block has PAIRS consecutive pairs, one per thread, and adds up the counts of earlier blocks. Sums of integers do
+// not depend on the order of atomic operations.
 //
 // Macros for NVRTC:
 //   EXPERTS      experts of this device
