@@ -57,7 +57,7 @@ def make_mlp(family: str, kind: str) -> SparseMlp:
     generator = torch.Generator(DEVICE).manual_seed(0)
     for name, parameter in mlp.stacked_parameters():
         if name.endswith("_scale"):
-            parameter.fill_(0.02 if name.endswith("input_scale") else 0.001)
+            parameter.fill_(0.2 if name.endswith("input_scale") else 0.001)
             continue
         largest = 200.0 if parameter.dtype is torch.float8_e4m3fn else 0.2
         numbers = torch.empty(parameter.shape, device=DEVICE).uniform_(-largest, largest, generator=generator)
