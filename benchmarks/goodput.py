@@ -84,6 +84,8 @@ def run_cell(address: str, cell: Cell, arguments: argparse.Namespace) -> dict[st
         measure(bench_config(address, cell, arguments, is_warmup=True), quiet)
         result, run = measure(bench_config(address, cell, arguments, is_warmup=False), quiet)
     requests = result["requests"]
+    if not requests["num_whole"]:
+        raise RuntimeError("no request was served whole: see the routers' logs, and --vocab-size")
     good = {
         f"{itl:g}": goodput(run.records, Slo.parse(f"ttft={arguments.ttft}ms,itl_p95={itl}ms"), requests["duration_s"])
         for itl in arguments.itl
