@@ -152,10 +152,11 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
         reinterpret_cast<unsigned int*>(place_at)[i] = 0xffffffffu;
 #if DOWN
     asm volatile("griddepcontrol.launch_dependents;");
+    __syncthreads();
 #else
+    __syncthreads();
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-    __syncthreads();
     int expert = -1;
     if (threadIdx.x < num_rows * num_chosen) {
         expert = __ldcg(experts + threadIdx.x) - first_expert;
@@ -294,7 +295,9 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
         const int place = (warp + i * WARPS) * STRETCH + part * NUM_OF_THREAD;
         return place < CHUNK && chunk * CHUNK + place < IN_SIZE;
     };
-    float sums[4] = {};
+    // Two chains, because a product waits for the one before it.
+    float chains[2][4] = {};
+    float(&sums)[4] = chains[0];
     auto compute = [&](int chunk, int stage, bool has_row) {
         const unsigned char* from = ring + stage * STAGE_BYTES;
         const unsigned char *matrix = from + group * ROW_BYTES;
@@ -340,7 +343,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
 #if FP8 == 2
             float products[4] = {};
 #else
-            float(&products)[4] = sums;
+            float(&products)[4] = chains[i % 2];
 #endif
 #pragma unroll
             for (int p = 0; p < PAIRS / 2; p++) {
@@ -361,12 +364,15 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
             for (int s = 0; s < 4; s++) sums[s] += products[s] * scales[i][s / 2];
 #endif
         }
-#if FP8 == 1
         if (chunk == NUM_CHUNKS - 1) {
 #pragma unroll
-            for (int s = 0; s < 4; s++) sums[s] *= scales[s / 2];
-        }
+            for (int s = 0; s < 4; s++) {
+                sums[s] += chains[1][s];
+#if FP8 == 1
+                sums[s] *= scales[s / 2];
 #endif
+            }
+        }
     };
 
     int buffer = 0;
@@ -428,6 +434,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
         buffer ^= 1;
 #endif
 #pragma unroll
-        for (int s = 0; s < 4; s++) sums[s] = 0;
+        for (int s = 0; s < 4; s++) chains[0][s] = chains[1][s] = 0;
     }
 }

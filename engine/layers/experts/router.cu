@@ -164,7 +164,7 @@ __device__ __forceinline__ void multiply(float* sum, const Chunk& upper, const C
 __device__ __forceinline__ float low(unsigned int pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high(unsigned int pair) { return __uint_as_float(pair & 0xffff0000u); }
 
-extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32) router(
+extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(BOUND) router(
     const unsigned short* x,                         // (num_rows, IN_SIZE) if FUSED
     const unsigned short* __restrict__ norm_weight,  // (IN_SIZE,) if FUSED
     const unsigned short* __restrict__ weight,       // (NUM_EXPERTS, IN_SIZE) if FUSED
