@@ -48,6 +48,12 @@ class Sizes:
     sweep_batches: Sequence[int] = tuple(2**i for i in range(9))
     sweep_prompts: Sequence[int] = tuple(2**i for i in range(7, 16))
 
+    def of_parts(self, parts: Sequence[str]) -> "Sizes":
+        """Returns the sizes without those of other parts, which a pool need not hold."""
+        sizes = self if "sweep" in parts else replace(self, sweep_batches=(1,), sweep_prompts=(1,))
+        sizes = sizes if "prefill" in parts else replace(sizes, prefills=((1, 1),))
+        return sizes if "workload" in parts else replace(sizes, workload_requests=1)
+
     @property
     def max_batch_size(self) -> int:
         return max(*self.batches, *self.sweep_batches, self.workload_requests)
@@ -178,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := [part for part in parts if part not in PARTS]:
         parser.error(f"unknown part {unknown[0]!r}: choose from {', '.join(PARTS)}")
 
-    sizes = Sizes(batches=arguments.batch_sizes)
+    sizes = Sizes(batches=arguments.batch_sizes).of_parts(parts)
     stages.begin("device and model")
     model = open_model(parser, Path(arguments.model), arguments.quantization)
     loop = build_loop(arguments, sizes.num_tokens, sizes.max_batch_size, stages.begin)
@@ -201,6 +207,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     kv = "" if arguments.kv_cache_dtype == "auto" else f", KV {arguments.kv_cache_dtype}"
     title = f"{Path(arguments.model).name}, {weights}{kv}, attention {arguments.attention_backend}, overlap {overlap}"
     show(results, limits, title)
+    if model.experts is not None:
+        print(
+            "floors assume that tokens choose experts evenly; benchmarks.expert_skew measures by how much they do not"
+        )
     if arguments.json:
         figures = {
             "title": title,

@@ -1,7 +1,7 @@
 """Measures the share of good requests of several layouts under the same load.
 
 Clusters start one after the other and get Poisson arrivals of each cell, PROMPTxOUTPUT@RATE. A request is good if its
-TTFT is at most --ttft and the 95th percentile of its ITL at most the objective. Prints a row for each layout and cell,
+TTFT is at most --ttft and the 95th percentile of its ITL at most --itl. Prints a row for each layout and cell,
 and writes the same to --out as JSON.
 
   python -m benchmarks.goodput --device cuda --model DIRECTORY --load-format dummy --out results \\
@@ -35,7 +35,7 @@ from tandem.bench.workloads.synthetic import Lengths
 _CELL = re.compile(r"(\d+)x(\d+)@(\d+(?:\.\d+)?)")
 _WARMUP_PROMPTS = 8
 _GRACE_S = 90.0
-_COLUMNS = "{:<24} {:<16} {:>4} {:>5} {:>9} {:>9} {:>9} {:>9} {:>9}"
+_COLUMNS = "{:<32} {:<16} {:>4} {:>11} {:>9} {:>9} {:>9} {:>9} {:>9}"
 _HEADINGS = ("layout", "cell", "num", "good", "TTFT_p50", "TTFT_p90", "ITL95_p50", "ITL95_p90", "tokens/s")
 
 
@@ -84,14 +84,16 @@ def run_cell(address: str, cell: Cell, arguments: argparse.Namespace) -> dict[st
         measure(bench_config(address, cell, arguments, is_warmup=True), quiet)
         result, run = measure(bench_config(address, cell, arguments, is_warmup=False), quiet)
     requests = result["requests"]
-    slo = Slo.parse(f"ttft={arguments.ttft}ms,itl_p95={arguments.itl}ms")
-    good = goodput(run.records, slo, requests["duration_s"])
+    good = {
+        f"{itl:g}": goodput(run.records, Slo.parse(f"ttft={arguments.ttft}ms,itl_p95={itl}ms"), requests["duration_s"])
+        for itl in arguments.itl
+    }
     return {
         "cell": str(cell),
         "num_requests": requests["num_requests"],
         "num_whole": requests["num_whole"],
-        "good_share": round(good["good_share"], 4),
-        "missed": good["missed"],
+        "good_share": {itl: round(of_itl["good_share"], 4) for itl, of_itl in good.items()},
+        "missed": {itl: of_itl["missed"] for itl, of_itl in good.items()},
         "ttft_ms": {name: round(requests["ttft"][name] * 1e3, 1) for name in ("p50", "p90", "p99")},
         "itl_p95_ms": {name: round(requests["itl_p95"][name] * 1e3, 2) for name in ("p50", "p90", "p99")},
         "output_tokens_per_s": round(requests["output_tokens_per_s"], 1),
@@ -120,12 +122,17 @@ def run_layout(layout: str, flags: Sequence[str], cells: Sequence[Cell], argumen
 
 def print_row(row: dict[str, Any]) -> None:
     if failed := row.get("failed"):
-        print(f"{row['layout']:<24} {row['cell']:<16} failed: {failed}", flush=True)
+        print(f"{row['layout']:<32} {row['cell']:<16} failed: {failed}", flush=True)
         return
     ttft, itl = row["ttft_ms"], row["itl_p95_ms"]
     print(
         _COLUMNS.format(
-            *(row["layout"], row["cell"], row["num_requests"], f"{row['good_share']:.1%}"),
+            *(
+                row["layout"],
+                row["cell"],
+                row["num_requests"],
+                "/".join(f"{s:.0%}" for s in row["good_share"].values()),
+            ),
             *(ttft["p50"], ttft["p90"], itl["p50"], itl["p90"], row["output_tokens_per_s"]),
         ),
         flush=True,
@@ -142,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--cells", nargs="+", required=True, type=Cell.parse, metavar="CELL", help="PROMPTxOUTPUT@RATE")
     add("--seconds", type=float, default=15.0, metavar="S", help="of arrivals in each cell (%(default)s)")
     add("--ttft", type=float, default=500.0, metavar="MS", help="limit of a good request's TTFT (%(default)s)")
-    add("--itl", type=float, default=25.0, metavar="MS", help="limit of the 95th percentile of its ITL (%(default)s)")
+    add("--itl", nargs="+", type=float, default=[25.0], metavar="MS", help="limits of the 95th percentile of its ITL")
     add("--processes", type=int, default=2, metavar="N", help="client processes (%(default)s)")
     add("--start-timeout", type=float, default=150.0, metavar="S", help="of a cluster (%(default)s)")
     arguments = parser.parse_args(argv)

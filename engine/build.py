@@ -163,6 +163,9 @@ def _cuda_engine(
     _log_memory(config, memory, num_pages, layout, free_at_start)
     if config.workers_per_gpu > 1:
         keep_forward_memory(memory, device)
+    if model.expert_counts is not None:
+        # Of trial forward passes.
+        model.expert_counts.reset()
     return Engine(
         model,
         pool,

@@ -14,7 +14,7 @@ from tandem.engine.graph_runner import graph_sizes
 from tandem.engine.kvcache.sizing import DeviceMemory
 from tandem.engine.mixed_graphs import LAUNCH_FACTOR, MixedSizes
 from tandem.engine.prefill_graphs import MAX_PROMPTS, SIZES
-from tandem.engine.token_sequence import TokenSequence
+from tandem.engine.trial_batches import TrialBatches
 from tandem.sampling_params import MAX_LOGPROBS, SamplingParams
 
 # Includes small batches, which run our own kernels, and larger ones.
@@ -69,7 +69,7 @@ def measure_memory(
     """Runs prefills up to the largest and the largest decode step that `config` allows, and captures a few graphs.
 
     Args:
-        engine: loaded; one page suffices, because all page tables repeat it.
+        engine: loaded; one page suffices.
         free_at_start: free_bytes before the model was made.
         capture: captures decode graphs up to a batch size and returns their owner; None: no decode graphs.
         capture_mixed: None unless there are graphs of both kinds.
@@ -80,28 +80,27 @@ def measure_memory(
     forward = graphs = 0
     prefill_sizes: tuple[int, ...] = ()
     mixed_sizes = MixedSizes()
+    trials = TrialBatches(engine.model.config)
     if config.max_chunk_tokens:
-        longest = engine.model.config.max_position_embeddings
-        _load_kernels(engine, config.max_chunk_tokens)
+        _load_kernels(engine, trials, config.max_chunk_tokens)
         # Continued prompts run other kernels than new ones.
         for cached_len in (0, 1):
             for num_tokens in SMALL_PREFILLS:
-                engine.forward(_prefill(num_tokens, longest, cached_len, num_tokens, _SAMPLED)).logprobs()
-            batch = _prefill(config.max_chunk_tokens, longest, cached_len, MAX_PREFILL_BATCH_SIZE, _SAMPLED)
+                engine.forward(trials.prefill(num_tokens, cached_len, num_tokens, _SAMPLED)).logprobs()
+            batch = trials.prefill(config.max_chunk_tokens, cached_len, MAX_PREFILL_BATCH_SIZE, _SAMPLED)
             forward = max(forward, _peak_bytes(engine, batch))
     batch_size = max(config.max_batch_size, config.cuda_graph_max_bs)
     if batch_size:
-        _load_step_kernels(engine, batch_size)
-        forward = max(forward, _peak_bytes(engine, _decode(batch_size, _SAMPLED)))
+        _load_step_kernels(engine, trials, batch_size)
+        forward = max(forward, _peak_bytes(engine, trials.decode(batch_size, _SAMPLED)))
     if batch_size and config.max_chunk_tokens and engine.mixes(batch_size, config.max_chunk_tokens):
-        prompts = _prefill(config.max_chunk_tokens, longest, 1, MAX_PREFILL_BATCH_SIZE, _SAMPLED).prompts
-        both = Batch.of(_decode(batch_size, _SAMPLED).decoded, prompts)
-        forward = max(forward, _peak_bytes(engine, both))
+        batch = trials.mixed(batch_size, config.max_chunk_tokens, MAX_PREFILL_BATCH_SIZE, _SAMPLED)
+        forward = max(forward, _peak_bytes(engine, batch))
     num_tokens = config.max_model_len or engine.model.config.max_position_embeddings
     page_table = 4 * engine.pool.layout.num_pages_for(num_tokens)
     if capture is not None:
         page_tables = config.cuda_graph_max_bs * page_table
-        graphs = _peak_bytes(engine, _decode(config.cuda_graph_max_bs, _GREEDY)) + page_tables
+        graphs = _peak_bytes(engine, trials.decode(config.cuda_graph_max_bs, _GREEDY)) + page_tables
         trial_size = min(TRIAL_BATCH_SIZE, config.cuda_graph_max_bs)
         before = free_bytes()
         captured = capture(trial_size)
@@ -109,7 +108,7 @@ def measure_memory(
         del captured
         graphs += max(0, each) * len(graph_sizes(config.cuda_graph_max_bs))
     if capture_prefill is not None and config.max_chunk_tokens:
-        prefill_sizes = launch_bound_sizes(engine, config.max_chunk_tokens, engine.model.config.max_position_embeddings)
+        prefill_sizes = launch_bound_sizes(engine, trials, config.max_chunk_tokens)
         graphs += _prefill_graph_bytes(prefill_sizes, capture_prefill)
     if capture_mixed is not None and prefill_sizes:
         largest = min(config.max_chunk_tokens, LAUNCH_FACTOR * prefill_sizes[-1])
@@ -131,14 +130,14 @@ def keep_forward_memory(memory: DeviceMemory, device: torch.device) -> None:
 
 
 def launch_bound_sizes(
-    engine: EngineBase, max_tokens: int, longest: int, clock: Callable[[], float] = time.perf_counter
+    engine: EngineBase, trials: TrialBatches, max_tokens: int, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[int, ...]:
     """Returns the SIZES whose launch takes about as long as the device does, or longer. All kernels must be loaded."""
     bound = 0
     for num_tokens in (size for size in SIZES if size.bit_count() == 1 and size <= max_tokens):
-        batch = _prefill(num_tokens, longest, 0, 1, _GREEDY)
-        trials = [_time_forward(engine, batch, clock) for _ in range(NUM_TRIALS)]
-        launched_s, ended_s = map(min, zip(*trials, strict=True))
+        batch = trials.prefill(num_tokens, 0, 1, _GREEDY)
+        times = [_time_forward(engine, batch, clock) for _ in range(NUM_TRIALS)]
+        launched_s, ended_s = map(min, zip(*times, strict=True))
         if ended_s > LAUNCH_BOUND * launched_s:
             break
         bound = num_tokens
@@ -181,22 +180,21 @@ def _bytes_taken(capture: Callable[[], object]) -> int:
     return max(0, taken)
 
 
-def _load_kernels(engine: Engine, max_tokens: int) -> None:
+def _load_kernels(engine: Engine, trials: TrialBatches, max_tokens: int) -> None:
     """One layer suffices. Loading takes milliseconds and may wait for the device."""
     shallow = engine.shallow()
-    longest = engine.model.config.max_position_embeddings
     few = range(FEW_TOKENS_STEP, min(FEW_TOKENS, max_tokens), FEW_TOKENS_STEP)
     for number, num_tokens in enumerate((*few, *range(FEW_TOKENS, max_tokens, TOKEN_STEP))):
         num_prompts = NUM_PROMPTS[number % len(NUM_PROMPTS)]
-        shallow.forward(_prefill(num_tokens, longest, number % 2, num_prompts, _GREEDY))
+        shallow.forward(trials.prefill(num_tokens, number % 2, num_prompts, _GREEDY))
 
 
-def _load_step_kernels(engine: Engine, max_batch_size: int) -> None:
+def _load_step_kernels(engine: Engine, trials: TrialBatches, max_batch_size: int) -> None:
     """Some steps may have no graph, and compiling a kernel takes a second."""
     shallow = engine.shallow()
     for size in DECODE_SIZES:
         if size < max_batch_size:
-            shallow.forward(_decode(size, _GREEDY))
+            shallow.forward(trials.decode(size, _GREEDY))
 
 
 def _peak_bytes(engine: Engine, batch: Batch) -> int:
@@ -205,20 +203,3 @@ def _peak_bytes(engine: Engine, batch: Batch) -> int:
     before = torch.cuda.memory_reserved()
     engine.forward(batch).logprobs()
     return torch.cuda.max_memory_reserved() - before
-
-
-def _prefill(num_tokens: int, longest: int, cached_len: int, num_prompts: int, sampling: SamplingParams) -> Batch:
-    num_rows = max(min(num_prompts, num_tokens), -(-num_tokens // (longest - cached_len)))
-    shortest, num_longer = divmod(num_tokens, num_rows)
-    lengths = [cached_len + shortest + (row < num_longer) for row in range(num_rows)]
-    return Batch("prefill", [_sequence(length, cached_len, sampling) for length in lengths])
-
-
-def _decode(batch_size: int, sampling: SamplingParams) -> Batch:
-    return Batch("decode", [_sequence(2, 1, sampling) for _ in range(batch_size)])
-
-
-def _sequence(num_tokens: int, cached_len: int, sampling: SamplingParams) -> TokenSequence:
-    sequence = TokenSequence([0] * num_tokens, num_tokens, [0] * num_tokens, cached_len, sampling)
-    sequence.extend(num_tokens - cached_len)
-    return sequence

@@ -1,8 +1,10 @@
 """Lower bounds of run times, from bytes read and operations. Imports no torch.
 
-Formulas and measurements: docs/estimate.md.
+They assume that tokens choose experts evenly; uneven choices read fewer bytes. Formulas and measurements:
+docs/estimate.md.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from tandem.engine.attention.layout import QUANTIZED_BYTES
@@ -28,43 +30,47 @@ def decode_floor(
 ) -> float:
     """Returns the seconds of a decode step over kv_len tokens each: reading weights and KV, or the matrix products,
     whichever is longer."""
-    num_bytes = read_weight_bytes(model) + batch_size * kv_len * kv_bytes_per_token(model, kv_cache_dtype)
-    return max(num_bytes / limits.copy_bandwidth, decode_products(model, batch_size, limits.matmul_rate))
+    num_bytes = read_weight_bytes(model, batch_size) + batch_size * kv_len * kv_bytes_per_token(model, kv_cache_dtype)
+    products = common_flops(model, batch_size, batch_size) + expert_flops(model, batch_size)
+    return max(num_bytes / limits.copy_bandwidth, products / limits.matmul_rate)
 
 
 def prefill_floor(model: ModelConfig, limits: Limits, num_requests: int, prompt_len: int) -> float:
     """Returns the seconds until all prompts have first tokens: reading the weights, or matrix products and causal
     attention, whichever is longer."""
-    products = prefill_products(model, num_requests, prompt_len, limits.matmul_rate)
-    return max(read_weight_bytes(model) / limits.copy_bandwidth, products)
-
-
-def decode_products(model: ModelConfig, batch_size: int, matmul_rate: float) -> float:
-    """Seconds of decode_flops."""
-    return (decode_flops(model, batch_size) - _saved_flops(model, batch_size)) / matmul_rate
-
-
-def prefill_products(model: ModelConfig, num_requests: int, prompt_len: int, matmul_rate: float) -> float:
-    """Seconds of prefill_flops."""
-    flops = prefill_flops(model, num_requests, prompt_len)
-    return (flops - _saved_flops(model, num_requests * prompt_len)) / matmul_rate
-
-
-def mixed_products(model: ModelConfig, batch_size: int, num_tokens: int, matmul_rate: float) -> float:
-    """With logits for one row of the chunk."""
-    of_layers = 2 * _num_layer_weights(model) * num_tokens - _saved_flops(model, num_tokens)
-    return decode_products(model, batch_size, matmul_rate) + (of_layers + 2 * _num_head_weights(model)) / matmul_rate
+    num_tokens = num_requests * prompt_len
+    attention = num_requests * attention_flops(model, prompt_len)
+    flops = common_flops(model, num_tokens, num_requests) + expert_flops(model, num_tokens) + attention
+    return max(read_weight_bytes(model, num_tokens) / limits.copy_bandwidth, flops / limits.matmul_rate)
 
 
 def decode_flops(model: ModelConfig, batch_size: int) -> int:
     """Without attention: reading its KV takes longer."""
-    return 2 * (_num_layer_weights(model) + _num_head_weights(model)) * batch_size
+    plain = replace(model, quantization=None)
+    return round(common_flops(plain, batch_size, batch_size) + expert_flops(plain, batch_size))
 
 
 def prefill_flops(model: ModelConfig, num_requests: int, prompt_len: int) -> int:
     """Only a prompt's last row needs logits."""
-    products = 2 * _num_layer_weights(model) * prompt_len + 2 * _num_head_weights(model)
-    return num_requests * (products + attention_flops(model, prompt_len))
+    plain, num_tokens = replace(model, quantization=None), num_requests * prompt_len
+    products = common_flops(plain, num_tokens, num_requests) + expert_flops(plain, num_tokens)
+    return round(products) + num_requests * attention_flops(model, prompt_len)
+
+
+def common_flops(model: ModelConfig, num_tokens: int, num_logits: int) -> float:
+    """FLOP of all matrices but experts, without attention. An FP8 product counts half, as it takes half the time.
+
+    Args:
+        num_logits: rows multiplied by the output matrix.
+    """
+    numbers = _Numbers.of(model)
+    return 2 * ((numbers.projections / _speed(model) + numbers.routers) * num_tokens + numbers.head * num_logits)
+
+
+def expert_flops(model: ModelConfig, num_tokens: int) -> float:
+    """FLOP of each token's chosen experts. An FP8 product counts half."""
+    num_chosen = model.experts.routing.num_chosen if model.experts is not None else 0
+    return 2 * _Numbers.of(model).expert / _speed(model) * num_chosen * num_tokens
 
 
 def attention_flops(model: ModelConfig, num_tokens: int, num_before: int = 0) -> int:
@@ -79,26 +85,68 @@ def kv_bytes_per_token(model: ModelConfig, kv_cache_dtype: str = "auto") -> int:
     return num_bytes * model.num_layers * 2 * model.num_kv_heads * model.head_dim
 
 
-def read_weight_bytes(model: ModelConfig) -> int:
-    """All matrices except the embedding, read by rows."""
-    of_layers = FP8_BYTES_PER_NUMBER if model.quantization else BYTES_PER_NUMBER
-    return of_layers * _num_layer_weights(model) + BYTES_PER_NUMBER * _num_head_weights(model)
+def read_weight_bytes(model: ModelConfig, num_tokens: int) -> int:
+    """Bytes that a forward pass of num_tokens reads: all matrices except the embedding, read by rows, and experts that
+    no token chose."""
+    return common_weight_bytes(model) + expert_weight_bytes(model, num_tokens)
+
+
+def common_weight_bytes(model: ModelConfig) -> int:
+    """Bytes that every forward pass reads."""
+    numbers = _Numbers.of(model)
+    return _projection_bytes(model) * numbers.projections + BYTES_PER_NUMBER * (numbers.routers + numbers.head)
+
+
+def expert_weight_bytes(model: ModelConfig, num_tokens: int) -> int:
+    """Expected bytes of the distinct experts that num_tokens choose, if all are equally likely."""
+    touched = model.experts.num_touched(num_tokens) if model.experts is not None else 0
+    return round(_projection_bytes(model) * _Numbers.of(model).expert * touched)
 
 
 def weight_bytes(model: ModelConfig) -> int:
-    """Without norms, biases and scales (less than a thousandth)."""
-    embedding = 0 if model.tie_word_embeddings else BYTES_PER_NUMBER * _num_head_weights(model)
-    return read_weight_bytes(model) + embedding
+    """Bytes of memory, without norms, biases and scales (less than a hundredth).
+
+    A tied embedding has memory of its own too (models/decoder.py).
+    """
+    numbers = _Numbers.of(model)
+    num_experts = model.experts.num_experts if model.experts is not None else 0
+    experts = _projection_bytes(model) * numbers.expert * num_experts
+    return common_weight_bytes(model) + experts + BYTES_PER_NUMBER * numbers.head
 
 
-def _saved_flops(model: ModelConfig, num_tokens: int) -> float:
-    return 2 * _num_layer_weights(model) * num_tokens * (1 - 1 / FP8_SPEED) if model.quantization else 0
+def _projection_bytes(model: ModelConfig) -> int:
+    return FP8_BYTES_PER_NUMBER if model.quantization else BYTES_PER_NUMBER
 
 
-def _num_layer_weights(model: ModelConfig) -> int:
-    attention = model.hidden_size * model.head_dim * (2 * model.num_q_heads + 2 * model.num_kv_heads)
-    return model.num_layers * (attention + 3 * model.hidden_size * model.intermediate_size)
+def _speed(model: ModelConfig) -> int:
+    return FP8_SPEED if model.quantization else 1
 
 
-def _num_head_weights(model: ModelConfig) -> int:
-    return model.vocab_size * model.hidden_size
+class _Numbers(NamedTuple):
+    """Numbers in the matrices of all layers.
+
+    Attributes:
+        projections: of attention, dense MLPs and shared experts; may be FP8.
+        routers: with the gates of shared experts; never FP8.
+        expert: of one expert in each sparse layer; may be FP8.
+        head: output matrix, as large as the embedding; never FP8.
+    """
+
+    projections: int
+    routers: int
+    expert: int
+    head: int
+
+    @classmethod
+    def of(cls, model: ModelConfig) -> "_Numbers":
+        hidden, experts = model.hidden_size, model.experts
+        attention = hidden * model.head_dim * (2 * model.num_q_heads + 2 * model.num_kv_heads)
+        # Gate, up and down.
+        mlp = 3 * hidden
+        head = model.vocab_size * hidden
+        if experts is None:
+            return cls(model.num_layers * (attention + mlp * model.intermediate_size), 0, 0, head)
+        num_sparse, num_dense = experts.num_sparse_layers(model.num_layers), len(experts.dense_layers)
+        mlps = num_dense * mlp * model.intermediate_size + num_sparse * mlp * experts.shared_intermediate_size
+        routers = num_sparse * hidden * (experts.num_experts + experts.shared_gate)
+        return cls(model.num_layers * attention + mlps, routers, num_sparse * mlp * experts.intermediate_size, head)

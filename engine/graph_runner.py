@@ -9,15 +9,16 @@ import torch
 from tandem.engine.attention.base import GraphableBackend, GraphedAttention
 from tandem.engine.batch import Batch
 from tandem.engine.graph_capture import GraphCapture
+from tandem.engine.layers.experts.counts import NUM_STAGED, staged_rows
 from tandem.engine.models.base import Model
-from tandem.engine.upload import Packed
+from tandem.engine.upload import Packed, aligned
 
 
 class _Graph(NamedTuple):
     """
     Attributes:
-        staged: (16 * batch_size,) uint8, int64 numbers: the tokens known on the host, then each row's index in the
-            memory of tokens.
+        staged: (aligned(8 * (2 * batch_size + NUM_STAGED)),) uint8, int64 numbers: the tokens known on the host, each
+            row's index in the memory of tokens, and staged_rows.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -67,10 +68,10 @@ class DecodeGraphs:
         # Shared by graphs of all sizes.
         self._logits = torch.empty(max_batch_size, model.config.vocab_size, dtype=model.dtype, device=device)
         self._most_likely = MostLikely(model.config.vocab_size, max_batch_size, device)
-        # Sampled tokens, then staged numbers: (3 * max_batch_size,) int64. The next step gathers its tokens from both
-        # at once.
+        # Sampled tokens, then staged numbers, int64. The next step gathers its tokens from both at once.
         self._max_batch_size = max_batch_size
-        self._tokens = torch.zeros(3 * max_batch_size, dtype=torch.int64, device=device)
+        num_tokens = max_batch_size + _num_staged(max_batch_size)
+        self._tokens = torch.zeros(num_tokens, dtype=torch.int64, device=device)
         sizes = list(reversed(graph_sizes(max_batch_size)))
         attentions = attention.for_graphs(sizes, max_pages_per_sequence)
         with GraphCapture(device) as capture:
@@ -94,20 +95,27 @@ class DecodeGraphs:
         known_ids = batch.known_ids() + [0] * num_padding
         rows = [*batch.feed.rows, *[-1] * num_padding] if batch.feed else [-1] * size
         index = [row if row >= 0 else self._max_batch_size + i for i, row in enumerate(rows)]
-        Packed(np.array(known_ids + index, np.int64)).copy_to(graph.staged)
+        counted = staged_rows(num_sequences, num_sequences)
+        Packed(np.concatenate((np.array(known_ids + index, np.int64), counted))).copy_to(graph.staged)
         graph.graph.replay()
         return GraphOutput(self._logits[:num_sequences], self._tokens[:num_sequences], graph.input_ids[:num_sequences])
 
     def _capture(self, capture: GraphCapture, attention: GraphedAttention, size: int) -> _Graph:
         input_ids = torch.zeros(size, dtype=torch.int64, device=self._device)
-        staged = self._tokens[self._max_batch_size : self._max_batch_size + 2 * size]
+        staged = self._tokens[self._max_batch_size : self._max_batch_size + _num_staged(size)]
+        index, counted = staged[size : 2 * size], staged[2 * size : 2 * size + NUM_STAGED]
         # All rows are padding.
         attention.plan(())
 
         def step(model: Model) -> None:
-            torch.index_select(self._tokens, 0, staged[size:], out=input_ids)
-            logits = model.forward(input_ids, attention.positions, attention, None, out=self._logits[:size])
+            torch.index_select(self._tokens, 0, index, out=input_ids)
+            with model.counting(counted):
+                logits = model.forward(input_ids, attention.positions, attention, None, out=self._logits[:size])
             self._most_likely.find(logits, self._tokens[:size])
 
         graph = capture.capture(lambda: step(self._model), lambda: step(self._shallow))
         return _Graph(graph, attention, input_ids, staged.view(torch.uint8))
+
+
+def _num_staged(batch_size: int) -> int:
+    return aligned(8 * (2 * batch_size + NUM_STAGED)) // 8

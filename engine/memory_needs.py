@@ -12,7 +12,7 @@ _DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def num_weight_bytes(engine: EngineConfig, model: ModelConfig) -> int:
-    """Without norms, biases and scales (less than a thousandth)."""
+    """Without norms, biases and scales (less than a hundredth)."""
     if engine.device != "cpu" and engine.dtype == "bfloat16":
         return weight_bytes(model)
     # FP8 weights become plain ones.

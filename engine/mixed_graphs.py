@@ -13,6 +13,7 @@ from tandem.engine.attention.mixed import graphed_by_kind
 from tandem.engine.batch import Batch
 from tandem.engine.graph_capture import GraphCapture
 from tandem.engine.graph_runner import GraphOutput
+from tandem.engine.layers.experts.counts import NUM_STAGED, staged_rows
 from tandem.engine.mixed_sizes import NUM_DECODED, NUM_PROMPT_TOKENS
 from tandem.engine.models.base import Model
 from tandem.engine.prefill_graphs import MAX_PROMPTS
@@ -105,7 +106,7 @@ class MixedGraphs:
         self._most_likely = MostLikely(model.config.vocab_size, max_rows, device)
         # Sampled tokens, then staged numbers, int64. The next forward pass gathers its tokens from both at once.
         max_tokens = self._max_decoded + sizes.num_prompt_tokens[-1]
-        num_staged = aligned(8 * (2 * max_tokens + max_rows)) // 8
+        num_staged = aligned(8 * (2 * max_tokens + max_rows + NUM_STAGED)) // 8
         self._tokens = torch.zeros(max_rows + num_staged, dtype=torch.int64, device=device)
         self._first_staged = max_rows
         self._staged = self._tokens[max_rows:].view(torch.uint8)
@@ -149,8 +150,8 @@ class MixedGraphs:
     ) -> _Graph:
         num_tokens, num_rows = num_decoded + num_prompt_tokens, num_decoded + MAX_PROMPTS
         input_ids = torch.zeros(num_tokens, dtype=torch.int64, device=self._device)
-        staged = self._tokens[self._first_staged :]
-        index, rows = staged[num_tokens : 2 * num_tokens], staged[2 * num_tokens : 2 * num_tokens + num_rows]
+        parts = (num_tokens, num_tokens, num_rows, NUM_STAGED)
+        _, index, rows, counted = self._tokens[self._first_staged :][: sum(parts)].split(parts)
         config = self._model.config
         attention = graphed_by_kind(decode, prefill, config.num_q_heads * config.head_dim)
         # All tokens are padding.
@@ -161,7 +162,8 @@ class MixedGraphs:
             torch.index_select(self._tokens, 0, index, out=input_ids)
             positions = torch.cat((decode.positions, prefill.positions))
             torch.index_select(input_ids, 0, rows, out=self._newest_ids[:num_rows])
-            logits = model.forward(input_ids, positions, attention, rows, out=self._logits[:num_rows])
+            with model.counting(counted):
+                logits = model.forward(input_ids, positions, attention, rows, out=self._logits[:num_rows])
             self._most_likely.find(logits, self._tokens[:num_rows])
 
         graph = capture.capture(lambda: run(self._model), lambda: run(self._shallow))
@@ -179,12 +181,12 @@ def staged_numbers(
 
     Returns:
         Concatenated, with num_tokens = num_decoded + num_prompt_tokens: tokens known on the host, (num_tokens,); each
-        token's index in the memory of tokens, (num_tokens,); rows that need logits, (num_decoded + MAX_PROMPTS,).
-        Padding is 0.
+        token's index in the memory of tokens, (num_tokens,); rows that need logits, (num_decoded + MAX_PROMPTS,);
+        staged_rows. Padding is 0.
     """
-    num_tokens = num_decoded + num_prompt_tokens
-    numbers = np.zeros(2 * num_tokens + num_decoded + MAX_PROMPTS, np.int64)
-    ids, index, rows = numbers[:num_tokens], numbers[num_tokens : 2 * num_tokens], numbers[2 * num_tokens :]
+    num_tokens, num_rows = num_decoded + num_prompt_tokens, num_decoded + MAX_PROMPTS
+    numbers = np.zeros(2 * num_tokens + num_rows + NUM_STAGED, np.int64)
+    ids, index, rows, counted = np.split(numbers, (num_tokens, 2 * num_tokens, 2 * num_tokens + num_rows))
     num_known, known_ids = len(batch.decoded), batch.known_ids()
     ids[:num_known] = known_ids[:num_known]
     ids[num_decoded : num_decoded + len(known_ids) - num_known] = known_ids[num_known:]
@@ -196,4 +198,6 @@ def staged_numbers(
     wanted[:] = logits_rows
     # The graph has padding between the two kinds.
     wanted[wanted >= num_known] += num_decoded - num_known
+    later = range(num_decoded, num_decoded + len(known_ids) - num_known)
+    counted[:] = staged_rows(num_known, len(logits_rows), later)
     return numbers

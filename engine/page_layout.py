@@ -3,8 +3,8 @@
 from tandem.choices import Choices
 from tandem.engine.config import KV_CACHE_DTYPES
 from tandem.engine.kvcache.base import PageLayout
-from tandem.engine.models.architectures import ARCHITECTURES
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.families.table import ARCHITECTURES
 
 _LAYOUTS: Choices[PageLayout] = Choices(
     "tandem.engine.kvcache.base:PageLayout",

@@ -11,8 +11,9 @@ from tandem.engine.attention.base import GraphableBackend, GraphedAttention
 from tandem.engine.batch import Batch
 from tandem.engine.graph_capture import GraphCapture
 from tandem.engine.graph_runner import GraphOutput
+from tandem.engine.layers.experts.counts import NUM_STAGED, staged_rows
 from tandem.engine.models.base import Model
-from tandem.engine.upload import Packed
+from tandem.engine.upload import Packed, aligned
 
 MAX_PROMPTS = 16
 # Sizes are at most an eighth apart, except the smallest, because padding is computed too.
@@ -24,8 +25,8 @@ SIZES = tuple(size for start, end, step in _STEPS for size in range(start + step
 class _Graph(NamedTuple):
     """
     Attributes:
-        staged: (8 * (num_tokens + MAX_PROMPTS),) uint8, int64 numbers: the tokens to compute, then the rows that need
-            logits.
+        staged: (aligned(8 * (num_tokens + MAX_PROMPTS + NUM_STAGED)),) uint8, int64 numbers: the tokens to compute, the
+            rows that need logits, and staged_rows.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -78,18 +79,21 @@ class PrefillGraphs:
         rows = batch.logits_rows()
         padding = [0] * (size - num_tokens)
         staged = [*batch.known_ids(), *padding, *rows, *[0] * (MAX_PROMPTS - len(rows))]
-        Packed(np.array(staged, np.int64)).copy_to(graph.staged)
+        counted = staged_rows(num_tokens, len(rows))
+        Packed(np.concatenate((np.array(staged, np.int64), counted))).copy_to(graph.staged)
         graph.graph.replay()
         return GraphOutput(self._logits[: len(rows)], self._token_ids[: len(rows)])
 
     def _capture(self, capture: GraphCapture, attention: GraphedAttention, size: int) -> _Graph:
-        staged = torch.zeros(size + MAX_PROMPTS, dtype=torch.int64, device=self._device)
-        input_ids, rows = staged[:size], staged[size:]
+        num_staged = aligned(8 * (size + MAX_PROMPTS + NUM_STAGED)) // 8
+        staged = torch.zeros(num_staged, dtype=torch.int64, device=self._device)
+        input_ids, rows, counted = staged[: size + MAX_PROMPTS + NUM_STAGED].split((size, MAX_PROMPTS, NUM_STAGED))
         # All tokens are padding.
         attention.plan(())
 
         def run(model: Model) -> None:
-            logits = model.forward(input_ids, attention.positions, attention, rows, out=self._logits)
+            with model.counting(counted):
+                logits = model.forward(input_ids, attention.positions, attention, rows, out=self._logits)
             self._most_likely.find(logits, self._token_ids)
 
         graph = capture.capture(lambda: run(self._model), lambda: run(self._shallow))

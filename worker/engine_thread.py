@@ -75,16 +75,19 @@ class EngineThread:
         deliver: Callable[[Outgoing], None],
         on_crash: Callable[[BaseException], None],
         recorder: Recorder | None = None,
+        after_turn: Callable[[], None] | None = None,
     ) -> None:
         """
         Args:
             build: builds the scheduler, on the thread.
             deliver: delivers messages, on the thread; must not block.
             on_crash: called on the thread when an exception ends the loop.
+            after_turn: called on the thread after each turn of the loop; must not block.
         """
         self._build = build
         self._on_crash = on_crash
         self._recorder = recorder or Recorder()
+        self._after_turn = after_turn
         self._outbox = StepOutbox(deliver)
         # Its appends and pops are atomic: no lock needed.
         self._inbox: collections.deque[Event] = collections.deque()
@@ -146,6 +149,8 @@ class EngineThread:
             self.latest_stats = scheduler.stats()
             self._pass_on_changes(scheduler)
             self._outbox.flush()
+            if self._after_turn is not None:
+                self._after_turn()
             recorder.end_turn(self.num_steps, worked=worked)
             if not worked:
                 self._wait(scheduler.next_deadline())

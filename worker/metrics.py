@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
+from tandem.engine.expert_balance import BOUNDS, ExpertBalance
 from tandem.messages import ForwardTimes, Heartbeat
 from tandem.process_metrics import process_registry
 
@@ -13,10 +15,14 @@ from tandem.process_metrics import process_registry
 class WorkerCollector(Collector):
     """Converts the worker's latest heartbeat to metrics, on any thread: heartbeats are immutable."""
 
-    def __init__(self, role: str, worker_id: str, heartbeat: Callable[[], Heartbeat]) -> None:
+    def __init__(
+        self, role: str, worker_id: str, heartbeat: Callable[[], Heartbeat], experts: ExpertBalance | None
+    ) -> None:
+        """Args: experts: None without mixtures of experts."""
         self._role = role
         self._worker_id = worker_id
         self._heartbeat = heartbeat
+        self._experts = experts
 
     def collect(self) -> Iterator[Metric]:
         heartbeat = self._heartbeat()
@@ -49,6 +55,8 @@ class WorkerCollector(Collector):
         yield self._counter("given_back", "Running requests given back for lack of pages.", stats.num_given_back)
         yield self._counter("leases_expired", "Granted leases that expired.", stats.num_leases_expired)
         yield from self._forward_times(stats.forward_times)
+        if self._experts is not None:
+            yield from self._balance(self._experts)
         labels = ("transport", "worker")
         shipped_pages = CounterMetricFamily("tandem_kv_shipped_pages", "KV pages sent to other workers.", labels=labels)
         shipped_bytes = CounterMetricFamily("tandem_kv_shipped_bytes", "Bytes of these pages.", labels=labels)
@@ -87,6 +95,20 @@ class WorkerCollector(Collector):
             times.gap_beside_prompts_s,
         )
 
+    def _balance(self, experts: ExpertBalance) -> Iterator[Metric]:
+        labels = ("role", "worker", "layers")
+        tokens = CounterMetricFamily("tandem_expert_tokens", "Tokens computed by each expert, summed.", labels=labels)
+        imbalance = HistogramMetricFamily(
+            "tandem_expert_imbalance", "Tokens of a layer's busiest expert over the mean of its experts.", labels=labels
+        )
+        bounds = [*map(floatToGoString, BOUNDS), "+Inf"]
+        for group in experts.groups:
+            values = (self._role, self._worker_id, group.layers)
+            tokens.add_metric(values, group.num_tokens)
+            imbalance.add_metric(values, list(zip(bounds, group.num_within, strict=True)), group.total)
+        yield tokens
+        yield imbalance
+
     def _gauge(self, name: str, documentation: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"tandem_{name}", documentation, labels=("role", "worker"))
         family.add_metric((self._role, self._worker_id), value)
@@ -99,8 +121,13 @@ class WorkerCollector(Collector):
 
 
 def worker_registry(
-    role: str, worker_id: str, heartbeat: Callable[[], Heartbeat], num_restarts: int = 0
+    role: str,
+    worker_id: str,
+    heartbeat: Callable[[], Heartbeat],
+    num_restarts: int = 0,
+    experts: ExpertBalance | None = None,
 ) -> CollectorRegistry:
+    """Args: experts: None without mixtures of experts."""
     registry = process_registry(num_restarts)
-    registry.register(WorkerCollector(role, worker_id, heartbeat))
+    registry.register(WorkerCollector(role, worker_id, heartbeat, experts))
     return registry

@@ -14,6 +14,7 @@ import grpc
 from tandem import exit_codes
 from tandem.engine.base import EngineBase
 from tandem.engine.build import build_engine
+from tandem.engine.expert_balance import ExpertBalance
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.hosts import host_id
 from tandem.key_file import watched_keys
@@ -60,7 +61,10 @@ class WorkerProcess:
         self._incarnation = uuid.uuid4().hex
         self._engine: EngineBase | None = None
         self._recorder = Recorder()
-        self._engine_thread = EngineThread(self._build, self._deliver, self._on_engine_crash, self._recorder)
+        self._experts: ExpertBalance | None = None
+        self._engine_thread = EngineThread(
+            self._build, self._deliver, self._on_engine_crash, self._recorder, self._poll_experts
+        )
         self._loop_thread = LoopThread()
         self._server: grpc.aio.Server | None = None
         self._metrics: MetricsServer | None = None
@@ -129,6 +133,8 @@ class WorkerProcess:
     def _build(self, outbox: Outbox) -> Scheduler:
         config = self._config
         engine = self._engine = build_engine(config.engine, self._incarnation, self._on_progress)
+        if engine.expert_counts is not None:
+            self._experts = ExpertBalance(engine.expert_counts)
         num_pages, page_size = engine.pool.num_pages, engine.pool.layout.page_size
         cache = CacheManager(num_pages, page_size, config.engine.eviction, self._max_request_pages())
         return self._role.build_scheduler(engine, cache, outbox, config, self._recorder)
@@ -142,6 +148,10 @@ class WorkerProcess:
         assert self._loop_thread.loop is not None
         if not self._stopped.is_set():
             self._loop_thread.loop.call_soon_threadsafe(self._send, outgoing)
+
+    def _poll_experts(self) -> None:
+        if self._experts is not None:
+            self._experts.poll()
 
     def _on_engine_crash(self, error: BaseException) -> None:
         # Pages and tensors are in an unknown state: exit at once.
@@ -164,7 +174,7 @@ class WorkerProcess:
         config, engine = self._config, self._engine
         server = self._server = new_server([cluster_auth(config.cluster_token)], host=config.host)
         address = bind(server, config.host, 0, self._credentials.for_server())
-        registry = worker_registry(config.role, config.worker_id, self._heartbeat, config.num_restarts)
+        registry = worker_registry(config.role, config.worker_id, self._heartbeat, config.num_restarts, self._experts)
         if not self._credentials.secure:
             # With TLS, routers serve the metrics: readers have no certificate of the cluster.
             self._metrics = MetricsServer(registry, config.host, config.api_keys)

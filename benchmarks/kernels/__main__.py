@@ -3,9 +3,10 @@
 decode    each operation of a decode step's layer
 prefill   each operation of a prefill's layer, and how the GPU's rate falls under sustained load
 products  each matrix of a layer by every available kernel, in bfloat16 and FP8
+experts   the kernels of a layer's experts, in bfloat16 and FP8
 step      kernels of a whole decode step by name, idle time between steps, and traces for Perfetto
 
-The first three run an operation for every layer of the model in one CUDA graph, so that no matrix is cached when its
+All but the last run an operation for every layer of the model in one CUDA graph, so that no matrix is cached when its
 turn comes, and print the median microseconds of one layer.
 """
 
@@ -23,6 +24,7 @@ from benchmarks.engine_limits import measure_limits, sustained_matmul_rate
 from benchmarks.engine_loop import add_engine_arguments, open_model
 from tandem.engine.config import QUANTIZATIONS
 
+EXPERT_TOKENS = (16, 32, 64, 128, 256, 512, 1024)
 TOKENS = (1, 8, 16, 17, 32, 48, 64, 128, 256, 512, 2048, 8192)
 PREFILLS = ((2, 8192), (32, 512), (1, 512))
 
@@ -47,7 +49,7 @@ def decode(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
     for batch_size in arguments.batch_sizes:
         table = _table("one layer", f"{arguments.model.name}, batch {batch_size}", "µs", "floor, µs", "times the floor")
         for row in kernels.decode_step(batch_size, arguments.kv_len):
-            table.add_row(row.name, f"{row.time:.1f}", f"{row.floor:.1f}", f"{row.time / row.floor:.2f}")
+            table.add_row(row.name, _figure(row.time), _figure(row.floor), _figure(row.ratio, 2))
         console.print(table)
     console.print(f"copy {limits.copy_bandwidth / 1e12:.2f} TB/s, matmul {limits.matmul_rate / 1e12:.0f} TFLOP/s")
 
@@ -64,10 +66,12 @@ def prefill(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> N
         title = f"{arguments.model.name}, {num_prompts} x {prompt_len} tokens"
         table = _table("one layer", title, "µs", "floor, µs", "of the floor's rate", "share")
         rows = list(kernels.prefill(num_prompts, prompt_len))
-        time, floor = (sum(values) for values in zip(*((r.time, r.floor) for r in rows if not r.is_part), strict=True))
+        whole = [row for row in rows if not row.is_part]
+        time, floor = sum(row.time or 0 for row in whole), sum(row.floor or 0 for row in whole)
         for row in rows:
-            figures = (f"{row.time:.1f}", f"{row.floor:.1f}", f"{row.floor / row.time:.2f}", f"{row.time / time:.1%}")
-            table.add_row(row.name, *figures)
+            share = "" if row.time is None else f"{row.time / time:.1%}"
+            rate = None if row.ratio is None else 1 / row.ratio
+            table.add_row(row.name, _figure(row.time), _figure(row.floor), _figure(rate, 2), share)
         table.add_section()
         table.add_row("sum", f"{time:.1f}", f"{floor:.1f}", f"{floor / time:.2f}", "")
         console.print(table)
@@ -92,11 +96,38 @@ def products(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> 
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
+@torch.inference_mode()
+def experts(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    kinds = {"bfloat16": QUANTIZATIONS[0], "FP8": "fp8"}
+    models = {kind: open_model(parser, arguments.model, quantization) for kind, quantization in kinds.items()}
+    if any(model.experts is None for model in models.values()):
+        parser.error(f"{arguments.model} has no experts")
+    from benchmarks.kernels.experts import ExpertKernels, show, show_tiles
+
+    limits, console = measure_limits(), Console(width=160)
+    figures = {}
+    for kind, model in models.items():
+        kernels = ExpertKernels(model, limits)
+        title = f"{arguments.model.name}, {kind}, experts, microseconds"
+        if arguments.tune:
+            show_tiles(kernels, arguments.tokens, title, console)
+            continue
+        rows = [kernels.row(num_tokens) for num_tokens in arguments.tokens]
+        show(rows, title, console)
+        figures[f"experts, {kind}"] = [row._asdict() for row in rows]
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
 def step(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    model = open_model(parser, Path(arguments.model))
+    model = open_model(parser, Path(arguments.model), arguments.quantization)
     from benchmarks.kernels.steps import profile_steps
 
     profile_steps(arguments, model)
+
+
+def _figure(value: float | None, num_digits: int = 1) -> str:
+    return "" if value is None else f"{value:.{num_digits}f}"
 
 
 def _table(first: str, title: str, *columns: str) -> Table:
@@ -135,6 +166,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     products_part = add_part("products", "each matrix of a layer by every available kernel")
     products_part.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="(default: %(default)s)")
     products_part.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
+    experts_part = add_part("experts", "the kernels of a layer's experts")
+    experts_part.add_argument("--tokens", type=int, nargs="+", default=EXPERT_TOKENS, help="(default: %(default)s)")
+    output = experts_part.add_mutually_exclusive_group()
+    output.add_argument("--tune", action="store_true", help="time candidate tiles instead, for tiles.py")
+    output.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     step_part = add_part("step", "kernels of a decode step, idle time between steps, and traces for Perfetto")
     add_engine_arguments(step_part)
     step_part.add_argument("--batch-size", type=int, default=64)
@@ -143,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     step_part.add_argument("--out", type=Path, default=Path(), metavar="DIRECTORY", help="for traces (default: here)")
     step_part.add_argument("--nsys", action="store_true", help="run under nsys, with NVTX ranges and no traces")
     arguments = parser.parse_args(argv)
-    run = {"decode": decode, "prefill": prefill, "products": products, "step": step}
+    run = {"decode": decode, "prefill": prefill, "products": products, "experts": experts, "step": step}
     run[arguments.part](parser, arguments)
     return 0
 

@@ -2,11 +2,12 @@
 
 import random
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import torch
 from flashinfer.activation import silu_and_mul
 
+from benchmarks.kernels.mixture import MixtureKernels
+from benchmarks.kernels.stages import Measured, has_dense_layers
 from tandem.engine.attention.flashinfer import FlashInferAttention
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.attention.norm_rotate_write import norm_rotate_write
@@ -30,20 +31,6 @@ NUM_RUNS = 7
 WEIGHT_SCALE = 0.02
 
 
-class Measured(NamedTuple):
-    """Microseconds of one layer.
-
-    Attributes:
-        floor: the longer of the times for its bytes and its operations.
-        is_part: another row includes it.
-    """
-
-    name: str
-    time: float
-    floor: float
-    is_part: bool = False
-
-
 class LayerKernels:
     def __init__(self, model: ModelConfig, limits: Limits) -> None:
         self._model = model
@@ -51,6 +38,9 @@ class LayerKernels:
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._ops = CudaOps(self._device)
         self._norm = Norm(self._random(model.hidden_size), model.rms_norm_eps)
+        self._mixture = None
+        if model.experts is not None:
+            self._mixture = MixtureKernels(model, limits, self._ops, self._device, self.time)
 
     def decode_step(self, batch_size: int, kv_len: int) -> Iterator[Measured]:
         yield from self._products(batch_size)
@@ -63,7 +53,7 @@ class LayerKernels:
         model = self._model
         hidden = self._random(num_tokens, model.hidden_size)
         yield self._pass("of these: a norm", hidden.numel() * 2, lambda: rms_norm(hidden, self._norm))
-        if model.quantization is None:
+        if model.quantization is None and has_dense_layers(model):
             projected = self._random(num_tokens, 2 * model.intermediate_size)
             num_moved = projected.numel() * 3 // 2
             yield self._pass("the gate's product", num_moved, lambda: silu_and_mul(projected))
@@ -73,23 +63,22 @@ class LayerKernels:
         q_size, kv_size = model.num_q_heads * model.head_dim, model.num_kv_heads * model.head_dim
         hidden = self._random(num_tokens, model.hidden_size)
         attended = self._random(num_tokens, q_size)
+        shape = q_size + 2 * kv_size, model.hidden_size
+        yield self._product("norm and QKV", num_tokens, shape, lambda w: ops.norm_linear(hidden, norm, w))
+        shape = model.hidden_size, q_size
+        yield self._product("output and residual", num_tokens, shape, lambda w: ops.linear_add(attended, w, hidden))
+        if has_dense_layers(model):
+            yield from self._dense_mlp(hidden)
+        if self._mixture is not None:
+            yield from self._mixture.rows(hidden, norm)
+
+    def _dense_mlp(self, hidden: torch.Tensor) -> Iterator[Measured]:
+        model, ops, norm, num_tokens = self._model, self._ops, self._norm, len(hidden)
         gated = self._random(num_tokens, model.intermediate_size)
-        operations: tuple[tuple[str, tuple[int, int], Callable[[LinearBase], object]], ...] = (
-            ("norm and QKV", (q_size + 2 * kv_size, model.hidden_size), lambda w: ops.norm_linear(hidden, norm, w)),
-            ("output and residual", (model.hidden_size, q_size), lambda w: ops.linear_add(attended, w, hidden)),
-            (
-                "norm, gate, up and their product",
-                (2 * model.intermediate_size, model.hidden_size),
-                lambda w: ops.norm_gated(hidden, norm, w),
-            ),
-            (
-                "down and residual",
-                (model.hidden_size, model.intermediate_size),
-                lambda w: ops.linear_add(gated, w, hidden),
-            ),
-        )
-        for name, shape, run in operations:
-            yield self._product(name, num_tokens, shape, run)
+        name, shape = "norm, gate, up and their product", (2 * model.intermediate_size, model.hidden_size)
+        yield self._product(name, num_tokens, shape, lambda w: ops.norm_gated(hidden, norm, w))
+        shape = model.hidden_size, model.intermediate_size
+        yield self._product("down and residual", num_tokens, shape, lambda w: ops.linear_add(gated, w, hidden))
 
     def _product(
         self, name: str, num_tokens: int, shape: tuple[int, int], run: Callable[[LinearBase], object]

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.kernels.layers import LayerKernels
+from benchmarks.kernels.stages import has_dense_layers
 from tandem.engine.floors import BYTES_PER_NUMBER, FP8_BYTES_PER_NUMBER, FP8_SPEED, Limits
 from tandem.engine.layers.few_rows import FewRows
 from tandem.engine.layers.fp8_linear import Fp8Linear
@@ -53,7 +54,7 @@ class Row(NamedTuple):
 
 
 class ProductKernels:
-    """Times the four matrices of a layer, in bfloat16 or FP8 as configured by the model."""
+    """Times the matrices of attention and of a dense MLP, in bfloat16 or FP8 as configured by the model."""
 
     def __init__(self, model: ModelConfig, limits: Limits) -> None:
         self._layers = LayerKernels(model, limits)
@@ -66,9 +67,10 @@ class ProductKernels:
         self._shapes = {
             "qkv": (q_size + 2 * kv_size, model.hidden_size),
             "o": (model.hidden_size, q_size),
-            "gate_up": (2 * model.intermediate_size, model.hidden_size),
-            "down": (model.hidden_size, model.intermediate_size),
         }
+        if has_dense_layers(model):
+            self._shapes["gate_up"] = (2 * model.intermediate_size, model.hidden_size)
+            self._shapes["down"] = (model.hidden_size, model.intermediate_size)
 
     def products(self, num_tokens: int) -> Iterator[Row]:
         """Time the library, and our own kernel with the chosen tile and the fastest tiles.

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity
 
+from benchmarks.engine_limits import measure_limits
 from benchmarks.engine_loop import PAGE_SIZE, Loop, build_loop
 from benchmarks.kernels.device_trace import (
     DeviceEvent,
@@ -31,9 +32,11 @@ from benchmarks.kernels.device_trace import (
     kernel_uses,
     read_trace,
 )
+from benchmarks.kernels.stages import Stage, step_stages
 from tandem.bench.measures import percentile
 from tandem.engine.attention.base import AttentionBackend, GraphedAttention
 from tandem.engine.base import EngineBase, ForwardOutput
+from tandem.engine.floors import Limits
 from tandem.engine.models.config import ModelConfig
 
 PREFILL_LEN = 4096
@@ -190,6 +193,18 @@ def show(events: Sequence[DeviceEvent], graph_gaps: Sequence[float], num_layers:
     console.print(table)
 
 
+def show_floors(stages: Sequence[Stage], limits: Limits, console: Console) -> None:
+    table = Table("what", title="Floors of one decode step")
+    for column in ("GB read", "GFLOP", "µs per step"):
+        table.add_column(column, justify="right")
+    for stage in stages:
+        floor = f"{stage.floor(limits):.1f}"
+        table.add_row(stage.name, f"{stage.num_bytes / 1e9:.3f}", f"{stage.flops / 1e9:.1f}", floor)
+    table.add_section()
+    table.add_row("sum", "", "", f"{sum(stage.floor(limits) for stage in stages):.1f}")
+    console.print(table)
+
+
 def profile_steps(arguments: argparse.Namespace, model: ModelConfig) -> None:
     max_tokens = NUM_WARMUP_STEPS + arguments.num_steps + NUM_SPARE_TOKENS
     num_tokens = arguments.batch_size * (arguments.prompt_len + max_tokens + PAGE_SIZE)
@@ -207,6 +222,9 @@ def profile_steps(arguments: argparse.Namespace, model: ModelConfig) -> None:
     console = Console(width=150)
     graph_gaps = profiler.graph_gaps(arguments.num_steps)
     show(profiler.device_events(arguments.num_steps), graph_gaps, model.num_layers, console)
+    kv_len = arguments.prompt_len + NUM_WARMUP_STEPS + arguments.num_steps // 2
+    stages = list(step_stages(model, arguments.batch_size, kv_len, arguments.kv_cache_dtype))
+    show_floors(stages, measure_limits(), console)
     annotate(torch.profiler.record_function)
     arguments.out.mkdir(parents=True, exist_ok=True)
     both = [ProfilerActivity.CPU, ProfilerActivity.CUDA]

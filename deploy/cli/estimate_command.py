@@ -114,7 +114,7 @@ def estimate(worker: Worker, load: Load) -> dict[str, Any]:
         "pool_tokens": pool_tokens,
         "prefill": {
             "flops": prefill_flops(model, 1, load.prompt_len),
-            "weight_bytes": read_weight_bytes(model),
+            "weight_bytes": read_weight_bytes(model, load.prompt_len),
             "floor_s": prefill_floor(model, gpu.limits, 1, load.prompt_len),
             "estimate_s": worker.prefill(1, load.prompt_len),
         },
@@ -122,7 +122,7 @@ def estimate(worker: Worker, load: Load) -> dict[str, Any]:
             {
                 "batch_size": size,
                 "flops": decode_flops(model, size),
-                "bytes": read_weight_bytes(model) + size * load.kv_len * worker.kv_bytes_per_token,
+                "bytes": read_weight_bytes(model, size) + size * load.kv_len * worker.kv_bytes_per_token,
                 "floor_s": decode_floor(model, gpu.limits, size, load.kv_len, worker.kv_cache_dtype),
                 "estimate_s": worker.decode_step(size, load.kv_len),
             }
@@ -171,12 +171,15 @@ def _gpu(arguments: argparse.Namespace) -> Gpu:
 
 def _print(worker: Worker, load: Load, found: dict[str, Any]) -> None:
     gpu, pools, prefill, transfer = found["gpu"], found["pool_tokens"], found["prefill"], found["transfer"]
+    of_token = ""
+    if worker.model.experts is not None:
+        of_token = f", of which a step of one token reads {read_weight_bytes(worker.model, 1) / 1e9:.2f}"
     print(
         f"{gpu['name']}: {gpu['memory'] / 2**30:.1f} GiB; reached are {gpu['copy_bandwidth'] / 1e12:.2f} TB/s, "
         f"{gpu['matmul_rate'] / 1e12:.0f} TFLOP/s and {gpu['link_bandwidth'] / 1e9:.0f} GB/s to another GPU"
         f"{', by each of ' + str(gpu['workers']) + ' workers that are always busy' if gpu['workers'] > 1 else ''}\n"
         f"  ({gpu['source']})\n"
-        f"weights: {found['weight_bytes'] / 1e9:.2f} GB; KV: {found['kv_bytes_per_token']:,} bytes a token\n"
+        f"weights: {found['weight_bytes'] / 1e9:.2f} GB{of_token}; KV: {found['kv_bytes_per_token']:,} bytes a token\n"
         f"pool: {pools['prefill']:,} tokens in a prefill worker, {pools['decode']:,} in a decode worker, "
         f"{pools['both']:,} in one of role both\n"
         f"handover: {transfer['bytes'] / 1e6:,.0f} MB of KV, {_ms(transfer['whole_s'])} in all, "

@@ -6,15 +6,21 @@ from typing import NamedTuple
 
 from tandem.config import Role, default_of
 from tandem.deploy.config.cluster_options import GPU as GPU_DEFAULTS
+from tandem.deploy.estimate.experts import (
+    BFLOAT16_EXPERTS,
+    FP8_EXPERTS,
+    ExpertFactors,
+    experts_s,
+    mlp_numbers,
+    num_sparse_layers,
+)
 from tandem.deploy.estimate.gpus import GIB, Gpu
 from tandem.engine.config import EngineConfig
 from tandem.engine.floors import (
     attention_flops,
-    decode_products,
+    common_flops,
+    common_weight_bytes,
     kv_bytes_per_token,
-    mixed_products,
-    prefill_products,
-    read_weight_bytes,
     weight_bytes,
 )
 from tandem.engine.kvcache.sizing import DeviceMemory, choose_num_pages
@@ -37,6 +43,7 @@ class Factors(NamedTuple):
         decode_share, prefill_share: reached share of the matrix product rate.
         own_layer_s, layer_s: per-layer overhead of a decode step, with Tandem's and with library kernels.
         graph_layer_s: the same in a CUDA graph with prompts.
+        experts: of sparse layers.
     """
 
     decode_share: float
@@ -44,10 +51,11 @@ class Factors(NamedTuple):
     own_layer_s: float
     layer_s: float
     graph_layer_s: float
+    experts: ExpertFactors
 
 
-BFLOAT16 = Factors(1.0, 0.82, 12.5e-6, 28e-6, 55e-6)
-FP8 = Factors(0.52, 0.76, 18e-6, 33e-6, 95e-6)
+BFLOAT16 = Factors(1.0, 0.82, 12.5e-6, 28e-6, 55e-6, BFLOAT16_EXPERTS)
+FP8 = Factors(0.52, 0.76, 18e-6, 33e-6, 95e-6, FP8_EXPERTS)
 # Share of the copy rate at which decode attention reads pages.
 KV_READ_SHARE = 0.98
 FP8_KV_READ_SHARE = 0.92
@@ -96,7 +104,7 @@ class Worker:
     def memory(self, role: Role) -> DeviceMemory:
         """Returns the GPU's memory after loading the weights, before allocating the pool."""
         logits = 4 * LOGITS_COPIES * self.max_batch_size * self.model.vocab_size
-        mlp = 2 * MLP_COPIES * self.chunk_size * self.model.intermediate_size
+        mlp = 2 * self.chunk_size * mlp_numbers(self.model, MLP_COPIES)
         forward = max(0 if role == "prefill" else logits, 0 if role == "decode" else mlp)
         taken = weight_bytes(self.model) + WORKSPACES
         free = max(0, self.gpu.memory - CONTEXT - taken)
@@ -110,55 +118,73 @@ class Worker:
 
     def decode_step(self, batch_size: int, kv_len: int) -> float:
         """Args: kv_len: tokens of each sequence."""
-        limits, factors = self.gpu.limits, self._factors
-        computing = decode_products(self.model, batch_size, limits.matmul_rate * factors.decode_share)
+        factors = self._factors
+        computing = self._common_s(batch_size, batch_size, factors.decode_share)
         is_own = self.gpu.has_own_kernels and batch_size <= MAX_OWN_BATCH_SIZE
-        layers = self.model.num_layers * (factors.own_layer_s if is_own else factors.layer_s)
-        return hypot(self._weights_s, computing) + self._kv_s(batch_size * kv_len) + layers
+        layers = self._layers_s(factors.own_layer_s if is_own else factors.layer_s)
+        products = hypot(self._common_weights_s, computing) + self._experts_s(batch_size)
+        return products + self._kv_s(batch_size * kv_len) + layers
 
     def prefill(self, num_requests: int, prompt_len: int, chunk_size: int = 0) -> float:
         """Returns the seconds to compute prompts together. Args: chunk_size: 0: the worker's."""
         num_tokens = num_requests * prompt_len
         num_forwards = -(-num_tokens // (chunk_size or self.chunk_size))
-        rate = self.gpu.limits.matmul_rate * self._factors.prefill_share
-        computing = prefill_products(self.model, num_requests, prompt_len, rate) / num_forwards
-        return num_forwards * self._prompts_s(computing)
+        share = self._factors.prefill_share
+        attention = num_requests * attention_flops(self.model, prompt_len) / (self.gpu.limits.matmul_rate * share)
+        computing = (self._common_s(num_tokens, num_requests, share) + attention) / num_forwards
+        return num_forwards * self._prompts_s(computing, self._experts_s(-(-num_tokens // num_forwards)))
 
     def chunk(self, num_tokens: int, num_before: int) -> float:
         """Args: num_before: tokens of its prompt already computed."""
-        rate = self.gpu.limits.matmul_rate * self._factors.prefill_share
-        products = mixed_products(self.model, 0, num_tokens, rate)
-        return self._prompts_s(products + attention_flops(self.model, num_tokens, num_before) / rate)
+        share = self._factors.prefill_share
+        attention = attention_flops(self.model, num_tokens, num_before) / (self.gpu.limits.matmul_rate * share)
+        return self._prompts_s(self._common_s(num_tokens, 1, share) + attention, self._experts_s(num_tokens))
 
     def mixed_step(self, batch_size: int, kv_len: int, num_tokens: int, num_before: int) -> float:
-        rate, factors = self.gpu.limits.matmul_rate, self._factors
+        factors, num_rows = self._factors, batch_size + num_tokens
         share = factors.prefill_share
-        if batch_size + num_tokens <= MAX_SMALL_PRODUCT:
+        if num_rows <= MAX_SMALL_PRODUCT:
             share = max(share, factors.decode_share)
-        computing = mixed_products(self.model, batch_size, num_tokens, rate * share)
-        attending = attention_flops(self.model, num_tokens, num_before) / (rate * MIXED_ATTENTION_SHARE)
-        layers = self.model.num_layers * (factors.graph_layer_s + SECOND_ATTENTION_S)
-        return hypot(self._weights_s, computing) + attending + self._kv_s(batch_size * kv_len) + layers
+        # With logits for one row of the chunk.
+        computing = self._common_s(num_rows, batch_size + 1, share)
+        products = hypot(self._common_weights_s, computing) + self._experts_s(num_rows)
+        attention_rate = self.gpu.limits.matmul_rate * MIXED_ATTENTION_SHARE
+        attending = attention_flops(self.model, num_tokens, num_before) / attention_rate
+        layers = self._layers_s(factors.graph_layer_s + SECOND_ATTENTION_S)
+        return products + attending + self._kv_s(batch_size * kv_len) + layers
 
     @property
     def _factors(self) -> Factors:
         return FP8 if self.model.quantization else BFLOAT16
 
-    def _prompts_s(self, computing: float) -> float:
-        launching = self.model.num_layers * LAUNCH_LAYER_S
-        launched = max(computing, self._weights_s, launching) + FORWARD_S
-        if computing > launching + FORWARD_S:
+    def _prompts_s(self, computing: float, experts: float) -> float:
+        """Args: experts: seconds of the experts' products."""
+        of_sparse = num_sparse_layers(self.model) * self._factors.experts.launch_s
+        launching = self.model.num_layers * LAUNCH_LAYER_S + of_sparse
+        launched = max(computing + experts, self._common_weights_s, launching) + FORWARD_S
+        if computing + experts > launching + FORWARD_S:
             return launched
         # The engine uses a graph if launching would dominate.
-        return min(launched, hypot(self._weights_s, computing) + self.model.num_layers * self._factors.graph_layer_s)
+        layers = self._layers_s(self._factors.graph_layer_s)
+        return min(launched, hypot(self._common_weights_s, computing) + experts + layers)
+
+    def _common_s(self, num_tokens: int, num_logits: int, share: float) -> float:
+        """Seconds of all products but the experts', at a share of the rate."""
+        return common_flops(self.model, num_tokens, num_logits) / (self.gpu.limits.matmul_rate * share)
+
+    def _experts_s(self, num_tokens: int) -> float:
+        return experts_s(self.model, self.gpu.limits, self._factors.experts, num_tokens)
+
+    def _layers_s(self, layer_s: float) -> float:
+        return self.model.num_layers * layer_s + num_sparse_layers(self.model) * self._factors.experts.layer_s
 
     @property
     def _has_quantized_pages(self) -> bool:
         return self.kv_cache_dtype != default_of(EngineConfig, "kv_cache_dtype")
 
     @property
-    def _weights_s(self) -> float:
-        return read_weight_bytes(self.model) / self.gpu.limits.copy_bandwidth
+    def _common_weights_s(self) -> float:
+        return common_weight_bytes(self.model) / self.gpu.limits.copy_bandwidth
 
     def _kv_s(self, num_tokens: int) -> float:
         share = FP8_KV_READ_SHARE if self._has_quantized_pages else KV_READ_SHARE

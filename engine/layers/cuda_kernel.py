@@ -4,13 +4,17 @@ import functools
 from collections.abc import Mapping
 from ctypes import c_float, c_int, c_void_p
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from cuda.bindings import driver, nvrtc
 
 HEADER = "bfloat16.cuh"
 PDL_CAPABILITY = 9
+# Bytes of a box's row in shared memory.
+SWIZZLE = 128
+
+Argument: TypeAlias = "torch.Tensor | int | float | driver.CUtensorMap | None"
 
 _PDL = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _SHARED_BYTES = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -32,19 +36,28 @@ class CudaKernel:
     """
 
     def __init__(
-        self, package: str, name: str, macros: Mapping[str, int], device: torch.device, shared_bytes: int | None = None
+        self,
+        package: str,
+        name: str,
+        macros: Mapping[str, int],
+        device: torch.device,
+        *,
+        shared_bytes: int | None = None,
+        is_specific: bool = False,
     ) -> None:
         """
         Args:
             package: package of the source NAME.cu, which may include only HEADER.
             shared_bytes: dynamic shared memory per block. Unless None, multiprocessors give shared memory precedence
                 over the L1 cache, so that blocks of consecutive such kernels fit beside each other.
+            is_specific: allow instructions of this architecture alone.
 
         Raises:
             RuntimeError: the kernel cannot be compiled or loaded.
         """
         major, minor = torch.cuda.get_device_capability(device)
-        options = f"--gpu-architecture=sm_{major}{minor}", *(f"-D{k}={v}" for k, v in macros.items())
+        architecture = f"sm_{major}{minor}{'a' if is_specific else ''}"
+        options = f"--gpu-architecture={architecture}", *(f"-D{k}={v}" for k, v in macros.items())
         binary = _compile(package, name, options)
         with torch.cuda.device(device):
             # Loading needs a context, which torch's first allocation creates.
@@ -58,11 +71,11 @@ class CudaKernel:
         self._device = device
         self._is_dependent = has_dependent_launch(device)
 
-    def launch(self, grid: tuple[int, int], num_threads: int, *arguments: torch.Tensor | int | float | None) -> None:
+    def launch(self, grid: tuple[int, int], num_threads: int, *arguments: Argument) -> None:
         """Launches in torch's current stream.
 
         Args:
-            arguments: tensors and None become pointers, numbers int and float.
+            arguments: tensors and None become pointers, numbers int and float, tensor maps are copied.
         """
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
@@ -76,6 +89,17 @@ class CudaKernel:
             config.attrs, config.numAttrs = [attribute], 1
         values, types = zip(*(_argument(a) for a in arguments), strict=True)
         _check(driver.cuLaunchKernelEx(config, self._function, (values, types), 0))
+
+
+def tensor_map(x: torch.Tensor, box: tuple[int, ...]) -> driver.CUtensorMap:
+    """Returns a map for copies by the tensor memory accelerator: boxes of x, to shared memory, swizzled by 128 bytes.
+
+    Args:
+        x: bfloat16 or of one byte per number; strides are multiples of 16 bytes, except 1 of the last dimension.
+        box: size of a box in each dimension, with rows of 128 bytes. Numbers beyond x read as zero.
+    """
+    assert x.stride(-1) == 1 and x.element_size() * box[-1] == SWIZZLE
+    return _encode(x.data_ptr(), x.dtype is torch.bfloat16, tuple(x.shape), x.stride(), box)
 
 
 @functools.cache
@@ -98,10 +122,37 @@ def _compile(package: str, name: str, options: tuple[str, ...]) -> bytes:
     return binary
 
 
-def _argument(value: torch.Tensor | int | float | None) -> tuple[int | float, Any]:
+def _argument(value: Argument) -> tuple[Any, Any]:
+    if isinstance(value, driver.CUtensorMap):
+        # The binding takes its own classes without a type.
+        return value, None
     if value is None or isinstance(value, torch.Tensor):
         return 0 if value is None else value.data_ptr(), c_void_p
     return value, c_int if isinstance(value, int) else c_float
+
+
+@functools.lru_cache(maxsize=4096)
+def _encode(
+    address: int, is_bfloat16: bool, shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
+) -> driver.CUtensorMap:
+    """Cached: a model's weights stay where they are."""
+    types = driver.CUtensorMapDataType
+    size = 2 if is_bfloat16 else 1
+    return _check(
+        driver.cuTensorMapEncodeTiled(
+            types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if is_bfloat16 else types.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            len(shape),
+            address,
+            [driver.cuuint64_t(n) for n in reversed(shape)],
+            [driver.cuuint64_t(n * size) for n in reversed(strides[:-1])],
+            [driver.cuuint32_t(n) for n in reversed(box)],
+            [driver.cuuint32_t(1) for _ in shape],
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    )
 
 
 def _check(result: tuple[Any, ...]) -> Any:

@@ -4,6 +4,8 @@ import flashinfer
 import torch
 
 from tandem.engine.layers.cuda_norm import rms_norm
+from tandem.engine.layers.experts.base import Experts
+from tandem.engine.layers.experts.cuda_experts import CudaExperts
 from tandem.engine.layers.few_rows import FewRows
 from tandem.engine.layers.fp8_linear import Fp8Linear
 from tandem.engine.layers.fp8_products import Fp8Products
@@ -26,6 +28,7 @@ class CudaOps(LayerOps):
         self._products = Products(device)
         self._gated = GatedProducts(device)
         self._fp8 = Fp8Products(device, self._products)
+        self._experts = CudaExperts(device)
 
     def norm_linear(
         self, x: torch.Tensor, norm: Norm, linear: LinearBase, out: torch.Tensor | None = None
@@ -73,3 +76,17 @@ class CudaOps(LayerOps):
 
     def _gates_at_once(self, x: torch.Tensor, gate_up: LinearBase) -> bool:
         return self._few_rows.fits(x, gate_up) or self._products.tile(len(x), gate_up, is_gated=True) is not None
+
+    def mixture(self, x: torch.Tensor, norm: Norm, experts: Experts) -> torch.Tensor:
+        shared = experts.shared
+        if shared is None:
+            return self._experts.mixture(x, norm, experts)
+        hidden = self.norm_gated(x, norm, shared.gate_up)
+        if shared.gate is None:
+            return self.linear_add(hidden, shared.down, self._experts.mixture(x, norm, experts))
+        logits = (rms_norm(x, norm).float() * shared.gate.float()).sum(-1, keepdim=True)  # (num_tokens, 1)
+        output = self.linear_add(hidden, shared.down, torch.zeros_like(x))
+        return self._experts.mixture(x, norm, experts).addcmul_(logits.sigmoid().to(x.dtype), output)
+
+    def normalize(self, x: torch.Tensor, norm: Norm) -> None:
+        rms_norm(x, norm, out=x)

@@ -14,6 +14,7 @@ from tandem.engine.layers.fp8 import SMALLEST_AMAX as _SMALLEST_AMAX
 from tandem.engine.layers.fp8_linear import Fp8Linear
 from tandem.engine.layers.norm import Norm
 from tandem.engine.models.quantization import BLOCK as _BLOCK
+from tandem.engine.models.quantization import InputScales
 
 FP8_MAX = tl.constexpr(_FP8_MAX)
 SMALLEST_AMAX = tl.constexpr(_SMALLEST_AMAX)
@@ -44,11 +45,23 @@ def quantize(x: torch.Tensor, linear: Fp8Linear, norm: Norm | None = None, *, is
         norm: applied to x first, in float32.
         is_gated: quantize silu(first half of x) * second half.
     """
+    assert x.shape[1] == (2 if is_gated else 1) * linear.weight.shape[1]
+    return quantize_rows(x, linear.inputs, linear.input_scale, norm, is_gated=is_gated)
+
+
+def quantize_rows(
+    x: torch.Tensor,
+    inputs: InputScales,
+    input_scale: torch.Tensor | None = None,
+    norm: Norm | None = None,
+    *,
+    is_gated: bool = False,
+) -> Quantized:
+    """Quantizes the input of any product; see quantize(). Args: input_scale: (1,) float32 for "static" inputs."""
     x = x.contiguous()
-    num_tokens, size = len(x), linear.weight.shape[1]
-    assert x.shape[1] == (2 if is_gated else 1) * size
+    num_tokens, size = len(x), x.shape[1] // (2 if is_gated else 1)
     num_rows, num_scales = num_tokens, 1
-    if linear.inputs == "group":
+    if inputs == "group":
         num_rows, num_scales = triton.cdiv(num_tokens, ROW_MULTIPLE) * ROW_MULTIPLE, size // _BLOCK
     numbers = torch.empty(num_rows, size, dtype=FP8_DTYPE, device=x.device)
     scales = torch.empty(num_scales, num_rows, device=x.device).t()
@@ -58,7 +71,7 @@ def quantize(x: torch.Tensor, linear: Fp8Linear, norm: Norm | None = None, *, is
     launch(
         x,
         norm.weight if norm else x,
-        linear.input_scale if linear.input_scale is not None else scales,
+        input_scale if input_scale is not None else scales,
         numbers,
         scales,
         norm.eps if norm else 0.0,
@@ -67,7 +80,7 @@ def quantize(x: torch.Tensor, linear: Fp8Linear, norm: Norm | None = None, *, is
         BLOCK=block,
         NORM=norm is not None,
         GATED=is_gated,
-        INPUTS=linear.inputs,
+        INPUTS=inputs,
         DEPENDENT=is_dependent,
         num_warps=min(_MAX_WARPS, max(_MIN_WARPS, block // _NUM_OF_WARP)),
         launch_pdl=is_dependent,

@@ -5,6 +5,8 @@ from abc import ABC, abstractmethod
 import torch
 import torch.nn.functional as F
 
+from tandem.engine.layers.experts.base import Experts
+from tandem.engine.layers.experts.reference import mixture
 from tandem.engine.layers.linear import LinearBase
 from tandem.engine.layers.norm import Norm, rms_norm
 
@@ -30,6 +32,14 @@ class LayerOps(ABC):
         """Returns x + projection `down` of norm_gated(x); may overwrite `x`."""
         return self.linear_add(self.norm_gated(x, norm, gate_up), down, x)
 
+    @abstractmethod
+    def mixture(self, x: torch.Tensor, norm: Norm, experts: Experts) -> torch.Tensor:
+        """Returns x + the mixture of experts of rms_norm(x); may overwrite `x`."""
+
+    @abstractmethod
+    def normalize(self, x: torch.Tensor, norm: Norm) -> None:
+        """Replaces x, (num_tokens, size), whose rows may be apart, by rms_norm(x)."""
+
 
 class TorchOps(LayerOps):
     """Rounds where Hugging Face's implementation does."""
@@ -46,3 +56,9 @@ class TorchOps(LayerOps):
 
     def linear_add(self, x: torch.Tensor, linear: LinearBase, residual: torch.Tensor) -> torch.Tensor:
         return residual + linear(x)
+
+    def mixture(self, x: torch.Tensor, norm: Norm, experts: Experts) -> torch.Tensor:
+        return x + mixture(rms_norm(x, *norm), experts)
+
+    def normalize(self, x: torch.Tensor, norm: Norm) -> None:
+        x.copy_(rms_norm(x, *norm))

@@ -1,18 +1,25 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from tandem.engine.attention.base import Attention
+from tandem.engine.layers.experts.counts import ExpertCounts
 from tandem.engine.layers.ops import LayerOps
 from tandem.engine.models.config import ModelConfig
 
 
 class Model(ABC):
-    """A causal language model on one device."""
+    """A causal language model on one device.
+
+    Attributes:
+        expert_counts: None without mixtures of experts.
+    """
 
     config: ModelConfig
     dtype: torch.dtype
+    expert_counts: ExpertCounts | None = None
 
     @abstractmethod
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: LayerOps) -> None:
@@ -22,6 +29,14 @@ class Model(ABC):
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields every tensor that load_weights fills, with its name and shape in a checkpoint."""
 
+    def stacked_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields the same memory as named_parameters, with thousands of small tensors joined into few."""
+        return self.named_parameters()
+
+    def projections(self) -> Iterator[str]:
+        """Yields the names of all modules that FP8 applies to, like model.layers.0.mlp.up_proj."""
+        return iter(())
+
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copies the tensors of a checkpoint.
@@ -30,9 +45,17 @@ class Model(ABC):
             ValueError: a tensor is missing, unexpected or of the wrong shape; the message names it.
         """
 
+    @abstractmethod
+    def loaded(self) -> None:
+        """Ends loading. load_weights calls it; call it after filling stacked_parameters directly."""
+
     def shallow(self) -> "Model":
         """Returns a model of the same weights with few layers but all kernels, or the whole model."""
         return self
+
+    def counting(self, staged: torch.Tensor) -> AbstractContextManager[None]:
+        """ExpertCounts.only, without effect on a model without experts."""
+        return nullcontext() if self.expert_counts is None else self.expert_counts.only(staged)
 
     @abstractmethod
     def hidden_states(

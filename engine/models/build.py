@@ -4,9 +4,9 @@ import torch
 
 from tandem.choices import Choices
 from tandem.engine.layers.ops import LayerOps, TorchOps
-from tandem.engine.models.architectures import ARCHITECTURES
 from tandem.engine.models.base import Model
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.families.table import ARCHITECTURES
 
 # float32 uses torch, as the reference.
 FUSED_DTYPES = (torch.bfloat16, torch.float16)

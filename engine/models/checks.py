@@ -1,13 +1,14 @@
 """Checks of config.json values. All raise ValueError, naming the key."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 # Above every size and length of a model.
 MAX_COUNT = 2**31 - 1
 
 
-def required(raw: dict[str, Any], key: str) -> Any:
+def required(raw: Mapping[str, Any], key: str) -> Any:
     if raw.get(key) is None:
         raise ValueError(f"{key} is missing")
     return raw[key]
@@ -19,10 +20,10 @@ def require_dict(name: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def require_count(name: str, value: object, most: int = MAX_COUNT) -> None:
-    """Requires an int of at least 1 and at most `most`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+def require_count(name: str, value: object, most: int = MAX_COUNT, least: int = 1) -> None:
+    """Requires an int of at least `least` and at most `most`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
     if value > most:
         raise ValueError(f"{name} must be at most {most}, not {value!r}")
 

@@ -3,8 +3,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from tandem.engine.models.architectures import ARCHITECTURES, Architecture
 from tandem.engine.models.checks import MAX_COUNT, require_count, require_dict, require_positive, required
+from tandem.engine.models.experts import ExpertsConfig
+from tandem.engine.models.families.base import Architecture
+from tandem.engine.models.families.table import ARCHITECTURES
 from tandem.engine.models.quantization import AT_LOAD, FP8, Quantization, read_quantization
 from tandem.engine.models.rope import Llama3RopeScaling, read_rope
 
@@ -21,7 +23,10 @@ class ModelConfig:
         architecture: class name in checkpoints, like LlamaForCausalLM.
         head_dim: need not be hidden_size / num_q_heads.
         max_position_embeddings: maximum tokens of a sequence.
+        intermediate_size: of dense layers.
         qk_norm: True if each head's queries and keys are normalized before rotation.
+        whole_qk_norm: True if all queries of a token are normalized together, and all its keys.
+        experts: None: all layers are dense.
 
     Raises:
         ValueError: on construction, for invalid values.
@@ -44,6 +49,8 @@ class ModelConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    whole_qk_norm: bool = False
+    experts: ExpertsConfig | None = None
     quantization: Quantization | None = None
 
     def __post_init__(self) -> None:
@@ -61,6 +68,9 @@ class ModelConfig:
             raise ValueError(f"num_q_heads {self.num_q_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd, but the rotary embedding rotates pairs")
+
+    def is_sparse(self, layer: int) -> bool:
+        return self.experts is not None and layer not in self.experts.dense_layers
 
     @classmethod
     def from_dir(cls, model_dir: Path) -> "ModelConfig":
@@ -89,16 +99,18 @@ class ModelConfig:
         # An unsupported model makes other errors irrelevant.
         architecture = _supported(names[0])
         raw = {**architecture.defaults, **raw}
-        _refuse_unsupported(raw)
+        num_layers = required(raw, "num_hidden_layers")
+        require_count("num_hidden_layers", num_layers, MAX_LAYERS)
+        _refuse_unsupported(raw, architecture)
         _refuse_sliding_window(raw, architecture)
-        rope_theta, rope_scaling = read_rope(raw)
+        rope_theta, rope_scaling = read_rope(raw, architecture.rope_theta)
         num_kv_heads = raw.get("num_key_value_heads")
         return cls(
             architecture=names[0],
             vocab_size=required(raw, "vocab_size"),
             hidden_size=required(raw, "hidden_size"),
             intermediate_size=required(raw, "intermediate_size"),
-            num_layers=required(raw, "num_hidden_layers"),
+            num_layers=num_layers,
             num_q_heads=required(raw, "num_attention_heads"),
             num_kv_heads=raw["num_attention_heads"] if num_kv_heads is None else num_kv_heads,
             head_dim=_head_dim(raw),
@@ -111,6 +123,8 @@ class ModelConfig:
             o_bias=_bias(raw, architecture.o_bias),
             mlp_bias=_bias(raw, architecture.mlp_bias),
             qk_norm=architecture.qk_norm,
+            whole_qk_norm=architecture.whole_qk_norm,
+            experts=architecture.experts(raw, num_layers) if architecture.experts is not None else None,
             quantization=read_quantization(raw),
         )
 
@@ -121,10 +135,13 @@ def _supported(name: object) -> Architecture:
     return ARCHITECTURES[name]
 
 
-def _refuse_unsupported(raw: dict[str, Any]) -> None:
+def _refuse_unsupported(raw: dict[str, Any], architecture: Architecture) -> None:
     for key in _EXPERT_KEYS:
-        if raw.get(key):
-            raise ValueError(f"{key} is {raw[key]!r}, but mixtures of experts are not supported")
+        if raw.get(key) and architecture.experts is None:
+            raise ValueError(f"{key} is {raw[key]!r}, but this architecture has no experts")
+    for key, neutral in architecture.neutral.items():
+        if raw.get(key) is not None and raw[key] != neutral:
+            raise ValueError(f"{key} is {raw[key]!r}, which is not supported")
     hidden_act = raw.get("hidden_act", "silu")
     if hidden_act != "silu":
         raise ValueError(f"hidden_act {hidden_act!r} is not supported; supported: silu")
@@ -144,6 +161,10 @@ def _refuse_sliding_window(raw: dict[str, Any], architecture: Architecture) -> N
     window = raw.get("sliding_window")
     if window is None or (architecture.window_switch and not raw.get("use_sliding_window", True)):
         return
+    if architecture.window_from_layer:
+        first = raw.get(architecture.window_from_layer)
+        if isinstance(first, int) and first >= raw["num_hidden_layers"]:
+            return
     require_count("sliding_window", window)
     max_positions = required(raw, "max_position_embeddings")
     require_count("max_position_embeddings", max_positions)

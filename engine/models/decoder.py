@@ -1,27 +1,31 @@
-"""The decoder of Llama, Mistral, Qwen2 and Qwen3; the configuration has their differences."""
+"""The decoder of all supported families; the configuration has their differences."""
 
 import copy
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
 
 from tandem.engine.attention.base import Attention
+from tandem.engine.layers.experts.counts import ExpertCounts, LayerCounts
 from tandem.engine.layers.fp8 import FP8_DTYPE
-from tandem.engine.layers.fp8_linear import Fp8Linear
-from tandem.engine.layers.linear import Linear, LinearBase
+from tandem.engine.layers.linear import Linear
 from tandem.engine.layers.norm import Norm, QkNorm, rms_norm
 from tandem.engine.layers.ops import LayerOps
 from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
 from tandem.engine.models.base import Model
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.linears import Linears
+from tandem.engine.models.mlp.base import Mlp
+from tandem.engine.models.mlp.dense import DenseMlp
+from tandem.engine.models.mlp.sparse import SparseMlp
 
 # Other dtypes need scales, which only FP8 projections have.
 _WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _O = ("self_attn.o_proj",)
-_GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
-_DOWN = ("mlp.down_proj",)
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
 class DecoderModel(Model):
@@ -36,7 +40,12 @@ class DecoderModel(Model):
         self.dtype = dtype
         self._ops = ops
         self._embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        self._layers = [_Layer(config, index, dtype, device) for index in range(config.num_layers)]
+        if config.experts is not None:
+            sparse = [index for index in range(config.num_layers) if config.is_sparse(index)]
+            self.expert_counts = ExpertCounts(sparse, config.experts.num_experts, config.num_layers, device)
+        self._layers = [
+            _Layer(config, index, dtype, device, self._counts_of(index)) for index in range(config.num_layers)
+        ]
         self._norm = Norm(torch.empty(config.hidden_size, dtype=dtype, device=device), config.rms_norm_eps)
         # Own memory even if tied: lookups and products need different orders.
         self._lm_head = Linear([config.vocab_size], config.hidden_size, False, dtype, device)
@@ -46,13 +55,26 @@ class DecoderModel(Model):
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parts of merged matrices are views, possibly not contiguous."""
+        return self._parameters(_Layer.named_parameters)
+
+    def stacked_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._parameters(_Layer.stacked_parameters)
+
+    def _parameters(
+        self, of_layer: Callable[["_Layer"], Iterator[tuple[str, torch.Tensor]]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         yield "model.embed_tokens.weight", self._embedding
         yield "model.norm.weight", self._norm.weight
         for index, layer in enumerate(self._layers):
-            for name, weight in layer.named_parameters():
+            for name, weight in of_layer(layer):
                 yield f"model.layers.{index}.{name}", weight
         if not self.config.tie_word_embeddings:
             yield "lm_head.weight", self._lm_head.weight
+
+    def projections(self) -> Iterator[str]:
+        for index, layer in enumerate(self._layers):
+            for name in (*_QKV, *_O, *layer.mlp.projections()):
+                yield f"model.layers.{index}.{name}"
 
     @torch.inference_mode()
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -68,22 +90,38 @@ class DecoderModel(Model):
                 _check(name, tensor, self._embedding)
                 tied_head = tensor
                 continue
+            part = self._held_part(name, tensor)
+            if part is None:
+                continue
             if name not in parameters:
                 raise ValueError(f"tensor {name} is unexpected")
             if name not in missing:
                 raise ValueError(f"tensor {name} is duplicated")
-            _check(name, tensor, parameters[name])
-            parameters[name].copy_(tensor)
+            _check(name, part, parameters[name])
+            parameters[name].copy_(part)
             del missing[name]
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise ValueError(f"tensor {next(iter(missing))} is missing{more}")
         if tied_head is not None and not torch.equal(tied_head.to(self._embedding), self._embedding):
             raise ValueError("tensor lm_head.weight differs from the embedding, though the configuration ties them")
+        self.loaded()
+
+    @torch.inference_mode()
+    def loaded(self) -> None:
         if self.config.tie_word_embeddings:
             self._lm_head.weight.copy_(self._embedding)
         for layer in self._layers:
             layer.loaded()
+
+    def _held_part(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
+        match = _LAYER.fullmatch(name)
+        if match is None or int(match[1]) >= len(self._layers):
+            return tensor
+        return self._layers[int(match[1])].mlp.held_part(match[2], tensor)
+
+    def _counts_of(self, layer: int) -> LayerCounts | None:
+        return None if self.expert_counts is None else self.expert_counts.of_layer(layer)
 
     def shallow(self) -> "DecoderModel":
         model = copy.copy(self)
@@ -123,57 +161,73 @@ class DecoderModel(Model):
 
 
 class _Layer:
-    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device) -> None:
-        def linear(names: tuple[str, ...], out_sizes: list[int], in_size: int, bias: bool) -> LinearBase:
-            modules = [f"model.layers.{index}.{name}" for name in names]
-            if not _are_fp8(config, modules):
-                return Linear(out_sizes, in_size, bias, dtype, device)
-            assert config.quantization is not None
-            return Fp8Linear(modules, out_sizes, in_size, bias, config.quantization, dtype, device)
-
+    def __init__(
+        self,
+        config: ModelConfig,
+        index: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        counts: LayerCounts | None,
+    ) -> None:
+        linears = Linears(config, index, dtype, device)
         hidden, head_dim = config.hidden_size, config.head_dim
         eps = config.rms_norm_eps
         self._head_dim = head_dim
         q_rows, kv_rows = config.num_q_heads * head_dim, config.num_kv_heads * head_dim
         self._input_norm = Norm(torch.empty(hidden, dtype=dtype, device=device), eps)
-        self._qkv = linear(_QKV, [q_rows, kv_rows, kv_rows], hidden, config.qkv_bias)
+        self._qkv = linears.make(_QKV, [q_rows, kv_rows, kv_rows], hidden, config.qkv_bias)
         self._qk_norm = QkNorm(torch.empty(2, head_dim, dtype=dtype, device=device), eps) if config.qk_norm else None
-        self._o = linear(_O, [hidden], q_rows, config.o_bias)
+        # Of queries and of keys, each across heads.
+        sizes = (q_rows, kv_rows) if config.whole_qk_norm else ()
+        self._whole_norms = [Norm(torch.empty(size, dtype=dtype, device=device), eps) for size in sizes]
+        self._o = linears.make(_O, [hidden], q_rows, config.o_bias)
         self._mlp_norm = Norm(torch.empty(hidden, dtype=dtype, device=device), eps)
-        self._gate_up = linear(_GATE_UP, [config.intermediate_size] * 2, hidden, config.mlp_bias)
-        self._down = linear(_DOWN, [hidden], config.intermediate_size, config.mlp_bias)
-        self._linears = (self._qkv, self._o, self._gate_up, self._down)
+        self.mlp: Mlp = SparseMlp(linears, counts=counts) if config.is_sparse(index) else DenseMlp(linears)
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._around_mlp()
+        yield from self.mlp.named_parameters()
+
+    def stacked_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._around_mlp()
+        yield from self.mlp.stacked_parameters()
+
+    def _around_mlp(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "input_layernorm.weight", self._input_norm.weight
         yield from self._qkv.named_parameters(*_QKV)
         if self._qk_norm is not None:
             yield "self_attn.q_norm.weight", self._qk_norm.weight[0]
             yield "self_attn.k_norm.weight", self._qk_norm.weight[1]
+        for name, norm in zip(("q_norm", "k_norm"), self._whole_norms, strict=False):
+            yield f"self_attn.{name}.weight", norm.weight
         yield from self._o.named_parameters(*_O)
         yield "post_attention_layernorm.weight", self._mlp_norm.weight
-        yield from self._gate_up.named_parameters(*_GATE_UP)
-        yield from self._down.named_parameters(*_DOWN)
 
     @property
     def kind(self) -> tuple[type, ...]:
-        return tuple(map(type, self._linears))
+        return type(self._qkv), type(self._o), *self.mlp.kind
 
     def loaded(self) -> None:
-        for linear in self._linears:
-            linear.loaded()
+        self._qkv.loaded()
+        self._o.loaded()
+        self.mlp.loaded()
 
     def attend(
         self, x: torch.Tensor, rotation: Rotation, attention: Attention, index: int, ops: LayerOps
     ) -> torch.Tensor:
         """Maps (num_tokens, hidden_size) to (num_tokens, num_q_heads * head_dim); writes keys and values."""
-        qkv = ops.norm_linear(x, self._input_norm, self._qkv).unflatten(-1, (-1, self._head_dim))
-        return attention.attend(qkv, rotation, self._qk_norm, index)
+        qkv = ops.norm_linear(x, self._input_norm, self._qkv)
+        begin = 0
+        for norm in self._whole_norms:
+            end = begin + len(norm.weight)
+            ops.normalize(qkv[:, begin:end], norm)
+            begin = end
+        return attention.attend(qkv.unflatten(-1, (-1, self._head_dim)), rotation, self._qk_norm, index)
 
     def forward(self, x: torch.Tensor, attended: torch.Tensor, ops: LayerOps) -> torch.Tensor:
         """Computes the rest of the layer for any rows. Args: x: the layer's input, may be overwritten."""
         x = ops.linear_add(attended, self._o, x)
-        return ops.gated_mlp(x, self._mlp_norm, self._gate_up, self._down)
+        return self.mlp.forward(x, self._mlp_norm, ops)
 
 
 def _check(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> None:
@@ -184,11 +238,3 @@ def _check(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> None:
             raise ValueError(f"tensor {name} has dtype {tensor.dtype}, not {FP8_DTYPE}")
     elif tensor.dtype not in _WEIGHT_DTYPES:
         raise ValueError(f"tensor {name} has dtype {tensor.dtype}, which is not a plain float type")
-
-
-def _are_fp8(config: ModelConfig, modules: list[str]) -> bool:
-    """Raises ValueError if only some projections of a merged matrix are FP8."""
-    kinds = {config.quantization is not None and config.quantization.covers(module) for module in modules}
-    if len(kinds) > 1:
-        raise ValueError(f"quantization_config must ignore all or none of {', '.join(modules)}")
-    return kinds == {True}

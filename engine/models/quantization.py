@@ -1,6 +1,7 @@
 """FP8 scheme of a checkpoint. Imports no torch."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,6 +10,8 @@ from tandem.engine.models.checks import require_dict
 # Side of a weight block, and length of a group of inputs, with one scale.
 BLOCK = 128
 FP8 = "fp8"
+# Begins a regular expression among ignored modules.
+_PATTERN = "re:"
 SUPPORTED = (
     "supported are FP8 weights (float8_e4m3fn) with a scale for each tensor, for each channel, or for each block of "
     f"{BLOCK}x{BLOCK}, as compressed-tensors and fp8 have them"
@@ -37,9 +40,15 @@ class Quantization:
     scale_name: str = "weight_scale"
     at_load: bool = False
 
-    def covers(self, module: str) -> bool:
-        """Args: module: like model.layers.0.mlp.up_proj."""
-        return not any(_names(pattern, module) for pattern in self.ignored)
+    def covered(self, modules: Iterable[str]) -> list[bool]:
+        """Returns which modules have FP8 weights. Args: modules: like model.layers.0.mlp.up_proj."""
+        # Mixtures have thousands of modules, and their checkpoints ignore hundreds.
+        names = frozenset(name for name in self.ignored if not name.startswith(_PATTERN))
+        patterns = [re.compile(name[len(_PATTERN) :]) for name in self.ignored if name.startswith(_PATTERN)]
+        return [
+            names.isdisjoint(_ends(module)) and not any(pattern.match(module) for pattern in patterns)
+            for module in modules
+        ]
 
 
 AT_LOAD = Quantization(at_load=True)
@@ -136,15 +145,15 @@ def _strings(config: dict[str, Any], key: str) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"quantization_config: {key} must be a list of names, not {names!r}")
     for name in names:
-        if name.startswith("re:"):
+        if name.startswith(_PATTERN):
             try:
-                re.compile(name[3:])
+                re.compile(name[len(_PATTERN) :])
             except re.error as error:
                 raise ValueError(f"quantization_config: {key} has {name!r}, an invalid pattern: {error}") from error
     return tuple(names)
 
 
-def _names(pattern: str, module: str) -> bool:
-    if pattern.startswith("re:"):
-        return re.match(pattern[3:], module) is not None
-    return f".{module}.".startswith(f".{pattern}.") or module.endswith(f".{pattern}")
+def _ends(module: str) -> list[str]:
+    """Returns the module's name and what is before or after one of its dots."""
+    dots = [index for index, character in enumerate(module) if character == "."]
+    return [module, *(module[:dot] for dot in dots), *(module[dot + 1 :] for dot in dots)]

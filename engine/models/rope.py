@@ -33,7 +33,7 @@ _ROPE_KEYS = {"default": {"rope_theta", "rope_type", "type", "partial_rotary_fac
 _ROPE_KEYS["llama3"] = _ROPE_KEYS["default"] | {field.name for field in fields(Llama3RopeScaling)}
 
 
-def read_rope(raw: dict[str, Any]) -> tuple[float, Llama3RopeScaling | None]:
+def read_rope(raw: dict[str, Any], default_theta: float = 10000.0) -> tuple[float, Llama3RopeScaling | None]:
     """Returns the rotary embedding's base and scaling.
 
     Raises:
@@ -45,14 +45,14 @@ def read_rope(raw: dict[str, Any]) -> tuple[float, Llama3RopeScaling | None]:
     if theta is not None:
         old = {"rope_theta": theta, **old}
     if new is None:
-        return _parse(old)
-    parsed = _parse(require_dict("rope_parameters", new))
-    if old and _parse({"rope_theta": parsed[0], **old}) != parsed:
+        return _parse(old, default_theta)
+    parsed = _parse(require_dict("rope_parameters", new), default_theta)
+    if old and _parse({"rope_theta": parsed[0], **old}, default_theta) != parsed:
         raise ValueError("rope_parameters contradicts rope_theta or rope_scaling")
     return parsed
 
 
-def _parse(rope: dict[str, Any]) -> tuple[float, Llama3RopeScaling | None]:
+def _parse(rope: dict[str, Any], default_theta: float) -> tuple[float, Llama3RopeScaling | None]:
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if not isinstance(rope_type, str) or rope_type not in _ROPE_KEYS:
         raise ValueError(f"rope type {rope_type!r} is not supported; supported: {', '.join(_ROPE_KEYS)}")
@@ -60,7 +60,7 @@ def _parse(rope: dict[str, Any]) -> tuple[float, Llama3RopeScaling | None]:
     if unknown:
         raise ValueError(f"rope type {rope_type!r} with {', '.join(unknown)} is not supported")
     _require_full_rotation(rope)
-    theta = rope.get("rope_theta", 10000.0)
+    theta = rope.get("rope_theta", default_theta)
     if rope_type == "default":
         return theta, None
     return theta, Llama3RopeScaling(**{f.name: required(rope, f.name) for f in fields(Llama3RopeScaling)})

@@ -134,7 +134,7 @@ class ConversionCache:
         return next((path for path in self._paths() if path.name.endswith(f"-{digest}")), None)
 
     def _convert(self, gguf: Path, digest: str, on_progress: Progress | None) -> Path:
-        from tandem.engine.weights.gguf import convert_gguf
+        from tandem.engine.weights.gguf.convert import convert_gguf
 
         report = on_progress or (lambda stage, fraction: None)
         with self._exclusive(digest, on_wait=lambda: report("waiting for another process that converts it", 0.0)):

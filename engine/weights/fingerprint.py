@@ -30,7 +30,7 @@ def model_fingerprint(model: Model, kv_scales: KvScales | None = None) -> str:
     digest = hashlib.blake2b(digest_size=16)
     digest.update(json.dumps([type(model).__name__, dataclasses.asdict(model.config)], sort_keys=True).encode())
     with _one_thread():
-        for name, tensor in sorted(model.named_parameters(), key=lambda named: named[0]):
+        for name, tensor in sorted(model.stacked_parameters(), key=lambda named: named[0]):
             digest.update(json.dumps([name, list(tensor.shape), str(tensor.dtype)]).encode())
             digest.update(_row_sums(tensor).cpu().numpy().tobytes())
     if kv_scales is not None and not kv_scales.are_ones:
@@ -51,7 +51,12 @@ def _one_thread() -> Iterator[None]:
 
 
 def _row_sums(tensor: torch.Tensor) -> torch.Tensor:
-    rows = tensor.flatten(1) if tensor.dim() > 1 else tensor.view(1, -1)
+    most_elements = _CHUNK_ELEMENTS[tensor.device.type]
+    if tensor.dim() > 2 and not tensor.is_contiguous():
+        # Flattened at once, all experts' matrices would be copied.
+        num_matrices = max(1, most_elements // max(1, tensor[0].numel()))
+        return torch.cat([_row_sums(matrices.contiguous()) for matrices in tensor.split(num_matrices)])
+    rows = tensor.flatten(0, -2) if tensor.dim() > 1 else tensor.view(1, -1)
     if tensor.itemsize == 1:
         # Not every device can pad FP8.
         rows = rows.view(torch.uint8)
@@ -60,7 +65,7 @@ def _row_sums(tensor: torch.Tensor) -> torch.Tensor:
     num_words = (rows.shape[1] + num_padding) * tensor.itemsize // _WORD_BYTES
     generator = torch.Generator().manual_seed(_SEED)
     factors = torch.randint(-(2**63), 2**63 - 1, (num_words,), generator=generator).bitwise_or(1).to(tensor.device)
-    num_together = max(1, _CHUNK_ELEMENTS[tensor.device.type] // max(1, rows.shape[1]))
+    num_together = max(1, most_elements // max(1, rows.shape[1]))
     sums = []
     for some in rows.split(num_together):
         padded = F.pad(some, (0, num_padding)) if num_padding else some

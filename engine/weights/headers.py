@@ -9,8 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-# The largest served models have two thousand tensors of about a hundred bytes. Longer headers are not read, because
-# parsing takes many times their length in memory.
+# 48 layers of 128 FP8 experts have 56,000 tensors of about 115 bytes, and larger models have several files. Longer
+# headers are not read, because parsing takes many times their length in memory.
 MAX_HEADER_BYTES = 8 * 2**20
 _LENGTH_BYTES = 8
 _MAX_FILE_BYTES = 2**63 - 1
@@ -85,27 +85,34 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _checked(name: str, info: Any) -> tuple[int, int]:
-    where = f"tensor {_SHORT.repr(name)}"
+    try:
+        return _span(info)
+    except ValueError as error:
+        raise ValueError(f"tensor {_SHORT.repr(name)} {error}") from error
+
+
+def _span(info: Any) -> tuple[int, int]:
+    """Returns where a tensor's data begin and end. Raises ValueError that continues "tensor X"."""
     if not isinstance(info, dict) or set(info) != _FIELDS:
-        raise ValueError(f"{where} must have dtype, shape and data_offsets, but is {_SHORT.repr(info)}")
+        raise ValueError(f"must have dtype, shape and data_offsets, but is {_SHORT.repr(info)}")
     dtype, shape, offsets = info["dtype"], info["shape"], info["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _DTYPE_BYTES:
-        raise ValueError(f"{where} has dtype {_SHORT.repr(dtype)}, which is not known")
+        raise ValueError(f"has dtype {_SHORT.repr(dtype)}, which is not known")
     if not _are_counts(shape):
-        raise ValueError(f"{where} has shape {_SHORT.repr(shape)}, not whole numbers of at least 0")
+        raise ValueError(f"has shape {_SHORT.repr(shape)}, not whole numbers of at least 0")
     if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ValueError(
-            f"{where} has data_offsets {_SHORT.repr(offsets)}, not two whole numbers, where it begins and where it ends"
+            f"has data_offsets {_SHORT.repr(offsets)}, not two whole numbers, where it begins and where it ends"
         )
     begin, end = offsets
     num_bytes = _DTYPE_BYTES[dtype]
     for size in shape:
         num_bytes *= size
         if num_bytes > _MAX_FILE_BYTES:
-            raise ValueError(f"{where} has shape {_SHORT.repr(shape)}, which no file has room for")
+            raise ValueError(f"has shape {_SHORT.repr(shape)}, which no file has room for")
     if num_bytes != end - begin:
         raise ValueError(
-            f"{where} of shape {_SHORT.repr(shape)} and dtype {dtype} takes {num_bytes} bytes, but has data_offsets "
+            f"of shape {_SHORT.repr(shape)} and dtype {dtype} takes {num_bytes} bytes, but has data_offsets "
             f"{_SHORT.repr(offsets)}"
         )
     return begin, end

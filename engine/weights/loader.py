@@ -47,20 +47,26 @@ def load_weights(
     Raises:
         ValueError: the checkpoint is incomplete, corrupt, or of another model.
     """
-    weights: Iterable[tuple[str, torch.Tensor]]
-    if load_format == "dummy":
-        shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in model.named_parameters()]
-        num_bytes = sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in shapes)
-        weights = dummy_weights(shapes, device=device)
-    else:
-        num_bytes = sum(path.stat().st_size for path in checkpoint_files(model_dir))
-        weights = checkpoint_weights(model_dir)
     scales = ScaleReader(model.config.num_layers)
-    weights = scales.without_scales(_reported(weights, num_bytes, on_progress))
-    if quantization is not None and load_format != "dummy":
-        weights = read_fp8(weights, quantization, dict(model.named_parameters()), device)
+    if load_format == "dummy":
+        _fill_with_dummies(model, device, on_progress)
+        return scales.scales()
+    num_bytes = sum(path.stat().st_size for path in checkpoint_files(model_dir))
+    weights = scales.without_scales(_reported(checkpoint_weights(model_dir), num_bytes, on_progress))
+    if quantization is not None:
+        weights = read_fp8(weights, quantization, model, device)
     model.load_weights(weights)
     return scales.scales()
+
+
+@torch.inference_mode()
+def _fill_with_dummies(model: Model, device: torch.device, on_progress: Callable[[str], None]) -> None:
+    parameters = dict(model.stacked_parameters())
+    shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in parameters.items()]
+    num_bytes = sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in shapes)
+    for name, tensor in _reported(dummy_weights(shapes, device=device), num_bytes, on_progress):
+        parameters[name].copy_(tensor)
+    model.loaded()
 
 
 def checkpoint_weights(model_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:

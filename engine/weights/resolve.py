@@ -13,6 +13,7 @@ from typing import Any
 
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.weights.conversions import ConversionCache, default_directory
+from tandem.engine.weights.expert_count import check_expert_count
 from tandem.engine.weights.headers import tensor_names
 
 Progress = Callable[[str, float], None]
@@ -63,8 +64,7 @@ def resolve_model(
     _check_complete(directory, load_format)
     _read_json(directory / "config.json")
     if load_format != "dummy":
-        for file, expected in checkpoint_files(directory).items():
-            tensor_names(file, expected)
+        _check_tensors(directory)
     return directory
 
 
@@ -93,6 +93,20 @@ def checkpoint_files(model_dir: Path) -> dict[Path, frozenset[str] | None]:
         if Path(file).name != file or not (model_dir / file).is_file():
             raise ValueError(f"{model_dir} is incomplete: {index.name} names {file}, which is not there")
     return {model_dir / file: frozenset(files[file]) for file in sorted(files)}
+
+
+def _check_tensors(model_dir: Path) -> None:
+    names: list[str] = []
+    for file, expected in checkpoint_files(model_dir).items():
+        found = tensor_names(file, expected)
+        names += found if expected is None else expected
+    experts = ModelConfig.from_dir(model_dir).experts
+    if experts is None:
+        return
+    try:
+        check_expert_count(names, experts)
+    except ValueError as error:
+        raise ValueError(f"{model_dir}: {error}") from error
 
 
 def _check_complete(model_dir: Path, load_format: str) -> None:

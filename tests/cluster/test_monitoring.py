@@ -15,6 +15,7 @@ import pytest
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tests.cluster.conftest import RESTART_S, Clusters, ServedCluster, random_ids, wait_until
 from tests.cluster.prometheus import Prometheus
+from tests.cluster.tiny_experts import save_tiny_experts
 from tests.monitoring_files import DASHBOARDS, queries
 
 MISSING = [name for name in ("prometheus", "promtool") if shutil.which(name) is None]
@@ -57,8 +58,13 @@ class Load:
 
 
 @pytest.fixture(scope="module")
-def served(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
-    served = clusters.get(replace(tiny_config, num_prefill=2, num_decode=2))
+def served(
+    clusters: Clusters, tiny_config: ClusterConfig, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServedCluster]:
+    # Some panels are for models with experts.
+    model_dir = tmp_path_factory.mktemp("models") / "tiny-experts"
+    save_tiny_experts(model_dir, "qwen3_moe")
+    served = clusters.get(replace(tiny_config, model=str(model_dir), num_prefill=2, num_decode=2))
     yield served
     served.wait_clean()
 

@@ -12,3 +12,12 @@ TINY_LLAMA = {
     "max_position_embeddings": 64,
     "rms_norm_eps": 1e-5,
 }
+# What families with experts read in addition; each reads its own keys.
+TINY_EXPERTS = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}

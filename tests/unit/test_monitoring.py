@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tandem.engine.expert_balance import ExpertBalance
+from tandem.engine.layers.experts.counts import ExpertCounts
 from tandem.messages import Heartbeat, Shipped, WorkerStats
 from tandem.worker.metrics import worker_registry
 from tests.fakes.http_cluster import HttpRouter
@@ -23,8 +26,8 @@ from tests.unit.router.observe.test_metrics import new_metrics
 TARGET_LABELS = {"job", "instance", "process", "model_name", "cluster"}
 ALERTS = [rule for rule in rules() if "alert" in rule]
 RECORDED = {rule["record"] for rule in rules() if "record" in rule}
-# Labels with open values: names of workers and transports, versions, bucket bounds.
-OPEN_LABELS = {"worker", "transport", "version", "le"}
+# Labels with open values: names of workers and transports, versions, layers, bucket bounds.
+OPEN_LABELS = {"worker", "transport", "version", "layers", "le"}
 DURATION = re.compile(r"[1-9]\d*[sm]")
 LABEL_LISTS = re.compile(r"\b(?:by|on|without|ignoring|group_left|group_right) ?\(([^)]*)\)")
 needs_promtool = pytest.mark.skipif(
@@ -43,10 +46,11 @@ def router_exposition() -> bytes:
 def exported() -> dict[str, dict[str, set[str]]]:
     """Return the names of all samples, with their labels and values."""
     stats = WorkerStats(shipped=(Shipped("shared_memory", 0, 0),))
+    experts = ExpertBalance(ExpertCounts(range(2), 4, 2, torch.device("cpu")))
     # Frontends add their metrics when the application is made.
     texts = [exposition.decode() for exposition in (router_exposition(), new_metrics().exposition())]
     for role in ("prefill", "decode", "both"):
-        registry = worker_registry(role, f"{role}-0", lambda: Heartbeat(1, stats))
+        registry = worker_registry(role, f"{role}-0", lambda: Heartbeat(1, stats), experts=experts)
         texts.append(generate_latest(registry).decode())
     found: dict[str, dict[str, set[str]]] = {}
     for text in texts:
@@ -161,7 +165,8 @@ def test_commented_settings_for_keys_and_tls_are_valid(tmp_path: Path) -> None:
 
 @needs_promtool
 def test_promtool_accepts_the_exposition() -> None:
-    registry = worker_registry("prefill", "prefill-0", lambda: Heartbeat(1, WorkerStats()))
+    experts = ExpertBalance(ExpertCounts(range(2), 4, 2, torch.device("cpu")))
+    registry = worker_registry("prefill", "prefill-0", lambda: Heartbeat(1, WorkerStats()), experts=experts)
     for text in (router_exposition(), generate_latest(registry)):
         done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=60)
         assert (done.returncode, done.stdout + done.stderr) == (0, b"")

@@ -191,7 +191,8 @@ class FewRowsExperts:
                 "PREFETCH": tuning.prefetch,
                 "RELEASE": tuning.release,
             }
-            kernel = CudaKernel(__package__, "few_rows_experts", macros, self._device, num_stages * of_stage + held)
+            size = num_stages * of_stage + held
+            kernel = CudaKernel(__package__, "few_rows_experts", macros, self._device, shared_bytes=size)
             self._kernels[key] = kernel
         return kernel
 

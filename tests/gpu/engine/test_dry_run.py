@@ -12,6 +12,7 @@ from tandem.engine.build import build_engine
 from tandem.engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
 from tandem.engine.dry_run import free_bytes
 from tandem.engine.kvcache.sizing import CONTEXT_BYTES
+from tandem.engine.trial_batches import TrialBatches
 
 # Leaves room for the test process's other allocations.
 FRACTION = 0.6
@@ -73,8 +74,8 @@ def test_a_share_of_the_gpu_holds_forward_passes_too(model_dir: Path) -> None:
     free, share = torch.cuda.mem_get_info()[0], total // 2 - CONTEXT_BYTES
     assert 0.9 * share < before - free <= share
     # The largest forward pass takes nothing more from the device.
-    longest = engine.model.config.max_position_embeddings
-    batch = dry_run._prefill(config.max_chunk_tokens, longest, 0, MAX_PREFILL_BATCH_SIZE, dry_run._SAMPLED)
+    trials = TrialBatches(engine.model.config)
+    batch = trials.prefill(config.max_chunk_tokens, 0, MAX_PREFILL_BATCH_SIZE, dry_run._SAMPLED)
     engine.forward(batch).logprobs()
     assert free - torch.cuda.mem_get_info()[0] < 32 * 2**20
     del engine, batch

@@ -71,6 +71,16 @@ def test_every_part_measures_its_names(loop: Loop, model_dir: Path) -> None:
     assert all(result.ratio is not None for result in results if "workload" not in result.name)
 
 
+def test_the_pool_holds_only_the_parts_that_run() -> None:
+    """A large model leaves little room beside its weights."""
+    assert Sizes().of_parts(engine.PARTS) == Sizes()
+    few = Sizes(batches=(1, 8)).of_parts(["decode"])
+    assert few.max_batch_size == 8 and few.num_tokens == 8 * (1024 + 256 + 16)
+    prompts = Sizes(batches=(1,)).of_parts(["decode", "prefill"])
+    assert (prompts.max_batch_size, prompts.num_tokens) == (1, 32 * (2048 + 16))
+    assert Sizes(batches=(1,)).of_parts(["workload"]).max_batch_size == Sizes().workload_requests
+
+
 def test_fp8_and_bfloat16_are_measured_in_turns(
     loop: Loop, model_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,7 +144,7 @@ def test_start_up_is_split_into_its_phases() -> None:
     [
         (engine.main, []),
         (fp8.main, []),
-        *((kernels.main, [part]) for part in ("decode", "prefill", "products", "step")),
+        *((kernels.main, [part]) for part in ("decode", "prefill", "products", "experts", "step")),
     ],
 )
 def test_unmeasurable_parts_take_one_line(

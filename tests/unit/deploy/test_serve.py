@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -10,7 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from tandem.deploy import serve as serve_module
 from tandem.deploy.cli.main import main
@@ -21,8 +24,9 @@ from tandem.deploy.launcher import Cluster
 from tandem.deploy.on_ray.ray_module import RayTaskError, ray
 from tandem.deploy.serve import run_cluster, serve
 from tests.conftest import Certificates
-from tests.fakes.model_config import TINY_LLAMA
+from tests.fakes.model_config import TINY_EXPERTS, TINY_LLAMA
 
+BAD_INPUT = Path(__file__).parents[3] / "docs/bad-input.md"
 PORTS = ("--grpc-port", "0", "--http-port", "0")
 
 
@@ -116,6 +120,30 @@ def test_a_chat_template_that_cannot_be_used(
     (tmp_path / "bad.jinja").write_text("{% if %}")
     error = refusal(capsys, *model, "--chat-template", str(tmp_path / "bad.jinja"))
     assert f"the chat template {tmp_path}/bad.jinja cannot be used" in error
+
+
+# By the input of docs/bad-input.md: family, changes of config.json, experts in the weights.
+BAD_EXPERTS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "mixture of experts that chooses more experts than it has": ("Qwen3Moe", {"num_experts_per_tok": 5}, []),
+    "groups that do not divide the experts": ("Dots1", {"n_group": 3}, []),
+    "dense layer beyond the last": ("Qwen2Moe", {"mlp_only_layers": [9]}, []),
+    "queries and keys that are clipped": ("Olmoe", {"clip_qkv": 8.0}, []),
+    "weights with fewer or more experts than config.json says": ("Qwen3Moe", {}, [f"{i}.up_proj" for i in range(6)]),
+    "weights without experts of these names": ("Qwen3Moe", {}, ["gate_up_proj"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_EXPERTS)
+def test_mixtures_of_experts_that_cannot_be_served(
+    name: str, model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    family, changes, stored = BAD_EXPERTS[name]
+    config = {**TINY_LLAMA, **TINY_EXPERTS, "architectures": [f"{family}ForCausalLM"], **changes}
+    (model_dir / "config.json").write_text(json.dumps(config))
+    tensors = {f"model.layers.0.mlp.experts.{part}.weight": np.zeros((16, 16), np.float32) for part in stored}
+    save_file(tensors, model_dir / "model.safetensors")
+    (message,) = re.findall(rf"\| {name} \| 2 \| `(DIRECTORY[^`]*)` \|", BAD_INPUT.read_text())
+    assert message.replace("DIRECTORY", str(model_dir)) in refusal(capsys, "--model", str(model_dir), *PORTS)
 
 
 @pytest.mark.parametrize(("flag", "other"), [("--grpc-port", "--http-port"), ("--http-port", "--grpc-port")])

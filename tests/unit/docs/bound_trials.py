@@ -20,8 +20,8 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from tandem.deploy.supervise import control
-from tandem.engine.weights import gguf_header
 from tandem.engine.weights import headers as safetensors
+from tandem.engine.weights.gguf import header as gguf_header
 from tandem.kvtransfer.transports import listener as page_listener
 from tandem.kvtransfer.transports.peer_socket import TAKEN
 from tandem.router import resumption

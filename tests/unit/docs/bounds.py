@@ -13,7 +13,9 @@ from tandem.deploy.supervise import control
 from tandem.embedding import MAX_INPUTS
 from tandem.engine import grammar_follower
 from tandem.engine.models.config import MAX_LAYERS
-from tandem.engine.weights import gguf_header, headers
+from tandem.engine.models.experts import MAX_EXPERTS
+from tandem.engine.weights import headers
+from tandem.engine.weights.gguf import header as gguf_header
 from tandem.grammar_limits import MAX_MASK_CPU_S
 from tandem.kvtransfer.transports import listener as page_listener
 from tandem.kvtransfer.transports.peer_socket import KNOCK_BYTES, TOKEN_BYTES
@@ -612,7 +614,7 @@ FILES = [
     ),
     Bound(
         "lists of a GGUF file",
-        f"{_UNIT}engine/weights/test_gguf_header.py::test_lists_are_bounded_together",
+        f"{_UNIT}engine/weights/gguf/test_header.py::test_lists_are_bounded_together",
         size=f"{num(gguf_header.MAX_ARRAY_ITEMS)} items together",
         beyond="exit status 2",
     ),
@@ -626,6 +628,12 @@ FILES = [
         "layers in config.json",
         f"{_UNIT}engine/models/test_config.py::test_refuses_more_layers_than_any_model_has",
         size=num(MAX_LAYERS),
+        beyond="exit status 2",
+    ),
+    Bound(
+        "experts of a layer in config.json",
+        f"{_UNIT}engine/models/test_experts.py::test_refuses_sizes",
+        size=num(MAX_EXPERTS),
         beyond="exit status 2",
     ),
 ]

@@ -1,6 +1,7 @@
 """Measurements before a GPU's pool is sized."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -17,8 +18,10 @@ from tandem.engine.kvcache.pool import CpuKvPool
 from tandem.engine.mixed_graphs import MixedSizes
 from tandem.engine.output import ForwardOutput
 from tandem.engine.prefill_graphs import SIZES
+from tandem.engine.trial_batches import TrialBatches
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine
+from tests.fakes.model_shapes import LLAMA_8B
 from tests.fakes.page_layout import OpaqueLayout
 
 MIB = 2**20
@@ -103,6 +106,18 @@ def test_the_largest_forwards_run_on_a_single_page(model_dir: str, monkeypatch: 
     assert (memory.total, memory.free, memory.weights) == (2000 * MIB, device.free, 1000 * MIB - device.free)
 
 
+def test_dry_run_tokens_differ_as_those_of_requests(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal tokens would choose the same experts, and take less time and memory."""
+    engine = build(model_dir, 1)
+    device = FakeDevice(monkeypatch, engine)
+    config = EngineConfig(model_dir, max_chunk_tokens=64, max_batch_size=9, cuda_graph_max_bs=0)
+    measure_memory(engine, config, 1000 * MIB, None, None, None)
+    vocab_size = engine.model.config.vocab_size
+    for batch in device.batches:
+        ids = batch.known_ids()
+        assert len({*ids}) >= min(len(ids), vocab_size // 2) and max(ids) < vocab_size
+
+
 def test_dry_run_prompts_fit_the_model(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = build(model_dir, 1)
     device = FakeDevice(monkeypatch, engine, computes=False)
@@ -116,7 +131,7 @@ def test_prefill_graph_memory_is_estimated_from_the_largest(model_dir: str, monk
     engine = build(model_dir, 1)
     device = FakeDevice(monkeypatch, engine)
     bound = tuple(range(16, 161, 16))
-    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, max_tokens, longest: bound)
+    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, trials, max_tokens: bound)
     tried = []
 
     class Captured:
@@ -140,7 +155,7 @@ def test_prefill_graph_memory_is_estimated_from_the_largest(model_dir: str, monk
 def test_mixed_graph_memory_is_estimated_from_a_few(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = build(model_dir, 1)
     device = FakeDevice(monkeypatch, engine)
-    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, max_tokens, longest: (16, 64))
+    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, trials, max_tokens: (16, 64))
     tried = []
 
     class Captured:
@@ -160,7 +175,7 @@ def test_mixed_graph_memory_is_estimated_from_a_few(model_dir: str, monkeypatch:
     measured = measure_memory(engine, config, 1000 * MIB, None, lambda sizes: None, Captured)
     # Twice the largest prefill graph fits the smallest mixed one.
     assert measured.mixed_sizes == MixedSizes((16, 20), (128,))
-    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, max_tokens, longest: (16, 128))
+    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, trials, max_tokens: (16, 128))
     tried.clear()
     measured = measure_memory(engine, config, 1000 * MIB, None, lambda sizes: None, Captured)
     assert measured.mixed_sizes == MixedSizes((16, 20), (128, 192, 256))
@@ -172,7 +187,7 @@ def test_mixed_graph_memory_is_estimated_from_a_few(model_dir: str, monkeypatch:
 def test_without_prefill_graphs_there_are_no_mixed_ones(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = build(model_dir, 1)
     FakeDevice(monkeypatch, engine)
-    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, max_tokens, longest: ())
+    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, trials, max_tokens: ())
     config = EngineConfig(model_dir, max_chunk_tokens=64, max_batch_size=4, cuda_graph_max_bs=4, mixed_steps=True)
     measured = measure_memory(engine, config, 1000 * MIB, None, lambda sizes: None, lambda sizes: pytest.fail("tried"))
     assert not measured.mixed_sizes.pairs() and measured.memory.graphs == 0
@@ -181,7 +196,8 @@ def test_without_prefill_graphs_there_are_no_mixed_ones(model_dir: str, monkeypa
 # --- launch-bound prefills ---
 
 LAUNCH_S = 0.010
-LONGEST = 10_000
+TRIALS = TrialBatches(replace(LLAMA_8B, max_position_embeddings=10_000))
+SHORT_TRIALS = TrialBatches(replace(LLAMA_8B, max_position_embeddings=300))
 
 
 class Device(EngineBase):
@@ -219,7 +235,7 @@ class Device(EngineBase):
 )
 def test_graphs_cover_launch_bound_sizes(token_s: float, largest: int) -> None:
     clock = FakeClock()
-    sizes = launch_bound_sizes(Device(clock, token_s), 8192, LONGEST, clock)
+    sizes = launch_bound_sizes(Device(clock, token_s), TRIALS, 8192, clock)
     assert max(sizes, default=0) == largest
     assert sizes == tuple(size for size in SIZES if size <= largest)
 
@@ -228,17 +244,17 @@ def test_graphs_cover_launch_bound_sizes(token_s: float, largest: int) -> None:
 def test_occasional_host_delays_do_not_prevent_graphs(when: int) -> None:
     clock = FakeClock()
     device = Device(clock, LAUNCH_S / 500, lambda number: LAUNCH_S if number % 2 == when else 0.0)
-    assert max(launch_bound_sizes(device, 8192, LONGEST, clock), default=0) == 512
+    assert max(launch_bound_sizes(device, TRIALS, 8192, clock), default=0) == 512
 
 
 def test_no_graph_is_larger_than_the_largest_forward() -> None:
     clock = FakeClock()
-    assert max(launch_bound_sizes(Device(clock, 0.0), 300, LONGEST, clock)) == 256
+    assert max(launch_bound_sizes(Device(clock, 0.0), TRIALS, 300, clock)) == 256
 
 
 def test_timed_prompts_fit_the_model() -> None:
     clock = FakeClock()
     device = Device(clock, 0.0)
     # Graphs may be larger, because they hold several prompts.
-    assert max(launch_bound_sizes(device, 8192, 300, clock)) == 2048
+    assert max(launch_bound_sizes(device, SHORT_TRIALS, 8192, clock)) == 2048
     assert max(device.prompt_lens) <= 300 and sum(device.prompt_lens[-7:]) == 2048

@@ -7,13 +7,16 @@ import pytest
 from tandem.engine.floors import (
     Limits,
     decode_floor,
+    decode_flops,
     kv_bytes_per_token,
     prefill_floor,
+    prefill_flops,
     read_weight_bytes,
     weight_bytes,
 )
 from tandem.engine.models.config import ModelConfig
-from tests.fakes.model_shapes import LLAMA_8B, QWEN_0_6B
+from tandem.engine.models.experts import ExpertsConfig, Routing
+from tests.fakes.model_shapes import LLAMA_8B, MIXTRAL_8X7B, QWEN3_30B_A3B, QWEN_0_6B
 
 SMALL = replace(
     LLAMA_8B,
@@ -25,6 +28,22 @@ SMALL = replace(
     num_kv_heads=2,
     head_dim=16,
 )
+# Three layers, the first dense; 2 of 4 experts of size 32, beside a shared one of size 48 with a gate.
+SPARSE = replace(
+    SMALL,
+    num_layers=3,
+    experts=ExpertsConfig(
+        num_experts=4,
+        intermediate_size=32,
+        routing=Routing("softmax", 2),
+        shared_intermediate_size=48,
+        shared_gate=True,
+        dense_layers=(0,),
+    ),
+)
+# q and o 64 x 64, k and v 64 x 32; three matrices of an MLP; routers have a row per expert, and one for the gate.
+SPARSE_PROJECTIONS = 3 * (2 * 64 * 64 + 2 * 64 * 32) + 3 * 64 * 128 + 2 * 3 * 64 * 48
+SPARSE_ROUTERS, ONE_EXPERT, HEAD = 2 * 64 * 5, 2 * 3 * 64 * 32, 300 * 64
 # Measured beside the floors below: copy 4.1 to 4.2 TB/s, matmul 770 to 790 TFLOP/s.
 H200 = Limits(4.15e12, 780e12)
 # Prompts of 1,024 tokens with half of 256 outputs, in milliseconds.
@@ -62,13 +81,56 @@ def test_fp8_weights_are_half_as_large_and_multiplied_twice_as_fast() -> None:
     assert decode_floor(LLAMA_8B.quantized("fp8"), H200, 1, 1152) == pytest.approx(1.97e-3, rel=0.01)
 
 
-def test_untied_embedding_takes_memory_but_is_not_read() -> None:
+def test_a_step_reads_the_experts_that_it_touches() -> None:
+    common = SPARSE_PROJECTIONS + SPARSE_ROUTERS + HEAD
+    assert read_weight_bytes(SPARSE, 1) == 2 * (common + 2 * ONE_EXPERT)
+    # Each of two tokens misses an expert half of the times, so both miss a quarter of the experts.
+    assert read_weight_bytes(SPARSE, 2) == 2 * (common + 3 * ONE_EXPERT)
+    assert read_weight_bytes(SPARSE, 100) == 2 * (common + 4 * ONE_EXPERT)
+    assert weight_bytes(SPARSE) == 2 * (common + 4 * ONE_EXPERT + HEAD)
+    slow_memory = Limits(1.0, 1e30)
+    kv_of_a_token = 3 * 2 * 32
+    assert decode_floor(SPARSE, slow_memory, 2, 10) == read_weight_bytes(SPARSE, 2) + 2 * 2 * 10 * kv_of_a_token
+    assert prefill_floor(SPARSE, slow_memory, 1, 2) == read_weight_bytes(SPARSE, 2)
+
+
+def test_a_token_multiplies_only_its_experts() -> None:
+    slow_math = Limits(1e30, 1.0)
+    of_layers = SPARSE_PROJECTIONS + SPARSE_ROUTERS + 2 * ONE_EXPERT
+    assert decode_floor(SPARSE, slow_math, 3, 10) == decode_flops(SPARSE, 3) == 2 * 3 * (of_layers + HEAD)
+    attention = 2 * 55 * 64 * 6
+    flops = 3 * (2 * of_layers * 10 + 2 * HEAD + attention)
+    assert prefill_floor(SPARSE, slow_math, 3, 10) == prefill_flops(SPARSE, 3, 10) == flops
+
+
+def test_routers_are_never_fp8() -> None:
+    fp8 = SPARSE.quantized("fp8")
+    assert read_weight_bytes(fp8, 1) == SPARSE_PROJECTIONS + 2 * ONE_EXPERT + 2 * (SPARSE_ROUTERS + HEAD)
+    assert weight_bytes(fp8) == SPARSE_PROJECTIONS + 4 * ONE_EXPERT + 2 * (SPARSE_ROUTERS + 2 * HEAD)
+    of_layers = (SPARSE_PROJECTIONS + 2 * ONE_EXPERT) / 2 + SPARSE_ROUTERS
+    assert decode_floor(fp8, Limits(1e30, 1.0), 3, 10) == 2 * 3 * (of_layers + HEAD)
+    assert decode_flops(fp8, 3) == decode_flops(SPARSE, 3)
+
+
+def test_sizes_of_published_models_with_experts() -> None:
+    """30.5 billion parameters, of which 3.3 for a token; 46.7, of which 12.9."""
+    for model, num_parameters, num_active in ((QWEN3_30B_A3B, 30.5e9, 3.35e9), (MIXTRAL_8X7B, 46.7e9, 12.9e9)):
+        assert weight_bytes(model) == pytest.approx(2 * num_parameters, rel=0.002)
+        embedding = model.vocab_size * model.hidden_size
+        assert read_weight_bytes(model, 1) + 2 * embedding == pytest.approx(2 * num_active, rel=0.002)
+        assert decode_flops(model, 1) == read_weight_bytes(model, 1)
+    # 128 * (1 - (15 / 16)^8) = 51.6 distinct experts of 9.44 MB in each of 48 layers.
+    touched = read_weight_bytes(QWEN3_30B_A3B, 8) - read_weight_bytes(QWEN3_30B_A3B, 1)
+    assert touched == pytest.approx(48 * (51.62 - 8) * 9.437e6, rel=0.001)
+
+
+def test_an_embedding_takes_memory_but_is_not_read() -> None:
     tied = replace(SMALL, tie_word_embeddings=True)
-    assert weight_bytes(tied) == read_weight_bytes(tied) == read_weight_bytes(SMALL)
-    assert weight_bytes(SMALL) == read_weight_bytes(SMALL) + 2 * 300 * 64
-    # Published sizes: 8.03 billion parameters, and 0.6 billion.
+    assert read_weight_bytes(tied, 1) == read_weight_bytes(SMALL, 1)
+    assert weight_bytes(tied) == weight_bytes(SMALL) == read_weight_bytes(SMALL, 1) + 2 * 300 * 64
+    # Published sizes: 8.03 billion parameters, and 0.6 billion, with the embedding once.
     assert weight_bytes(LLAMA_8B) == pytest.approx(2 * 8.03e9, rel=0.001)
-    assert weight_bytes(QWEN_0_6B) == pytest.approx(2 * 0.596e9, rel=0.001)
+    assert read_weight_bytes(QWEN_0_6B, 1) == pytest.approx(2 * 0.596e9, rel=0.001)
 
 
 def test_a_token_has_keys_and_values_in_every_layer() -> None:

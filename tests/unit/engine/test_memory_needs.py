@@ -1,17 +1,31 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.kvcache.sizing import GIB
+from tandem.engine.layers.ops import TorchOps
 from tandem.engine.memory_needs import check_memory, num_pool_bytes, num_weight_bytes
-from tandem.engine.models.build import build_model
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.decoder import DecoderModel
+from tandem.engine.models.families.table import ARCHITECTURES
 from tandem.engine.page_layout import page_layout_of
-from tests.fakes.model_config import TINY_LLAMA
+from tests.fakes.model_config import TINY_EXPERTS, TINY_LLAMA
+from tests.fakes.model_shapes import MIXTRAL_8X7B, QWEN3_30B_A3B
+
+# Matrices large enough to outweigh norms and biases, and of the experts to outweigh all else.
+SIZES = TINY_LLAMA | {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "vocab_size": 512}
+EXPERTS = TINY_EXPERTS | {
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 2,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 16),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 256),
+}
 
 
 @pytest.fixture
@@ -20,19 +34,52 @@ def model(tmp_path: Path) -> ModelConfig:
     return ModelConfig.from_dir(tmp_path)
 
 
+class Allocations(TorchFunctionMode):
+    """Counts the bytes of a model's tensors. Weights that are copies have no names."""
+
+    num_bytes = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func is torch.empty:
+            self.num_bytes += made.nbytes
+        return made
+
+
+def allocated_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
+    """Returns the bytes of a model's weights. The model keeps its FP8."""
+    with Allocations() as allocations:
+        DecoderModel(model, dtype, torch.device("meta"), TorchOps())
+    return allocations.num_bytes
+
+
 @pytest.mark.parametrize("tied", [False, True])
-def test_weights_are_those_of_the_model(model: ModelConfig, tied: bool) -> None:
-    model = replace(model, tie_word_embeddings=tied)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_weights_are_those_of_the_model(architecture: str, tied: bool, tmp_path: Path) -> None:
+    config = SIZES | {"architectures": [architecture], "tie_word_embeddings": tied}
+    if ARCHITECTURES[architecture].experts is not None:
+        config |= EXPERTS
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = ModelConfig.from_dir(tmp_path)
     engine = EngineConfig(model_dir="m", num_pages=4)
-    built = build_model(model, torch.float32, torch.device("cpu"))
-    num_bytes = sum(tensor.nbytes for _, tensor in built.named_parameters())
-    assert num_weight_bytes(engine, model) == pytest.approx(num_bytes, rel=0.01)
+    num_bytes = num_weight_bytes(engine, model)
+    assert num_bytes == pytest.approx(allocated_bytes(model, torch.float32), rel=0.01)
     halves = replace(engine, dtype="bfloat16")
-    assert 2 * num_weight_bytes(halves, model) == num_weight_bytes(engine, model)
+    assert 2 * num_weight_bytes(halves, model) == num_bytes
+    fp8 = model.quantized("fp8")
     # FP8 weights become plain ones on CPUs.
-    assert num_weight_bytes(engine, model.quantized("fp8")) == num_weight_bytes(engine, model)
+    assert num_weight_bytes(engine, fp8) == num_bytes
     on_gpu = replace(halves, device="cuda")
-    assert num_weight_bytes(on_gpu, model.quantized("fp8")) < num_weight_bytes(on_gpu, model)
+    # Scales are a hundredth of matrices of so few columns.
+    assert num_weight_bytes(on_gpu, fp8) == pytest.approx(allocated_bytes(fp8, torch.bfloat16), rel=0.02)
+    assert num_weight_bytes(on_gpu, fp8) < num_weight_bytes(on_gpu, model)
+
+
+@pytest.mark.parametrize("shape", [QWEN3_30B_A3B, MIXTRAL_8X7B], ids=lambda shape: shape.architecture)
+def test_published_models_have_the_memory_of_their_weights(shape: ModelConfig) -> None:
+    on_gpu = EngineConfig(model_dir="m", device="cuda", dtype="bfloat16", num_pages=4)
+    for model in (shape, shape.quantized("fp8")):
+        assert num_weight_bytes(on_gpu, model) == pytest.approx(allocated_bytes(model, torch.bfloat16), rel=0.005)
 
 
 def test_the_message_says_what_to_change(model: ModelConfig) -> None:

@@ -2,9 +2,7 @@
 
 import itertools
 import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -12,23 +10,19 @@ import pytest
 import torch
 
 from tandem.embedding import EmbeddingParams
-from tandem.engine import mixed_graphs
-from tandem.engine.attention.base import GraphableBackend, GraphedAttention
-from tandem.engine.attention.reference import ReferenceAttention
-from tandem.engine.batch import Batch, ForwardMode
+from tandem.engine.attention.base import GraphableBackend
+from tandem.engine.batch import Batch
 from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
-from tandem.engine.kvcache.pool import KvPool
-from tandem.engine.layers.norm import QkNorm
-from tandem.engine.layers.rotary import Rotation
+from tandem.engine.layers.experts.counts import NUM_STAGED
 from tandem.engine.mixed_graphs import MixedGraphs, MixedSizes, staged_numbers
 from tandem.engine.mixed_sizes import NUM_DECODED, NUM_PROMPT_TOKENS
 from tandem.engine.output import Feed, ForwardOutput
 from tandem.engine.prefill_graphs import MAX_PROMPTS
 from tandem.engine.token_sequence import TokenSequence
-from tandem.engine.upload import Packed
 from tandem.sampling_params import SamplingParams
+from tests.fakes.graphs import FixedSizes, replay_in_torch
 from tests.fakes.model_config import TINY_LLAMA
 
 FIRST_STAGED = 1000
@@ -89,8 +83,9 @@ def sequence(token_ids: list[int], num_tokens: int, num_pending: int = 0) -> Tok
 
 
 def unpacked(numbers: "np.ndarray[tuple[int], np.dtype[np.int64]]", num_tokens: int) -> tuple[list[int], ...]:
-    """Return tokens, their indices, and the rows that need logits."""
-    return tuple(part.tolist() for part in np.split(numbers, [num_tokens, 2 * num_tokens]))
+    """Return tokens, their indices, the rows that need logits, and the rows that experts count."""
+    ids, index, rows, counted = np.split(numbers, [num_tokens, 2 * num_tokens, len(numbers) - NUM_STAGED])
+    return ids.tolist(), index.tolist(), rows.tolist(), counted.view(np.int32).tolist()
 
 
 @pytest.mark.parametrize("is_fed", [False, True])
@@ -102,113 +97,32 @@ def test_staged_indices_name_each_token_and_wanted_row(is_fed: bool) -> None:
     feed = Feed(cast(ForwardOutput, None), [-1, 7, -1]) if is_fed else None
     batch = Batch.of(decoded, [goes_on, ends], feed)
     numbers = staged_numbers(batch, batch.logits_rows(), 4, 8, FIRST_STAGED)
-    ids, index, rows = unpacked(numbers, 12)
+    ids, index, rows, counted = unpacked(numbers, 12)
     assert ids == [2, 0 if is_fed else 4, 6, 0, 20, 21, 10, 11, 12, 0, 0, 0]
     assert index == [FIRST_STAGED, 7 if is_fed else FIRST_STAGED + 1, *range(FIRST_STAGED + 2, FIRST_STAGED + 12)]
     # Decoded sequences come first, without gaps, as later feeds expect.
     assert rows == [0, 1, 2, 8, *[0] * MAX_PROMPTS]
+    assert counted == [3, 4, 9, 4, 0, 0]
 
 
 def test_a_full_graph_has_no_padding() -> None:
     batch = Batch.of([sequence([1, 2], 1)], [sequence([n, n + 1], 2) for n in range(MAX_PROMPTS)])
-    ids, index, rows = unpacked(staged_numbers(batch, batch.logits_rows(), 1, 32, 17), 33)
+    ids, index, rows, counted = unpacked(staged_numbers(batch, batch.logits_rows(), 1, 32, 17), 33)
     assert ids == batch.known_ids() and index == list(range(17, 17 + 33))
     assert rows == [0, *range(2, 33, 2)]
+    assert counted == [1, 1, 33, 1 + MAX_PROMPTS, 0, 0]
 
 
 # --- forward passes in plain torch, instead of graphs and kernels ---
 
 CPU = torch.device("cpu")
 PAGE_SIZE = 4
-NUM_HEADS = cast(int, TINY_LLAMA["num_attention_heads"])
 VOCAB_SIZE = cast(int, TINY_LLAMA["vocab_size"])
-
-
-class FixedSize(GraphedAttention):
-    """Attention of one kind by the reference backend; padding rows write nowhere and give zeros."""
-
-    def __init__(self, pool: KvPool, mode: ForwardMode, size: int) -> None:
-        self._reference = ReferenceAttention(pool, NUM_HEADS)
-        self._mode = mode
-        self._num_tokens = 0
-        self.positions = torch.zeros(size, dtype=torch.int32)
-
-    def plan(self, sequences: Sequence[TokenSequence]) -> None:
-        positions = [p for s in sequences for p in range(s.cached_len, s.device_len)]
-        self._num_tokens = len(positions)
-        self.positions.zero_()
-        self.positions[: len(positions)] = torch.tensor(positions, dtype=torch.int32)
-        if sequences:
-            rows = [0 if s.num_pending else -1 for s in sequences]
-            feed = Feed(cast(ForwardOutput, None), rows) if max(rows) == 0 else None
-            self._reference.plan(Batch(self._mode, sequences, feed))
-
-    def attend(
-        self,
-        qkv: torch.Tensor,
-        rotation: Rotation,
-        qk_norm: QkNorm | None,
-        layer: int,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        assert out is not None and rotation.positions is self.positions and len(qkv) == len(self.positions) == len(out)
-        out.zero_()
-        if n := self._num_tokens:
-            out[:n] = self._reference.attend(qkv[:n], rotation.of(self.positions[:n]), qk_norm, layer)
-        return out
-
-
-class FixedSizes(ReferenceAttention, GraphableBackend):
-    def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
-        return {size: FixedSize(self.pool, "decode", size) for size in batch_sizes}
-
-    def for_prefill_graphs(
-        self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int
-    ) -> dict[int, GraphedAttention]:
-        return {size: FixedSize(self.pool, "prefill", size) for size in sizes}
-
-    def __init__(self, pool: KvPool) -> None:
-        super().__init__(pool, NUM_HEADS)
-        self.pool = pool
-
-
-class Capture:
-    """A graph that runs the captured function again."""
-
-    def __init__(self, device: torch.device) -> None:
-        pass
-
-    def __enter__(self) -> "Capture":
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        pass
-
-    def capture(self, run: Callable[[], None], warm_up: Callable[[], None]) -> Any:
-        warm_up()
-        run()
-        return SimpleNamespace(replay=run)
-
-
-class MostLikely:
-    def __init__(self, vocab_size: int, max_rows: int, device: torch.device) -> None:
-        pass
-
-    def find(self, logits: torch.Tensor, out: torch.Tensor) -> None:
-        out.copy_(logits.argmax(dim=-1))
 
 
 @pytest.fixture
 def engine(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    module = ModuleType("tandem.engine.layers.most_likely")
-    module.MostLikely = MostLikely  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(mixed_graphs, "GraphCapture", Capture)
-
-    def copy_to(self: Packed, memory: torch.Tensor) -> None:
-        memory[: self.num_bytes].copy_(self._on_host(pinned=False))
-
-    monkeypatch.setattr(Packed, "copy_to", copy_to)
+    replay_in_torch(monkeypatch)
     config = EngineConfig(
         model_dir, load_format="dummy", page_size=PAGE_SIZE, num_pages=100, num_threads=1, mixed_steps=True
     )

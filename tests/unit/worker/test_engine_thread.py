@@ -117,3 +117,18 @@ def test_cache_changes_are_passed_on_at_once_then_batched() -> None:
     assert took_s >= 2 * CHANGES_INTERVAL_S
     numbers = b"".join(page for changes in told for page in changes.stored)
     assert numbers == bytes(number % 256 for number in range(len(numbers)))
+
+
+def test_after_turn_runs_on_the_thread_after_each_step() -> None:
+    seen: list[tuple[str, int]] = []
+    scheduler = Caching()
+    thread = EngineThread(
+        lambda outbox: scheduler,
+        lambda outgoing: None,
+        lambda error: None,
+        after_turn=lambda: seen.append((threading.current_thread().name, scheduler.num_steps)),
+    )
+    thread.start()
+    wait_until(lambda: len(seen) >= 5)
+    thread.stop(TIMEOUT_S)
+    assert seen == [("engine", number) for number in range(1, len(seen) + 1)]

@@ -10,16 +10,20 @@ from http.client import HTTPConnection
 from typing import Any
 
 import pytest
+import torch
 import uvloop
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem import __version__
 from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.engine.expert_balance import BOUNDS, READ_INTERVAL_S, ExpertBalance
+from tandem.engine.layers.experts.counts import ExpertCounts
 from tandem.messages import ForwardTimes, Heartbeat, Shipped, WorkerStats
 from tandem.rpc import metrics_server
 from tandem.rpc.metrics_server import MetricsServer
 from tandem.worker.metrics import worker_registry
+from tests.fakes.clock import FakeClock
 from tests.fakes.workers import WorkerPair
 
 STATS = WorkerStats(
@@ -42,6 +46,8 @@ STATS = WorkerStats(
     ),
     forward_times=ForwardTimes(1e-3, 2e-6, 3e-9, 4e-3, 5e-6, 6e-9, 7e-3),
 )
+# Of buckets that hold the value 3.
+LATER_BOUNDS = ("3.0", "4.0", "6.0", "8.0", "16.0", "32.0", "64.0", "+Inf")
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -92,6 +98,35 @@ def test_worker_exports_its_stats() -> None:
         sample("tandem_kv_shipped_bytes_total", transport="tcp", worker="decode-0"): 2 * 4096,
         sample("tandem_kv_copying_seconds_total", transport="tcp", worker="decode-0"): 0,
     }
+
+
+def test_worker_exports_the_balance_of_experts() -> None:
+    counts = ExpertCounts([1, 2], 4, 3, torch.device("cpu"))
+    clock = FakeClock()
+    experts = ExpertBalance(counts, clock)
+    registry = worker_registry("decode", "decode-0", lambda: Heartbeat(17, STATS), experts=experts)
+
+    def exported() -> Samples:
+        found = samples(generate_latest(registry).decode())
+        return {key: value for key, value in found.items() if key[0].startswith("tandem_expert")}
+
+    before = exported()
+    # All series are there from the start.
+    assert len(before) == 2 * (1 + len(BOUNDS) + 3) and not any(before.values())
+    counts.counts += torch.tensor([[100, 300, 0, 0], [0, 0, 0, 8]])
+    clock.advance(READ_INTERVAL_S)
+    for _ in range(2):
+        experts.poll()
+    first, second = ({"role": "decode", "worker": "decode-0", "layers": layers} for layers in ("1-1", "2-2"))
+    after = exported()
+    assert {key: value for key, value in after.items() if value} == {
+        sample("tandem_expert_tokens_total", **first): 400,
+        sample("tandem_expert_tokens_total", **second): 8,
+        **{sample("tandem_expert_imbalance_bucket", le=le, **first): 1 for le in LATER_BOUNDS},
+        sample("tandem_expert_imbalance_count", **first): 1,
+        sample("tandem_expert_imbalance_sum", **first): 3,
+    }
+    assert set(after) == set(before)
 
 
 def test_every_scrape_is_current() -> None:

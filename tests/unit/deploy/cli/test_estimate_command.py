@@ -22,6 +22,19 @@ CONFIG = {
     "vocab_size": 128_256,
 }
 
+EXPERTS = CONFIG | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 2048,
+    "head_dim": 128,
+    "max_position_embeddings": 40_960,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "vocab_size": 151_936,
+}
+
 
 @pytest.fixture
 def model_dir(tmp_path: Path) -> str:
@@ -62,6 +75,20 @@ def test_what_a_program_reads(model_dir: str, capsys: pytest.CaptureFixture[str]
     assert quantized["decode"][0]["bytes"] < found["decode"][0]["bytes"]
     assert quantized["decode"][0]["floor_s"] < found["decode"][0]["floor_s"]
     assert len(estimate(capsys, "--model", model_dir, "--gpu", "h200", "--gpus", "3")["splits"]) == 3
+
+
+def test_a_model_with_experts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(EXPERTS))
+    found = estimate(capsys, "--model", str(tmp_path), "--gpu", "h200", "--gpus", "2")
+    assert found["weight_bytes"] == pytest.approx(61.1e9, rel=0.001)
+    # A prompt touches all experts, a step of one token 8 of 128 in each layer.
+    assert found["prefill"]["weight_bytes"] == pytest.approx(60.4e9, rel=0.001)
+    step = found["decode"][0]
+    assert step["bytes"] - 4224 * found["kv_bytes_per_token"] == pytest.approx(6.08e9, rel=0.001)
+    assert step["flops"] == pytest.approx(6.08e9, rel=0.001)
+    assert all(split["rate"] > 0 for split in found["splits"])
+    assert main(["estimate", "--model", str(tmp_path), "--gpu", "h200", "--workload", "4096/256"]) == 0
+    assert "weights: 61.06 GB, of which a step of one token reads 6.08; KV: 98,304 bytes" in capsys.readouterr().out
 
 
 def test_figures_of_another_gpu(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:

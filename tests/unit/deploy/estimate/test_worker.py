@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from tandem.config import ROLES
+from tandem.deploy.estimate.experts import FP8_EXPERTS, experts_s
 from tandem.deploy.estimate.gpus import GPUS
 from tandem.deploy.estimate.worker import CONTEXT, FP8_KV_READ_SHARE, KV_READ_SHARE, Worker
+from tandem.engine.floors import decode_floor, expert_flops, expert_weight_bytes, prefill_floor
 from tandem.engine.models.config import ModelConfig
-from tests.fakes.model_shapes import LLAMA_8B, QWEN_0_6B
+from tests.fakes.model_shapes import LLAMA_8B, MIXTRAL_8X7B, QWEN3_30B_A3B, QWEN_0_6B
 
 H200 = GPUS["h200"]
 WITHIN = 0.15
@@ -140,3 +142,63 @@ def test_workers_of_one_gpu_share_its_memory_and_rates() -> None:
         assert 2 * (memory.weights + memory.graphs + memory.forward + pool + CONTEXT) <= H200.memory
     assert shared.decode_step(64, 1152) > 1.8 * alone.decode_step(64, 1152)
     assert shared.prefill(1, 8192) > 1.9 * alone.prefill(1, 8192)
+
+
+# --- experts ---
+
+
+@pytest.mark.parametrize("quantization", ["auto", "fp8"])
+@pytest.mark.parametrize("shape", [QWEN3_30B_A3B, MIXTRAL_8X7B], ids=lambda shape: shape.architecture)
+def test_models_with_experts_take_longer_than_their_floors(shape: ModelConfig, quantization: str) -> None:
+    model = shape.quantized(quantization)
+    worker = Worker(model, H200)
+    for batch_size in (1, 8, 32, 128, 256):
+        ratio = worker.decode_step(batch_size, 1152) / decode_floor(model, H200.limits, batch_size, 1152)
+        assert 1.0 < ratio < (3 if batch_size == 1 else 1.6)
+    # FP8 products reach little more than half of their rate.
+    assert 1.0 < worker.prefill(8, 8192) / prefill_floor(model, H200.limits, 8, 8192) < 2
+
+
+def test_requests_of_a_step_share_experts() -> None:
+    worker = Worker(QWEN3_30B_A3B, H200)
+    one, two, many = (worker.decode_step(size, 1) for size in (1, 2, 16))
+    bandwidth = H200.limits.copy_bandwidth
+    first, second = (expert_weight_bytes(QWEN3_30B_A3B, size) for size in (1, 2))
+    assert two - one == pytest.approx((second - first) / bandwidth, rel=0.01)
+    # Half of the 128 experts would be missed by 11 tokens of 8 each.
+    assert many - one < 0.7 * 15 * (two - one)
+
+
+def test_large_forwards_are_bound_by_products_and_whole_tiles() -> None:
+    num_tokens = 65_536
+    fp8 = QWEN3_30B_A3B.quantized("fp8")
+    took = experts_s(fp8, H200.limits, FP8_EXPERTS, num_tokens)
+    products = expert_flops(fp8, num_tokens) / (H200.limits.matmul_rate * FP8_EXPERTS.product_share)
+    # An expert has 4,096 rows.
+    assert took == pytest.approx(products * (1 + FP8_EXPERTS.num_padded / 4096), rel=0.01)
+    assert experts_s(LLAMA_8B, H200.limits, FP8_EXPERTS, num_tokens) == 0
+
+
+def test_sparse_layers_add_overhead() -> None:
+    assert QWEN3_30B_A3B.experts is not None
+    some_dense = replace(QWEN3_30B_A3B, experts=replace(QWEN3_30B_A3B.experts, dense_layers=(0, 1, 2, 3)))
+    slow, fast = Worker(QWEN3_30B_A3B, H200), Worker(some_dense, H200)
+    # A dense layer is as large as the 8 experts of a token.
+    overhead = 4 * FP8_EXPERTS.layer_s
+    assert slow.decode_step(1, 1) - fast.decode_step(1, 1) == pytest.approx(overhead, rel=0.05)
+    assert slow.prefill(1, 16) > fast.prefill(1, 16) + overhead
+
+
+def test_a_prefill_holds_the_activations_of_all_pairs() -> None:
+    worker = Worker(QWEN3_30B_A3B, H200, chunk_size=8192)
+    assert worker.memory("prefill").forward == 2 * 8192 * 8 * (768 + 2048)
+    assert Worker(QWEN3_30B_A3B, H200, chunk_size=512).pool_tokens("prefill", 1) >= worker.pool_tokens("prefill", 1)
+    with pytest.raises(ValueError, match="use a smaller model"):
+        Worker(MIXTRAL_8X7B, GPUS["h100"]).pool_tokens("decode", 4096)
+    assert Worker(MIXTRAL_8X7B.quantized("fp8"), GPUS["h100"]).pool_tokens("decode", 4096) > 100_000
+
+
+def test_prompts_beside_a_step_share_its_experts() -> None:
+    worker = Worker(QWEN3_30B_A3B, H200)
+    apart = worker.decode_step(64, 1024) + worker.chunk(512, 0)
+    assert worker.decode_step(64, 1024) < worker.mixed_step(64, 1024, 512, 0) < 0.8 * apart

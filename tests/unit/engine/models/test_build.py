@@ -1,8 +1,8 @@
 import pytest
 
 from tandem.choices import Choices
-from tandem.engine.models.architectures import ARCHITECTURES
 from tandem.engine.models.base import Model
+from tandem.engine.models.families.table import ARCHITECTURES
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

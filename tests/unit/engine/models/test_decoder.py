@@ -32,6 +32,45 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "olmoe": {"num_experts": 8, "num_experts_per_tok": 3},
+    "olmoe_normalized": {"num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True, "num_key_value_heads": 4},
+    "qwen2-moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 80,
+    },
+    "qwen3-moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+        "head_dim": 32,
+    },
+    "qwen3-moe_some_dense": {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "head_dim": 16,
+        "num_hidden_layers": 4,
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [1],
+    },
+    "dots1": {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "head_dim": 16,
+        "n_group": 4,
+        "topk_group": 2,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+    },
+}
 # Settings that differ between the checkpoints; `make_checkpoint` has the rest.
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -44,6 +83,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen2_tied_llama3": {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE},
     "qwen3_wide_heads": {"head_dim": 32},
+    **EXPERTS,
     "qwen3_tied_biased": {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True},
 }
 _names = itertools.count()
@@ -77,12 +117,15 @@ def make_checkpoint(path: Path, variant: str, max_shard_size: str = "1GB") -> Ch
         **VARIANTS[variant],
     }
     torch.manual_seed(0)
-    config = AutoConfig.for_model(variant.partition("_")[0], **settings)
+    config = AutoConfig.for_model(variant.partition("_")[0].replace("-", "_"), **settings)
     reference = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         # Far from initial values, at which norms and biases have no effect and logits are alike.
         for name, parameter in reference.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+        for name, buffer in reference.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
     reference.save_pretrained(path, max_shard_size=max_shard_size)
     return Checkpoint(reference, path)
 
@@ -275,4 +318,4 @@ def test_parameters_match_the_checkpoint(checkpoint: Checkpoint) -> None:
     model = checkpoint.load(torch.bfloat16)
     loaded, held = dict(model.named_parameters()), dict(checkpoint.weights())
     assert loaded.keys() == held.keys()
-    assert all(torch.equal(loaded[name], held[name].to(torch.bfloat16)) for name in held)
+    assert all(torch.equal(loaded[name], held[name].to(loaded[name].dtype)) for name in held)

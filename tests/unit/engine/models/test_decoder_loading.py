@@ -8,6 +8,7 @@ import torch
 from tandem.engine.models.base import Model
 from tandem.engine.models.build import build_model
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.experts import ExpertsConfig, Routing
 
 
 def make_model(architecture: str = "LlamaForCausalLM", **changes: Any) -> Model:
@@ -100,3 +101,46 @@ def test_tied_checkpoint_may_carry_the_head() -> None:
         model.load_weights([("lm_head.weight", head + 1), *weights.items()])
     with pytest.raises(ValueError, match=r"lm_head.weight has shape"):
         model.load_weights([("lm_head.weight", head[1:]), *weights.items()])
+
+
+EXPERTS = ExpertsConfig(4, 16, Routing("softmax", 2), shared_intermediate_size=16, shared_gate=True)
+OF_EXPERT = "model.layers.1.mlp.experts.3"
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        (f"{OF_EXPERT}.down_proj.weight", None, f"^tensor {OF_EXPERT}.down_proj.weight is missing$"),
+        ("model.layers.0.mlp.gate.weight", None, "^tensor model.layers.0.mlp.gate.weight is missing$"),
+        ("model.layers.0.mlp.shared_expert_gate.weight", None, "mlp.shared_expert_gate.weight is missing$"),
+        (f"{OF_EXPERT}.up_proj.weight", torch.zeros(17, 64), rf"{OF_EXPERT}.up_proj.weight has shape \(17, 64\), not"),
+        (f"{OF_EXPERT}.up_proj.weight", torch.zeros(16), rf"{OF_EXPERT}.up_proj.weight has shape \(16,\), not"),
+        ("model.layers.0.mlp.experts.4.up_proj.weight", torch.zeros(16, 64), "experts.4.up_proj.weight is unexpected$"),
+        ("model.layers.0.mlp.gate.weight", torch.zeros(5, 64), r"gate.weight has shape \(5, 64\), not \(4, 64\)$"),
+        ("model.layers.0.mlp.experts.gate_up_proj", torch.zeros(4, 32, 64), "experts.gate_up_proj is unexpected$"),
+        ("model.layers.0.mlp.gate.e_score_correction_bias", torch.zeros(4), "e_score_correction_bias is unexpected$"),
+        # A dense layer's.
+        ("model.layers.1.mlp.up_proj.weight", torch.zeros(48, 64), "layers.1.mlp.up_proj.weight is unexpected$"),
+    ],
+)
+def test_refuses_other_experts(name: str, tensor: torch.Tensor | None, message: str) -> None:
+    model = make_model("Qwen2MoeForCausalLM", experts=EXPERTS)
+    weights = make_weights(model)
+    model.load_weights(weights.items())
+    if tensor is None:
+        del weights[name]
+    else:
+        weights[name] = tensor
+    with pytest.raises(ValueError, match=message):
+        model.load_weights(weights.items())
+
+
+def test_projections_are_all_matrices_of_layers() -> None:
+    for model in (make_model(), make_model("Qwen2MoeForCausalLM", experts=EXPERTS)):
+        matrices = {
+            name.removesuffix(".weight")
+            for name, tensor in model.named_parameters()
+            if ".layers." in name and tensor.dim() == 2 and "gate.weight" not in name
+        }
+        projections = list(model.projections())
+        assert set(projections) == matrices and len(projections) == len(matrices)

@@ -45,8 +45,8 @@ def test_modules_are_ignored_by_name_by_end_and_by_pattern() -> None:
         ("re:.*layers\\.1\\d\\..*", f"{layer}.up_proj", "model.layers.2.mlp.up_proj"),
     ):
         found = Quantization(ignored=("lm_head", pattern))
-        assert not found.covers(ignored) and found.covers(not_ignored), pattern
-    assert not Quantization(ignored=("lm_head",)).covers("lm_head")
+        assert found.covered([ignored, not_ignored]) == [False, True], pattern
+    assert Quantization(ignored=("lm_head",)).covered(["lm_head", "model.lm_head_proj"]) == [False, True]
 
 
 def two_groups() -> dict[str, Any]:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.engine.weights import gguf as gguf_conversion
 from tandem.engine.weights.conversions import ConversionCache
+from tandem.engine.weights.gguf import convert as gguf_conversion
 from tandem.engine.weights.resolve import resolve_model
 
 # A process that uses a cache; its conversion runs until a file named `go` exists.
@@ -22,7 +22,7 @@ PROCESS = """
 import sys, time
 from contextlib import ExitStack
 from pathlib import Path
-from tandem.engine.weights import gguf
+from tandem.engine.weights.gguf import convert as conversion
 from tandem.engine.weights.conversions import ConversionCache
 
 def convert(source, out, on_progress):
@@ -38,7 +38,7 @@ def convert(source, out, on_progress):
     scratch.rename(out)
 
 root, source = map(Path, sys.argv[1:])
-gguf.convert_gguf = convert
+conversion.convert_gguf = convert
 held = ExitStack()
 path = ConversionCache(root / "cache").get(source, lambda stage, fraction: (root / stage).touch(), held)
 print(path, flush=True)

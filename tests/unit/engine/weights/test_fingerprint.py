@@ -1,8 +1,10 @@
 """Fingerprints distinguish any two sets of loaded weights, and nothing else."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from tandem.engine.weights import fingerprint
 from tandem.engine.weights.fingerprint import model_fingerprint
 from tandem.engine.weights.loader import dummy_weights
 from tandem.messages import PageFormat
+from tests.fakes.model_config import TINY_EXPERTS, TINY_LLAMA
 
 CPU = torch.device("cpu")
 
@@ -143,3 +146,75 @@ def test_files_replaced_between_two_loads_are_noticed(model_dir: str) -> None:
     assert weights.stat().st_size == stat.st_size
     assert before.mismatch(before, "a", "b") == ""
     assert "models differ: a has loaded" in after.mismatch(before, "a", "b")
+
+
+def save_experts(directory: Path, **changes: Any) -> str:
+    config = {**TINY_LLAMA, **TINY_EXPERTS, "architectures": ["Qwen2MoeForCausalLM"], "num_key_value_heads": 2}
+    (directory / "config.json").write_text(json.dumps(config | changes))
+    return str(directory)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_bit_of_any_expert_counts(tmp_path: Path, dtype: torch.dtype) -> None:
+    model = load(save_experts(tmp_path), dtype)
+    seen, num_changes = {model_fingerprint(model)}, 0
+    for name, weight in model.named_parameters():
+        if "mlp" in name:
+            bits(weight)[(-1,) * weight.dim()] ^= 1
+            seen.add(model_fingerprint(model))
+            num_changes += 1
+    # 4 experts, a shared one, its gate and the router, in 2 layers.
+    assert len(seen) == num_changes + 1 == 2 * (5 * 3 + 2) + 1
+
+
+def test_experts_that_change_places_count(tmp_path: Path) -> None:
+    model = load(save_experts(tmp_path))
+    seen = [model_fingerprint(model)]
+    held = dict(model.named_parameters())
+    for parts in (("gate_proj", "up_proj", "down_proj"), ("down_proj",)):
+        for part in parts:
+            first, last = (held[f"model.layers.1.mlp.experts.{expert}.{part}.weight"] for expert in (0, 3))
+            first_copy = first.clone()
+            first.copy_(last)
+            last.copy_(first_copy)
+        seen.append(model_fingerprint(model))
+    assert len(set(seen)) == 3
+
+
+def test_routing_counts(tmp_path: Path) -> None:
+    changes: tuple[dict[str, Any], ...] = ({}, {"norm_topk_prob": True}, {"num_experts_per_tok": 3})
+    found = [model_fingerprint(load(save_experts(tmp_path, **change))) for change in changes]
+    assert len(set(found)) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(5, 4, 6), (3, 7, 33), (6, 40, 1000), (1, 1, 1)])
+def test_the_layout_of_experts_does_not_matter(
+    shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts = torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    sums = fingerprint._row_sums(experts)
+    assert torch.equal(sums, torch.cat([fingerprint._row_sums(expert) for expert in experts]))
+    # A CPU keeps each expert's matrix by columns, a GPU by rows.
+    by_columns = experts.transpose(1, 2).contiguous().transpose(1, 2)
+    for num_elements in (1, 50, 2000, 2**16):
+        monkeypatch.setattr(fingerprint, "_CHUNK_ELEMENTS", {"cpu": num_elements})
+        assert torch.equal(fingerprint._row_sums(by_columns), sums)
+        assert torch.equal(fingerprint._row_sums(experts), sums)
+
+
+def test_experts_are_summed_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of experts would take a kernel each."""
+    row_sums, num_calls = fingerprint._row_sums, [0]
+
+    def counted(tensor: torch.Tensor) -> torch.Tensor:
+        num_calls[0] += 1
+        return row_sums(tensor)
+
+    monkeypatch.setattr(fingerprint, "_row_sums", counted)
+    calls = []
+    for num_experts in (4, 64):
+        num_calls[0] = 0
+        model_fingerprint(load(save_experts(tmp_path, num_experts=num_experts, num_local_experts=num_experts)))
+        calls.append(num_calls[0])
+    assert calls[0] == calls[1]

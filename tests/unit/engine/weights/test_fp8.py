@@ -21,10 +21,11 @@ from tandem.engine.models.base import Model
 from tandem.engine.models.build import build_model
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.decoder import DecoderModel
+from tandem.engine.models.mlp.dense import DenseMlp
 from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.weights.fingerprint import model_fingerprint
 from tandem.engine.weights.loader import load_weights
-from tests.fakes.fp8_checkpoints import VOCAB_SIZE, make_model, save_fp8
+from tests.fakes.fp8_checkpoints import EXPERTS, VOCAB_SIZE, make_model, save_fp8
 from tests.fakes.fp8_schemes import KINDS
 
 CPU = torch.device("cpu")
@@ -72,16 +73,16 @@ def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", *EXPERTS])
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_match_the_dequantized_weights(tmp_path: Path, kind: str, family: str) -> None:
     reference = make_model(family, tie_word_embeddings=family == "qwen3")
     save_fp8(reference, tmp_path, kind)
     expected = reference_logits(reference)
     assert difference(logits_of(load(tmp_path), tokens()), expected) < 1e-5
-    # Eight products round their inputs to 3 bits of mantissa, by 3 % on average.
+    # Eight products round their inputs to 3 bits of mantissa, by 3 % on average. Some tokens choose other experts then.
     quantised = difference(logits_of(load(tmp_path, keeps_fp8=True), tokens()), expected)
-    assert 0.03 < quantised < 0.15
+    assert 0.03 < quantised < (0.25 if family in EXPERTS else 0.15)
 
 
 def test_plain_weights_become_fp8_when_they_are_loaded(tmp_path: Path) -> None:
@@ -129,7 +130,9 @@ def test_ignored_modules_stay_plain(tmp_path: Path) -> None:
     fp8 = {name.removesuffix(".weight") for name, tensor in held.items() if tensor.dtype is FP8_DTYPE}
     assert not fp8 & set(ignored) and len(fp8) == 2 * 7 - 3
     save_fp8(make_model("llama"), tmp_path, "channels_dynamic", (UP,))
-    with pytest.raises(ValueError, match=r"must ignore all or none of .*gate_proj, model\.layers\.1\.mlp\.up_proj"):
+    with pytest.raises(
+        ValueError, match=r"ignores model\.layers\.1\.mlp\.up_proj, but not model\.layers\.1\.mlp\.gate_proj"
+    ):
         load(tmp_path, keeps_fp8=True)
 
 
@@ -156,6 +159,7 @@ NAN, INF = float("nan"), float("inf")
         ("fp8_static", f"{UP}.weight", torch.zeros(384, 256), "has dtype torch.float32, not torch.float8_e4m3fn"),
         ("fp8_static", f"{UP}.weight", torch.zeros(384, 255).to(FP8_DTYPE), r"shape \(384, 255\), not \(384, 256\)"),
         ("fp8_static", f"{UP}.weight", torch.zeros(384).to(FP8_DTYPE), r"has shape \(384,\), which is no matrix"),
+        ("fp8_static", f"{UP}.weight", torch.zeros(0, 256).to(FP8_DTYPE), r"has shape \(0, 256\), which is no matrix"),
         ("fp8_dynamic", f"{UP}.input_scale", torch.ones(()), f"tensor {UP}.input_scale is unexpected"),
     ],
 )
@@ -238,7 +242,9 @@ def test_dummy_weights_have_typical_sizes(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": KINDS[kind]}))
         model = DecoderModel(ModelConfig.from_dir(tmp_path), torch.float32, CPU, TorchOps())
         load_weights(model, tmp_path, "dummy", model.config.quantization, CPU, lambda doing: None)
-        linear = model._layers[0]._gate_up
+        mlp = model._layers[0].mlp
+        assert isinstance(mlp, DenseMlp)
+        linear = mlp._gate_up
         assert isinstance(linear, Fp8Linear)
         stands_for = linear.weight.float() * linear.scale.flatten()[0]
         assert 0.019 < stands_for.abs().max() <= 0.02 and stands_for.std() > 0.01

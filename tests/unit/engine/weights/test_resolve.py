@@ -10,13 +10,13 @@ import pytest
 from safetensors.numpy import save_file
 
 from tandem.engine.weights.resolve import resolve_model
-from tests.fakes.model_config import TINY_LLAMA
+from tests.fakes.model_config import TINY_EXPERTS, TINY_LLAMA
 
 
 def make_model(directory: Path, seed: int = 0, weights: bool = True, **config: object) -> Path:
     """Write a model directory with a configuration and two small tensors."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    (directory / "config.json").write_text(json.dumps({**TINY_LLAMA, **config}))
     if weights:
         random = np.random.default_rng(seed)
         tensors = {name: random.standard_normal((64, 64), dtype=np.float32) for name in ("a", "b")}
@@ -76,8 +76,7 @@ def hub_snapshot(cache: Path, model: str) -> Path:
 
 def test_hub_ids_come_from_the_local_cache_without_the_network(tmp_path: Path) -> None:
     whole = make_model(hub_snapshot(tmp_path, "org/whole"))
-    config: dict[str, Any] = TINY_LLAMA
-    bare = make_model(hub_snapshot(tmp_path, "org/bare"), weights=False, seed=0, **config)
+    bare = make_model(hub_snapshot(tmp_path, "org/bare"), weights=False)
     script = """
 import json, sys
 from tandem.engine.weights.resolve import resolve_model
@@ -166,3 +165,17 @@ def test_corrupt_file_is_refused(tmp_path: Path, content: bytes) -> None:
 
 def test_the_demo_model_is_found(smollm2_dir: Path) -> None:
     assert resolve_model("smollm2-135m-instruct") == smollm2_dir
+
+
+def test_the_number_of_experts_is_checked_before_a_process_starts(tmp_path: Path) -> None:
+    config: dict[str, Any] = {**TINY_LLAMA, **TINY_EXPERTS, "architectures": ["Qwen3MoeForCausalLM"]}
+    make_model(tmp_path, weights=False, **config)
+    names = [f"model.layers.0.mlp.experts.{expert}.up_proj.weight" for expert in range(6)]
+    save_file({name: np.zeros((4, 4), np.float32) for name in names}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=f"^{tmp_path}: num_experts is 4, but the weights have 6 experts$"):
+        resolve_model(str(tmp_path))
+    # Tensors outside the index are not loaded.
+    (tmp_path / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": dict.fromkeys(names[:4], "model.safetensors")})
+    )
+    assert resolve_model(str(tmp_path)) == tmp_path

@@ -2,6 +2,8 @@
 
 import json
 import multiprocessing
+import shutil
+import tracemalloc
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
@@ -14,7 +16,7 @@ import pytest
 import torch
 from tokenizers import pre_tokenizers
 
-from tandem.engine.weights.gguf import convert_gguf
+from tandem.engine.weights.gguf.convert import convert_gguf
 from tandem.engine.weights.loader import checkpoint_weights
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 64, 96, 4, 2, 16, 2
@@ -128,7 +130,7 @@ def test_tiny_gguf_restores_weights_and_configuration(tmp_path: Path) -> None:
     stages: list[str] = []
     source = write_gguf(tmp_path / "tiny.gguf", {"tokenizer.chat_template": "hello"})
     convert_gguf(source, tmp_path / "cache" / "tiny", lambda stage, fraction: stages.append(stage))
-    assert list(dict.fromkeys(stages)) == ["reading", "dequantising", "saving"]
+    assert list(dict.fromkeys(stages)) == ["reading", "dequantising"]
 
     out = tmp_path / "cache" / "tiny"
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["tiny"], "scratch files are left"
@@ -185,8 +187,13 @@ def test_llama3_rope_scaling_is_recovered_from_its_factors(tmp_path: Path) -> No
 
 ONES = np.ones(HIDDEN, dtype=np.float32)
 REFUSALS: dict[str, tuple[dict[str, Any], dict[str, np.ndarray | None], str]] = {
-    "architecture": ({"general.architecture": "qwen2"}, {}, "architecture 'qwen2'"),
-    "experts": ({"llama.expert_count": 8}, {}, "llama.expert_count = 8"),
+    "architecture": ({"general.architecture": "gpt2"}, {}, "'gpt2' is not supported in GGUF; supported: llama, olmoe"),
+    "no expert": ({"llama.expert_count": 8}, {}, "llama.expert_used_count must be a positive integer"),
+    "dense experts": (
+        {"llama.expert_count": 8, "llama.expert_used_count": 2},
+        {},
+        "missing.* blk.0.ffn_down_exps.weight",
+    ),
     "rope scaling": ({"llama.rope.scaling.type": "yarn"}, {}, "rope.scaling.type = 'yarn'"),
     "odd rope factors": ({}, {"rope_freqs.weight": np.full(8, 3, np.float32)}, "not Llama 3's"),
     "partial rotary": ({"llama.rope.dimension_count": 8}, {}, "rope.dimension_count"),
@@ -194,7 +201,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, np.ndarray | None], str]] = 
     "no context length": ({"llama.context_length": None}, {}, "context_length must be"),
     "no epsilon": ({"llama.attention.layer_norm_rms_epsilon": None}, {}, "must be a number"),
     "missing tensor": ({}, {"blk.1.attn_q.weight": None}, "missing, for example blk.1.attn_q.weight"),
-    "unknown tensor": ({}, {"blk.0.attn_q.bias": ONES}, "no place in a Llama"),
+    "unknown tensor": ({}, {"blk.0.attn_q.bias": ONES}, "no place in LlamaForCausalLM, for example blk.0.attn_q.bias"),
     "unknown quantisation": ({}, {"output_norm.weight": np.zeros(80, np.uint8)}, "quantised as Q8_1"),
     "sentencepiece": ({"tokenizer.ggml.model": "llama"}, {}, "tokenizer model is 'llama'"),
     "pre-tokenizer": ({"tokenizer.ggml.pre": "tekken"}, {}, "'tekken'; known: gpt-2"),
@@ -238,6 +245,44 @@ def test_foreign_output_directory_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot write the converted model"):
         convert_gguf(write_gguf(tmp_path / "tiny.gguf"), tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["diary.txt"]
+
+
+def test_a_full_disk_is_refused_before_it_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_gguf(tmp_path / "tiny.gguf")
+    num_bytes = sum(weight.nbytes for weight in huggingface_weights().values())
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=num_bytes - 1))
+    with pytest.raises(ValueError, match=r"to .*/out: it takes 0\.0 GB, but the disk has 0\.0 GB free"):
+        convert_gguf(source, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == [source]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=num_bytes))
+    convert_gguf(source, tmp_path / "out")
+
+
+def test_memory_holds_one_expert(tmp_path: Path) -> None:
+    experts, inner = 64, 256
+    shapes = {"gate_inp": (experts, HIDDEN), "down_exps": (experts, HIDDEN, inner)}
+    shapes |= dict.fromkeys(("gate_exps", "up_exps"), (experts, inner, HIDDEN))
+    tensors: dict[str, np.ndarray | None] = {
+        f"blk.{layer}.ffn_{name}.weight": np.ones(shape, np.float32)
+        for layer in range(LAYERS)
+        for name, shape in shapes.items()
+    }
+    tensors |= {f"blk.{layer}.ffn_{name}.weight": None for layer in range(LAYERS) for name in ("gate", "up", "down")}
+    metadata = {"llama.expert_count": experts, "llama.expert_used_count": 2, "llama.feed_forward_length": inner}
+    source = write_gguf(tmp_path / "mixture.gguf", metadata, tensors)
+    # The first call imports modules.
+    convert_gguf(source, tmp_path / "warm")
+    stages: list[tuple[str, float]] = []
+    tracemalloc.start()
+    convert_gguf(source, tmp_path / "out", lambda *stage: stages.append(stage))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    stack_bytes = experts * inner * HIDDEN * 4
+    assert (tmp_path / "out" / "model.safetensors").stat().st_size > 6 * stack_bytes
+    assert peak < stack_bytes / 2
+    fractions = [fraction for _, fraction in stages]
+    assert len(stages) > 3 * experts * LAYERS and fractions == sorted(fractions) and fractions[-1] == 1.0
 
 
 def test_processes_that_convert_at_once_agree(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import (
     AddedToken,
@@ -48,12 +48,27 @@ def _split(digits: str) -> pre_tokenizers.PreTokenizer:
     )
 
 
-_PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    "gpt-2": _gpt2,
-    "default": _gpt2,
-    "smollm": _smollm,
-    "llama-bpe": lambda: _split(r"\p{N}{1,3}"),
-    "qwen2": lambda: _split(r"\p{N}"),
+class _PreTokenizer(NamedTuple):
+    """
+    Attributes:
+        is_normalized: True if texts are brought into Unicode's form NFC.
+        keeps_words: True if a whole word of the vocabulary is kept even if no merges lead to it.
+        adds_bos: True if a missing add_bos_token means yes.
+    """
+
+    split: Callable[[], pre_tokenizers.PreTokenizer]
+    is_normalized: bool = False
+    keeps_words: bool = False
+    adds_bos: bool = False
+
+
+_PRE_TOKENIZERS: dict[str, _PreTokenizer] = {
+    "gpt-2": _PreTokenizer(_gpt2),
+    "default": _PreTokenizer(_gpt2),
+    "smollm": _PreTokenizer(_smollm),
+    "llama-bpe": _PreTokenizer(lambda: _split(r"\p{N}{1,3}"), keeps_words=True, adds_bos=True),
+    "qwen2": _PreTokenizer(lambda: _split(r"\p{N}"), is_normalized=True),
+    "olmo": _PreTokenizer(_gpt2, is_normalized=True),
 }
 
 
@@ -71,11 +86,7 @@ def build_tokenizer(metadata: Metadata) -> Tokenizer:
             f"the GGUF's tokenizer model is {reprlib.repr(kind)}; only byte-level BPE ('gpt2') is supported: "
             "use the model's Hugging Face directory instead"
         )
-    pre = metadata.get("tokenizer.ggml.pre")
-    if not isinstance(pre, str) or pre not in _PRE_TOKENIZERS:
-        raise ValueError(
-            f"the GGUF's pre-tokenizer (tokenizer.ggml.pre) is {reprlib.repr(pre)}; known: {', '.join(_PRE_TOKENIZERS)}"
-        )
+    pre = _pre_tokenizer(metadata)
     check_tokens(metadata)
     tokens, merges = metadata["tokenizer.ggml.tokens"], _texts(metadata, "tokenizer.ggml.merges")
     vocabulary = {token: index for index, token in enumerate(tokens)}
@@ -83,34 +94,36 @@ def build_tokenizer(metadata: Metadata) -> Tokenizer:
         bpe = models.BPE(
             vocab=vocabulary,
             merges=[_pair(merge) for merge in merges],
-            # Llama 3 keeps a whole word of the vocabulary even if no merges lead to it.
-            ignore_merges=pre == "llama-bpe",
+            ignore_merges=pre.keeps_words,
         )
     # The tokenizers library raises bare Exception.
     except Exception as error:
         raise ValueError(f"the GGUF's vocabulary and merges do not fit together: {error}") from error
 
     tokenizer = Tokenizer(bpe)
-    tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
+    tokenizer.pre_tokenizer = pre.split()
     tokenizer.decoder = decoders.ByteLevel()
-    if pre == "qwen2":
+    if pre.is_normalized:
         tokenizer.normalizer = normalizers.NFC()
     _add_tokens(tokenizer, tokens, _types(metadata, len(tokens)))
     _add_post_processor(tokenizer, metadata)
     return tokenizer
 
 
-def tokenizer_config(metadata: Metadata) -> dict[str, Any]:
+def tokenizer_config(metadata: Metadata, max_length: int) -> dict[str, Any]:
     """Returns the content of ``tokenizer_config.json``.
 
+    Args:
+        max_length: of a sequence, in tokens.
+
     Raises:
-        ValueError: a special token's id is outside the vocabulary.
+        ValueError: a special token's id is outside the vocabulary, or the metadata is malformed.
     """
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": _adds_bos(metadata),
         "clean_up_tokenization_spaces": False,
-        "model_max_length": metadata["llama.context_length"],
+        "model_max_length": max_length,
     }
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
         if (token := _special_token(metadata, theirs)) is not None:
@@ -136,6 +149,15 @@ def token_id(metadata: Metadata, name: str) -> int | None:
     if index is not None and (type(index) is not int or not 0 <= index < num_tokens):
         raise ValueError(f"the GGUF's {name} token id {reprlib.repr(index)} is outside its vocabulary of {num_tokens}")
     return index
+
+
+def _pre_tokenizer(metadata: Metadata) -> _PreTokenizer:
+    pre = metadata.get("tokenizer.ggml.pre")
+    if not isinstance(pre, str) or pre not in _PRE_TOKENIZERS:
+        raise ValueError(
+            f"the GGUF's pre-tokenizer (tokenizer.ggml.pre) is {reprlib.repr(pre)}; known: {', '.join(_PRE_TOKENIZERS)}"
+        )
+    return _PRE_TOKENIZERS[pre]
 
 
 def _texts(metadata: Metadata, key: str) -> list[str]:
@@ -172,9 +194,7 @@ def _special_token(metadata: Metadata, name: str) -> str | None:
 
 
 def _adds_bos(metadata: Metadata) -> bool:
-    # Llama 3 files may omit the flag and still mean yes.
-    default = metadata.get("tokenizer.ggml.pre") == "llama-bpe"
-    return _flag(metadata, "tokenizer.ggml.add_bos_token", default=default)
+    return _flag(metadata, "tokenizer.ggml.add_bos_token", default=_pre_tokenizer(metadata).adds_bos)
 
 
 def _flag(metadata: Metadata, key: str, *, default: bool = False) -> bool:

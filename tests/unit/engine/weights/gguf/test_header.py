@@ -3,15 +3,18 @@
 import random
 import struct
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
-from tandem.engine.weights.gguf import convert_gguf
-from tandem.engine.weights.gguf_header import MAX_ARRAY_ITEMS, MAX_FIELDS, MAX_TENSORS, check_header
-from tests.unit.engine.weights.test_gguf import METADATA, write_gguf
+from tandem.engine.weights.gguf.convert import convert_gguf
+from tandem.engine.weights.gguf.header import MAX_ARRAY_ITEMS, MAX_FIELDS, MAX_TENSORS, check_header
+from tests.fakes.gguf_files import write_model
+from tests.unit.engine.models.test_decoder import Checkpoint
+from tests.unit.engine.weights.gguf.test_convert import METADATA, write_gguf
 
 MAX_MEMORY_BYTES = 64 * 2**20
 WRONG: tuple[Any, ...] = (True, 2**32 - 1, 0, -1, 1.5, float("nan"), float("inf"), "x", [1, 2], ["a"], [1.5], [True])
@@ -132,10 +135,16 @@ def test_lists_of_lists_are_refused(tmp_path: Path) -> None:
     assert convert(write_fields(tmp_path / "nested.gguf", deep=deep)).endswith("deep is a list of lists")
 
 
-def test_any_damage_is_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["llama", "olmoe"])
+def test_any_damage_is_one_line(tmp_path: Path, checkpoints: Mapping[str, Checkpoint], model: str) -> None:
     """Changes bytes of the header, a few at a time."""
-    content = write_gguf(tmp_path / "good.gguf").read_bytes()
-    end_of_header = place_of(bytearray(content), b"output.weight") + 64
+    good = tmp_path / "good.gguf"
+    if model == "llama":
+        write_gguf(good)
+    else:
+        write_model(good, checkpoints[model].path)
+    content = good.read_bytes()
+    end_of_header = gguf.GGUFReader(good).data_offset
     rng = random.Random(1)
     num_refused = 0
     for number in range(150):
@@ -146,3 +155,17 @@ def test_any_damage_is_one_line(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         num_refused += bool(convert(path))
     assert num_refused > 75
+
+
+@pytest.mark.parametrize("key", [".expert_count", ".expert_used_count", ".expert_weights_norm", ".expert_gating_func"])
+def test_keys_of_experts_of_another_type_or_range(
+    tmp_path: Path, checkpoints: Mapping[str, Checkpoint], key: str
+) -> None:
+    num_good = 0
+    for number, value in enumerate(WRONG):
+        if not isinstance(value, int) or 0 <= value < 2**32:
+            error = convert(write_model(tmp_path / f"{number}.gguf", checkpoints["olmoe"].path, {key: value}))
+            num_good += not error
+            assert not error or f"olmoe{key}" in error
+    # A flag may be true, and equals the number 1.
+    assert num_good <= 1

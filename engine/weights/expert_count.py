@@ -1,0 +1,30 @@
+"""Compares the number of experts in a checkpoint with config.json's. Imports no torch."""
+
+import re
+from collections.abc import Iterable
+
+from tandem.engine.models.experts import ExpertsConfig
+
+
+def check_expert_count(tensors: Iterable[str], experts: ExpertsConfig) -> None:
+    """Checks all layers together: a layer that lacks an expert is noticed when its tensors are loaded.
+
+    Args:
+        tensors: names of all tensors of the checkpoint.
+
+    Raises:
+        ValueError: there are more or fewer experts; the message names the key of config.json and both numbers.
+    """
+    names = experts.names
+    projections = "|".join(map(re.escape, (names.gate, names.up, names.down)))
+    # More digits are no index.
+    of_expert = re.compile(rf"model\.layers\.\d+\.{re.escape(names.mlp)}\.experts\.(\d{{1,9}})\.(?:{projections})\.\w+")
+    indices = {match[1] for tensor in tensors if (match := of_expert.fullmatch(tensor))}
+    if not indices:
+        raise ValueError(
+            f"{experts.count_key} is {experts.num_experts}, but the weights have no tensor like "
+            f"model.layers.0.{names.mlp}.experts.0.{names.gate}.weight"
+        )
+    num_found = max(map(int, indices)) + 1
+    if num_found != experts.num_experts:
+        raise ValueError(f"{experts.count_key} is {experts.num_experts}, but the weights have {num_found} experts")

@@ -1,0 +1,298 @@
+"""Families of mixtures of experts: published configurations, defaults, refusals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.experts import ExpertNames, ExpertsConfig, Routing
+from tests.unit.engine.models.test_config import WRONG
+
+# Published config.json files, without keys that do not affect the computation.
+COMMON = {"attention_bias": False, "hidden_act": "silu", "rope_scaling": None, "tie_word_embeddings": False}
+MIXTRAL_8X7B: dict[str, Any] = COMMON | {
+    "architectures": ["MixtralForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+    "vocab_size": 32000,
+}
+OLMOE_1B_7B: dict[str, Any] = COMMON | {
+    "architectures": ["OlmoeForCausalLM"],
+    "clip_qkv": None,
+    "hidden_size": 2048,
+    "intermediate_size": 1024,
+    "max_position_embeddings": 4096,
+    "norm_topk_prob": False,
+    "num_attention_heads": 16,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 16,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "vocab_size": 50304,
+}
+QWEN1_5_MOE: dict[str, Any] = COMMON | {
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "max_position_embeddings": 8192,
+    "moe_intermediate_size": 1408,
+    "norm_topk_prob": False,
+    "num_attention_heads": 16,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 16,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "shared_expert_intermediate_size": 5632,
+    "sliding_window": 32768,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+QWEN3_30B_A3B: dict[str, Any] = COMMON | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+DOTS_LLM1: dict[str, Any] = COMMON | {
+    "architectures": ["Dots1ForCausalLM"],
+    "first_k_dense_replace": 1,
+    "hidden_size": 4096,
+    "intermediate_size": 10944,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 62,
+    "moe_intermediate_size": 1408,
+    "moe_layer_freq": 1,
+    "n_group": 1,
+    "n_routed_experts": 128,
+    "n_shared_experts": 2,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 62,
+    "num_key_value_heads": 32,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000000,
+    "routed_scaling_factor": 2.5,
+    "sliding_window": None,
+    "topk_group": 1,
+    "vocab_size": 152064,
+}
+PUBLISHED: dict[str, tuple[dict[str, Any], ExpertsConfig]] = {
+    "mixtral": (
+        MIXTRAL_8X7B,
+        ExpertsConfig(
+            8,
+            14336,
+            Routing("softmax", 2, normalize=True),
+            names=ExpertNames("block_sparse_moe", gate="w1", up="w3", down="w2"),
+            count_key="num_local_experts",
+            size_key="intermediate_size",
+        ),
+    ),
+    "olmoe": (OLMOE_1B_7B, ExpertsConfig(64, 1024, Routing("softmax", 8), size_key="intermediate_size")),
+    "qwen2_moe": (
+        QWEN1_5_MOE,
+        ExpertsConfig(60, 1408, Routing("softmax", 4), shared_intermediate_size=5632, shared_gate=True),
+    ),
+    "qwen3_moe": (QWEN3_30B_A3B, ExpertsConfig(128, 768, Routing("softmax", 8, normalize=True))),
+    "dots1": (
+        DOTS_LLM1,
+        ExpertsConfig(
+            128,
+            1408,
+            Routing("sigmoid", 6, normalize=True, scaling=2.5, has_bias=True),
+            shared_intermediate_size=2816,
+            dense_layers=(0,),
+            names=ExpertNames(shared="shared_experts"),
+            count_key="n_routed_experts",
+        ),
+    ),
+}
+# Keys that only families with experts have, besides num_experts_per_tok.
+KEYS = {
+    "mixtral": ("num_local_experts", "intermediate_size"),
+    "olmoe": ("num_experts", "intermediate_size", "norm_topk_prob", "clip_qkv"),
+    "qwen2_moe": (
+        *("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size", "norm_topk_prob"),
+        *("decoder_sparse_step", "mlp_only_layers", "qkv_bias", "num_local_experts"),
+    ),
+    "qwen3_moe": (
+        *("num_experts", "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"),
+        "num_local_experts",
+    ),
+    "dots1": (
+        *("n_routed_experts", "moe_intermediate_size", "norm_topk_prob", "n_shared_experts", "routed_scaling_factor"),
+        *("first_k_dense_replace", "n_group", "topk_group", "moe_layer_freq"),
+    ),
+}
+
+
+def read(tmp_path: Path, family: str, *absent: str, **changes: Any) -> ModelConfig:
+    raw = {key: value for key, value in {**PUBLISHED[family][0], **changes}.items() if key not in absent}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    return ModelConfig.from_dir(tmp_path)
+
+
+def experts_of(config: ModelConfig) -> ExpertsConfig:
+    assert config.experts is not None
+    return config.experts
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_reads_published_configurations(tmp_path: Path, family: str) -> None:
+    config = read(tmp_path, family)
+    assert config.experts == PUBLISHED[family][1]
+    assert (config.qk_norm, config.whole_qk_norm) == (family in ("qwen3_moe", "dots1"), family == "olmoe")
+    assert (config.qkv_bias, config.o_bias, config.mlp_bias) == (family == "qwen2_moe", False, False)
+    sparse = [config.is_sparse(layer) for layer in range(config.num_layers)]
+    assert sparse == [layer not in experts_of(config).dense_layers for layer in range(config.num_layers)]
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_defaults_are_those_of_transformers(tmp_path: Path, family: str) -> None:
+    changes = {"num_hidden_layers": 4, "rms_norm_eps": 1e-6}
+    if family == "dots1":
+        changes |= {"n_routed_experts": 16, "num_experts_per_tok": 4}
+    theirs: dict[str, Any] = AutoConfig.for_model(family, **changes).to_dict()
+    theirs["architectures"] = PUBLISHED[family][0]["architectures"]
+    (tmp_path / "config.json").write_text(json.dumps(theirs))
+    expected = ModelConfig.from_dir(tmp_path)
+    # Required, because a wrong default would only be noticed when weights are loaded.
+    needed: tuple[str, ...] = (
+        *("architectures", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+        *("num_attention_heads", "rms_norm_eps", "max_position_embeddings"),
+        *("num_experts", "num_local_experts", "n_routed_experts"),
+    )
+    if family == "dots1":
+        needed = (*needed, "num_experts_per_tok")
+    (tmp_path / "config.json").write_text(json.dumps({key: theirs[key] for key in needed if key in theirs}))
+    assert ModelConfig.from_dir(tmp_path) == expected
+
+
+def test_some_layers_are_dense(tmp_path: Path) -> None:
+    config = read(tmp_path, "qwen3_moe", num_hidden_layers=6, decoder_sparse_step=2, mlp_only_layers=[1, 0])
+    assert experts_of(config).dense_layers == (0, 1, 2, 4)
+    assert [config.is_sparse(layer) for layer in range(6)] == [False, False, False, True, False, True]
+    assert experts_of(read(tmp_path, "dots1", first_k_dense_replace=3)).dense_layers == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("qwen3_moe", {"num_experts": 0}),
+        ("qwen2_moe", {"num_experts": 0}),
+        ("qwen3_moe", {"decoder_sparse_step": 100}),
+        ("qwen2_moe", {"mlp_only_layers": list(range(24))}),
+        ("dots1", {"first_k_dense_replace": 62}),
+    ],
+)
+def test_all_layers_may_be_dense(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
+    config = read(tmp_path, family, **changes)
+    assert config.experts is None and not config.is_sparse(0)
+
+
+def test_the_newer_name_of_the_count(tmp_path: Path) -> None:
+    # Equal configurations, so that workers with either name exchange pages.
+    expected = read(tmp_path, "qwen3_moe")
+    assert read(tmp_path, "qwen3_moe", "num_experts", num_local_experts=128) == expected
+    assert read(tmp_path, "qwen3_moe", num_local_experts=128) == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("mixtral", {"num_local_experts": None}, "num_local_experts is missing"),
+        ("mixtral", {"num_local_experts": 1}, "num_experts_per_tok 2 is more than num_local_experts 1"),
+        ("mixtral", {"sliding_window": 4096}, "sliding_window 4096 is in effect"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv is 8.0, which is not supported"),
+        ("olmoe", {"clip_qkv": 0}, "clip_qkv is 0, which is not supported"),
+        ("olmoe", {"num_experts_per_tok": 65}, "num_experts_per_tok 65 is more than num_experts 64"),
+        ("olmoe", {"intermediate_size": 0}, "intermediate_size must be a whole number of at least 1, not 0"),
+        ("olmoe", {"norm_topk_prob": "yes"}, "norm_topk_prob must be true or false, not 'yes'"),
+        ("qwen2_moe", {"num_experts": None}, "num_experts is missing"),
+        ("qwen2_moe", {"num_experts": False}, "num_experts must be a whole number of at least 0, not False"),
+        ("qwen2_moe", {"qkv_bias": 1}, "qkv_bias must be true or false, not 1"),
+        (
+            "qwen2_moe",
+            {"shared_expert_intermediate_size": 0},
+            "shared_expert_intermediate_size must be a whole number of at least 1, not 0",
+        ),
+        ("qwen2_moe", {"shared_expert_intermediate_size": None}, "shared_expert_intermediate_size is missing"),
+        ("qwen3_moe", {"num_local_experts": 64}, "num_experts 128 contradicts num_local_experts 64"),
+        ("qwen3_moe", {"mlp_only_layers": [3, 48]}, "mlp_only_layers has layer 48, but num_hidden_layers is 48"),
+        ("qwen3_moe", {"mlp_only_layers": [-1]}, "mlp_only_layers has layer -1, but num_hidden_layers is 48"),
+        ("qwen3_moe", {"mlp_only_layers": [True]}, r"mlp_only_layers must be a list of layers, not \[True\]"),
+        ("qwen3_moe", {"mlp_only_layers": 0}, "mlp_only_layers must be a list of layers, not 0"),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step must be a whole number of at least 1, not 0"),
+        ("qwen3_moe", {"moe_intermediate_size": None}, "moe_intermediate_size must be a whole number"),
+        ("dots1", {"n_routed_experts": None}, "n_routed_experts is missing"),
+        ("dots1", {"num_experts_per_tok": None}, "num_experts_per_tok is missing"),
+        ("dots1", {"n_group": 3}, "n_routed_experts 128 is not a multiple of n_group 3"),
+        ("dots1", {"n_group": 128}, "n_group 128 leaves fewer than 2 of n_routed_experts 128 in a group"),
+        ("dots1", {"n_group": 4, "topk_group": 5}, "topk_group 5 is more than n_group 4"),
+        ("dots1", {"n_group": 32}, "num_experts_per_tok 6 is more than the 4 experts of topk_group 1"),
+        ("dots1", {"n_group": None}, "n_group must be a whole number of at least 1, not None"),
+        ("dots1", {"first_k_dense_replace": -1}, "first_k_dense_replace must be a whole number of at least 0, not -1"),
+        ("dots1", {"routed_scaling_factor": 0}, "routed_scaling_factor must be a number greater than 0, not 0"),
+        ("dots1", {"n_shared_experts": 0}, "n_shared_experts must be a whole number of at least 1, not 0"),
+        ("dots1", {"n_shared_experts": 2**30}, "n_shared_experts must be at most 1525201, not 1073741824"),
+        ("dots1", {"moe_layer_freq": 2}, "moe_layer_freq is 2, which is not supported"),
+        ("dots1", {"sliding_window": 4096, "max_window_layers": 10}, "sliding_window 4096 is in effect"),
+        ("dots1", {"sliding_window": 4096, "num_hidden_layers": "x"}, "num_hidden_layers must be a whole number"),
+    ],
+)
+def test_refuses(tmp_path: Path, family: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{tmp_path}/config.json: {message}"):
+        read(tmp_path, family, **changes)
+
+
+def test_windows_from_a_layer_beyond_the_last_have_no_effect(tmp_path: Path) -> None:
+    assert read(tmp_path, "dots1", sliding_window=4096) == read(tmp_path, "dots1")
+
+
+@pytest.mark.parametrize(("family", "key"), [(f, k) for f in KEYS for k in (*KEYS[f], "num_experts_per_tok")])
+def test_any_value_is_taken_or_refused_in_one_line(tmp_path: Path, family: str, key: str) -> None:
+    refused = []
+    for value in (*WRONG, None):
+        try:
+            config = read(tmp_path, family, **{key: value})
+        except ValueError as error:
+            refused.append(value)
+            assert "\n" not in str(error) and len(str(error)) < 500 + len(str(tmp_path))
+            assert key in str(error) or "num_experts" in str(error)
+        else:
+            assert config.experts is None or 1 <= config.experts.num_experts <= 4096
+    # Texts and objects are no value of any key.
+    assert all(value in refused for value in ("x", {"a": 1}, ["x"] * 1000))

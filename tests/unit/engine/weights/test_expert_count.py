@@ -1,0 +1,46 @@
+import pytest
+
+from tandem.engine.models.experts import ExpertNames, ExpertsConfig, Routing
+from tandem.engine.weights.expert_count import check_expert_count
+
+EXPERTS = ExpertsConfig(4, 16, Routing("softmax", 2))
+MIXTRAL = ExpertsConfig(
+    4,
+    16,
+    Routing("softmax", 2),
+    names=ExpertNames("block_sparse_moe", gate="w1", up="w3", down="w2"),
+    count_key="num_local_experts",
+)
+
+
+def names(num_experts: int, mlp: str = "mlp", projections: tuple[str, ...] = ("gate_proj", "down_proj")) -> list[str]:
+    of_experts = [f"{expert}.{part}" for expert in range(num_experts) for part in projections]
+    return [
+        "model.embed_tokens.weight",
+        *(f"model.layers.{layer}.{mlp}.experts.{name}.weight" for layer in (0, 1) for name in of_experts),
+    ]
+
+
+def test_takes_the_configured_number() -> None:
+    check_expert_count(names(4), EXPERTS)
+    check_expert_count(names(4, "block_sparse_moe", ("w2",)), MIXTRAL)
+    # Names of other modules do not count, nor do indices that are too long for one.
+    check_expert_count([*names(4), "model.layers.0.mlp.experts.9.router.weight", "experts.9.up_proj.weight"], EXPERTS)
+    check_expert_count([*names(4), f"model.layers.0.mlp.experts.{'9' * 5000}.up_proj.weight"], EXPERTS)
+    # Loading names a layer's missing expert.
+    check_expert_count([name for name in names(4) if ".0.mlp.experts.3" not in name], EXPERTS)
+
+
+@pytest.mark.parametrize("num_found", [1, 3, 5, 128])
+def test_names_the_key_and_both_numbers(num_found: int) -> None:
+    with pytest.raises(ValueError, match=f"^num_experts is 4, but the weights have {num_found} experts$"):
+        check_expert_count(names(num_found), EXPERTS)
+    with pytest.raises(ValueError, match=f"^num_local_experts is 4, but the weights have {num_found} experts$"):
+        check_expert_count(names(num_found, "block_sparse_moe", ("w1", "w3")), MIXTRAL)
+
+
+@pytest.mark.parametrize("stored", [["model.layers.0.mlp.experts.gate_up_proj"], ["model.layers.0.mlp.up_proj.weight"]])
+def test_names_a_tensor_if_there_are_no_experts(stored: list[str]) -> None:
+    message = "^num_experts is 4, but the weights have no tensor like model.layers.0.mlp.experts.0.gate_proj.weight$"
+    with pytest.raises(ValueError, match=message):
+        check_expert_count(stored, EXPERTS)
