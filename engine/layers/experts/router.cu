@@ -57,8 +57,8 @@ __device__ __forceinline__ void wait_for_earlier() {
 }
 
 // One warp chooses a row's experts. Lane l has experts l, l + 32, and so on.
-__device__ __forceinline__ void choose(const float* logits, const float* bias, float scaling, float* shares, int* experts,
-                                       unsigned long long* counts, float* scratch) {
+__device__ __forceinline__ void choose(const float* logits, const float* bias, float scaling, float* shares,
+                                       int* experts, unsigned long long* counts, float* scratch) {
     const int lane = threadIdx.x % 32;
     auto score_of = [](float logit) { return SIGMOID ? 1.0f / (1.0f + expf(-logit)) : logit; };
     unsigned int keys[OF_LANE];
@@ -164,7 +164,7 @@ __device__ __forceinline__ void multiply(float* sum, const Chunk& upper, const C
 __device__ __forceinline__ float low(unsigned int pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high(unsigned int pair) { return __uint_as_float(pair & 0xffff0000u); }
 
-extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(BOUND) router(
+extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32) router(
     const unsigned short* x,                         // (num_rows, IN_SIZE) if FUSED
     const unsigned short* __restrict__ norm_weight,  // (IN_SIZE,) if FUSED
     const unsigned short* __restrict__ weight,       // (NUM_EXPERTS, IN_SIZE) if FUSED

@@ -16,7 +16,6 @@ ROWS_OF_CLUSTER = 8
 EXPERTS_OF_TILE = 16
 MAX_CLUSTER = 8
 WARPS = 16
-BOUND = 896
 MAX_EXPERTS = 512
 MAX_CHOSEN = 32
 MAX_GROUPS = 32
@@ -133,7 +132,6 @@ class RouterKernel:
                 "GROUPS": num_groups,
                 "GROUPS_USED": routing.num_groups_used if is_grouped else 1,
                 "WARPS": WARPS,
-                "BOUND": BOUND,
                 "CLUSTER": cluster_size(num_experts),
             }
             macros = {name: int(value) for name, value in macros.items()}
