@@ -1,10 +1,9 @@
 """Experts of few rows, each read once (few_rows_experts.cu). Needs CUDA."""
 
-from typing import NamedTuple
-
 import torch
 
 from tandem.engine.layers.cuda_kernel import CudaKernel, has_dependent_launch
+from tandem.engine.layers.experts.few_rows_tuning import UNIT_ROWS, Stages, Tuning, tuning_of
 
 MAX_ROWS = 8
 MAX_CHOSEN = 16
@@ -14,33 +13,6 @@ HIDDEN_MULTIPLE = 64
 MAX_HIDDEN = 8192
 INTERMEDIATE_MULTIPLE = 16
 BLOCK = 128
-CHUNK_MULTIPLE = 128
-UNIT_ROWS = 16
-MAX_STAGES = 16
-# Of a stage with FP8.
-SCALE_BYTES = 128
-# Tables and barriers of a block.
-FIXED_SHARED = 6 * 1024
-
-
-class Tuning(NamedTuple):
-    """Macros of few_rows_experts.cu.
-
-    Attributes:
-        chunk_bytes: the most bytes of a matrix row per stage.
-        shared_bytes: shared memory of a block.
-    """
-
-    shared_bytes: int
-    chunk_bytes: int = 2048
-    warps: int = 8
-    prefetch: int = 0
-    release: int = 0
-
-
-# By number of rows.
-GATE_UP = {1: Tuning(shared_bytes=118 * 1024), 8: Tuning(shared_bytes=224 * 1024)}
-DOWN = {1: Tuning(shared_bytes=108 * 1024, prefetch=2), 8: Tuning(shared_bytes=224 * 1024)}
 
 
 class FewRowsExperts:
@@ -141,8 +113,7 @@ class FewRowsExperts:
         num_experts, _, in_size = weight.shape
         num_rows, num_chosen = experts.shape
         fp8 = 0 if scale is None else 1 if scale.shape[2] == 1 and scale.shape[1] == weight.shape[1] else 2
-        tunings = DOWN if is_down else GATE_UP
-        tuning = tunings[min(n for n in tunings if n >= num_rows)]
+        tuning = tuning_of(is_down, fp8 > 0, num_rows, in_size * weight.itemsize)
         num_tiles = out_size // (UNIT_ROWS if is_down else UNIT_ROWS // 2)
         if not is_down:
             num_tiles *= min(num_rows * num_chosen, num_experts)
@@ -167,39 +138,18 @@ class FewRowsExperts:
         key = is_down, fp8, max_rows, in_size, tuning
         kernel = self._kernels.get(key)
         if kernel is None:
-            number_bytes = 1 if fp8 else 2
-            chunk_bytes = chunk_size(in_size * number_bytes, tuning.chunk_bytes)
-            chunk = chunk_bytes // number_bytes
-            input_row = padded(2 * (chunk if is_down else in_size)) + (16 if fp8 else 64)
-            matrix_row = in_size * number_bytes if chunk >= in_size else padded(chunk_bytes) + 64
-            in_stage = max_rows * input_row if is_down else 0
-            of_stage = padded(UNIT_ROWS * matrix_row + in_stage + (SCALE_BYTES if fp8 else 0))
-            held = 0 if is_down else max_rows * input_row
-            num_stages = (tuning.shared_bytes - FIXED_SHARED - tuning.warps * 1024 - held) // of_stage
-            num_stages = min(num_stages, MAX_STAGES)
-            assert num_stages >= 2
+            stages = Stages.of(is_down, fp8 > 0, max_rows, in_size, tuning)
             macros = {
                 "DOWN": int(is_down),
                 "FP8": fp8,
                 "ROWS": max_rows,
                 "IN_SIZE": in_size,
-                "CHUNK": chunk,
-                "STAGES": num_stages,
+                "CHUNK": stages.chunk,
+                "STAGES": stages.num_stages,
                 "WARPS": tuning.warps,
                 "PREFETCH": tuning.prefetch,
                 "RELEASE": tuning.release,
             }
-            size = num_stages * of_stage + held
-            kernel = CudaKernel(__package__, "few_rows_experts", macros, self._device, shared_bytes=size)
+            kernel = CudaKernel(__package__, "few_rows_experts", macros, self._device, shared_bytes=stages.shared_bytes)
             self._kernels[key] = kernel
         return kernel
-
-
-def chunk_size(row_bytes: int, most: int) -> int:
-    """Return the bytes of a row per stage, such that stages of a row are as equal as possible."""
-    num_chunks = -(-row_bytes // most)
-    return -(-row_bytes // (num_chunks * CHUNK_MULTIPLE)) * CHUNK_MULTIPLE
-
-
-def padded(num_bytes: int) -> int:
-    return -(-num_bytes // 128) * 128

@@ -5,13 +5,12 @@
 //
 // A unit of work is 16 rows of one expert's matrix: 16 outputs, or with gate and up 8 rows of each. It serves all
 // rows of the batch that chose the expert, so each chosen expert is read once. A block takes every gridDim.x-th unit;
-// for down every gridDim.x-th tile of outputs, with all chosen experts in turn. One warp copies to a ring of stages in shared
-// memory. A stage holds CHUNK numbers of the unit's matrix rows; for down also of the batch rows that chose the expert,
-// while gate and up holds all of x. The other
-// warps share these numbers: a product is one mma.m16n8k16 of 16 matrix rows by 8 batch rows, of which rows that did
-// not choose the expert are zero. Numbers may map to mma indices in any order as long as both operands agree, so a
-// thread reads 16 contiguous bytes of a matrix row for two mma, or for four with FP8. A sum's order depends only on
-// its own row.
+// for down every gridDim.x-th tile of outputs, with all chosen experts in turn. One warp copies weights to a ring of
+// stages in shared memory. A stage holds CHUNK numbers of the unit's matrix rows. For down it also holds those of the
+// batch rows that chose the expert; gate and up keeps all of x. The other warps share a stage's numbers: a product is
+// one mma.m16n8k16 of 16 matrix rows by 8 batch rows. Batch rows that did not choose the expert are zero. Numbers may
+// map to mma indices in any order as long as both operands agree, so a thread reads 16 contiguous bytes of a matrix
+// row for two mma, or for four with FP8. The order of a batch row's sums depends only on its own experts.
 //
 // FP8 weights (float8_e4m3fn) become bfloat16 in registers, exactly; inputs are not quantized. Moving FP8 bits into
 // bfloat16 position makes the number 2^-120 times as large, by the different exponent bias. Inputs are scaled by
@@ -26,7 +25,7 @@
 //   FP8       0: weights are bfloat16; 1: FP8 with a scale per row; 2: FP8 with a scale per 128 x 128
 //   ROWS      at least the rows of the batch, at most 8
 //   IN_SIZE   numbers of a matrix row
-//   CHUNK     of these in a stage, a multiple of 64, or 128 for FP8, at most 2048
+//   CHUNK     numbers of a matrix row per stage, a multiple of 64, or 128 for FP8, at most 2048
 //   STAGES    stages of the ring
 //   WARPS     warps that multiply
 //   PREFETCH  stages after the ring's first to prefetch into the L2 cache
@@ -59,7 +58,9 @@ constexpr int MAX_ROWS = 8, MAX_CHOSEN = 128, MAX_EXPERTS = 512;
 constexpr int OUTPUTS = DOWN ? 16 : 8;
 constexpr int THREADS = WARPS * 32;
 
-__device__ __forceinline__ unsigned int shared_address(const void* p) { return (unsigned int)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ unsigned int shared_address(const void* p) {
+    return (unsigned int)__cvta_generic_to_shared(p);
+}
 
 __device__ __forceinline__ void init(unsigned long long* barrier, int count) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count));
@@ -152,10 +153,11 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
         reinterpret_cast<unsigned int*>(place_at)[i] = 0xffffffffu;
 #if DOWN
     asm volatile("griddepcontrol.launch_dependents;");
+    __syncthreads();
 #else
+    __syncthreads();
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-    __syncthreads();
     int expert = -1;
     if (threadIdx.x < num_rows * num_chosen) {
         expert = __ldcg(experts + threadIdx.x) - first_expert;
@@ -226,7 +228,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
             const int column = chunk * CHUNK / 128 + lane % 16, columns = IN_SIZE / 128;
             if (column < columns && column * 128 < (chunk + 1) * CHUNK && lane < (DOWN ? 16 : 32)) {
                 const int row = tile * OUTPUTS + lane / 16 * lower_row;
-                scale = weight_scale + ((long long)expert_at[at] * (num_matrix_rows / 128) + row / 128) * columns + column;
+                const long long block_row = (long long)expert_at[at] * (num_matrix_rows / 128) + row / 128;
+                scale = weight_scale + block_row * columns + column;
             }
 #else
             if (chunk == NUM_CHUNKS - 1 && lane < 16) scale = weight_scale + row_at(at, tile);
@@ -294,11 +297,14 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
         const int place = (warp + i * WARPS) * STRETCH + part * NUM_OF_THREAD;
         return place < CHUNK && chunk * CHUNK + place < IN_SIZE;
     };
-    float sums[4] = {};
+    // Two chains, because a product waits for the one before it.
+    float chains[2][4] = {};
+    float(&sums)[4] = chains[0];
     auto compute = [&](int chunk, int stage, bool has_row) {
         const unsigned char* from = ring + stage * STAGE_BYTES;
         const unsigned char *matrix = from + group * ROW_BYTES;
-        const unsigned char* row = (DOWN ? from + MATRIX_BYTES : held_inputs + chunk * CHUNK * 2) + group * INPUT_ROW_BYTES;
+        const unsigned char* first_row = DOWN ? from + MATRIX_BYTES : held_inputs + chunk * CHUNK * 2;
+        const unsigned char* row = first_row + group * INPUT_ROW_BYTES;
         Chunk weights[OF_WARP][2], numbers[OF_WARP][INPUT_CHUNKS];
 #if FP8
         const float* scale = reinterpret_cast<const float*>(from + STAGE_BYTES - SCALE_BYTES);
@@ -340,7 +346,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
 #if FP8 == 2
             float products[4] = {};
 #else
-            float(&products)[4] = sums;
+            float(&products)[4] = chains[i % 2];
 #endif
 #pragma unroll
             for (int p = 0; p < PAIRS / 2; p++) {
@@ -361,12 +367,15 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
             for (int s = 0; s < 4; s++) sums[s] += products[s] * scales[i][s / 2];
 #endif
         }
-#if FP8 == 1
         if (chunk == NUM_CHUNKS - 1) {
 #pragma unroll
-            for (int s = 0; s < 4; s++) sums[s] *= scales[s / 2];
-        }
+            for (int s = 0; s < 4; s++) {
+                sums[s] += chains[1][s];
+#if FP8 == 1
+                sums[s] *= scales[s / 2];
 #endif
+            }
+        }
     };
 
     int buffer = 0;
@@ -428,6 +437,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
         buffer ^= 1;
 #endif
 #pragma unroll
-        for (int s = 0; s < 4; s++) sums[s] = 0;
+        for (int s = 0; s < 4; s++) chains[0][s] = chains[1][s] = 0;
     }
 }

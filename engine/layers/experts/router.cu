@@ -57,8 +57,8 @@ __device__ __forceinline__ void wait_for_earlier() {
 }
 
 // One warp chooses a row's experts. Lane l has experts l, l + 32, and so on.
-__device__ __forceinline__ void choose(const float* logits, const float* bias, float scaling, float* shares, int* experts,
-                                       unsigned long long* counts, float* scratch) {
+__device__ __forceinline__ void choose(const float* logits, const float* bias, float scaling, float* shares,
+                                       int* experts, unsigned long long* counts, float* scratch) {
     const int lane = threadIdx.x % 32;
     auto score_of = [](float logit) { return SIGMOID ? 1.0f / (1.0f + expf(-logit)) : logit; };
     unsigned int keys[OF_LANE];

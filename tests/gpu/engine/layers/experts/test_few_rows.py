@@ -208,4 +208,5 @@ def test_unfit_sizes() -> None:
         return kernel.fits(num_rows, num_chosen, gate_up, down)
 
     assert fits()
-    assert not fits(num_rows=9) and not fits(hidden=96) and not fits(intermediate=24) and not fits(num_chosen=17)
+    assert not fits(num_rows=9) and not fits(num_chosen=17)
+    assert not fits(hidden=96) and not fits(hidden=8256) and not fits(intermediate=24)
