@@ -18,6 +18,7 @@ from tandem.deploy.launcher import Cluster
 from tandem.deploy.on_ray.hosted_ray import HostedRay, namespace_of
 from tandem.deploy.on_ray.joined_ray import JoinedRay
 from tandem.rpc.auth import cluster_metadata
+from tandem.sampling_params import SamplingParams
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import worker_pb2, worker_pb2_grpc
 from tests.cluster.inside import open_inside
@@ -82,6 +83,18 @@ class Oracle:
         with torch.inference_mode():
             logits = self._model(torch.tensor([[*prompt_ids, *output_ids]])).logits[0]
         return logits[len(prompt_ids) - 1 : -1].argmax(-1).tolist() == list(output_ids)
+
+    def sample(self, prompt_ids: Sequence[int], max_tokens: int, **params: Any) -> list[int]:
+        """Return output ids by our sampler from transformers' logits; `params` as in SamplingParams."""
+        from tandem.engine.sampler import sample
+        from tandem.engine.token_sequence import TokenSequence
+
+        sampling = SamplingParams(max_tokens, **params)
+        sequence = TokenSequence(list(prompt_ids), len(prompt_ids), [], sampling=sampling)
+        for _ in range(max_tokens):
+            logits = self.logits(sequence.token_ids)[-1:]
+            sequence.token_ids.append(int(sample(logits, [sequence]).token_ids))
+        return sequence.token_ids[len(prompt_ids) :]
 
     def logits(self, token_ids: Sequence[int]) -> Any:
         """Return float32 [len(token_ids), vocab_size]."""
@@ -265,7 +278,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
 def save_tiny_model(directory: Path, **settings: Any) -> None:
     """Save a random two-layer Llama with grouped-query attention and byte tokens."""
-    import tokenizers
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -285,6 +297,13 @@ def save_tiny_model(directory: Path, **settings: Any) -> None:
         **settings,
     )
     LlamaForCausalLM(config).float().save_pretrained(directory)
+    save_byte_tokenizer(directory)
+
+
+def save_byte_tokenizer(directory: Path) -> None:
+    """Save a tokenizer of single bytes with the tiny models' end-of-sequence tokens, and a chat template."""
+    import tokenizers
+
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

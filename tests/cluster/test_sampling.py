@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 
-from tandem.engine.sampler import sample
-from tandem.engine.token_sequence import TokenSequence
-from tandem.sampling_params import SamplingParams
 from tandem.v1 import inference_pb2 as pb
 from tests.cluster.conftest import VOCAB_SIZE, Oracle, ServedCluster
 
@@ -30,16 +27,6 @@ def random_ids(seed: int, num_tokens: int) -> list[int]:
     return [rng.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
 
 
-def expected(oracle: Oracle, prompt_ids: list[int], max_tokens: int, **params: Any) -> list[int]:
-    bias = tuple(sorted(params.pop("logit_bias", {}).items()))
-    sampling = SamplingParams(max_tokens, logit_bias=bias, **params)
-    sequence = TokenSequence(list(prompt_ids), len(prompt_ids), [], sampling=sampling)
-    for _ in range(max_tokens):
-        logits = oracle.logits(sequence.token_ids)[-1:]
-        sequence.token_ids.append(int(sample(logits, [sequence]).token_ids))
-    return sequence.token_ids[len(prompt_ids) :]
-
-
 def test_sampled_tokens_depend_on_seed_and_position(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
     # Concurrent, to share batches.
     requests = [
@@ -52,7 +39,8 @@ def test_sampled_tokens_depend_on_seed_and_position(tiny_pd: ServedCluster, tiny
     with ThreadPoolExecutor(len(requests)) as pool:
         answers = list(pool.map(lambda request: serve(*request), requests))
     for (seed, prompt_ids, params), token_ids in zip(requests, answers, strict=True):
-        assert token_ids == expected(tiny_oracle, prompt_ids, 12, seed=seed, **params), params
+        bias = tuple(sorted(params.get("logit_bias", {}).items()))
+        assert token_ids == tiny_oracle.sample(prompt_ids, 12, seed=seed, **{**params, "logit_bias": bias}), params
 
 
 def test_another_seed_gives_another_answer(tiny_pd: ServedCluster) -> None:
