@@ -99,7 +99,7 @@ def test_ray_ports_require_the_token(server: Server) -> None:
 
 
 def test_ray_token_is_private(server: Server) -> None:
-    launcher = next(p for p in server.tree if psutil.Process(p.pid).ppid() == server.process.pid)
+    [launcher] = (ProcessId.of(child.pid) for child in psutil.Process(server.process.pid).children())
     path = ray_token_path(default_directory(), launcher)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.stat().st_uid == os.getuid()
     token = path.read_text()

@@ -24,6 +24,7 @@ from tandem.router.text.embedding_dimensions import EmbeddingDimensions
 from tandem.router.text.tokenizer import Tokenizer
 from tests.fakes.embedding_worker import EmbeddingWorker, values_of
 from tests.fakes.http_requests import HttpAnswer, http_request
+from tests.fakes.link_ends import wait_until
 from tests.fakes.loop_watch import LoopWatch, best_of_three, check_turn
 from tests.fakes.router_harness import settle
 from tests.fakes.tokenizer_files import byte_level, save
@@ -265,7 +266,8 @@ def test_a_client_that_leaves_ends_all_inputs(model_dir: Path) -> None:
             return
 
         call = asyncio.ensure_future(h.app({**scope, "scheme": "http", "state": {}}, receive, send))
-        await asyncio.sleep(0.2)
+        await wait_until(lambda: len(h.worker.prompts) >= embedding.MAX_AT_ONCE)
+        await settle()
         assert len(h.worker.prompts) == embedding.MAX_AT_ONCE == h.router.num_queued
         leaves.set()
         async with asyncio.timeout(10):
