@@ -19,7 +19,8 @@ from tandem.deploy.host.process_tree import descendants, end_processes
 from tandem.deploy.host.run_record import end_leftovers
 from tandem.processes import ProcessId
 
-ALL_GONE_S = 10.0
+# Below every grace and every sleep of the commands.
+ALL_GONE_S = 15.0
 
 RAY = """
 import os, signal, sys, threading
@@ -104,7 +105,7 @@ class Command:
     def finish(self) -> tuple[int, str]:
         """Return the exit status and the later output."""
         assert self.process.stdout is not None
-        return self.process.wait(5), self.process.stdout.read().strip()
+        return self.process.wait(ALL_GONE_S), self.process.stdout.read().strip()
 
 
 Start = Callable[..., Command]
@@ -224,7 +225,7 @@ def test_stuck_main_is_killed_after_the_grace_or_at_once(start: Start) -> None:
     os.kill(stopped.guard.pid, signal.SIGTERM)
     os.kill(quit_.guard.pid, signal.SIGQUIT)
     for command in (stopped, quit_):
-        command.wait_until_gone(5.0)
+        command.wait_until_gone()
         assert command.finish() == (128 + signal.SIGKILL, "")
 
 
@@ -247,7 +248,7 @@ def test_hangup_stops_only_a_command_that_lost_its_terminal(start: Start, has_te
         os.kill(command.guard.pid, signal.SIGHUP)
     else:
         os.kill(command.guard.pid, signal.SIGTERM)
-    command.wait_until_gone(5.0)
+    command.wait_until_gone()
     status, _ = command.finish()
     assert status == 128 + signal.SIGTERM
 
@@ -261,7 +262,7 @@ def test_stuck_launcher_ends_with_killed_guard_or_second_ctrl_c(start: Start) ->
     time.sleep(1.0)
     assert command.launcher.is_alive()
     os.killpg(command.guard.pid, signal.SIGINT)
-    command.wait_until_gone(5.0)
+    command.wait_until_gone()
     assert command.finish() == (128 + signal.SIGKILL, "")
     guardless.wait_until_gone()
 
@@ -272,7 +273,7 @@ def test_stop_goes_to_the_main_thread(start: Start) -> None:
     block = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])"
     command = start(plain(wait + "return signal.sigwait([signal.SIGTERM])", setup=block))
     os.killpg(command.guard.pid, signal.SIGINT)
-    command.wait_until_gone(5.0)
+    command.wait_until_gone()
     assert command.finish() == (signal.SIGTERM, "")
 
 
@@ -294,7 +295,7 @@ threading.Thread = Hasty
     script = plain("time.sleep(60)").replace("if __name__", hasty + "\nif __name__")
     command = start(script)
     (tmp_path / "runs").mkdir()
-    command.wait_until_gone(5.0)
+    command.wait_until_gone()
     assert command.finish() == (128 + signal.SIGTERM, "")
 
 
@@ -307,7 +308,7 @@ def test_background_command_ignores_only_terminal_ctrl_c(start: Start) -> None:
     time.sleep(0.5)
     assert command.launcher.is_alive()
     os.kill(command.guard.pid, signal.SIGINT)
-    command.wait_until_gone(5.0)
+    command.wait_until_gone()
     assert command.finish() == (128 + signal.SIGTERM, "")
 
 
@@ -318,5 +319,5 @@ def test_ignored_hangup_stays_ignored(start: Start) -> None:
     assert command.launcher.is_alive()
     os.kill(command.guard.pid, signal.SIGHUP)
     os.kill(command.guard.pid, signal.SIGTERM)
-    command.wait_until_gone(5.0)
+    command.wait_until_gone()
     assert command.finish() == (128 + signal.SIGTERM, "")
