@@ -18,11 +18,14 @@ from tandem.processes import ProcessId
 from tandem.v1 import inference_pb2 as pb
 from tests.cluster.command import GONE_S, TANDEM, Server, own_name, start, tandem
 from tests.cluster.conftest import Answer, Clusters, Oracle, wait_until
+from tests.cluster.test_drain import LongRequest
 from tests.conftest import Certificates
 
 # Unused address.
 NO_SERVER = "127.0.0.1:1"
 ENGLISH = "The old lighthouse stood at the edge of the"
+# Far shorter than a request of test_drain.
+DRAIN_TIMEOUT_S = 1.0
 UNICODE = "Grüße aus München! 日本語の文章 🙂 и ещё"
 
 
@@ -31,6 +34,7 @@ def server(clusters: Clusters, tmp_path_factory: pytest.TempPathFactory, smollm2
     clusters.close()
     server = start(
         *("--model", "smollm2-135m-instruct", "--num-pages", "256", "--chunk-size", "128"),
+        *("--drain-timeout", f"{DRAIN_TIMEOUT_S:g}"),
         runtime_dir=tmp_path_factory.mktemp("run"),
     )
     yield server
@@ -167,13 +171,20 @@ def test_port_in_use(server: Server, tiny_model_dir: Path, flag: str, other: str
     )
 
 
-def test_ctrl_c_leaves_no_process(server: Server) -> None:
+def test_ctrl_c_cuts_requests_after_the_drain_timeout(server: Server) -> None:
     assert len(server.tree) > 6
+    request = LongRequest(server)
     began = time.monotonic()
-    os.kill(server.process.pid, signal.SIGINT)
+    # A terminal signals the whole foreground group.
+    os.killpg(server.process.pid, signal.SIGINT)
+    request.finish()
+    print("cut after", request.ended_at - began)
+    assert request.error is not None
+    assert (request.error.code, str(request.error)) == ("UNAVAILABLE", "the server is shutting down")
+    assert DRAIN_TIMEOUT_S - 0.1 < request.ended_at - began < DRAIN_TIMEOUT_S + 3.0
     assert server.finish() == 0
-    # Nothing to drain.
-    assert time.monotonic() - began < 6.0
+    assert "Requests cut short: 1" in "".join(server.output)
+    assert time.monotonic() - began < DRAIN_TIMEOUT_S + 6.0
     assert tandem("status", "--address", server.address).returncode == 1
 
 
@@ -200,8 +211,12 @@ def test_config_file_with_tls_and_keys(
         assert refused.returncode == 1 and "an API key is needed" in refused.stderr
         plain = tandem("status", "--address", server.address, "--api-key", "open-sesame")
         assert plain.returncode == 1 and plain.stderr.startswith("tandem status: ")
-        os.kill(server.process.pid, signal.SIGTERM)
-        assert server.finish() == 0
+        # A killed server leaves no process.
+        began = time.monotonic()
+        os.kill(server.process.pid, signal.SIGKILL)
+        wait_until(lambda: not any(p.is_alive() for p in server.tree), GONE_S, "nothing is left")
+        print("gone after", time.monotonic() - began)
+        assert server.process.wait(1.0) == -signal.SIGKILL
     finally:
         end_processes([p for p in server.tree if p.is_alive()], 5.0)
     assert "open-sesame" not in "".join(server.output)
@@ -233,16 +248,6 @@ def test_custom_policies(
     finally:
         os.kill(server.process.pid, signal.SIGTERM)
         assert server.finish() == 0
-
-
-def test_killed_server_leaves_no_process(clusters: Clusters, tiny_model_dir: Path, tmp_path: Path) -> None:
-    clusters.close()
-    server = start("--model", str(tiny_model_dir), "--both", "1", "--num-pages", "32", runtime_dir=tmp_path)
-    began = time.monotonic()
-    os.kill(server.process.pid, signal.SIGKILL)
-    wait_until(lambda: not any(p.is_alive() for p in server.tree), GONE_S, "nothing is left")
-    print("gone after", time.monotonic() - began)
-    assert server.process.wait(1.0) == -signal.SIGKILL
 
 
 @pytest.mark.slow

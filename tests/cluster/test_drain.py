@@ -21,7 +21,7 @@ from tests.cluster.command import GONE_S, Server, start
 from tests.cluster.conftest import Answer, Clusters, wait_until
 
 # Takes the tiny model several seconds.
-NUM_TOKENS = 3000
+NUM_TOKENS = 2000
 FINISH_S = 90.0
 
 Serve = Callable[..., Server]
@@ -110,21 +110,6 @@ def test_running_requests_finish_and_new_ones_are_refused(serve: Serve) -> None:
         assert request.answer.last.finish_reason == pb.FINISH_REASON_LENGTH
     assert server.finish() == 0
     assert "Requests left: 2; waiting 90 s at most" in "".join(server.output)
-
-
-def test_drain_timeout_cuts_requests(serve: Serve) -> None:
-    server = serve("--both", "1", "--drain-timeout", "1")
-    request = LongRequest(server)
-    began = time.monotonic()
-    # A terminal signals the whole foreground group.
-    os.killpg(server.process.pid, signal.SIGINT)
-    request.finish()
-    print("cut after", request.ended_at - began)
-    assert request.error is not None
-    assert (request.error.code, str(request.error)) == ("UNAVAILABLE", "the server is shutting down")
-    assert 0.9 < request.ended_at - began < 4.0
-    assert server.finish() == 0
-    assert "Requests cut short: 1" in "".join(server.output)
 
 
 @pytest.mark.slow

@@ -207,7 +207,7 @@ def violates(description: dict[str, Any], path: str, body: Any) -> bool:
     return not jsonschema.Draft202012Validator(schema).is_valid(body)
 
 
-@amount(6, 1000)
+@amount(3, 1000)
 def test_http_conforms_to_openapi(unharmed: ServedCluster, num_examples: int) -> None:
     load_all_checks()
     checks = CHECKS.get_by_names([*CHECK_NAMES, "negative_data_rejection"])

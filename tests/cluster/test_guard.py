@@ -167,6 +167,7 @@ def plain(action: str, *, setup: str = "pass", grace: float = 20.0) -> str:
     return PLAIN.format(action=action, setup=setup, grace=grace)
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_terminal_stops_ray_gracefully(start: Start, tmp_path: Path) -> None:
     command = start(RAY, terminal=True)
     assert len(command.tree) > 6
