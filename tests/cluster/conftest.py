@@ -240,11 +240,8 @@ class Clusters:
 
 
 # Modules that share a cluster, in run order. A process keeps one cluster at a time, so a group stays in one process.
-# The longest come first, to balance two processes.
+# The longest come first, to balance the processes.
 GROUPS = (
-    ("test_cli",),
-    ("test_death",),
-    ("test_keys_and_tls", "test_bad_input"),
     (
         "test_cluster",
         "test_greedy",
@@ -253,8 +250,15 @@ GROUPS = (
         "test_sampling",
         "test_structured",
         "test_openai",
+        "test_tracing",
+        "test_bad_input",
         "test_fuzz",
+        "test_embeddings",
     ),
+    ("test_cli",),
+    ("test_death",),
+    ("test_routers", "test_restart", "test_cached_prefixes"),
+    ("test_keys_and_tls", "test_bad_input_with_keys"),
 )
 STEMS = [stem for group in GROUPS for stem in group]
 
@@ -348,10 +352,21 @@ def tiny_pd(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCl
     served.wait_clean()
 
 
+def keyed(config: ClusterConfig) -> ClusterConfig:
+    return replace(config, api_keys=API_KEYS, max_requests_per_key=2, max_body_bytes=4096, worker_wait_timeout_s=2.0)
+
+
 @pytest.fixture
 def tiny_keyed(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
-    limits: dict[str, Any] = {"max_requests_per_key": 2, "max_body_bytes": 4096, "worker_wait_timeout_s": 2.0}
-    served = clusters.get(replace(tiny_config, api_keys=API_KEYS, **limits))
+    served = clusters.get(keyed(tiny_config))
+    yield served
+    served.wait_clean()
+
+
+@pytest.fixture
+def tiny_routers(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
+    """Two routers over a prefill and two decode workers. A drain ends before a long stream, which goes on elsewhere."""
+    served = clusters.get(replace(tiny_config, num_decode=2, num_routers=2, routing="cache_aware", drain_timeout_s=1.0))
     yield served
     served.wait_clean()
 

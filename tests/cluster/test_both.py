@@ -3,6 +3,8 @@
 import random
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from tandem.v1 import inference_pb2 as pb
 from tests.cluster.conftest import Oracle, ServedCluster, random_ids
 
@@ -69,3 +71,16 @@ def test_requests_beyond_the_pool_are_served(tiny_both: ServedCluster, tiny_orac
         assert tiny_oracle.confirms(prompt_ids, answer.token_ids)
     print("attempts", [answer.last.handover.attempts for answer in answers])
     assert max(answer.last.handover.attempts for answer in answers) > 1
+
+
+def test_embeddings_beside_decoding(tiny_both: ServedCluster, tiny_oracle: Oracle) -> None:
+    rng = random.Random(7)
+    prompts = [random_ids(rng, length) for length in LENGTHS]
+    streams = [random_ids(rng, rng.randint(1, 200)) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(tiny_both.complete, prompt) for prompt in streams]
+        responses = tiny_both.client.embed(prompts, timeout_s=60.0)
+        for prompt, answer in zip(streams, answers, strict=True):
+            assert answer.result().token_ids == tiny_oracle.generate(prompt, 24)
+    for prompt, response in zip(prompts, responses, strict=True):
+        assert list(response.values) == pytest.approx(tiny_oracle.embedding(prompt), abs=1e-4)

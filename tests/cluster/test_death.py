@@ -234,6 +234,24 @@ def probe(served: ServedCluster) -> int:
         return error.code
 
 
+@pytest.mark.parametrize("role", ["prefill", pytest.param("decode", marks=pytest.mark.slow)])
+def test_streams_wait_for_frozen_workers(
+    clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle, role: str
+) -> None:
+    served = clusters.get(config_for(QuickConfig, tiny_config))
+    wait_whole(served)
+    rng = random.Random(role)
+    streams = sent_under_load(served, rng)
+    with frozen(served, [f"{role}-0", f"{role}-1"]):
+        streams.append(LiveStream(served, random_ids(rng, 100), max_tokens=20, ignore_eos=True))
+        reason = f"no {role} worker is connected"
+        wait_until(lambda: served.client.server_info().not_ready_reason == reason, MAX_NOTICE_S, "the router knows")
+        streams.append(LiveStream(served, [1, 2, 3], max_tokens=20, ignore_eos=True))
+    check_exact(streams, tiny_oracle)
+    wait_whole(served)
+    served.wait_clean()
+
+
 @pytest.mark.parametrize("role", ["decode", pytest.param("prefill", marks=pytest.mark.slow)])
 def test_streams_wait_for_the_only_worker_of_a_role(
     clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle, role: str
@@ -254,24 +272,7 @@ def test_streams_wait_for_the_only_worker_of_a_role(
     served.wait_clean()
 
 
-@pytest.mark.parametrize("role", ["prefill", pytest.param("decode", marks=pytest.mark.slow)])
-def test_streams_wait_for_frozen_workers(
-    clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle, role: str
-) -> None:
-    served = clusters.get(config_for(QuickConfig, tiny_config))
-    wait_whole(served)
-    rng = random.Random(role)
-    streams = sent_under_load(served, rng)
-    with frozen(served, [f"{role}-0", f"{role}-1"]):
-        streams.append(LiveStream(served, random_ids(rng, 100), max_tokens=20, ignore_eos=True))
-        reason = f"no {role} worker is connected"
-        wait_until(lambda: served.client.server_info().not_ready_reason == reason, MAX_NOTICE_S, "the router knows")
-        streams.append(LiveStream(served, [1, 2, 3], max_tokens=20, ignore_eos=True))
-    check_exact(streams, tiny_oracle)
-    wait_whole(served)
-    served.wait_clean()
-
-
+@pytest.mark.slow
 def test_worker_wait_timeout_names_the_missing_role(clusters: Clusters, tiny_config: ClusterConfig) -> None:
     config = replace(config_for(QuickConfig, tiny_config), worker_wait_timeout_s=1.0)
     served = clusters.get(config)

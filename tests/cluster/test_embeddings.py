@@ -45,7 +45,7 @@ def client(tiny_pd: ServedCluster) -> Iterator[openai.OpenAI]:
 
 
 def test_the_stock_client_gets_transformers_hidden_states(client: openai.OpenAI, tiny_oracle: Oracle) -> None:
-    rng = random.Random(1)
+    rng = random.Random("embeddings 1")
     prompts = [random_ids(rng, length) for length in LENGTHS]
     # By default the client asks for base64 and decodes it.
     for options in ({}, {"encoding_format": "float"}):
@@ -59,7 +59,7 @@ def test_the_stock_client_gets_transformers_hidden_states(client: openai.OpenAI,
 
 
 def test_a_cached_prefix_skips_no_hidden_state(client: openai.OpenAI, tiny_oracle: Oracle) -> None:
-    rng = random.Random(2)
+    rng = random.Random("embeddings 2")
     stem = random_ids(rng, 160)
     prompts = [stem, stem, stem + random_ids(rng, 1), stem[:159], stem[:32], stem + random_ids(rng, 90)]
     num_cached = []
@@ -72,7 +72,7 @@ def test_a_cached_prefix_skips_no_hidden_state(client: openai.OpenAI, tiny_oracl
 
 
 def test_prefixes_are_shared_with_requests_that_have_an_output(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
-    rng = random.Random(3)
+    rng = random.Random("embeddings 3")
     stem = random_ids(rng, 100)
     assert tiny_pd.complete(stem).token_ids == tiny_oracle.generate(stem, 24)
     [response] = tiny_pd.client.embed([*stem, 5])
@@ -85,7 +85,7 @@ def test_prefixes_are_shared_with_requests_that_have_an_output(tiny_pd: ServedCl
 
 
 def test_embeddings_beside_streams(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
-    rng = random.Random(4)
+    rng = random.Random("embeddings 4")
     prompts = [random_ids(rng, rng.randint(1, 300)) for _ in range(40)]
     streams = [random_ids(rng, rng.randint(1, 200)) for _ in range(6)]
     with ThreadPoolExecutor(8) as pool:
@@ -97,7 +97,7 @@ def test_embeddings_beside_streams(tiny_pd: ServedCluster, tiny_oracle: Oracle) 
 
 
 def test_options(client: openai.OpenAI, tiny_oracle: Oracle) -> None:
-    prompt = random_ids(random.Random(5), 600)
+    prompt = random_ids(random.Random("embeddings 5"), 600)
     with pytest.raises(openai.BadRequestError, match="maximum context length is 512 tokens"):
         client.embeddings.create(model=MODEL, input=prompt)
     for side, kept in (("right", prompt[:100]), ("left", prompt[-100:])):
@@ -112,7 +112,7 @@ def test_options(client: openai.OpenAI, tiny_oracle: Oracle) -> None:
 
 
 def test_clients_that_leave_end_their_inputs(tiny_pd: ServedCluster) -> None:
-    rng = random.Random(6)
+    rng = random.Random("embeddings 6")
     address = tiny_pd.cluster.addresses.http
     for number in range(6):
         inputs = [random_ids(rng, 300) for _ in range(200)]
@@ -127,23 +127,26 @@ def test_clients_that_leave_end_their_inputs(tiny_pd: ServedCluster) -> None:
     tiny_pd.wait_clean(30.0)
 
 
-def test_role_both_embeds_beside_decoding(tiny_both: ServedCluster, tiny_oracle: Oracle) -> None:
-    rng = random.Random(7)
-    prompts = [random_ids(rng, length) for length in LENGTHS]
-    streams = [random_ids(rng, rng.randint(1, 200)) for _ in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        answers = [pool.submit(tiny_both.complete, prompt) for prompt in streams]
-        responses = tiny_both.client.embed(prompts, timeout_s=60.0)
-        for prompt, answer in zip(streams, answers, strict=True):
-            assert answer.result().token_ids == tiny_oracle.generate(prompt, 24)
-    check(tiny_oracle, prompts, [response.values for response in responses])
+@pytest.mark.timeout(240)
+def test_embeddings_need_no_decode_worker(tiny_pd: ServedCluster, tiny_oracle: Oracle) -> None:
+    tiny_pd.kill("decode-0")
+    wait_until(lambda: not tiny_pd.client.server_info().ready, 10.0, "the decode worker is lost")
+    prompt = random_ids(random.Random("embeddings 9"), 90)
+    began = time.monotonic()
+    [response] = tiny_pd.client.embed(prompt, timeout_s=30.0)
+    took_s = time.monotonic() - began
+    info = tiny_pd.client.server_info()
+    check(tiny_oracle, [prompt], [response.values])
+    # It did not wait for the replacement.
+    assert not info.ready or took_s < 1.0
+    tiny_pd.wait_ready()
 
 
-def quick(base: ClusterConfig, num_prefill: int) -> ClusterConfig:
+def quick(base: ClusterConfig) -> ClusterConfig:
     # Small chunks make prefills long.
     return QuickConfig(
         model=base.model,
-        num_prefill=num_prefill,
+        num_prefill=2,
         num_decode=1,
         num_pages=160,
         chunk_size=16,
@@ -177,8 +180,8 @@ def restarts(served: ServedCluster) -> float:
 def test_a_prefill_worker_killed_in_between_is_not_noticed(
     clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle, num_kills: int
 ) -> None:
-    served = clusters.get(quick(tiny_config, 2))
-    rng = random.Random(8)
+    served = clusters.get(quick(tiny_config))
+    rng = random.Random("embeddings 8")
     before = restarts(served)
     for number in range(num_kills):
         wait_whole(served)
@@ -193,22 +196,4 @@ def test_a_prefill_worker_killed_in_between_is_not_noticed(
         check(tiny_oracle, prompts, [response.values for response in responses])
     assert restarts(served) >= before + num_kills, "each took prompts with it"
     wait_whole(served)
-    served.wait_clean(10.0)
-
-
-@pytest.mark.timeout(240)
-def test_embeddings_need_no_decode_worker(clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle) -> None:
-    served = clusters.get(quick(tiny_config, 1))
-    wait_whole(served)
-    served.kill("decode-0")
-    wait_until(lambda: not served.client.server_info().ready, 10.0, "the decode worker is lost")
-    prompt = random_ids(random.Random(9), 90)
-    began = time.monotonic()
-    [response] = served.client.embed(prompt, timeout_s=30.0)
-    took_s = time.monotonic() - began
-    info = served.client.server_info()
-    check(tiny_oracle, [prompt], [response.values])
-    # It did not wait for the replacement.
-    assert not info.ready or took_s < 1.0
-    served.wait_ready()
     served.wait_clean(10.0)

@@ -23,7 +23,7 @@ from tandem.router.process import RouterProcess
 from tandem.rpc.auth import cluster_metadata
 from tandem.rpc.codec import WORKER_CODEC
 from tandem.v1 import worker_pb2, worker_pb2_grpc
-from tests.cluster.conftest import API_KEYS, Clusters, ServedCluster
+from tests.cluster.conftest import API_KEYS, Clusters, ServedCluster, keyed
 from tests.cluster.wire import GENERATE, RawGrpc, http
 from tests.conftest import Certificates
 from tests.fakes.scripted_worker import hello
@@ -276,7 +276,7 @@ def test_clients_send_their_keys(tiny_keyed: ServedCluster) -> None:
 
 @pytest.mark.parametrize("is_shared", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_cache_is_separate_per_key(clusters: Clusters, tiny_config: ClusterConfig, is_shared: bool) -> None:
-    served = clusters.get(replace(tiny_config, api_keys=API_KEYS, share_cache_between_keys=is_shared))
+    served = clusters.get(replace(keyed(tiny_config), share_cache_between_keys=is_shared))
     address, prompt = served.cluster.addresses.grpc, list(range(100))
 
     def cached(key: str, namespace: str = "") -> int:

@@ -3,31 +3,24 @@
 import os
 import random
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 
 import pytest
 import ray
 
 from tandem.client import TandemClient
-from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.supervise.change import ChangeJob
-from tests.cluster.conftest import RESTART_S, Clusters, Oracle, ServedCluster, random_ids, wait_until
+from tests.cluster.conftest import RESTART_S, Oracle, ServedCluster, random_ids, wait_until
 from tests.cluster.faults import LiveStream
 
 # The load takes turns with starting processes on a busy host.
 pytestmark = pytest.mark.timeout(400)
 NUM_TOKENS = 300
-# Shorter than a stream, so that some go on elsewhere.
-DRAIN_TIMEOUT_S = 1.0
 
 
 @pytest.fixture
-def served(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
-    served = clusters.get(replace(tiny_config, num_routers=2, drain_timeout_s=DRAIN_TIMEOUT_S))
-    yield served
-    served.wait_clean()
+def served(tiny_routers: ServedCluster) -> ServedCluster:
+    return tiny_routers
 
 
 def pid_of(served: ServedCluster, name: str) -> int:
@@ -108,11 +101,9 @@ def test_restart_under_load_loses_no_token(served: ServedCluster, tiny_oracle: O
 
 def test_unknown_process_is_refused(served: ServedCluster) -> None:
     job = served.cluster.restart("router-7")
-    assert job.next_line(RESTART_S) is None
-    assert (
-        job.error == ("the cluster has no process router-7; there are: router-0, router-1, prefill-0, decode-0")
-        and job.is_usage
-    )
+    assert job.next_line(RESTART_S) is None and job.is_usage
+    there = "router-0, router-1, prefill-0, decode-0, decode-1"
+    assert job.error == f"the cluster has no process router-7; there are: {there}"
 
 
 def test_other_protocol_version_is_refused_before_anything_ends(

@@ -9,18 +9,17 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 
 import pytest
 import ray
 
 from tandem.client import TandemClient, TandemError
-from tandem.deploy.config.cluster_config import ClusterConfig
-from tests.cluster.conftest import VOCAB_SIZE, Clusters, Oracle, ServedCluster, wait_until
+from tests.cluster.conftest import VOCAB_SIZE, Oracle, ServedCluster, wait_until
 from tests.cluster.event_client import EventClient, RefusedError
 from tests.cluster.faults import LiveStream
 
 ROUTERS = ("router-0", "router-1")
+WORKERS = {"prefill-0", "decode-0", "decode-1"}
 # Six requests of this length fit the pool.
 NUM_TOKENS = 200
 # For streams on the untouched router, while a restarting one takes a core.
@@ -28,10 +27,8 @@ MAX_GAP_S = 2.0
 
 
 @pytest.fixture
-def served(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
-    served = clusters.get(replace(tiny_config, num_routers=2))
-    yield served
-    served.wait_clean()
+def served(tiny_routers: ServedCluster) -> ServedCluster:
+    return tiny_routers
 
 
 @pytest.fixture
@@ -82,7 +79,7 @@ def test_any_router_serves_any_request(
     assert again.last.usage.cached_tokens >= 80
     for client in clients.values():
         info = client.server_info()
-        assert info.ready and {w.worker_id for w in info.workers} == {"prefill-0", "decode-0"}
+        assert info.ready and {w.worker_id for w in info.workers} == WORKERS
 
 
 def test_every_router_lists_all_routers(served: ServedCluster, clients: dict[str, TandemClient]) -> None:
@@ -96,7 +93,7 @@ def test_every_router_lists_all_routers(served: ServedCluster, clients: dict[str
     stream.finish()
     targets = json.loads(read(served, "router-0", "/sd"))
     found = {target["labels"]["process"]: target["targets"][0] for target in targets}
-    assert found.keys() == {*ROUTERS, "prefill-0", "decode-0"}
+    assert found.keys() == {*ROUTERS, *WORKERS}
     assert {target["labels"]["model_name"] for target in targets} == {served.cluster.model_name}
     assert {name: found[name] for name in ROUTERS} == {name: served.cluster.routers[name].http for name in ROUTERS}
 
