@@ -19,7 +19,7 @@ from tandem.deploy.host.process_tree import descendants, end_processes
 from tandem.deploy.host.run_record import end_leftovers
 from tandem.processes import ProcessId
 
-# Below every grace and every sleep of the commands.
+# Below the default grace, and every sleep of the commands.
 ALL_GONE_S = 15.0
 
 RAY = """
