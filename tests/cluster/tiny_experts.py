@@ -30,11 +30,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 MIN_MARGIN = 1e-4
 
 
-def tiny_config(family: str) -> Any:
-    """Return transformers' configuration: two layers with eight experts, of which dots1 has one dense layer."""
-    from transformers import AutoConfig
+def save_tiny_experts(directory: Path, family: str) -> None:
+    """Save two layers of random weights in float32, and a tokenizer."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    return AutoConfig.for_model(
+    config = AutoConfig.for_model(
         family,
         vocab_size=VOCAB_SIZE,
         hidden_size=64,
@@ -47,15 +48,8 @@ def tiny_config(family: str) -> Any:
         eos_token_id=EOS_TOKEN_IDS,
         **FAMILIES[family],
     )
-
-
-def save_tiny_experts(directory: Path, family: str) -> None:
-    """Save random weights in float32, and a tokenizer."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(tiny_config(family)).float()
+    model = AutoModelForCausalLM.from_config(config).float()
     with torch.no_grad():
         # Far from initial values, at which experts are alike and no token wins clearly.
         for name, parameter in model.named_parameters():
