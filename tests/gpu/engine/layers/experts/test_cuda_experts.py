@@ -99,7 +99,7 @@ def test_equals_plain_torch(family: str, kind: str, num_rows: int, norm: Norm, o
     actual = (mlp.forward(x.clone(), norm, ops) - x).float()
     error = (actual - expected).norm(dim=1) / expected.norm(dim=1)
     # FP8 inputs of few rows are not quantized.
-    assert error.max() < (0.02 if kind == "plain" else 0.06)
+    assert error.max() < (0.02 if kind == "plain" else 0.09)
 
 
 @pytest.mark.parametrize("num_rows", NUM_ROWS)
