@@ -184,7 +184,7 @@ def test_ctrl_c_cuts_requests_after_the_drain_timeout(server: Server) -> None:
     assert DRAIN_TIMEOUT_S - 0.1 < request.ended_at - began < DRAIN_TIMEOUT_S + 3.0
     assert server.finish() == 0
     assert "Requests cut short: 1" in "".join(server.output)
-    assert time.monotonic() - began < DRAIN_TIMEOUT_S + 6.0
+    assert time.monotonic() - began < DRAIN_TIMEOUT_S + 15.0
     assert tandem("status", "--address", server.address).returncode == 1
 
 
