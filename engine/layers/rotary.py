@@ -92,7 +92,8 @@ def rotate_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 
 def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> torch.Tensor:
     """Returns (head_dim // 2,) float32, in radians per position."""
-    inverse = theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
+    # float, because torch takes no int of more than 64 bits.
+    inverse = float(theta) ** (torch.arange(0, head_dim, 2).float() / head_dim)
     if isinstance(scaling, YarnRopeScaling):
         return scale_yarn(inverse, theta, scaling)
     frequencies = 1.0 / inverse
@@ -102,10 +103,10 @@ def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None)
 def scale_yarn(inverse: torch.Tensor, theta: float, scaling: YarnRopeScaling) -> torch.Tensor:
     """Scales frequencies to longer contexts by YaRN.
 
-    Pair i turns original * frequency_i / (2 pi) times in an original context. Pairs that turn more than beta_fast times
-    keep their frequency; below beta_slow, it is divided by `factor`. Between, the two are blended linearly in i.
-    Source: sections 3.1 to 3.3 of Peng et al. 2023, https://arxiv.org/abs/2309.00071; rounding of the bounds and order
-    of operations as in transformers.
+    Pair i turns original_max_position_embeddings * frequency_i / (2 pi) times in an original context. Pairs that turn
+    more than beta_fast times keep their frequency; below beta_slow times, it is divided by `factor`. Between the
+    bounds the two are blended. Source: section 3.2 of Peng et al. 2023, https://arxiv.org/abs/2309.00071. As in the
+    authors' code, the blend is linear in i, not in turns. Operations are in transformers' order, for equal bits.
 
     Args:
         inverse: (head_dim // 2,) float32, theta^(2i / head_dim).
@@ -140,7 +141,7 @@ def scale_llama3(frequencies: torch.Tensor, scaling: Llama3RopeScaling) -> torch
     https://github.com/meta-llama/llama-models (models/llama3/model.py).
     """
     original = scaling.original_max_position_embeddings
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    low, high, factor = (float(x) for x in (scaling.low_freq_factor, scaling.high_freq_factor, scaling.factor))
     wavelengths = 2 * math.pi / frequencies
     unscaled_share = ((original / wavelengths - low) / (high - low)).clamp(0.0, 1.0)
-    return (1 - unscaled_share) * frequencies / scaling.factor + unscaled_share * frequencies
+    return (1 - unscaled_share) * frequencies / factor + unscaled_share * frequencies

@@ -36,8 +36,10 @@ def require_positive(name: str, value: object) -> None:
 
 def require_number(name: str, value: object, least: float, most: float = MAX_COUNT) -> None:
     """Requires an int or float of at least `least` and at most `most`."""
-    if not _is_number(value) or not least <= value <= most:  # type: ignore[operator]
-        raise ValueError(f"{name} must be a number from {least:g} to {most:g}, not {value!r}")
+    if not _is_number(value) or not value >= least:  # type: ignore[operator]
+        raise ValueError(f"{name} must be a number of at least {least}, not {value!r}")
+    if value > most:  # type: ignore[operator]
+        raise ValueError(f"{name} must be at most {most}, not {value!r}")
 
 
 def _is_number(value: object) -> bool:

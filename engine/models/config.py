@@ -22,7 +22,7 @@ class ModelConfig:
     Attributes:
         architecture: class name in checkpoints, like LlamaForCausalLM.
         head_dim: need not be hidden_size / num_q_heads.
-        max_position_embeddings: maximum tokens of a sequence.
+        max_position_embeddings: maximum tokens of a sequence, after rope_scaling.
         intermediate_size: of dense layers.
         qk_norm: True if each head's queries and keys are normalized before rotation.
         whole_qk_norm: True if all queries of a token are normalized together, and all its keys.

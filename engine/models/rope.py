@@ -4,8 +4,8 @@ from typing import Any
 
 from tandem.engine.models.checks import require_count, require_dict, require_number, require_positive, required
 
-# Far beyond every model's, and close enough that the formula neither overflows nor takes the logarithm of 0.
-_MIN_BETA, _MAX_BETA = 1e-3, 1e6
+# Models have 0.1 to 64. Within these limits the formula neither overflows nor takes the logarithm of 0.
+_MIN_BETA, _MAX_BETA = 0.001, 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,9 @@ class YarnRopeScaling:
         factor: longest context per original context.
         attention_factor: factor of cosines and sines; None: it follows from `factor` and the mscales.
         beta_fast, beta_slow: bounds of long wavelengths, in wavelengths per original context.
-        mscale, mscale_all_dim: weights of ln(factor) in the attention factor and its divisor; one of 0: neither counts.
-        truncate: whether bounds are rounded outwards to whole dimensions.
+        mscale, mscale_all_dim: weights of ln(factor) in `table_factor` and its divisor, unless one is 0. Alone,
+            mscale_all_dim counts in `score_factor`.
+        truncate: whether the bounds are rounded outwards to whole pairs.
 
     Raises:
         ValueError: on construction, for invalid values.
@@ -61,6 +62,7 @@ class YarnRopeScaling:
         require_count("original_max_position_embeddings", self.original_max_position_embeddings)
         if self.attention_factor is not None:
             require_positive("attention_factor", self.attention_factor)
+            require_number("attention_factor", self.attention_factor, least=0)
         for name in ("beta_fast", "beta_slow"):
             require_number(name, getattr(self, name), _MIN_BETA, _MAX_BETA)
         if self.beta_fast < self.beta_slow:
@@ -110,6 +112,8 @@ _ROPE_KEYS = {
     **{name: _COMMON_KEYS | {field.name for field in fields(scaling)} for name, scaling in _SCALINGS.items()},
 }
 
+_IGNORED_IF_NULL = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+
 
 def read_rope(raw: dict[str, Any], default_theta: float = 10000.0) -> tuple[float, RopeScaling | None]:
     """Returns the rotary embedding's base and scaling.
@@ -147,14 +151,12 @@ def _parse(rope: dict[str, Any], raw: dict[str, Any], default_theta: float) -> t
         if theta <= 1:
             raise ValueError(f"rope_theta must be greater than 1 with rope type 'yarn', not {theta!r}")
     scaling = _SCALINGS[rope_type]
-    # null is as good as absent if there is a default.
-    given = {f.name: rope.get(f.name) for f in fields(scaling) if f.default is not MISSING}
-    needed = {f.name: required(rope, f.name) for f in fields(scaling) if f.default is MISSING}
-    return theta, scaling(**needed, **{name: value for name, value in given.items() if value is not None})
+    names = [field.name for field in fields(scaling) if field.default is MISSING or field.name in rope]
+    return theta, scaling(**{name: required(rope, name) for name in names})
 
 
 def _with_yarn_defaults(rope: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
-    """Adds what transformers derives from the top level of config.json.
+    """Adds what transformers derives from the top level of config.json, and removes what it ignores.
 
     An original_max_position_embeddings there precedes that in `rope`; without either, it is max_position_embeddings.
     A factor of null, but not a missing one, is max_position_embeddings / original_max_position_embeddings.
@@ -166,6 +168,7 @@ def _with_yarn_defaults(rope: dict[str, Any], raw: dict[str, Any]) -> dict[str, 
     if rope.get("factor", 1) is None:
         require_count(key, original)
         rope = {**rope, "factor": _max_positions(raw) / original}
+    rope = {name: value for name, value in rope.items() if value is not None or name not in _IGNORED_IF_NULL}
     return {**rope, key: original}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2RotaryEmbedding, apply_rotary_emb
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
@@ -20,6 +20,7 @@ from tandem.engine.layers.rotary import RotaryEmbedding, rotary_frequencies, rot
 from tandem.engine.models.rope import Llama3RopeScaling, YarnRopeScaling, read_rope, score_factor
 
 CPU = torch.device("cpu")
+NUM_POSITIONS = 8192
 QWEN3 = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32768}
 DEEPSEEK_V2_LITE = {
     "type": "yarn",
@@ -65,7 +66,7 @@ SCALINGS: dict[str, tuple[int, int, dict[str, Any]]] = {
 MODEL = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 32}
 
 
-def their_config(kind: str, name: str) -> tuple[PretrainedConfig, dict[str, Any]]:
+def their_config(kind: str, name: str) -> tuple[Any, dict[str, Any]]:
     """Return transformers' configuration, and the content of a config.json with the same rotary embedding."""
     dim, longest, scaling = SCALINGS[name]
     raw = {"max_position_embeddings": longest, "rope_theta": scaling["rope_theta"]}
@@ -76,72 +77,61 @@ def their_config(kind: str, name: str) -> tuple[PretrainedConfig, dict[str, Any]
     return config, raw
 
 
+def positions_of(name: str) -> torch.Tensor:
+    longest = min(SCALINGS[name][1], NUM_POSITIONS)
+    return torch.tensor([0, 1, longest // 3, longest - 1])
+
+
+def tables_of(name: str, raw: dict[str, Any]) -> RotaryEmbedding:
+    return RotaryEmbedding(SCALINGS[name][0], *read_rope(raw), NUM_POSITIONS, CPU)
+
+
+def random_heads(name: str, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """Return queries and keys, (4, num_heads, rotated dimensions)."""
+    torch.manual_seed(0)
+    return [torch.randn(4, num_heads, SCALINGS[name][0]).to(dtype) for num_heads in (3, 1)]
+
+
 @pytest.mark.parametrize("name", SCALINGS)
 def test_frequencies_and_factors_equal_transformers(name: str) -> None:
     config, raw = their_config("llama", name)
     theirs, their_factor = ROPE_INIT_FUNCTIONS[config.rope_parameters["rope_type"]](config, CPU)
     theta, scaling = read_rope(raw)
     ours = rotary_frequencies(SCALINGS[name][0], theta, scaling)
-    assert ours.dtype == torch.float32
-    if isinstance(scaling, YarnRopeScaling):
-        assert torch.equal(ours, theirs)
-        assert scaling.table_factor == their_factor
-    else:
-        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
+    assert ours.dtype == torch.float32 and torch.equal(ours, theirs)
+    assert (scaling.table_factor if isinstance(scaling, YarnRopeScaling) else 1.0) == their_factor
 
 
 @pytest.mark.parametrize("name", SCALINGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_halves_rotate_as_in_transformers(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("is_interleaved", [False, True])
+def test_rotations_equal_those_of_deepseek_v3(name: str, dtype: torch.dtype, is_interleaved: bool) -> None:
     config, raw = their_config("deepseek_v3", name)
-    dim, longest, _ = SCALINGS[name]
-    theirs = DeepseekV3RotaryEmbedding(config)
-    positions = torch.tensor([0, 1, longest // 3, longest - 1])
-    torch.manual_seed(0)
-    q, k = torch.randn(4, 3, dim).to(dtype), torch.randn(4, 1, dim).to(dtype)
-    their_cos, their_sin = theirs(q, positions[None])
-    cos, sin = tables_of(raw, dim).at(positions, dtype)
-    rtol = 0.0 if raw["rope_scaling"].get("rope_type") != "llama3" else 1e-3
-    expected = apply_rotary_pos_emb(q[None].transpose(1, 2), k[None].transpose(1, 2), their_cos, their_sin)
-    for x, theirs_of_x in zip((q, k), expected, strict=True):
-        torch.testing.assert_close(rotate(x, cos, sin), theirs_of_x[0].transpose(0, 1), rtol=rtol, atol=rtol * 10)
-
-
-def tables_of(raw: dict[str, Any], dim: int) -> RotaryEmbedding:
-    theta, scaling = read_rope(raw)
-    return RotaryEmbedding(dim, theta, scaling, raw["max_position_embeddings"], CPU)
-
-
-@pytest.mark.parametrize("name", [name for name in SCALINGS if name != "llama 3.1"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_pairs_rotate_as_in_deepseek_v3(name: str, dtype: torch.dtype) -> None:
-    config, raw = their_config("deepseek_v3", name)
-    dim, longest, _ = SCALINGS[name]
-    positions = torch.tensor([0, 1, longest // 3, longest - 1])
-    torch.manual_seed(0)
-    q, k = torch.randn(4, 3, dim).to(dtype), torch.randn(4, 1, dim).to(dtype)
-    tables = DeepseekV3RotaryEmbedding(config)(q, positions[None])
-    expected = apply_rotary_pos_emb_interleave(q[None].transpose(1, 2), k[None].transpose(1, 2), *tables)
-    cos, sin = tables_of(raw, dim).at(positions, dtype)
-    for x, theirs in zip((q, k), expected, strict=True):
-        ours = rotate_pairs(x, cos, sin)
+    heads = random_heads(name, dtype)
+    their_tables = DeepseekV3RotaryEmbedding(config)(heads[0], positions_of(name)[None])
+    their_rotate = apply_rotary_pos_emb_interleave if is_interleaved else apply_rotary_pos_emb
+    # Theirs are (1, num_heads, num_tokens, rope_dim).
+    expected = their_rotate(*(x.transpose(0, 1)[None] for x in heads), *their_tables)
+    tables = tables_of(name, raw).at(positions_of(name), dtype)
+    for x, theirs in zip(heads, expected, strict=True):
+        ours = (rotate_pairs if is_interleaved else rotate)(x, *tables)
         assert ours.shape == x.shape and ours.dtype == dtype
-        # Theirs moves first members of pairs before second ones, of queries and keys alike.
-        assert torch.equal(torch.cat((ours[..., ::2], ours[..., 1::2]), dim=-1), theirs[0].transpose(0, 1))
+        if is_interleaved:
+            # Theirs puts first members of pairs before second ones, in queries and keys alike.
+            ours = torch.cat((ours[..., ::2], ours[..., 1::2]), dim=-1)
+        assert torch.equal(ours, theirs[0].transpose(0, 1))
 
 
-@pytest.mark.parametrize("name", [name for name in SCALINGS if name != "llama 3.1"])
+@pytest.mark.parametrize("name", SCALINGS)
 def test_pairs_rotate_as_the_complex_numbers_of_deepseek_v2(name: str) -> None:
     config, raw = their_config("deepseek_v2", name)
-    dim, longest, _ = SCALINGS[name]
-    positions = torch.tensor([0, 1, longest // 3, longest - 1])
-    torch.manual_seed(0)
-    q, k = torch.randn(4, 3, dim), torch.randn(4, 1, dim)
-    table = DeepseekV2RotaryEmbedding(config)(q, positions[None])
-    expected = apply_rotary_emb(q[None].transpose(1, 2), k[None].transpose(1, 2), table)
-    cos, sin = tables_of(raw, dim).at(positions, torch.float32)
-    for x, theirs in zip((q, k), expected, strict=True):
-        torch.testing.assert_close(rotate_pairs(x, cos, sin), theirs[0].transpose(0, 1), rtol=1e-5, atol=1e-5)
+    heads = random_heads(name)
+    their_table = DeepseekV2RotaryEmbedding(config)(heads[0], positions_of(name)[None])
+    q, k = (x.transpose(0, 1)[None] for x in heads)
+    expected = apply_rotary_emb(q, k, their_table)
+    tables = tables_of(name, raw).at(positions_of(name), torch.float32)
+    for x, theirs in zip(heads, expected, strict=True):
+        torch.testing.assert_close(rotate_pairs(x, *tables), theirs[0].transpose(0, 1), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", SCALINGS)
