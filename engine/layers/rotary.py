@@ -118,7 +118,7 @@ def scale_yarn(inverse: torch.Tensor, theta: float, scaling: YarnRopeScaling) ->
     first, last = (_pair_that_turns(beta, theta, num_pairs, scaling) for beta in (scaling.beta_fast, scaling.beta_slow))
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
-    # The upper bound is in dimensions, not pairs.
+    # transformers bounds the last pair by dimensions, which are twice as many.
     first, last = max(first, 0), min(last, 2 * num_pairs - 1)
     if first == last:
         last += 0.001

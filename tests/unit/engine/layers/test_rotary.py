@@ -60,6 +60,7 @@ SCALINGS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "no original length": (64, 32768, {k: v for k, v in QWEN3.items() if k != "original_max_position_embeddings"}),
     "all pairs turn": (32, 65536, {**QWEN3, "rope_theta": 20.0, "factor": 2.0}),
     "no pair turns": (32, 32, {**QWEN3, "original_max_position_embeddings": 4, "factor": 8.0}),
+    "a bound beyond the last pair": (32, 131072, {**QWEN3, "rope_theta": 100.0, "beta_fast": 2000, "beta_slow": 0.01}),
     "one bound": (32, 512, {**QWEN3, "beta_fast": 3.0, "beta_slow": 3.0, "factor": 8.0, "truncate": False}),
     "two equal bounds": (16, 512, {**QWEN3, "original_max_position_embeddings": 2, "beta_slow": 0.5, "factor": 2.0}),
 }
