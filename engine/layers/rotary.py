@@ -5,13 +5,16 @@ from functools import cached_property
 
 import torch
 
-from tandem.engine.models.rope import Llama3RopeScaling
+from tandem.engine.models.rope import Llama3RopeScaling, RopeScaling, YarnRopeScaling
 
 
 class RotaryEmbedding:
     """Cosines and sines of the angles position * theta^(-2i / head_dim), for i from 0 to head_dim / 2 - 1.
 
-    As in Hugging Face checkpoints, dimension i rotates with i + head_dim / 2, not i + 1.
+    YaRN multiplies both by its table_factor.
+
+    Args:
+        head_dim: the rotated dimensions, which may be part of a head.
 
     Attributes:
         cos, sin: (max_positions, head_dim // 2) float32.
@@ -21,17 +24,16 @@ class RotaryEmbedding:
         self,
         head_dim: int,
         theta: float,
-        scaling: Llama3RopeScaling | None,
+        scaling: RopeScaling | None,
         max_positions: int,
         device: torch.device,
     ) -> None:
         # On the CPU, so that all workers' tables are bitwise equal.
-        frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2).float() / head_dim))  # (head_dim // 2,)
-        if scaling is not None:
-            frequencies = scale_llama3(frequencies, scaling)
+        frequencies = rotary_frequencies(head_dim, theta, scaling)
+        factor = float(scaling.table_factor) if isinstance(scaling, YarnRopeScaling) else 1.0
         angles = torch.arange(max_positions).float()[:, None] * frequencies  # (max_positions, head_dim // 2)
-        self.cos = angles.cos().to(device)
-        self.sin = angles.sin().to(device)
+        self.cos = (angles.cos() * factor).to(device)
+        self.sin = (angles.sin() * factor).to(device)
 
     def at(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Looks up the arguments of `rotate`.
@@ -67,7 +69,7 @@ class Rotation:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Returns x with each pair (x[i], x[i + head_dim/2]) rotated by its angle.
+    """Returns x with each pair (x[i], x[i + head_dim/2]) rotated by its angle, as most Hugging Face checkpoints need.
 
     Args:
         x: (num_tokens, num_heads, head_dim).
@@ -75,6 +77,59 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     """
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def rotate_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Returns x with each pair (x[2i], x[2i + 1]) rotated by its angle, as DeepSeek's decoupled rotation needs.
+
+    Args:
+        x: (num_tokens, num_heads, rope_dim), the rotated part of heads.
+        cos, sin: (num_tokens, 1, rope_dim // 2) of x's dtype.
+    """
+    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+
+
+def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> torch.Tensor:
+    """Returns (head_dim // 2,) float32, in radians per position."""
+    # float, because torch takes no int of more than 64 bits.
+    inverse = float(theta) ** (torch.arange(0, head_dim, 2).float() / head_dim)
+    if isinstance(scaling, YarnRopeScaling):
+        return scale_yarn(inverse, theta, scaling)
+    frequencies = 1.0 / inverse
+    return frequencies if scaling is None else scale_llama3(frequencies, scaling)
+
+
+def scale_yarn(inverse: torch.Tensor, theta: float, scaling: YarnRopeScaling) -> torch.Tensor:
+    """Scales frequencies to longer contexts by YaRN.
+
+    Pair i turns original_max_position_embeddings * frequency_i / (2 pi) times in an original context. Pairs that turn
+    more than beta_fast times keep their frequency; below beta_slow times, it is divided by `factor`. Between the
+    bounds the two are blended. Source: section 3.2 of Peng et al. 2023, https://arxiv.org/abs/2309.00071. As in the
+    authors' code, the blend is linear in i, not in turns. Operations are in transformers' order, for equal bits.
+
+    Args:
+        inverse: (head_dim // 2,) float32, theta^(2i / head_dim).
+
+    Returns:
+        (head_dim // 2,) float32, in radians per position.
+    """
+    num_pairs = len(inverse)
+    first, last = (_pair_that_turns(beta, theta, num_pairs, scaling) for beta in (scaling.beta_fast, scaling.beta_slow))
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    # transformers bounds the last pair by dimensions, which are twice as many.
+    first, last = max(first, 0), min(last, 2 * num_pairs - 1)
+    if first == last:
+        last += 0.001
+    unscaled_share = 1 - ((torch.arange(num_pairs).float() - first) / (last - first)).clamp(0.0, 1.0)
+    return 1.0 / (float(scaling.factor) * inverse) * (1 - unscaled_share) + 1.0 / inverse * unscaled_share
+
+
+def _pair_that_turns(times: float, theta: float, num_pairs: int, scaling: YarnRopeScaling) -> float:
+    """Returns the pair, as a fraction, that turns so many times in an original context."""
+    original = scaling.original_max_position_embeddings
+    return 2 * num_pairs * math.log(original / (times * 2 * math.pi)) / (2 * math.log(theta))
 
 
 def scale_llama3(frequencies: torch.Tensor, scaling: Llama3RopeScaling) -> torch.Tensor:
@@ -86,7 +141,7 @@ def scale_llama3(frequencies: torch.Tensor, scaling: Llama3RopeScaling) -> torch
     https://github.com/meta-llama/llama-models (models/llama3/model.py).
     """
     original = scaling.original_max_position_embeddings
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    low, high, factor = (float(x) for x in (scaling.low_freq_factor, scaling.high_freq_factor, scaling.factor))
     wavelengths = 2 * math.pi / frequencies
     unscaled_share = ((original / wavelengths - low) / (high - low)).clamp(0.0, 1.0)
-    return (1 - unscaled_share) * frequencies / scaling.factor + unscaled_share * frequencies
+    return (1 - unscaled_share) * frequencies / factor + unscaled_share * frequencies

@@ -1,6 +1,6 @@
 """Checks of config.json values. All raise ValueError, naming the key."""
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +30,17 @@ def require_count(name: str, value: object, most: int = MAX_COUNT, least: int = 
 
 def require_positive(name: str, value: object) -> None:
     """Requires a finite int or float above 0."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type, operator]
+    if not _is_number(value) or not 0 < value <= sys.float_info.max:  # type: ignore[operator]
         raise ValueError(f"{name} must be a number greater than 0, not {value!r}")
+
+
+def require_number(name: str, value: object, least: float, most: float = MAX_COUNT) -> None:
+    """Requires an int or float of at least `least` and at most `most`."""
+    if not _is_number(value) or not value >= least:  # type: ignore[operator]
+        raise ValueError(f"{name} must be a number of at least {least}, not {value!r}")
+    if value > most:  # type: ignore[operator]
+        raise ValueError(f"{name} must be at most {most}, not {value!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

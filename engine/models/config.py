@@ -8,7 +8,7 @@ from tandem.engine.models.experts import ExpertsConfig
 from tandem.engine.models.families.base import Architecture
 from tandem.engine.models.families.table import ARCHITECTURES
 from tandem.engine.models.quantization import AT_LOAD, FP8, Quantization, read_quantization
-from tandem.engine.models.rope import Llama3RopeScaling, read_rope
+from tandem.engine.models.rope import RopeScaling, read_rope
 
 # The largest supported models have 126.
 MAX_LAYERS = 1024
@@ -22,7 +22,7 @@ class ModelConfig:
     Attributes:
         architecture: class name in checkpoints, like LlamaForCausalLM.
         head_dim: need not be hidden_size / num_q_heads.
-        max_position_embeddings: maximum tokens of a sequence.
+        max_position_embeddings: maximum tokens of a sequence, after rope_scaling.
         intermediate_size: of dense layers.
         qk_norm: True if each head's queries and keys are normalized before rotation.
         whole_qk_norm: True if all queries of a token are normalized together, and all its keys.
@@ -44,7 +44,7 @@ class ModelConfig:
     rope_theta: float
     max_position_embeddings: int
     tie_word_embeddings: bool
-    rope_scaling: Llama3RopeScaling | None = None
+    rope_scaling: RopeScaling | None = None
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False

@@ -42,8 +42,6 @@ TESTED_ELSEWHERE = {
     "engine/layers/few_rows.py": "gpu/engine/layers/test_cuda_ops.py",
     "engine/layers/gated_products.py": "gpu/engine/layers/test_cuda_ops.py",
     "engine/layers/ops.py": "unit/engine/models/test_decoder.py",
-    "engine/layers/rotary.py": "unit/engine/models/test_decoder.py",
-    "engine/models/rope.py": "unit/engine/models/test_config.py",
     "engine/token_sequence.py": "unit/engine/test_batch.py",
     "kvtransfer/transport_choice.py": "unit/kvtransfer/test_link_dialer_fallback.py",
     "kvtransfer/events.py": "unit/kvtransfer/test_link_dialer.py",

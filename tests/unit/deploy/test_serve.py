@@ -142,8 +142,31 @@ def test_mixtures_of_experts_that_cannot_be_served(
     (model_dir / "config.json").write_text(json.dumps(config))
     tensors = {f"model.layers.0.mlp.experts.{part}.weight": np.zeros((16, 16), np.float32) for part in stored}
     save_file(tensors, model_dir / "model.safetensors")
+    assert documented(name, model_dir) in refusal(capsys, "--model", str(model_dir), *PORTS)
+
+
+BAD_ROPES: dict[str, dict[str, Any]] = {
+    "rotary embedding of an unsupported type": {"rope_type": "longrope", "factor": 4.0},
+    "YaRN without a factor": {"rope_type": "yarn"},
+    "YaRN that shortens the context": {"rope_type": "yarn", "factor": 0.5},
+    "YaRN whose bounds are swapped": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 1, "beta_slow": 32},
+    "YaRN with an unknown key": {"rope_type": "yarn", "factor": 4.0, "finetuned": True},
+}
+
+
+@pytest.mark.parametrize("name", BAD_ROPES)
+def test_rotary_embeddings_that_cannot_be_served(
+    name: str, model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (model_dir / "config.json").write_text(json.dumps({**TINY_LLAMA, "rope_scaling": BAD_ROPES[name]}))
+    save_file({}, model_dir / "model.safetensors")
+    assert documented(name, model_dir) in refusal(capsys, "--model", str(model_dir), *PORTS)
+
+
+def documented(name: str, model_dir: Path) -> str:
+    """Return the message of a row of docs/bad-input.md."""
     (message,) = re.findall(rf"\| {name} \| 2 \| `(DIRECTORY[^`]*)` \|", BAD_INPUT.read_text())
-    assert message.replace("DIRECTORY", str(model_dir)) in refusal(capsys, "--model", str(model_dir), *PORTS)
+    return message.replace("DIRECTORY", str(model_dir))
 
 
 @pytest.mark.parametrize(("flag", "other"), [("--grpc-port", "--http-port"), ("--http-port", "--grpc-port")])

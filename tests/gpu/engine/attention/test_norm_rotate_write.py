@@ -5,6 +5,7 @@ import torch
 
 from tandem.engine.layers.norm import QkNorm, rms_norm
 from tandem.engine.layers.rotary import RotaryEmbedding, Rotation, rotate
+from tandem.engine.models.rope import YarnRopeScaling
 
 NUM_PAGES, NUM_LAYERS = 400, 3
 EPS = 1e-6
@@ -38,7 +39,9 @@ def test_norm_rotate_write(
     pool = torch.full((NUM_PAGES, NUM_LAYERS, 2, page_size, num_kv_heads, head_dim), 7.0, device="cuda").bfloat16()
     slots = torch.randperm(NUM_PAGES * page_size, device="cuda", generator=generator)[:num_tokens]
     positions = torch.randint(0, 500, (num_tokens,), device="cuda", generator=generator)
-    tables = RotaryEmbedding(head_dim, 1e4, None, 500, torch.device("cuda"))
+    # Scales heads besides rotating them.
+    scaling = YarnRopeScaling(4.0, 125)
+    tables = RotaryEmbedding(head_dim, 1e4, scaling, 500, torch.device("cuda"))
     weight = torch.randn(2, head_dim, device="cuda", generator=generator).bfloat16()
     rotation = Rotation(tables, positions, torch.float32)
     given = qkv.clone()

@@ -103,6 +103,7 @@ def test_norm_and_rotation_match_the_prefill_kernel(head_dim: int) -> None:
     from tandem.engine.attention.paged_decode import PagedDecode
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
     from tandem.engine.layers.rotary import RotaryEmbedding
+    from tandem.engine.models.rope import YarnRopeScaling
     from tandem.engine.token_sequence import TokenSequence
 
     device = torch.device("cuda", 0)
@@ -116,7 +117,8 @@ def test_norm_and_rotation_match_the_prefill_kernel(head_dim: int) -> None:
     for sequence in sequences:
         sequence.extend(1)
     positions = torch.tensor([5, 31], device=device)
-    rotation = Rotation(RotaryEmbedding(head_dim, 1e4, None, 64, device), positions, torch.bfloat16)
+    tables = RotaryEmbedding(head_dim, 1e4, YarnRopeScaling(4.0, 16), 64, device)
+    rotation = Rotation(tables, positions, torch.bfloat16)
     kv, kv_of_other = (layout.view(pool.memory) for pool in pools)
     decode = PagedDecode(pools[0], 8, 2)
     decode.launch(decode.plan(sequences, 2).to(device)[0], qkv, rotation, norm, 1)

@@ -32,6 +32,8 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+# The texts below are up to 160 tokens long.
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 32}
 EXPERTS: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "olmoe": {"num_experts": 8, "num_experts_per_tok": 3},
@@ -48,6 +50,13 @@ EXPERTS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 48,
         "norm_topk_prob": True,
         "head_dim": 32,
+    },
+    "qwen3-moe_yarn": {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "head_dim": 32,
+        "rope_parameters": {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 0.5, "beta_fast": 8.0},
     },
     "qwen3-moe_some_dense": {
         "num_experts": 8,
@@ -75,6 +84,7 @@ EXPERTS: dict[str, dict[str, Any]] = {
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama_tied_llama3": {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE},
+    "llama_yarn": {"rope_parameters": {**YARN_ROPE, "attention_factor": 1.5, "truncate": False}},
     "llama_group_of_3": {"hidden_size": 96, "num_attention_heads": 6, "head_dim": 16, "num_hidden_layers": 3},
     "llama_biased_wide_heads": {"attention_bias": True, "mlp_bias": True, "head_dim": 32},
     # The window is as long as the longest sequence below, the largest size without an effect.
@@ -83,6 +93,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen2_tied_llama3": {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE},
     "qwen3_wide_heads": {"head_dim": 32},
+    "qwen3_yarn": {"head_dim": 32, "rope_parameters": YARN_ROPE},
     **EXPERTS,
     "qwen3_tied_biased": {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True},
 }
