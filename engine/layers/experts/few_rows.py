@@ -1,9 +1,11 @@
 """Experts of few rows, each read once (few_rows_experts.cu). Needs CUDA."""
 
+from typing import Any
+
 import torch
 
 from tandem.engine.layers.cuda_kernel import CudaKernel, has_dependent_launch
-from tandem.engine.layers.experts.few_rows_tuning import UNIT_ROWS, Stages, Tuning, tuning_of
+from tandem.engine.layers.experts.few_rows_tuning import MAX_SHARED, UNIT_ROWS, Stages, Tuning, tuning_of
 
 MAX_ROWS = 8
 MAX_CHOSEN = 16
@@ -18,8 +20,10 @@ BLOCK = 128
 class FewRowsExperts:
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-        self._has_kernel = has_dependent_launch(device)
+        properties: Any = torch.cuda.get_device_properties(device)
+        self._num_sms = properties.multi_processor_count
+        # Some GPUs after Hopper have less shared memory.
+        self._has_kernel = has_dependent_launch(device) and properties.shared_memory_per_block_optin >= MAX_SHARED
         self._kernels: dict[tuple[bool, int, int, int, Tuning], CudaKernel] = {}
 
     def fits(self, num_rows: int, num_chosen: int, gate_up: torch.Tensor, down: torch.Tensor) -> bool:
