@@ -15,9 +15,10 @@ from rich.table import Table
 
 from benchmarks.engine_limits import measure_limits
 from tandem.engine.layers.experts.few_rows import FewRowsExperts
-from tandem.engine.layers.experts.router_kernel import Routed, RouterKernel, RoutingSpec
+from tandem.engine.layers.experts.router_kernel import Routed, RouterKernel
 from tandem.engine.layers.fp8 import FP8_DTYPE
 from tandem.engine.layers.norm import Norm
+from tandem.engine.models.experts import Routing
 
 HIDDEN, INTERMEDIATE, NUM_EXPERTS, NUM_CHOSEN = 2048, 768, 128, 8
 NUM_ROWS = (1, 2, 4, 8)
@@ -25,7 +26,7 @@ NUM_LAYERS = 6
 NUM_PASSES = 8
 NUM_RUNS = 7
 KINDS = ("bfloat16", "FP8 channel", "FP8 block")
-ROUTING = RoutingSpec("softmax", NUM_CHOSEN, normalize=True)
+ROUTING = Routing("softmax", NUM_CHOSEN, normalize=True)
 
 
 class Layer(NamedTuple):

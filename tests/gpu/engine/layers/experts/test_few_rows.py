@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tandem.engine.layers.fp8 import FP8_DTYPE, FP8_MAX
+from tandem.engine.models.experts import Routing
 
 # The intermediate result and the sum are each rounded once to bfloat16.
 MAX_ERROR = 6e-3
@@ -165,14 +166,14 @@ def test_slices_of_experts_add_up(kind: str) -> None:
 def test_chain_of_layers_in_a_graph(kind: str) -> None:
     """Kernels of consecutive layers overlap; each must wait for its inputs."""
     from tandem.engine.layers.experts.few_rows import FewRowsExperts
-    from tandem.engine.layers.experts.router_kernel import RouterKernel, RoutingSpec
+    from tandem.engine.layers.experts.router_kernel import RouterKernel
     from tandem.engine.layers.norm import Norm
 
     sizes = SIZES["OLMoE"]
     layers = [make(kind, sizes) for _ in range(4)]
     norm = Norm(torch.ones(sizes.hidden, device="cuda").bfloat16(), 1e-6)
     routers = [torch.randn(sizes.num_experts, sizes.hidden, device="cuda").bfloat16() for _ in layers]
-    routing = RoutingSpec("softmax", sizes.num_chosen, normalize=True)
+    routing = Routing("softmax", sizes.num_chosen, normalize=True)
     given = torch.randn(4, sizes.hidden, device="cuda").bfloat16()
     router_kernel, experts_kernel = RouterKernel(given.device), FewRowsExperts(given.device)
 
