@@ -32,10 +32,8 @@ class CudaExperts:
         """Adds the chosen experts of rms_norm(x), without the shared one, to x: (num_tokens, hidden_size) bfloat16."""
         gate_up, down, first = experts.gate_up, experts.down, experts.first
         normed, weights, chosen = self._route(x, norm, experts)
-        if self._few_rows.fits(len(x), chosen.shape[1], gate_up.weight, down.weight):
-            return self._few_rows.forward(
-                normed, weights, chosen, gate_up.weight, gate_up.scale, down.weight, down.scale, x, first
-            )
+        if self._few_rows.fits(len(x), chosen.shape[1], down):
+            return self._few_rows.forward(normed, weights, chosen, gate_up, down, x, first)
         has_many = chosen.numel() > MAX_GROUPED_ROWS * gate_up.num_experts
         if has_many and self._prefill.fits(normed, chosen, gate_up, down):
             return self._prefill.forward(normed, weights, chosen, gate_up, down, x, first)

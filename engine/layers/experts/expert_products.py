@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from tandem.engine.layers.cuda_kernel import SWIZZLE, CudaKernel, tensor_map
-from tandem.engine.layers.experts.linear import ExpertLinear, Kind
+from tandem.engine.layers.experts.linear import KINDS, ExpertLinear, Kind
 from tandem.engine.layers.experts.permutation import Permutation
 from tandem.engine.layers.fp8 import FP8_DTYPE
 from tandem.engine.layers.fp8_quantize import Quantized
@@ -22,8 +22,6 @@ NUM_STAGES, NUM_FP8_STAGES = 3, 4
 # Stages are aligned to swizzle patterns.
 ALIGNMENT = 1024
 NUM_THREADS = 384
-# Macros of the kernel.
-KINDS: dict[Kind, int] = {"plain": 0, "channel": 1, "block": 2}
 OUT_PLAIN, OUT_GROUPS, OUT_STATIC = range(3)
 
 
@@ -111,7 +109,7 @@ class ExpertProducts:
         key = kind, is_gated, out_kind
         if key not in self._kernels:
             num_stages = NUM_STAGES if kind == "plain" else NUM_FP8_STAGES
-            macros = {"KIND": KINDS[kind], "GATED": int(is_gated), "OUT": out_kind, "STAGES": num_stages}
+            macros = {"KIND": KINDS.index(kind), "GATED": int(is_gated), "OUT": out_kind, "STAGES": num_stages}
             shared_bytes = num_stages * (TILE_ROWS + TILE_COLUMNS) * SWIZZLE + ALIGNMENT
             self._kernels[key] = CudaKernel(
                 __package__, "expert_products", macros, self._device, shared_bytes=shared_bytes, is_specific=True

@@ -12,6 +12,8 @@ from tandem.engine.models.quantization import BLOCK, InputScales, Quantization
 
 # Plain numbers, or FP8 with a scale per output or per block.
 Kind = Literal["plain", "channel", "block"]
+# In the order of the kernels' macros.
+KINDS: tuple[Kind, ...] = ("plain", "channel", "block")
 
 
 class ExpertShare(NamedTuple):
