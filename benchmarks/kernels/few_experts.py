@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engine_limits import measure_limits
+from benchmarks.kernels.graph_time import median_us
 from tandem.engine.layers.experts.few_rows import FewRowsExperts
 from tandem.engine.layers.experts.linear import ExpertLinear
 from tandem.engine.layers.experts.router_kernel import Routed, RouterKernel
@@ -25,7 +26,6 @@ HIDDEN, INTERMEDIATE, NUM_EXPERTS, NUM_CHOSEN = 2048, 768, 128, 8
 NUM_ROWS = (1, 2, 4, 8)
 NUM_LAYERS = 6
 NUM_PASSES = 8
-NUM_RUNS = 7
 KINDS = {"bfloat16": None, "FP8 channel": Quantization(), "FP8 block": Quantization("block", "group")}
 # FP8 numbers are about 1, so their scale is the size of weights.
 WEIGHT_SCALE = 0.02
@@ -87,7 +87,7 @@ class FewExperts:
                 self._experts.down(hidden, r.weights, r.experts, layer.down, x)
 
         def of_layer(run: Callable[[], None]) -> float:
-            return microseconds(run) / len(routed)
+            return median_us(run) / len(routed)
 
         floor = num_experts * self._expert_s * 1e6
         return Row(num_rows, num_experts, of_layer(router), of_layer(gate_up), of_layer(down), of_layer(whole), floor)
@@ -108,25 +108,6 @@ class FewExperts:
         if linear.scale is not None:
             linear.scale.fill_(WEIGHT_SCALE)
         return linear
-
-
-def microseconds(run: Callable[[], None]) -> float:
-    """Return the median time of a CUDA graph of the kernels that `run` launches."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    graph.replay()
-    times = []
-    for _ in range(NUM_RUNS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
-    return sorted(times)[NUM_RUNS // 2]
 
 
 def show(rows: Sequence[Row], title: str, console: Console) -> None:

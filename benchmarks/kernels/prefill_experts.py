@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engine_limits import measure_limits
+from benchmarks.kernels.graph_time import median_us
 from tandem.engine.floors import Limits
 from tandem.engine.layers.experts.expert_products import TILE_ROWS, ExpertProducts
 from tandem.engine.layers.experts.grouped import quantized
@@ -30,7 +31,6 @@ TOKENS = (1024, 2048, 4096, 8192, 32768)
 KINDS = {"bfloat16": None, "channel": Quantization(), "block": Quantization("block", "group")}
 WEIGHT_SCALE = 0.02
 NUM_LAYERS = 2
-NUM_RUNS = 5
 
 
 class Model(NamedTuple):
@@ -112,19 +112,7 @@ class PrefillKernels:
             for gate_up, down in self._layers:
                 run(gate_up, down)
 
-        run_all()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run_all()
-        times = []
-        for _ in range(NUM_RUNS):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) * 1e3 / len(self._layers))
-        return sorted(times)[NUM_RUNS // 2]
+        return median_us(run_all) / len(self._layers)
 
 
 def show(rows: Sequence[Row], title: str, limits: Limits, console: Console) -> None:

@@ -140,3 +140,17 @@ def test_counts_and_padding_in_a_graph(num_rows: int) -> None:
         for counted in (routed.experts[:first_end], routed.experts[begin:end]):
             expected += counted.flatten().bincount(minlength=128)
         assert torch.equal(counts, expected)
+
+
+def test_unfit_routers() -> None:
+    from tandem.engine.layers.experts.router_kernel import RouterKernel
+
+    kernel = RouterKernel(torch.device("cuda", 0))
+    groups = Routing("sigmoid", 8, has_bias=True, num_groups=64, num_groups_used=8)
+    assert kernel.fits(512, 2048, Routing("softmax", 32)) and kernel.fits(512, 2048, replace(groups, num_groups=32))
+    assert not kernel.fits(513, 2048, Routing("softmax", 8)) and not kernel.fits(512, 2048, Routing("softmax", 33))
+    assert not kernel.fits(512, 2064, Routing("softmax", 8)) and not kernel.fits(512, 2048, groups)
+    # With all groups used, they change nothing.
+    assert kernel.fits(512, 2048, replace(groups, num_groups_used=64))
+    assert not kernel.fits(512, 2048, replace(groups, scoring="softmax", num_groups=8, num_groups_used=4))
+    assert not kernel.fits(512, 2048, Routing("softmax", 8, has_bias=True))
