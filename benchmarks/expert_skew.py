@@ -195,6 +195,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError(f"{arguments.model} is a model without experts")
         if arguments.device == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"{why_no_gpu()}; use --device cpu")
+        if min(arguments.num_prompts, arguments.prompt_len) < 1:
+            raise ValueError("--num-prompts and --prompt-len must be at least 1")
         if arguments.token_ids is not None:
             prompts = read_prompts(arguments.token_ids)
         else:

@@ -37,6 +37,11 @@ logger = logging.getLogger(__name__)
 
 # Tolerated without a warning.
 SHARE_TOLERANCE = 0.01
+SLOW_EXPERTS = (
+    "plain torch computes this model's experts one after another, without CUDA graphs, which is slow; kernels need a "
+    "GPU of compute capability 9.0 or later, at most 512 experts, at most 32 chosen ones, a hidden size that is a "
+    "multiple of 32, and an expert size that is a multiple of 16"
+)
 
 
 def build_engine(config: EngineConfig, pool_name: str, on_progress: Callable[[str], None]) -> Engine:
@@ -151,15 +156,18 @@ def _cuda_engine(
     num_pages = choose_num_pages(memory, layout, config.num_pages, config.mem_fraction_static, config.max_model_len)
     pool = CudaKvPool(layout, num_pages, device)
     attention = backend(pool, model_config.num_q_heads)
+    for_graphs = _for_graphs(attention, model)
+    if not model.is_capturable and config.dtype != "float32":
+        logger.warning("%s", SLOW_EXPERTS)
     graphs, prefill_graphs, mixed_graphs = None, None, None
     longest = config.max_model_len or model_config.max_position_embeddings
     num_table_pages = layout.num_pages_for(min(longest, num_pages * layout.page_size))
-    if isinstance(attention, GraphableBackend) and config.cuda_graph_max_bs:
-        graphs = DecodeGraphs(model, attention, device, config.cuda_graph_max_bs, num_table_pages, on_progress)
-    if isinstance(attention, GraphableBackend) and measured.prefill_sizes:
-        prefill_graphs = PrefillGraphs(model, attention, device, measured.prefill_sizes, num_table_pages, on_progress)
-    if isinstance(attention, GraphableBackend) and measured.mixed_sizes.pairs():
-        mixed_graphs = MixedGraphs(model, attention, device, measured.mixed_sizes, num_table_pages, on_progress)
+    if for_graphs is not None and config.cuda_graph_max_bs:
+        graphs = DecodeGraphs(model, for_graphs, device, config.cuda_graph_max_bs, num_table_pages, on_progress)
+    if for_graphs is not None and measured.prefill_sizes:
+        prefill_graphs = PrefillGraphs(model, for_graphs, device, measured.prefill_sizes, num_table_pages, on_progress)
+    if for_graphs is not None and measured.mixed_sizes.pairs():
+        mixed_graphs = MixedGraphs(model, for_graphs, device, measured.mixed_sizes, num_table_pages, on_progress)
     _log_memory(config, memory, num_pages, layout, free_at_start)
     if config.workers_per_gpu > 1:
         keep_forward_memory(memory, device)
@@ -179,6 +187,11 @@ def _cuda_engine(
     )
 
 
+def _for_graphs(attention: AttentionBackend, model: Model) -> GraphableBackend | None:
+    """Returns the backend if it and the model can be captured."""
+    return attention if isinstance(attention, GraphableBackend) and model.is_capturable else None
+
+
 def _grammars(config: EngineConfig, model_config: ModelConfig) -> Grammars | None:
     return Grammars.of_model(Path(config.model_dir), model_config.vocab_size)
 
@@ -192,17 +205,18 @@ def _measure(
 ) -> Measured:
     attention = backend(pool, model.config.num_q_heads)
     engine = Engine(model, pool, attention, mixed_steps=config.mixed_steps)
-    if not isinstance(attention, GraphableBackend):
+    for_graphs = _for_graphs(attention, model)
+    if for_graphs is None:
         return measure_memory(engine, config, free_at_start, None, None, None)
 
     def capture(batch_size: int) -> object:
-        return DecodeGraphs(model, attention, engine.device, batch_size, 1, lambda doing: None)
+        return DecodeGraphs(model, for_graphs, engine.device, batch_size, 1, lambda doing: None)
 
     def capture_prefill(sizes: Sequence[int]) -> object:
-        return PrefillGraphs(model, attention, engine.device, sizes, 1, lambda doing: None)
+        return PrefillGraphs(model, for_graphs, engine.device, sizes, 1, lambda doing: None)
 
     def capture_mixed(sizes: MixedSizes) -> object:
-        return MixedGraphs(model, attention, engine.device, sizes, 1, lambda doing: None)
+        return MixedGraphs(model, for_graphs, engine.device, sizes, 1, lambda doing: None)
 
     has_mixed = config.mixed_steps and attention.computes_mixed
     has_graphs = config.cuda_graph_max_bs > 0 and config.prefill_cuda_graphs

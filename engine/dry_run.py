@@ -20,9 +20,9 @@ from tandem.sampling_params import MAX_LOGPROBS, SamplingParams
 # Includes small batches, which run our own kernels, and larger ones.
 TRIAL_BATCH_SIZE = 24
 # Sizes that run other kernels than large prefills.
-SMALL_PREFILLS = (1, 8, 16, 32, 64)
-# Bounds between kernels of decode steps.
-DECODE_SIZES = (1, 16, 32, 64, 128, 256)
+SMALL_PREFILLS = (1, 2, 4, 8, 16, 32, 64)
+# Bounds between kernels of decode steps. Experts of up to 8 rows have a kernel for each power of two.
+DECODE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # Libraries choose kernels by the number of tokens, in steps of TOKEN_STEP, and by the number of prompts. Up to
 # FEW_TOKENS they alternate with our own at a finer step.
 TOKEN_STEP = 128

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from benchmarks.kernels.layers import WEIGHT_SCALE, LayerKernels
 from tandem.engine.floors import BYTES_PER_NUMBER, FP8_BYTES_PER_NUMBER, FP8_SPEED, Limits
-from tandem.engine.layers.experts.grouped import GroupedExperts, kind_of, quantized
+from tandem.engine.layers.experts.grouped import GroupedExperts, quantized
 from tandem.engine.layers.experts.linear import ExpertLinear
 from tandem.engine.layers.experts.tiles import Tile, num_bytes
 from tandem.engine.layers.fp8 import FP8_MAX
@@ -129,7 +129,7 @@ class ExpertKernels:
         return {_name(rows, tile): time(tile) for tile in self._candidates(1, rows)}
 
     def _candidates(self, num_factors: int, rows: int) -> Iterator[Tile]:
-        kind = kind_of(self._downs[0])
+        kind = self._downs[0].kind
         properties: Any = torch.cuda.get_device_properties(self._device)
         limit = properties.shared_memory_per_block_optin
         for outputs in OUTPUTS:

@@ -14,26 +14,28 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engine_limits import measure_limits
+from benchmarks.kernels.graph_time import median_us
 from tandem.engine.layers.experts.few_rows import FewRowsExperts
-from tandem.engine.layers.experts.router_kernel import Routed, RouterKernel, RoutingSpec
-from tandem.engine.layers.fp8 import FP8_DTYPE
+from tandem.engine.layers.experts.linear import ExpertLinear
+from tandem.engine.layers.experts.router_kernel import Routed, RouterKernel
 from tandem.engine.layers.norm import Norm
+from tandem.engine.models.experts import Routing
+from tandem.engine.models.quantization import Quantization
 
 HIDDEN, INTERMEDIATE, NUM_EXPERTS, NUM_CHOSEN = 2048, 768, 128, 8
 NUM_ROWS = (1, 2, 4, 8)
 NUM_LAYERS = 6
 NUM_PASSES = 8
-NUM_RUNS = 7
-KINDS = ("bfloat16", "FP8 channel", "FP8 block")
-ROUTING = RoutingSpec("softmax", NUM_CHOSEN, normalize=True)
+KINDS = {"bfloat16": None, "FP8 channel": Quantization(), "FP8 block": Quantization("block", "group")}
+# FP8 numbers are about 1, so their scale is the size of weights.
+WEIGHT_SCALE = 0.02
+ROUTING = Routing("softmax", NUM_CHOSEN, normalize=True)
 
 
 class Layer(NamedTuple):
     router: torch.Tensor
-    gate_up: torch.Tensor
-    gate_up_scale: torch.Tensor | None
-    down: torch.Tensor
-    down_scale: torch.Tensor | None
+    gate_up: ExpertLinear
+    down: ExpertLinear
 
 
 class Row(NamedTuple):
@@ -53,7 +55,7 @@ class FewExperts:
         """Args: copy_bandwidth: bytes per second."""
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._layers = [self._layer(kind) for _ in range(NUM_LAYERS)]
-        self._expert_s = 3 * HIDDEN * INTERMEDIATE * (2 if kind == KINDS[0] else 1) / copy_bandwidth
+        self._expert_s = 3 * HIDDEN * INTERMEDIATE * (2 if KINDS[kind] is None else 1) / copy_bandwidth
         self._norm = Norm(torch.ones(HIDDEN, device=self._device).bfloat16(), 1e-6)
         self._router = RouterKernel(self._device)
         self._experts = FewRowsExperts(self._device)
@@ -78,58 +80,34 @@ class FewExperts:
 
         def gate_up() -> None:
             for layer, r in zip(self._layers * NUM_PASSES, routed, strict=True):
-                self._experts.gate_up(r.normed, r.experts, layer.gate_up, layer.gate_up_scale)
+                self._experts.gate_up(r.normed, r.experts, layer.gate_up)
 
         def down() -> None:
             for layer, r in zip(self._layers * NUM_PASSES, routed, strict=True):
-                self._experts.down(hidden, r.weights, r.experts, layer.down, layer.down_scale, x)
+                self._experts.down(hidden, r.weights, r.experts, layer.down, x)
 
         def of_layer(run: Callable[[], None]) -> float:
-            return microseconds(run) / len(routed)
+            return median_us(run) / len(routed)
 
         floor = num_experts * self._expert_s * 1e6
         return Row(num_rows, num_experts, of_layer(router), of_layer(gate_up), of_layer(down), of_layer(whole), floor)
 
     def _forward(self, layer: Layer, x: torch.Tensor) -> Routed:
         routed = self._router.route(x, self._norm, layer.router, ROUTING)
-        _, gate_up, gate_up_scale, down, down_scale = layer
-        self._experts.forward(*routed, gate_up, gate_up_scale, down, down_scale, x)
+        self._experts.forward(*routed, layer.gate_up, layer.down, x)
         return routed
 
     def _layer(self, kind: str) -> Layer:
-        router = self._normal(NUM_EXPERTS, HIDDEN)
-        shapes = (NUM_EXPERTS, 2 * INTERMEDIATE, HIDDEN), (NUM_EXPERTS, HIDDEN, INTERMEDIATE)
-        if kind == KINDS[0]:
-            return Layer(router, self._normal(*shapes[0]) * 0.02, None, self._normal(*shapes[1]) * 0.02, None)
-        weights = [self._normal(*shape).to(FP8_DTYPE) for shape in shapes]
-        block = (128, 128) if kind == KINDS[2] else None
-        scales = [
-            torch.full((e, out // block[0], size // block[1]) if block else (e, out, 1), 0.02, device=self._device)
-            for e, out, size in shapes
-        ]
-        return Layer(router, weights[0], scales[0], weights[1], scales[1])
+        router = torch.randn(NUM_EXPERTS, HIDDEN, device=self._device).bfloat16()
+        return Layer(router, self._linear(kind, 2 * INTERMEDIATE, HIDDEN), self._linear(kind, HIDDEN, INTERMEDIATE))
 
-    def _normal(self, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.bfloat16, device=self._device).normal_()
-
-
-def microseconds(run: Callable[[], None]) -> float:
-    """Return the median time of a CUDA graph of the kernels that `run` launches."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    graph.replay()
-    times = []
-    for _ in range(NUM_RUNS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
-    return sorted(times)[NUM_RUNS // 2]
+    def _linear(self, kind: str, out_size: int, in_size: int) -> ExpertLinear:
+        linear = ExpertLinear(NUM_EXPERTS, [out_size], in_size, KINDS[kind], torch.bfloat16, self._device)
+        numbers = torch.randn(linear.weight.shape, device=self._device)
+        linear.weight.copy_(numbers if linear.scale is not None else numbers * WEIGHT_SCALE)
+        if linear.scale is not None:
+            linear.scale.fill_(WEIGHT_SCALE)
+        return linear
 
 
 def show(rows: Sequence[Row], title: str, console: Console) -> None:

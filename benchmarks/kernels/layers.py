@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import torch
 from flashinfer.activation import silu_and_mul
 
+from benchmarks.kernels.graph_time import median_us
 from benchmarks.kernels.mixture import MixtureKernels
 from benchmarks.kernels.stages import Measured, has_dense_layers
 from tandem.engine.attention.flashinfer import FlashInferAttention
@@ -27,7 +28,6 @@ from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.upload import to_device
 
 PAGE_SIZE = 16
-NUM_RUNS = 7
 WEIGHT_SCALE = 0.02
 
 
@@ -177,24 +177,7 @@ class LayerKernels:
 
     def time(self, run: Callable[[], object], num_layers: int) -> float:
         """Return the median microseconds of one layer in a CUDA graph. Args: run: launches `num_layers` layers."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            run()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
-        graph.replay()
-        times = []
-        for _ in range(NUM_RUNS):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) * 1e3 / num_layers)
-        return sorted(times)[NUM_RUNS // 2]
+        return median_us(run) / num_layers
 
     def _floor(self, num_bytes: float, flops: float = 0) -> float:
         return max(num_bytes / self._limits.copy_bandwidth, flops / self._limits.matmul_rate) * 1e6

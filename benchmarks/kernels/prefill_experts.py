@@ -18,19 +18,19 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engine_limits import measure_limits
+from benchmarks.kernels.graph_time import median_us
 from tandem.engine.floors import Limits
-from tandem.engine.layers.experts.expert_products import TILE_ROWS, ExpertMatrices, ExpertProducts
+from tandem.engine.layers.experts.expert_products import TILE_ROWS, ExpertProducts
+from tandem.engine.layers.experts.grouped import quantized
+from tandem.engine.layers.experts.linear import ExpertLinear
 from tandem.engine.layers.experts.permutation import Permuter
 from tandem.engine.layers.experts.prefill import PrefillExperts, combine, quantize_places
-from tandem.engine.layers.fp8 import FP8_DTYPE
-from tandem.engine.layers.fp8_quantize import Quantized, quantize_rows
-from tandem.engine.models.quantization import BLOCK, InputScales
+from tandem.engine.models.quantization import Quantization
 
 TOKENS = (1024, 2048, 4096, 8192, 32768)
-KINDS = ("bfloat16", "channel", "block")
+KINDS = {"bfloat16": None, "channel": Quantization(), "block": Quantization("block", "group")}
 WEIGHT_SCALE = 0.02
 NUM_LAYERS = 2
-NUM_RUNS = 5
 
 
 class Model(NamedTuple):
@@ -67,7 +67,7 @@ class PrefillKernels:
         self._products = ExpertProducts(self._device)
         self._permuter = Permuter(model.num_experts, self._device)
         sizes = (2 * model.expert_size, model.hidden_size), (model.hidden_size, model.expert_size)
-        self._layers = [[self._matrices(*size) for size in sizes] for _ in range(NUM_LAYERS)]
+        self._layers = [[self._linear(*size) for size in sizes] for _ in range(NUM_LAYERS)]
 
     def measure(self, num_tokens: int) -> Row:
         model, products = self._model, self._products
@@ -78,10 +78,9 @@ class PrefillKernels:
         gate_up, down = self._layers[0]
         permutation = self._permuter.permute(experts, TILE_ROWS)
         times = {"permute": self._time(lambda *_: self._permuter.permute(experts, TILE_ROWS))}
-        inputs: torch.Tensor | Quantized = x
+        inputs = quantized(x, gate_up)
         if self._kind != "bfloat16":
-            inputs = quantize_rows(x, gate_up.inputs)
-            times["quantize"] = self._time(lambda *_: quantize_rows(x, gate_up.inputs))
+            times["quantize"] = self._time(lambda up, _: quantized(x, up))
         times["gate_up"] = self._time(lambda up, to: products.gate_up(inputs, up, to, permutation))
         gated = products.gate_up(inputs, gate_up, down, permutation)
         if self._kind != "bfloat16" and isinstance(gated, torch.Tensor):
@@ -95,39 +94,25 @@ class PrefillKernels:
         flops = 6 * num_tokens * model.k * model.hidden_size * model.expert_size
         return Row(self._kind, num_tokens, times, whole, flops)
 
-    def _matrices(self, out_size: int, in_size: int) -> ExpertMatrices:
-        num_experts = self._model.num_experts
-        weight = torch.empty(num_experts, out_size, in_size, dtype=torch.bfloat16, device=self._device)
-        weight.normal_(0, WEIGHT_SCALE)
-        if self._kind == "bfloat16":
-            return ExpertMatrices(weight)
-        # FP8 numbers of usual size, whatever their scales.
-        numbers = torch.stack([(matrix.float() * 80 / WEIGHT_SCALE).to(FP8_DTYPE) for matrix in weight])
-        is_block = self._kind == "block"
-        shape = (num_experts, out_size // BLOCK, in_size // BLOCK) if is_block else (num_experts, out_size, 1)
-        inputs: InputScales = "group" if is_block else "token"
-        return ExpertMatrices(numbers, torch.full(shape, WEIGHT_SCALE / 80, device=self._device), inputs)
+    def _linear(self, out_size: int, in_size: int) -> ExpertLinear:
+        quantization = KINDS[self._kind]
+        linear = ExpertLinear(self._model.num_experts, [out_size], in_size, quantization, torch.bfloat16, self._device)
+        for weight in linear.weight:
+            numbers = torch.randn(weight.shape, device=self._device)
+            # FP8 numbers of usual size, whatever their scales.
+            weight.copy_(numbers * (WEIGHT_SCALE if quantization is None else 80))
+        if linear.scale is not None:
+            linear.scale.fill_(WEIGHT_SCALE / 80)
+        return linear
 
-    def _time(self, run: Callable[[ExpertMatrices, ExpertMatrices], object]) -> float:
+    def _time(self, run: Callable[[ExpertLinear, ExpertLinear], object]) -> float:
         """Returns the median time of one layer, of graphs of all layers."""
 
         def run_all() -> None:
             for gate_up, down in self._layers:
                 run(gate_up, down)
 
-        run_all()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run_all()
-        times = []
-        for _ in range(NUM_RUNS):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) * 1e3 / len(self._layers))
-        return sorted(times)[NUM_RUNS // 2]
+        return median_us(run_all) / len(self._layers)
 
 
 def show(rows: Sequence[Row], title: str, limits: Limits, console: Console) -> None:

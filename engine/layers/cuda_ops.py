@@ -88,5 +88,8 @@ class CudaOps(LayerOps):
         output = self.linear_add(hidden, shared.down, torch.zeros_like(x))
         return self._experts.mixture(x, norm, experts).addcmul_(logits.sigmoid().to(x.dtype), output)
 
+    def captures(self, experts: Experts) -> bool:
+        return self._experts.captures(experts)
+
     def normalize(self, x: torch.Tensor, norm: Norm) -> None:
         rms_norm(x, norm, out=x)

@@ -36,6 +36,10 @@ class LayerOps(ABC):
     def mixture(self, x: torch.Tensor, norm: Norm, experts: Experts) -> torch.Tensor:
         """Returns x + the mixture of experts of rms_norm(x); may overwrite `x`."""
 
+    def captures(self, experts: Experts) -> bool:
+        """Returns whether a CUDA graph can capture `mixture`, because it never waits for the device."""
+        return False
+
     @abstractmethod
     def normalize(self, x: torch.Tensor, norm: Norm) -> None:
         """Replaces x, (num_tokens, size), whose rows may be apart, by rms_norm(x)."""

@@ -53,6 +53,11 @@ class Model(ABC):
         """Returns a model of the same weights with few layers but all kernels, or the whole model."""
         return self
 
+    @property
+    def is_capturable(self) -> bool:
+        """Whether CUDA graphs can capture forward passes, because they never wait for the device."""
+        return True
+
     def counting(self, staged: torch.Tensor) -> AbstractContextManager[None]:
         """ExpertCounts.only, without effect on a model without experts."""
         return nullcontext() if self.expert_counts is None else self.expert_counts.only(staged)

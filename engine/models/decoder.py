@@ -130,6 +130,10 @@ class DecoderModel(Model):
         model._layers = [*list({layer.kind: layer for layer in reversed(layers)}.values())[::-1], last]
         return model
 
+    @property
+    def is_capturable(self) -> bool:
+        return all(layer.mlp.is_capturable(self._ops) for layer in self._layers)
+
     @torch.inference_mode()
     def hidden_states(
         self,

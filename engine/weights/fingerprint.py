@@ -2,18 +2,23 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from tandem.engine.attention.scales import KvScales
 from tandem.engine.models.base import Model
+from tandem.engine.models.config import ModelConfig
 
 # Fit for a CPU's cache, and enough to keep a GPU busy in the memory beside its weights.
 _CHUNK_ELEMENTS = {"cpu": 2**16, "cuda": 2**25}
 _WORD_BYTES = 4
 _SEED = 20
+# Fields of ModelConfig that do not count while they have these values: earlier versions, which a rolling upgrade links
+# with this one, lack them.
+_NEWER_FIELDS: Mapping[str, object] = {"whole_qk_norm": False, "experts": None}
 
 
 @torch.inference_mode()
@@ -28,7 +33,7 @@ def model_fingerprint(model: Model, kv_scales: KvScales | None = None) -> str:
     the sums. Crafted weights could still collide.
     """
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(json.dumps([type(model).__name__, dataclasses.asdict(model.config)], sort_keys=True).encode())
+    digest.update(json.dumps([type(model).__name__, _described(model.config)], sort_keys=True).encode())
     with _one_thread():
         for name, tensor in sorted(model.stacked_parameters(), key=lambda named: named[0]):
             digest.update(json.dumps([name, list(tensor.shape), str(tensor.dtype)]).encode())
@@ -36,6 +41,11 @@ def model_fingerprint(model: Model, kv_scales: KvScales | None = None) -> str:
     if kv_scales is not None and not kv_scales.are_ones:
         digest.update(json.dumps([kv_scales.keys, kv_scales.values]).encode())
     return digest.hexdigest()
+
+
+def _described(config: ModelConfig) -> dict[str, Any]:
+    fields = dataclasses.asdict(config)
+    return {name: value for name, value in fields.items() if name not in _NEWER_FIELDS or value != _NEWER_FIELDS[name]}
 
 
 @contextlib.contextmanager

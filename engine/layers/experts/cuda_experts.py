@@ -1,15 +1,14 @@
-"""A mixture of experts by fused kernels, chosen by the number of rows alone. Needs CUDA."""
+"""A mixture of experts by fused kernels, chosen by sizes and the number of rows alone. Needs CUDA."""
 
 import torch
 
+from tandem.engine.layers.cuda_norm import rms_norm
 from tandem.engine.layers.experts.base import Experts
-from tandem.engine.layers.experts.expert_products import ExpertMatrices
 from tandem.engine.layers.experts.few_rows import FewRowsExperts
 from tandem.engine.layers.experts.grouped import GroupedExperts
-from tandem.engine.layers.experts.linear import ExpertLinear
 from tandem.engine.layers.experts.prefill import PrefillExperts
-from tandem.engine.layers.experts.reference import mixture_of
-from tandem.engine.layers.experts.router_kernel import RouterKernel, RoutingSpec
+from tandem.engine.layers.experts.reference import choose, mixture_of
+from tandem.engine.layers.experts.router_kernel import Routed, RouterKernel
 from tandem.engine.layers.norm import Norm
 
 # Up to this many rows of an expert, reading its weights takes longer than multiplying.
@@ -25,36 +24,33 @@ class CudaExperts:
         self._grouped = GroupedExperts(device)
         self._prefill = PrefillExperts(device)
 
+    def captures(self, experts: Experts) -> bool:
+        """Returns False if plain torch computes the experts, or their choice, and waits for the device."""
+        return self._chooses(experts) and self._grouped.fits(experts.gate_up)
+
     def mixture(self, x: torch.Tensor, norm: Norm, experts: Experts) -> torch.Tensor:
         """Adds the chosen experts of rms_norm(x), without the shared one, to x: (num_tokens, hidden_size) bfloat16."""
-        router, gate_up, down, first = experts.router, experts.gate_up, experts.down, experts.first
-        routing = router.routing
-        spec = RoutingSpec(
-            routing.scoring,
-            routing.num_chosen,
-            routing.normalize,
-            routing.scaling,
-            routing.num_groups,
-            routing.num_groups_used,
-        )
-        counts = experts.counts
-        counted = (counts.counts, counts.counted_rows) if counts is not None else (None, None)
-        normed, weights, chosen = self._router.route(x, norm, router.weight, spec, router.bias, *counted)
-        num_rows, num_pairs = len(x), chosen.numel()
-        if self._few_rows.fits(num_rows, routing.num_chosen, gate_up.weight, down.weight):
-            return self._few_rows.forward(
-                normed, weights, chosen, gate_up.weight, gate_up.scale, down.weight, down.scale, x, first
-            )
-        matrices = _matrices(gate_up), _matrices(down)
-        has_many = num_pairs > MAX_GROUPED_ROWS * gate_up.num_experts
-        if has_many and self._prefill.fits(normed, chosen, *matrices):
-            return self._prefill.forward(normed, weights, chosen, *matrices, x, first)
-        if self._grouped.fits(num_pairs, gate_up):
+        gate_up, down, first = experts.gate_up, experts.down, experts.first
+        normed, weights, chosen = self._route(x, norm, experts)
+        if self._few_rows.fits(len(x), chosen.shape[1], down):
+            return self._few_rows.forward(normed, weights, chosen, gate_up, down, x, first)
+        has_many = chosen.numel() > MAX_GROUPED_ROWS * gate_up.num_experts
+        if has_many and self._prefill.fits(normed, chosen, gate_up, down):
+            return self._prefill.forward(normed, weights, chosen, gate_up, down, x, first)
+        if self._grouped.fits(gate_up):
             return self._grouped.forward(normed, weights, chosen, gate_up, down, x, first)
-        if self._prefill.fits(normed, chosen, *matrices):
-            return self._prefill.forward(normed, weights, chosen, *matrices, x, first)
         return x.add_(mixture_of(normed, weights, chosen, experts))
 
+    def _chooses(self, experts: Experts) -> bool:
+        num_experts, hidden_size = experts.router.weight.shape
+        return self._router.fits(num_experts, hidden_size, experts.router.routing)
 
-def _matrices(linear: ExpertLinear) -> ExpertMatrices:
-    return ExpertMatrices(linear.weight, linear.scale, linear.inputs or "token", linear.input_scale)
+    def _route(self, x: torch.Tensor, norm: Norm, experts: Experts) -> Routed:
+        weight, bias, routing = experts.router
+        if self._chooses(experts):
+            counts = experts.counts
+            counted = (counts.counts, counts.counted_rows) if counts is not None else (None, None)
+            return self._router.route(x, norm, weight, routing, bias, *counted)
+        normed = rms_norm(x, norm)
+        weights, chosen = choose(normed, experts)
+        return Routed(normed, weights, chosen.int())

@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
     __shared__ unsigned int is_chosen[MAX_EXPERTS / 32];
     // The chosen experts in ascending order, and each row's j of such an expert, or -1.
     __shared__ short expert_at[MAX_CHOSEN];
-    __shared__ signed char place_at[MAX_CHOSEN][MAX_ROWS];
+    __shared__ __align__(4) signed char place_at[MAX_CHOSEN][MAX_ROWS];
 #if DOWN
     __shared__ float share_at[MAX_CHOSEN][MAX_ROWS];
 #endif

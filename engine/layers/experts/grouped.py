@@ -10,7 +10,7 @@ from tandem.engine.layers.cuda_kernel import has_dependent_launch
 from tandem.engine.layers.experts.alignment import MAX_EXPERTS, MAX_PAIRS, Aligner, Alignment
 from tandem.engine.layers.experts.grouped_kernels import combine_kernel, down_kernel, gate_up_kernel
 from tandem.engine.layers.experts.linear import ExpertLinear
-from tandem.engine.layers.experts.tiles import Kind, Shape, Tile, Tiles, tiles_for
+from tandem.engine.layers.experts.tiles import Shape, Tile, Tiles, tiles_for
 from tandem.engine.layers.fp8_quantize import Quantized, quantize_rows
 
 # The tensor memory accelerator needs rows of a multiple of this many numbers.
@@ -31,13 +31,12 @@ class GroupedExperts:
         self._has_kernels = has_dependent_launch(device)
         self._aligner = Aligner(device)
 
-    def fits(self, num_pairs: int, gate_up: ExpertLinear) -> bool:
-        """Args: num_pairs: tokens times experts of each."""
+    def fits(self, gate_up: ExpertLinear) -> bool:
+        """Any number of tokens fits."""
         num_experts, num_rows, in_size = gate_up.weight.shape
         return (
             self._has_kernels
             and (gate_up.scale is not None or gate_up.weight.dtype is torch.bfloat16)
-            and 0 < num_pairs <= MAX_PAIRS
             and num_experts <= MAX_EXPERTS
             and in_size % MULTIPLE == 0
             and num_rows // 2 % MULTIPLE == 0
@@ -64,6 +63,11 @@ class GroupedExperts:
         """
         assert all(x.is_contiguous() for x in (xn, weights, experts, residual))
         k = experts.shape[1]
+        if experts.numel() > MAX_PAIRS:
+            parts = (part.split(MAX_PAIRS // k) for part in (xn, weights, experts, residual))
+            for some_xn, some_weights, some_experts, some_residual in zip(*parts, strict=True):
+                self.forward(some_xn, some_weights, some_experts, gate_up, down, some_residual, first_expert)
+            return residual
         tiles = self.tiles(experts.numel(), down)
         aligned = self._aligner.align(experts, down.num_experts, tiles.rows, first_expert)
         h = self.gate_up(quantized(xn, gate_up), gate_up, aligned, k, tiles.rows, tiles.gate_up)
@@ -71,7 +75,7 @@ class GroupedExperts:
         return self.combine(y, weights, experts, residual, down.num_experts, first_expert)
 
     def tiles(self, num_pairs: int, down: ExpertLinear) -> Tiles:
-        return tiles_for(num_pairs, Shape(kind_of(down), *down.weight.shape), self._shared_memory)
+        return tiles_for(num_pairs, Shape(down.kind, *down.weight.shape), self._shared_memory)
 
     def align(self, experts: torch.Tensor, num_experts: int, rows: int, first_expert: int = 0) -> Alignment:
         return self._aligner.align(experts, num_experts, rows, first_expert)
@@ -102,7 +106,7 @@ class GroupedExperts:
             ROWS=rows,
             OUTPUTS=tile.outputs,
             DEPTH=tile.depth,
-            KIND=kind_of(linear),
+            KIND=linear.kind,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             launch_pdl=True,
@@ -132,7 +136,7 @@ class GroupedExperts:
             ROWS=rows,
             OUTPUTS=tile.outputs,
             DEPTH=tile.depth,
-            KIND=kind_of(linear),
+            KIND=linear.kind,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             launch_pdl=True,
@@ -169,9 +173,3 @@ class GroupedExperts:
 def quantized(x: torch.Tensor, linear: ExpertLinear) -> torch.Tensor | Quantized:
     """Returns x as inputs of `linear`: x itself for bfloat16 weights."""
     return x if linear.inputs is None else quantize_rows(x, linear.inputs, linear.input_scale)
-
-
-def kind_of(linear: ExpertLinear) -> Kind:
-    if linear.scale is None:
-        return "plain"
-    return "block" if linear.is_block else "channel"

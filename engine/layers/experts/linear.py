@@ -1,7 +1,7 @@
 """Projections of all experts of a layer, stacked."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -9,6 +9,11 @@ from tandem.engine.layers.fp8 import FP8_DTYPE, dequantize
 from tandem.engine.layers.fp8_linear import check_sizes
 from tandem.engine.models.experts import ExpertsConfig
 from tandem.engine.models.quantization import BLOCK, InputScales, Quantization
+
+# Plain numbers, or FP8 with a scale per output or per block.
+Kind = Literal["plain", "channel", "block"]
+# In the order of the kernels' macros.
+KINDS: tuple[Kind, ...] = ("plain", "channel", "block")
 
 
 class ExpertShare(NamedTuple):
@@ -82,6 +87,12 @@ class ExpertLinear:
         self.inputs = quantization.inputs
         if self.inputs == "static":
             self._input_scales = torch.empty(num_experts, len(out_sizes), device=device)
+
+    @property
+    def kind(self) -> Kind:
+        if self.scale is None:
+            return "plain"
+        return "block" if self.is_block else "channel"
 
     @property
     def num_experts(self) -> int:

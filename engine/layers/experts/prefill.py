@@ -8,10 +8,12 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tandem.engine.layers.cuda_kernel import has_dependent_launch
-from tandem.engine.layers.experts.expert_products import BLOCKS, PLAIN, TILE_ROWS, ExpertMatrices, ExpertProducts
+from tandem.engine.layers.experts.expert_products import TILE_ROWS, ExpertProducts
+from tandem.engine.layers.experts.grouped import quantized
+from tandem.engine.layers.experts.linear import ExpertLinear
 from tandem.engine.layers.experts.permutation import MAX_EXPERTS, Permutation, Permuter
 from tandem.engine.layers.fp8 import FP8_DTYPE
-from tandem.engine.layers.fp8_quantize import FP8_MAX, SMALLEST_AMAX, Quantized, quantize_rows
+from tandem.engine.layers.fp8_quantize import FP8_MAX, SMALLEST_AMAX, Quantized
 from tandem.engine.models.quantization import BLOCK
 
 # The products use instructions of this compute capability.
@@ -37,14 +39,13 @@ class PrefillExperts:
         self._products = ExpertProducts(device)
         self._permuters: dict[int, Permuter] = {}
 
-    def fits(self, xn: torch.Tensor, experts: torch.Tensor, gate_up: ExpertMatrices, down: ExpertMatrices) -> bool:
+    def fits(self, xn: torch.Tensor, experts: torch.Tensor, gate_up: ExpertLinear, down: ExpertLinear) -> bool:
         num_experts, hidden_size, expert_size = down.weight.shape
         if not self._is_supported or xn.dtype is not torch.bfloat16 or gate_up.kind != down.kind:
             return False
         if num_experts > MAX_EXPERTS or experts.shape[1] > MAX_K:
             return False
-        is_block = down.kind == BLOCKS
-        multiples = (BLOCK, BLOCK) if is_block else (HIDDEN_MULTIPLE, EXPERT_MULTIPLE)
+        multiples = (BLOCK, BLOCK) if down.is_block else (HIDDEN_MULTIPLE, EXPERT_MULTIPLE)
         return hidden_size % multiples[0] == 0 and expert_size % multiples[1] == 0
 
     def forward(
@@ -52,8 +53,8 @@ class PrefillExperts:
         xn: torch.Tensor,
         weights: torch.Tensor,
         experts: torch.Tensor,
-        gate_up: ExpertMatrices,
-        down: ExpertMatrices,
+        gate_up: ExpertLinear,
+        down: ExpertLinear,
         residual: torch.Tensor,
         first_expert: int = 0,
     ) -> torch.Tensor:
@@ -65,15 +66,12 @@ class PrefillExperts:
             xn: (num_tokens, hidden_size) bfloat16, normalized, contiguous.
             weights: (num_tokens, k) float32.
             experts: (num_tokens, k) int32.
-            gate_up: (num_experts, 2 * expert_size, hidden_size).
-            down: (num_experts, hidden_size, expert_size).
             residual: (num_tokens, hidden_size) bfloat16; overwritten.
             first_expert: first of this device's experts; others add nothing.
         """
-        permutation = self._permuter(len(down.weight)).permute(experts, TILE_ROWS, first_expert)
-        x = xn if gate_up.kind == PLAIN else quantize_rows(xn, gate_up.inputs, gate_up.input_scale)
-        gated = self._products.gate_up(x, gate_up, down, permutation)
-        if down.kind != PLAIN and isinstance(gated, torch.Tensor):
+        permutation = self._permuter(down.num_experts).permute(experts, TILE_ROWS, first_expert)
+        gated = self._products.gate_up(quantized(xn, gate_up), gate_up, down, permutation)
+        if down.kind != "plain" and isinstance(gated, torch.Tensor):
             gated = quantize_places(gated, permutation)
         return combine(self._products.down(gated, down, permutation), weights, permutation.places, residual)
 

@@ -21,12 +21,17 @@ def mixture(x: torch.Tensor, experts: Experts) -> torch.Tensor:
     Args:
         x: normalized inputs, (num_tokens, hidden_size).
     """
-    router = experts.router
-    weights, chosen = choose_experts(router_logits(x, router.weight, router.routing), router.bias, router.routing)
+    total = mixture_of(x, *choose(x, experts), experts)
+    return total if experts.shared is None else total + shared_output(x, experts.shared)
+
+
+def choose(x: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
+    """Chooses each token's experts, as choose_experts returns them, and counts them."""
+    weight, bias, routing = experts.router
+    weights, chosen = choose_experts(router_logits(x, weight, routing), bias, routing)
     if experts.counts is not None:
         experts.counts.add(chosen)
-    total = mixture_of(x, weights, chosen, experts)
-    return total if experts.shared is None else total + shared_output(x, experts.shared)
+    return weights, chosen
 
 
 def mixture_of(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, experts: Experts) -> torch.Tensor:

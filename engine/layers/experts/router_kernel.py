@@ -1,14 +1,13 @@
 """Routing of rows to experts, fused with the norm before it (router.cu). Needs CUDA."""
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from tandem.engine.layers.cuda_kernel import CudaKernel, has_dependent_launch
 from tandem.engine.layers.cuda_norm import rms_norm
 from tandem.engine.layers.norm import Norm
-
-Scoring = Literal["softmax", "sigmoid"]
+from tandem.engine.models.experts import Routing
 
 # More rows take the library's product and a kernel that only chooses.
 MAX_FUSED_ROWS = 64
@@ -19,25 +18,7 @@ WARPS = 16
 MAX_EXPERTS = 512
 MAX_CHOSEN = 32
 MAX_GROUPS = 32
-
-
-class RoutingSpec(NamedTuple):
-    """
-    Attributes:
-        scoring: "softmax" of all logits; "sigmoid" of each logit, to which the choice adds a correction bias.
-        num_chosen: experts of a row.
-        normalize: divide a row's weights by their sum.
-        scaling: factor of the weights.
-        num_groups: groups of consecutive experts, for "sigmoid".
-        num_groups_used: groups that a row chooses from, by the sums of their two best scores.
-    """
-
-    scoring: Scoring
-    num_chosen: int
-    normalize: bool
-    scaling: float = 1.0
-    num_groups: int = 1
-    num_groups_used: int = 1
+HIDDEN_MULTIPLE = 32
 
 
 class Routed(NamedTuple):
@@ -57,22 +38,32 @@ class RouterKernel:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._has_fused = has_dependent_launch(device)
-        self._kernels: dict[tuple[bool, int, int, RoutingSpec], CudaKernel] = {}
+        self._kernels: dict[tuple[bool, int, int, Routing], CudaKernel] = {}
+
+    def fits(self, num_experts: int, hidden_size: int, routing: Routing) -> bool:
+        is_sigmoid, is_grouped = routing.scoring == "sigmoid", routing.num_groups_used < routing.num_groups
+        return (
+            hidden_size % HIDDEN_MULTIPLE == 0
+            and num_experts <= MAX_EXPERTS
+            and routing.num_chosen <= MAX_CHOSEN
+            and (is_sigmoid or not (is_grouped or routing.has_bias))
+            and (not is_grouped or routing.num_groups <= MAX_GROUPS)
+        )
 
     def route(
         self,
         x: torch.Tensor,
         norm: Norm,
         router: torch.Tensor,
-        routing: RoutingSpec,
+        routing: Routing,
         bias: torch.Tensor | None = None,
         counts: torch.Tensor | None = None,
         counted_rows: torch.Tensor | None = None,
     ) -> Routed:
-        """Normalizes rows and chooses their experts.
+        """Normalizes rows and chooses their experts, of a router that fits.
 
         Args:
-            x: (num_rows, hidden_size) bfloat16, contiguous; hidden_size is a multiple of 32.
+            x: (num_rows, hidden_size) bfloat16, contiguous.
             router: (num_experts, hidden_size) bfloat16, contiguous.
             bias: (num_experts,) float32, for "sigmoid".
             counts: (num_experts,) int64, to which the number of rows that chose each expert is added.
@@ -82,8 +73,7 @@ class RouterKernel:
         """
         num_rows, hidden_size = x.shape
         num_experts = len(router)
-        assert x.is_contiguous() and router.is_contiguous() and hidden_size % 32 == 0
-        assert routing.num_chosen <= min(num_experts, MAX_CHOSEN) and num_experts <= MAX_EXPERTS
+        assert x.is_contiguous() and router.is_contiguous() and self.fits(num_experts, hidden_size, routing)
         assert counts is None or counts.dtype is torch.int64
         weights = x.new_empty(num_rows, routing.num_chosen, dtype=torch.float32)
         experts = x.new_empty(num_rows, routing.num_chosen, dtype=torch.int32)
@@ -115,13 +105,11 @@ class RouterKernel:
         )
         return Routed(normed, weights, experts)
 
-    def _kernel(self, is_fused: bool, hidden_size: int, num_experts: int, routing: RoutingSpec) -> CudaKernel:
+    def _kernel(self, is_fused: bool, hidden_size: int, num_experts: int, routing: Routing) -> CudaKernel:
         key = is_fused, hidden_size, num_experts, routing
         kernel = self._kernels.get(key)
         if kernel is None:
-            is_grouped = routing.scoring == "sigmoid" and routing.num_groups_used < routing.num_groups
-            num_groups = routing.num_groups if is_grouped else 1
-            assert num_groups <= MAX_GROUPS and num_experts % num_groups == 0
+            is_grouped = routing.num_groups_used < routing.num_groups
             macros = {
                 "FUSED": is_fused,
                 "IN_SIZE": hidden_size,
@@ -129,7 +117,7 @@ class RouterKernel:
                 "NUM_CHOSEN": routing.num_chosen,
                 "SIGMOID": routing.scoring == "sigmoid",
                 "NORMALIZE": routing.normalize,
-                "GROUPS": num_groups,
+                "GROUPS": routing.num_groups if is_grouped else 1,
                 "GROUPS_USED": routing.num_groups_used if is_grouped else 1,
                 "WARPS": WARPS,
                 "CLUSTER": cluster_size(num_experts),

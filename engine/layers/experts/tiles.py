@@ -4,11 +4,10 @@ Measured on an H100 with the matrices of models of 128 and of 8 experts (`python
 """
 
 import functools
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from tandem.engine.layers.experts.linear import Kind
 from tandem.engine.models.quantization import BLOCK
-
-Kind = Literal["plain", "channel", "block"]
 
 # Bytes of shared memory not used for steps.
 RESERVED = 2048

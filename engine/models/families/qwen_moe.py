@@ -59,7 +59,8 @@ def _dense_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     absent = [layer for layer in listed if not 0 <= layer < num_layers]
     if absent:
         raise ValueError(f"mlp_only_layers has layer {absent[0]}, but num_hidden_layers is {num_layers}")
-    return tuple(layer for layer in range(num_layers) if layer in listed or (layer + 1) % step)
+    always_dense = set(listed)
+    return tuple(layer for layer in range(num_layers) if layer in always_dense or (layer + 1) % step)
 
 
 QWEN2_MOE = Architecture(

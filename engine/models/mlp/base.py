@@ -41,6 +41,10 @@ class Mlp(ABC):
     def loaded(self) -> None:
         """Call once after all parameters are loaded."""
 
+    def is_capturable(self, ops: LayerOps) -> bool:
+        """Returns whether a CUDA graph can capture `forward`."""
+        return True
+
     @property
     @abstractmethod
     def kind(self) -> tuple[type, ...]:

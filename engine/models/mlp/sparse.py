@@ -55,6 +55,9 @@ class SparseMlp(Mlp):
     def forward(self, x: torch.Tensor, norm: Norm, ops: LayerOps) -> torch.Tensor:
         return ops.mixture(x, norm, self._experts)
 
+    def is_capturable(self, ops: LayerOps) -> bool:
+        return ops.captures(self._experts)
+
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._of_all_tokens()
         yield from self._experts.gate_up.named_parameters(self._gate_up_names)

@@ -68,6 +68,8 @@ def test_the_table_has_a_row_per_layer(model_dir: Path, tmp_path: Path, capsys: 
         ({}, ["--token-ids", "/dev/null"], "/dev/null has no token ids"),
         ({}, ["--load-format", "auto"], "has no safetensors weights"),
         ({"vocab_size": 16}, ["--token-ids", "prompts.txt"], "token ids must be below 16, not 1 to 16"),
+        ({}, ["--prompt-len", "0"], "--num-prompts and --prompt-len must be at least 1"),
+        ({}, ["--num-prompts", "0"], "--num-prompts and --prompt-len must be at least 1"),
         ({}, ["--prompt-len", "65"], "a prompt has 65 tokens, but at most 64 fit"),
     ],
 )

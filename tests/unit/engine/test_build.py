@@ -16,7 +16,9 @@ from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.models.decoder import DecoderModel
 from tandem.engine.token_sequence import TokenSequence
+from tests.fakes.graphs import FixedSizes
 
 
 def build(
@@ -48,6 +50,10 @@ class PickyAttention(ReferenceAttention):
     @classmethod
     def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
         return f"it computes no {num_q_heads} heads on {device.type}"
+
+
+class WaitingModel(DecoderModel):
+    is_capturable = False
 
 
 class PlainAttention(ReferenceAttention):
@@ -121,6 +127,14 @@ def test_auto_without_backend_explains_each(model_dir: str, monkeypatch: pytest.
     monkeypatch.setattr(choice, "ATTENTION_BACKENDS", table)
     with pytest.raises(ValueError, match="no attention backend computes this model: it computes no 2 heads on cpu"):
         build(model_dir, 4)
+
+
+def test_no_graphs_of_models_that_wait_for_the_device(model_dir: str) -> None:
+    engine = build(model_dir, 4)
+    graphable = FixedSizes(engine.pool)
+    assert build_module._for_graphs(graphable, engine.model) is graphable
+    assert build_module._for_graphs(engine._attention, engine.model) is None
+    assert build_module._for_graphs(graphable, WaitingModel.__new__(WaitingModel)) is None
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cuda") is not None, reason="the packages for GPUs are here")

@@ -99,7 +99,8 @@ def test_the_largest_forwards_run_on_a_single_page(model_dir: str, monkeypatch: 
     assert len(device.batches[len(prefills) - 1].logits_rows()) == MAX_PREFILL_BATCH_SIZE
     # Shallow runs: multiples of the step, and batch sizes with kernels of their own.
     layers = [(b.mode, b.num_tokens) for b in device.shallow_batches]
-    assert layers == [*(("prefill", n) for n in (64, 128, 192, 256)), ("decode", 1)] and not prefill_sizes
+    steps = [("decode", n) for n in (1, 2, 4, 8)]
+    assert layers == [*(("prefill", n) for n in (64, 128, 192, 256)), *steps] and not prefill_sizes
     assert memory.forward == 300 * MIB
     # Three sizes, all tried, and page tables of 4 sequences with 4 pages each.
     assert device.num_captured == 1 and memory.graphs == 4 * MIB + 34 * MIB // 3 * 3 + 4 * 4 * 4

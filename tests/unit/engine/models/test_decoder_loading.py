@@ -5,9 +5,12 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.engine.layers.experts.base import Experts
+from tandem.engine.layers.ops import TorchOps
 from tandem.engine.models.base import Model
 from tandem.engine.models.build import build_model
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.decoder import DecoderModel
 from tandem.engine.models.experts import ExpertsConfig, Routing
 
 
@@ -32,6 +35,19 @@ def make_model(architecture: str = "LlamaForCausalLM", **changes: Any) -> Model:
 def make_weights(model: Model) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     return {name: torch.randn(weight.shape, generator=generator) for name, weight in model.named_parameters()}
+
+
+class CapturedOps(TorchOps):
+    def captures(self, experts: Experts) -> bool:
+        return True
+
+
+def test_graphs_capture_mixtures_only_if_the_operations_never_wait() -> None:
+    experts = ExpertsConfig(4, 32, Routing("softmax", 2), dense_layers=(1,))
+    assert make_model().is_capturable
+    model = make_model("Qwen3MoeForCausalLM", experts=experts)
+    assert not model.is_capturable
+    assert DecoderModel(model.config, torch.bfloat16, torch.device("cpu"), CapturedOps()).is_capturable
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,30 @@ def test_files_replaced_between_two_loads_are_noticed(model_dir: str) -> None:
     assert "models differ: a has loaded" in after.mismatch(before, "a", "b")
 
 
+def test_dense_models_are_described_as_by_versions_without_experts(model_dir: str) -> None:
+    """Such versions link with this one during a rolling upgrade of protocol version 7."""
+    assert fingerprint._described(ModelConfig.from_dir(Path(model_dir))).keys() == {
+        "architecture",
+        "head_dim",
+        "hidden_size",
+        "intermediate_size",
+        "max_position_embeddings",
+        "mlp_bias",
+        "num_kv_heads",
+        "num_layers",
+        "num_q_heads",
+        "o_bias",
+        "qk_norm",
+        "qkv_bias",
+        "quantization",
+        "rms_norm_eps",
+        "rope_scaling",
+        "rope_theta",
+        "tie_word_embeddings",
+        "vocab_size",
+    }
+
+
 def save_experts(directory: Path, **changes: Any) -> str:
     config = {**TINY_LLAMA, **TINY_EXPERTS, "architectures": ["Qwen2MoeForCausalLM"], "num_key_value_heads": 2}
     (directory / "config.json").write_text(json.dumps(config | changes))

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from tandem.engine.layers.experts.base import Experts
+from tandem.engine.layers.experts.counts import ExpertCounts, LayerCounts
 from tandem.engine.layers.experts.reference import mixture_of, shared_output
 from tandem.engine.layers.experts.routing import choose_experts
 from tandem.engine.layers.norm import Norm, rms_norm
@@ -36,7 +37,16 @@ FAMILIES = {
 }
 
 
-def make_mlp(family: str, kind: str) -> SparseMlp:
+# Kernels do not multiply the first, choose in the second, or do either in the third.
+WITHOUT_KERNELS = {
+    "odd size": ExpertsConfig(NUM_EXPERTS, 40, Routing("softmax", CHOSEN)),
+    "many chosen": ExpertsConfig(64, EXPERT, Routing("softmax", 33, normalize=True)),
+    "many experts": ExpertsConfig(520, 16, Routing("sigmoid", CHOSEN, True, has_bias=True)),
+}
+
+
+def make_mlp(family: str, kind: str, counts: LayerCounts | None = None) -> SparseMlp:
+    experts = (FAMILIES | WITHOUT_KERNELS)[family]
     config = ModelConfig(
         "Qwen3MoeForCausalLM",
         vocab_size=64,
@@ -50,10 +60,10 @@ def make_mlp(family: str, kind: str) -> SparseMlp:
         rope_theta=1e4,
         max_position_embeddings=128,
         tie_word_embeddings=False,
-        experts=FAMILIES[family],
+        experts=experts,
         quantization=KINDS[kind],
     )
-    mlp = SparseMlp(Linears(config, 0, torch.bfloat16, DEVICE))
+    mlp = SparseMlp(Linears(config, 0, torch.bfloat16, DEVICE), counts=counts)
     generator = torch.Generator(DEVICE).manual_seed(0)
     for name, parameter in mlp.stacked_parameters():
         if name.endswith("_scale"):
@@ -100,6 +110,21 @@ def test_equals_plain_torch(family: str, kind: str, num_rows: int, norm: Norm, o
     error = (actual - expected).norm(dim=1) / expected.norm(dim=1)
     # FP8 inputs of few rows are not quantized.
     assert error.max() < (0.02 if kind == "plain" else 0.09)
+
+
+@pytest.mark.parametrize("num_rows", [8, 9, 130])
+@pytest.mark.parametrize("family", WITHOUT_KERNELS)
+def test_plain_torch_computes_what_kernels_cannot(family: str, num_rows: int, norm: Norm, ops: LayerOps) -> None:
+    config = WITHOUT_KERNELS[family]
+    counts = ExpertCounts([0], config.num_experts, 1, DEVICE)
+    mlp, x = make_mlp(family, "plain", counts.of_layer(0)), rows(num_rows)
+    assert not mlp.is_capturable(ops) and make_mlp("softmax", "plain").is_capturable(ops)
+    expected = expected_output(mlp._experts, x, norm).float()
+    actual = (mlp.forward(x.clone(), norm, ops) - x).float()
+    error = (actual - expected).norm(dim=1) / expected.norm(dim=1)
+    # The logits of plain torch are bfloat16, so another of two nearly equal experts may be chosen.
+    assert error.median() < 0.02
+    assert int(counts.counts.sum()) == num_rows * config.routing.num_chosen
 
 
 @pytest.mark.parametrize("num_rows", NUM_ROWS)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tandem.engine.layers.experts.linear import ExpertLinear
 from tandem.engine.layers.fp8 import FP8_MAX, dequantize
 from tandem.engine.models.quantization import BLOCK
 from tests.gpu.engine.layers.experts.test_permutation import skewed
@@ -25,13 +26,13 @@ def value(x: Any) -> torch.Tensor:
     return numbers * (scales.repeat_interleave(BLOCK, 1) if scales.ndim == 2 and scales.shape[1] > 1 else scales)
 
 
-def multiply(x: torch.Tensor, matrices: Any, experts: torch.Tensor) -> torch.Tensor:
+def multiply(x: torch.Tensor, linear: ExpertLinear, experts: torch.Tensor) -> torch.Tensor:
     """Args: x: (num_places, in_size) float32; experts: of each place."""
-    out = torch.empty(len(x), matrices.weight.shape[1], device=DEVICE)
+    out = torch.empty(len(x), linear.weight.shape[1], device=DEVICE)
     for expert in experts.unique().tolist():
-        weight = matrices.weight[expert].float()
-        if matrices.scale is not None:
-            weight = dequantize(matrices.weight[expert], matrices.scale[expert])
+        weight = linear.weight[expert].float()
+        if linear.scale is not None:
+            weight = dequantize(linear.weight[expert], linear.scale[expert])
         out[experts == expert] = x[experts == expert] @ weight.t()
     return out
 
@@ -46,31 +47,31 @@ def check(actual: torch.Tensor, expected: torch.Tensor, bound: float) -> None:
 @pytest.mark.parametrize("num_tokens", [1, 1023, 3000])
 def test_each_product(kind: str, size: str, num_tokens: int) -> None:
     from tandem.engine.layers.experts.expert_products import TILE_ROWS, ExpertProducts
+    from tandem.engine.layers.experts.grouped import quantized
     from tandem.engine.layers.experts.permutation import Permuter
     from tandem.engine.layers.experts.prefill import quantize_places
-    from tandem.engine.layers.fp8_quantize import quantize_rows
 
     torch.manual_seed(0)
     x, _, experts, gate_up, down = case(kind, num_tokens, size, skewed)
     permutation = Permuter(len(down.weight), DEVICE).permute(experts, TILE_ROWS)
     of_places = experts.flatten()[permutation.order.long()]
     tokens = permutation.order.long() // experts.shape[1]
-    inputs = x if kind == "plain" else quantize_rows(x, gate_up.inputs, gate_up.input_scale)
+    inputs = quantized(x, gate_up)
     products = ExpertProducts(DEVICE)
 
     gated = products.gate_up(inputs, gate_up, down, permutation)
     gate, up = multiply(value(inputs)[tokens], gate_up, of_places).chunk(2, dim=1)
     expected = F.silu(gate) * up
-    if kind == "static":
-        limit = FP8_MAX * down.input_scale
+    if down.input_scale is not None:
+        limit = FP8_MAX * down.input_scale.item()
         expected = expected.clamp(-limit, limit)
     check(value(gated), expected, MAX_GATED_ERROR[kind])
 
     if kind == "token":
         assert isinstance(gated, torch.Tensor)
-        quantized = quantize_places(gated, permutation)
+        rounded = quantize_places(gated, permutation)
         # Half a step of numbers with 3 bits after the point.
-        assert ((value(quantized) - gated.float()).abs() <= gated.float().abs() / 16 + quantized.scales * 2**-10).all()
-        gated = quantized
+        assert ((value(rounded) - gated.float()).abs() <= gated.float().abs() / 16 + rounded.scales * 2**-10).all()
+        gated = rounded
     y = products.down(gated, down, permutation)
     check(y.float(), multiply(value(gated), down, of_places), MAX_ERROR[kind])

@@ -6,14 +6,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tandem.engine.layers.experts.linear import ExpertLinear
 from tandem.engine.layers.fp8 import FP8_DTYPE, FP8_MAX
+from tandem.engine.models.experts import Routing
+from tandem.engine.models.quantization import Quantization
 
 # The intermediate result and the sum are each rounded once to bfloat16.
 MAX_ERROR = 6e-3
-KINDS = ("plain", "channel", "block")
-
-
-Given = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor | None]
+KINDS: dict[str, Quantization | None] = {
+    "plain": None,
+    "channel": Quantization(),
+    "block": Quantization("block", "group"),
+}
 
 
 class Sizes(NamedTuple):
@@ -35,41 +39,46 @@ SIZES = {
 
 
 class Layer(NamedTuple):
-    """Weights, scales and the weights' values in float32."""
+    """Matrices, and their values in float32."""
 
-    gate_up: torch.Tensor
-    gate_up_scale: torch.Tensor | None
-    down: torch.Tensor
-    down_scale: torch.Tensor | None
+    gate_up: ExpertLinear
+    down: ExpertLinear
     gate_up_values: torch.Tensor
     down_values: torch.Tensor
 
-    def given(self, first: int = 0, last: int | None = None) -> Given:
+    def given(self, first: int = 0, last: int | None = None) -> tuple[ExpertLinear, ExpertLinear]:
         """Return a range of the experts."""
-        scales = [None if s is None else s[first:last] for s in (self.gate_up_scale, self.down_scale)]
-        return self.gate_up[first:last], scales[0], self.down[first:last], scales[1]
+        gate_up, down = (
+            make_linear(m.kind, m.weight[first:last], None if m.scale is None else m.scale[first:last])
+            for m in (self.gate_up, self.down)
+        )
+        return gate_up, down
 
 
-def make_weights(
-    kind: str, num_experts: int, out: int, size: int
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+def make_linear(kind: str, weight: torch.Tensor, scale: torch.Tensor | None) -> ExpertLinear:
+    linear = ExpertLinear(1, [weight.shape[1]], weight.shape[2], KINDS[kind], torch.bfloat16, weight.device)
+    linear.weight, linear.scale = weight, scale
+    return linear
+
+
+def make_weights(kind: str, num_experts: int, out: int, size: int) -> tuple[ExpertLinear, torch.Tensor]:
     values = torch.randn(num_experts, out, size, device="cuda") * size**-0.5
     if kind == "plain":
         weight = values.bfloat16()
-        return weight, None, weight.float()
+        return make_linear(kind, weight, None), weight.float()
     rows, columns = (128, 128) if kind == "block" else (1, size)
     scale = values.unflatten(2, (-1, columns)).unflatten(1, (-1, rows)).abs().amax(dim=(2, 4)) / FP8_MAX
     # Unequal scales, so that a wrong one is noticed.
     scale *= torch.rand_like(scale) + 1
     full = scale.repeat_interleave(rows, 1).repeat_interleave(columns, 2)
     weight = (values / full).to(FP8_DTYPE)
-    return weight, scale, weight.float() * full
+    return make_linear(kind, weight, scale), weight.float() * full
 
 
 def make(kind: str, sizes: Sizes) -> Layer:
-    gate_up, gate_up_scale, gate_up_values = make_weights(kind, sizes.num_experts, 2 * sizes.intermediate, sizes.hidden)
-    down, down_scale, down_values = make_weights(kind, sizes.num_experts, sizes.hidden, sizes.intermediate)
-    return Layer(gate_up, gate_up_scale, down, down_scale, gate_up_values, down_values)
+    gate_up, gate_up_values = make_weights(kind, sizes.num_experts, 2 * sizes.intermediate, sizes.hidden)
+    down, down_values = make_weights(kind, sizes.num_experts, sizes.hidden, sizes.intermediate)
+    return Layer(gate_up, down, gate_up_values, down_values)
 
 
 def route(num_rows: int, sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -98,7 +107,7 @@ def run(
     from tandem.engine.layers.experts.few_rows import FewRowsExperts
 
     kernel = FewRowsExperts(x.device)
-    assert kernel.fits(len(x), experts.shape[1], layer.gate_up, layer.down)
+    assert kernel.fits(len(x), experts.shape[1], layer.down)
     return kernel.forward(x, weights, experts, *layer.given(), residual.clone())
 
 
@@ -165,14 +174,14 @@ def test_slices_of_experts_add_up(kind: str) -> None:
 def test_chain_of_layers_in_a_graph(kind: str) -> None:
     """Kernels of consecutive layers overlap; each must wait for its inputs."""
     from tandem.engine.layers.experts.few_rows import FewRowsExperts
-    from tandem.engine.layers.experts.router_kernel import RouterKernel, RoutingSpec
+    from tandem.engine.layers.experts.router_kernel import RouterKernel
     from tandem.engine.layers.norm import Norm
 
     sizes = SIZES["OLMoE"]
     layers = [make(kind, sizes) for _ in range(4)]
     norm = Norm(torch.ones(sizes.hidden, device="cuda").bfloat16(), 1e-6)
     routers = [torch.randn(sizes.num_experts, sizes.hidden, device="cuda").bfloat16() for _ in layers]
-    routing = RoutingSpec("softmax", sizes.num_chosen, normalize=True)
+    routing = Routing("softmax", sizes.num_chosen, normalize=True)
     given = torch.randn(4, sizes.hidden, device="cuda").bfloat16()
     router_kernel, experts_kernel = RouterKernel(given.device), FewRowsExperts(given.device)
 
@@ -203,9 +212,8 @@ def test_unfit_sizes() -> None:
     kernel = FewRowsExperts(torch.device("cuda", 0))
 
     def fits(num_rows: int = 8, hidden: int = 128, intermediate: int = 64, num_chosen: int = 2) -> bool:
-        gate_up = torch.empty(2, 2 * intermediate, hidden, dtype=torch.bfloat16, device="cuda")
-        down = torch.empty(2, hidden, intermediate, dtype=torch.bfloat16, device="cuda")
-        return kernel.fits(num_rows, num_chosen, gate_up, down)
+        down = ExpertLinear(2, [hidden], intermediate, None, torch.bfloat16, torch.device("cuda"))
+        return kernel.fits(num_rows, num_chosen, down)
 
     assert fits()
     assert not fits(num_rows=9) and not fits(num_chosen=17)

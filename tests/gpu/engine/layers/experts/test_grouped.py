@@ -265,13 +265,25 @@ def test_every_tile(kind: Kind, rows: int, of_gate_up: Tile, of_down: Tile) -> N
 
 
 def test_matrices_that_fit() -> None:
-    from tandem.engine.layers.experts.alignment import MAX_PAIRS
     from tandem.engine.layers.experts.grouped import GroupedExperts
 
     grouped = GroupedExperts(DEVICE)
     gate_up, _ = make_both("plain", 2, 128, 48)
-    assert grouped.fits(1, gate_up) and grouped.fits(MAX_PAIRS, gate_up)
-    assert not grouped.fits(MAX_PAIRS + 1, gate_up)
-    assert not grouped.fits(16, make_both("plain", 2, 128, 40)[0])
+    assert grouped.fits(gate_up)
+    assert not grouped.fits(make_both("plain", 2, 128, 40)[0])
     gate_up.weight = gate_up.weight.float()
-    assert not grouped.fits(16, gate_up)
+    assert not grouped.fits(gate_up)
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_more_pairs_than_counters_hold(k: int) -> None:
+    from tandem.engine.layers.experts.alignment import MAX_PAIRS
+    from tandem.engine.layers.experts.grouped import GroupedExperts
+
+    torch.manual_seed(0)
+    gate_up, down = make_both("plain", 4, 128, 48)
+    num_tokens = 2 * MAX_PAIRS // k + 5
+    x = torch.randn(num_tokens, 128, device=DEVICE).bfloat16()
+    weights, experts = route(num_tokens, 4, k, "uniform")
+    actual = GroupedExperts(DEVICE).forward(x, weights, experts, gate_up, down, torch.zeros_like(x))
+    check(actual, sums(x, weights, experts, gate_up, down), "plain")

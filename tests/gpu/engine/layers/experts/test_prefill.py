@@ -6,14 +6,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tandem.engine.layers.experts.linear import ExpertLinear
 from tandem.engine.layers.fp8 import as_quantized, dequantize, round_to_fp8
-from tandem.engine.models.quantization import BLOCK
+from tandem.engine.models.quantization import BLOCK, Quantization
 from tests.gpu.engine.layers.experts.test_permutation import skewed, uniform
 
 DEVICE = torch.device("cuda", 0)
 # xn, weights, experts, gate_up, down.
-Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any, Any]
-KINDS = ("plain", "token", "static", "group")
+Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, ExpertLinear, ExpertLinear]
+KINDS = {
+    "plain": None,
+    "token": Quantization(),
+    "static": Quantization("channel", "static"),
+    "group": Quantization("block", "group"),
+}
 # Of the experts' sum, relative to its norm. FP8 inputs of the second product amplify small differences of the first:
 # near the middle of two numbers they round to the other, and a token's scale moves with its largest input. That is
 # 0.7 % on average and up to 2 %; test_expert_products.py bounds each product for given inputs.
@@ -22,27 +28,34 @@ MAX_ERROR = {"plain": 6e-3, "token": 3e-2, "static": 3e-2, "group": 3e-2}
 SIZES = {"many experts": (512, 256, 128, 8), "1408": (1024, 1408, 60, 4), "few experts": (512, 1024, 8, 2)}
 
 
-def matrices(kind: str, num_experts: int, out_size: int, in_size: int) -> Any:
-    from tandem.engine.layers.experts.expert_products import ExpertMatrices
+def linear_of(kind: str, weight: torch.Tensor, scale: torch.Tensor | None) -> ExpertLinear:
+    num_experts, out_size, in_size = weight.shape
+    linear = ExpertLinear(num_experts, [out_size], in_size, KINDS[kind], torch.bfloat16, DEVICE)
+    values = {"weight": weight, "weight_scale": scale, "input_scale": torch.full((num_experts, 1), 4 / 448)}
+    for name, parameter in linear.stacked_parameters("experts"):
+        value = values[name.removeprefix("experts.")]
+        assert value is not None and value.shape == parameter.shape
+        parameter.copy_(value)
+    linear.loaded()
+    return linear
 
+
+def matrices(kind: str, num_experts: int, out_size: int, in_size: int) -> ExpertLinear:
     weight = torch.randn(num_experts, out_size, in_size, device=DEVICE) * in_size**-0.5
     if kind == "plain":
-        return ExpertMatrices(weight.bfloat16())
+        return linear_of(kind, weight.bfloat16(), None)
     if kind == "group":
         blocks = weight.view(num_experts, out_size // BLOCK, BLOCK, in_size // BLOCK, BLOCK)
         scale = blocks.abs().amax(dim=(2, 4)) / 448
         numbers = round_to_fp8(blocks, scale[:, :, None, :, None]).view_as(weight)
-        return ExpertMatrices(numbers, scale, "group")
+        return linear_of(kind, numbers, scale)
     scale = weight.abs().amax(dim=2, keepdim=True) / 448
-    numbers = round_to_fp8(weight, scale)
-    if kind == "static":
-        return ExpertMatrices(numbers, scale, "static", torch.full((1,), 4 / 448, device=DEVICE))
-    return ExpertMatrices(numbers, scale, "token")
+    return linear_of(kind, round_to_fp8(weight, scale), scale)
 
 
-def product(x: torch.Tensor, matrix: Any, expert: int) -> torch.Tensor:
+def product(x: torch.Tensor, matrix: ExpertLinear, expert: int) -> torch.Tensor:
     """Quantizes x as the kernels do; float32."""
-    if matrix.scale is None:
+    if matrix.scale is None or matrix.inputs is None:
         return x.float() @ matrix.weight[expert].float().t()
     x = as_quantized(x.float(), matrix.inputs, matrix.input_scale)
     return x @ dequantize(matrix.weight[expert], matrix.scale[expert]).t()
@@ -52,13 +65,13 @@ def reference(
     x: torch.Tensor,
     weights: torch.Tensor,
     experts: torch.Tensor,
-    gate_up: Any,
-    down: Any,
+    gate_up: ExpertLinear,
+    down: ExpertLinear,
     first_expert: int = 0,
 ) -> torch.Tensor:
     """Returns the sum over experts, without the residual, (num_tokens, hidden_size) float32."""
     total = torch.zeros(len(x), x.shape[1], device=DEVICE)
-    for expert in range(len(down.weight)):
+    for expert in range(down.num_experts):
         tokens, j = (experts == first_expert + expert).nonzero(as_tuple=True)
         gate, up = product(x[tokens], gate_up, expert).chunk(2, dim=1)
         h = F.silu(gate) * up
@@ -127,10 +140,8 @@ def test_experts_of_this_device_alone(kind: str) -> None:
     x, weights, experts, gate_up, down = case(kind, 2000)
     for first_expert, num_experts in ((0, 32), (96, 32), (50, 5)):
         some = slice(first_expert, first_expert + num_experts)
-        parts = [
-            m._replace(weight=m.weight[some], scale=None if m.scale is None else m.scale[some]) for m in (gate_up, down)
-        ]
-        check(kind, (x, weights, experts, *parts), first_expert)
+        parts = [linear_of(kind, m.weight[some], None if m.scale is None else m.scale[some]) for m in (gate_up, down)]
+        check(kind, (x, weights, experts, parts[0], parts[1]), first_expert)
 
 
 def test_adds_to_the_residual() -> None:
@@ -192,5 +203,5 @@ def test_refuses_sizes_that_copies_cannot_divide() -> None:
 
     x, _, experts, gate_up, down = case("plain", 8)
     layer = PrefillExperts(DEVICE)
-    assert not layer.fits(x, experts, gate_up, down._replace(weight=down.weight[:, :, :240]))
+    assert not layer.fits(x, experts, gate_up, matrices("plain", 128, 512, 240))
     assert not layer.fits(x.float(), experts, gate_up, down)

@@ -1,14 +1,16 @@
 """The router against plain torch, for few and many rows and every kind of scores."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from tandem.engine.layers.norm import Norm
+from tandem.engine.models.experts import Routing
 
 if TYPE_CHECKING:
-    from tandem.engine.layers.experts.router_kernel import RouterKernel, RoutingSpec
+    from tandem.engine.layers.experts.router_kernel import RouterKernel
 
 EPS = 1e-6
 MAX_ERROR = 1e-5
@@ -31,7 +33,7 @@ def make(num_rows: int, hidden_size: int, num_experts: int) -> tuple[torch.Tenso
     return x, norm, router, torch.randn(num_experts, device="cuda") * 0.3
 
 
-def scores(logits: torch.Tensor, routing: "RoutingSpec", bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def scores(logits: torch.Tensor, routing: Routing, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each expert's score, and the score for the choice, -inf if its group is not used. float64."""
     if routing.scoring == "softmax":
         score = logits.softmax(dim=-1)
@@ -46,12 +48,12 @@ def scores(logits: torch.Tensor, routing: "RoutingSpec", bias: torch.Tensor) -> 
 @pytest.mark.parametrize("name", ROUTINGS)
 @pytest.mark.parametrize(("hidden_size", "num_experts"), [(2048, 128), (4096, 8), (896, 60), (7168, 256), (64, 512)])
 def test_route(hidden_size: int, num_experts: int, name: str) -> None:
-    from tandem.engine.layers.experts.router_kernel import RouterKernel, RoutingSpec
+    from tandem.engine.layers.experts.router_kernel import RouterKernel
 
-    routing = RoutingSpec(**ROUTINGS[name])
+    routing = Routing(**ROUTINGS[name])
     num_candidates = num_experts * routing.num_groups_used // routing.num_groups
     if num_experts % routing.num_groups or num_experts < 2 * routing.num_groups or num_candidates < routing.num_chosen:
-        routing = routing._replace(num_groups=1, num_groups_used=1)
+        routing = replace(routing, num_groups=1, num_groups_used=1)
     kernel = RouterKernel(torch.device("cuda", 0))
     for num_rows in (1, 3, 8, 9, 64, 65, 1000):
         check(kernel, routing, *make(num_rows, hidden_size, num_experts))
@@ -59,7 +61,7 @@ def test_route(hidden_size: int, num_experts: int, name: str) -> None:
 
 def check(
     kernel: "RouterKernel",
-    routing: "RoutingSpec",
+    routing: Routing,
     x: torch.Tensor,
     norm: Norm,
     router: torch.Tensor,
@@ -81,11 +83,11 @@ def check(
 
 @pytest.mark.parametrize("num_rows", [5, 100])
 def test_ties_go_to_the_lower_expert(num_rows: int) -> None:
-    from tandem.engine.layers.experts.router_kernel import RouterKernel, RoutingSpec
+    from tandem.engine.layers.experts.router_kernel import RouterKernel
 
     x, norm, router, _ = make(num_rows, 256, 4)
     _, weights, experts = RouterKernel(x.device).route(
-        x, norm, router.repeat_interleave(16, dim=0), RoutingSpec("softmax", 8, normalize=True)
+        x, norm, router.repeat_interleave(16, dim=0), Routing("softmax", 8, normalize=True)
     )
     assert torch.equal(experts % 16, torch.arange(8, dtype=torch.int32, device="cuda").expand(num_rows, 8))
     assert (weights - 1 / 8).abs().max() < MAX_ERROR
@@ -94,11 +96,11 @@ def test_ties_go_to_the_lower_expert(num_rows: int) -> None:
 @pytest.mark.parametrize("name", ROUTINGS)
 @pytest.mark.parametrize("num_rows", [8, 40, 200])
 def test_result_depends_on_the_row_alone(num_rows: int, name: str) -> None:
-    from tandem.engine.layers.experts.router_kernel import RouterKernel, RoutingSpec
+    from tandem.engine.layers.experts.router_kernel import RouterKernel
 
     x, norm, router, bias = make(num_rows, 2048, 128)
     kernel = RouterKernel(x.device)
-    routing = RoutingSpec(**ROUTINGS[name])
+    routing = Routing(**ROUTINGS[name])
     first = kernel.route(x, norm, router, routing, bias)
     for _ in range(100):
         for before, again in zip(first, kernel.route(x, norm, router, routing, bias), strict=True):
@@ -112,11 +114,11 @@ def test_result_depends_on_the_row_alone(num_rows: int, name: str) -> None:
 
 @pytest.mark.parametrize("num_rows", [6, 100])
 def test_counts_and_padding_in_a_graph(num_rows: int) -> None:
-    from tandem.engine.layers.experts.router_kernel import RouterKernel, RoutingSpec
+    from tandem.engine.layers.experts.router_kernel import RouterKernel
 
     x, norm, router, _ = make(num_rows, 2048, 128)
     kernel = RouterKernel(x.device)
-    routing = RoutingSpec("softmax", 8, normalize=True)
+    routing = Routing("softmax", 8, normalize=True)
     counts = torch.zeros(128, dtype=torch.int64, device="cuda")
     counted_rows = torch.zeros(3, dtype=torch.int32, device="cuda")
     kernel.route(x, norm, router, routing, None, counts, counted_rows)
@@ -138,3 +140,17 @@ def test_counts_and_padding_in_a_graph(num_rows: int) -> None:
         for counted in (routed.experts[:first_end], routed.experts[begin:end]):
             expected += counted.flatten().bincount(minlength=128)
         assert torch.equal(counts, expected)
+
+
+def test_unfit_routers() -> None:
+    from tandem.engine.layers.experts.router_kernel import RouterKernel
+
+    kernel = RouterKernel(torch.device("cuda", 0))
+    groups = Routing("sigmoid", 8, has_bias=True, num_groups=64, num_groups_used=8)
+    assert kernel.fits(512, 2048, Routing("softmax", 32)) and kernel.fits(512, 2048, replace(groups, num_groups=32))
+    assert not kernel.fits(513, 2048, Routing("softmax", 8)) and not kernel.fits(512, 2048, Routing("softmax", 33))
+    assert not kernel.fits(512, 2064, Routing("softmax", 8)) and not kernel.fits(512, 2048, groups)
+    # With all groups used, they change nothing.
+    assert kernel.fits(512, 2048, replace(groups, num_groups_used=64))
+    assert not kernel.fits(512, 2048, replace(groups, scoring="softmax", num_groups=8, num_groups_used=4))
+    assert not kernel.fits(512, 2048, Routing("softmax", 8, has_bias=True))
