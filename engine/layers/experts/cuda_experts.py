@@ -11,8 +11,8 @@ from tandem.engine.layers.experts.reference import choose, mixture_of
 from tandem.engine.layers.experts.router_kernel import Routed, RouterKernel
 from tandem.engine.layers.norm import Norm
 
-# Up to this many rows of an expert, reading its weights takes longer than multiplying.
-MAX_GROUPED_ROWS = 64
+# From this many rows of an expert on, the kernels of prefills are faster.
+MIN_PREFILL_ROWS = 64
 
 
 class CudaExperts:
@@ -34,7 +34,7 @@ class CudaExperts:
         normed, weights, chosen = self._route(x, norm, experts)
         if self._few_rows.fits(len(x), chosen.shape[1], down):
             return self._few_rows.forward(normed, weights, chosen, gate_up, down, x, first)
-        has_many = chosen.numel() > MAX_GROUPED_ROWS * gate_up.num_experts
+        has_many = chosen.numel() >= MIN_PREFILL_ROWS * gate_up.num_experts
         if has_many and self._prefill.fits(normed, chosen, gate_up, down):
             return self._prefill.forward(normed, weights, chosen, gate_up, down, x, first)
         if self._grouped.fits(gate_up):
