@@ -2,6 +2,7 @@
 
 import bisect
 import logging
+import math
 from collections.abc import Callable, Sequence
 
 from tandem.decode_worker.config import DecodeConfig
@@ -192,6 +193,10 @@ class DecodeScheduler(ForwardScheduler):
             alone = self._pace.due()
             due = min(now + POLL_S, alone) if alone > now else now + POLL_S
         return due if deadline is None else min(deadline, due)
+
+    def earliest_end(self) -> float:
+        """Returns the earliest plausible end of the oldest step in flight; -inf if there is none."""
+        return -math.inf if self._in_flight is None else self._pace.earliest_end()
 
     def own_stats(self) -> WorkerStats:
         return WorkerStats(

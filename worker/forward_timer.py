@@ -111,6 +111,11 @@ class ForwardTimer:
             since.num_prefills + 1, since.num_prompt_tokens + num_tokens, since.num_attended_tokens + num_attended
         )
 
+    @property
+    def expected_prompt_s(self) -> float:
+        """Expected time of the last launched forward pass with prompts, without decode steps."""
+        return self._prompts_in_flight[-1].work.seconds(self.fitted)
+
     def prompts_ended(self, *, is_mixed: bool = False) -> None:
         """Records the end of the oldest prompt forward.
 
