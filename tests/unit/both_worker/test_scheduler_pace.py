@@ -231,7 +231,7 @@ def test_prefill_is_polled_for_near_its_end_only(monkeypatch: pytest.MonkeyPatch
     # A message is answered while the next pass runs.
     worker.submit("b", PROMPT[:14], 1)
     worker.turn()
-    worker.turn()
+    assert not worker.scheduler.step()
     deadline = worker.scheduler.next_deadline()
     assert deadline is not None and deadline > worker.clock.now + 0.015
     worker.scheduler.receive(FromRouter(Abort("b", 0)))
