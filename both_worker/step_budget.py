@@ -56,23 +56,24 @@ class StepBudget(PromptBudget):
             return fill(prompts, self._max_tokens)
         num_requests, num_context = self._timer.last_step
         times = self._timer.fitted
-        step_s = ForwardWork(num_steps=1, num_requests=num_requests, num_kv_tokens=num_context).seconds(times)
-        left_s = min(FILLED, 1 / self._timer.overrun) * self._objective_s - step_s - times.prefill_s
+        most = min(self._max_tokens, max(self._min_tokens, MAX_GROWTH * self._timer.max_prompt_tokens))
+        step = ForwardWork(num_steps=1, num_requests=num_requests, num_kv_tokens=num_context)
+        beside = step._replace(num_prefills=1, num_experts=self._timer.num_experts(num_requests, most))
+        left_s = min(FILLED, 1 / self._timer.overrun) * self._objective_s - beside.seconds(times)
         if left_s <= 0:
             # Even the smallest chunk misses the objective: smaller ones only starve prompts.
-            left_s = step_s
+            left_s = step._replace(num_experts=self._timer.num_experts(num_requests, 0)).seconds(times)
         taken: list[PromptRest] = []
-        sizes = self._fill(prompts, taken, times, left_s)
+        sizes = self._fill(prompts, taken, most, times, left_s)
         if self._padding is None:
             return sizes
         return _cut(sizes, self._num_unpadded(self._padding, num_requests, taken, sizes, times, left_s))
 
     def _fill(
-        self, prompts: Iterator[PromptRest], taken: list[PromptRest], times: ForwardTimes, left_s: float
+        self, prompts: Iterator[PromptRest], taken: list[PromptRest], most: int, times: ForwardTimes, left_s: float
     ) -> list[int]:
-        """Returns the chunks that fill `left_s`, and appends their prompts to `taken`."""
+        """Returns the chunks that fill `left_s` or have `most` tokens, and appends their prompts to `taken`."""
         sizes: list[int] = []
-        most = min(self._max_tokens, max(self._min_tokens, MAX_GROWTH * self._timer.max_prompt_tokens))
         least = self._min_tokens
         for prompt in prompts:
             taken.append(prompt)

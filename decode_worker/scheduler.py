@@ -72,7 +72,7 @@ class DecodeScheduler(ForwardScheduler):
         Args:
             timer: the engine's timer; None if this is its only scheduler.
         """
-        super().__init__(engine, cache, recorder, timer or ForwardTimer(engine.pool.device.type, clock))
+        super().__init__(engine, cache, recorder, timer or ForwardTimer(engine.pool.device.type, clock, engine.experts))
         self._outbox = outbox
         self._config = config
         self._overlaps = config.overlap and engine.is_asynchronous
@@ -344,7 +344,7 @@ class DecodeScheduler(ForwardScheduler):
 
     def _note_launched(self, step: DecodeStep) -> None:
         num_context = sum([sequence.device_len for sequence in step.sequences])
-        self._timer.step_launched(len(step.jobs), num_context)
+        self._timer.step_launched(len(step.jobs), num_context, is_mixed=step.is_mixed)
         if self._overlaps:
             self._pace.launched(self._timer.expected_s if step.is_mixed else None)
         if self._recorder.is_on:

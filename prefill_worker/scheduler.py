@@ -80,7 +80,7 @@ class PrefillScheduler(ForwardScheduler):
             budget: token budget of a forward pass; None for chunk_size.
             timer: the engine's timer; None if this is its only scheduler.
         """
-        super().__init__(engine, cache, recorder, timer or ForwardTimer(engine.pool.device.type, clock))
+        super().__init__(engine, cache, recorder, timer or ForwardTimer(engine.pool.device.type, clock, engine.experts))
         self._handover = handover
         self._pages = pages or PromptPages(cache)
         self._outbox = outbox

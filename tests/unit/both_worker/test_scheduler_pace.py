@@ -171,14 +171,9 @@ def test_prompt_waiting_for_pages_does_not_delay_decode_steps(monkeypatch: pytes
     assert worker.engine.idle_s[num_before:] == [0.0] * (len(worker.engine.batches) - num_before)
 
 
-def mixed_or_not(monkeypatch: pytest.MonkeyPatch, *, mixed: bool) -> None:
-    if not mixed:
-        monkeypatch.setattr(TimedEngine, "mixes", lambda *args: False)
-
-
 @pytest.mark.parametrize("mixed", [True, False])
 def test_nobody_polls_for_a_forward_pass_that_cannot_have_ended(monkeypatch: pytest.MonkeyPatch, mixed: bool) -> None:
-    mixed_or_not(monkeypatch, mixed=mixed)
+    monkeypatch.setattr(TimedEngine, "mixes", lambda *args: mixed)
     worker = Worker(GRAPH_LAUNCH_S)
     worker.submit("a", PROMPT[:8], 200)
     worker.submit("b", LONG_PROMPT, 3)
@@ -198,7 +193,7 @@ def test_nobody_polls_for_a_forward_pass_that_cannot_have_ended(monkeypatch: pyt
 @pytest.mark.parametrize("mixed", [True, False])
 def test_end_of_a_forward_pass_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch, mixed: bool) -> None:
     """A request whose prompt ends joins the next step, for which the device waits."""
-    mixed_or_not(monkeypatch, mixed=mixed)
+    monkeypatch.setattr(TimedEngine, "mixes", lambda *args: mixed)
     worker, rng = Worker(GRAPH_LAUNCH_S), random.Random(4)
     worker.submit("a", PROMPT[:8], 400)
     worker.submit("b", LONG_PROMPT, 3)
@@ -216,7 +211,7 @@ def test_end_of_a_forward_pass_is_noticed_at_once(monkeypatch: pytest.MonkeyPatc
     assert max(late) <= POLL_S + 2e-5
 
 
-def test_prefill_is_polled_for_near_its_end_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefill_is_polled_for_near_its_end_only() -> None:
     worker = Worker(GRAPH_LAUNCH_S)
     for number in range(20):
         worker.submit(f"a{number}", tuple(range(20 * number, 20 * number + 14)), 1)
@@ -229,12 +224,12 @@ def test_prefill_is_polled_for_near_its_end_only(monkeypatch: pytest.MonkeyPatch
     # A pass takes 24 ms: 120 polls.
     assert num_turns < 30
     # A message is answered while the next pass runs.
-    worker.submit("b", PROMPT[:14], 1)
+    worker.submit("b", tuple(range(850, 864)), 1)
     worker.turn()
     assert not worker.scheduler.step()
     deadline = worker.scheduler.next_deadline()
-    assert deadline is not None and deadline > worker.clock.now + 0.015
+    assert deadline is not None and deadline > worker.clock.now + 0.018
     worker.scheduler.receive(FromRouter(Abort("b", 0)))
-    worker.submit("c", PROMPT[:9], 1)
+    worker.submit("c", tuple(range(830, 840)), 1)
     worker.turn()
     assert worker.engine.num_launched == 2
