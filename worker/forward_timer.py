@@ -1,8 +1,8 @@
 """Fits the duration of an engine's forward passes while it serves."""
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, fields
 from typing import NamedTuple
 
 from tandem.engine.models.experts import ExpertsConfig
@@ -20,7 +20,8 @@ NUM_OVERRUNS, EXCEPTIONS, MAX_OVERRUN = 128, 0.03, 1.5
 # Weight of a new gap in the moving mean, which is dropped GAP_FORGOTTEN_S after the last gap.
 GAP_WEIGHT = 1 / 16
 GAP_FORGOTTEN_S = 60.0
-# Number of published factors.
+_PUBLISHED = [field.name for field in fields(ForwardTimes)]
+# Number of factors without experts.
 NUM_LINEAR = 6
 
 
@@ -70,8 +71,8 @@ class _LaunchedPrompts(NamedTuple):
 class ForwardTimer:
     """Fits one linear function to all forward passes of an engine.
 
-    A step with experts is no linear function of its requests: the first rows read experts of their own, later ones
-    those of others. So the fit also counts distinct experts. Published times do without, as their readers do.
+    With experts, a step's time is concave in its requests: later rows choose experts that earlier rows read anyway. A
+    second fit therefore counts distinct experts. Published times stay linear, for the routers' formulas.
 
     While requests decode, an interval runs from the end of one decode step to the next. It contains the prompts
     launched between or in them, and all host time. While nothing decodes, each prompt forward is measured alone, from
@@ -232,8 +233,11 @@ class ForwardTimer:
     @property
     def fitted(self) -> FittedTimes:
         """Current times."""
-        factors = (*self._fit.factors, 0.0) if self._expert_fit is None else self._expert_fit.factors
-        return FittedTimes(*factors[:NUM_LINEAR], self._gap_s, factors[NUM_LINEAR])
+        *linear, expert_s = (*self._fit.factors, 0.0) if self._expert_fit is None else self._expert_fit.factors
+        return FittedTimes(**self._named(linear), expert_s=expert_s)
+
+    def _named(self, linear: Sequence[float]) -> dict[str, float]:
+        return dict(zip(_PUBLISHED, (*linear, self._gap_s), strict=True))
 
     def times(self) -> ForwardTimes:
         """Returns the published times, up to INTERVAL_S old; all 0 before the first measurement."""
@@ -246,5 +250,5 @@ class ForwardTimer:
             if now - self._last_gap_at > GAP_FORGOTTEN_S:
                 self._gap_s = 0.0
             if self._fit.has_observed:
-                self._published = ForwardTimes(*self._fit.factors, self._gap_s)
+                self._published = ForwardTimes(**self._named(self._fit.factors))
         return self._published
