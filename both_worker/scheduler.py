@@ -103,7 +103,10 @@ class BothScheduler(Scheduler):
 
     def next_deadline(self) -> float | None:
         mixes = self._prefill.has_prompts and self._mixes(self._prefill.chunk_size)
-        deadlines = (self._prefill.next_deadline(), self._decode.next_deadline(with_prompts=mixes))
+        deadlines = (
+            self._prefill.next_deadline(step_end=self._decode.earliest_end()),
+            self._decode.next_deadline(with_prompts=mixes),
+        )
         return min((d for d in deadlines if d is not None), default=None)
 
     def stats(self) -> WorkerStats:

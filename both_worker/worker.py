@@ -53,7 +53,7 @@ def make_both_scheduler(
             whole chunks.
         max_pages_in_flight: limit of each link.
     """
-    timer = ForwardTimer(engine.pool.device.type, clock)
+    timer = ForwardTimer(engine.pool.device.type, clock, engine.experts)
     decode_scheduler = DecodeScheduler(engine, cache, outbox, decode, clock, recorder, timer)
     handover: Handover = LocalHandover(decode_scheduler)
     if has_links:

@@ -11,6 +11,8 @@ WINDOW = 8
 HOST_FACTOR = 1.2
 # Allowance for a thread's late wake-up, in seconds.
 WAKE_UP_S = 0.00015
+# Share of the shortest recent time after which a step may end.
+SHARE = 0.9
 
 
 @dataclass(slots=True)
@@ -47,12 +49,18 @@ class StepPace:
             with_prompts: whether that step has prompts.
         """
         step = self._in_flight[-1]
-        if step.expected_s is None:
-            takes_s = min(self._durations_s, default=0.0)
-        else:
-            takes_s = step.expected_s * min(self._multiples, default=0.0)
         lead_s = HOST_FACTOR * max(self._host_times_s[with_prompts], default=math.inf) + WAKE_UP_S
-        return step.began + max(0.0, takes_s - lead_s)
+        return step.began + max(0.0, self._least_s(step) - lead_s)
+
+    def earliest_end(self) -> float:
+        """Returns the time from which on to poll for the oldest step's end; its start if nothing is known."""
+        oldest = self._in_flight[0]
+        return oldest.began + SHARE * self._least_s(oldest)
+
+    def _least_s(self, step: _Step) -> float:
+        if step.expected_s is None:
+            return min(self._durations_s, default=0.0)
+        return step.expected_s * min(self._multiples, default=0.0)
 
     def is_due(self, *, with_prompts: bool = False) -> bool:
         return self._clock() >= self.due(with_prompts=with_prompts)

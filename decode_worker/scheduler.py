@@ -2,6 +2,7 @@
 
 import bisect
 import logging
+import math
 from collections.abc import Callable, Sequence
 
 from tandem.decode_worker.config import DecodeConfig
@@ -71,7 +72,7 @@ class DecodeScheduler(ForwardScheduler):
         Args:
             timer: the engine's timer; None if this is its only scheduler.
         """
-        super().__init__(engine, cache, recorder, timer or ForwardTimer(engine.pool.device.type, clock))
+        super().__init__(engine, cache, recorder, timer or ForwardTimer(engine.pool.device.type, clock, engine.experts))
         self._outbox = outbox
         self._config = config
         self._overlaps = config.overlap and engine.is_asynchronous
@@ -192,6 +193,10 @@ class DecodeScheduler(ForwardScheduler):
             alone = self._pace.due()
             due = min(now + POLL_S, alone) if alone > now else now + POLL_S
         return due if deadline is None else min(deadline, due)
+
+    def earliest_end(self) -> float:
+        """Returns the earliest plausible end of the oldest step in flight; -inf if there is none."""
+        return -math.inf if self._in_flight is None else self._pace.earliest_end()
 
     def own_stats(self) -> WorkerStats:
         return WorkerStats(
@@ -339,7 +344,7 @@ class DecodeScheduler(ForwardScheduler):
 
     def _note_launched(self, step: DecodeStep) -> None:
         num_context = sum([sequence.device_len for sequence in step.sequences])
-        self._timer.step_launched(len(step.jobs), num_context)
+        self._timer.step_launched(len(step.jobs), num_context, is_mixed=step.is_mixed)
         if self._overlaps:
             self._pace.launched(self._timer.expected_s if step.is_mixed else None)
         if self._recorder.is_on:

@@ -7,6 +7,7 @@ from tandem.engine.grammars import Constraint, Grammars, no_constraint
 from tandem.engine.kvcache.pool import KvPool
 from tandem.engine.launch_list import ForwardPart, LaunchList
 from tandem.engine.layers.experts.counts import ExpertCounts
+from tandem.engine.models.experts import ExpertsConfig
 from tandem.engine.output import ForwardOutput
 
 
@@ -27,9 +28,10 @@ class EngineBase(ABC):
     Attributes:
         model_fingerprint: equal exactly for engines with equal weights; empty if pages are never shipped.
         launches: forward passes whose results have not been taken.
-        expert_counts: None without mixtures of experts.
+        experts, expert_counts: None without mixtures of experts.
     """
 
+    experts: ExpertsConfig | None = None
     expert_counts: ExpertCounts | None = None
 
     def __init__(self, pool: KvPool, model_fingerprint: str = "", grammars: Grammars | None = None) -> None:

@@ -155,6 +155,7 @@ class Engine(EngineBase):
     ) -> None:
         super().__init__(pool, model_fingerprint, grammars)
         self.model = model
+        self.experts = model.config.experts
         self.expert_counts = model.expert_counts
         self.device = pool.device
         self._attention = attention

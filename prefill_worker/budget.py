@@ -1,7 +1,7 @@
 """Number of prompt tokens in a forward pass."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import NamedTuple
 
 
@@ -12,11 +12,12 @@ class PromptRest(NamedTuple):
 
 class PromptBudget(ABC):
     @abstractmethod
-    def num_tokens(self, first: Callable[[], PromptRest]) -> int:
-        """Returns the token limit of the next forward pass, at least 1.
+    def fit(self, prompts: Iterator[PromptRest]) -> list[int]:
+        """Returns the tokens of each taken prompt in the next forward pass. The first has at least 1, later ones may
+        have 0.
 
         Args:
-            first: returns the rest of the first prompt; may need a lookup.
+            prompts: prompts in their order in the pass. Taking one may lock its pages: take none without room for it.
         """
 
 
@@ -24,5 +25,16 @@ class WholeChunks(PromptBudget):
     def __init__(self, chunk_size: int) -> None:
         self._chunk_size = chunk_size
 
-    def num_tokens(self, first: Callable[[], PromptRest]) -> int:
-        return self._chunk_size
+    def fit(self, prompts: Iterator[PromptRest]) -> list[int]:
+        return fill(prompts, self._chunk_size)
+
+
+def fill(prompts: Iterator[PromptRest], num_tokens: int) -> list[int]:
+    """Returns the tokens of each taken prompt, `num_tokens` in all if there are enough."""
+    sizes: list[int] = []
+    for prompt in prompts:
+        sizes.append(min(prompt.num_left, num_tokens))
+        num_tokens -= sizes[-1]
+        if not num_tokens:
+            break
+    return sizes

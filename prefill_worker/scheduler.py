@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 
 from tandem.engine.base import EngineBase
 from tandem.engine.config import MAX_PREFILL_BATCH_SIZE
@@ -26,6 +27,7 @@ from tandem.prefill_worker.budget import PromptBudget, PromptRest, WholeChunks
 from tandem.prefill_worker.config import PrefillConfig
 from tandem.prefill_worker.forward import PromptChunks
 from tandem.prefill_worker.job import PrefillJob
+from tandem.prefill_worker.pacing import PromptPace
 from tandem.prefill_worker.pages import PromptPages
 from tandem.prefill_worker.policies.table import PREFILL_POLICIES
 from tandem.prefill_worker.queued_request import PagesInWork, QueuedRequest
@@ -78,7 +80,7 @@ class PrefillScheduler(ForwardScheduler):
             budget: token budget of a forward pass; None for chunk_size.
             timer: the engine's timer; None if this is its only scheduler.
         """
-        super().__init__(engine, cache, recorder, timer or ForwardTimer(engine.pool.device.type, clock))
+        super().__init__(engine, cache, recorder, timer or ForwardTimer(engine.pool.device.type, clock, engine.experts))
         self._handover = handover
         self._pages = pages or PromptPages(cache)
         self._outbox = outbox
@@ -94,6 +96,7 @@ class PrefillScheduler(ForwardScheduler):
         self._prefix_cached_tokens = 0
         self._told_at = -math.inf
         self._composed_at = 0.0
+        self._pace = PromptPace(clock)
 
     @property
     def chunk_size(self) -> int:
@@ -157,11 +160,10 @@ class PrefillScheduler(ForwardScheduler):
         """Composes the next chunks, or None. Their jobs must not change before the launch."""
         if len(self.launched) >= MAX_LAUNCHED:
             return None
-        begun = next((job for job in self._computing if job.sequence.remaining_len), None)
-        order = self._waiting.start_order() if begun is None else None
-        budget = self._next_budget(begun, order)
-        self._start_jobs(budget, order)
-        chunks = self._next_chunks(budget)
+        self._pages.begin_pass()
+        taken: list[PrefillJob] = []
+        sizes = self._budget.fit(self._take_prompts(taken))
+        chunks = [(job, num_tokens) for job, num_tokens in zip(taken, sizes, strict=True) if num_tokens]
         if not chunks:
             return None
         if logger.isEnabledFor(logging.DEBUG):
@@ -177,10 +179,21 @@ class PrefillScheduler(ForwardScheduler):
         if not self._overlaps:
             self.collect_launched()
 
-    def next_deadline(self) -> float | None:
-        if self.launched or self._handover.is_copying or self._waiting.is_compiling:
-            return self._clock() + POLL_S
-        return min((deadline for _, deadline in self._handing_over.values()), default=None)
+    def next_deadline(self, *, step_end: float = -math.inf) -> float | None:
+        """
+        Args:
+            step_end: earliest plausible end of the oldest decode step in flight, prompts in it included.
+        """
+        deadlines = [deadline for _, deadline in self._handing_over.values()]
+        now = self._clock()
+        if self._handover.is_copying or self._waiting.is_compiling:
+            deadlines.append(now + POLL_S)
+        elif self.launched:
+            # CUDA reports no end without a thread that blocks or a pause of its stream: poll, but only near the end.
+            is_step = not isinstance(self._launches.parts[0], PromptChunks)
+            earliest = step_end if is_step else self._pace.earliest_end()
+            deadlines.append(max(now + POLL_S, earliest))
+        return min(deadlines, default=None)
 
     def own_stats(self) -> WorkerStats:
         return WorkerStats(
@@ -190,24 +203,13 @@ class PrefillScheduler(ForwardScheduler):
             shipped=self._handover.shipped,
         )
 
-    def _next_budget(self, begun: PrefillJob | None, order: Sequence[QueuedRequest] | None) -> int:
-        """Returns the token limit of the next forward pass; 0 if there is nothing to compute.
-
-        Args:
-            begun: the prompt to continue, if any.
-            order: start order of the queue, if none is begun.
-        """
-        if begun is not None:
-            rest = PromptRest(begun.sequence.cached_len, begun.sequence.remaining_len)
-            return self._budget.num_tokens(lambda: rest)
-        return self._budget.num_tokens(lambda: self._rest_of(order[0])) if order else 0
-
-    def _rest_of(self, queued: QueuedRequest) -> PromptRest:
-        num_tokens, num_cached = len(queued.token_ids), 0
-        if not queued.computes_all:
-            num_pages = len(self._cache.peek(queued.token_ids, queued.request.cache_namespace))
-            num_cached = num_pages * self._cache.page_size
-        return PromptRest(num_cached, num_tokens - num_cached)
+    def _take_prompts(self, taken: list[PrefillJob]) -> Iterator[PromptRest]:
+        """Yields the prompts of the next forward pass, and appends each to `taken`: started ones first. A queued one is
+        started when it is taken."""
+        begun = [job for job in self._computing if job.sequence.remaining_len]
+        for job in islice(chain(begun, self._start_queued()), MAX_PREFILL_BATCH_SIZE):
+            taken.append(job)
+            yield PromptRest(job.sequence.cached_len, job.sequence.remaining_len)
 
     def _jobs(self) -> list[PrefillJob]:
         return [*self._computing, *(job for job, _ in self._handing_over.values())]
@@ -234,14 +236,10 @@ class PrefillScheduler(ForwardScheduler):
                 self._handing_over[job.key] = job, math.inf
                 self._outbox.to_router(PrefillDeferred(*job.key))
 
-    def _start_jobs(self, budget: int, order: Sequence[QueuedRequest] | None) -> None:
-        """Locks pages for queued requests while the token budget lasts."""
-        self._pages.begin_pass()
-        budget -= sum(job.sequence.remaining_len for job in self._computing)
-        if budget <= 0 or not self._waiting:
-            return
-        for queued in self._waiting.start_order() if order is None else order:
-            if budget <= 0 or self._pages.is_short:
+    def _start_queued(self) -> Iterator[PrefillJob]:
+        """Yields queued requests as jobs, with pages locked for the whole prompt."""
+        for queued in self._waiting.start_order():
+            if self._pages.is_short:
                 break
             if self._pages.must_wait(queued):
                 continue
@@ -258,8 +256,9 @@ class PrefillScheduler(ForwardScheduler):
                 continue
             handle = self._pages.acquire(queued)
             if handle is not None:
-                budget -= self._start(queued, handle)
+                job = self._start(queued, handle)
                 self.go_on_meanwhile()
+                yield job
 
     def _must_wait_for_prefix(self, queued: QueuedRequest) -> bool:
         """Returns whether a job is computing this request's next pages, which it then waits for without holding
@@ -270,8 +269,7 @@ class PrefillScheduler(ForwardScheduler):
         num_shared = self._in_work.num_next_in_work(queued.prefix_ids, num_cached_pages)
         return num_shared * self._cache.page_size >= self._config.min_shared_tokens
 
-    def _start(self, queued: QueuedRequest, handle: PageHandle) -> int:
-        """Starts a job. Returns its number of tokens to compute."""
+    def _start(self, queued: QueuedRequest, handle: PageHandle) -> PrefillJob:
         request = queued.request
         self._waiting.dequeue(queued)
         sequence = TokenSequence(
@@ -293,23 +291,11 @@ class PrefillScheduler(ForwardScheduler):
         self._prefix_cached_tokens += min(handle.cached_len, len(request.prompt_ids))
         if request.embedding is None:
             self._handover.begin(job)
-        return sequence.remaining_len
+        return job
 
     def _leave_work(self, job: PrefillJob, num_pages: int) -> None:
         self._in_work.leave_work(job.pages_to_compute[:num_pages])
         del job.pages_to_compute[:num_pages]
-
-    def _next_chunks(self, budget: int) -> list[tuple[PrefillJob, int]]:
-        chunks: list[tuple[PrefillJob, int]] = []
-        for job in self._computing:
-            if len(chunks) == MAX_PREFILL_BATCH_SIZE:
-                break
-            # 0 if its last chunk is in flight.
-            num_tokens = min(budget, job.sequence.remaining_len)
-            if num_tokens:
-                chunks.append((job, num_tokens))
-                budget -= num_tokens
-        return chunks
 
     def _note_launched(self, launched: PromptChunks) -> None:
         num_attended = 0
@@ -317,6 +303,8 @@ class PrefillScheduler(ForwardScheduler):
             num_cached = job.sequence.cached_len - num_tokens
             num_attended += num_tokens * num_cached + num_tokens * num_tokens // 2
         self._timer.prompts_launched(self._composed_at, sum(launched.num_tokens), num_attended)
+        if self._overlaps and not launched.num_decoded:
+            self._pace.launched(self._composed_at, self._timer.expected_prompt_s)
         if self._recorder.is_on:
             self._record_launch(launched)
         for job in launched.jobs:
@@ -353,6 +341,8 @@ class PrefillScheduler(ForwardScheduler):
     def _collect(self, launched: PromptChunks) -> None:
         self._outbox.flush()
         going_on = launched.collect()
+        if self._overlaps and not launched.num_decoded:
+            self._pace.ended(launched.output.duration_s())
         self._timer.prompts_ended(is_mixed=launched.num_decoded > 0)
         self._recorder.look()
         for job in going_on:

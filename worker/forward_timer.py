@@ -1,9 +1,11 @@
 """Fits the duration of an engine's forward passes while it serves."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, fields
 from typing import NamedTuple
 
+from tandem.engine.models.experts import ExpertsConfig
 from tandem.forward_times import start_times
 from tandem.linear_fit import OUTLIER, LinearFit
 from tandem.messages import ForwardTimes
@@ -18,6 +20,16 @@ NUM_OVERRUNS, EXCEPTIONS, MAX_OVERRUN = 128, 0.03, 1.5
 # Weight of a new gap in the moving mean, which is dropped GAP_FORGOTTEN_S after the last gap.
 GAP_WEIGHT = 1 / 16
 GAP_FORGOTTEN_S = 60.0
+_PUBLISHED = [field.name for field in fields(ForwardTimes)]
+# Number of factors without experts.
+NUM_LINEAR = 6
+
+
+@dataclass(frozen=True, slots=True)
+class FittedTimes(ForwardTimes):
+    """Attributes: expert_s: per distinct expert of a layer that a forward pass reads, in all layers."""
+
+    expert_s: float = 0.0
 
 
 class ForwardWork(NamedTuple):
@@ -27,6 +39,7 @@ class ForwardWork(NamedTuple):
         num_prefills: forward passes with prompts.
         num_attended_tokens, num_kv_tokens: tokens attended to, summed over prompt tokens and decoding requests.
         num_steps: decode steps, 0 or 1.
+        num_experts: expected distinct experts of a layer, summed over forward passes; 0 without experts.
     """
 
     num_prefills: int = 0
@@ -35,8 +48,9 @@ class ForwardWork(NamedTuple):
     num_steps: int = 0
     num_requests: int = 0
     num_kv_tokens: int = 0
+    num_experts: float = 0.0
 
-    def seconds(self, times: ForwardTimes) -> float:
+    def seconds(self, times: FittedTimes) -> float:
         """Returns the expected duration of this work."""
         return (
             self.num_prefills * times.prefill_s
@@ -45,6 +59,7 @@ class ForwardWork(NamedTuple):
             + self.num_steps * times.step_s
             + self.num_requests * times.request_s
             + self.num_kv_tokens * times.kv_token_s
+            + self.num_experts * times.expert_s
         )
 
 
@@ -56,6 +71,9 @@ class _LaunchedPrompts(NamedTuple):
 class ForwardTimer:
     """Fits one linear function to all forward passes of an engine.
 
+    With experts, a step's time is concave in its requests: later rows choose experts that earlier rows read anyway. A
+    second fit therefore counts distinct experts. Published times stay linear, for the routers' formulas.
+
     While requests decode, an interval runs from the end of one decode step to the next. It contains the prompts
     launched between or in them, and all host time. While nothing decodes, each prompt forward is measured alone, from
     its launch or the previous forward's end to its own end.
@@ -66,20 +84,17 @@ class ForwardTimer:
             1.
     """
 
-    def __init__(self, device: str, clock: Callable[[], float]) -> None:
+    def __init__(self, device: str, clock: Callable[[], float], experts: ExpertsConfig | None = None) -> None:
         start = start_times(device)
         self._clock = clock
+        self._experts = experts
         # Factors in the order of ForwardWork's fields.
-        self._fit = LinearFit(
-            (
-                start.prefill_s,
-                start.prompt_token_s,
-                start.attended_token_s,
-                start.step_s,
-                start.request_s,
-                start.kv_token_s,
-            )
-        )
+        linear = astuple(start)[:NUM_LINEAR]
+        self._fit = LinearFit(linear)
+        # As if all experts took a decode step's time.
+        self._expert_fit = None if experts is None else LinearFit((*linear, start.step_s / experts.num_experts))
+        # Whether the last step with prompts was one forward pass.
+        self._is_mixed = False
         self._published = ForwardTimes()
         self._published_at = clock()
         self.last_step: tuple[int, int] | None = None
@@ -104,12 +119,20 @@ class ForwardTimer:
             began: start of the launch, on the clock.
             num_attended: sum over its tokens of the tokens attended to.
         """
-        work = ForwardWork(1, num_tokens, num_attended)
+        work = ForwardWork(1, num_tokens, num_attended, num_experts=self._num_touched(num_tokens))
         self._prompts_in_flight.append(_LaunchedPrompts(began, work))
         since = self._since_step
         self._since_step = ForwardWork(
-            since.num_prefills + 1, since.num_prompt_tokens + num_tokens, since.num_attended_tokens + num_attended
+            since.num_prefills + 1,
+            since.num_prompt_tokens + num_tokens,
+            since.num_attended_tokens + num_attended,
+            num_experts=since.num_experts + work.num_experts,
         )
+
+    @property
+    def expected_prompt_s(self) -> float:
+        """Expected time of the last launched forward pass with prompts, without decode steps."""
+        return self._prompts_in_flight[-1].work.seconds(self.fitted)
 
     def prompts_ended(self, *, is_mixed: bool = False) -> None:
         """Records the end of the oldest prompt forward.
@@ -120,12 +143,32 @@ class ForwardTimer:
         now = self._clock()
         launched = self._prompts_in_flight.popleft()
         if self.last_step is None and not is_mixed:
-            self._fit.observe(launched.work, now - max(launched.began, self._last_end))
+            self._observe(launched.work, now - max(launched.began, self._last_end))
         self._last_end = now
 
-    def step_launched(self, num_requests: int, num_context: int) -> None:
-        """Records a decode step's launch. Args: num_context: attended tokens, summed over the requests."""
-        self._steps.append(self._since_step._replace(num_steps=1, num_requests=num_requests, num_kv_tokens=num_context))
+    def step_launched(self, num_requests: int, num_context: int, *, is_mixed: bool = False) -> None:
+        """Records a decode step's launch.
+
+        Args:
+            num_context: attended tokens, summed over the requests.
+            is_mixed: the last launched prompts are in the same forward pass.
+        """
+        since, num_mixed = self._since_step, 0
+        num_experts = since.num_experts
+        if is_mixed:
+            mixed = self._prompts_in_flight[-1].work
+            num_mixed = mixed.num_prompt_tokens
+            num_experts -= mixed.num_experts
+        if since.num_prefills:
+            self._is_mixed = is_mixed
+        self._steps.append(
+            since._replace(
+                num_steps=1,
+                num_requests=num_requests,
+                num_kv_tokens=num_context,
+                num_experts=num_experts + self._num_touched(num_requests + num_mixed),
+            )
+        )
         self._since_step = ForwardWork()
         self.last_step = num_requests, num_context
 
@@ -147,8 +190,22 @@ class ForwardTimer:
                 self._note_overrun(seconds, step.seconds(self.fitted))
             else:
                 self._overruns.append(0.0)
-            self._fit.observe(step, seconds)
+            self._observe(step, seconds)
         self._last_step_end = now if self.last_step is not None else None
+
+    def num_experts(self, num_requests: int, num_prompt_tokens: int) -> float:
+        """Returns ForwardWork.num_experts of a decode step and prompts, in one forward pass or two as recently."""
+        if self._is_mixed:
+            return self._num_touched(num_requests + num_prompt_tokens)
+        return self._num_touched(num_requests) + self._num_touched(num_prompt_tokens)
+
+    def _num_touched(self, num_rows: int) -> float:
+        return 0.0 if self._experts is None else self._experts.num_touched(num_rows)
+
+    def _observe(self, work: ForwardWork, seconds: float) -> None:
+        self._fit.observe(work[:NUM_LINEAR], seconds)
+        if self._expert_fit is not None:
+            self._expert_fit.observe(work, seconds)
 
     def _note_overrun(self, seconds: float, expected_s: float) -> None:
         self._overruns.append(min(seconds, MAX_OVERRUN * expected_s) / expected_s if expected_s else 1.0)
@@ -174,19 +231,24 @@ class ForwardTimer:
         return max(self._prompt_tokens_per_step, default=0)
 
     @property
-    def fitted(self) -> ForwardTimes:
+    def fitted(self) -> FittedTimes:
         """Current times."""
-        prefill_s, prompt_token_s, attended_token_s, step_s, request_s, kv_token_s = self._fit.factors
-        return ForwardTimes(prefill_s, prompt_token_s, attended_token_s, step_s, request_s, kv_token_s, self._gap_s)
+        *linear, expert_s = (*self._fit.factors, 0.0) if self._expert_fit is None else self._expert_fit.factors
+        return FittedTimes(**self._named(linear), expert_s=expert_s)
+
+    def _named(self, linear: Sequence[float]) -> dict[str, float]:
+        return dict(zip(_PUBLISHED, (*linear, self._gap_s), strict=True))
 
     def times(self) -> ForwardTimes:
         """Returns the published times, up to INTERVAL_S old; all 0 before the first measurement."""
         now = self._clock()
         if now - self._published_at >= INTERVAL_S:
             self._fit.pass_time(now - self._published_at)
+            if self._expert_fit is not None:
+                self._expert_fit.pass_time(now - self._published_at)
             self._published_at = now
             if now - self._last_gap_at > GAP_FORGOTTEN_S:
                 self._gap_s = 0.0
             if self._fit.has_observed:
-                self._published = self.fitted
+                self._published = ForwardTimes(**self._named(self._fit.factors))
         return self._published

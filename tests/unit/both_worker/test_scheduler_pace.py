@@ -1,5 +1,6 @@
 """Timing of mixed steps: late, to include new requests, but in time for the device."""
 
+import random
 import sys
 from collections.abc import Callable
 
@@ -10,8 +11,9 @@ from tandem.decode_worker.config import DecodeConfig
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.engine.output import ForwardOutput
-from tandem.messages import Abort, Admit, Prefill, Tokens
+from tandem.messages import Abort, Admit, FirstToken, Prefill, Tokens
 from tandem.prefill_worker.config import PrefillConfig
+from tandem.prefill_worker.scheduler import POLL_S
 from tandem.sampling_params import SamplingParams
 from tandem.worker.events import FromRouter
 from tests.fakes.clock import FakeClock
@@ -167,3 +169,67 @@ def test_prompt_waiting_for_pages_does_not_delay_decode_steps(monkeypatch: pytes
         worker.turn()
     assert {mode for mode, _ in worker.engine.batches[num_before:]} == {"decode"}
     assert worker.engine.idle_s[num_before:] == [0.0] * (len(worker.engine.batches) - num_before)
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_nobody_polls_for_a_forward_pass_that_cannot_have_ended(monkeypatch: pytest.MonkeyPatch, mixed: bool) -> None:
+    monkeypatch.setattr(TimedEngine, "mixes", lambda *args: mixed)
+    worker = Worker(GRAPH_LAUNCH_S)
+    worker.submit("a", PROMPT[:8], 200)
+    worker.submit("b", LONG_PROMPT, 3)
+    num_turns = []
+    while len(worker.output("b")) < 3:
+        num_before = len(worker.engine.batches)
+        turns = 0
+        while len(worker.engine.batches) == num_before:
+            worker.turn()
+            turns += 1
+        num_turns.append(turns)
+    # A poll each 0.2 ms would take 130 turns for a mixed step. The last tenth is polled.
+    assert sum(num_turns[NUM_LEARNED_FROM:]) / len(num_turns[NUM_LEARNED_FROM:]) < 20
+    assert worker.output("b") == expected_tokens(LONG_PROMPT, 3)
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_end_of_a_forward_pass_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch, mixed: bool) -> None:
+    """A request whose prompt ends joins the next step, for which the device waits."""
+    monkeypatch.setattr(TimedEngine, "mixes", lambda *args: mixed)
+    worker, rng = Worker(GRAPH_LAUNCH_S), random.Random(4)
+    worker.submit("a", PROMPT[:8], 400)
+    worker.submit("b", LONG_PROMPT, 3)
+    while len(worker.output("b")) < 3:
+        worker.turn()
+    num_before = len(worker.engine.batches)
+    names = [f"s{i}" for i in range(40)]
+    for name in names:
+        worker.submit(name, tuple(rng.randrange(900) for _ in range(rng.randint(1, 2 * CHUNK_SIZE))), 2)
+        while len(worker.output(name)) < 2:
+            worker.turn()
+    late = [idle_s for idle_s in worker.engine.idle_s[num_before:] if idle_s > 0.0]
+    assert len(late) >= len(names) / 2
+    # The poll interval, and the shortest turn.
+    assert max(late) <= POLL_S + 2e-5
+
+
+def test_prefill_is_polled_for_near_its_end_only() -> None:
+    worker = Worker(GRAPH_LAUNCH_S)
+    for number in range(20):
+        worker.submit(f"a{number}", tuple(range(20 * number, 20 * number + 14)), 1)
+        num_first, num_turns = len(worker.outbox.of(FirstToken)), 0
+        while len(worker.outbox.of(FirstToken)) == num_first:
+            worker.turn()
+            num_turns += 1
+        noticed = worker.clock.now - worker.engine._last_end
+        assert noticed <= POLL_S + 2e-5
+    # A pass takes 24 ms: 120 polls.
+    assert num_turns < 30
+    # A message is answered while the next pass runs.
+    worker.submit("b", tuple(range(850, 864)), 1)
+    worker.turn()
+    assert not worker.scheduler.step()
+    deadline = worker.scheduler.next_deadline()
+    assert deadline is not None and deadline > worker.clock.now + 0.018
+    worker.scheduler.receive(FromRouter(Abort("b", 0)))
+    worker.submit("c", tuple(range(830, 840)), 1)
+    worker.turn()
+    assert worker.engine.num_launched == 2

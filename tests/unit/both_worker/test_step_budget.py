@@ -1,7 +1,8 @@
 """Chunk sizes beside decode steps: tokens come in time, and prompts do not starve."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice, tee
 
 import pytest
 import torch
@@ -58,7 +59,7 @@ class Device:
         """
         num_tokens = num_attended = 0
         if num_cached is not None:
-            num_tokens = min(num_left, self.budget.num_tokens(lambda: PromptRest(num_cached, num_left)))
+            num_tokens = sum(self.budget.fit(iter([PromptRest(num_cached, num_left)])))
             num_attended = num_tokens * num_cached + num_tokens**2 // 2
             self.timer.prompts_launched(self.clock.now, num_tokens, num_attended)
             self.timer.prompts_ended()
@@ -75,9 +76,9 @@ def test_chunks_are_whole_without_objective_or_decoding() -> None:
     free = Device(0.0)
     assert [free.step(8, 1000, 0)[0] for _ in range(3)] == [CHUNK_SIZE] * 3
     device = Device(OBJECTIVE_S)
-    assert device.budget.num_tokens(lambda: PromptRest(0, ENDLESS)) == MIN_TOKENS
+    assert device.budget.fit(iter([PromptRest(0, ENDLESS)]))[0] == MIN_TOKENS
     device.timer.nothing_decoded()
-    assert device.budget.num_tokens(lambda: PromptRest(0, ENDLESS)) == CHUNK_SIZE
+    assert device.budget.fit(iter([PromptRest(0, ENDLESS)]))[0] == CHUNK_SIZE
 
 
 def test_chunks_nearly_fill_the_objective() -> None:
@@ -96,7 +97,7 @@ def test_chunks_are_cut_to_avoid_padding() -> None:
     assert steps[0][0] == MIN_TOKENS and {size for size, _ in steps} <= set(SIZES.num_prompt_tokens)
     assert steps[-1][0] == 512 and max(seconds for _, seconds in steps) <= OBJECTIVE_S
     device.timer.nothing_decoded()
-    assert device.budget.num_tokens(lambda: PromptRest(0, ENDLESS)) == CHUNK_SIZE
+    assert device.budget.fit(iter([PromptRest(0, ENDLESS)]))[0] == CHUNK_SIZE
 
 
 def test_prompt_rest_is_one_chunk_if_its_padding_fits() -> None:
@@ -105,7 +106,7 @@ def test_prompt_rest_is_one_chunk_if_its_padding_fits() -> None:
         device.step(32, 64_000, 0)
     # A graph of 192 tokens fits: the objective allows 590.
     assert device.step(32, 64_000, 0, num_left=140) == (140, pytest.approx(step_s(32, 64_000, 192, 9_800)))
-    assert device.budget.num_tokens(lambda: PromptRest(0, 140)) <= 180
+    assert device.budget.fit(iter([PromptRest(0, 140)]))[0] <= 180
     assert device.step(32, 64_000, 0, num_left=181)[0] == 128
 
 
@@ -151,7 +152,7 @@ def test_longer_contexts_and_more_requests_leave_less() -> None:
 
     def size(num_requests: int, num_context: int, num_cached: int) -> int:
         device.step(num_requests, num_context, None)
-        return device.budget.num_tokens(lambda: PromptRest(num_cached, ENDLESS))
+        return device.budget.fit(iter([PromptRest(num_cached, ENDLESS)]))[0]
 
     assert size(4, 8000, 0) > size(64, 120_000, 0) and size(4, 8000, 0) > size(4, 8000, 8000)
     for num_requests, num_context, num_cached in ((4, 8000, 0), (64, 8000, 0), (64, 120_000, 0), (4, 8000, 8000)):
@@ -182,11 +183,11 @@ def test_idle_time_is_not_learned_from() -> None:
     device = Device(OBJECTIVE_S)
     for _ in range(40):
         device.step(32, 64_000, 0)
-    size = device.budget.num_tokens(lambda: PromptRest(0, ENDLESS))
+    size = device.budget.fit(iter([PromptRest(0, ENDLESS)]))[0]
     device.timer.nothing_decoded()
     device.clock.advance(60.0)
     device.step(32, 64_000, None)
-    assert device.budget.num_tokens(lambda: PromptRest(0, ENDLESS)) == pytest.approx(size, rel=0.1)
+    assert device.budget.fit(iter([PromptRest(0, ENDLESS)]))[0] == pytest.approx(size, rel=0.1)
 
 
 class TimedEngine(FakeEngine):
@@ -280,13 +281,15 @@ def test_loose_objective_does_not_slow_prompts() -> None:
 def test_chunk_size_accounts_for_cached_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cached tokens take attention time, for new and for continued prompts."""
     worker, asked = Worker(OBJECTIVE_S), []
-    original = StepBudget.num_tokens
+    original = StepBudget.fit
 
-    def num_tokens(self: StepBudget, first: Callable[[], PromptRest]) -> int:
-        asked.append(first())
-        return original(self, first)
+    def fit(self: StepBudget, prompts: Iterator[PromptRest]) -> list[int]:
+        prompts, copy = tee(prompts)
+        sizes = original(self, prompts)
+        asked.extend(islice(copy, len(sizes)))
+        return sizes
 
-    monkeypatch.setattr(StepBudget, "num_tokens", num_tokens)
+    monkeypatch.setattr(StepBudget, "fit", fit)
     prompt = tuple(range(500))
     worker.submit("first", prompt, 2)
     while worker.step():

@@ -5,7 +5,14 @@ import pytest
 
 from tandem.forward_times import start_times
 from tandem.messages import ForwardTimes
-from tandem.worker.forward_timer import GAP_FORGOTTEN_S, INTERVAL_S, MAX_OVERRUN, NUM_OVERRUNS, ForwardTimer
+from tandem.worker.forward_timer import (
+    GAP_FORGOTTEN_S,
+    INTERVAL_S,
+    MAX_OVERRUN,
+    NUM_OVERRUNS,
+    FittedTimes,
+    ForwardTimer,
+)
 from tests.fakes.clock import FakeClock
 
 PROMPT = (0.010, 50e-6, 2e-9)
@@ -45,7 +52,7 @@ def test_timer_starts_with_device_defaults() -> None:
     for device in ("cuda:3", "cpu"):
         clock = FakeClock()
         timer = ForwardTimer(device, clock)
-        assert timer.fitted == start_times(device)
+        assert timer.fitted == FittedTimes(*astuple(start_times(device)))
         clock.advance(10.0)
         assert timer.times() == ForwardTimes()
 
@@ -135,7 +142,7 @@ def test_step_without_remaining_requests_does_not_start_the_next() -> None:
     device.timer.step_launched(1, 10)
     device.clock.advance(0.01)
     device.timer.step_ended()
-    assert device.timer.fitted == start_times("cuda")
+    assert device.timer.fitted == FittedTimes(*astuple(start_times("cuda")))
 
 
 def test_mixed_step_without_remaining_requests_is_ignored() -> None:
@@ -147,7 +154,7 @@ def test_mixed_step_without_remaining_requests_is_ignored() -> None:
         device.clock.advance(1.0)
         device.timer.step_ended()
         device.timer.prompts_ended(is_mixed=True)
-    assert device.timer.fitted == start_times("cuda")
+    assert device.timer.fitted == FittedTimes(*astuple(start_times("cuda")))
 
 
 def test_one_slow_prompt_does_not_make_a_slow_worker() -> None:
