@@ -233,7 +233,7 @@ def test_the_newer_name_of_the_count(tmp_path: Path) -> None:
     assert [experts_of(config).count_key for config in (expected, both, newer)] == [
         *("num_experts", "num_experts", "num_local_experts"),
     ]
-    with pytest.raises(ValueError, match="num_experts_per_tok 8 is more than num_local_experts 4$"):
+    with pytest.raises(ValueError, match=r"num_experts_per_tok 8 is more than num_local_experts 4$"):
         read(tmp_path, "qwen3_moe", "num_experts", num_local_experts=4)
 
 
