@@ -58,8 +58,15 @@ GPUS = {
         True,
         "measured by this project: copies 4.15 TB/s, bfloat16 780 TFLOP/s, pages over NVLink 382 GB/s",
     ),
+    # CUDA reports 79.2 GiB for an "H100 80GB HBM3".
     "h100": Gpu(
-        "H100 SXM", 80 * GB, 3.35e12, 989e12, 450e9, True, f"NVIDIA's data sheet of the H100 Tensor Core GPU{_ASSUMED}"
+        "H100 SXM",
+        int(79.2 * GIB),
+        3.35e12,
+        989e12,
+        450e9,
+        True,
+        f"NVIDIA's data sheet of the H100 Tensor Core GPU, but the memory that CUDA reports{_ASSUMED}",
     ),
     "a100": Gpu(
         "A100 80GB SXM",

@@ -58,6 +58,8 @@ class Processes:
         self.router_configs: dict[str, RouterConfig] = {}
         self.worker_plans: dict[str, WorkerPlan] = {}
         self.num_starts: Counter[str] = Counter()
+        # Ray logs the traceback of a failed call whose reference is dropped unread, so `stop` reads these.
+        self._unread: list[Any] = []
         self.router_ready_s = 0.0
         self._memory_kills = MemoryKills()
         self._nodes: NodePlacement | None = None
@@ -87,8 +89,11 @@ class Processes:
         starting |= {self.start_router(name): name for name in self.router_configs}
         self.wait_for(starting)
         self.wait_for({self.join_worker(self.actors[name]): name for name in self.worker_plans})
-        for ref, name in [(self.join_router(self.actors[name]), name) for name in self.router_configs]:
+        opening = {self.join_router(self.actors[name]): name for name in self.router_configs}
+        self._unread = [*opening]
+        for ref, name in opening.items():
             self.get(ref, ROUTER_START_TIMEOUT_S, name)
+        self._unread = []
 
     def take_over(self, found: Mapping[str, Mapping[int, Any]]) -> None:
         """Keeps the latest joined actors, and kills all others. Args: found: actors by name and number of the start."""
@@ -221,6 +226,12 @@ class Processes:
         for actor in self.actors.values():
             ray.kill(actor)
         self.actors = {}
+        refs, self._unread = self._unread, []
+        # A killed actor's calls end at once.
+        ended, _ = ray.wait(refs, num_returns=len(refs), timeout=STOP_TIMEOUT_S) if refs else ([], [])
+        for ref in ended:
+            with contextlib.suppress(RayError):
+                ray.get(ref)
 
     def _ask_request_lines(self) -> None:
         keeping = [self.actors[n] for n, c in self.router_configs.items() if c.keeps_request_lines and n in self.actors]
@@ -239,6 +250,7 @@ class Processes:
         began = ask_at = time.monotonic()
         address = self._config.ray_address
         waiting, asked = dict(refs), dict[Any, str]()
+        self._unread = [*refs]
         silent = set(self.worker_plans)
         while waiting:
             now = time.monotonic()
@@ -270,6 +282,7 @@ class Processes:
                     self._on_progress(name, "ready")
                     self.router_ready_s = time.monotonic() - began
                     logger.info("%s ready after %.2f s", name, self.router_ready_s)
+        self._unread = []
         # Earlier answers may miss the last stage.
         for name, ref in [(name, self.actors[name].progress.remote()) for name in self.worker_plans]:
             self._show_progress(name, ref)

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ POLL_INTERVAL_S = 0.2
 STANDSTILL_S = 1.0
 # Limit for answers still due when supervision ends.
 LAST_ANSWER_S = 1.0
+STAGES = ("end", "load", "join", "answer", "mapped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ class ProcessKind:
 
 
 class _Awaited(NamedTuple):
-    """Attributes: stage: "end" of a process, "load" or "join" of a new one, "answer" to a probe, or "mapped" memory."""
+    """Attributes: stage: "end" of a process, "load" or "join" of a new one, "answer" to a probe, "mapped" memory, or
+    "unused": its result no longer matters, but Ray logs the traceback of a failed call that nobody reads."""
 
     stage: str
     name: str
@@ -100,7 +102,7 @@ class Supervisor:
             self.forget(name)
 
     def forget(self, name: str) -> None:
-        self._awaited = {ref: awaited for ref, awaited in self._awaited.items() if awaited.name != name}
+        self._ignore(name, STAGES)
         for known in (self._kinds, self._restart_at, self._join_by, self._answered_at, self._probe_at, self._failures):
             known.pop(name, None)
         self._added.discard(name)
@@ -158,6 +160,9 @@ class Supervisor:
             case "mapped":
                 with contextlib.suppress(RayError, TimeoutError):
                     self._mappers.have_answered(name, ray.get(ref))
+            case "unused":
+                with contextlib.suppress(RayError, ValueError, TimeoutError):
+                    ray.get(ref)
             case stage:
                 try:
                     ray.get(ref)
@@ -193,11 +198,14 @@ class Supervisor:
     def _give_up_start(self, name: str, reason: object) -> None:
         logger.error("%s could not be started again: %s", name, " ".join(str(reason).split()))
         self._failures[name] = str(reason) or type(reason).__name__
-        self._awaited = {
-            ref: a for ref, a in self._awaited.items() if a.name != name or a.stage not in ("load", "join")
-        }
+        self._ignore(name, ("load", "join"))
         ray.kill(self._actors[name])
         self._start_later(name)
+
+    def _ignore(self, name: str, stages: Collection[str]) -> None:
+        for ref, awaited in self._awaited.items():
+            if awaited.name == name and awaited.stage in stages:
+                self._awaited[ref] = awaited._replace(stage="unused")
 
     def _start_later(self, name: str) -> None:
         if name in self._retired:

@@ -1,6 +1,6 @@
 """Sizes and routing of a mixture of experts. Imports no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tandem.engine.models.checks import require_count, require_positive
@@ -78,7 +78,8 @@ class ExpertsConfig:
         shared_intermediate_size: of the expert that every token takes; 0: none.
         shared_gate: True if a sigmoid weighs the shared expert.
         dense_layers: layers with a dense MLP instead.
-        count_key, size_key: keys of config.json for num_experts and intermediate_size, for messages.
+        count_key, size_key: keys of config.json for num_experts and intermediate_size, for messages. Either name of a
+            count makes the same model, so count_key does not affect equality or fingerprints.
 
     Raises:
         ValueError: on construction, for invalid values.
@@ -91,7 +92,7 @@ class ExpertsConfig:
     shared_gate: bool = False
     dense_layers: tuple[int, ...] = ()
     names: ExpertNames = ExpertNames()
-    count_key: str = "num_experts"
+    count_key: str = field(default="num_experts", compare=False)
     size_key: str = "moe_intermediate_size"
 
     def __post_init__(self) -> None:

@@ -45,6 +45,9 @@ def model_fingerprint(model: Model, kv_scales: KvScales | None = None) -> str:
 
 def _described(config: ModelConfig) -> dict[str, Any]:
     fields = dataclasses.asdict(config)
+    if fields["experts"] is not None:
+        # For messages alone.
+        del fields["experts"]["count_key"]
     return {name: value for name, value in fields.items() if name not in _NEWER_FIELDS or value != _NEWER_FIELDS[name]}
 
 

@@ -54,6 +54,8 @@ def resolve_model(
         directory = path
     elif path.suffix == ".gguf":
         directory = cache.get(path, on_progress, held)
+    elif path.is_file():
+        raise ValueError(f"model {model!r} is a file: give its directory, or a .gguf file")
     elif _HUB_ID.fullmatch(model):
         directory = _from_hub(model, load_format, on_progress, check or ModelConfig.from_dir)
     else:

@@ -84,7 +84,9 @@ def find_chat_template(model_dir: Path, tokenizer_config: Mapping[str, Any]) -> 
         named = {entry.get("name"): entry["template"] for entry in source}
         source, tools_source = named.get("default"), named.get("tool_use", "")
     if not isinstance(source, str):
-        raise ValueError("the model has no chat template: send a plain prompt instead")
+        raise ValueError(
+            "the model has no chat template: send a plain prompt instead (/v1/completions, or tandem generate --raw)"
+        )
     return ChatTemplate(source, tools_source)
 
 

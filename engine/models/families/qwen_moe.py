@@ -17,7 +17,7 @@ _DEFAULTS = {
 
 
 def _experts(raw: Mapping[str, Any], num_layers: int) -> ExpertsConfig | None:
-    num_experts, dense = _num_experts(raw), _dense_layers(raw, num_layers)
+    (count_key, num_experts), dense = _num_experts(raw), _dense_layers(raw, num_layers)
     if num_experts == 0 or len(dense) == num_layers:
         return None
     return ExpertsConfig(
@@ -25,6 +25,7 @@ def _experts(raw: Mapping[str, Any], num_layers: int) -> ExpertsConfig | None:
         intermediate_size=raw["moe_intermediate_size"],
         routing=Routing("softmax", raw["num_experts_per_tok"], raw["norm_topk_prob"]),
         dense_layers=dense,
+        count_key=count_key,
     )
 
 
@@ -37,8 +38,8 @@ def _with_shared(raw: Mapping[str, Any], num_layers: int) -> ExpertsConfig | Non
     return replace(experts, shared_intermediate_size=size, shared_gate=True)
 
 
-def _num_experts(raw: Mapping[str, Any]) -> int:
-    """Hugging Face's newer versions write num_local_experts."""
+def _num_experts(raw: Mapping[str, Any]) -> tuple[str, int]:
+    """Returns key and value. Hugging Face's newer versions write num_local_experts."""
     keys = [key for key in ("num_experts", "num_local_experts") if raw.get(key) is not None]
     if not keys:
         raise ValueError("num_experts is missing")
@@ -46,7 +47,7 @@ def _num_experts(raw: Mapping[str, Any]) -> int:
         require_count(key, raw[key], MAX_EXPERTS, least=0)
     if raw[keys[0]] != raw[keys[-1]]:
         raise ValueError(f"num_experts {raw[keys[0]]} contradicts num_local_experts {raw[keys[-1]]}")
-    return int(raw[keys[0]])
+    return keys[0], int(raw[keys[0]])
 
 
 def _dense_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:

@@ -129,7 +129,11 @@ BAD_EXPERTS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "dense layer beyond the last": ("Qwen2Moe", {"mlp_only_layers": [9]}, []),
     "queries and keys that are clipped": ("Olmoe", {"clip_qkv": 8.0}, []),
     "weights with fewer or more experts than config.json says": ("Qwen3Moe", {}, [f"{i}.up_proj" for i in range(6)]),
-    "weights without experts of these names": ("Qwen3Moe", {}, ["gate_up_proj"]),
+    "weights without experts of these names, or with one tensor for all experts of a layer": (
+        "Qwen3Moe",
+        {},
+        ["gate_up_proj"],
+    ),
 }
 
 

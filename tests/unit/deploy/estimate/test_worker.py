@@ -100,6 +100,11 @@ def test_pools(role: str) -> None:
     assert pool_tokens / 16 == pytest.approx(POOLS[role], rel=0.01)
 
 
+def test_pool_of_an_h100() -> None:
+    # Measured with --both 1 (docs/gpu.md).
+    assert Worker(LLAMA_8B, GPUS["h100"]).pool_tokens("both", 16_384) / 16 == pytest.approx(26_659, rel=0.015)
+
+
 def test_quantized_pages_hold_twice_the_tokens_and_take_half_the_time_to_ship_and_about_so_to_read() -> None:
     whole, quantized = Worker(LLAMA_8B, H200), Worker(LLAMA_8B, H200, kv_cache_dtype="fp8_e4m3")
     assert quantized.pool_tokens("decode", 1) == pytest.approx(2 * whole.pool_tokens("decode", 1), rel=0.001)

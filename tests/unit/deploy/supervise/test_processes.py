@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from tandem.deploy.config.cluster_config import ClusterConfig
-from tandem.deploy.on_ray.ray_module import RayError
+from tandem.deploy.errors import ConfigurationError
+from tandem.deploy.on_ray.ray_module import RayActorError, RayError, RayTaskError
 from tandem.deploy.supervise import processes
 from tandem.deploy.supervise.processes import Processes
 
@@ -72,3 +73,55 @@ def test_a_worker_takes_its_part_of_a_gpu(
     cluster.worker_plans = {"decode-0": config.worker("decode-0", "decode", config.engine("m"), 9)}
     cluster.start_worker("decode-0")
     assert [options["num_gpus"] for options in asked] == [num_gpus]
+
+
+class Call:
+    """Attributes: result: of the call; None: not ended."""
+
+    def __init__(self, result: Any = None) -> None:
+        self.result = result
+        self.is_read = False
+
+
+class CallsOfRay:
+    """Args: starts: ended by a kill of their actor, by its name."""
+
+    def __init__(self, starts: dict[str, Call]) -> None:
+        self._starts = starts
+
+    def wait(self, refs: list[Call], *, num_returns: int, **_: Any) -> tuple[list[Call], list[Call]]:
+        ended = [ref for ref in refs if ref.result is not None][:num_returns]
+        return ended, [ref for ref in refs if ref not in ended]
+
+    def get(self, ref: Call, timeout: float = 0.0) -> Any:
+        ref.is_read = True
+        if isinstance(ref.result, Exception):
+            raise ref.result
+        return ref.result
+
+    def kill(self, actor: Any) -> None:
+        call = self._starts[actor.name]
+        call.result = call.result or RayActorError()
+
+
+@pytest.mark.parametrize("fails_too", [True, False])
+def test_all_starts_are_read_after_one_has_failed(fails_too: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would log the traceback of another failure."""
+    failure = RayTaskError("start", "", ValueError("corrupt weights"))
+    starts = {"prefill-0": Call(failure), "decode-0": Call(), "router-0": Call("ready")}
+    monkeypatch.setattr(processes, "ray", CallsOfRay(starts))
+    unused: Any = None
+    cluster = Processes(ClusterConfig("m"), unused, lambda part, doing: None, print, unused)
+    cluster.worker_plans = dict.fromkeys(("prefill-0", "decode-0"), unused)
+    cluster.router_configs = {"router-0": unused}
+    for name in starts:
+        stop, progress = Method(lambda: Call([])), Method(lambda: Call("loading"))
+        cluster.actors[name] = SimpleNamespace(name=name, stop=stop, progress=progress)
+    monkeypatch.setattr(cluster, "start_worker", starts.__getitem__)
+    monkeypatch.setattr(cluster, "start_router", starts.__getitem__)
+    with pytest.raises(ConfigurationError, match=r"^prefill-0: corrupt weights$"):
+        cluster.start_all()
+    if fails_too:
+        starts["decode-0"].result = failure
+    cluster.stop()
+    assert all(start.is_read for start in starts.values())

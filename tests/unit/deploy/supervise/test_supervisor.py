@@ -229,6 +229,31 @@ def test_why_one_more_cannot_be_started_is_known() -> None:
         assert not cluster.has_started("d1", within_s=0.2)
 
 
+def test_starts_that_fail_after_they_were_given_up_are_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would log their tracebacks."""
+    read: list[Ref] = []
+    monkeypatch.setattr(Ray, "get", lambda self, ref: read.append(ref))
+    loading: list[Ref] = []
+
+    def start(name: str) -> Ref:
+        loading.append(Ref())
+        return loading[-1]
+
+    kind = ProcessKind(start, lambda _: Ref(), lambda _: Ref(), 60.0, 60.0, start_limit_s=0.02)
+    with Cluster() as cluster:
+        cluster.actors["d1"] = Actor()
+        cluster.on_turn(lambda: cluster.supervised.add("d1", kind))
+        # The first has taken too long, and the next is forgotten.
+        cluster.wait(lambda: len(loading) > 1)
+        cluster.on_turn(lambda: cluster.supervised.forget("d1"))
+        cluster.wait(lambda: not cluster.supervised.failure("d1"))
+        assert not read
+        for ref in loading:
+            ref.value = (ValueError("corrupt weights"),)
+        cluster.wait(lambda: read == loading)
+        assert not cluster.supervised.has_joined("d1")
+
+
 def test_what_has_no_place_is_started_once_there_is_one() -> None:
     with Cluster("a", "b") as cluster:
         cluster.without_place.add("a")

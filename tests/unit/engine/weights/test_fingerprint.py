@@ -172,6 +172,9 @@ def test_dense_models_are_described_as_by_versions_without_experts(model_dir: st
     }
 
 
+KEYS = ("num_experts", "num_local_experts")
+
+
 def save_experts(directory: Path, **changes: Any) -> str:
     config = {**TINY_LLAMA, **TINY_EXPERTS, "architectures": ["Qwen2MoeForCausalLM"], "num_key_value_heads": 2}
     (directory / "config.json").write_text(json.dumps(config | changes))
@@ -209,6 +212,12 @@ def test_routing_counts(tmp_path: Path) -> None:
     changes: tuple[dict[str, Any], ...] = ({}, {"norm_topk_prob": True}, {"num_experts_per_tok": 3})
     found = [model_fingerprint(load(save_experts(tmp_path, **change))) for change in changes]
     assert len(set(found)) == 3
+
+
+def test_the_name_of_the_number_of_experts_does_not_matter(tmp_path: Path) -> None:
+    found = [load(save_experts(tmp_path, **{key: 4, other: None})) for key, other in (KEYS, KEYS[::-1])]
+    assert [model.config.experts.count_key for model in found if model.config.experts is not None] == list(KEYS)
+    assert model_fingerprint(found[0]) == model_fingerprint(found[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

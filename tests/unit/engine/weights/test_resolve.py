@@ -53,6 +53,9 @@ def test_invalid_models_are_refused(tmp_path: Path) -> None:
         resolve_model("no-such-model")
     with pytest.raises(ValueError, match="not found"):
         resolve_model(str(tmp_path / "absent"))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"^model '.*/config\.json' is a file: give its directory, or a \.gguf file$"):
+        resolve_model(str(tmp_path / "config.json"))
     with pytest.raises(ValueError, match="load format 'magic' is unknown; known: auto, dummy"):
         resolve_model(str(tmp_path), load_format="magic")
     make_model(tmp_path / "malformed")

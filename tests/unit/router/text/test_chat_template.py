@@ -51,7 +51,7 @@ def test_template_sources(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (None, "has no chat template: send a plain prompt"),
+        (None, r"no chat template: send a plain prompt instead \(/v1/completions, or tandem generate --raw\)$"),
         ([{"name": "rag", "template": "x"}], "has no chat template"),
         ("{% if %}", "template is malformed"),
         ("{{ raise_exception('roles must alternate') }}", "rejects the messages: roles must alternate"),

@@ -173,7 +173,8 @@ def experts_of(config: ModelConfig) -> ExpertsConfig:
 @pytest.mark.parametrize("family", PUBLISHED)
 def test_reads_published_configurations(tmp_path: Path, family: str) -> None:
     config = read(tmp_path, family)
-    assert config.experts == PUBLISHED[family][1]
+    expected = PUBLISHED[family][1]
+    assert config.experts == expected and experts_of(config).count_key == expected.count_key
     assert (config.qk_norm, config.whole_qk_norm) == (family in ("qwen3_moe", "dots1"), family == "olmoe")
     assert (config.qkv_bias, config.o_bias, config.mlp_bias) == (family == "qwen2_moe", False, False)
     sparse = [config.is_sparse(layer) for layer in range(config.num_layers)]
@@ -226,8 +227,14 @@ def test_all_layers_may_be_dense(tmp_path: Path, family: str, changes: dict[str,
 def test_the_newer_name_of_the_count(tmp_path: Path) -> None:
     # Equal configurations, so that workers with either name exchange pages.
     expected = read(tmp_path, "qwen3_moe")
-    assert read(tmp_path, "qwen3_moe", "num_experts", num_local_experts=128) == expected
-    assert read(tmp_path, "qwen3_moe", num_local_experts=128) == expected
+    newer = read(tmp_path, "qwen3_moe", "num_experts", num_local_experts=128)
+    both = read(tmp_path, "qwen3_moe", num_local_experts=128)
+    assert newer == both == expected
+    assert [experts_of(config).count_key for config in (expected, both, newer)] == [
+        *("num_experts", "num_experts", "num_local_experts"),
+    ]
+    with pytest.raises(ValueError, match=r"num_experts_per_tok 8 is more than num_local_experts 4$"):
+        read(tmp_path, "qwen3_moe", "num_experts", num_local_experts=4)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tandem.router.config import RouterConfig
 from tandem.router.frontends.openai import closing_transport, http_connection
 from tandem.router.process import RouterProcess
 from tests.cluster.bad_input import SHOWN_APART
-from tests.fakes.raw_http import HEAD, error_of, read_all
+from tests.fakes.raw_http import HEAD, error_of, read_all, read_one
 
 WAIT_S = 0.3
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
@@ -40,6 +41,20 @@ def ask(address: tuple[str, int], request: bytes) -> tuple[int, str]:
         return error_of(read_all(connection))
 
 
+@pytest.mark.parametrize("pause", [0, 10, 37, 40])
+def test_answers_in_parts_are_read_whole(pause: int) -> None:
+    """A busy server's head and body come apart."""
+    answer = b'HTTP/1.1 400 \r\nContent-Length: 31\r\n\r\n{"error": {"message": "wrong"}}'
+    server, client = socket.socketpair()
+    with server, client, ThreadPoolExecutor(1) as reader:
+        client.settimeout(10.0)
+        reading = reader.submit(read_one, client)
+        server.sendall(answer[:pause])
+        time.sleep(0.05)
+        server.sendall(answer[pause:])
+        assert error_of(reading.result()) == (400, "wrong")
+
+
 @pytest.mark.parametrize("part", [b"", b"GET /he", b"GET /health HTTP/1.1\r\nhost: x\r\n"])
 def test_a_request_that_does_not_come(address: tuple[str, int], part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "HEAD_TIMEOUT_S", WAIT_S)
@@ -58,7 +73,7 @@ def test_a_body_may_take_longer_than_a_head(address: tuple[str, int], monkeypatc
             connection.sendall(HEAD + b"content-length: 2\r\n\r\n{")
             time.sleep(1.5 * WAIT_S)
             connection.sendall(b"}")
-            response = connection.recv(65536)
+            response = read_one(connection)
             assert error_of(response) == (400, "prompt: Field required")
 
 
@@ -68,7 +83,7 @@ def test_heads_that_come_after_long_bodies_count_from_their_own_beginning(addres
     with socket.create_connection(address, timeout=10.0) as connection:
         for _ in range(3):
             connection.sendall(request)
-            assert error_of(connection.recv(65536))[0] == 400
+            assert error_of(read_one(connection))[0] == 400
 
 
 def expected(name: str) -> tuple[int, str]:
@@ -119,7 +134,7 @@ def test_a_refusal_comes_before_the_body(keyed: tuple[str, int]) -> None:
     for framing in (b"content-length: 1000000\r\n\r\n", b"transfer-encoding: chunked\r\n\r\n"):
         with socket.create_connection(keyed, timeout=10.0) as connection:
             connection.sendall(head + framing)
-            assert error_of(connection.recv(65536)) == (401, "the API key is wrong")
+            assert error_of(read_one(connection)) == (401, "the API key is wrong")
 
 
 def test_a_client_that_sends_on_reads_its_refusal(keyed: tuple[str, int]) -> None:
@@ -161,10 +176,10 @@ def test_an_upgrade_is_ignored(address: tuple[str, int], upgrade: bytes, framing
                 connection.sendall(request[-5:])
             else:
                 connection.sendall(request)
-            status, message = error_of(connection.recv(65536))
+            status, message = error_of(read_one(connection))
             assert (status, message.partition(":")[0]) == (400, "prompt"), "the body was read"
             connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n" + offer + b"\r\n")
-            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+            assert read_one(connection).startswith(b"HTTP/1.1 200 ")
 
 
 def test_curl_offers_http_2_and_is_served(address: tuple[str, int]) -> None:
@@ -186,7 +201,7 @@ def test_a_second_request_before_the_answer_ends_the_connection(address: tuple[s
         assert read_all(connection) == b""
     with socket.create_connection(address, timeout=10.0) as connection:
         connection.sendall(request)
-        assert error_of(connection.recv(65536))[0] == 400
+        assert error_of(read_one(connection))[0] == 400
 
 
 def test_an_answer_of_unknown_length_ends_with_the_connection_in_http_1_0(keyed: tuple[str, int]) -> None:

@@ -16,7 +16,7 @@ from tandem.router.config import RouterAddresses, RouterConfig
 from tandem.router.frontends.openai import closing_transport, http_connection, listener
 from tandem.router.process import RouterProcess
 from tests.conftest import Certificates
-from tests.fakes.raw_http import error_of, read_all
+from tests.fakes.raw_http import error_of, read_all, read_one
 
 GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 GET_METRICS = b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -137,7 +137,7 @@ def test_an_idle_connection_ends_with_tls_too(
     with connect(secure.http) as plain, context.wrap_socket(plain, server_hostname="localhost") as connection:
         for _ in range(num_requests):
             connection.sendall(GET)
-            assert connection.recv(65536)
+            assert read_one(connection)
             # Begins another request, which has no keep-alive timeout.
             connection.sendall(b"GET /he")
         # Looks below TLS, which would answer the server's goodbye.
