@@ -40,7 +40,7 @@ SHARE_TOLERANCE = 0.01
 SLOW_EXPERTS = (
     "plain torch computes this model's experts one after another, without CUDA graphs, which is slow; kernels need a "
     "GPU of compute capability 9.0 or later, at most 512 experts, at most 32 chosen ones, a hidden size that is a "
-    "multiple of 32, and an expert size that is a multiple of 16"
+    "multiple of 32, an expert size that is a multiple of 16, and groups of experts only by sigmoid"
 )
 
 

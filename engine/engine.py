@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from tandem.engine.attention.base import Attention, AttentionBackend
+from tandem.engine.attention.base import AttentionBackend
 from tandem.engine.base import EngineBase
 from tandem.engine.batch import Batch
 from tandem.engine.embeddings import PooledPrompts, pool_prompts
 from tandem.engine.grammars import Grammars
 from tandem.engine.kvcache.pool import KvPool
-from tandem.engine.layers.norm import QkNorm
-from tandem.engine.layers.rotary import Rotation
 from tandem.engine.models.base import Model
 from tandem.engine.output import ForwardOutput
 from tandem.engine.prompt_logprobs import ScoredPrompts, score_prompts
@@ -127,18 +125,6 @@ def _nothing() -> None:
     """The default of `meanwhile`."""
 
 
-class _Interleaved(Attention):
-    """Calls `meanwhile` before each layer's attention. Launching a layer takes the host a quarter of a millisecond."""
-
-    def __init__(self, attention: Attention, meanwhile: Callable[[], None]) -> None:
-        self._attention = attention
-        self._meanwhile = meanwhile
-
-    def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
-        self._meanwhile()
-        return self._attention.attend(qkv, rotation, qk_norm, layer)
-
-
 class Engine(EngineBase):
     def __init__(
         self,
@@ -211,25 +197,25 @@ class Engine(EngineBase):
 
     def _run(self, batch: Batch, fed_ids: torch.Tensor | None, meanwhile: Callable[[], None]) -> _Launched:
         self._attention.plan(batch)
-        attention = _Interleaved(self._attention, meanwhile)
         meanwhile()
         rows = to_device(batch.logits_rows(), self.device)
         input_ids, positions = batch.input_ids(self.device, fed_ids), batch.positions(self.device)
         scored: ScoredPrompts | None = None
         pooled: PooledPrompts | None = None
         if batch.scores_prompts:
-            hidden = self.model.hidden_states(input_ids, positions, attention)
+            hidden = self.model.hidden_states(input_ids, positions, self._attention, meanwhile=meanwhile)
             scored = score_prompts(self.model, hidden, batch)
             logits = self.model.logits(hidden[rows])
             if pooled_rows := batch.pooled_rows():
                 pooled = pool_prompts(self.model, hidden[to_device(pooled_rows, self.device)], batch)
         elif pooled_rows := batch.pooled_rows():
             both = torch.cat((rows, to_device(pooled_rows, self.device)))
-            hidden = self.model.hidden_states(input_ids, positions, attention, both)
+            hidden = self.model.hidden_states(input_ids, positions, self._attention, both, meanwhile)
             logits = self.model.logits(hidden[: len(rows)])
             pooled = pool_prompts(self.model, hidden[len(rows) :], batch)
         else:
-            logits = self.model.forward(input_ids, positions, attention, None if len(rows) == len(input_ids) else rows)
+            wanted = None if len(rows) == len(input_ids) else rows
+            logits = self.model.forward(input_ids, positions, self._attention, wanted, meanwhile=meanwhile)
         newest_ids = None if fed_ids is None else select_rows(input_ids, rows)
         choose = self._choice(logits, batch.sampled_sequences(), newest_ids)
         return _Launched(choose, scored, pooled)

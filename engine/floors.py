@@ -7,12 +7,12 @@ docs/estimate.md.
 from dataclasses import replace
 from typing import NamedTuple
 
-from tandem.engine.attention.layout import QUANTIZED_BYTES
-from tandem.engine.config import KV_CACHE_DTYPES
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.page_layout import page_layout_of
 
 # Weights other than FP8, and unquantized KV, are bfloat16.
 BYTES_PER_NUMBER = 2
+DTYPE = "bfloat16"
 FP8_BYTES_PER_NUMBER = 1
 # Relative to bfloat16, by the data sheets of all GPUs that multiply FP8.
 FP8_SPEED = 2
@@ -28,10 +28,11 @@ class Limits(NamedTuple):
 def decode_floor(
     model: ModelConfig, limits: Limits, batch_size: int, kv_len: int, kv_cache_dtype: str = "auto"
 ) -> float:
-    """Returns the seconds of a decode step over kv_len tokens each: reading weights and KV, or the matrix products,
-    whichever is longer."""
+    """Returns the seconds of a decode step over kv_len tokens each: reading weights and KV, or the matrix products and
+    attention over latents, whichever is longer."""
     num_bytes = read_weight_bytes(model, batch_size) + batch_size * kv_len * kv_bytes_per_token(model, kv_cache_dtype)
     products = common_flops(model, batch_size, batch_size) + expert_flops(model, batch_size)
+    products += latent_decode_flops(model, batch_size * kv_len)
     return max(num_bytes / limits.copy_bandwidth, products / limits.matmul_rate)
 
 
@@ -45,7 +46,7 @@ def prefill_floor(model: ModelConfig, limits: Limits, num_requests: int, prompt_
 
 
 def decode_flops(model: ModelConfig, batch_size: int) -> int:
-    """Without attention: reading its KV takes longer."""
+    """Without attention: reading keys and values by head takes longer."""
     plain = replace(model, quantization=None)
     return round(common_flops(plain, batch_size, batch_size) + expert_flops(plain, batch_size))
 
@@ -64,7 +65,7 @@ def common_flops(model: ModelConfig, num_tokens: int, num_logits: int) -> float:
         num_logits: rows multiplied by the output matrix.
     """
     numbers = _Numbers.of(model)
-    return 2 * ((numbers.projections / _speed(model) + numbers.routers) * num_tokens + numbers.head * num_logits)
+    return 2 * ((numbers.projections / _speed(model) + numbers.plain) * num_tokens + numbers.head * num_logits)
 
 
 def expert_flops(model: ModelConfig, num_tokens: int) -> float:
@@ -75,14 +76,25 @@ def expert_flops(model: ModelConfig, num_tokens: int) -> float:
 
 def attention_flops(model: ModelConfig, num_tokens: int, num_before: int = 0) -> int:
     """Causal attention behind `num_before` tokens."""
-    # Each pair of query and key takes two products over head_dim: query by key, and weight by value.
+    # Each pair of query and key takes two products: query by key, and weight by value.
     num_pairs = num_tokens * num_before + num_tokens * (num_tokens + 1) // 2
-    return 2 * 2 * model.head_dim * model.num_q_heads * model.num_layers * num_pairs
+    return 2 * (model.head_dim + model.value_dim) * model.num_q_heads * model.num_layers * num_pairs
+
+
+def latent_decode_flops(model: ModelConfig, num_tokens: int) -> int:
+    """Attention of a decode step over num_tokens in all; 0 without latents.
+
+    Every head multiplies a token's latent twice, so with many heads reading it takes less time.
+    """
+    if model.latent is None:
+        return 0
+    per_head = 2 * (model.latent.token_dim + model.latent.kv_rank)
+    return per_head * model.num_q_heads * model.num_layers * num_tokens
 
 
 def kv_bytes_per_token(model: ModelConfig, kv_cache_dtype: str = "auto") -> int:
-    num_bytes = QUANTIZED_BYTES.get(KV_CACHE_DTYPES[kv_cache_dtype], BYTES_PER_NUMBER)
-    return num_bytes * model.num_layers * 2 * model.num_kv_heads * model.head_dim
+    """Raises ValueError: the model's pages cannot have this dtype."""
+    return page_layout_of(model, 1, DTYPE, kv_cache_dtype).page_bytes
 
 
 def read_weight_bytes(model: ModelConfig, num_tokens: int) -> int:
@@ -94,7 +106,7 @@ def read_weight_bytes(model: ModelConfig, num_tokens: int) -> int:
 def common_weight_bytes(model: ModelConfig) -> int:
     """Bytes that every forward pass reads."""
     numbers = _Numbers.of(model)
-    return _projection_bytes(model) * numbers.projections + BYTES_PER_NUMBER * (numbers.routers + numbers.head)
+    return _projection_bytes(model) * numbers.projections + BYTES_PER_NUMBER * (numbers.plain + numbers.head)
 
 
 def expert_weight_bytes(model: ModelConfig, num_tokens: int) -> int:
@@ -114,6 +126,17 @@ def weight_bytes(model: ModelConfig) -> int:
     return common_weight_bytes(model) + experts + BYTES_PER_NUMBER * numbers.head
 
 
+def attention_numbers(model: ModelConfig) -> tuple[int, int]:
+    """Returns the numbers of a layer's projections that may be FP8, and of those that never are."""
+    hidden, num_heads, latent = model.hidden_size, model.num_q_heads, model.latent
+    if latent is None:
+        return hidden * model.head_dim * (2 * num_heads + 2 * model.num_kv_heads), 0
+    queries = (latent.q_rank or hidden) * num_heads * latent.qk_dim + hidden * latent.q_rank
+    output = num_heads * latent.value_dim * hidden
+    from_latent = latent.kv_rank * num_heads * (latent.nope_dim + latent.value_dim)
+    return queries + output, hidden * latent.token_dim + from_latent
+
+
 def _projection_bytes(model: ModelConfig) -> int:
     return FP8_BYTES_PER_NUMBER if model.quantization else BYTES_PER_NUMBER
 
@@ -127,26 +150,26 @@ class _Numbers(NamedTuple):
 
     Attributes:
         projections: of attention, dense MLPs and shared experts; may be FP8.
-        routers: with the gates of shared experts; never FP8.
+        plain: routers, gates of shared experts, projections to latents of keys and from them; never FP8.
         expert: of one expert in each sparse layer; may be FP8.
         head: output matrix, as large as the embedding; never FP8.
     """
 
     projections: int
-    routers: int
+    plain: int
     expert: int
     head: int
 
     @classmethod
     def of(cls, model: ModelConfig) -> "_Numbers":
         hidden, experts = model.hidden_size, model.experts
-        attention = hidden * model.head_dim * (2 * model.num_q_heads + 2 * model.num_kv_heads)
+        attention, plain = (model.num_layers * numbers for numbers in attention_numbers(model))
         # Gate, up and down.
         mlp = 3 * hidden
         head = model.vocab_size * hidden
         if experts is None:
-            return cls(model.num_layers * (attention + mlp * model.intermediate_size), 0, 0, head)
+            return cls(attention + model.num_layers * mlp * model.intermediate_size, plain, 0, head)
         num_sparse, num_dense = experts.num_sparse_layers(model.num_layers), len(experts.dense_layers)
         mlps = num_dense * mlp * model.intermediate_size + num_sparse * mlp * experts.shared_intermediate_size
-        routers = num_sparse * hidden * (experts.num_experts + experts.shared_gate)
-        return cls(model.num_layers * attention + mlps, routers, num_sparse * mlp * experts.intermediate_size, head)
+        plain += num_sparse * hidden * (experts.num_experts + experts.shared_gate)
+        return cls(attention + mlps, plain, num_sparse * mlp * experts.intermediate_size, head)

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from tandem.engine.attention.base import GraphableBackend, GraphedAttention
-from tandem.engine.attention.mixed import graphed_by_kind
 from tandem.engine.batch import Batch
 from tandem.engine.graph_capture import GraphCapture
 from tandem.engine.graph_runner import GraphOutput
@@ -95,6 +94,7 @@ class MixedGraphs:
         if not prefills:
             return
         self._model = model
+        self._backend = attention
         self._shallow = model.shallow()
         self._device = device
         # Shared by graphs of all sizes: a row for each decoded sequence, then one for each prompt that ends, without
@@ -152,8 +152,7 @@ class MixedGraphs:
         input_ids = torch.zeros(num_tokens, dtype=torch.int64, device=self._device)
         parts = (num_tokens, num_tokens, num_rows, NUM_STAGED)
         _, index, rows, counted = self._tokens[self._first_staged :][: sum(parts)].split(parts)
-        config = self._model.config
-        attention = graphed_by_kind(decode, prefill, config.num_q_heads * config.head_dim)
+        attention = self._backend.joined(decode, prefill)
         # All tokens are padding.
         decode.plan(())
         prefill.plan(())

@@ -3,7 +3,15 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tandem.engine.floors import BYTES_PER_NUMBER, FP8_BYTES_PER_NUMBER, FP8_SPEED, Limits, kv_bytes_per_token
+from tandem.engine.floors import (
+    BYTES_PER_NUMBER,
+    FP8_BYTES_PER_NUMBER,
+    FP8_SPEED,
+    Limits,
+    attention_numbers,
+    kv_bytes_per_token,
+    latent_decode_flops,
+)
 from tandem.engine.models.config import ModelConfig
 
 
@@ -64,9 +72,14 @@ def mixture_stages(model: ModelConfig, num_tokens: int) -> Iterator[Stage]:
 def step_stages(model: ModelConfig, batch_size: int, kv_len: int, kv_cache_dtype: str) -> Iterator[Stage]:
     """Yields the stages of a whole decode step, each for all layers. Args: kv_len: tokens of each sequence."""
     hidden, num_dense = model.hidden_size, sum(not model.is_sparse(layer) for layer in range(model.num_layers))
-    attention = hidden * model.head_dim * (2 * model.num_q_heads + 2 * model.num_kv_heads)
+    attention, of_latents = attention_numbers(model)
     yield _projection(model, "QKV and output", attention, attention * batch_size).times(model.num_layers)
-    yield Stage("KV", float(batch_size * kv_len * kv_bytes_per_token(model, kv_cache_dtype)), 0.0)
+    if of_latents:
+        stage = Stage("to and from latents", BYTES_PER_NUMBER * of_latents, 2.0 * of_latents * batch_size)
+        yield stage.times(model.num_layers)
+    num_cached = batch_size * kv_len
+    num_bytes = float(num_cached * kv_bytes_per_token(model, kv_cache_dtype))
+    yield Stage("KV", num_bytes, float(latent_decode_flops(model, num_cached)))
     if num_dense:
         mlp = 3 * hidden * model.intermediate_size
         yield _projection(model, "dense MLP", mlp, mlp * batch_size).times(num_dense)

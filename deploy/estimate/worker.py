@@ -101,6 +101,12 @@ class Worker:
                 "there, for which there is no estimate; GPUs since Ada and Hopper have kernels"
             )
 
+        if self.model.latent is not None:
+            raise ValueError(
+                f"{self.model.architecture} has latent attention without kernels: plain torch computes it, for which "
+                "there is no estimate"
+            )
+
     def memory(self, role: Role) -> DeviceMemory:
         """Returns the GPU's memory after loading the weights, before allocating the pool."""
         logits = 4 * LOGITS_COPIES * self.max_batch_size * self.model.vocab_size

@@ -1,24 +1,33 @@
 """Attention interfaces for models and for backends.
 
-A new backend needs one class and a line in engine/attention/table.py, or an import path in the configuration.
+Each page layout has an `attend` of its own: HeadAttention and LatentAttention. A new backend needs one class and a line
+in engine/attention/table.py, or an import path in the configuration.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
+from tandem.engine.attention.latent_layout import LatentLayout
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.attention.scales import KvScales
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.kvcache.pool import KvPool
-from tandem.engine.layers.norm import QkNorm
+from tandem.engine.layers.norm import Norm, QkNorm
 from tandem.engine.layers.rotary import Rotation
 from tandem.engine.token_sequence import TokenSequence
 
 
-class Attention(ABC):
+class Attention:
+    """Attention of one forward pass. A layer (engine/models/attention/) calls the `attend` of its model's layout."""
+
+
+class HeadAttention(Attention, ABC):
+    """Attention with keys and values by head, in pages of KvHeadLayout."""
+
     @abstractmethod
     def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
         """Normalizes (if qk_norm) and rotates queries and keys, writes new keys and values into their pages, then
@@ -32,7 +41,41 @@ class Attention(ABC):
         """
 
 
-class PlannedAttention(Attention):
+class LatentHeads(NamedTuple):
+    """Makes a layer's keys and values by head of latents.
+
+    Attributes:
+        keys: (num_heads, nope_dim, kv_rank); times a latent, a key without its rotated part.
+        values: (num_heads, value_dim, kv_rank); times a latent, a value.
+        scale: factor of the scores.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    scale: float
+
+
+class LatentAttention(Attention, ABC):
+    """Attention over latents, in pages of LatentLayout."""
+
+    @abstractmethod
+    def attend(
+        self, q: torch.Tensor, kv: torch.Tensor, norm: Norm, rotation: Rotation, heads: LatentHeads, layer: int
+    ) -> torch.Tensor:
+        """Normalizes the latents, rotates the last rope_dim numbers of each query and of kv, writes kv into its pages,
+        then attends causally.
+
+        Args:
+            q: (num_tokens, num_heads, nope_dim + rope_dim); may be overwritten.
+            kv: (num_tokens, kv_rank + rope_dim): latents, then the keys' rotated part; may be overwritten.
+            norm: of the latents.
+
+        Returns:
+            (num_tokens, num_heads * value_dim), in q's dtype.
+        """
+
+
+class PlannedAttention(HeadAttention):
     """Attention planned for decode or prefill sequences."""
 
     @abstractmethod
@@ -44,19 +87,23 @@ class PlannedAttention(Attention):
         layer: int,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As Attention.attend. Args: out: contiguous memory for the result."""
+        """As HeadAttention.attend. Args: out: contiguous memory for the result."""
 
 
-class AttentionBackend(Attention):
+class AttentionBackend(Attention, ABC):
     """Attention over a paged pool.
 
     `plan` is called once per forward pass, `attend` once per layer.
 
     Attributes:
+        layout: class of the pages that it reads.
+        reads: describes them, for messages.
         reads_quantized: True if it reads quantized pages, with `kv_scales`.
         computes_mixed: True if it computes mixed steps.
     """
 
+    layout: type[PageLayout]
+    reads: str
     reads_quantized: bool = False
     computes_mixed: bool = False
 
@@ -64,10 +111,8 @@ class AttentionBackend(Attention):
     def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
         """Returns the reason this backend does not support such pages on the device, without a full stop; "" if it
         does."""
-        if not isinstance(layout, KvHeadLayout):
-            return f"{cls.__name__} reads keys and values by head, not pages of {layout.tag}"
-        if layout.quantized_to and not cls.reads_quantized:
-            return f"{cls.__name__} does not read quantized pages: use kv_cache_dtype auto"
+        if not isinstance(layout, cls.layout):
+            return f"{cls.__name__} reads {cls.reads}, not pages of {layout.tag}"
         return ""
 
     @abstractmethod
@@ -75,7 +120,7 @@ class AttentionBackend(Attention):
         """
         Args:
             pool: accepted by `why_not`; a CudaKvPool on a GPU.
-            num_q_heads: a multiple of the layout's num_kv_heads.
+            num_q_heads: of the model.
             kv_scales: None: all ones.
         """
 
@@ -84,7 +129,25 @@ class AttentionBackend(Attention):
         """Prepares for the layers of one forward pass."""
 
 
-class GraphedAttention(PlannedAttention):
+class HeadBackend(AttentionBackend, HeadAttention):
+    """A backend for multiples of the layout's num_kv_heads query heads."""
+
+    layout = KvHeadLayout
+    reads = "keys and values by head"
+
+    @classmethod
+    def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
+        if isinstance(layout, KvHeadLayout) and layout.quantized_to and not cls.reads_quantized:
+            return f"{cls.__name__} does not read quantized pages: use kv_cache_dtype auto"
+        return super().why_not(layout, num_q_heads, device)
+
+
+class LatentBackend(AttentionBackend, LatentAttention):
+    layout = LatentLayout
+    reads = "latents"
+
+
+class GraphedAttention(Attention, ABC):
     """Attention of one forward size with fixed tensors, for replay of a captured CUDA graph.
 
     Attributes:
@@ -106,12 +169,32 @@ class GraphableBackend(AttentionBackend):
     """
 
     @abstractmethod
-    def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
+    def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> Mapping[int, GraphedAttention]:
         """Returns attention for decode steps of fixed sizes; only one may run at a time."""
 
     def for_prefill_graphs(
         self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int
-    ) -> dict[int, GraphedAttention]:
+    ) -> Mapping[int, GraphedAttention]:
         """Returns attention for prefills of fixed numbers of tokens, of at most `max_sequences` each; only one may run
         at a time. Empty if not supported."""
+        return {}
+
+    @abstractmethod
+    def joined(self, decode: GraphedAttention, prefill: GraphedAttention) -> Attention:
+        """Returns attention of a mixed step of fixed sizes, decode rows first. Called only if there are prefill
+        graphs."""
+
+
+class GraphedHeadAttention(GraphedAttention, PlannedAttention):
+    """By head."""
+
+
+class GraphableHeadBackend(HeadBackend, GraphableBackend):
+    @abstractmethod
+    def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> Mapping[int, GraphedHeadAttention]:
+        """As GraphableBackend.for_graphs."""
+
+    def for_prefill_graphs(
+        self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int
+    ) -> Mapping[int, GraphedHeadAttention]:
         return {}

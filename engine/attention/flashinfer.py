@@ -8,9 +8,15 @@ import flashinfer
 import numpy as np
 import torch
 
-from tandem.engine.attention.base import Attention, GraphableBackend, GraphedAttention, PlannedAttention
+from tandem.engine.attention.base import (
+    GraphableHeadBackend,
+    GraphedAttention,
+    GraphedHeadAttention,
+    HeadAttention,
+    PlannedAttention,
+)
 from tandem.engine.attention.layout import KvHeadLayout
-from tandem.engine.attention.mixed import plan_by_kind
+from tandem.engine.attention.mixed import graphed_by_kind, plan_by_kind
 from tandem.engine.attention.norm_rotate_write import norm_rotate_write, why_not_written
 from tandem.engine.attention.page_tables import decode_slots, new_positions, page_tables, prefill_slots
 from tandem.engine.attention.paged_decode import PagedDecode, PlannedPagedDecode, graphed_paged_decodes, has_kernel
@@ -35,7 +41,7 @@ FA3_CAPABILITY = 9
 MAX_OWN_DECODE = 512
 
 
-class FlashInferAttention(GraphableBackend):
+class FlashInferAttention(GraphableHeadBackend):
     """Plans from host tensors, because device tensors would be copied back synchronously."""
 
     reads_quantized = True
@@ -79,7 +85,7 @@ class FlashInferAttention(GraphableBackend):
         self._decode = _Wrapper(
             flashinfer.BatchDecodeWithPagedKVCacheWrapper(self._workspace, "NHD", use_tensor_cores=True)
         )
-        self._planned: Attention | None = None
+        self._planned: HeadAttention | None = None
 
     def plan(self, batch: Batch) -> None:
         self._planned = plan_by_kind(batch, self._plan_decode, self._plan_prefill, self._num_columns, self._device)
@@ -107,8 +113,8 @@ class FlashInferAttention(GraphableBackend):
         self._first_prefill.plan(indptr, indptr, *sizes[:3], causal=True, **dtypes)
         return _Planned(self._paged, self._first_prefill, slots)
 
-    def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
-        graphed: dict[int, GraphedAttention] = {}
+    def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedHeadAttention]:
+        graphed: dict[int, GraphedHeadAttention] = {}
         own_sizes = [size for size in batch_sizes if size <= MAX_OWN_DECODE]
         if self._own_decode is not None and own_sizes:
             graphed = graphed_paged_decodes(self._own_decode, own_sizes, max_pages_per_sequence)
@@ -119,7 +125,7 @@ class FlashInferAttention(GraphableBackend):
 
     def for_prefill_graphs(
         self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int
-    ) -> dict[int, GraphedAttention]:
+    ) -> dict[int, GraphedHeadAttention]:
         # Sizes share page tables and plans.
         num_padding_pages = self._paged.layout.num_pages_for(max(sizes, default=0))
         num_pages = max_sequences * max_pages_per_sequence + num_padding_pages
@@ -131,6 +137,9 @@ class FlashInferAttention(GraphableBackend):
             )
             for size in sizes
         }
+
+    def joined(self, decode: GraphedAttention, prefill: GraphedAttention) -> HeadAttention:
+        return graphed_by_kind(decode, prefill, self._num_columns)
 
 
 class _Wrapper:
@@ -240,7 +249,7 @@ class _Planned(PlannedAttention):
         return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer, out)
 
 
-class _GraphedDecode(GraphedAttention):
+class _GraphedDecode(GraphedHeadAttention):
     def __init__(self, paged: _PagedKernels, workspace: torch.Tensor, batch_size: int, indices: torch.Tensor) -> None:
         self._paged = paged
         self._batch_size = batch_size
@@ -282,7 +291,7 @@ class _GraphedDecode(GraphedAttention):
         return Packed(slots, np.array([s.cached_len for s in sequences] + [0] * num_padding, np.int32))
 
 
-class _GraphedPrefill(GraphedAttention):
+class _GraphedPrefill(GraphedHeadAttention):
     """Padding is one more sequence of dummy pages; the remaining sequences are empty."""
 
     def __init__(

@@ -43,6 +43,7 @@ class KvHeadLayout(PageLayout):
 
     @classmethod
     def of(cls, config: ModelConfig, page_size: int, dtype: str, quantized_to: str = "") -> "KvHeadLayout":
+        assert config.latent is None
         return cls(config.num_layers, page_size, config.num_kv_heads, config.head_dim, dtype, quantized_to)
 
     @property

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from tandem.engine.attention.base import Attention, GraphedAttention, PlannedAttention
+from tandem.engine.attention.base import GraphedAttention, GraphedHeadAttention, HeadAttention, PlannedAttention
 from tandem.engine.attention.page_tables import new_positions
 from tandem.engine.batch import Batch
 from tandem.engine.layers.norm import QkNorm
@@ -25,7 +25,7 @@ class _Part(NamedTuple):
     positions: torch.Tensor
 
 
-class _MixedAttention(Attention):
+class _MixedAttention(HeadAttention):
     def __init__(self, parts: Sequence[_Part], num_columns: int) -> None:
         self._parts = parts
         self._num_columns = num_columns
@@ -44,7 +44,7 @@ def plan_by_kind(
     plan_prefill: Callable[[Sequence[TokenSequence]], PlannedAttention],
     num_columns: int,
     device: torch.device,
-) -> Attention:
+) -> HeadAttention:
     """Plans attention for a prefill, a decode step or a mixed step.
 
     Args:
@@ -60,6 +60,7 @@ def plan_by_kind(
     return _MixedAttention(parts, num_columns)
 
 
-def graphed_by_kind(decode: GraphedAttention, prefill: GraphedAttention, num_columns: int) -> Attention:
-    """Combines attention of one GraphableBackend with computes_mixed, decode rows first."""
+def graphed_by_kind(decode: GraphedAttention, prefill: GraphedAttention, num_columns: int) -> HeadAttention:
+    """Combines attention of one GraphableHeadBackend with computes_mixed, decode rows first."""
+    assert isinstance(decode, GraphedHeadAttention) and isinstance(prefill, GraphedHeadAttention)
     return _MixedAttention([_Part(part, part.positions) for part in (decode, prefill)], num_columns)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tandem.engine.attention.base import GraphedAttention, PlannedAttention
+from tandem.engine.attention.base import GraphedHeadAttention, PlannedAttention
 from tandem.engine.attention.decode_plan import DecodeBlocks, DecodePlan
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.attention.scales import KvScales
@@ -128,7 +128,7 @@ class PlannedPagedDecode(PlannedAttention):
         return self._decode.launch(self._plan, qkv, rotation, qk_norm, layer, out)
 
 
-class GraphedPagedDecode(GraphedAttention):
+class GraphedPagedDecode(GraphedHeadAttention):
     def __init__(self, decode: PagedDecode, batch_size: int, plan_memory: torch.Tensor) -> None:
         """Args: plan_memory: uint8 on the device, room for a plan; sizes may share it."""
         self._decode = decode
@@ -153,7 +153,7 @@ class GraphedPagedDecode(GraphedAttention):
 
 def graphed_paged_decodes(
     decode: PagedDecode, batch_sizes: Sequence[int], max_pages_per_sequence: int
-) -> dict[int, GraphedAttention]:
+) -> dict[int, GraphedHeadAttention]:
     # A smaller size may have the largest plan. The extra page is the padding's.
     num_plan = max(decode.plans.size(size, size * max_pages_per_sequence + 1) for size in batch_sizes)
     memory = torch.zeros(aligned(4 * num_plan), dtype=torch.uint8, device=decode.device)

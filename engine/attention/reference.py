@@ -1,20 +1,19 @@
 """Attention in plain torch: CPU backend and float32 reference."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from tandem.engine.attention.base import AttentionBackend
+from tandem.engine.attention.base import HeadBackend
 from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.attention.paged_rows import BatchRows, PagedRows
 from tandem.engine.attention.quantization import Quantizer
 from tandem.engine.attention.scales import KvScales
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.pool import KvPool
 from tandem.engine.layers.norm import QkNorm, rms_norm
 from tandem.engine.layers.rotary import Rotation, rotate
-from tandem.engine.token_sequence import TokenSequence
 
 
 class _Decode(NamedTuple):
@@ -45,14 +44,12 @@ class _Prefill(NamedTuple):
     mask: torch.Tensor | None
 
 
-class ReferenceAttention(AttentionBackend):
+class ReferenceAttention(HeadBackend):
     """Gathers tokens from their pages, then calls torch's scaled_dot_product_attention.
 
     The pool is viewed as rows of num_kv_heads * head_dim numbers: one token's keys or values in one layer, at::
 
         ((page * num_layers + layer) * 2 + (0: keys, 1: values)) * page_size + offset in page
-
-    A gather by row ignores unused slots, even NaN, and is as fast as a gather of whole pages.
 
     New keys and values are read from their pages too, so the cached prefix does not change the output.
     """
@@ -66,7 +63,6 @@ class ReferenceAttention(AttentionBackend):
         assert num_q_heads % layout.num_kv_heads == 0
         self._layout = layout
         self._num_q_heads = num_q_heads
-        self._device = pool.device
         self._dtype: torch.dtype = getattr(torch, layout.dtype)
         # (keys, values) per layer; empty if pages are not quantized.
         self._quantizers: list[tuple[Quantizer, Quantizer]] = []
@@ -78,6 +74,7 @@ class ReferenceAttention(AttentionBackend):
                 self._quantizers.append((keys, values))
             pages = pages.view(torch.uint8)
         self._pool_rows = pages.view(-1, layout.num_kv_heads * layout.head_dim)
+        self._rows = PagedRows(layout, layout.num_layers * 2 * layout.page_size, self._dtype, pool.device)
         # (2 * num_tokens,) int64: layer 0's rows of new keys, then values.
         self._write_rows = torch.empty(0)
         self._decode: _Decode | None = None
@@ -89,13 +86,15 @@ class ReferenceAttention(AttentionBackend):
         self._prefills = []
         written = []
         if batch.decoded:
-            written.append(self._plan_decode(batch.decoded))
+            of_batch = self._rows.of_batch(batch.decoded)
+            written.append(of_batch.written)
+            self._decode = self._plan_decode(of_batch)
         start = len(batch.decoded)
         for s in batch.prompts:
-            rows = self._token_rows(torch.tensor(self._pages(s), device=self._device))[: s.device_len]
+            rows = self._rows.of_sequence(s)
             written.append(rows[s.cached_len :])
             end = start + s.extend_len
-            self._prefills.append(_Prefill(start, end, self._with_values(rows), self._causal_mask(s)))
+            self._prefills.append(_Prefill(start, end, self._with_values(rows), self._rows.causal_mask(s)))
             start = end
         self._write_rows = self._with_values(torch.cat(written))
 
@@ -124,22 +123,9 @@ class ReferenceAttention(AttentionBackend):
             return decoded
         return torch.cat([decoded, *(self._run_prefill(prefill, q, layer) for prefill in self._prefills)])
 
-    def _plan_decode(self, sequences: Sequence[TokenSequence]) -> torch.Tensor:
-        tables = [self._pages(s) for s in sequences]
-        num_pages = max(map(len, tables))
-        padded = torch.tensor([table + table[:1] * (num_pages - len(table)) for table in tables], device=self._device)
-        lengths = torch.tensor([[s.device_len] for s in sequences], device=self._device)  # (batch, 1)
-        kv_len = max(s.device_len for s in sequences)
-        rows = self._token_rows(padded)[:, :kv_len]
-        valid = torch.arange(kv_len, device=self._device) < lengths  # (batch, kv_len)
-        rows = torch.where(valid, rows, rows[:, :1])
-        mask = torch.zeros_like(rows, dtype=self._dtype).masked_fill_(~valid, float("-inf"))
-        self._decode = _Decode(
-            self._with_values(rows.flatten()),
-            mask[:, None, None, :],
-            self._pool_rows.new_empty(2 * rows.numel(), self._pool_rows.shape[1]),
-        )
-        return rows.gather(1, lengths - 1).flatten()
+    def _plan_decode(self, planned: BatchRows) -> _Decode:
+        gathered = self._pool_rows.new_empty(2 * planned.rows.numel(), self._pool_rows.shape[1])
+        return _Decode(self._with_values(planned.rows.flatten()), planned.mask[:, None, None, :], gathered)
 
     def _run_decode(self, plan: _Decode, q: torch.Tensor, layer: int) -> torch.Tensor:
         torch.index_select(self._pool_rows, 0, plan.rows + self._offset(layer), out=plan.gathered)
@@ -162,19 +148,6 @@ class ReferenceAttention(AttentionBackend):
         )
         return out.squeeze(0).transpose(0, 1).flatten(1)
 
-    def _pages(self, sequence: TokenSequence) -> list[int]:
-        """The page table may be longer than the tokens need."""
-        num_pages = self._layout.num_pages_for(sequence.device_len)
-        pages = list(sequence.page_ids[:num_pages])
-        assert len(pages) == num_pages, f"{len(pages)} pages for {sequence.device_len} tokens"
-        return pages
-
-    def _token_rows(self, pages: torch.Tensor) -> torch.Tensor:
-        """Maps (..., num_pages) int64 to layer 0's rows of keys, (..., num_pages * page_size)."""
-        page_size = self._layout.page_size
-        first = pages * (self._layout.num_layers * 2 * page_size)
-        return (first[..., None] + torch.arange(page_size, device=self._device)).flatten(-2)
-
     def _with_values(self, rows: torch.Tensor) -> torch.Tensor:
         return torch.cat((rows, rows + self._layout.page_size))
 
@@ -192,11 +165,3 @@ class ReferenceAttention(AttentionBackend):
         shape = (2, batch, -1, self._layout.num_kv_heads, self._layout.head_dim)
         keys, values = gathered.view(shape).transpose(2, 3)
         return keys, values
-
-    def _causal_mask(self, s: TokenSequence) -> torch.Tensor | None:
-        """Lower-right causal. None without a prefix: torch has that mask built in."""
-        if s.cached_len == 0:
-            return None
-        shape = (s.extend_len, s.device_len)
-        mask = torch.full(shape, float("-inf"), dtype=self._dtype, device=self._device)
-        return mask.triu_(s.cached_len + 1)

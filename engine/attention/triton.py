@@ -6,9 +6,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from tandem.engine.attention.base import Attention, GraphableBackend, GraphedAttention, PlannedAttention
+from tandem.engine.attention.base import (
+    GraphableHeadBackend,
+    GraphedAttention,
+    GraphedHeadAttention,
+    HeadAttention,
+    PlannedAttention,
+)
 from tandem.engine.attention.layout import KvHeadLayout
-from tandem.engine.attention.mixed import plan_by_kind
+from tandem.engine.attention.mixed import graphed_by_kind, plan_by_kind
 from tandem.engine.attention.norm_rotate_write import norm_rotate_write, why_not_written
 from tandem.engine.attention.page_tables import decode_slots, page_tables, prefill_slots
 from tandem.engine.attention.scales import KvScales
@@ -40,7 +46,7 @@ class _PrefillTables(NamedTuple):
     pages: torch.Tensor
 
 
-class TritonAttention(GraphableBackend):
+class TritonAttention(GraphableHeadBackend):
     reads_quantized = True
     computes_mixed = True
 
@@ -67,7 +73,7 @@ class TritonAttention(GraphableBackend):
         self._device = pool.device
         self._num_sms = torch.cuda.get_device_properties(self._device).multi_processor_count
         self._queries_per_tile = queries_per_tile(num_q_heads, layout.num_kv_heads)
-        self._planned: Attention | None = None
+        self._planned: HeadAttention | None = None
 
     def plan(self, batch: Batch) -> None:
         self._planned = plan_by_kind(batch, self._plan_decode, self._plan_prefill, self._num_columns, self._device)
@@ -85,7 +91,7 @@ class TritonAttention(GraphableBackend):
         packed = _pack_prefill(self._layout, sequences, self._queries_per_tile)
         return _PlannedPrefill(self._kernels, _PrefillTables(*packed.to(self._device)))
 
-    def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
+    def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedHeadAttention]:
         largest = max(batch_sizes)
         num_bytes = _pack_decode(self._layout, (), largest, self._dummy_page).num_bytes
         num_bytes += aligned(4 * largest * max_pages_per_sequence)
@@ -100,6 +106,9 @@ class TritonAttention(GraphableBackend):
             )
             for size in batch_sizes
         }
+
+    def joined(self, decode: GraphedAttention, prefill: GraphedAttention) -> HeadAttention:
+        return graphed_by_kind(decode, prefill, self._num_columns)
 
 
 class _Kernels:
@@ -179,7 +188,7 @@ class _PlannedDecode(PlannedAttention):
         return self._kernels.decode(self._tables, self._num_splits, qkv, rotation, qk_norm, layer, out)
 
 
-class _GraphedDecode(GraphedAttention):
+class _GraphedDecode(GraphedHeadAttention):
     def __init__(
         self, kernels: _Kernels, dummy_page: int, memory: torch.Tensor, batch_size: int, num_splits: int
     ) -> None:

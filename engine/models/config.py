@@ -7,6 +7,7 @@ from tandem.engine.models.checks import MAX_COUNT, require_count, require_dict, 
 from tandem.engine.models.experts import ExpertsConfig
 from tandem.engine.models.families.base import Architecture
 from tandem.engine.models.families.table import ARCHITECTURES
+from tandem.engine.models.latent import LatentConfig
 from tandem.engine.models.quantization import AT_LOAD, FP8, Quantization, read_quantization
 from tandem.engine.models.rope import RopeScaling, read_rope
 
@@ -21,12 +22,15 @@ class ModelConfig:
     """
     Attributes:
         architecture: class name in checkpoints, like LlamaForCausalLM.
-        head_dim: need not be hidden_size / num_q_heads.
+        num_kv_heads: num_q_heads with latent attention.
+        head_dim: of queries and keys; need not be hidden_size / num_q_heads.
         max_position_embeddings: maximum tokens of a sequence, after rope_scaling.
         intermediate_size: of dense layers.
         qk_norm: True if each head's queries and keys are normalized before rotation.
         whole_qk_norm: True if all queries of a token are normalized together, and all its keys.
         experts: None: all layers are dense.
+        latent: sizes of latent attention; None: each token has keys and values by head.
+        extra_layers: layers in the checkpoint behind the model's, which predict further tokens and are not loaded.
 
     Raises:
         ValueError: on construction, for invalid values.
@@ -51,6 +55,8 @@ class ModelConfig:
     qk_norm: bool = False
     whole_qk_norm: bool = False
     experts: ExpertsConfig | None = None
+    latent: LatentConfig | None = None
+    extra_layers: tuple[int, ...] = ()
     quantization: Quantization | None = None
 
     def __post_init__(self) -> None:
@@ -66,8 +72,18 @@ class ModelConfig:
                 raise ValueError(f"{field.name} must be true or false, not {value!r}")
         if self.num_q_heads % self.num_kv_heads:
             raise ValueError(f"num_q_heads {self.num_q_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
-        if self.head_dim % 2:
+        if self.rope_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd, but the rotary embedding rotates pairs")
+
+    @property
+    def rope_dim(self) -> int:
+        """Rotated dimensions of a head."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Size of a head's values."""
+        return self.head_dim if self.latent is None else self.latent.value_dim
 
     def is_sparse(self, layer: int) -> bool:
         return self.experts is not None and layer not in self.experts.dense_layers
@@ -104,7 +120,7 @@ class ModelConfig:
         _refuse_unsupported(raw, architecture)
         _refuse_sliding_window(raw, architecture)
         rope_theta, rope_scaling = read_rope(raw, architecture.rope_theta)
-        num_kv_heads = raw.get("num_key_value_heads")
+        latent = architecture.latent(raw) if architecture.latent is not None else None
         return cls(
             architecture=names[0],
             vocab_size=required(raw, "vocab_size"),
@@ -112,8 +128,8 @@ class ModelConfig:
             intermediate_size=required(raw, "intermediate_size"),
             num_layers=num_layers,
             num_q_heads=required(raw, "num_attention_heads"),
-            num_kv_heads=raw["num_attention_heads"] if num_kv_heads is None else num_kv_heads,
-            head_dim=_head_dim(raw),
+            num_kv_heads=_num_kv_heads(raw),
+            head_dim=_head_dim(raw) if latent is None else latent.qk_dim,
             rms_norm_eps=required(raw, "rms_norm_eps"),
             rope_theta=rope_theta,
             rope_scaling=rope_scaling,
@@ -125,6 +141,8 @@ class ModelConfig:
             qk_norm=architecture.qk_norm,
             whole_qk_norm=architecture.whole_qk_norm,
             experts=architecture.experts(raw, num_layers) if architecture.experts is not None else None,
+            latent=latent,
+            extra_layers=_extra_layers(raw, architecture, num_layers),
             quantization=read_quantization(raw),
         )
 
@@ -174,6 +192,19 @@ def _refuse_sliding_window(raw: dict[str, Any], architecture: Architecture) -> N
             f"sliding_window {window} is in effect, as it is below max_position_embeddings {max_positions}, "
             "but only full attention is supported"
         )
+
+
+def _num_kv_heads(raw: dict[str, Any]) -> Any:
+    num_kv_heads = raw.get("num_key_value_heads")
+    return raw["num_attention_heads"] if num_kv_heads is None else num_kv_heads
+
+
+def _extra_layers(raw: dict[str, Any], architecture: Architecture, num_layers: int) -> tuple[int, ...]:
+    if not architecture.extra_layers:
+        return ()
+    num_extra = raw[architecture.extra_layers]
+    require_count(architecture.extra_layers, num_extra, MAX_LAYERS, least=0)
+    return tuple(range(num_layers, num_layers + num_extra))
 
 
 def _head_dim(raw: dict[str, Any]) -> Any:

@@ -11,9 +11,12 @@ from tandem.engine.attention.base import Attention
 from tandem.engine.layers.experts.counts import ExpertCounts, LayerCounts
 from tandem.engine.layers.fp8 import FP8_DTYPE
 from tandem.engine.layers.linear import Linear
-from tandem.engine.layers.norm import Norm, QkNorm, rms_norm
+from tandem.engine.layers.norm import Norm, rms_norm
 from tandem.engine.layers.ops import LayerOps
 from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
+from tandem.engine.models.attention.base import SelfAttention
+from tandem.engine.models.attention.by_head import SelfAttentionByHead
+from tandem.engine.models.attention.latent import LatentSelfAttention
 from tandem.engine.models.base import Model
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.linears import Linears
@@ -23,8 +26,6 @@ from tandem.engine.models.mlp.sparse import SparseMlp
 
 # Other dtypes need scales, which only FP8 projections have.
 _WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-_O = ("self_attn.o_proj",)
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -50,7 +51,7 @@ class DecoderModel(Model):
         # Own memory even if tied: lookups and products need different orders.
         self._lm_head = Linear([config.vocab_size], config.hidden_size, False, dtype, device)
         self._rotary = RotaryEmbedding(
-            config.head_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings, device
+            config.rope_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings, device
         )
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -73,7 +74,7 @@ class DecoderModel(Model):
 
     def projections(self) -> Iterator[str]:
         for index, layer in enumerate(self._layers):
-            for name in (*_QKV, *_O, *layer.mlp.projections()):
+            for name in (*layer.attention.projections(), *layer.mlp.projections()):
                 yield f"model.layers.{index}.{name}"
 
     @torch.inference_mode()
@@ -141,12 +142,17 @@ class DecoderModel(Model):
         positions: torch.Tensor,
         attention: Attention,
         rows: torch.Tensor | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> torch.Tensor:
         x = F.embedding(input_ids, self._embedding)  # (num_tokens, hidden_size)
         rotation = Rotation(self._rotary, positions, x.dtype)
         *layers, last = self._layers
         for index, layer in enumerate(layers):
+            if meanwhile is not None:
+                meanwhile()
             x = layer.forward(x, layer.attend(x, rotation, attention, index, self._ops), self._ops)
+        if meanwhile is not None:
+            meanwhile()
         attended = last.attend(x, rotation, attention, len(layers), self._ops)
         if rows is not None:
             x, attended = x.index_select(0, rows), attended.index_select(0, rows)
@@ -174,17 +180,11 @@ class _Layer:
         counts: LayerCounts | None,
     ) -> None:
         linears = Linears(config, index, dtype, device)
-        hidden, head_dim = config.hidden_size, config.head_dim
-        eps = config.rms_norm_eps
-        self._head_dim = head_dim
-        q_rows, kv_rows = config.num_q_heads * head_dim, config.num_kv_heads * head_dim
+        hidden, eps = config.hidden_size, config.rms_norm_eps
         self._input_norm = Norm(torch.empty(hidden, dtype=dtype, device=device), eps)
-        self._qkv = linears.make(_QKV, [q_rows, kv_rows, kv_rows], hidden, config.qkv_bias)
-        self._qk_norm = QkNorm(torch.empty(2, head_dim, dtype=dtype, device=device), eps) if config.qk_norm else None
-        # Of queries and of keys, each across heads.
-        sizes = (q_rows, kv_rows) if config.whole_qk_norm else ()
-        self._whole_norms = [Norm(torch.empty(size, dtype=dtype, device=device), eps) for size in sizes]
-        self._o = linears.make(_O, [hidden], q_rows, config.o_bias)
+        self.attention: SelfAttention = (
+            SelfAttentionByHead(linears) if config.latent is None else LatentSelfAttention(linears)
+        )
         self._mlp_norm = Norm(torch.empty(hidden, dtype=dtype, device=device), eps)
         self.mlp: Mlp = SparseMlp(linears, counts=counts) if config.is_sparse(index) else DenseMlp(linears)
 
@@ -198,39 +198,26 @@ class _Layer:
 
     def _around_mlp(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "input_layernorm.weight", self._input_norm.weight
-        yield from self._qkv.named_parameters(*_QKV)
-        if self._qk_norm is not None:
-            yield "self_attn.q_norm.weight", self._qk_norm.weight[0]
-            yield "self_attn.k_norm.weight", self._qk_norm.weight[1]
-        for name, norm in zip(("q_norm", "k_norm"), self._whole_norms, strict=False):
-            yield f"self_attn.{name}.weight", norm.weight
-        yield from self._o.named_parameters(*_O)
+        yield from self.attention.named_parameters()
         yield "post_attention_layernorm.weight", self._mlp_norm.weight
 
     @property
     def kind(self) -> tuple[type, ...]:
-        return type(self._qkv), type(self._o), *self.mlp.kind
+        return *self.attention.kind, *self.mlp.kind
 
     def loaded(self) -> None:
-        self._qkv.loaded()
-        self._o.loaded()
+        self.attention.loaded()
         self.mlp.loaded()
 
     def attend(
         self, x: torch.Tensor, rotation: Rotation, attention: Attention, index: int, ops: LayerOps
     ) -> torch.Tensor:
-        """Maps (num_tokens, hidden_size) to (num_tokens, num_q_heads * head_dim); writes keys and values."""
-        qkv = ops.norm_linear(x, self._input_norm, self._qkv)
-        begin = 0
-        for norm in self._whole_norms:
-            end = begin + len(norm.weight)
-            ops.normalize(qkv[:, begin:end], norm)
-            begin = end
-        return attention.attend(qkv.unflatten(-1, (-1, self._head_dim)), rotation, self._qk_norm, index)
+        """Returns inputs of `forward` for all tokens; writes their pages."""
+        return self.attention.attend(x, self._input_norm, rotation, attention, index, ops)
 
     def forward(self, x: torch.Tensor, attended: torch.Tensor, ops: LayerOps) -> torch.Tensor:
         """Computes the rest of the layer for any rows. Args: x: the layer's input, may be overwritten."""
-        x = ops.linear_add(attended, self._o, x)
+        x = self.attention.project(attended, x, ops)
         return self.mlp.forward(x, self._mlp_norm, ops)
 
 

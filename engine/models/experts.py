@@ -22,6 +22,8 @@ class Routing:
         scaling: factor of all weights.
         has_bias: True if a bias per expert is added to the scores for the choice alone.
         num_groups, num_groups_used: experts in groups, of which only the best are candidates.
+        num_ranked: best experts of a group whose scores add up to the group's.
+        float32_logits: True if logits are computed in float32; for "sigmoid" they always are.
 
     Raises:
         ValueError: on construction, for invalid values.
@@ -34,6 +36,8 @@ class Routing:
     has_bias: bool = False
     num_groups: int = 1
     num_groups_used: int = 1
+    num_ranked: int = 2
+    float32_logits: bool = False
 
     def __post_init__(self) -> None:
         if self.scoring not in ("softmax", "sigmoid"):
@@ -44,6 +48,7 @@ class Routing:
         require_positive("routed_scaling_factor", self.scaling)
         require_count("n_group", self.num_groups, MAX_EXPERTS)
         require_count("topk_group", self.num_groups_used, MAX_EXPERTS)
+        require_count("num_ranked", self.num_ranked, MAX_EXPERTS)
         if self.num_groups_used > self.num_groups:
             raise ValueError(f"topk_group {self.num_groups_used} is more than n_group {self.num_groups}")
 
@@ -99,14 +104,15 @@ class ExpertsConfig:
         require_count(self.count_key, self.num_experts, MAX_EXPERTS)
         require_count(self.size_key, self.intermediate_size)
         require_count("shared_expert_intermediate_size", self.shared_intermediate_size, least=0)
+        ranked = self.routing.num_ranked
         chosen, groups, used = self.routing.num_chosen, self.routing.num_groups, self.routing.num_groups_used
         count = f"{self.count_key} {self.num_experts}"
         if chosen > self.num_experts:
             raise ValueError(f"num_experts_per_tok {chosen} is more than {count}")
         if self.num_experts % groups:
             raise ValueError(f"{count} is not a multiple of n_group {groups}")
-        if groups > 1 and self.num_experts < 2 * groups:
-            raise ValueError(f"n_group {groups} leaves fewer than 2 of {count} in a group")
+        if groups > 1 and self.num_experts < ranked * groups:
+            raise ValueError(f"n_group {groups} leaves fewer than {ranked} of {count} in a group")
         most = self.num_experts // groups * used
         if chosen > most:
             raise ValueError(f"num_experts_per_tok {chosen} is more than the {most} experts of topk_group {used}")

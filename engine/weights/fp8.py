@@ -78,7 +78,7 @@ def _as_stored(
         if len(of_module) < len(wanted):
             continue
         del parts[module]
-        scale = _weight_scale(module, of_module, quantization)
+        scale = _weight_scale(module, of_module, quantization, module in covered)
         yield from _for_model(module, of_module["weight"], scale, kept)
         if _INPUT_SCALE in of_module:
             input_scale = _checked(f"{module}.{_INPUT_SCALE}", of_module[_INPUT_SCALE], (1,), ())
@@ -99,8 +99,11 @@ def _for_model(
         yield f"{module}.weight", dequantize(weight, scale)
 
 
-def _weight_scale(module: str, parts: Mapping[str, torch.Tensor], quantization: Quantization) -> torch.Tensor:
-    """Returns (out_size, 1) or (out_size / BLOCK, in_size / BLOCK) float32."""
+def _weight_scale(
+    module: str, parts: Mapping[str, torch.Tensor], quantization: Quantization, is_covered: bool
+) -> torch.Tensor:
+    """Returns (out_size, 1) or (out_size / BLOCK, in_size / BLOCK) float32, rounded up for modules that are plain in
+    every model."""
     weight, name = parts["weight"], f"{module}.{quantization.scale_name}"
     scale = parts[quantization.scale_name]
     if weight.dim() != 2 or not weight.numel():
@@ -110,8 +113,9 @@ def _weight_scale(module: str, parts: Mapping[str, torch.Tensor], quantization: 
         return _checked(name, scale, (1,), (), (1, 1)).view(1, 1).expand(out_size, 1)
     if quantization.weights == "channel":
         return _checked(name, scale, (out_size, 1), (out_size,)).view(out_size, 1)
-    check_sizes([module], [out_size], in_size, is_block=True)
-    return _checked(name, scale, (out_size // BLOCK, in_size // BLOCK))
+    if is_covered:
+        check_sizes([module], [out_size], in_size, is_block=True)
+    return _checked(name, scale, (-(-out_size // BLOCK), -(-in_size // BLOCK)))
 
 
 def _checked(name: str, scale: torch.Tensor, *shapes: tuple[int, ...]) -> torch.Tensor:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ _DUMMY_SCALE = 0.02
 # A projection's inputs seldom exceed 16.
 _DUMMY_INPUT_SCALE = 16 / FP8_MAX
 _REPORT_INTERVAL_S = 0.1
+_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 
 
 def load_weights(
@@ -52,7 +54,8 @@ def load_weights(
         _fill_with_dummies(model, device, on_progress)
         return scales.scales()
     num_bytes = sum(path.stat().st_size for path in checkpoint_files(model_dir))
-    weights = scales.without_scales(_reported(checkpoint_weights(model_dir), num_bytes, on_progress))
+    weights = _reported(checkpoint_weights(model_dir), num_bytes, on_progress)
+    weights = scales.without_scales(_without_layers(weights, model.config.extra_layers))
     if quantization is not None:
         weights = read_fp8(weights, quantization, model, device)
     model.load_weights(weights)
@@ -67,6 +70,15 @@ def _fill_with_dummies(model: Model, device: torch.device, on_progress: Callable
     for name, tensor in _reported(dummy_weights(shapes, device=device), num_bytes, on_progress):
         parameters[name].copy_(tensor)
     model.loaded()
+
+
+def _without_layers(
+    weights: Iterable[tuple[str, torch.Tensor]], layers: Collection[int]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, tensor in weights:
+        match = _LAYER.match(name)
+        if match is None or int(match[1]) not in layers:
+            yield name, tensor
 
 
 def checkpoint_weights(model_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:

@@ -6,6 +6,16 @@ from typing import Any
 
 from tests.cluster.conftest import EOS_TOKEN_IDS, MAX_MODEL_LEN, VOCAB_SIZE, Oracle, save_byte_tokenizer
 
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+}
 _QWEN: dict[str, Any] = {"num_experts": 8, "moe_intermediate_size": 48, "norm_topk_prob": True}
 # By the name of transformers' model type.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -25,6 +35,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "routed_scaling_factor": 2.5,
     },
+    "deepseek_v2": {**_LATENT, "q_lora_rank": None, "first_k_dense_replace": 1},
+    "deepseek_v3": {**_LATENT, "q_lora_rank": 40, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2},
+    "glm4_moe_lite": {**_LATENT, "q_lora_rank": 40},
 }
 # The rounding of float32 moves these models' logits by up to 4e-5.
 MIN_MARGIN = 1e-4
@@ -42,11 +55,10 @@ def save_tiny_experts(directory: Path, family: str) -> None:
         intermediate_size=112,
         num_hidden_layers=2,
         num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=MAX_MODEL_LEN,
         bos_token_id=None,
         eos_token_id=EOS_TOKEN_IDS,
-        **FAMILIES[family],
+        **{"num_key_value_heads": 2, **FAMILIES[family]},
     )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).float()

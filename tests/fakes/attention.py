@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from tandem.engine.attention.base import AttentionBackend
+from tandem.engine.attention.base import HeadBackend
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.attention.scales import KvScales
 from tandem.engine.batch import Batch, ForwardMode
@@ -28,7 +28,7 @@ class AttentionOracle:
         self,
         pool: KvPool,
         num_q_heads: int,
-        make_backend: Callable[[KvPool, int], AttentionBackend],
+        make_backend: Callable[[KvPool, int], HeadBackend],
         kv_scales: KvScales | None = None,
     ) -> None:
         """Args: kv_scales: the backend's scales, for quantized pages."""

@@ -37,7 +37,30 @@ EXPERTS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
 }
-_PROJECTION = re.compile(r"(.+\.layers\..+\.(?:[a-z]+_proj|w[123]))\.weight")
+# Latents of keys and values have 192 numbers, no multiple of blocks.
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 128,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 64,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+}
+EXPERTS |= {
+    "deepseek_v2": {**_LATENT, "q_lora_rank": None, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    "deepseek_v3": {
+        **_LATENT,
+        "q_lora_rank": 128,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "n_group": 2,
+        "topk_group": 1,
+    },
+    "glm4_moe_lite": {**_LATENT, "q_lora_rank": 256},
+}
+_PROJECTION = re.compile(r"(.+\.layers\..+\.(?:[a-z]+_(?:[ab]_)?proj(?:_with_mqa)?|w[123]))\.weight")
 
 
 def make_model(family: str, seed: int = 0, **settings: Any) -> PreTrainedModel:
@@ -112,18 +135,19 @@ def _quantized(weight: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Ten
         rows = columns = BLOCK
     elif "channels" in kind:
         rows = 1
-    blocks = weight.view(out_size // rows, rows, in_size // columns, columns)
+    padded = F.pad(weight, (0, -in_size % columns, 0, -out_size % rows))
+    blocks = padded.view(len(padded) // rows, rows, padded.shape[1] // columns, columns)
     scale = blocks.abs().amax((1, 3), keepdim=True) / FP8_MAX
     numbers = (blocks / scale).to(FP8_DTYPE)
-    dequantized = (numbers.float() * scale).view(out_size, in_size)
-    numbers = numbers.view(out_size, in_size)
+    dequantized = (numbers.float() * scale).view(padded.shape)[:out_size, :in_size]
+    numbers = numbers.view(padded.shape)[:out_size, :in_size]
     if "tensors" in kind:
         scale = scale.view(1)
     elif "channels" in kind:
         scale = scale.view(out_size, 1).bfloat16()
         dequantized = numbers.float() * scale.float()
     elif "blocks" in kind:
-        scale = scale.view(out_size // rows, in_size // columns)
+        scale = scale[:, 0, :, 0]
     else:
         scale = scale.view(())
     return numbers, scale, dequantized

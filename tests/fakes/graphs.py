@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from tandem.engine import graph_runner, mixed_graphs, prefill_graphs
-from tandem.engine.attention.base import GraphableBackend, GraphedAttention
+from tandem.engine.attention.base import GraphableHeadBackend, GraphedAttention, GraphedHeadAttention, HeadAttention
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.attention.mixed import graphed_by_kind
 from tandem.engine.attention.reference import ReferenceAttention
 from tandem.engine.batch import Batch, ForwardMode
 from tandem.engine.kvcache.pool import KvPool
@@ -23,7 +25,7 @@ from tests.fakes.model_config import TINY_LLAMA
 NUM_HEADS = cast(int, TINY_LLAMA["num_attention_heads"])
 
 
-class FixedSize(GraphedAttention):
+class FixedSize(GraphedHeadAttention):
     """Attention of one kind by the reference backend; padding rows write nowhere and give zeros."""
 
     def __init__(self, pool: KvPool, mode: ForwardMode, size: int) -> None:
@@ -60,14 +62,18 @@ class FixedSize(GraphedAttention):
         return out
 
 
-class FixedSizes(ReferenceAttention, GraphableBackend):
-    def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
+class FixedSizes(ReferenceAttention, GraphableHeadBackend):
+    def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedHeadAttention]:
         return {size: FixedSize(self.pool, "decode", size) for size in batch_sizes}
 
     def for_prefill_graphs(
         self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int
-    ) -> dict[int, GraphedAttention]:
+    ) -> dict[int, GraphedHeadAttention]:
         return {size: FixedSize(self.pool, "prefill", size) for size in sizes}
+
+    def joined(self, decode: GraphedAttention, prefill: GraphedAttention) -> HeadAttention:
+        assert isinstance(self.pool.layout, KvHeadLayout)
+        return graphed_by_kind(decode, prefill, NUM_HEADS * self.pool.layout.head_dim)
 
     def __init__(self, pool: KvPool) -> None:
         super().__init__(pool, NUM_HEADS)

@@ -2,6 +2,7 @@
 
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.experts import ExpertNames, ExpertsConfig, Routing
+from tandem.engine.models.latent import LatentConfig
 
 LLAMA_8B = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -47,6 +48,52 @@ QWEN3_30B_A3B = ModelConfig(
     tie_word_embeddings=False,
     qk_norm=True,
     experts=ExpertsConfig(num_experts=128, intermediate_size=768, routing=Routing("softmax", 8, normalize=True)),
+)
+DEEPSEEK_V2_LITE = ModelConfig(
+    architecture="DeepseekV2ForCausalLM",
+    vocab_size=102_400,
+    hidden_size=2048,
+    intermediate_size=10_944,
+    num_layers=27,
+    num_q_heads=16,
+    num_kv_heads=16,
+    head_dim=192,
+    rms_norm_eps=1e-6,
+    rope_theta=10_000.0,
+    max_position_embeddings=163_840,
+    tie_word_embeddings=False,
+    experts=ExpertsConfig(
+        num_experts=64,
+        intermediate_size=1408,
+        routing=Routing("softmax", 6, num_ranked=1, float32_logits=True),
+        shared_intermediate_size=2816,
+        dense_layers=(0,),
+        names=ExpertNames(shared="shared_experts"),
+    ),
+    latent=LatentConfig(q_rank=0, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128),
+)
+DEEPSEEK_V3 = ModelConfig(
+    architecture="DeepseekV3ForCausalLM",
+    vocab_size=129_280,
+    hidden_size=7168,
+    intermediate_size=18_432,
+    num_layers=61,
+    num_q_heads=128,
+    num_kv_heads=128,
+    head_dim=192,
+    rms_norm_eps=1e-6,
+    rope_theta=10_000.0,
+    max_position_embeddings=163_840,
+    tie_word_embeddings=False,
+    experts=ExpertsConfig(
+        num_experts=256,
+        intermediate_size=2048,
+        routing=Routing("sigmoid", 8, True, 2.5, has_bias=True, num_groups=8, num_groups_used=4),
+        shared_intermediate_size=2048,
+        dense_layers=(0, 1, 2),
+        names=ExpertNames(shared="shared_experts"),
+    ),
+    latent=LatentConfig(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128),
 )
 MIXTRAL_8X7B = ModelConfig(
     architecture="MixtralForCausalLM",

@@ -34,6 +34,8 @@ TESTED_ELSEWHERE = {
     "deploy/on_ray/ray_module.py": "unit/deploy/on_ray/test_local_ray.py",
     "deploy/on_ray/ray_base.py": "unit/deploy/supervise/test_room.py",
     "deploy/host/run_record.py": "unit/deploy/host/test_process_tree.py",
+    "engine/models/attention/by_head.py": "unit/engine/models/test_decoder.py",
+    "engine/models/attention/latent.py": "unit/engine/models/test_decoder.py",
     "engine/config.py": "unit/deploy/config/test_cluster_config.py",
     "engine/kvcache/cuda_pool.py": "gpu/kvtransfer/transports/test_table.py",
     "engine/draws.py": "unit/engine/test_sampler.py",

@@ -19,6 +19,8 @@ MAX_EXPERTS = 512
 MAX_CHOSEN = 32
 MAX_GROUPS = 32
 HIDDEN_MULTIPLE = 32
+# Best experts of a group whose scores are added.
+NUM_RANKED = 2
 
 
 class Routed(NamedTuple):
@@ -47,7 +49,7 @@ class RouterKernel:
             and num_experts <= MAX_EXPERTS
             and routing.num_chosen <= MAX_CHOSEN
             and (is_sigmoid or not (is_grouped or routing.has_bias))
-            and (not is_grouped or routing.num_groups <= MAX_GROUPS)
+            and (not is_grouped or (routing.num_groups <= MAX_GROUPS and routing.num_ranked == NUM_RANKED))
         )
 
     def route(

@@ -16,7 +16,7 @@ def router_logits(x: torch.Tensor, weight: torch.Tensor, routing: Routing) -> to
         x: normalized inputs, (num_tokens, hidden_size).
         weight: (num_experts, hidden_size).
     """
-    if routing.scoring == "sigmoid":
+    if routing.scoring == "sigmoid" or routing.float32_logits:
         # As the models' authors: scores of many experts are close to each other.
         return F.linear(x.float(), weight.float())
     return F.linear(x, weight).float()
@@ -27,9 +27,10 @@ def choose_experts(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Chooses the experts of each token and their weights.
 
-    softmax: the largest probabilities (Mixtral, https://arxiv.org/abs/2401.04088). sigmoid: the largest sigmoid + bias
-    among the groups whose two best sum highest; weights are without the bias (DeepSeek-V3,
-    https://arxiv.org/abs/2412.19437, section 2.1.2). Of equal experts or groups, those of the lowest index are chosen.
+    softmax: the largest probabilities (Mixtral, https://arxiv.org/abs/2401.04088). sigmoid: the largest sigmoid + bias;
+    weights are without the bias. Only groups whose num_ranked best sum highest are candidates: the best two
+    (DeepSeek-V3, https://arxiv.org/abs/2412.19437, section 2.1.2) or the best one (DeepSeek-V2,
+    https://arxiv.org/abs/2405.04434, section 2.2.2). Of equal experts or groups, those of the lowest index are chosen.
 
     Args:
         logits: (num_tokens, num_experts) float32.
@@ -62,7 +63,7 @@ def sigmoid(x: torch.Tensor) -> torch.Tensor:
 def _of_best_groups(scores: torch.Tensor, routing: Routing) -> torch.Tensor:
     """Returns the scores with -inf outside the best groups."""
     groups = scores.unflatten(-1, (routing.num_groups, -1))
-    best = _largest(groups.topk(2, dim=-1).values.sum(-1), routing.num_groups_used)
+    best = _largest(groups.topk(routing.num_ranked, dim=-1).values.sum(-1), routing.num_groups_used)
     is_used = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter_(-1, best, True)
     return groups.masked_fill(~is_used[..., None], float("-inf")).flatten(-2)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.engine.models.experts import ExpertsConfig
+from tandem.engine.models.latent import LatentConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class Architecture:
         defaults: values of keys missing in config.json, if unlike ModelConfig.from_dir's.
         experts: reads the mixture of experts from config.json, with the number of layers; raises ValueError.
             None: the architecture has none.
+        latent: reads the sizes of latent attention from config.json; raises ValueError. None: attention is by head.
+        extra_layers: key of the number of layers that a checkpoint has behind the model's, not to be loaded; "": none.
         neutral: keys that must be absent, null, or have this value, because another would change the arithmetic.
     """
 
@@ -37,4 +40,6 @@ class Architecture:
     rope_theta: float = 10000.0
     defaults: Mapping[str, Any] = field(default_factory=dict)
     experts: Callable[[Mapping[str, Any], int], ExpertsConfig | None] | None = None
+    latent: Callable[[Mapping[str, Any]], LatentConfig] | None = None
+    extra_layers: str = ""
     neutral: Mapping[str, Any] = field(default_factory=dict)

@@ -13,6 +13,14 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/models.md"
 BEGIN = "<!-- models: python -m tests.unit.docs.models -->\n"
 END = "<!-- end of models -->"
+# Settings with which a family has all that it may have.
+_ALL_KINDS = {
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "topk_method": "group_limited_greedy",
+    "n_group": 2,
+    "topk_group": 1,
+}
 HEAD = "| family | `architectures` | attention | MLP | GGUF | refused besides |\n|---|---|---|---|---|---|\n"
 FAMILIES = {
     "LlamaForCausalLM": "Llama 2, 3",
@@ -24,6 +32,9 @@ FAMILIES = {
     "Qwen2MoeForCausalLM": "Qwen1.5-MoE, Qwen2-MoE",
     "Qwen3MoeForCausalLM": "Qwen3-MoE",
     "Dots1ForCausalLM": "dots.llm1",
+    "DeepseekV2ForCausalLM": "DeepSeek-V2, V2-Lite",
+    "DeepseekV3ForCausalLM": "DeepSeek-V3, R1",
+    "Glm4MoeLiteForCausalLM": "GLM-4.7-Flash",
 }
 
 
@@ -42,7 +53,7 @@ def written_by_gguf() -> frozenset[str]:
 
 
 def _attention(architecture: Architecture) -> str:
-    parts = []
+    parts = [] if architecture.latent is None else ["latents"]
     if architecture.qkv_bias:
         given = architecture.qkv_bias
         parts.append(f"biases if `{given}`" if isinstance(given, str) else "biases of queries, keys and values")
@@ -56,11 +67,12 @@ def _attention(architecture: Architecture) -> str:
 def _mlp(architecture: Architecture) -> str:
     if architecture.experts is None:
         return "dense"
-    raw = {**architecture.defaults, **TINY_LLAMA, **TINY_EXPERTS, "n_shared_experts": 1}
+    raw = {**architecture.defaults, **TINY_LLAMA, **TINY_EXPERTS, **_ALL_KINDS}
     experts = architecture.experts(raw, 2)
     assert experts is not None
     routing = experts.routing
-    parts = [f"experts by {routing.scoring}{' with a bias, in groups' if routing.has_bias else ''}"]
+    bias, groups = " with a bias" if routing.has_bias else "", ", in groups" if routing.num_groups > 1 else ""
+    parts = [f"experts by {routing.scoring}{bias}{groups}"]
     if experts.shared_intermediate_size:
         parts.append(f"a shared one{' with a gate' if experts.shared_gate else ''}")
     return ", ".join(parts)

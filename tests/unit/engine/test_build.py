@@ -1,7 +1,10 @@
 """Building an engine: attention backend and progress messages."""
 
 import importlib.util
+import json
 import logging
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from tandem.choices import Choices
 from tandem.engine import build as build_module
 from tandem.engine.attention import choice
 from tandem.engine.attention.base import AttentionBackend
+from tandem.engine.attention.latent_reference import LatentReferenceAttention
 from tandem.engine.attention.reference import ReferenceAttention
 from tandem.engine.batch import Batch
 from tandem.engine.build import build_engine
@@ -19,6 +23,9 @@ from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.models.decoder import DecoderModel
 from tandem.engine.token_sequence import TokenSequence
 from tests.fakes.graphs import FixedSizes
+from tests.fakes.model_config import TINY_EXPERTS, TINY_LLAMA
+
+LATENT_PATH = "tandem.engine.attention.latent_reference:LatentReferenceAttention"
 
 
 def build(
@@ -143,3 +150,39 @@ def test_packages_that_a_gpu_needs_are_named(model_dir: str, monkeypatch: pytest
     monkeypatch.setattr(build_module, "free_bytes", lambda: 2**40)
     with pytest.raises(ValueError, match=r"No module named 'cuda'.*pip install '\.\[cuda13\]'"):
         build_engine(EngineConfig(model_dir, device="cuda", dtype="bfloat16"), "build", list[str]().append)
+
+
+def test_the_layout_decides_between_backends(
+    model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    latents = write_latent_model(tmp_path / "latents")
+    assert type(build(latents, 4)._attention) is LatentReferenceAttention
+    assert type(build(model_dir, 4)._attention) is ReferenceAttention
+    assert generate(build(latents, 4, backend="latent_reference")) == generate(build(latents, 4))
+    with pytest.raises(ValueError, match=r"^ReferenceAttention reads keys and values by head, not pages of latent/flo"):
+        build(latents, 4, backend="reference")
+    with pytest.raises(ValueError, match=r"^LatentReferenceAttention reads latents, not pages of kv-by-head/float32/"):
+        build(model_dir, 4, backend="latent_reference")
+    # As on a GPU, where other backends come first.
+    paths = {"own": f"{__name__}:{OwnAttention.__name__}", "latent_reference": LATENT_PATH}
+    table: Choices[AttentionBackend] = Choices("tandem.engine.attention.base:AttentionBackend", paths)
+    monkeypatch.setattr(choice, "ATTENTION_BACKENDS", table)
+    assert type(build(latents, 4, dtype="bfloat16")._attention) is LatentReferenceAttention
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warned) == 1
+    assert re.fullmatch(r"OwnAttention reads .* of latent/\S+: using the slower latent_reference backend", warned[0])
+
+
+def test_quantized_pages_of_latents_are_refused(tmp_path: Path) -> None:
+    model_dir = write_latent_model(tmp_path / "latents")
+    config = EngineConfig(model_dir, load_format="dummy", num_pages=4, kv_cache_dtype="fp8_e4m3")
+    with pytest.raises(ValueError, match=r"^pages of latents cannot be float8_e4m3fn: use kv_cache_dtype auto"):
+        build_engine(config, "build-latents", list[str]().append)
+
+
+def write_latent_model(directory: Path) -> str:
+    sizes = {"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8, "q_lora_rank": None}
+    raw = {**TINY_LLAMA, **TINY_EXPERTS, **sizes, "architectures": ["DeepseekV2ForCausalLM"], "num_key_value_heads": 2}
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(raw))
+    return str(directory)

@@ -16,7 +16,15 @@ from tandem.engine.floors import (
 )
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.experts import ExpertsConfig, Routing
-from tests.fakes.model_shapes import LLAMA_8B, MIXTRAL_8X7B, QWEN3_30B_A3B, QWEN_0_6B
+from tandem.engine.models.latent import LatentConfig
+from tests.fakes.model_shapes import (
+    DEEPSEEK_V2_LITE,
+    DEEPSEEK_V3,
+    LLAMA_8B,
+    MIXTRAL_8X7B,
+    QWEN3_30B_A3B,
+    QWEN_0_6B,
+)
 
 SMALL = replace(
     LLAMA_8B,
@@ -44,6 +52,9 @@ SPARSE = replace(
 # q and o 64 x 64, k and v 64 x 32; three matrices of an MLP; routers have a row per expert, and one for the gate.
 SPARSE_PROJECTIONS = 3 * (2 * 64 * 64 + 2 * 64 * 32) + 3 * 64 * 128 + 2 * 3 * 64 * 48
 SPARSE_ROUTERS, ONE_EXPERT, HEAD = 2 * 64 * 5, 2 * 3 * 64 * 32, 300 * 64
+# 4 heads of queries and keys of 12 + 4 numbers and of values of 8 numbers; latents of 20 + 4 numbers.
+LATENTS = LatentConfig(q_rank=0, kv_rank=20, nope_dim=12, rope_dim=4, value_dim=8)
+LATENT = replace(SMALL, architecture="DeepseekV3ForCausalLM", num_kv_heads=4, latent=LATENTS)
 # Measured beside the floors below: copy 4.1 to 4.2 TB/s, matmul 770 to 790 TFLOP/s.
 H200 = Limits(4.15e12, 780e12)
 # Prompts of 1,024 tokens with half of 256 outputs, in milliseconds.
@@ -122,6 +133,38 @@ def test_sizes_of_published_models_with_experts() -> None:
     # 128 * (1 - (15 / 16)^8) = 51.6 distinct experts of 9.44 MB in each of 48 layers.
     touched = read_weight_bytes(QWEN3_30B_A3B, 8) - read_weight_bytes(QWEN3_30B_A3B, 1)
     assert touched == pytest.approx(48 * (51.62 - 8) * 9.437e6, rel=0.001)
+
+
+def test_latents_are_read_once_for_all_heads() -> None:
+    # q 64 x 64, o 64 x 32; to the latent 64 x 24, from it 20 x 4 (12 + 8), which are never FP8.
+    mlp, projections, plain = 3 * 64 * 128, 64 * 64 + 64 * 32, 64 * 24 + 20 * 80
+    head = 300 * 64
+    assert kv_bytes_per_token(LATENT) == 2 * 2 * 24
+    assert weight_bytes(LATENT) == 2 * (2 * (mlp + projections + plain) + 2 * head)
+    assert weight_bytes(LATENT.quantized("fp8")) == 2 * (mlp + projections) + 2 * (2 * plain + 2 * head)
+    with_rank = replace(LATENT, latent=replace(LATENTS, q_rank=10))
+    # 64 x 10 and 10 x 64 in the place of 64 x 64.
+    assert weight_bytes(LATENT) - weight_bytes(with_rank) == 2 * 2 * (64 * 64 - 2 * 640)
+    products = 2 * (mlp + projections + plain)
+    slow_memory, slow_math = Limits(1.0, 1e30), Limits(1e30, 1.0)
+    assert decode_floor(LATENT, slow_memory, 3, 10) == 2 * (products + head) + 3 * 10 * 96
+    # A head's query multiplies 24 numbers of a token, its weight 20.
+    assert decode_floor(LATENT, slow_math, 3, 10) == 2 * 3 * (products + head) + 2 * 30 * 2 * 4 * (24 + 20)
+    # 55 pairs of queries and keys of 16 numbers and values of 8.
+    assert prefill_floor(LATENT, slow_math, 1, 10) == 2 * products * 10 + 2 * head + 2 * 55 * 2 * 4 * (16 + 8)
+    with pytest.raises(ValueError, match=r"^pages of latents cannot be float8_e4m3fn"):
+        decode_floor(LATENT, H200, 1, 10, "fp8_e4m3")
+
+
+def test_sizes_of_published_models_with_latents() -> None:
+    """15.7 billion parameters, of which 2.66 with the embedding for a token; 671, of which 37 without it."""
+    assert weight_bytes(DEEPSEEK_V2_LITE) == pytest.approx(2 * 15.7e9, rel=0.002)
+    embedding = 102_400 * 2048
+    assert read_weight_bytes(DEEPSEEK_V2_LITE, 1) + 2 * embedding == pytest.approx(2 * 2.66e9, rel=0.005)
+    assert weight_bytes(DEEPSEEK_V3) == pytest.approx(2 * 671e9, rel=0.002)
+    assert read_weight_bytes(DEEPSEEK_V3, 1) == pytest.approx(2 * 37e9, rel=0.02)
+    # DeepSeek-V3 report, section 2.1.1: 576 numbers a token and layer.
+    assert kv_bytes_per_token(DEEPSEEK_V3) == 2 * 61 * 576
 
 
 def test_an_embedding_takes_memory_but_is_not_read() -> None:

@@ -16,7 +16,7 @@ from tandem.engine.models.decoder import DecoderModel
 from tandem.engine.models.families.table import ARCHITECTURES
 from tandem.engine.page_layout import page_layout_of
 from tests.fakes.model_config import TINY_EXPERTS, TINY_LLAMA
-from tests.fakes.model_shapes import MIXTRAL_8X7B, QWEN3_30B_A3B
+from tests.fakes.model_shapes import DEEPSEEK_V2_LITE, DEEPSEEK_V3, MIXTRAL_8X7B, QWEN3_30B_A3B
 
 # Matrices large enough to outweigh norms and biases, and of the experts to outweigh all else.
 SIZES = TINY_LLAMA | {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "vocab_size": 512}
@@ -26,6 +26,9 @@ EXPERTS = TINY_EXPERTS | {
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 16),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 256),
 }
+
+
+PUBLISHED = (QWEN3_30B_A3B, MIXTRAL_8X7B, DEEPSEEK_V2_LITE, DEEPSEEK_V3)
 
 
 @pytest.fixture
@@ -59,6 +62,8 @@ def test_weights_are_those_of_the_model(architecture: str, tied: bool, tmp_path:
     config = SIZES | {"architectures": [architecture], "tie_word_embeddings": tied}
     if ARCHITECTURES[architecture].experts is not None:
         config |= EXPERTS
+    if ARCHITECTURES[architecture].latent is not None:
+        config["num_key_value_heads"] = config["num_attention_heads"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = ModelConfig.from_dir(tmp_path)
     engine = EngineConfig(model_dir="m", num_pages=4)
@@ -75,7 +80,7 @@ def test_weights_are_those_of_the_model(architecture: str, tied: bool, tmp_path:
     assert num_weight_bytes(on_gpu, fp8) < num_weight_bytes(on_gpu, model)
 
 
-@pytest.mark.parametrize("shape", [QWEN3_30B_A3B, MIXTRAL_8X7B], ids=lambda shape: shape.architecture)
+@pytest.mark.parametrize("shape", PUBLISHED, ids=lambda shape: shape.architecture)
 def test_published_models_have_the_memory_of_their_weights(shape: ModelConfig) -> None:
     on_gpu = EngineConfig(model_dir="m", device="cuda", dtype="bfloat16", num_pages=4)
     for model in (shape, shape.quantized("fp8")):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tandem.engine.attention.base import AttentionBackend, GraphableBackend
+from tandem.engine.attention.base import GraphableHeadBackend, HeadBackend
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.pool import KvPool
@@ -18,7 +18,7 @@ NUM_PAGES = 300
 MAX_ERROR = 5e-3
 
 
-def flashinfer(pool: KvPool, num_q_heads: int) -> GraphableBackend:
+def flashinfer(pool: KvPool, num_q_heads: int) -> GraphableHeadBackend:
     from tandem.engine.attention.flashinfer import FlashInferAttention
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
@@ -26,7 +26,7 @@ def flashinfer(pool: KvPool, num_q_heads: int) -> GraphableBackend:
     return FlashInferAttention(pool, num_q_heads)
 
 
-def triton(pool: KvPool, num_q_heads: int) -> GraphableBackend:
+def triton(pool: KvPool, num_q_heads: int) -> GraphableHeadBackend:
     from tandem.engine.attention.triton import TritonAttention
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
@@ -34,14 +34,14 @@ def triton(pool: KvPool, num_q_heads: int) -> GraphableBackend:
     return TritonAttention(pool, num_q_heads)
 
 
-def reference(pool: KvPool, num_q_heads: int) -> AttentionBackend:
+def reference(pool: KvPool, num_q_heads: int) -> HeadBackend:
     from tandem.engine.attention.reference import ReferenceAttention
 
     return ReferenceAttention(pool, num_q_heads)
 
 
 def run_chunks_then_decode(
-    make_backend: Callable[[KvPool, int], AttentionBackend],
+    make_backend: Callable[[KvPool, int], HeadBackend],
     page_size: int,
     num_q_heads: int,
     num_kv_heads: int,
@@ -73,7 +73,7 @@ def run_chunks_then_decode(
 @pytest.mark.parametrize(("num_q_heads", "num_kv_heads"), [(4, 4), (9, 3), (32, 8), (16, 2)])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_chunks_then_decode(
-    make_backend: Callable[[KvPool, int], AttentionBackend],
+    make_backend: Callable[[KvPool, int], HeadBackend],
     page_size: int,
     num_q_heads: int,
     num_kv_heads: int,
@@ -102,10 +102,10 @@ def test_chunks_then_decode_by_triton(page_size: int, num_q_heads: int, num_kv_h
     run_chunks_then_decode(triton, page_size, num_q_heads, num_kv_heads, head_dim)
 
 
-class FixedSizeDecode(AttentionBackend):
+class FixedSizeDecode(HeadBackend):
     """Decode with fixed tensors and padding, as graphs do."""
 
-    def __init__(self, backend: GraphableBackend, batch_size: int) -> None:
+    def __init__(self, backend: GraphableHeadBackend, batch_size: int) -> None:
         self._backend = backend
         self._graphed = backend.for_graphs([batch_size, 1], NUM_PAGES)[batch_size]
         self._batch_size = batch_size
@@ -132,7 +132,7 @@ class FixedSizeDecode(AttentionBackend):
 @pytest.mark.parametrize(("num_q_heads", "num_kv_heads"), [(9, 3), (8, 1)])
 @pytest.mark.parametrize("batch_size", [3, 8])
 def test_decode_of_a_fixed_size_over_long_and_short_sequences(
-    make_backend: Callable[[KvPool, int], GraphableBackend], num_q_heads: int, num_kv_heads: int, batch_size: int
+    make_backend: Callable[[KvPool, int], GraphableHeadBackend], num_q_heads: int, num_kv_heads: int, batch_size: int
 ) -> None:
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
@@ -164,10 +164,10 @@ def test_mixed_forwards_beyond_the_decode_kernel_limit() -> None:
     oracle.step("mixed", {**steps, long: 600, new: 300}, max_error=MAX_ERROR, num_mixed=len(decoded))
 
 
-class FixedSizePrefill(AttentionBackend):
+class FixedSizePrefill(HeadBackend):
     """Prefill with fixed tensors and padding, as graphs do."""
 
-    def __init__(self, backend: GraphableBackend, size: int, max_sequences: int) -> None:
+    def __init__(self, backend: GraphableHeadBackend, size: int, max_sequences: int) -> None:
         self._graphed = backend.for_prefill_graphs([16, size], max_sequences, NUM_PAGES)[size]
         self._size = size
 

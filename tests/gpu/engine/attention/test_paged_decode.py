@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from tandem.engine.attention.base import AttentionBackend
+from tandem.engine.attention.base import HeadBackend
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.pool import KvPool
@@ -19,7 +19,7 @@ MAX_ERROR = 5e-3
 BATCH_SIZE = 5
 
 
-class GraphedDecode(AttentionBackend):
+class GraphedDecode(HeadBackend):
     """FlashInfer's prefill, and the decode kernel with padding rows."""
 
     def __init__(self, pool: KvPool, num_q_heads: int, batch_size: int = BATCH_SIZE) -> None:

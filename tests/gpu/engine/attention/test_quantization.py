@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tandem.engine.attention.base import AttentionBackend, GraphableBackend, GraphedAttention
+from tandem.engine.attention.base import GraphableHeadBackend, GraphedHeadAttention, HeadBackend
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.attention.quantization import Quantizer
 from tandem.engine.attention.scales import KvScales
@@ -29,10 +29,10 @@ NUM_PAGES = 300
 MAX_ERROR = 8e-3
 GROUPS = [(4, 4), (9, 3), (32, 8), (16, 2), (8, 1)]
 
-MakeBackend = Callable[[KvPool, int], AttentionBackend]
+MakeBackend = Callable[[KvPool, int], HeadBackend]
 
 
-def flashinfer(pool: KvPool, num_q_heads: int) -> GraphableBackend:
+def flashinfer(pool: KvPool, num_q_heads: int) -> GraphableHeadBackend:
     from tandem.engine.attention.flashinfer import FlashInferAttention
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
@@ -40,7 +40,7 @@ def flashinfer(pool: KvPool, num_q_heads: int) -> GraphableBackend:
     return FlashInferAttention(pool, num_q_heads, SCALES)
 
 
-def triton(pool: KvPool, num_q_heads: int) -> GraphableBackend:
+def triton(pool: KvPool, num_q_heads: int) -> GraphableHeadBackend:
     from tandem.engine.attention.triton import TritonAttention
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
@@ -48,7 +48,7 @@ def triton(pool: KvPool, num_q_heads: int) -> GraphableBackend:
     return TritonAttention(pool, num_q_heads, SCALES)
 
 
-def reference(pool: KvPool, num_q_heads: int) -> AttentionBackend:
+def reference(pool: KvPool, num_q_heads: int) -> HeadBackend:
     from tandem.engine.attention.reference import ReferenceAttention
 
     return ReferenceAttention(pool, num_q_heads, SCALES)
@@ -111,19 +111,19 @@ def test_long_prompt_continues_a_shared_prefix(make_backend: MakeBackend) -> Non
     oracle.step("decode", {shared: 1, a: 1}, max_error=MAX_ERROR)
 
 
-class GraphedDecode(AttentionBackend):
+class GraphedDecode(HeadBackend):
     """Decode steps of one size as a CUDA graph per layer, padded with random rows."""
 
     def __init__(
         self,
         pool: KvPool,
         num_q_heads: int,
-        make_backend: Callable[[KvPool, int], GraphableBackend],
+        make_backend: Callable[[KvPool, int], GraphableHeadBackend],
         batch_size: int,
     ) -> None:
         assert isinstance(pool.layout, KvHeadLayout)
         self._backend = make_backend(pool, num_q_heads)
-        self._graphed: GraphedAttention = self._backend.for_graphs([batch_size, 1], pool.num_pages)[batch_size]
+        self._graphed: GraphedHeadAttention = self._backend.for_graphs([batch_size, 1], pool.num_pages)[batch_size]
         self._batch_size = batch_size
         self._num_outputs = num_q_heads * pool.layout.head_dim
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]] = {}
@@ -166,7 +166,7 @@ class GraphedDecode(AttentionBackend):
 @pytest.mark.parametrize("batch_size", [1, 2, 7, 24, 64, 128, 129, 256])
 @pytest.mark.parametrize(("num_q_heads", "num_kv_heads", "head_dim"), [(16, 8, 128), (9, 3, 64)])
 def test_decode_steps_as_graphs(
-    make_backend: Callable[[KvPool, int], GraphableBackend],
+    make_backend: Callable[[KvPool, int], GraphableHeadBackend],
     batch_size: int,
     num_q_heads: int,
     num_kv_heads: int,

@@ -10,7 +10,7 @@ from tandem.deploy.estimate.gpus import GPUS
 from tandem.deploy.estimate.worker import CONTEXT, FP8_KV_READ_SHARE, KV_READ_SHARE, Worker
 from tandem.engine.floors import decode_floor, expert_flops, expert_weight_bytes, prefill_floor
 from tandem.engine.models.config import ModelConfig
-from tests.fakes.model_shapes import LLAMA_8B, MIXTRAL_8X7B, QWEN3_30B_A3B, QWEN_0_6B
+from tests.fakes.model_shapes import DEEPSEEK_V2_LITE, LLAMA_8B, MIXTRAL_8X7B, QWEN3_30B_A3B, QWEN_0_6B
 
 H200 = GPUS["h200"]
 WITHIN = 0.15
@@ -114,6 +114,11 @@ def test_quantized_pages_hold_twice_the_tokens_and_take_half_the_time_to_ship_an
     assert less == pytest.approx(reading / 2 * KV_READ_SHARE / FP8_KV_READ_SHARE)
     with pytest.raises(ValueError, match="A100 80GB SXM has no kernels for KV pages of fp8_e4m3"):
         Worker(LLAMA_8B, GPUS["a100"], kv_cache_dtype="fp8_e4m3")
+
+
+def test_latents_are_not_estimated() -> None:
+    with pytest.raises(ValueError, match=r"^DeepseekV2ForCausalLM has latent attention without kernels: plain torch"):
+        Worker(DEEPSEEK_V2_LITE, H200)
 
 
 def test_a_pool_is_what_the_share_of_the_memory_leaves() -> None:

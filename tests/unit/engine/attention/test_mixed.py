@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from tandem.engine.attention.base import AttentionBackend, PlannedAttention
+from tandem.engine.attention.base import HeadBackend, PlannedAttention
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.attention.mixed import plan_by_kind
 from tandem.engine.attention.reference import ReferenceAttention
@@ -49,7 +49,7 @@ class Planned(PlannedAttention):
         return out.copy_(attended)
 
 
-class ByKind(AttentionBackend):
+class ByKind(HeadBackend):
     def __init__(self, pool: KvPool, num_q_heads: int, kv_scales: KvScales | None = None) -> None:
         self._kinds = ReferenceAttention(pool, num_q_heads), ReferenceAttention(pool, num_q_heads)
         self._num_columns = num_q_heads * HEAD_DIM
@@ -75,7 +75,7 @@ def test_each_kind_writes_its_rows(page_size: int) -> None:
     pool = CpuKvPool(KvHeadLayout(2, page_size, 2, HEAD_DIM, "float32"), 120, f"test-mixed-{next(_names)}")
     made: list[ByKind] = []
 
-    def make(pool: KvPool, num_q_heads: int) -> AttentionBackend:
+    def make(pool: KvPool, num_q_heads: int) -> HeadBackend:
         made.append(ByKind(pool, num_q_heads))
         return made[0]
 

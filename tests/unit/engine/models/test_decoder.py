@@ -13,6 +13,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from tandem.engine.attention.base import AttentionBackend
+from tandem.engine.attention.latent_layout import LatentLayout
+from tandem.engine.attention.latent_reference import LatentReferenceAttention
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.attention.reference import ReferenceAttention
 from tandem.engine.batch import Batch, ForwardMode
@@ -20,6 +23,7 @@ from tandem.engine.kvcache.pool import CpuKvPool
 from tandem.engine.models.base import Model
 from tandem.engine.models.build import build_model
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.page_layout import page_layout_of
 from tandem.engine.token_sequence import TokenSequence
 
 CPU = torch.device("cpu")
@@ -80,6 +84,67 @@ EXPERTS: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 2.5,
     },
 }
+LATENT: dict[str, dict[str, Any]] = {
+    # No latent of queries, as in V2-Lite.
+    "deepseek-v2": {
+        "num_key_value_heads": 4,
+        "q_lora_rank": None,
+        "kv_lora_rank": 24,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+    },
+    "deepseek-v2_groups": {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 40,
+        "kv_lora_rank": 24,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "n_shared_experts": 1,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 16.0,
+        "rope_parameters": {**YARN_ROPE, "mscale": 0.5, "mscale_all_dim": 0.7},
+    },
+    "deepseek-v3": {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 40,
+        "kv_lora_rank": 24,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "first_k_dense_replace": 1,
+        "num_hidden_layers": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "rope_parameters": {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 1.0},
+    },
+    "glm4-moe-lite": {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 40,
+        "kv_lora_rank": 24,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 4,
+        # Larger than queries and keys.
+        "v_head_dim": 20,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+    },
+}
 # Settings that differ between the checkpoints; `make_checkpoint` has the rest.
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -95,6 +160,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3_wide_heads": {"head_dim": 32},
     "qwen3_yarn": {"head_dim": 32, "rope_parameters": YARN_ROPE},
     **EXPERTS,
+    **LATENT,
     "qwen3_tied_biased": {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True},
 }
 _names = itertools.count()
@@ -154,11 +220,14 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 class Runner:
     def __init__(self, model: Model, page_size: int = 16, dtype: str = "float32") -> None:
         config = model.config
-        layout = KvHeadLayout.of(config, page_size, dtype)
+        layout = page_layout_of(config, page_size, dtype, "auto")
+        assert isinstance(layout, KvHeadLayout | LatentLayout)
         self.model = model
         self.pool = CpuKvPool(layout, 2048 // page_size, f"test-models-{next(_names)}")
-        layout.view(self.pool.memory).fill_(float("nan"))
-        self.attention = ReferenceAttention(self.pool, config.num_q_heads)
+        self.pages = layout.view(self.pool.memory)
+        self.pages.fill_(float("nan"))
+        backend = ReferenceAttention if config.latent is None else LatentReferenceAttention
+        self.attention: AttentionBackend = backend(self.pool, config.num_q_heads)
         self._free = list(range(self.pool.num_pages))
         random.Random(1).shuffle(self._free)
 
@@ -264,20 +333,18 @@ def test_only_wanted_rows_are_output_but_all_kv_is_written(checkpoint: Checkpoin
     batch = Batch("prefill", sequences)
     runner.attention.plan(batch)
     forward = functools.partial(model.hidden_states, batch.input_ids(CPU), batch.positions(CPU), runner.attention)
-    layout = runner.pool.layout
-    assert isinstance(layout, KvHeadLayout)
 
     def pages() -> torch.Tensor:
-        return layout.view(runner.pool.memory)[[page for s in sequences for page in s.page_ids]]
+        return runner.pages[[page for s in sequences for page in s.page_ids]]
 
     everything = forward()
     written = pages()
-    layout.view(runner.pool.memory).fill_(float("nan"))
+    runner.pages.fill_(float("nan"))
     # Graphs select rows in any order, with repeats.
     rows = torch.tensor([26, 6, 6, 0])
     torch.testing.assert_close(forward(rows), everything[rows])
     torch.testing.assert_close(pages(), written, equal_nan=True)
-    layout.view(runner.pool.memory).fill_(float("nan"))
+    runner.pages.fill_(float("nan"))
     assert forward(rows[:0]).shape == (0, everything.shape[1])
     torch.testing.assert_close(pages(), written, equal_nan=True)
 
@@ -310,6 +377,10 @@ def test_bfloat16_is_as_exact_as_transformers(checkpoint: Checkpoint) -> None:
     logits = [runner.prefill([sequence])]
     logits += [runner.decode([sequence], [token_id]) for token_id in prompt[20:]]
     our_error = (torch.cat(logits) - truth).abs()
+    if runner.model.config.latent is not None:
+        # Latents are multiplied in another order, so rounding changes the experts of other tokens than in transformers.
+        assert our_error.mean(-1).median() <= 1.2 * their_error.mean(-1).median()
+        return
     assert our_error.mean() <= 1.2 * their_error.mean()
     assert our_error.max() <= 2 * their_error.max()
 

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from tandem.engine.attention.layout import KvHeadLayout
-from tandem.engine.attention.reference import ReferenceAttention
+from tandem.engine.attention.choice import choose_backend
 from tandem.engine.batch import Batch
+from tandem.engine.config import EngineConfig
 from tandem.engine.kvcache.pool import CpuKvPool
 from tandem.engine.layers.fp8 import FP8_DTYPE
 from tandem.engine.layers.fp8_linear import Fp8Linear
@@ -22,6 +22,7 @@ from tandem.engine.models.build import build_model
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.decoder import DecoderModel
 from tandem.engine.models.mlp.dense import DenseMlp
+from tandem.engine.page_layout import page_layout_of
 from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.weights.fingerprint import model_fingerprint
 from tandem.engine.weights.loader import load_weights
@@ -47,10 +48,13 @@ def load(path: Path, how: str = "auto", *, keeps_fp8: bool = False) -> Model:
 
 def logits_of(model: Model, token_ids: list[int]) -> torch.Tensor:
     """Return the logits after each token: (num_tokens, vocab_size)."""
-    layout = KvHeadLayout.of(model.config, 16, "float32")
+    config = model.config
+    layout = page_layout_of(config, 16, "float32", "auto")
     pool = CpuKvPool(layout, 8, f"test-fp8-{next(_names)}")
     try:
-        attention = ReferenceAttention(pool, model.config.num_q_heads)
+        attention = choose_backend(EngineConfig("m", num_pages=8), layout, config.num_q_heads, CPU)(
+            pool, config.num_q_heads
+        )
         sequence = TokenSequence(token_ids, len(token_ids), list(range(8)))
         sequence.extend(len(token_ids))
         batch = Batch("prefill", [sequence])

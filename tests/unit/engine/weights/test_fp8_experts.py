@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tandem.engine.layers.fp8 import FP8_DTYPE, FP8_MAX, quantize_channels
+from tandem.engine.layers.fp8 import FP8_DTYPE, FP8_MAX, dequantize, quantize_channels
 from tandem.engine.models.base import Model
 from tandem.engine.weights.fingerprint import model_fingerprint
 from tests.fakes.fp8_checkpoints import EXPERTS, make_model, save_fp8
@@ -16,18 +16,30 @@ from tests.fakes.fp8_schemes import KINDS
 from tests.unit.engine.weights.test_fp8 import difference, load, logits_of, reference_logits, tokens
 
 ATTENTION = {f"self_attn.{part}_proj" for part in "qkvo"}
+# Families with latent attention, whose projections to and from the latent of keys and values stay plain.
+LATENT = {
+    "deepseek_v2": {f"self_attn.{part}_proj" for part in ("q", "o")},
+    **{name: {f"self_attn.{part}_proj" for part in ("q_a", "q_b", "o")} for name in ("deepseek_v3", "glm4_moe_lite")},
+}
+OF_LATENTS = ("self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj")
 DENSE = {f"mlp.{part}_proj" for part in ("gate", "up", "down")}
 # Modules of a layer with experts that FP8 applies to.
 QUANTIZED = {
     "mixtral": {f"block_sparse_moe.experts.{i}.{part}" for i in range(4) for part in ("w1", "w2", "w3")},
     **{
         family: {f"mlp.experts.{i}.{part}_proj" for i in range(4) for part in ("gate", "up", "down")}
-        for family in ("olmoe", "qwen2_moe", "qwen3_moe", "dots1")
+        for family in EXPERTS
+        if family != "mixtral"
     },
 }
 QUANTIZED["qwen2_moe"] |= {f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
-QUANTIZED["dots1"] |= {f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
-ROUTERS = {"mixtral": "block_sparse_moe.gate.weight", "dots1": "mlp.gate.e_score_correction_bias"}
+SHARING = ("dots1", *LATENT)
+for name in SHARING:
+    QUANTIZED[name] |= {f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
+ROUTERS = {
+    "mixtral": "block_sparse_moe.gate.weight",
+    **dict.fromkeys(("dots1", "deepseek_v3", "glm4_moe_lite"), "mlp.gate.e_score_correction_bias"),
+}
 UP = "model.layers.1.mlp.experts.2.up_proj"
 
 
@@ -36,8 +48,9 @@ def fp8_modules(model: Model) -> set[str]:
 
 
 def expected_modules(family: str) -> set[str]:
-    first = DENSE if family == "dots1" else QUANTIZED[family]
-    layers = (ATTENTION | first, ATTENTION | QUANTIZED[family])
+    first = DENSE if family in SHARING else QUANTIZED[family]
+    attention = LATENT.get(family, ATTENTION)
+    layers = (attention | first, attention | QUANTIZED[family])
     return {f"model.layers.{index}.{name}" for index, names in enumerate(layers) for name in names}
 
 
@@ -52,6 +65,9 @@ def test_checkpoints_of_experts_keep_their_numbers(tmp_path: Path, family: str) 
     model = load(tmp_path, keeps_fp8=True)
     assert fp8_modules(model) == expected_modules(family) == set(model.projections())
     held = dict(model.named_parameters())
+    for module in [f"model.layers.{index}.{name}" for index in range(2) for name in OF_LATENTS if family in LATENT]:
+        scale = tensors.pop(f"{module}.weight_scale").float()
+        tensors[f"{module}.weight"] = dequantize(tensors[f"{module}.weight"], scale)
     assert held.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert torch.equal(held[name].float(), tensor.float()), name

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,13 @@ def test_loading_reports_progress_in_bytes(load_format: str, tmp_path: Path, mon
 def test_no_two_rows_of_a_large_vocabulary_are_equal() -> None:
     ((_, weight),) = dummy_weights([("lm_head.weight", (151_936, 8), torch.bfloat16)])
     assert len(weight.float().unique(dim=0)) == len(weight)
+
+
+def test_layers_behind_the_model_are_left_out(tmp_path: Path) -> None:
+    names = [*(f"model.layers.{layer}.weight" for layer in (0, 1, 11, 2)), "model.norm.weight"]
+    save_file({name: torch.ones(2) for name in names}, tmp_path / "model.safetensors")
+    model = RecordingModel([(name, (2,), torch.float32) for name in names])
+    model.config = replace(LLAMA_8B, num_layers=1, extra_layers=(1, 2))
+    load_weights(model, tmp_path, "auto", None, torch.device("cpu"), list[str]().append)
+    loaded = {name for name, weight in model.weights.items() if weight.any()}
+    assert loaded == {"model.layers.0.weight", "model.layers.11.weight", "model.norm.weight"}

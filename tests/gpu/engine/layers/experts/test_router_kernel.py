@@ -153,4 +153,5 @@ def test_unfit_routers() -> None:
     # With all groups used, they change nothing.
     assert kernel.fits(512, 2048, replace(groups, num_groups_used=64))
     assert not kernel.fits(512, 2048, replace(groups, scoring="softmax", num_groups=8, num_groups_used=4))
+    assert not kernel.fits(512, 2048, replace(groups, num_groups=8, num_groups_used=4, num_ranked=1))
     assert not kernel.fits(512, 2048, Routing("softmax", 8, has_bias=True))

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.dots1.modeling_dots1 import Dots1TopkRouter
 from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
@@ -61,6 +62,25 @@ ROUTERS: dict[str, tuple[Any, str, dict[str, Any], Routing]] = {
         "dots1",
         SIGMOID | {"n_group": 8, "topk_group": 3, "norm_topk_prob": True, "routed_scaling_factor": 1.5},
         Routing("sigmoid", 6, True, 1.5, has_bias=True, num_groups=8, num_groups_used=3),
+    ),
+    "deepseek_v2": (
+        DeepseekV2TopkRouter,
+        "deepseek_v2",
+        {"n_routed_experts": 64, "num_experts_per_tok": 6},
+        Routing("softmax", 6, num_ranked=1, float32_logits=True),
+    ),
+    "deepseek_v2 in groups": (
+        DeepseekV2TopkRouter,
+        "deepseek_v2",
+        {
+            "n_routed_experts": 160,
+            "num_experts_per_tok": 6,
+            "topk_method": "group_limited_greedy",
+            "n_group": 8,
+            "topk_group": 3,
+            "routed_scaling_factor": 16.0,
+        },
+        Routing("softmax", 6, scaling=16.0, num_groups=8, num_groups_used=3, num_ranked=1, float32_logits=True),
     ),
     "deepseek_v3": (
         DeepseekV3TopkRouter,

@@ -1,6 +1,7 @@
 """Families of mixtures of experts: published configurations, defaults, refusals."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from transformers import AutoConfig
 
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.experts import ExpertNames, ExpertsConfig, Routing
+from tandem.engine.models.latent import LatentConfig
 from tests.unit.engine.models.test_config import WRONG
 
 # Published config.json files, without keys that do not affect the computation.
@@ -109,6 +111,110 @@ DOTS_LLM1: dict[str, Any] = COMMON | {
     "topk_group": 1,
     "vocab_size": 152064,
 }
+# Biases, and the number of keys and values, may also be absent.
+LATENT = COMMON | {
+    "kv_lora_rank": 512,
+    "moe_layer_freq": 1,
+    "qk_rope_head_dim": 64,
+    "rope_theta": 10000,
+    "scoring_func": "softmax",
+    "v_head_dim": 128,
+}
+YARN = {"beta_fast": 32, "beta_slow": 1, "factor": 40, "original_max_position_embeddings": 4096, "type": "yarn"}
+DEEPSEEK_V2_LITE: dict[str, Any] = LATENT | {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "first_k_dense_replace": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "max_position_embeddings": 163840,
+    "moe_intermediate_size": 1408,
+    "n_group": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "norm_topk_prob": False,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 27,
+    "num_key_value_heads": 16,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+    "routed_scaling_factor": 1.0,
+    "topk_group": 1,
+    "topk_method": "greedy",
+    "vocab_size": 102400,
+}
+DEEPSEEK_V2: dict[str, Any] = DEEPSEEK_V2_LITE | {
+    "hidden_size": 5120,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "n_group": 8,
+    "n_routed_experts": 160,
+    "num_attention_heads": 128,
+    "num_hidden_layers": 60,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "routed_scaling_factor": 16.0,
+    "topk_group": 3,
+    "topk_method": "group_limited_greedy",
+}
+DEEPSEEK_V3: dict[str, Any] = LATENT | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "first_k_dense_replace": 3,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "max_position_embeddings": 163840,
+    "moe_intermediate_size": 2048,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "vocab_size": 129280,
+}
+GLM_4_7_FLASH: dict[str, Any] = COMMON | {
+    "architectures": ["Glm4MoeLiteForCausalLM"],
+    "first_k_dense_replace": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 10240,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 202752,
+    "moe_intermediate_size": 1536,
+    "n_group": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 20,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 47,
+    "num_key_value_heads": 20,
+    "num_nextn_predict_layers": 1,
+    "partial_rotary_factor": 1.0,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000,
+    "routed_scaling_factor": 1.8,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "v_head_dim": 256,
+    "vocab_size": 154880,
+}
+_SHARED = ExpertNames(shared="shared_experts")
 PUBLISHED: dict[str, tuple[dict[str, Any], ExpertsConfig]] = {
     "mixtral": (
         MIXTRAL_8X7B,
@@ -139,7 +245,45 @@ PUBLISHED: dict[str, tuple[dict[str, Any], ExpertsConfig]] = {
             count_key="n_routed_experts",
         ),
     ),
+    "deepseek_v2": (
+        DEEPSEEK_V2,
+        ExpertsConfig(
+            160,
+            1536,
+            Routing("softmax", 6, scaling=16.0, num_groups=8, num_groups_used=3, num_ranked=1, float32_logits=True),
+            shared_intermediate_size=3072,
+            dense_layers=(0,),
+            names=_SHARED,
+            count_key="n_routed_experts",
+        ),
+    ),
+    "deepseek_v3": (
+        DEEPSEEK_V3,
+        ExpertsConfig(
+            256,
+            2048,
+            Routing("sigmoid", 8, True, 2.5, has_bias=True, num_groups=8, num_groups_used=4),
+            shared_intermediate_size=2048,
+            dense_layers=(0, 1, 2),
+            names=_SHARED,
+            count_key="n_routed_experts",
+        ),
+    ),
+    "glm4_moe_lite": (
+        GLM_4_7_FLASH,
+        ExpertsConfig(
+            64,
+            1536,
+            Routing("sigmoid", 4, True, 1.8, has_bias=True),
+            shared_intermediate_size=1536,
+            dense_layers=(0,),
+            names=_SHARED,
+            count_key="n_routed_experts",
+        ),
+    ),
 }
+_SIZES = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_OF_DEEPSEEK = ("n_routed_experts", "moe_intermediate_size", "norm_topk_prob", "n_shared_experts", "n_group", *_SIZES)
 # Keys that only families with experts have, besides num_experts_per_tok.
 KEYS = {
     "mixtral": ("num_local_experts", "intermediate_size"),
@@ -156,6 +300,9 @@ KEYS = {
         *("n_routed_experts", "moe_intermediate_size", "norm_topk_prob", "n_shared_experts", "routed_scaling_factor"),
         *("first_k_dense_replace", "n_group", "topk_group", "moe_layer_freq"),
     ),
+    "deepseek_v2": (*_OF_DEEPSEEK, "routed_scaling_factor", "first_k_dense_replace", "topk_group", "topk_method"),
+    "deepseek_v3": (*_OF_DEEPSEEK, "routed_scaling_factor", "first_k_dense_replace", "topk_group"),
+    "glm4_moe_lite": (*_OF_DEEPSEEK, "routed_scaling_factor", "topk_group", "mlp_layer_types"),
 }
 
 
@@ -186,6 +333,8 @@ def test_defaults_are_those_of_transformers(tmp_path: Path, family: str) -> None
     changes = {"num_hidden_layers": 4, "rms_norm_eps": 1e-6}
     if family == "dots1":
         changes |= {"n_routed_experts": 16, "num_experts_per_tok": 4}
+    if family == "deepseek_v2":
+        changes |= {"num_experts_per_tok": 4}
     theirs: dict[str, Any] = AutoConfig.for_model(family, **changes).to_dict()
     theirs["architectures"] = PUBLISHED[family][0]["architectures"]
     (tmp_path / "config.json").write_text(json.dumps(theirs))
@@ -196,7 +345,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path, family: str) -> None
         *("num_attention_heads", "rms_norm_eps", "max_position_embeddings"),
         *("num_experts", "num_local_experts", "n_routed_experts"),
     )
-    if family == "dots1":
+    if family in ("dots1", "deepseek_v2"):
         needed = (*needed, "num_experts_per_tok")
     (tmp_path / "config.json").write_text(json.dumps({key: theirs[key] for key in needed if key in theirs}))
     assert ModelConfig.from_dir(tmp_path) == expected
@@ -222,6 +371,35 @@ def test_some_layers_are_dense(tmp_path: Path) -> None:
 def test_all_layers_may_be_dense(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
     config = read(tmp_path, family, **changes)
     assert config.experts is None and not config.is_sparse(0)
+
+
+def test_layers_are_dense_as_listed(tmp_path: Path) -> None:
+    types = ["sparse", "dense", "sparse", "dense"]
+    config = read(tmp_path, "glm4_moe_lite", num_hidden_layers=4, mlp_layer_types=types)
+    assert experts_of(config).dense_layers == (1, 3)
+    assert experts_of(read(tmp_path, "glm4_moe_lite", num_hidden_layers=4)).dense_layers == (0,)
+
+
+def test_sizes_of_latents(tmp_path: Path) -> None:
+    lite = tmp_path / "lite"
+    lite.mkdir()
+    (lite / "config.json").write_text(json.dumps(DEEPSEEK_V2_LITE))
+    v2_lite, v2 = ModelConfig.from_dir(lite), read(tmp_path, "deepseek_v2")
+    assert v2_lite.latent == LatentConfig(q_rank=0, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128)
+    assert (v2_lite.head_dim, v2_lite.num_kv_heads, v2_lite.rope_dim, v2_lite.value_dim) == (192, 16, 64, 128)
+    assert experts_of(v2_lite).routing == Routing("softmax", 6, num_ranked=1, float32_logits=True)
+    assert v2.latent == replace(v2_lite.latent, q_rank=1536)
+    glm = read(tmp_path, "glm4_moe_lite")
+    assert glm.latent == LatentConfig(q_rank=768, kv_rank=512, nope_dim=192, rope_dim=64, value_dim=256)
+    # Groups have no effect on a greedy choice.
+    assert experts_of(read(tmp_path, "deepseek_v2", topk_method="greedy", n_group=7)).routing.num_groups == 1
+
+
+def test_layers_that_predict_further_tokens_are_known(tmp_path: Path) -> None:
+    assert read(tmp_path, "deepseek_v2").extra_layers == ()
+    assert read(tmp_path, "deepseek_v3").extra_layers == (61,)
+    assert read(tmp_path, "deepseek_v3", num_nextn_predict_layers=0).extra_layers == ()
+    assert read(tmp_path, "glm4_moe_lite", num_nextn_predict_layers=2).extra_layers == (47, 48)
 
 
 def test_the_newer_name_of_the_count(tmp_path: Path) -> None:
@@ -278,6 +456,24 @@ def test_the_newer_name_of_the_count(tmp_path: Path) -> None:
         ("dots1", {"moe_layer_freq": 2}, "moe_layer_freq is 2, which is not supported"),
         ("dots1", {"sliding_window": 4096, "max_window_layers": 10}, "sliding_window 4096 is in effect"),
         ("dots1", {"sliding_window": 4096, "num_hidden_layers": "x"}, "num_hidden_layers must be a whole number"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method must be greedy or group_limited_greedy, not 'noaux"),
+        ("deepseek_v2", {"n_group": None}, "n_group is missing"),
+        ("deepseek_v2", {"n_group": 7}, "n_routed_experts 160 is not a multiple of n_group 7"),
+        ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob is True, which is not supported"),
+        ("deepseek_v2", {"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid', which is not supported"),
+        ("deepseek_v2", {"mlp_bias": True}, "mlp_bias is True, which is not supported"),
+        ("deepseek_v2", {"num_attention_heads": None}, "num_attention_heads is missing"),
+        ("deepseek_v3", {"num_key_value_heads": 8}, "num_key_value_heads 8 differs from num_attention_heads 128, but"),
+        ("deepseek_v3", {"qk_rope_head_dim": 63}, "qk_rope_head_dim 63 is odd, but the rotary embedding rotates pairs"),
+        ("deepseek_v3", {"q_lora_rank": 0}, "q_lora_rank must be a whole number of at least 1, not 0"),
+        ("deepseek_v3", {"kv_lora_rank": None}, "kv_lora_rank must be a whole number of at least 1, not None"),
+        ("deepseek_v3", {"attention_bias": True}, "attention_bias is True, which is not supported"),
+        ("deepseek_v3", {"rope_interleave": False}, "rope_interleave is False, which is not supported"),
+        ("deepseek_v3", {"topk_method": "greedy"}, "topk_method is 'greedy', which is not supported"),
+        ("deepseek_v3", {"num_nextn_predict_layers": -1}, "num_nextn_predict_layers must be a whole number of at"),
+        ("glm4_moe_lite", {"first_k_dense_replace": 2}, "first_k_dense_replace is 2, which is not supported"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["sparse"] * 46}, "mlp_layer_types must list dense or sparse for 47 lay"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["odd"] * 47}, "mlp_layer_types must list dense or sparse for 47 lay"),
     ],
 )
 def test_refuses(tmp_path: Path, family: str, changes: dict[str, Any], message: str) -> None:

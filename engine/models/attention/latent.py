@@ -1,0 +1,87 @@
+from collections.abc import Iterator
+
+import torch
+
+from tandem.engine.attention.base import Attention, LatentAttention, LatentHeads
+from tandem.engine.layers.linear import Linear, LinearBase
+from tandem.engine.layers.norm import Norm
+from tandem.engine.layers.ops import LayerOps
+from tandem.engine.layers.rotary import Rotation
+from tandem.engine.models.attention.base import SelfAttention
+from tandem.engine.models.linears import Linears
+from tandem.engine.models.rope import score_factor
+
+# Of the norms of latents, whatever rms_norm_eps is, as in Hugging Face's implementation.
+LATENT_EPS = 1e-6
+_Q = ("self_attn.q_proj",)
+_Q_DOWN, _Q_UP = ("self_attn.q_a_proj",), ("self_attn.q_b_proj",)
+_KV_DOWN, _KV_UP = "self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj"
+_O = ("self_attn.o_proj",)
+
+
+class LatentSelfAttention(SelfAttention):
+    """Projections of LatentConfig.
+
+    The projections to the latent and from it are never FP8: the first has a size that blocks do not divide, and
+    attention multiplies queries and outputs by parts of the second.
+    """
+
+    def __init__(self, linears: Linears) -> None:
+        config, dtype, device = linears.config, linears.dtype, linears.device
+        assert config.latent is not None
+        latent, num_heads, hidden = config.latent, config.num_q_heads, config.hidden_size
+        q_rows = num_heads * latent.qk_dim
+        self._q_names, self._q_in = (_Q_UP, latent.q_rank) if latent.q_rank else (_Q, hidden)
+        self._q_down: LinearBase | None = None
+        if latent.q_rank:
+            self._q_down = linears.make(_Q_DOWN, [latent.q_rank], hidden, False)
+            self._q_norm = Norm(torch.empty(latent.q_rank, dtype=dtype, device=device), LATENT_EPS)
+        self._q: LinearBase = linears.make(self._q_names, [q_rows], self._q_in, False)
+        self._kv_down = Linear([latent.token_dim], hidden, False, dtype, device)
+        self._kv_norm = Norm(torch.empty(latent.kv_rank, dtype=dtype, device=device), LATENT_EPS)
+        rows = latent.nope_dim + latent.value_dim
+        self._kv_up = torch.empty(num_heads * rows, latent.kv_rank, dtype=dtype, device=device)
+        keys, values = self._kv_up.view(num_heads, rows, -1).split((latent.nope_dim, latent.value_dim), dim=1)
+        scale = latent.qk_dim**-0.5 * score_factor(config.rope_scaling)
+        self._heads = LatentHeads(keys, values, scale)
+        self._qk_dim = latent.qk_dim
+        self._o: LinearBase = linears.make(_O, [hidden], num_heads * latent.value_dim, False)
+
+    def attend(
+        self, x: torch.Tensor, norm: Norm, rotation: Rotation, attention: Attention, layer: int, ops: LayerOps
+    ) -> torch.Tensor:
+        assert isinstance(attention, LatentAttention)
+        if self._q_down is None:
+            q = ops.norm_linear(x, norm, self._q)
+        else:
+            q = ops.norm_linear(ops.norm_linear(x, norm, self._q_down), self._q_norm, self._q)
+        kv = ops.norm_linear(x, norm, self._kv_down)
+        q = q.unflatten(-1, (-1, self._qk_dim))
+        return attention.attend(q, kv, self._kv_norm, rotation, self._heads, layer)
+
+    def project(self, attended: torch.Tensor, x: torch.Tensor, ops: LayerOps) -> torch.Tensor:
+        return ops.linear_add(attended, self._o, x)
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self._q_down is not None:
+            yield from self._q_down.named_parameters(*_Q_DOWN)
+            yield "self_attn.q_a_layernorm.weight", self._q_norm.weight
+        yield from self._q.named_parameters(*self._q_names)
+        yield from self._kv_down.named_parameters(_KV_DOWN)
+        yield "self_attn.kv_a_layernorm.weight", self._kv_norm.weight
+        yield f"{_KV_UP}.weight", self._kv_up
+        yield from self._o.named_parameters(*_O)
+
+    def projections(self) -> Iterator[str]:
+        if self._q_down is not None:
+            yield from _Q_DOWN
+        yield from (*self._q_names, *_O)
+
+    def loaded(self) -> None:
+        for linear in (self._q_down, self._q, self._o):
+            if linear is not None:
+                linear.loaded()
+
+    @property
+    def kind(self) -> tuple[type, ...]:
+        return LatentSelfAttention, type(self._q_down), type(self._q), type(self._o)
