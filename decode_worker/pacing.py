@@ -53,9 +53,12 @@ class StepPace:
         return step.began + max(0.0, self._least_s(step) - lead_s)
 
     def earliest_end(self) -> float:
-        """Returns the time from which on to poll for the oldest step's end; its start if nothing is known."""
-        oldest = self._in_flight[0]
-        return oldest.began + SHARE * self._least_s(oldest)
+        """Returns the time from which on to poll for the oldest step's end; its start if nothing is known.
+
+        As in PromptPace, a ratio above 1 does not count: the expected time is corrected already.
+        """
+        oldest, least_s = self._in_flight[0], self._least_s(self._in_flight[0])
+        return oldest.began + SHARE * (least_s if oldest.expected_s is None else min(least_s, oldest.expected_s))
 
     def _least_s(self, step: _Step) -> float:
         if step.expected_s is None:

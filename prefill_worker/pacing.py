@@ -20,7 +20,8 @@ class PromptPace:
     """Estimates when a launched forward pass without decode steps may end.
 
     A pass begins at its launch or the previous end, whichever is later. It takes at least SHARE of its expected time,
-    times the smallest recent ratio of measured to expected. The device measures, so late notice teaches no later ends.
+    times the smallest recent ratio of measured to expected, but at most 1: a higher ratio corrects the expectation of
+    later passes already. The device measures, so late notice teaches no later ends.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -45,4 +46,4 @@ class PromptPace:
     def earliest_end(self) -> float:
         """Returns the time from which on to poll for the oldest pass; its start if nothing is known."""
         oldest = self._in_flight[0]
-        return oldest.began + SHARE * min(self._multiples, default=0.0) * oldest.expected_s
+        return oldest.began + SHARE * min(1.0, min(self._multiples, default=0.0)) * oldest.expected_s

@@ -1,6 +1,6 @@
 import pytest
 
-from tandem.decode_worker.pacing import HOST_FACTOR, WAKE_UP_S, WINDOW, StepPace
+from tandem.decode_worker.pacing import HOST_FACTOR, SHARE, WAKE_UP_S, WINDOW, StepPace
 from tests.fakes.clock import FakeClock
 
 STEP_S = 0.010
@@ -161,3 +161,25 @@ def test_step_seen_late_sets_the_start_of_the_next() -> None:
     assert device.clock.now > began + 2 * STEP_S
     device.pace._multiples.append(1.0)
     assert device.pace.due() == pytest.approx(began + 4 * STEP_S - LEAD_S)
+
+
+def test_polls_for_a_step_begin_near_its_shortest_recent_time() -> None:
+    device = Device()
+    device.launch(STEP_S)
+    assert device.pace.earliest_end() == device.clock.now
+    for _ in range(3):
+        device.step(STEP_S)
+    # It is the running step's end, not the one behind it.
+    began = device.clock.now
+    device.launch(STEP_S)
+    assert device.pace.earliest_end() == pytest.approx(began + SHARE * STEP_S)
+
+
+@pytest.mark.parametrize(("ratio", "counted"), [(0.5, 0.5), (10.0, 1.0)])
+def test_polls_for_a_mixed_step_begin_before_its_expected_time(ratio: float, counted: float) -> None:
+    device = Device()
+    device.launch(ratio * STEP_S, expected_s=STEP_S)
+    assert device.pace.earliest_end() == device.clock.now
+    device.launch(2 * STEP_S, expected_s=2 * STEP_S)
+    device.collect()
+    assert device.pace.earliest_end() == pytest.approx(device.clock.now + SHARE * counted * 2 * STEP_S)

@@ -32,6 +32,15 @@ def test_smallest_recent_ratio_of_measured_to_expected_counts() -> None:
     assert pace.earliest_end() - clock.now == pytest.approx(SHARE * 0.8 * 0.2)
 
 
+def test_polls_begin_before_the_expected_end_however_long_the_first_pass_took() -> None:
+    clock = FakeClock(0.0)
+    pace = PromptPace(clock)
+    run(pace, clock, 0.03, 0.3)
+    # The fit has learned from that pass.
+    pace.launched(clock.now, 0.3)
+    assert pace.earliest_end() - clock.now == pytest.approx(SHARE * 0.3)
+
+
 def test_late_notice_teaches_no_later_ends() -> None:
     clock = FakeClock(0.0)
     pace = PromptPace(clock)
