@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Protocol
 
 from tandem.messages import ForwardTimes
@@ -54,6 +54,11 @@ class StepBudget(PromptBudget):
     def fit(self, prompts: Iterator[PromptRest]) -> list[int]:
         if self._timer.last_step is None or not self._objective_s:
             return fill(prompts, self._max_tokens)
+        # Most steps have no prompts: do not solve the fit for them.
+        first = next(prompts, None)
+        if first is None:
+            return []
+        prompts = chain((first,), prompts)
         num_requests, num_context = self._timer.last_step
         times = self._timer.fitted
         most = min(self._max_tokens, max(self._min_tokens, MAX_GROWTH * self._timer.max_prompt_tokens))

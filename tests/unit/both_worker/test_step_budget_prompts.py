@@ -12,6 +12,7 @@ from tandem.engine.batch import Batch
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.engine.mixed_graphs import NUM_PROMPT_TOKENS, MixedSizes
 from tandem.engine.output import ForwardOutput
+from tandem.linear_fit import LinearFit
 from tandem.messages import Admit, Failed, FirstToken, Prefill, Tokens
 from tandem.prefill_worker.budget import PromptRest, WholeChunks
 from tandem.prefill_worker.config import PrefillConfig
@@ -231,3 +232,16 @@ def test_minimum_is_shared_by_the_prompts_of_a_step() -> None:
 )
 def test_padding_counts_all_prompts_of_a_step(rests: list[tuple[int, int]], expected: list[int]) -> None:
     assert budget_of(MixedSizes((64,), NUM_PROMPT_TOKENS)).fit(prompts(*rests)) == expected
+
+
+def test_a_step_without_prompts_solves_no_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = budget_of()
+    num_solved = 0
+
+    def solve(fit: LinearFit) -> None:
+        nonlocal num_solved
+        num_solved += 1
+
+    monkeypatch.setattr(LinearFit, "factors", property(lambda fit: solve(fit) or (0.01,) * 6))
+    assert budget.fit(prompts()) == [] and num_solved == 0
+    assert budget.fit(prompts((0, 10))) == [10] and num_solved == 1
