@@ -27,7 +27,7 @@ def quantize_channels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
 def dequantize(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Returns (out_size, in_size) float32. The last blocks may be smaller than others."""
-    if len(scale) != len(weight):
+    if scale.shape != (len(weight), 1):
         out_size, in_size = weight.shape
         scale = scale.repeat_interleave(BLOCK, 0)[:out_size].repeat_interleave(BLOCK, 1)[:, :in_size]
     return weight.float() * scale
