@@ -23,6 +23,7 @@ from rich.table import Table
 from benchmarks.engine_limits import measure_limits, sustained_matmul_rate
 from benchmarks.engine_loop import add_engine_arguments, open_model
 from tandem.engine.config import QUANTIZATIONS
+from tandem.engine.models.config import ModelConfig
 
 EXPERT_TOKENS = (16, 32, 64, 128, 256, 512, 1024)
 TOKENS = (1, 8, 16, 17, 32, 48, 64, 128, 256, 512, 2048, 8192)
@@ -39,7 +40,7 @@ def prefill_shape(text: str) -> tuple[int, int]:
 
 @torch.inference_mode()
 def decode(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    model = open_model(parser, arguments.model, arguments.quantization)
+    model = _open_by_head(parser, arguments.model, arguments.quantization)
     # Importing it requires CUDA.
     from benchmarks.kernels.layers import LayerKernels
 
@@ -56,7 +57,7 @@ def decode(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
 
 @torch.inference_mode()
 def prefill(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    model = open_model(parser, arguments.model, arguments.quantization)
+    model = _open_by_head(parser, arguments.model, arguments.quantization)
     from benchmarks.kernels.layers import LayerKernels
 
     limits = measure_limits()
@@ -82,7 +83,7 @@ def prefill(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> N
 @torch.inference_mode()
 def products(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     kinds = {"bfloat16": QUANTIZATIONS[0], "FP8": "fp8"}
-    models = {kind: open_model(parser, arguments.model, quantization) for kind, quantization in kinds.items()}
+    models = {kind: _open_by_head(parser, arguments.model, quantization) for kind, quantization in kinds.items()}
     from benchmarks.kernels.products import ProductKernels, show
 
     limits = measure_limits()
@@ -124,6 +125,14 @@ def step(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None
     from benchmarks.kernels.steps import profile_steps
 
     profile_steps(arguments, model)
+
+
+def _open_by_head(parser: argparse.ArgumentParser, directory: Path, quantization: str) -> ModelConfig:
+    """As open_model, but exits with status 2 for latent attention too: its projections and kernels are others."""
+    model = open_model(parser, directory, quantization)
+    if model.latent is not None:
+        parser.error(f"{directory} has latent attention, which only the parts experts and step time")
+    return model
 
 
 def _figure(value: float | None, num_digits: int = 1) -> str:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from benchmarks.kernels import __main__ as kernels
 from benchmarks.kernels import device_trace, mixture, stages, steps
 from tandem.engine.base import ForwardOutput
 from tandem.engine.floors import Limits, decode_floor, decode_flops, kv_bytes_per_token, read_weight_bytes
@@ -17,7 +18,7 @@ from tandem.engine.layers.norm import Norm
 from tandem.engine.layers.ops import TorchOps
 from tandem.engine.models.config import ModelConfig
 from tests.fakes.model_config import TINY_EXPERTS, TINY_LLAMA
-from tests.fakes.model_shapes import LLAMA_8B, QWEN3_30B_A3B
+from tests.fakes.model_shapes import DEEPSEEK_V2_LITE, LLAMA_8B, QWEN3_30B_A3B
 
 
 def event(name: str, start: float, end: float, launch: int, category: str = "kernel") -> dict[str, Any]:
@@ -164,3 +165,14 @@ def test_a_mixture_is_shown_with_its_kernels(tmp_path: Path, monkeypatch: pytest
     assert all(row.is_part for row in parts)
     times = {row.name.strip(): row.time for row in parts if row.time is not None}
     assert times == {"kernel gate_up<2>": 20.0, "kernel router": 20.0}
+
+
+@pytest.mark.parametrize("part", ["decode", "prefill", "products"])
+def test_parts_of_attention_by_head_refuse_latents(
+    part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kernels, "open_model", lambda *_: DEEPSEEK_V2_LITE)
+    with pytest.raises(SystemExit) as ended:
+        kernels.main([part, "--model", "directory"])
+    assert ended.value.code == 2
+    assert "directory has latent attention" in capsys.readouterr().err
