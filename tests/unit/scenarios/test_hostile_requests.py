@@ -4,10 +4,12 @@ Without limits, each of these requests blocked the router for 0.4 to 3 s.
 """
 
 import json
+import re
 import secrets
 import socket
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import psutil
 import pytest
 
 from benchmarks.router_model import write_model_dir
+from tandem.router.recalls import WAIT_TIMEOUT_S
 from tandem.v1 import inference_pb2 as pb
 from tests.fakes.paced_router import PacedRouter
 from tests.fakes.raw_http import HEAD, error_of, read_all
@@ -139,24 +142,51 @@ def test_huge_message_stalls_no_stream(router: PacedRouter, request_: pb.Generat
     assert gap.longest_s < MAX_GAP_S
 
 
-def test_many_guessed_stream_ids_stall_no_stream(router: PacedRouter) -> None:
-    """The workers stay silent, so each stream lasts as long as allowed."""
+def stream_name(address: str, body: bytes) -> str:
+    """Begin a stream, leave it after its first event, and return the name in that event's id."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), ANSWER_TIMEOUT_S) as connection:
+        connection.sendall(HEAD + f"content-length: {len(body)}\r\n\r\n".encode() + body)
+        received = b""
+        while (found := re.search(rb"^id: ([\w-]+)\.", received, re.MULTILINE)) is None:
+            part = connection.recv(65536)
+            assert part, received
+            received += part
+        return found[1].decode()
+
+
+def resume_many(router: PacedRouter, names: Sequence[str], body: bytes) -> Counter[tuple[int, str]]:
+    """Ask for streams of these names all at once, beside a watched stream; return the answers."""
     host, _, port = router.addresses.http.rpartition(":")
-    body = json.dumps({"prompt": "hi", "stream": True}).encode()
     memory = psutil.Process(router.pid).memory_info
     with ExitStack() as stack, router.watched_stream() as gap:
         connections = [
-            stack.enter_context(socket.create_connection((host, int(port)), ANSWER_TIMEOUT_S)) for _ in range(200)
+            stack.enter_context(socket.create_connection((host, int(port)), ANSWER_TIMEOUT_S)) for _ in names
         ]
         before = memory().rss
-        for connection in connections:
-            guess = f"last-event-id: {secrets.token_urlsafe(16)}.1.1\r\nconnection: close\r\n"
-            connection.sendall(HEAD + f"{guess}content-length: {len(body)}\r\n\r\n".encode() + body)
+        for connection, name in zip(connections, names, strict=True):
+            last = f"last-event-id: {name}.1.1\r\nconnection: close\r\n"
+            connection.sendall(HEAD + f"{last}content-length: {len(body)}\r\n\r\n".encode() + body)
         answers = Counter(error_of(read_all(connection)) for connection in connections)
         grown = memory().rss - before
+    print(f"{dict(answers)}: longest gap {gap.longest_s * 1e3:.0f} ms, grown by {grown / 2**20:.1f} MiB")
+    assert gap.longest_s < MAX_GAP_S and grown < 32 * 2**20
+    return answers
+
+
+def test_many_lookups_of_a_stream_stall_no_stream(router: PacedRouter) -> None:
+    """The workers stay silent, so each lookup lasts as long as allowed."""
+    body = json.dumps({"prompt": "hi", "stream": True}).encode()
+    answers = resume_many(router, [stream_name(router.addresses.http, body)] * 200, body)
     unsure, crowded = (503, "some workers have not answered"), (429, "too many streams are being looked up")
     kinds = dict(answers.keys())
     assert set(kinds) == {503, 429}
     assert all(kinds[status].startswith(message) for status, message in (unsure, crowded))
-    print(f"{dict(answers)}: longest gap {gap.longest_s * 1e3:.0f} ms, grown by {grown / 2**20:.1f} MiB")
-    assert gap.longest_s < MAX_GAP_S and grown < 32 * 2**20
+
+
+def test_guessed_stream_names_are_refused_without_a_lookup(router: PacedRouter) -> None:
+    body = json.dumps({"prompt": "hi", "stream": True}).encode()
+    began = time.monotonic()
+    answers = resume_many(router, [secrets.token_urlsafe(16) for _ in range(200)], body)
+    assert {status for status, _ in answers} == {404}
+    assert time.monotonic() - began < WAIT_TIMEOUT_S
