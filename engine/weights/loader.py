@@ -55,7 +55,9 @@ def load_weights(
         return scales.scales()
     num_bytes = sum(path.stat().st_size for path in checkpoint_files(model_dir))
     weights = _reported(checkpoint_weights(model_dir), num_bytes, on_progress)
-    weights = scales.without_scales(_without_layers(weights, model.config.extra_layers))
+    if model.config.extra_layers:
+        weights = _without_layers(weights, model.config.extra_layers)
+    weights = scales.without_scales(weights)
     if quantization is not None:
         weights = read_fp8(weights, quantization, model, device)
     model.load_weights(weights)

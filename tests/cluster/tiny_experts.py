@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.conftest import EOS_TOKEN_IDS, MAX_MODEL_LEN, VOCAB_SIZE, Oracle, save_byte_tokenizer
+from tests.fakes.random_weights import spread_weights
 
 _LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
@@ -62,13 +63,7 @@ def save_tiny_experts(directory: Path, family: str) -> None:
     )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).float()
-    with torch.no_grad():
-        # Far from initial values, at which experts are alike and no token wins clearly.
-        for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
-        for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
-                buffer.normal_(0.0, 0.2)
+    spread_weights(model)
     model.save_pretrained(directory)
     save_byte_tokenizer(directory)
 

@@ -3,7 +3,7 @@
 Defaults are those of Hugging Face's configuration classes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tandem.engine.models.checks import MAX_COUNT, require_count, required
@@ -16,13 +16,11 @@ _DENSE, _SPARSE = "dense", "sparse"
 
 def experts_by_sigmoid(raw: Mapping[str, Any], num_layers: int) -> ExpertsConfig | None:
     """Reads DeepSeek-V3's mixture behind its first dense layers; raises ValueError."""
-    dense_layers = _first_dense(raw, num_layers)
-    return None if len(dense_layers) == num_layers else _experts(raw, dense_layers, _routing_by_sigmoid(raw))
+    return _behind_dense(raw, num_layers, _routing_by_sigmoid)
 
 
 def _experts_by_softmax(raw: Mapping[str, Any], num_layers: int) -> ExpertsConfig | None:
-    dense_layers = _first_dense(raw, num_layers)
-    return None if len(dense_layers) == num_layers else _experts(raw, dense_layers, _routing_by_softmax(raw))
+    return _behind_dense(raw, num_layers, _routing_by_softmax)
 
 
 def _experts_of_listed_layers(raw: Mapping[str, Any], num_layers: int) -> ExpertsConfig | None:
@@ -37,10 +35,12 @@ def _experts_of_listed_layers(raw: Mapping[str, Any], num_layers: int) -> Expert
     return _experts(raw, dense_layers, _routing_by_sigmoid(raw))
 
 
-def _first_dense(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+def _behind_dense(
+    raw: Mapping[str, Any], num_layers: int, routing: Callable[[Mapping[str, Any]], Routing]
+) -> ExpertsConfig | None:
     num_dense = raw["first_k_dense_replace"]
     require_count("first_k_dense_replace", num_dense, least=0)
-    return tuple(range(min(num_dense, num_layers)))
+    return None if num_dense >= num_layers else _experts(raw, tuple(range(num_dense)), routing(raw))
 
 
 def _routing_by_sigmoid(raw: Mapping[str, Any]) -> Routing:

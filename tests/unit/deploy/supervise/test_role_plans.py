@@ -10,13 +10,9 @@ from tandem.deploy.supervise.role_planner import RolePlanner
 from tandem.deploy.supervise.role_plans import FRESH_S, RolePlans
 from tandem.router.workers.leans import RouterDemand
 from tandem.router.workers.objectives import Objectives
+from tests.fakes import ray_calls
 from tests.fakes.clock import FakeClock
-
-
-class Ref:
-    """Attributes: value: result of the call; None: not ended."""
-
-    value: Any = None
+from tests.fakes.ray_calls import Ref
 
 
 class Router:
@@ -27,7 +23,7 @@ class Router:
         self.exchange_leans = self
 
     def remote(self, leans: dict[str, str]) -> Ref:
-        ref = Ref()
+        ref = Ref(None)
         self.told.append((leans, ref))
         return ref
 
@@ -35,14 +31,10 @@ class Router:
         self.told[-1][1].value = value
 
 
-class Ray:
-    def wait(self, refs: list[Ref], **_: Any) -> tuple[list[Ref], list[Ref]]:
-        return [r for r in refs if r.value is not None], [r for r in refs if r.value is None]
-
+class Ray(ray_calls.Ray):
     def get(self, ref: Ref) -> Any:
-        if isinstance(ref.value, Exception):
-            raise ref.value
-        return None if ref.value == "nothing" else ref.value
+        value = super().get(ref)
+        return None if value == "nothing" else value
 
 
 class Planner(RolePlanner):

@@ -25,6 +25,7 @@ from tandem.engine.models.build import build_model
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.page_layout import page_layout_of
 from tandem.engine.token_sequence import TokenSequence
+from tests.fakes.random_weights import spread_weights
 
 CPU = torch.device("cpu")
 VOCAB_SIZE = 256
@@ -196,13 +197,7 @@ def make_checkpoint(path: Path, variant: str, max_shard_size: str = "1GB") -> Ch
     torch.manual_seed(0)
     config = AutoConfig.for_model(variant.partition("_")[0].replace("-", "_"), **settings)
     reference = AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        # Far from initial values, at which norms and biases have no effect and logits are alike.
-        for name, parameter in reference.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
-        for name, buffer in reference.named_buffers():
-            if name.endswith("e_score_correction_bias"):
-                buffer.normal_(0.0, 0.2)
+    spread_weights(reference)
     reference.save_pretrained(path, max_shard_size=max_shard_size)
     return Checkpoint(reference, path)
 

@@ -50,6 +50,18 @@ def test_graphs_capture_mixtures_only_if_the_operations_never_wait() -> None:
     assert DecoderModel(model.config, torch.bfloat16, torch.device("cpu"), CapturedOps()).is_capturable
 
 
+def check_refused(
+    model: Model, weights: dict[str, torch.Tensor], name: str, tensor: torch.Tensor | None, message: str
+) -> None:
+    """Replace one tensor, or remove it if `tensor` is None, and load the weights."""
+    if tensor is None:
+        del weights[name]
+    else:
+        weights[name] = tensor
+    with pytest.raises(ValueError, match=message):
+        model.load_weights(weights.items())
+
+
 @pytest.mark.parametrize(
     ("name", "tensor", "message"),
     [
@@ -66,13 +78,7 @@ def test_graphs_capture_mixtures_only_if_the_operations_never_wait() -> None:
 )
 def test_refuses_other_tensors(name: str, tensor: torch.Tensor | None, message: str) -> None:
     model = make_model()
-    weights = make_weights(model)
-    if tensor is None:
-        del weights[name]
-    else:
-        weights[name] = tensor
-    with pytest.raises(ValueError, match=message):
-        model.load_weights(weights.items())
+    check_refused(model, make_weights(model), name, tensor, message)
 
 
 @pytest.mark.parametrize(
@@ -143,12 +149,7 @@ def test_refuses_other_experts(name: str, tensor: torch.Tensor | None, message: 
     model = make_model("Qwen2MoeForCausalLM", experts=EXPERTS)
     weights = make_weights(model)
     model.load_weights(weights.items())
-    if tensor is None:
-        del weights[name]
-    else:
-        weights[name] = tensor
-    with pytest.raises(ValueError, match=message):
-        model.load_weights(weights.items())
+    check_refused(model, weights, name, tensor, message)
 
 
 def test_projections_are_all_matrices_of_layers() -> None:

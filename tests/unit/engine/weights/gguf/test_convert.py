@@ -14,15 +14,12 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tokenizers import pre_tokenizers
 
 from tandem.engine.weights.gguf.convert import convert_gguf
 from tandem.engine.weights.loader import checkpoint_weights
+from tests.fakes.gguf_tokenizer import EOS, EOT, TOKENIZER, TOKENS
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 64, 96, 4, 2, 16, 2
-ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
-TOKENS = [*ALPHABET, "Ġt", "he", "Ġthe", "<s>", "</s>", "<eot>", "<tool>"]
-BOS, EOS, EOT = (TOKENS.index(token) for token in ("<s>", "</s>", "<eot>"))
 METADATA: dict[str, Any] = {
     "llama.context_length": 128,
     "llama.embedding_length": HIDDEN,
@@ -32,14 +29,7 @@ METADATA: dict[str, Any] = {
     "llama.attention.head_count_kv": KV_HEADS,
     "llama.attention.layer_norm_rms_epsilon": 1e-5,
     "llama.rope.freq_base": 500_000.0,
-    "tokenizer.ggml.model": "gpt2",
-    "tokenizer.ggml.pre": "llama-bpe",
-    "tokenizer.ggml.tokens": TOKENS,
-    "tokenizer.ggml.token_type": [1] * (len(TOKENS) - 4) + [3, 3, 3, 4],
-    "tokenizer.ggml.merges": ["Ġ t", "h e", "Ġt he"],
-    "tokenizer.ggml.bos_token_id": BOS,
-    "tokenizer.ggml.eos_token_id": EOS,
-    "tokenizer.ggml.eot_token_id": EOT,
+    **TOKENIZER,
 }
 
 

@@ -1,23 +1,7 @@
-from typing import Any
-
 import pytest
-from tokenizers import pre_tokenizers
 
 from tandem.engine.weights.gguf.tokenizer import build_tokenizer, tokenizer_config
-
-ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
-TOKENS = [*ALPHABET, "Ġt", "he", "Ġthe", "<s>", "</s>", "<eot>", "<tool>"]
-BOS, EOS, EOT = (TOKENS.index(token) for token in ("<s>", "</s>", "<eot>"))
-METADATA: dict[str, Any] = {
-    "tokenizer.ggml.model": "gpt2",
-    "tokenizer.ggml.pre": "llama-bpe",
-    "tokenizer.ggml.tokens": TOKENS,
-    "tokenizer.ggml.token_type": [1] * (len(TOKENS) - 4) + [3, 3, 3, 4],
-    "tokenizer.ggml.merges": ["Ġ t", "h e", "Ġt he"],
-    "tokenizer.ggml.bos_token_id": BOS,
-    "tokenizer.ggml.eos_token_id": EOS,
-    "tokenizer.ggml.eot_token_id": EOT,
-}
+from tests.fakes.gguf_tokenizer import BOS, EOT, TOKENIZER, TOKENS
 
 
 @pytest.mark.parametrize(
@@ -31,22 +15,22 @@ METADATA: dict[str, Any] = {
     }.items(),
 )
 def test_each_pre_tokenizer_splits_its_own_way(pre: str, pieces: list[str]) -> None:
-    tokenizer = build_tokenizer(METADATA | {"tokenizer.ggml.pre": pre})
+    tokenizer = build_tokenizer(TOKENIZER | {"tokenizer.ggml.pre": pre})
     assert [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str("I'M 12345\n\n x")] == pieces
 
 
 def test_special_tokens_and_bos_follow_the_metadata() -> None:
-    tokenizer = build_tokenizer(METADATA)
+    tokenizer = build_tokenizer(TOKENIZER)
     ids = tokenizer.encode(" the<eot><tool>").ids
     assert ids == [BOS, TOKENS.index("Ġthe"), EOT, TOKENS.index("<tool>")]
     assert tokenizer.decode(ids) == " the<tool>"
-    plain = build_tokenizer(METADATA | {"tokenizer.ggml.add_bos_token": False})
+    plain = build_tokenizer(TOKENIZER | {"tokenizer.ggml.add_bos_token": False})
     assert plain.encode(" the").ids == [TOKENS.index("Ġthe")]
 
 
 @pytest.mark.parametrize(("pre", "is_composed"), [("qwen2", True), ("olmo", True), ("gpt-2", False)])
 def test_some_models_compose_characters(pre: str, is_composed: bool) -> None:
-    tokenizer = build_tokenizer(METADATA | {"tokenizer.ggml.pre": pre})
+    tokenizer = build_tokenizer(TOKENIZER | {"tokenizer.ggml.pre": pre})
     composed, decomposed = (tokenizer.encode(text).tokens for text in ("\u00e9", "e\u0301"))
     assert composed == ["Ã", "©"]
     assert (decomposed == composed) is is_composed
@@ -55,16 +39,16 @@ def test_some_models_compose_characters(pre: str, is_composed: bool) -> None:
 @pytest.mark.parametrize("pre", ["qwen2", "olmo"])
 def test_only_llama_3_adds_bos_unasked(pre: str) -> None:
     silent = {"tokenizer.ggml.pre": pre}
-    assert BOS not in build_tokenizer(METADATA | silent).encode(" the").ids
-    assert tokenizer_config(METADATA | silent, 128)["add_bos_token"] is False
-    assert tokenizer_config(METADATA, 128)["add_bos_token"] is True
-    asked = build_tokenizer(METADATA | silent | {"tokenizer.ggml.add_bos_token": True})
+    assert BOS not in build_tokenizer(TOKENIZER | silent).encode(" the").ids
+    assert tokenizer_config(TOKENIZER | silent, 128)["add_bos_token"] is False
+    assert tokenizer_config(TOKENIZER, 128)["add_bos_token"] is True
+    asked = build_tokenizer(TOKENIZER | silent | {"tokenizer.ggml.add_bos_token": True})
     assert asked.encode(" the").ids == [BOS, TOKENS.index("Ġthe")]
 
 
 def test_runs_of_spaces_are_tokens_of_olmo() -> None:
     tokens = [*TOKENS, "   ", "  "]
-    metadata = METADATA | {
+    metadata = TOKENIZER | {
         "tokenizer.ggml.pre": "olmo",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [1] * len(TOKENS) + [4, 4],
