@@ -50,6 +50,7 @@ TESTED_ELSEWHERE = {
     "kvtransfer/transports/mover.py": "unit/kvtransfer/transports/test_tcp.py",
     "kvtransfer/transports/nccl_communicator.py": "unit/kvtransfer/transports/test_nccl.py",
     "kvtransfer/transports/nccl_mover.py": "unit/kvtransfer/transports/test_nccl.py",
+    "pagestore/messages.py": "unit/pagestore/test_keys.py",
     "prefill_worker/job.py": "unit/prefill_worker/test_scheduler.py",
     "router/frontends/anthropic/context_schema.py": "unit/router/frontends/anthropic/test_context_edits.py",
     "router/frontends/anthropic/schema.py": "unit/router/frontends/anthropic/test_routes.py",

@@ -1,0 +1,154 @@
+from tandem.v1 import worker_pb2 as _worker_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class StoreClientBatch(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[StoreClientMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[StoreClientMessage, _Mapping]]] = ...) -> None: ...
+
+class StoreServerBatch(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[StoreServerMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[StoreServerMessage, _Mapping]]] = ...) -> None: ...
+
+class StoreClientMessage(_message.Message):
+    __slots__ = ("hello", "put", "wrote", "gave_up", "find", "end_find", "purge")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    PUT_FIELD_NUMBER: _ClassVar[int]
+    WROTE_FIELD_NUMBER: _ClassVar[int]
+    GAVE_UP_FIELD_NUMBER: _ClassVar[int]
+    FIND_FIELD_NUMBER: _ClassVar[int]
+    END_FIND_FIELD_NUMBER: _ClassVar[int]
+    PURGE_FIELD_NUMBER: _ClassVar[int]
+    hello: StoreHello
+    put: Put
+    wrote: Wrote
+    gave_up: GaveUp
+    find: Find
+    end_find: EndFind
+    purge: Purge
+    def __init__(self, hello: _Optional[_Union[StoreHello, _Mapping]] = ..., put: _Optional[_Union[Put, _Mapping]] = ..., wrote: _Optional[_Union[Wrote, _Mapping]] = ..., gave_up: _Optional[_Union[GaveUp, _Mapping]] = ..., find: _Optional[_Union[Find, _Mapping]] = ..., end_find: _Optional[_Union[EndFind, _Mapping]] = ..., purge: _Optional[_Union[Purge, _Mapping]] = ...) -> None: ...
+
+class StoreServerMessage(_message.Message):
+    __slots__ = ("welcome", "refused", "granted", "found")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    welcome: StoreWelcome
+    refused: StoreRefused
+    granted: PutGranted
+    found: Found
+    def __init__(self, welcome: _Optional[_Union[StoreWelcome, _Mapping]] = ..., refused: _Optional[_Union[StoreRefused, _Mapping]] = ..., granted: _Optional[_Union[PutGranted, _Mapping]] = ..., found: _Optional[_Union[Found, _Mapping]] = ...) -> None: ...
+
+class StoreHello(_message.Message):
+    __slots__ = ("protocol_version", "worker_id", "incarnation", "pid", "page_format")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    worker_id: str
+    incarnation: str
+    pid: int
+    page_format: _worker_pb2.PageFormat
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., pid: _Optional[int] = ..., page_format: _Optional[_Union[_worker_pb2.PageFormat, _Mapping]] = ...) -> None: ...
+
+class StoreWelcome(_message.Message):
+    __slots__ = ("epoch", "num_slots")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    epoch: str
+    num_slots: int
+    def __init__(self, epoch: _Optional[str] = ..., num_slots: _Optional[int] = ...) -> None: ...
+
+class StoreRefused(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Put(_message.Message):
+    __slots__ = ("number", "namespace", "parent", "keys", "identities")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    IDENTITIES_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    namespace: str
+    parent: bytes
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    identities: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, number: _Optional[int] = ..., namespace: _Optional[str] = ..., parent: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ..., identities: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class PutGranted(_message.Message):
+    __slots__ = ("number", "slots", "generations")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    generations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, number: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Wrote(_message.Message):
+    __slots__ = ("slots", "generations")
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    generations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, slots: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GaveUp(_message.Message):
+    __slots__ = ("slots", "generations")
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    generations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, slots: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Find(_message.Message):
+    __slots__ = ("number", "namespace", "keys")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    namespace: str
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, number: _Optional[int] = ..., namespace: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Found(_message.Message):
+    __slots__ = ("number", "first", "slots", "generations", "tiers", "num_coming")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMING_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    first: int
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    generations: _containers.RepeatedScalarFieldContainer[int]
+    tiers: _containers.RepeatedScalarFieldContainer[int]
+    num_coming: int
+    def __init__(self, number: _Optional[int] = ..., first: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., tiers: _Optional[_Iterable[int]] = ..., num_coming: _Optional[int] = ...) -> None: ...
+
+class EndFind(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class Purge(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
