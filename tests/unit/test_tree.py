@@ -52,6 +52,7 @@ TESTED_ELSEWHERE = {
     "kvtransfer/transports/nccl_mover.py": "unit/kvtransfer/transports/test_nccl.py",
     "pagestore/messages.py": "unit/pagestore/test_keys.py",
     "prefill_worker/job.py": "unit/prefill_worker/test_scheduler.py",
+    "worker/page_tier.py": "unit/pagestore/test_keys.py",
     "router/frontends/anthropic/context_schema.py": "unit/router/frontends/anthropic/test_context_edits.py",
     "router/frontends/anthropic/schema.py": "unit/router/frontends/anthropic/test_routes.py",
     "router/frontends/anthropic/translation.py": "unit/router/frontends/anthropic/test_routes.py",
