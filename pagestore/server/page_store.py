@@ -1,0 +1,304 @@
+"""The page store's decisions: which page lies in which slot, and who may use it.
+
+Synchronous, without I/O: the server calls `receive` and `poll`, then sends `take_outgoing`. No call takes longer than
+O(pages of the message), save `Purge`, `check_integrity` and the exit of a worker.
+"""
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from tandem.pagestore.keys import KEY_BYTES
+from tandem.pagestore.messages import (
+    DISK,
+    HOST,
+    NO_ROOM,
+    PRESENT,
+    EndFind,
+    Find,
+    GaveUp,
+    Purge,
+    Put,
+    PutGranted,
+    StoreClientMessage,
+    StoreHello,
+    StoreServerMessage,
+    StoreWelcome,
+    Wrote,
+)
+from tandem.pagestore.server.base import SlowTier, StoredPage
+from tandem.pagestore.server.changes import PageChanges
+from tandem.pagestore.server.finds import Finds
+from tandem.pagestore.server.page_memory import PageMemory
+from tandem.pagestore.server.sessions import Session, Sessions
+from tandem.pagestore.server.slots import PageState, SlotPage
+from tandem.pagestore.server.stats import StoreCounts, StoreStats
+from tandem.pagestore.server.write_behind import WriteBehind
+
+
+class PageStore:
+    """Grants slots to writers, pins pages for readers, evicts.
+
+    A slot is reused only when no copy can touch it: its writer or readers have said so, or have exited.
+
+    Attributes:
+        epoch: random name of this life of the store.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        clock: Callable[[], float],
+        tiers: Sequence[tuple[int, SlowTier]] = (),
+        former_users: Mapping[int, Callable[[], bool]] | None = None,
+        max_namespace_share: float = 1.0,
+    ) -> None:
+        """
+        Args:
+            clock: monotonic time, in seconds.
+            tiers: slower tiers with their numbers in Found.tiers, in the order of preference.
+            former_users: processes that may still copy for the store's last life, by pid; the callable tells whether
+                the process has exited, and settled. Nothing is granted or found until each has said Hello or is gone.
+            max_namespace_share: largest part of the slots for one namespace.
+        """
+        self.epoch = secrets.token_hex(16)
+        self._former_users = dict(former_users or {})
+        self._tiers = tuple(tiers)
+        self._memory = PageMemory(num_slots, max_namespace_share)
+        self._sessions = Sessions()
+        self._counts = StoreCounts()
+        self._outgoing: dict[str, list[StoreServerMessage]] = {}
+        self._write_behind = [WriteBehind(self._memory, tier) for number, tier in tiers if number == DISK]
+        self._finds = Finds(self._memory, self._tiers, clock, self._counts, self._send, self._on_ready)
+
+    # --- sessions -----------------------------------------------------------------------------------------------
+
+    def open_session(self, session: str, hello: StoreHello, is_gone: Callable[[], bool]) -> None:
+        """Begins a session and ends the earlier ones of the same incarnation, whose copies are over.
+
+        Args:
+            session: unused name.
+            is_gone: whether the worker's process has exited, and settled.
+
+        Raises:
+            ValueError: the name is in use.
+        """
+        self._sessions.open(session, hello, is_gone)
+        for name in self._sessions.names_of(hello.incarnation):
+            if name != session:
+                self.close_session(name)
+        for settled in self._sessions.take_settled(hello.incarnation):
+            self._free_all(settled)
+        self._former_users.pop(hello.pid, None)
+        self._send(session, StoreWelcome(self.epoch, len(self._memory)))
+
+    def close_session(self, session: str) -> None:
+        """Ends a session. Its slots and pins stay until the worker's copies are over. Ignores unknown names."""
+        closed = self._sessions.close(session)
+        if closed is not None:
+            self._outgoing.pop(session, None)
+            for find in closed.finds.values():
+                self._finds.stop(find, keep_pins=True)
+
+    def receive(self, session: str, message: StoreClientMessage) -> None:
+        """Handles a message.
+
+        Raises:
+            ValueError: the session is not open, or the message violates the protocol. Nothing has changed.
+        """
+        sender = self._sessions.get(session)
+        self._memory.next_tick()
+        match message:
+            case Put():
+                self._put(sender, message)
+            case Wrote():
+                for page in self._take_written(sender, message):
+                    if self._memory.make_ready(page):
+                        self._counts.pages_written += 1
+                        self._on_ready(page)
+                self._start_writes()
+            case GaveUp():
+                for page in self._take_written(sender, message):
+                    self._memory.discard(page)
+            case Find():
+                if message.number in sender.finds:
+                    raise ValueError(f"find {message.number} is running already")
+                _check_keys(message.keys)
+                sender.finds[message.number] = self._finds.start(session, message.number, message.keys, self._is_quiet)
+            case EndFind():
+                find = sender.finds.pop(message.number, None)
+                if find is not None:
+                    self._finds.stop(find, keep_pins=False)
+            case Purge():
+                self._purge()
+            case StoreHello():
+                raise ValueError("StoreHello within a session")
+
+    def poll(self) -> None:
+        """Notices exits, ended transfers and passed deadlines, and starts transfers."""
+        self._former_users = {pid: is_gone for pid, is_gone in self._former_users.items() if not is_gone()}
+        for settled in self._sessions.take_settled():
+            self._free_all(settled)
+        for _, tier in self._tiers:
+            for transfer in tier.take_ended():
+                is_known = self._finds.on_ended_read(transfer) or any(
+                    writes.on_ended_write(transfer) for writes in self._write_behind
+                )
+                if not is_known:
+                    raise RuntimeError(f"a tier ended a transfer of slot {transfer.slot}, which it does not own")
+        self._finds.poll()
+        self._start_writes()
+
+    def take_outgoing(self) -> dict[str, list[StoreServerMessage]]:
+        """Returns the messages to send since the last call, by session, in order."""
+        outgoing, self._outgoing = self._outgoing, {}
+        return outgoing
+
+    def take_changes(self) -> Mapping[int, PageChanges]:
+        """Returns the changes of each tier since the last call; tiers without changes are absent."""
+        changes = {HOST: self._memory.changes.take()}
+        for number, tier in self._tiers:
+            stored, removed = tier.take_changes()
+            changes[number] = PageChanges(tuple(stored), tuple(removed))
+        return {number: change for number, change in changes.items() if change.stored or change.removed}
+
+    # --- messages -----------------------------------------------------------------------------------------------
+
+    @property
+    def _is_quiet(self) -> bool:
+        return not self._former_users
+
+    def _put(self, session: Session, put: Put) -> None:
+        _check_keys(put.keys)
+        if len(put.keys) != len(put.identities):
+            raise ValueError(f"Put of {len(put.keys)} keys with {len(put.identities)} identities")
+        if put.parent:
+            _check_keys((put.parent,))
+        slots, generations = [], []
+        parent = put.parent
+        # A page behind a gap could not be found.
+        is_wanted = self._is_quiet and (not parent or self._is_stored(parent))
+        for key, identity in zip(put.keys, put.identities, strict=True):
+            page = self._memory.page(key)
+            slot, generation = NO_ROOM, 0
+            if page is not None:
+                self._memory.use(page)
+                slot = PRESENT
+            elif is_wanted:
+                page = self._memory.allocate(StoredPage(key, parent, identity, put.namespace), PageState.WRITING)
+                if page is not None:
+                    session.writing[page.slot] = page
+                    slot, generation = page.slot, page.generation
+            slots.append(slot)
+            generations.append(generation)
+            is_wanted = self._is_quiet and page is not None
+            parent = key
+        self._counts.pages_present += slots.count(PRESENT)
+        self._counts.pages_refused += slots.count(NO_ROOM)
+        self._counts.pages_granted += sum(slot >= 0 for slot in slots)
+        self._send(session.name, PutGranted(put.number, tuple(slots), tuple(generations)))
+
+    def _is_stored(self, key: bytes) -> bool:
+        page = self._memory.page(key)
+        if page is not None:
+            self._memory.use(page)
+            return True
+        return any(tier.find(key) is not None for _, tier in self._tiers)
+
+    def _take_written(self, session: Session, message: Wrote | GaveUp) -> list[SlotPage]:
+        """Returns the pages of these generations that the session was writing, and no longer is."""
+        if len(message.slots) != len(message.generations):
+            raise ValueError(f"{len(message.slots)} slots with {len(message.generations)} generations")
+        pages = []
+        for slot, generation in zip(message.slots, message.generations, strict=True):
+            page = session.writing.get(slot)
+            if page is not None and page.generation == generation:
+                pages.append(session.writing.pop(slot))
+        return pages
+
+    def _purge(self) -> None:
+        self._counts.purges += 1
+        self._memory.purge()
+        for _, tier in self._tiers:
+            tier.purge()
+        self._finds.on_purge()
+
+    def _free_all(self, session: Session) -> None:
+        """Frees what a settled session used."""
+        for page in session.writing.values():
+            self._memory.discard(page)
+        for find in session.finds.values():
+            self._finds.unpin(find)
+
+    def _on_ready(self, page: SlotPage) -> None:
+        for writes in self._write_behind:
+            writes.add(page)
+
+    def _start_writes(self) -> None:
+        for writes in self._write_behind:
+            writes.start()
+
+    def _send(self, session: str, message: StoreServerMessage) -> None:
+        self._outgoing.setdefault(session, []).append(message)
+
+    # --- state --------------------------------------------------------------------------------------------------
+
+    def stats(self) -> StoreStats:
+        num_writing = sum(len(session.writing) for session in self._sessions)
+        num_used = len(self._memory) - self._memory.num_free
+        return StoreStats(
+            is_quiet=self._is_quiet,
+            num_slots=len(self._memory),
+            num_free=self._memory.num_free,
+            num_writing=num_writing,
+            num_reading=self._finds.num_reads,
+            num_ready=num_used - num_writing - self._finds.num_reads,
+            num_pinned=self._memory.num_pinned,
+            num_sessions=self._sessions.num_open,
+            num_closed=self._sessions.num_closed,
+            num_finds=sum(len(session.finds) for session in self._sessions),
+            num_waiting=self._finds.num_waiting,
+            num_queued=sum(writes.num_queued for writes in self._write_behind),
+            num_written_behind=sum(writes.num_writing for writes in self._write_behind),
+            num_evictions=self._memory.num_evictions,
+            failed_writes=sum(writes.num_failed for writes in self._write_behind),
+            counts=replace(self._counts, hits=dict(self._counts.hits)),
+        )
+
+    def check_integrity(self) -> str:
+        """Recounts every slot's owner; "" or the first violation. O(slots)."""
+        finds = [find for session in self._sessions for find in session.finds.values()]
+        return self._memory.check_integrity() or self._finds.check_integrity(finds) or self._check_owners()
+
+    def _check_owners(self) -> str:
+        writers = Counter(slot for session in self._sessions for slot in session.writing)
+        reads = set(self._finds.slots_being_read())
+        pins = Counter(page for writes in self._write_behind for page in writes.pages_being_written())
+        for session in self._sessions:
+            for slot, page in session.writing.items():
+                if page.slot != slot or page.state is not PageState.WRITING:
+                    return f"session {session.name} writes slot {slot}, which is {page.state.value}"
+            for find in session.finds.values():
+                pins.update(find.pages)
+                pins.update(page for page, _ in find.arrived.values())
+        for page in self._memory:
+            if writers[page.slot] != (page.state is PageState.WRITING):
+                return f"slot {page.slot} is {page.state.value} and has {writers[page.slot]} writers"
+            if (page.slot in reads) != (page.state is PageState.READING):
+                return f"slot {page.slot} is {page.state.value}, and read into: {page.slot in reads}"
+            if page.num_pins != pins.pop(page, 0):
+                return f"slot {page.slot} has {page.num_pins} pins, but other users"
+            del writers[page.slot]
+            reads.discard(page.slot)
+        if writers or pins or reads:
+            return f"free slots are used: written {sorted(writers)}, read {sorted(reads)}, pinned {len(pins)}"
+        return ""
+
+
+def _check_keys(keys: Sequence[bytes]) -> None:
+    for key in keys:
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"a key of {len(key)} bytes, not {KEY_BYTES}")
+    if len(set(keys)) != len(keys):
+        raise ValueError("a key twice in one message")

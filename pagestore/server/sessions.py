@@ -1,0 +1,77 @@
+"""Sessions with workers, and what they use of the region."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from tandem.pagestore.messages import StoreHello
+from tandem.pagestore.server.running_find import RunningFind
+from tandem.pagestore.server.slots import SlotPage
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One stream of a worker. After its end the worker's copies may still run: its slots and pins stay until `is_gone`.
+
+    Attributes:
+        writing: pages that the worker writes, by slot.
+        finds: by number.
+    """
+
+    name: str
+    incarnation: str
+    is_gone: Callable[[], bool]
+    is_open: bool = True
+    writing: dict[int, SlotPage] = field(default_factory=dict)
+    finds: dict[int, RunningFind] = field(default_factory=dict)
+
+
+class Sessions:
+    """Open sessions by name, and closed ones whose copies may still run."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Session] = {}
+        self._closed: list[Session] = []
+
+    def __iter__(self) -> Iterator[Session]:
+        yield from self._open.values()
+        yield from self._closed
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    @property
+    def num_closed(self) -> int:
+        return len(self._closed)
+
+    def open(self, name: str, hello: StoreHello, is_gone: Callable[[], bool]) -> Session:
+        """Raises ValueError if the name is in use."""
+        if name in self._open:
+            raise ValueError(f"session {name} is open already")
+        self._open[name] = Session(name, hello.incarnation, is_gone)
+        return self._open[name]
+
+    def get(self, name: str) -> Session:
+        """Raises ValueError if no session of the name is open."""
+        if name not in self._open:
+            raise ValueError(f"no session {name} is open")
+        return self._open[name]
+
+    def close(self, name: str) -> Session | None:
+        """Returns the session; None if it is not open."""
+        session = self._open.pop(name, None)
+        if session is not None:
+            session.is_open = False
+            self._closed.append(session)
+        return session
+
+    def names_of(self, incarnation: str) -> list[str]:
+        """Returns the names of the open sessions of a worker's life."""
+        return [session.name for session in self._open.values() if session.incarnation == incarnation]
+
+    def take_settled(self, incarnation: str | None = None) -> list[Session]:
+        """Removes the closed sessions whose copies have ended: those of a gone process, and of `incarnation`."""
+        settled = [s for s in self._closed if s.incarnation == incarnation or s.is_gone()]
+        if settled:
+            self._closed = [s for s in self._closed if s not in settled]
+        return settled
