@@ -45,6 +45,9 @@ class _Outbox(Outbox):
     def close_link(self, epoch: str, reason: str) -> None:
         raise AssertionError("there are no links")
 
+    def to_store(self, epoch: str, message: Any) -> None:
+        raise AssertionError("there is no store")
+
     def flush(self) -> bool:
         return False
 

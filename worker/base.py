@@ -10,6 +10,7 @@ from tandem.engine.base import EngineBase
 from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Hello, Peer, ReceiverMessage, SenderMessage, WorkerMessage, WorkerStats
+from tandem.pagestore.messages import StoreClientMessage
 from tandem.recording import Recorder
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.worker.config import WorkerConfig
@@ -31,6 +32,10 @@ class Outbox(Protocol):
 
     def close_link(self, epoch: str, reason: str) -> None:
         """Ends a broken epoch."""
+        ...
+
+    def to_store(self, epoch: str, message: StoreClientMessage) -> None:
+        """Sends to the page store, unless the epoch of its session is over."""
         ...
 
     def flush(self) -> bool:

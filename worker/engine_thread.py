@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.lifecycle import now_ns
 from tandem.messages import ReceiverMessage, SenderMessage, WorkerMessage, WorkerStats
+from tandem.pagestore.messages import StoreClientMessage
 from tandem.recording import INBOX, Recorder
 from tandem.timer_slack import sleep_exactly
 from tandem.worker.base import Outbox, Scheduler
@@ -31,19 +32,21 @@ class Outgoing:
     Attributes:
         to_links: messages by epoch.
         closed_links: reason by epoch.
+        to_store: messages by epoch of the page store's session.
         cache_changes: pages that entered or left the cache, if due.
     """
 
     to_router: list[WorkerMessage]
     to_links: dict[str, list[SenderMessage | ReceiverMessage]]
     closed_links: dict[str, str]
+    to_store: dict[str, list[StoreClientMessage]]
     cache_changes: CacheChanges | None = None
 
 
 class StepOutbox(Outbox):
     def __init__(self, deliver: Callable[[Outgoing], None]) -> None:
         self._deliver = deliver
-        self._outgoing = Outgoing([], {}, {})
+        self._outgoing = Outgoing([], {}, {}, {})
 
     def to_router(self, message: WorkerMessage) -> None:
         self._outgoing.to_router.append(message)
@@ -54,13 +57,17 @@ class StepOutbox(Outbox):
     def close_link(self, epoch: str, reason: str) -> None:
         self._outgoing.closed_links[epoch] = reason
 
+    def to_store(self, epoch: str, message: StoreClientMessage) -> None:
+        self._outgoing.to_store.setdefault(epoch, []).append(message)
+
     def pass_on_changes(self, changes: CacheChanges) -> None:
         self._outgoing.cache_changes = changes
 
     def flush(self) -> bool:
         outgoing = self._outgoing
-        if outgoing.to_router or outgoing.to_links or outgoing.closed_links or outgoing.cache_changes is not None:
-            self._outgoing = Outgoing([], {}, {})
+        told = outgoing.to_router or outgoing.to_links or outgoing.closed_links or outgoing.to_store
+        if told or outgoing.cache_changes is not None:
+            self._outgoing = Outgoing([], {}, {}, {})
             self._deliver(outgoing)
             return True
         return False

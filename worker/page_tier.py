@@ -46,6 +46,11 @@ class PageTier(ABC):
         that the pool will get back, which the caller should wait for."""
 
     @abstractmethod
+    def load_token_s(self) -> tuple[float, ...]:
+        """Returns the seconds to load a token from memory, disk and peers, for one request alone. 0.0: not known; ():
+        there is no store."""
+
+    @abstractmethod
     def receive(self, event: Event) -> None:
         """Takes an event of the store's session (tandem.pagestore.client.events); ignores others."""
 
@@ -77,6 +82,9 @@ class NoTier(PageTier):
 
     def yields_pages(self) -> bool:
         return False
+
+    def load_token_s(self) -> tuple[float, ...]:
+        return ()
 
     def receive(self, event: Event) -> None:
         pass

@@ -10,7 +10,7 @@ from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.engine.kvcache.deferred_frees import DeferredFree, DeferredFrees
 from tandem.engine.kvcache.eviction.table import EVICTION_POLICIES
 from tandem.engine.kvcache.page_ceiling import PageCeiling
-from tandem.engine.kvcache.radix_cache import RadixCache, RadixNode
+from tandem.engine.kvcache.radix_cache import RadixCache, RadixNode, TreeWatch
 
 
 @dataclass(eq=False, slots=True)
@@ -40,8 +40,15 @@ class CacheManager:
     Every page is in exactly one state: free; cached (in the tree, unlocked); locked (in the tree under a lock, private
     to a handle, or waiting to be freed); leased (private to a handle of a lease).
 
+    A page of the tree may also be held while it is copied out. It may be evicted meanwhile, and is freed once it is let
+    go. Ancestors need no hold, unlike under a lock, so a copy withholds only the pages that it reads.
+
     A page is freed only when no operation launched with its id can still run, always through DeferredFrees. Evicted
-    pages need no wait: without locks, no operation uses them.
+    pages that are not held need no wait: without locks, no operation uses them.
+
+    Attributes:
+        num_attempts: calls that asked for pages.
+        num_refusals: calls that got none because too few were available.
     """
 
     def __init__(
@@ -63,6 +70,11 @@ class CacheManager:
         self._deferred = DeferredFrees(self._tree, self._allocator)
         self._ceilings: set[PageCeiling] = set()
         self._num_leased_pages = 0
+        # Number of holds by page, and held pages that have been evicted.
+        self._holds: dict[int, int] = {}
+        self._evicted: set[int] = set()
+        self.num_attempts = 0
+        self.num_refusals = 0
 
     @property
     def num_free_pages(self) -> int:
@@ -86,8 +98,12 @@ class CacheManager:
 
     @property
     def num_available_pages(self) -> int:
-        """Pages free now or after eviction."""
-        return self.num_free_pages + self.num_cached_pages
+        """Pages free now or after eviction, at least: held pages are taken for evictable ones."""
+        return self.num_free_pages + self.num_cached_pages - self.num_held_pages + len(self._evicted)
+
+    @property
+    def num_held_pages(self) -> int:
+        return len(self._holds)
 
     def num_pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
@@ -98,6 +114,34 @@ class CacheManager:
     def peek(self, token_ids: Sequence[int], namespace: str = "") -> list[int]:
         """Returns the pages of the longest cached prefix; keeps access order."""
         return self._tree.peek(namespace, token_ids, len(token_ids))
+
+    def find_cached(self, token_ids: Sequence[int], namespace: str = "") -> tuple[RadixNode | None, int]:
+        """Returns the last node of the longest cached prefix and its number of pages; keeps access order. Without one,
+        the namespace's root, or None if it has no pages. The node stays valid until it `is_evicted`."""
+        return self._tree.find(namespace, token_ids)
+
+    def namespace_of(self, root: RadixNode) -> str:
+        """Returns the namespace of a root that has pages."""
+        return self._tree.namespace_of(root)
+
+    def watch_tree(self) -> TreeWatch:
+        """Begins to note pages that enter the tree and prefixes that are reused."""
+        self._tree.watch = TreeWatch(self.num_pages)
+        return self._tree.watch
+
+    def hold_page(self, node: RadixNode) -> None:
+        """Keeps the page of a node in the tree allocated, even if it is evicted, until `let_go_page`."""
+        assert not node.is_root and not node.is_evicted
+        self._holds[node.page_id] = self._holds.get(node.page_id, 0) + 1
+
+    def let_go_page(self, page_id: int) -> None:
+        """Ends a hold, when no copy reads the page."""
+        self._holds[page_id] -= 1
+        if not self._holds[page_id]:
+            del self._holds[page_id]
+            if page_id in self._evicted:
+                self._evicted.remove(page_id)
+                self._allocator.free([page_id])
 
     def acquire_pages(
         self,
@@ -124,14 +168,19 @@ class CacheManager:
         Returns:
             None if there are not enough pages; only access order has changed.
         """
+        self.num_attempts += 1
         node = self._tree.match(namespace, token_ids, max_cached_len // self.page_size, priority)
         shared = self._tree.path_pages(node)
         root = self._tree.lock_path(node)
         num_private = self.num_pages_for(num_tokens) - len(shared)
         is_over = ceiling is not None and not ceiling.fits(shared, num_private)
-        if is_over or num_private + num_reserved > self.num_available_pages:
+        is_short = num_private + num_reserved > self.num_available_pages
+        if is_over or is_short:
+            self.num_refusals += is_short
             self._tree.unlock_path(node)
             return None
+        if self._tree.watch is not None and shared:
+            self._tree.watch.matched.append(node)
         handle = PageHandle(
             table_id=next(self._table_ids),
             page_ids=array("i", shared + self._take(num_private)),
@@ -157,7 +206,9 @@ class CacheManager:
         missing = self.num_pages_for(num_tokens) - len(handle.page_ids)
         if missing <= 0:
             return True
+        self.num_attempts += 1
         if missing > self.num_available_pages:
+            self.num_refusals += 1
             return False
         handle.page_ids.extend(self._take(missing))
         return True
@@ -216,7 +267,7 @@ class CacheManager:
         self._deferred.free_done()
 
     def drop_cached_pages(self) -> None:
-        self._allocator.free(self._tree.evict(self.num_cached_pages))
+        self._evict(self.num_cached_pages)
 
     def take_changes(self) -> CacheChanges | None:
         return self._tree.changes.take()
@@ -239,11 +290,17 @@ class CacheManager:
             claims += [(p, "a handle") for p in handle.page_ids[handle.num_shared :]]
         for deferred in self._deferred:
             claims += [(p, "a deferred free") for p in deferred.page_ids]
+        claims += [(p, "a hold on an evicted page") for p in self._evicted]
         for page_id, owner in claims:
             if violation := claim(page_id, owner):
                 return violation
         if len(owners) != self.num_pages:
             return f"{self.num_pages - len(owners)} of {self.num_pages} pages have no owner"
+        for page_id in self._holds:
+            if owners[page_id] not in ("the tree", "a hold on an evicted page"):
+                return f"page {page_id} is held, but belongs to {owners[page_id]}"
+        if not self._evicted <= self._holds.keys():
+            return "an evicted page waits for no hold"
         return self._check_locks()
 
     def _check_locks(self) -> str:
@@ -284,6 +341,15 @@ class CacheManager:
         self._num_leased_pages -= len(handle.page_ids) - handle.num_shared
 
     def _take(self, num_pages: int) -> list[int]:
-        if num_pages > self._allocator.num_free:
-            self._allocator.free(self._tree.evict(num_pages - self._allocator.num_free))
+        while num_pages > self._allocator.num_free:
+            self._evict(num_pages - self._allocator.num_free)
         return self._allocator.allocate(num_pages)
+
+    def _evict(self, num_pages: int) -> None:
+        """Evicts pages, and frees those that are not held."""
+        evicted = self._tree.evict(num_pages)
+        assert evicted or not num_pages
+        if self._holds:
+            self._evicted.update(page_id for page_id in evicted if page_id in self._holds)
+            evicted = [page_id for page_id in evicted if page_id not in self._holds]
+        self._allocator.free(evicted)

@@ -5,11 +5,15 @@ namespace has its own tree, and never shares pages.
 """
 
 import heapq
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 from tandem.engine.kvcache.cache_changes import ChangeLog
 from tandem.engine.kvcache.eviction.base import EvictionPolicy
 from tandem.prefix import namespace_identity, page_identity
+
+# Matched prefixes kept by a TreeWatch; the oldest go first.
+MAX_MATCHED = 64
 
 
 class RadixNode:
@@ -19,6 +23,8 @@ class RadixNode:
         identity: identity of the prefix that the page ends (tandem.prefix).
         num_locks: locks on this node or below it.
         heap_entry: number of its latest entry in the eviction heap; 0 before the first.
+        store_key: key in the page store (tandem.pagestore.keys), of a root too; None until it is computed.
+        store_mark: the store tier's note that it has offered the page to the store; 0: it has not.
     """
 
     __slots__ = (
@@ -33,6 +39,8 @@ class RadixNode:
         "page_id",
         "parent",
         "priority",
+        "store_key",
+        "store_mark",
     )
 
     def __init__(
@@ -49,6 +57,29 @@ class RadixNode:
         self.last_access = created
         self.num_hits = 0
         self.priority = 0
+        self.store_key: bytes | None = None
+        self.store_mark = 0
+
+    @property
+    def is_root(self) -> bool:
+        return self.page_id < 0
+
+    @property
+    def is_evicted(self) -> bool:
+        return self.parent is None and self.page_id >= 0
+
+
+class TreeWatch:
+    """
+    Attributes:
+        entered: pages in the order of their entry, parents first. Some may have been evicted since.
+        matched: last pages of prefixes that requests reused.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        # Older pages than a pool's worth have been evicted.
+        self.entered: deque[RadixNode] = deque(maxlen=num_pages)
+        self.matched: deque[RadixNode] = deque(maxlen=MAX_MATCHED)
 
 
 class RadixCache:
@@ -56,6 +87,7 @@ class RadixCache:
 
     Attributes:
         num_locked_pages: pages with at least one lock; all others are evictable.
+        watch: told of pages that enter the trees; None: nobody.
     """
 
     def __init__(self, page_size: int, policy: EvictionPolicy) -> None:
@@ -63,6 +95,7 @@ class RadixCache:
         self.num_pages = 0
         self.num_locked_pages = 0
         self.changes = ChangeLog()
+        self.watch: TreeWatch | None = None
         self._eviction_key = policy.key
         self._roots: dict[str, RadixNode] = {}
         # Keyed by id() of the roots.
@@ -84,6 +117,20 @@ class RadixCache:
                 break
             pages.append(node.page_id)
         return pages
+
+    def find(self, namespace: str, token_ids: Sequence[int]) -> tuple[RadixNode | None, int]:
+        """Returns the node of the longest cached prefix and its number of pages; changes nothing. (None, 0): the
+        namespace has no tree."""
+        node, num_pages, size = self._roots.get(namespace), 0, self.page_size
+        while node is not None:
+            child = node.children.get(tuple(token_ids[num_pages * size : (num_pages + 1) * size]))
+            if child is None:
+                break
+            node, num_pages = child, num_pages + 1
+        return node, num_pages
+
+    def namespace_of(self, root: RadixNode) -> str:
+        return self._namespaces[id(root)]
 
     def match(self, namespace: str, token_ids: Sequence[int], max_pages: int, priority: int = 0) -> RadixNode:
         """Returns the node of the longest cached prefix, or a root. Counts as an access to all its pages."""
@@ -154,6 +201,8 @@ class RadixCache:
         self.num_pages += 1
         self.num_locked_pages += 1
         self.changes.store(child.identity)
+        if self.watch is not None:
+            self.watch.entered.append(child)
         return child
 
     def lock_node(self, node: RadixNode) -> None:

@@ -51,11 +51,13 @@ class ListOutbox(Outbox):
     Attributes:
         router: messages to the router, in order.
         link: (epoch, message) to the linked worker, in order.
+        store: (epoch, message) to the page store, in order.
     """
 
     def __init__(self) -> None:
         self.router: list[Any] = []
         self.link: list[tuple[str, Any]] = []
+        self.store: list[tuple[str, Any]] = []
         self.closed: dict[str, str] = {}
 
     def to_router(self, message: Any) -> None:
@@ -66,6 +68,9 @@ class ListOutbox(Outbox):
 
     def close_link(self, epoch: str, reason: str) -> None:
         self.closed[epoch] = reason
+
+    def to_store(self, epoch: str, message: Any) -> None:
+        self.store.append((epoch, message))
 
     def flush(self) -> bool:
         return False

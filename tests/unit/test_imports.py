@@ -73,6 +73,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "tandem.timer_slack",
         "tandem.v1",
         "tandem.engine",
+        "tandem.pagestore.messages",
     ),
     "tandem.kvtransfer": (
         *VOCABULARY,

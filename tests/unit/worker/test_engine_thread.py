@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.lifecycle import now_ns
 from tandem.messages import WorkerStats
+from tandem.pagestore.messages import EndFind
 from tandem.recording import INBOX, Recorder, Recording
 from tandem.worker.base import Outbox, Scheduler
 from tandem.worker.engine_thread import CHANGES_INTERVAL_S, EngineThread, Outgoing
@@ -117,6 +118,23 @@ def test_cache_changes_are_passed_on_at_once_then_batched() -> None:
     assert took_s >= 2 * CHANGES_INTERVAL_S
     numbers = b"".join(page for changes in told for page in changes.stored)
     assert numbers == bytes(number % 256 for number in range(len(numbers)))
+
+
+class Telling(Counting):
+    def __init__(self, outbox: Outbox) -> None:
+        super().__init__()
+        outbox.to_store("e1", EndFind(1))
+        outbox.to_store("e2", EndFind(2))
+        outbox.to_store("e1", EndFind(3))
+
+
+def test_messages_to_the_store_keep_their_epochs() -> None:
+    told: list[Outgoing] = []
+    thread = EngineThread(Telling, told.append, lambda error: None)
+    thread.start()
+    wait_until(lambda: told != [])
+    thread.stop(TIMEOUT_S)
+    assert [outgoing.to_store for outgoing in told] == [{"e1": [EndFind(1), EndFind(3)], "e2": [EndFind(2)]}]
 
 
 def test_after_turn_runs_on_the_thread_after_each_step() -> None:

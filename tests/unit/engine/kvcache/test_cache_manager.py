@@ -111,6 +111,52 @@ def test_clearing_drops_cached_pages_but_keeps_used_ones() -> None:
     assert cache.check_integrity() == ""
 
 
+def test_held_page_is_freed_after_its_last_hold() -> None:
+    cache = CacheManager(4, 2)
+    handle = hold(cache, [1, 2, 3, 4])
+    cache.cache_pages(handle, [1, 2, 3, 4], 4)
+    cache.release_pages(handle)
+    node, num_pages = cache.find_cached([1, 2, 3, 4, 5])
+    assert node is not None and num_pages == 2
+    cache.hold_page(node)
+    cache.hold_page(node)
+    # Evictable, but it frees no page.
+    assert (cache.num_held_pages, cache.num_available_pages) == (1, 3)
+    assert cache.acquire_pages([9] * 8, 8, max_cached_len=0) is None
+    other = hold(cache, [9] * 6)
+    assert node.is_evicted and node.page_id not in other.page_ids
+    assert (cache.num_available_pages, cache.num_locked_pages) == (0, 4)
+    assert cache.check_integrity() == ""
+    cache.let_go_page(node.page_id)
+    assert cache.num_free_pages == 0
+    cache.let_go_page(node.page_id)
+    assert (cache.num_free_pages, cache.num_held_pages) == (1, 0)
+    assert cache.check_integrity() == ""
+
+
+def test_watch_sees_entered_pages_and_reused_prefixes() -> None:
+    cache = CacheManager(8, 2)
+    watch = cache.watch_tree()
+    handle = hold(cache, [1, 2, 3, 4])
+    cache.cache_pages(handle, [1, 2, 3, 4], 4)
+    assert [node.page_id for node in watch.entered] == list(handle.page_ids)
+    assert not watch.matched
+    hold(cache, [1, 2, 9])
+    assert [node.key for node in watch.matched] == [(1, 2)]
+    root = watch.entered[0].parent
+    assert root is not None and root.is_root and cache.namespace_of(root) == ""
+
+
+def test_refused_requests_are_counted() -> None:
+    cache = CacheManager(4, 2)
+    handle = hold(cache, [1, 2, 3, 4])
+    assert cache.acquire_pages([5] * 8, 8, max_cached_len=0) is None
+    assert (cache.num_attempts, cache.num_refusals) == (2, 1)
+    assert cache.grow_pages(handle, 4)
+    assert not cache.grow_pages(handle, 9)
+    assert (cache.num_attempts, cache.num_refusals) == (3, 2)
+
+
 def test_namespaces_share_nothing() -> None:
     cache = CacheManager(8, 2)
     for namespace in ("", "tenant"):

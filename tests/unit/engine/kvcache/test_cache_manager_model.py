@@ -46,6 +46,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.deferred: list[tuple[list[int], list[ManualCompletion], bool]] = []
         self.ceiling = PageCeiling(MAX_BOUNDED_PAGES)
         self.content: dict[int, tuple[object, ...]] = {}
+        # Held pages and their content.
+        self.copied: list[tuple[int, tuple[object, ...]]] = []
 
     @initialize(policy=st.sampled_from((*EVICTION_POLICIES.names, *MOVING_KEYS)))
     def choose_policy(self, policy: str) -> None:
@@ -93,6 +95,8 @@ class CacheMachine(RuleBasedStateMachine):
             assert self.content[handle.page_ids[i]] == held.prefix(i), "a wrong page was found"
         in_use = {p for h in self.held for p in h.handle.page_ids} | {p for pages, *_ in self.deferred for p in pages}
         assert not in_use & set(handle.page_ids[handle.num_shared :]), "a page was given out twice"
+        copied = {page_id for page_id, _ in self.copied}
+        assert not copied & set(handle.page_ids[handle.num_shared :]), "a page was given out while it is copied"
         self.held.append(held)
 
     def bounded_pages(self) -> set[int]:
@@ -121,7 +125,7 @@ class CacheMachine(RuleBasedStateMachine):
         if self.cache.grow_pages(held.handle, len(held.tokens) + 1):
             held.tokens = [*held.tokens, token]
         else:
-            assert list(held.handle.page_ids) == pages_before and self.cache.num_available_pages == 0
+            assert list(held.handle.page_ids) == pages_before and self.cache.num_available_pages <= 0
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), num_copies=st.integers(0, 2))
@@ -142,11 +146,27 @@ class CacheMachine(RuleBasedStateMachine):
             self.deferred.pop(index)
         self.cache.free_deferred_pages()
 
+    @rule(tokens=TOKENS, namespace=NAMESPACES)
+    def hold(self, tokens: list[int], namespace: str) -> None:
+        node, num_pages = self.cache.find_cached(tokens, namespace)
+        if num_pages:
+            assert node is not None and self.cache.peek(tokens, namespace)[-1] == node.page_id
+            self.cache.hold_page(node)
+            self.copied.append((node.page_id, self.content[node.page_id]))
+
+    @precondition(lambda self: self.copied)
+    @rule(data=st.data())
+    def let_go(self, data: st.DataObject) -> None:
+        page_id, content = self.copied.pop(data.draw(st.integers(0, len(self.copied) - 1)))
+        assert self.content[page_id] == content, "a page was overwritten while it was copied"
+        self.cache.let_go_page(page_id)
+
     @rule()
     def drop(self) -> None:
         num_locked = self.cache.num_locked_pages
         self.cache.drop_cached_pages()
-        assert (self.cache.num_cached_pages, self.cache.num_locked_pages) == (0, num_locked)
+        assert self.cache.num_cached_pages == 0
+        assert num_locked <= self.cache.num_locked_pages <= num_locked + self.cache.num_held_pages
 
     @rule(tokens=TOKENS, namespace=NAMESPACES)
     def touch(self, tokens: list[int], namespace: str) -> None:
@@ -171,6 +191,8 @@ class CacheMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for held in self.held:
             self.cache.release_pages(held.handle)
+        for page_id, _ in self.copied:
+            self.cache.let_go_page(page_id)
         for _, copies, _ in self.deferred:
             for copy in copies:
                 copy.is_done = True

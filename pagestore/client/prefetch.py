@@ -1,0 +1,90 @@
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tandem.engine.kvcache.base import Completion
+from tandem.engine.kvcache.cache_manager import PageHandle
+from tandem.worker.page_tier import PrefetchKey
+
+
+@dataclass(eq=False, slots=True)
+class Load:
+    """A copy from slots into pages that the handle holds.
+
+    Attributes:
+        first, end: the copied pages' places in the prompt.
+        may_enter: False: the pages must not enter the tree.
+    """
+
+    handle: PageHandle
+    first: int
+    end: int
+    completion: Completion
+    began: float
+    may_enter: bool = True
+
+
+@dataclass(eq=False, slots=True)
+class Prefetch:
+    """A request's load, and its Find.
+
+    Attributes:
+        order: sort key: priority, then age.
+        deadline: computing the pages would be done then.
+        num_pages: full pages of the prompt that may be loaded.
+        base: place in the prompt of the first key's page.
+        before: key of the page before it; None until it is known.
+        keys: of the pages from `base` on.
+        find: number of the Find; None before it is sent and after it has ended.
+        asked_at, answered_at: times of the Find and of its latest answer; None before.
+        slots, tiers: of the pages found so far.
+        num_coming: pages that the store is still reading; meaningless before the first answer.
+        num_entered: pages of `keys` that are in the tree, loaded or not.
+        leader: other prefetch that loads pages of this one.
+        shared_end: number of the leader's keys up to the last that is this one's too.
+        loaded: tier by place in the prompt, of pages that this prefetch or its leaders have loaded.
+        retry_at: no load begins before, because the pool was full.
+        is_over: nothing more will be loaded.
+    """
+
+    key: PrefetchKey
+    token_ids: Sequence[int]
+    namespace: str
+    priority: int
+    order: tuple[int, int]
+    deadline: float
+    num_pages: int
+    base: int = 0
+    before: bytes | None = None
+    keys: list[bytes] = field(default_factory=list)
+    find: int | None = None
+    asked_at: float = 0.0
+    answered_at: float | None = None
+    slots: list[int] = field(default_factory=list)
+    tiers: list[int] = field(default_factory=list)
+    num_coming: int = 0
+    num_entered: int = 0
+    load: Load | None = None
+    leader: "Prefetch | None" = None
+    shared_end: int = 0
+    loaded: dict[int, int] = field(default_factory=dict)
+    retry_at: float = 0.0
+    is_over: bool = False
+
+    @property
+    def has_all(self) -> bool:
+        """Whether all pages that the store had are in the tree."""
+        return self.answered_at is not None and not self.num_coming and self.num_entered >= len(self.slots)
+
+    @property
+    def runs(self) -> bool:
+        """Whether a copy or a Find of it is under way."""
+        return self.load is not None or self.find is not None
+
+    def num_loaded(self, tier: int) -> int:
+        return sum(t == tier for t in self.loaded.values())
+
+    def restart(self) -> None:
+        """Forgets keys and answers, to begin again behind the prefix that is cached by now."""
+        assert not self.runs
+        self.before, self.keys, self.leader, self.answered_at = None, [], None, None
+        self.slots, self.tiers, self.num_coming, self.num_entered = [], [], 0, 0
