@@ -47,6 +47,7 @@ class LocalHandover(Handover):
             finish_reason=job.finish_reason,
             num_pages_shipped=0,
             prefill_cached_len=handle.cached_len,
+            prefill_loaded=job.loaded,
             moments=(Moment(LEASE_GRANTED, now_ns()),),
         )
         self._results.append(HandoverResult(job))

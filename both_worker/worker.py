@@ -29,6 +29,7 @@ from tandem.worker.base import LinkConnections, Outbox, WorkerRole
 from tandem.worker.config import WorkerConfig
 from tandem.worker.events import Event
 from tandem.worker.forward_timer import ForwardTimer
+from tandem.worker.page_tier import PageTier
 
 
 def make_both_scheduler(
@@ -44,6 +45,7 @@ def make_both_scheduler(
     recorder: Recorder | None = None,
     clock: Callable[[], float] = time.monotonic,
     max_pages_in_flight: int = MAX_PAGES_IN_FLIGHT,
+    tier: PageTier | None = None,
 ) -> BothScheduler:
     """Builds the scheduler of role `both`.
 
@@ -52,9 +54,12 @@ def make_both_scheduler(
         itl_objective_s: target time between a request's tokens, which sizes prompt chunks beside decode steps; 0 for
             whole chunks.
         max_pages_in_flight: limit of each link.
+        tier: the tier below the pool; None if there is none.
     """
     timer = ForwardTimer(engine.pool.device.type, clock, engine.experts)
-    decode_scheduler = DecodeScheduler(engine, cache, outbox, decode, clock, recorder, timer)
+    decode_scheduler = DecodeScheduler(
+        engine, cache, outbox, decode, clock, recorder, timer, tier=tier, prefill_worker_id=worker_id
+    )
     handover: Handover = LocalHandover(decode_scheduler)
     if has_links:
         elsewhere = LinkHandover(engine.pool.layout, engine.launches, outbox, clock, max_pages_in_flight, recorder)
@@ -62,7 +67,7 @@ def make_both_scheduler(
     pages = SharedPages(cache, decode_scheduler, worker_id)
     budget = StepBudget(itl_objective_s, prefill.chunk_size, timer, engine)
     prefill_scheduler = PrefillScheduler(
-        engine, cache, handover, outbox, prefill, clock, recorder, pages, budget, timer
+        engine, cache, handover, outbox, prefill, clock, recorder, pages, budget, timer, tier
     )
     return BothScheduler(engine, cache, prefill_scheduler, decode_scheduler, pages, timer)
 
@@ -100,7 +105,13 @@ class BothRole(WorkerRole):
         return min(-(-max_model_len // page_size), num_pages // 2)
 
     def build_scheduler(
-        self, engine: EngineBase, cache: CacheManager, outbox: Outbox, config: WorkerConfig, recorder: Recorder
+        self,
+        engine: EngineBase,
+        cache: CacheManager,
+        outbox: Outbox,
+        config: WorkerConfig,
+        recorder: Recorder,
+        tier: PageTier | None = None,
     ) -> BothScheduler:
         return make_both_scheduler(
             config.worker_id,
@@ -112,6 +123,7 @@ class BothRole(WorkerRole):
             itl_objective_s=self._itl_objective_s,
             has_links=self.has_links,
             recorder=recorder,
+            tier=tier,
         )
 
     def build_links(

@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 from tandem.engine.kvcache.cache_manager import PageHandle
 from tandem.engine.token_sequence import TokenSequence
 from tandem.lifecycle import now_ns
-from tandem.messages import Moment
+from tandem.messages import NO_HITS, Moment, TierHits
 from tandem.priority import virtual_arrival_ns
 from tandem.sampling_params import TokenLogprobs
 
@@ -16,6 +16,7 @@ class DecodeJob:
         num_prior_outputs: output tokens of earlier attempts, part of the sequence.
         unsent: output tokens not sent to the router.
         cached_len, prefill_cached_len: prompt tokens cached before the request, here and at the prefill worker.
+        prefill_loaded: those at the prefill worker that a prefetch loaded.
         moments: moments not sent to the router.
         has_ended: tokens of steps in flight are dropped.
     """
@@ -32,6 +33,7 @@ class DecodeJob:
     cached_len: int
     num_pages_shipped: int
     prefill_cached_len: int
+    prefill_loaded: TierHits = NO_HITS
     moments: list[Moment] = field(default_factory=list)
     has_ended: bool = False
 

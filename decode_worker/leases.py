@@ -11,6 +11,7 @@ from tandem.kvtransfer.events import FromSender, ReceiverLinkClosed, ReceiverLin
 from tandem.kvtransfer.receiver_link import ReceiverLink
 from tandem.lifecycle import now_ns
 from tandem.messages import (
+    NO_HITS,
     Admit,
     Committed,
     LeaseLost,
@@ -23,6 +24,8 @@ from tandem.messages import (
 from tandem.recording import HANDOVERS, Recorder
 from tandem.request_ids import router_of
 from tandem.worker.base import Outbox
+from tandem.worker.page_tier import NoTier, PageTier
+from tandem.worker.prefetches import Prefetches
 
 # Poll interval for completed receives, in seconds.
 POLL_S = 0.001
@@ -33,10 +36,12 @@ StartCommitted = Callable[[Lease], None]
 class LeaseBook:
     """All admitted requests and leases of one decode worker.
 
-    Each grant is settled by exactly one Committed or Released, or by the end of its epoch.
+    Each grant is settled by exactly one Committed or Released, or by the end of its epoch. Stored pages of a prompt are
+    prefetched from its Admit to its grant, which waits for none of them.
 
     Attributes:
         prefix_cached_tokens: prompt tokens found cached at the grants.
+        loaded: those among them that prefetches loaded.
     """
 
     def __init__(
@@ -47,10 +52,14 @@ class LeaseBook:
         clock: Callable[[], float],
         start: StartCommitted,
         recorder: Recorder | None = None,
+        *,
+        tier: PageTier | None = None,
+        prefill_worker_id: str = "",
     ) -> None:
         """
         Args:
             start: takes over a request whose pages have all arrived.
+            tier, prefill_worker_id: see DecodeScheduler.
         """
         self._cache = cache
         self._outbox = outbox
@@ -72,6 +81,9 @@ class LeaseBook:
         self._arriving: list[Lease] = []
         self.num_expired = 0
         self.prefix_cached_tokens = 0
+        self.loaded = NO_HITS
+        self._prefetches = Prefetches(tier or NoTier(), "decode")
+        self._prefill_worker_id = prefill_worker_id
 
     @property
     def num_waiting(self) -> int:
@@ -91,9 +103,14 @@ class LeaseBook:
         waiting = self._waiting.announce(admit)
         if waiting is not None:
             self._enqueue(waiting)
-        self._cache.touch([*admit.prompt_ids, *admit.output_ids], admit.cache_namespace)
+        token_ids = [*admit.prompt_ids, *admit.output_ids]
+        self._cache.touch(token_ids, admit.cache_namespace)
+        if not self._prefill_worker_id or admit.prefill_worker_id != self._prefill_worker_id:
+            key = admit.request_id, admit.attempt
+            self._prefetches.begin(key, token_ids, admit.cache_namespace, admit.priority)
 
     def take_admitted(self, request_id: str, attempt: int) -> Admit | None:
+        self._prefetches.end((request_id, attempt))
         return self._admissions.take_admitted((request_id, attempt))
 
     def receive(self, event: ReceiverLinkEvent) -> None:
@@ -131,6 +148,7 @@ class LeaseBook:
 
     def mark_ended(self, request_id: str, attempt: int) -> None:
         """Refuses later messages about an attempt without a lease."""
+        self._prefetches.end((request_id, attempt))
         self._admissions.mark_ended((request_id, attempt))
 
     def answer_requests(self, num_reserved: int) -> None:
@@ -150,7 +168,7 @@ class LeaseBook:
             lambda: self._cache.num_available_pages - num_reserved, lambda waiting: self._grant(waiting, num_reserved)
         )
         for key in self._admissions.take_expired():
-            self._admissions.mark_ended(key)
+            self.mark_ended(*key)
             self._outbox.to_router(LeaseLost(*key))
         self._expire(now)
 
@@ -202,7 +220,7 @@ class LeaseBook:
         self.start_arrived()
         self._ending.pop(event.epoch, None)
         for waiting in self._waiting.of_link(link):
-            self._waiting.remove(waiting)
+            self._drop_waiting(waiting)
         # The stream is broken, not quiet: the sender may still write.
         quiet = link.end_epoch()
         for lease in [*self._granted.values(), *self._arriving]:
@@ -267,8 +285,13 @@ class LeaseBook:
             self._admissions.remember_admitted(last.admit)
             last.link.refuse_lease(last.lease_id, "full")
 
+    def _drop_waiting(self, waiting: Lease) -> None:
+        """Ends a request that its sender no longer wants pages for."""
+        self._waiting.remove(waiting)
+        self._prefetches.end(waiting.key)
+
     def _end_before_grant(self, key: AttemptKey) -> None:
-        self._admissions.mark_ended(key)
+        self.mark_ended(*key)
         waiting = self._waiting.end_attempt(key)
         if waiting is not None:
             waiting.link.refuse_lease(waiting.lease_id, "gone")
@@ -296,7 +319,7 @@ class LeaseBook:
         if lease is None:
             waiting = self._waiting.find(message.lease_id)
             if waiting is not None and waiting.link is link:
-                self._waiting.remove(waiting)
+                self._drop_waiting(waiting)
                 self._admissions.take_admitted(waiting.key)
                 if isinstance(message, Released) and not message.reported:
                     self._outbox.to_router(LeaseLost(*waiting.key))
@@ -334,6 +357,8 @@ class LeaseBook:
         if handle is None:
             return False
         self.prefix_cached_tokens += min(handle.cached_len, len(admit.prompt_ids))
+        loaded = self._prefetches.end(lease.key).within(handle.cached_len)
+        self.loaded = self.loaded.plus(loaded.in_prompt(handle.cached_len, len(admit.prompt_ids)))
         lease.state = LeaseState.GRANTED
         lease.handle = handle
         lease.deadline = self._clock() + self._config.lease_duration_s

@@ -33,6 +33,7 @@ from tandem.messages import (
     Moment,
     Progress,
     ResetCache,
+    TierHits,
     TokenEvent,
     Tokens,
     WorkerStats,
@@ -44,10 +45,11 @@ from tandem.worker.base import ForwardScheduler, Outbox
 from tandem.worker.events import Event, FromRouter, RouterLost
 from tandem.worker.forward_timer import ForwardTimer
 from tandem.worker.grammar_failure import grammar_failure
+from tandem.worker.page_tier import NoTier, PageTier
 
 logger = logging.getLogger(__name__)
 
-# Poll interval for grammars and for prompts of a due step, in seconds.
+# Poll interval for grammars, for prompts of a due step, and for pages that copies hold, in seconds.
 POLL_S = 0.001
 
 
@@ -67,10 +69,16 @@ class DecodeScheduler(ForwardScheduler):
         clock: Callable[[], float],
         recorder: Recorder | None = None,
         timer: ForwardTimer | None = None,
+        *,
+        tier: PageTier | None = None,
+        prefill_worker_id: str = "",
     ) -> None:
         """
         Args:
             timer: the engine's timer; None if this is its only scheduler.
+            tier: the tier below the pool; None if there is none.
+            prefill_worker_id: this worker's name if it prefills too; then a prompt that it prefills is not prefetched
+                again for its lease.
         """
         super().__init__(engine, cache, recorder, timer or ForwardTimer(engine.pool.device.type, clock, engine.experts))
         self._outbox = outbox
@@ -79,10 +87,22 @@ class DecodeScheduler(ForwardScheduler):
         self._clock = clock
         self._pace = StepPace(clock)
         self._running: list[DecodeJob] = []
-        self._leases = LeaseBook(cache, outbox, config, clock, self._start_committed, self._recorder)
+        self._tier = tier or NoTier()
+        self._leases = LeaseBook(
+            cache,
+            outbox,
+            config,
+            clock,
+            self._start_committed,
+            self._recorder,
+            tier=self._tier,
+            prefill_worker_id=prefill_worker_id,
+        )
         # Jobs whose prompt pages enter the tree after their first step's launch.
         self._uncached: list[DecodeJob] = []
         self._num_given_back = 0
+        # Whether a running request waits for pages that copies to the page store hold.
+        self._waits_for_copies = False
 
     @property
     def num_running(self) -> int:
@@ -183,8 +203,8 @@ class DecodeScheduler(ForwardScheduler):
     def next_deadline(self, *, with_prompts: bool = False) -> float | None:
         deadline = self._leases.next_deadline()
         if self._in_flight is None:
-            # Jobs here wait only for grammars, which send no event: poll.
-            if any(job.sequence.constraint is not None for job in self._running):
+            # Jobs here wait only for grammars and copies, which send no event: poll.
+            if self._waits_for_copies or any(job.sequence.constraint is not None for job in self._running):
                 return self._clock() + POLL_S
             return deadline
         now, due = self._clock(), self._pace.due(with_prompts=with_prompts)
@@ -203,6 +223,9 @@ class DecodeScheduler(ForwardScheduler):
             num_queued=self._leases.num_waiting,
             num_running=len(self._running),
             prefix_cached_tokens=self._leases.prefix_cached_tokens,
+            prefix_host_tokens=self._leases.loaded.host,
+            prefix_disk_tokens=self._leases.loaded.disk,
+            prefix_peer_tokens=self._leases.loaded.peer,
             num_given_back=self._num_given_back,
             num_leases_expired=self._leases.num_expired,
         )
@@ -217,6 +240,7 @@ class DecodeScheduler(ForwardScheduler):
         finish_reason: str,
         num_pages_shipped: int,
         prefill_cached_len: int,
+        prefill_loaded: TierHits,
         moments: Sequence[Moment],
     ) -> None:
         """Takes over a prefilled request and its pages.
@@ -254,6 +278,7 @@ class DecodeScheduler(ForwardScheduler):
             cached_len=handle.cached_len,
             num_pages_shipped=num_pages_shipped,
             prefill_cached_len=prefill_cached_len,
+            prefill_loaded=prefill_loaded,
             moments=[*moments],
         )
         job.stamp(COMMITTED)
@@ -298,12 +323,15 @@ class DecodeScheduler(ForwardScheduler):
             finish_reason=committed.finish_reason,
             num_pages_shipped=committed.num_pages,
             prefill_cached_len=committed.prefill_cached_len,
+            prefill_loaded=committed.prefill_loaded,
             moments=moments,
         )
 
     def _grow(self) -> list[DecodeJob]:
         """Allocates the next page for each job of the next batch, in order. Without pages, gives back the job with the
-        lowest priority and fewest tokens, but never the first, so that one always finishes."""
+        lowest priority and fewest tokens, but never the first, so that one always finishes. While copies to the page
+        store hold pages, a job without one waits instead, and the others go on."""
+        self._waits_for_copies = False
         batch: list[DecodeJob] = []
         # Nearly always empty.
         given_back: list[DecodeJob] = []
@@ -317,6 +345,9 @@ class DecodeScheduler(ForwardScheduler):
                     self._cache.free_deferred_pages()
                     self._pace.composing()
                     return self._grow()
+                if self._tier.yields_pages():
+                    self._waits_for_copies = True
+                    break
                 victims = self._running[1:]
                 if not victims:
                     return batch
@@ -435,6 +466,7 @@ class DecodeScheduler(ForwardScheduler):
                 job.num_pages_shipped,
                 job.take_moments(),
                 job.prefill_cached_len,
+                job.prefill_loaded,
             )
         )
 

@@ -260,6 +260,7 @@ class LinkHandover(Handover):
                 ship_started_ns=job.ship_started_ns,
                 logprobs=job.logprobs,
                 prefill_cached_len=job.handle.cached_len,
+                prefill_loaded=job.loaded,
             )
             lease.link.commit_pages(lease, committed)
 

@@ -4,7 +4,7 @@ from tandem.engine.kvcache.base import Completion
 from tandem.engine.kvcache.cache_manager import PageHandle
 from tandem.engine.token_sequence import TokenSequence
 from tandem.lifecycle import FIRST_TOKEN, PREFILL_RECEIVED, PREFILL_STARTED
-from tandem.messages import Moment, Prefill
+from tandem.messages import NO_HITS, Moment, Prefill, TierHits
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import TokenLogprobs
 
@@ -16,6 +16,7 @@ class PrefillJob:
     Attributes:
         started_ns, received_ns: times of the locking and of the arrival (0 if unknown).
         handle: the locked pages; None once handed over or ended.
+        loaded: tokens of the cached prefix that the request's prefetch loaded.
         copies: reads of these pages that may outlast the job.
         pages_to_compute: identities of the full pages not launched, in order.
         prompt_logprobs: prompt log probabilities of the last computed chunk, if requested.
@@ -31,6 +32,7 @@ class PrefillJob:
     handle: PageHandle | None
     started_ns: int
     received_ns: int = 0
+    loaded: TierHits = NO_HITS
     copies: list[Completion] = field(default_factory=list)
     pages_to_compute: list[int] = field(default_factory=list)
     prompt_logprobs: PackedLogprobs | None = None

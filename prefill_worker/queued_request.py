@@ -16,6 +16,7 @@ class QueuedRequest:
         prefix_ids: identity of the prefix up to each full page's end.
         received_ns: arrival at this worker; 0 if unknown.
         num_overtaken: number of later requests started before it.
+        is_prefetched: whether a prefetch of its stored pages has begun, or none is needed.
     """
 
     request: Prefill
@@ -25,6 +26,7 @@ class QueuedRequest:
     constraint: Constraint | None = None
     received_ns: int = 0
     num_overtaken: int = 0
+    is_prefetched: bool = False
 
     @property
     def key(self) -> tuple[str, int]:

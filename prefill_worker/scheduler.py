@@ -11,6 +11,7 @@ from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.engine.token_sequence import TokenSequence
 from tandem.lifecycle import now_ns
 from tandem.messages import (
+    NO_HITS,
     Abort,
     Embedded,
     Failed,
@@ -38,11 +39,14 @@ from tandem.worker.base import ForwardScheduler, Outbox
 from tandem.worker.events import Event, FromRouter, RouterLost
 from tandem.worker.forward_timer import ForwardTimer
 from tandem.worker.grammar_failure import grammar_failure
+from tandem.worker.page_tier import PageTier
 
 logger = logging.getLogger(__name__)
 
 # Poll interval for completed copies and forward passes, in seconds.
 POLL_S = 0.0002
+# Poll interval of prompts whose stored pages are coming, in seconds.
+LOADING_POLL_S = 0.001
 # Minimum interval between messages of a busy thread, in seconds: sending takes longer than polling.
 TELL_S = 0.0005
 # Maximum number of launched forward passes.
@@ -73,12 +77,14 @@ class PrefillScheduler(ForwardScheduler):
         pages: PromptPages | None = None,
         budget: PromptBudget | None = None,
         timer: ForwardTimer | None = None,
+        tier: PageTier | None = None,
     ) -> None:
         """
         Args:
             pages: page allocation; None for a pool that only prefill uses.
             budget: token budget of a forward pass; None for chunk_size.
             timer: the engine's timer; None if this is its only scheduler.
+            tier: the tier below the pool; None if there is none.
         """
         super().__init__(engine, cache, recorder, timer or ForwardTimer(engine.pool.device.type, clock, engine.experts))
         self._handover = handover
@@ -88,12 +94,15 @@ class PrefillScheduler(ForwardScheduler):
         self._budget = budget or WholeChunks(config.chunk_size)
         self._clock = clock
         self._overlaps = config.overlap and engine.is_asynchronous
-        self._waiting = WaitingRequests(cache, PREFILL_POLICIES.load(config.schedule)())
+        self._waiting = WaitingRequests(cache, PREFILL_POLICIES.load(config.schedule)(), tier)
+        # Whether a prompt's turn has come and its stored pages are still coming.
+        self._is_loading = False
         self._in_work = PagesInWork()
         self._computing: list[PrefillJob] = []
         # Jobs waiting for their handover, each with its deadline.
         self._handing_over: dict[tuple[str, int], tuple[PrefillJob, float]] = {}
         self._prefix_cached_tokens = 0
+        self._loaded = NO_HITS
         self._told_at = -math.inf
         self._composed_at = 0.0
         self._pace = PromptPace(clock)
@@ -158,6 +167,7 @@ class PrefillScheduler(ForwardScheduler):
 
     def compose(self) -> PromptChunks | None:
         """Composes the next chunks, or None. Their jobs must not change before the launch."""
+        self._is_loading = False
         if len(self.launched) >= MAX_LAUNCHED:
             return None
         self._pages.begin_pass()
@@ -193,6 +203,8 @@ class PrefillScheduler(ForwardScheduler):
             is_step = not isinstance(self._launches.parts[0], PromptChunks)
             earliest = step_end if is_step else self._pace.earliest_end()
             deadlines.append(max(now + POLL_S, earliest))
+        if self._is_loading:
+            deadlines.append(now + LOADING_POLL_S)
         return min(deadlines, default=None)
 
     def own_stats(self) -> WorkerStats:
@@ -200,6 +212,9 @@ class PrefillScheduler(ForwardScheduler):
             num_queued=len(self._waiting),
             num_running=self.num_running,
             prefix_cached_tokens=self._prefix_cached_tokens,
+            prefix_host_tokens=self._loaded.host,
+            prefix_disk_tokens=self._loaded.disk,
+            prefix_peer_tokens=self._loaded.peer,
             shipped=self._handover.shipped,
         )
 
@@ -252,6 +267,9 @@ class PrefillScheduler(ForwardScheduler):
                 self._waiting.drop(queued)
                 self._outbox.to_router(failure)
                 continue
+            if self._waiting.must_wait_for_load(queued):
+                self._is_loading = True
+                continue
             if self._must_wait_for_prefix(queued):
                 continue
             handle = self._pages.acquire(queued)
@@ -271,7 +289,7 @@ class PrefillScheduler(ForwardScheduler):
 
     def _start(self, queued: QueuedRequest, handle: PageHandle) -> PrefillJob:
         request = queued.request
-        self._waiting.dequeue(queued)
+        loaded = self._waiting.dequeue(queued).within(handle.cached_len)
         sequence = TokenSequence(
             queued.token_ids,
             len(request.prompt_ids),
@@ -284,11 +302,18 @@ class PrefillScheduler(ForwardScheduler):
         )
         pages_to_compute = queued.prefix_ids[handle.num_shared :]
         job = PrefillJob(
-            request, sequence, handle, now_ns(), received_ns=queued.received_ns, pages_to_compute=pages_to_compute
+            request,
+            sequence,
+            handle,
+            now_ns(),
+            received_ns=queued.received_ns,
+            loaded=loaded,
+            pages_to_compute=pages_to_compute,
         )
         self._in_work.enter_work(pages_to_compute)
         self._computing.append(job)
         self._prefix_cached_tokens += min(handle.cached_len, len(request.prompt_ids))
+        self._loaded = self._loaded.plus(loaded.in_prompt(handle.cached_len, len(request.prompt_ids)))
         if request.embedding is None:
             self._handover.begin(job)
         return job
@@ -401,6 +426,7 @@ class PrefillScheduler(ForwardScheduler):
                 self._cache.num_pages_for(num_tokens) - self._cache.num_pages_for(cached_len),
                 job.moments,
                 job.logprobs,
+                job.loaded,
             )
         )
 
@@ -408,7 +434,7 @@ class PrefillScheduler(ForwardScheduler):
         assert job.handle is not None
         cached_len = job.handle.cached_len
         num_pages = self._cache.num_pages_for(len(job.sequence.token_ids)) - self._cache.num_pages_for(cached_len)
-        self._outbox.to_router(Embedded(*job.key, embedding, cached_len, num_pages, job.moments))
+        self._outbox.to_router(Embedded(*job.key, embedding, cached_len, num_pages, job.moments, job.loaded))
         self._free_job(job)
 
     def _abort(self, request_id: str, attempt: int) -> None:

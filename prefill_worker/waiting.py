@@ -5,11 +5,13 @@ import itertools
 
 from tandem.engine.grammars import Constraint
 from tandem.engine.kvcache.cache_manager import CacheManager
-from tandem.messages import Prefill
+from tandem.messages import Prefill, TierHits
 from tandem.prefill_worker.policies.base import PrefillPolicy
 from tandem.prefill_worker.queued_request import QueuedRequest
 from tandem.prefix import prefix_identities
 from tandem.request_ids import router_of
+from tandem.worker.page_tier import NoTier, PageTier
+from tandem.worker.prefetches import Prefetches
 
 # Requests that a policy sees: bounds a step's work.
 POLICY_WINDOW = 128
@@ -18,9 +20,13 @@ MAX_OVERTAKEN = 64
 
 
 class WaitingRequests:
-    def __init__(self, cache: CacheManager, policy: PrefillPolicy) -> None:
+    """The queue. It prefetches stored pages for its front, so that they are in the pool when their turn comes."""
+
+    def __init__(self, cache: CacheManager, policy: PrefillPolicy, tier: PageTier | None = None) -> None:
+        """Args: tier: None without a page store."""
         self._cache = cache
         self._policy = policy
+        self._prefetches = Prefetches(tier or NoTier(), "prefill")
         self._requests: list[QueuedRequest] = []
         # Kept apart, so that they do not fill the policy's window.
         self._compiling: list[QueuedRequest] = []
@@ -46,6 +52,31 @@ class WaitingRequests:
             self._compiling.append(queued)
         else:
             bisect.insort(self._requests, queued, key=lambda q: q.queue_key)
+        self._look_ahead()
+
+    def must_wait_for_load(self, queued: QueuedRequest) -> bool:
+        """Returns whether a request whose turn has come waits for its stored pages: not after more requests have
+        overtaken it than may."""
+        if not queued.is_prefetched:
+            self._prefetch(queued)
+        return queued.num_overtaken <= MAX_OVERTAKEN and self._prefetches.is_loading(queued.key)
+
+    def _look_ahead(self) -> None:
+        """Prefetches for the first requests, until they need half of the available pages: the loads of a long queue
+        would evict each other."""
+        num_left = self._cache.num_available_pages // 2
+        for queued in itertools.islice(itertools.chain(self._requests, self._compiling), POLICY_WINDOW):
+            if not queued.is_prefetched:
+                self._prefetch(queued)
+            num_left -= len(queued.prefix_ids)
+            if num_left <= 0:
+                break
+
+    def _prefetch(self, queued: QueuedRequest) -> None:
+        queued.is_prefetched = True
+        if not queued.computes_all:
+            request = queued.request
+            self._prefetches.begin(queued.key, queued.token_ids, request.cache_namespace, request.priority)
 
     def _admit_compiled(self) -> None:
         ready = [queued for queued in self._compiling if not queued.is_compiling]
@@ -58,6 +89,7 @@ class WaitingRequests:
         """Returns the start order: by priority, then those overtaken too often, then by the policy. Before all goes a
         request that has outwaited every larger priority's head start."""
         self._admit_compiled()
+        self._look_ahead()
         window = self._requests[:POLICY_WINDOW]
         highest = max((q.request.priority for q in window), default=0)
         # They stand before every larger priority in the queue.
@@ -70,18 +102,20 @@ class WaitingRequests:
             ordered += overtaken + self._policy.order(others, self._cache)
         return ordered
 
-    def dequeue(self, queued: QueuedRequest) -> None:
-        """Removes a request that starts, and counts those it overtakes."""
+    def dequeue(self, queued: QueuedRequest) -> TierHits:
+        """Removes a request that starts, and counts those it overtakes. Returns its prefetch's hits."""
         self._requests.remove(queued)
         for other in self._requests:
             if other.queue_key > queued.queue_key:
                 break
             if other.request.priority == queued.request.priority:
                 other.num_overtaken += 1
+        return self._prefetches.end(queued.key)
 
     def drop(self, queued: QueuedRequest) -> None:
         """Removes a request that does not start here."""
         (self._compiling if queued in self._compiling else self._requests).remove(queued)
+        self._prefetches.end(queued.key)
 
     def drop_attempt(self, request_id: str, attempt: int) -> bool:
         """Removes an attempt. Returns whether it was waiting."""
@@ -92,5 +126,6 @@ class WaitingRequests:
         return found is not None
 
     def drop_all_of(self, router: str) -> None:
-        self._requests = [q for q in self._requests if router_of(q.request.request_id) != router]
-        self._compiling = [q for q in self._compiling if router_of(q.request.request_id) != router]
+        for queued in [*self._requests, *self._compiling]:
+            if router_of(queued.request.request_id) == router:
+                self.drop(queued)

@@ -72,6 +72,35 @@ class ForwardTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class TierHits:
+    """Tokens that a request's prefetch loaded into the pool, by the tier that held them, in the order of loading."""
+
+    host: int = 0
+    disk: int = 0
+    peer: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.host + self.disk + self.peer
+
+    def plus(self, other: "TierHits") -> "TierHits":
+        return TierHits(self.host + other.host, self.disk + other.disk, self.peer + other.peer)
+
+    def within(self, num_tokens: int) -> "TierHits":
+        """Returns the first `num_tokens` of these hits."""
+        host = min(self.host, num_tokens)
+        disk = min(self.disk, num_tokens - host)
+        return TierHits(host, disk, min(self.peer, num_tokens - host - disk))
+
+    def in_prompt(self, cached_len: int, prompt_len: int) -> "TierHits":
+        """Returns the hits among the prompt's tokens. They are the last tokens of the `cached_len` cached ones."""
+        return self.within(max(0, prompt_len - (cached_len - self.total)))
+
+
+NO_HITS = TierHits()
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStats:
     """Gauges of one worker, and counters since its start.
 
@@ -80,6 +109,8 @@ class WorkerStats:
         num_running: requests being computed; at prefill also those waiting for their handover.
         prompt_tokens_computed, output_tokens_computed: tokens whose KV this worker computed.
         prefix_cached_tokens: prompt tokens found in this worker's cache. Role `both` counts them once, at prefill.
+        prefix_host_tokens, prefix_disk_tokens, prefix_peer_tokens: those among them that the page store held in its
+            memory, on its disk, or on another node; the others were in the pool.
         num_given_back: running requests given back for lack of pages.
         num_leases_expired: granted leases that no prefill worker filled in time.
     """
@@ -96,6 +127,9 @@ class WorkerStats:
     prefix_cached_tokens: int = 0
     num_given_back: int = 0
     num_leases_expired: int = 0
+    prefix_host_tokens: int = 0
+    prefix_disk_tokens: int = 0
+    prefix_peer_tokens: int = 0
     shipped: tuple[Shipped, ...] = ()
     forward_times: ForwardTimes = ForwardTimes()
 
@@ -171,6 +205,7 @@ class FirstToken:
     Attributes:
         index: position in the whole output, including earlier attempts.
         cached_len: leading tokens already in the prefill worker's cache.
+        loaded: those among them that a prefetch loaded.
     """
 
     request_id: str
@@ -182,6 +217,7 @@ class FirstToken:
     num_pages_computed: int
     moments: tuple[Moment, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+    loaded: TierHits = NO_HITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +236,7 @@ class Embedded:
     Attributes:
         values: float32, little-endian.
         cached_len: leading tokens already in the worker's cache.
+        loaded: those among them that a prefetch loaded.
     """
 
     request_id: str
@@ -208,6 +245,7 @@ class Embedded:
     cached_len: int
     num_pages_computed: int
     moments: tuple[Moment, ...] = ()
+    loaded: TierHits = NO_HITS
 
 
 # One per token: a frozen dataclass takes three times as long to create.
@@ -236,7 +274,7 @@ class Finished:
     Attributes:
         num_output_tokens: length of the whole output, over all attempts.
         cached_len: leading tokens already in the decode worker's cache.
-        prefill_cached_len: FirstToken's cached_len, because this message may arrive first.
+        prefill_cached_len, prefill_loaded: FirstToken's cached_len and loaded, because this message may arrive first.
     """
 
     request_id: str
@@ -247,6 +285,7 @@ class Finished:
     num_pages_shipped: int
     moments: tuple[Moment, ...] = ()
     prefill_cached_len: int = 0
+    prefill_loaded: TierHits = NO_HITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +427,7 @@ class Admit:
         record_id: name of the record that outlives the request; "" for none.
         resume_token: stored with the record; opaque to workers.
         client: digest of the client whose turn it is to have a grammar compiled; "" without a grammar.
+        prefill_worker_id: worker that computes the prompt; "" if unknown.
     """
 
     request_id: str
@@ -402,6 +442,7 @@ class Admit:
     record_id: str = ""
     resume_token: bytes = b""
     client: str = ""
+    prefill_worker_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -502,6 +543,7 @@ class Committed:
     Attributes:
         ship_started_ns: time of the first push, on the sender's clock; 0 without pushes.
         prefill_cached_len: leading tokens already in the sender's cache.
+        prefill_loaded: those among them that a prefetch loaded.
     """
 
     lease_id: str
@@ -512,6 +554,7 @@ class Committed:
     ship_started_ns: int
     logprobs: tuple[TokenLogprobs, ...] = ()
     prefill_cached_len: int = 0
+    prefill_loaded: TierHits = NO_HITS
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from tandem.rpc.credentials import ClusterCredentials
 from tandem.worker.config import WorkerConfig
 from tandem.worker.events import Event
 from tandem.worker.forward_timer import ForwardTimer
+from tandem.worker.page_tier import PageTier
 from tandem.worker.stats import worker_stats
 
 
@@ -143,9 +144,19 @@ class WorkerRole(ABC):
 
     @abstractmethod
     def build_scheduler(
-        self, engine: EngineBase, cache: CacheManager, outbox: Outbox, config: WorkerConfig, recorder: Recorder
+        self,
+        engine: EngineBase,
+        cache: CacheManager,
+        outbox: Outbox,
+        config: WorkerConfig,
+        recorder: Recorder,
+        tier: PageTier | None = None,
     ) -> Scheduler:
-        """Builds the scheduler, on the engine thread."""
+        """Builds the scheduler, on the engine thread.
+
+        Args:
+            tier: the tier below the pool; None if there is none.
+        """
 
     @abstractmethod
     def build_links(

@@ -2,21 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from tandem.messages import TierHits
 from tandem.worker.events import Event
 
 # Request id, attempt number, and "prefill" or "decode": a worker of role both may have both.
 PrefetchKey = tuple[str, int, str]
-
-
-@dataclass(frozen=True, slots=True)
-class TierHits:
-    """Prompt tokens that a prefetch brought into the pool, by the tier that held them."""
-
-    host: int = 0
-    disk: int = 0
-    peer: int = 0
 
 
 class PageTier(ABC):

@@ -8,8 +8,8 @@ Guarantees:
 - `queue` has at most 128 requests, however many wait.
 - No request starves: after 64 later requests have started first, it goes before all others and leaves `queue`.
 - The policy is asked before every forward pass with tokens to spare; earlier answers do not bind it. Requests start in
-its order while tokens and pages last. A request is skipped while another computes its next pages. If one finds no
-pages, all later ones wait.
+its order while tokens and pages last. A request is skipped while another computes its next pages, and
+while its stored pages are loaded. If one finds no pages, all later ones wait.
 
 Requirements:
 - Return each request of `queue` once. An omitted request starts only after it was overtaken too often.

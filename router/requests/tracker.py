@@ -170,6 +170,7 @@ class RequestTracker:
             spec.record_id,
             spec.resume_token,
             spec.client,
+            prefill_worker_id,
         )
         return admit, prefill
 

@@ -123,7 +123,7 @@ class Refused(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Committed(_message.Message):
-    __slots__ = ("lease_id", "first_token", "num_pages", "num_tokens", "finish_reason", "ship_started_ns", "logprobs", "prefill_cached_len")
+    __slots__ = ("lease_id", "first_token", "num_pages", "num_tokens", "finish_reason", "ship_started_ns", "logprobs", "prefill_cached_len", "prefill_loaded")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +132,7 @@ class Committed(_message.Message):
     SHIP_STARTED_NS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_CACHED_LEN_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_LOADED_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     first_token: int
     num_pages: int
@@ -140,7 +141,8 @@ class Committed(_message.Message):
     ship_started_ns: int
     logprobs: _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]
     prefill_cached_len: int
-    def __init__(self, lease_id: _Optional[str] = ..., first_token: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_tokens: _Optional[int] = ..., finish_reason: _Optional[str] = ..., ship_started_ns: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., prefill_cached_len: _Optional[int] = ...) -> None: ...
+    prefill_loaded: _worker_pb2.TierHits
+    def __init__(self, lease_id: _Optional[str] = ..., first_token: _Optional[int] = ..., num_pages: _Optional[int] = ..., num_tokens: _Optional[int] = ..., finish_reason: _Optional[str] = ..., ship_started_ns: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., prefill_cached_len: _Optional[int] = ..., prefill_loaded: _Optional[_Union[_worker_pb2.TierHits, _Mapping]] = ...) -> None: ...
 
 class Released(_message.Message):
     __slots__ = ("lease_id", "reported")

@@ -241,7 +241,7 @@ class Sampling(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., num_logprobs: _Optional[int] = ..., grammar: _Optional[str] = ..., min_tokens: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., logprob_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Admit(_message.Message):
-    __slots__ = ("request_id", "attempt", "prompt_ids", "output_ids", "sampling", "duration_s", "arrival_ns", "priority", "cache_namespace", "record_id", "resume_token", "client")
+    __slots__ = ("request_id", "attempt", "prompt_ids", "output_ids", "sampling", "duration_s", "arrival_ns", "priority", "cache_namespace", "record_id", "resume_token", "client", "prefill_worker_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +254,7 @@ class Admit(_message.Message):
     RECORD_ID_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -266,7 +267,8 @@ class Admit(_message.Message):
     record_id: str
     resume_token: bytes
     client: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., duration_s: _Optional[float] = ..., arrival_ns: _Optional[int] = ..., priority: _Optional[int] = ..., cache_namespace: _Optional[str] = ..., record_id: _Optional[str] = ..., resume_token: _Optional[bytes] = ..., client: _Optional[str] = ...) -> None: ...
+    prefill_worker_id: str
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., duration_s: _Optional[float] = ..., arrival_ns: _Optional[int] = ..., priority: _Optional[int] = ..., cache_namespace: _Optional[str] = ..., record_id: _Optional[str] = ..., resume_token: _Optional[bytes] = ..., client: _Optional[str] = ..., prefill_worker_id: _Optional[str] = ...) -> None: ...
 
 class Prefill(_message.Message):
     __slots__ = ("request_id", "attempt", "prompt_ids", "output_ids", "sampling", "decode_worker_id", "priority", "arrival_ns", "cache_namespace", "record_id", "resume_token", "embedding", "client")
@@ -322,6 +324,16 @@ class Moment(_message.Message):
     time_ns: int
     def __init__(self, name: _Optional[str] = ..., time_ns: _Optional[int] = ...) -> None: ...
 
+class TierHits(_message.Message):
+    __slots__ = ("host", "disk", "peer")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    DISK_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    host: int
+    disk: int
+    peer: int
+    def __init__(self, host: _Optional[int] = ..., disk: _Optional[int] = ..., peer: _Optional[int] = ...) -> None: ...
+
 class PackedLogprobs(_message.Message):
     __slots__ = ("start", "num_top", "logprobs", "ranks", "top_ids", "top_logprobs")
     START_FIELD_NUMBER: _ClassVar[int]
@@ -349,7 +361,7 @@ class PromptScored(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., logprobs: _Optional[_Union[PackedLogprobs, _Mapping]] = ...) -> None: ...
 
 class FirstToken(_message.Message):
-    __slots__ = ("request_id", "attempt", "index", "token_id", "finish_reason", "cached_len", "num_pages_computed", "moments", "logprobs")
+    __slots__ = ("request_id", "attempt", "index", "token_id", "finish_reason", "cached_len", "num_pages_computed", "moments", "logprobs", "loaded")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -359,6 +371,7 @@ class FirstToken(_message.Message):
     NUM_PAGES_COMPUTED_FIELD_NUMBER: _ClassVar[int]
     MOMENTS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     index: int
@@ -368,23 +381,26 @@ class FirstToken(_message.Message):
     num_pages_computed: int
     moments: _containers.RepeatedCompositeFieldContainer[Moment]
     logprobs: _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., index: _Optional[int] = ..., token_id: _Optional[int] = ..., finish_reason: _Optional[str] = ..., cached_len: _Optional[int] = ..., num_pages_computed: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    loaded: TierHits
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., index: _Optional[int] = ..., token_id: _Optional[int] = ..., finish_reason: _Optional[str] = ..., cached_len: _Optional[int] = ..., num_pages_computed: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., loaded: _Optional[_Union[TierHits, _Mapping]] = ...) -> None: ...
 
 class Embedded(_message.Message):
-    __slots__ = ("request_id", "attempt", "values", "cached_len", "num_pages_computed", "moments")
+    __slots__ = ("request_id", "attempt", "values", "cached_len", "num_pages_computed", "moments", "loaded")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     CACHED_LEN_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_COMPUTED_FIELD_NUMBER: _ClassVar[int]
     MOMENTS_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     values: bytes
     cached_len: int
     num_pages_computed: int
     moments: _containers.RepeatedCompositeFieldContainer[Moment]
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., values: _Optional[bytes] = ..., cached_len: _Optional[int] = ..., num_pages_computed: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ...) -> None: ...
+    loaded: TierHits
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., values: _Optional[bytes] = ..., cached_len: _Optional[int] = ..., num_pages_computed: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., loaded: _Optional[_Union[TierHits, _Mapping]] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("request_ids", "attempts", "indices", "num_tokens", "token_ids", "num_logprobs", "logprobs")
@@ -405,7 +421,7 @@ class Tokens(_message.Message):
     def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("request_id", "attempt", "finish_reason", "num_output_tokens", "cached_len", "num_pages_shipped", "moments", "prefill_cached_len")
+    __slots__ = ("request_id", "attempt", "finish_reason", "num_output_tokens", "cached_len", "num_pages_shipped", "moments", "prefill_cached_len", "prefill_loaded")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -414,6 +430,7 @@ class Finished(_message.Message):
     NUM_PAGES_SHIPPED_FIELD_NUMBER: _ClassVar[int]
     MOMENTS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_CACHED_LEN_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_LOADED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     finish_reason: str
@@ -422,7 +439,8 @@ class Finished(_message.Message):
     num_pages_shipped: int
     moments: _containers.RepeatedCompositeFieldContainer[Moment]
     prefill_cached_len: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., finish_reason: _Optional[str] = ..., num_output_tokens: _Optional[int] = ..., cached_len: _Optional[int] = ..., num_pages_shipped: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., prefill_cached_len: _Optional[int] = ...) -> None: ...
+    prefill_loaded: TierHits
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., finish_reason: _Optional[str] = ..., num_output_tokens: _Optional[int] = ..., cached_len: _Optional[int] = ..., num_pages_shipped: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., prefill_cached_len: _Optional[int] = ..., prefill_loaded: _Optional[_Union[TierHits, _Mapping]] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("request_id", "attempt", "moments")

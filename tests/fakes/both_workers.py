@@ -4,7 +4,7 @@ The test delivers the messages.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tandem.both_worker.worker import make_both_scheduler
@@ -25,6 +25,7 @@ from tandem.messages import PROTOCOL_VERSION, Admit, LinkHello, PageFormat, Pref
 from tandem.prefill_worker.config import PrefillConfig
 from tandem.sampling_params import SamplingParams
 from tandem.worker.events import FromRouter
+from tandem.worker.page_tier import PageTier
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine
 from tests.fakes.workers import ListOutbox
@@ -35,14 +36,16 @@ OpenSender = Callable[[Any, bytes], SenderTransport]
 
 
 class BothWorker:
-    def __init__(self, worker_id: str, clock: FakeClock, num_pages: int, config: DecodeConfig) -> None:
+    def __init__(
+        self, worker_id: str, clock: FakeClock, num_pages: int, config: DecodeConfig, tier: PageTier | None = None
+    ) -> None:
         self.worker_id = worker_id
         self.engine = FakeEngine(num_pages, PAGE_SIZE)
         self.cache = CacheManager(num_pages, PAGE_SIZE, max_request_pages=num_pages // 2)
         self.outbox = ListOutbox()
         prefill = PrefillConfig(chunk_size=64, min_shared_tokens=PAGE_SIZE, grant_timeout_s=1e9)
         self.scheduler = make_both_scheduler(
-            worker_id, self.engine, self.cache, self.outbox, prefill, config, has_links=True, clock=clock
+            worker_id, self.engine, self.cache, self.outbox, prefill, config, has_links=True, clock=clock, tier=tier
         )
 
 
@@ -58,10 +61,13 @@ class BothWorkers:
         names: Sequence[str] = ("a", "b"),
         config: DecodeConfig | None = None,
         open_sender: OpenSender = SharedMemorySender,
+        tiers: Mapping[str, PageTier] | None = None,
     ) -> None:
         self.clock = FakeClock()
         config = config or DecodeConfig()
-        self.workers = {name: BothWorker(name, self.clock, num_pages, config) for name in names}
+        self.workers = {
+            name: BothWorker(name, self.clock, num_pages, config, (tiers or {}).get(name)) for name in names
+        }
         self.links: dict[str, tuple[BothWorker, BothWorker]] = {}
         self._open_sender = open_sender
         self._arrivals = itertools.count(1)
@@ -93,7 +99,7 @@ class BothWorkers:
     ) -> None:
         """Submit a request; later calls make younger requests."""
         prompt, sampling, arrival_ns = tuple(prompt_ids), SamplingParams(max_tokens), next(self._arrivals)
-        admit = Admit(request_id, 0, prompt, (), sampling, 60.0, arrival_ns)
+        admit = Admit(request_id, 0, prompt, (), sampling, 60.0, arrival_ns, prefill_worker_id=prefill_at)
         self.workers[decode_at].scheduler.receive(FromRouter(admit))
         prefill = Prefill(request_id, 0, prompt, (), sampling, decode_at, arrival_ns)
         self.workers[prefill_at].scheduler.receive(FromRouter(prefill))

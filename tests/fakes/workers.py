@@ -41,6 +41,7 @@ from tandem.recording import Recorder
 from tandem.sampling_params import SamplingParams
 from tandem.worker.base import Outbox
 from tandem.worker.events import FromRouter
+from tandem.worker.page_tier import PageTier
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine
 
@@ -89,6 +90,7 @@ class PrefillSide:
         config: PrefillConfig | None = None,
         max_pages_in_flight: int = MAX_PAGES_IN_FLIGHT,
         asynchronous: bool = False,
+        tier: PageTier | None = None,
     ) -> None:
         """Args: asynchronous: as in FakeEngine."""
         self.engine = FakeEngine(num_pages, page_size, asynchronous=asynchronous)
@@ -100,7 +102,7 @@ class PrefillSide:
         )
         config = config or PrefillConfig(min_shared_tokens=page_size)
         self.scheduler = PrefillScheduler(
-            self.engine, self.cache, self.handover, self.outbox, config, clock, self.recorder
+            self.engine, self.cache, self.handover, self.outbox, config, clock, self.recorder, tier=tier
         )
 
 
@@ -114,6 +116,7 @@ class DecodeSide:
         config: DecodeConfig | None = None,
         asynchronous: bool = False,
         step_s: float = 0.0,
+        tier: PageTier | None = None,
     ) -> None:
         """Args: asynchronous, step_s: as in FakeEngine."""
         self.engine = FakeEngine(num_pages, page_size, asynchronous=asynchronous, step_s=step_s)
@@ -121,7 +124,7 @@ class DecodeSide:
         self.outbox = ListOutbox()
         self.recorder = Recorder()
         self.scheduler = DecodeScheduler(
-            self.engine, self.cache, self.outbox, config or DecodeConfig(), clock, self.recorder
+            self.engine, self.cache, self.outbox, config or DecodeConfig(), clock, self.recorder, tier=tier
         )
 
 

@@ -74,7 +74,6 @@ TESTED_ELSEWHERE = {
     "tandem/client/progress.py": "unit/tandem/client/test_clients.py",
     "tandem/client/requests.py": "cluster/test_cluster.py",
     "tandem/config.py": "unit/deploy/config/test_cluster_config.py",
-    "tandem/messages.py": "unit/tandem/rpc/test_codec.py",
     "tandem/watched_files.py": "unit/tandem/test_key_file.py",
     "tandem/rpc/batch_writer.py": "unit/tandem/rpc/test_codec.py",
     "tandem/rpc/metrics_server.py": "unit/worker/test_metrics.py",
