@@ -56,6 +56,9 @@ class ScriptedTier(PageTier):
     def settle(self) -> bool:
         return False
 
+    def load_token_s(self) -> tuple[float, ...]:
+        return ()
+
     def next_deadline(self) -> float | None:
         return None
 
