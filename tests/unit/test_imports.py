@@ -28,6 +28,7 @@ VOCABULARY = (
     "tandem.config",
     "tandem.embedding",
     "tandem.exit_codes",
+    "tandem.exit_watch",
     "tandem.forward_times",
     "tandem.grammar_limits",
     "tandem.hosts",
