@@ -29,6 +29,7 @@ from tandem.worker.base import LinkConnections, Outbox, WorkerRole
 from tandem.worker.config import WorkerConfig
 from tandem.worker.events import Event
 from tandem.worker.forward_timer import ForwardTimer
+from tandem.worker.page_tier import PageTier
 
 
 def make_both_scheduler(
@@ -100,7 +101,13 @@ class BothRole(WorkerRole):
         return min(-(-max_model_len // page_size), num_pages // 2)
 
     def build_scheduler(
-        self, engine: EngineBase, cache: CacheManager, outbox: Outbox, config: WorkerConfig, recorder: Recorder
+        self,
+        engine: EngineBase,
+        cache: CacheManager,
+        outbox: Outbox,
+        config: WorkerConfig,
+        recorder: Recorder,
+        tier: PageTier | None = None,
     ) -> BothScheduler:
         return make_both_scheduler(
             config.worker_id,

@@ -16,6 +16,7 @@ from tandem.rpc.credentials import ClusterCredentials
 from tandem.worker.base import LinkConnections, Outbox, Scheduler, WorkerRole
 from tandem.worker.config import WorkerConfig
 from tandem.worker.events import Event
+from tandem.worker.page_tier import PageTier
 
 
 class DecodeRole(WorkerRole):
@@ -28,7 +29,13 @@ class DecodeRole(WorkerRole):
         return self._decode.max_batch_size
 
     def build_scheduler(
-        self, engine: EngineBase, cache: CacheManager, outbox: Outbox, config: WorkerConfig, recorder: Recorder
+        self,
+        engine: EngineBase,
+        cache: CacheManager,
+        outbox: Outbox,
+        config: WorkerConfig,
+        recorder: Recorder,
+        tier: PageTier | None = None,
     ) -> Scheduler:
         return DecodeScheduler(engine, cache, outbox, self._decode, time.monotonic, recorder)
 

@@ -17,6 +17,7 @@ from tandem.rpc.credentials import ClusterCredentials
 from tandem.worker.base import LinkConnections, Outbox, Scheduler, WorkerRole
 from tandem.worker.config import WorkerConfig
 from tandem.worker.events import Event
+from tandem.worker.page_tier import PageTier
 
 
 class PrefillRole(WorkerRole):
@@ -25,7 +26,13 @@ class PrefillRole(WorkerRole):
         self._links = links
 
     def build_scheduler(
-        self, engine: EngineBase, cache: CacheManager, outbox: Outbox, config: WorkerConfig, recorder: Recorder
+        self,
+        engine: EngineBase,
+        cache: CacheManager,
+        outbox: Outbox,
+        config: WorkerConfig,
+        recorder: Recorder,
+        tier: PageTier | None = None,
     ) -> Scheduler:
         handover = LinkHandover(engine.pool.layout, engine.launches, outbox, time.monotonic, recorder=recorder)
         return PrefillScheduler(engine, cache, handover, outbox, self._prefill, time.monotonic, recorder)
