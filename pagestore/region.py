@@ -9,6 +9,15 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 GIB = 2**30
 
 
+def check_region(num_bytes: int, available_bytes: int) -> None:
+    """Raises ValueError: a region exceeds the host's free memory."""
+    if num_bytes > available_bytes:
+        raise ValueError(
+            f"store_memory is {num_bytes / GIB:.2f} GiB, but only {available_bytes / GIB:.2f} GiB of memory are free: "
+            "use a smaller store_memory, or end what else uses the memory"
+        )
+
+
 class Region:
     """A memfd. The kernel frees it with its last descriptor and mapping.
 
@@ -31,11 +40,7 @@ class Region:
         Raises:
             ValueError: the region exceeds it.
         """
-        if num_bytes > available_bytes:
-            raise ValueError(
-                f"store_memory is {num_bytes / GIB:.2f} GiB, but only {available_bytes / GIB:.2f} GiB of memory are "
-                "free: use a smaller store_memory, or end what else uses the memory"
-            )
+        check_region(num_bytes, available_bytes)
         fd = os.memfd_create("tandem-page-store", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         # Readable only by this user's processes, also through /proc.
         os.fchmod(fd, 0o600)

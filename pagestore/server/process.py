@@ -64,6 +64,11 @@ class StoreProcess:
         self._loop_thread.start()
         return self._loop_thread.call(self._serve(), START_TIMEOUT_S)
 
+    @property
+    def metrics_address(self) -> str:
+        """ "" if the cluster uses TLS internally."""
+        return self._metrics.address if self._metrics is not None else ""
+
     def probe(self) -> None:
         """Raises TimeoutError if the loop does not answer within PROBE_TIMEOUT_S."""
         self._loop_thread.call(asyncio.sleep(0), PROBE_TIMEOUT_S)
