@@ -288,8 +288,8 @@ class WorkerProcess:
         for epoch, reason in outgoing.closed_links.items():
             self._links.close_link(epoch, reason)
         if self._store is not None:
-            for epoch, messages in outgoing.to_store.items():
-                self._store.send(epoch, messages)
+            for epoch, to_store in outgoing.to_store.items():
+                self._store.send(epoch, to_store)
         if outgoing.to_router and self._routers is not None:
             self._routers.send(outgoing.to_router)
         if outgoing.cache_changes is not None:
