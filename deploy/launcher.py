@@ -120,7 +120,7 @@ class Cluster:
 
     @property
     def store_address(self) -> str:
-        """ "" without a page store."""
+        """The page store's address; empty without one."""
         return self._cluster_ports.store
 
     @property

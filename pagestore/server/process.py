@@ -66,7 +66,7 @@ class StoreProcess:
 
     @property
     def metrics_address(self) -> str:
-        """ "" if the cluster uses TLS internally."""
+        """Address of the metrics over HTTP; empty if the cluster uses TLS internally."""
         return self._metrics.address if self._metrics is not None else ""
 
     def probe(self) -> None:
