@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from tandem.deploy.supervise.change import Change, ChangeJob, ChangeQueue
 from tandem.deploy.supervise.installed import CheckInstalled
 from tandem.deploy.supervise.newest_keys import NewestKeys
 from tandem.deploy.supervise.processes import OnProgress, Processes
-from tandem.deploy.supervise.restarting import Restarting, RestartJob
+from tandem.deploy.supervise.restarting import RestartedKind, Restarting, RestartJob
 from tandem.deploy.supervise.role_planner import RolePlanner
 from tandem.deploy.supervise.role_plans import RolePlans
 from tandem.deploy.supervise.room import check_num_gpus, has_room
@@ -119,6 +119,11 @@ class Cluster:
         self.model_name = ""
 
     @property
+    def store_address(self) -> str:
+        """The page store's address; empty without one."""
+        return self._cluster_ports.store
+
+    @property
     def router_ready_s(self) -> float:
         return self._processes.router_ready_s
 
@@ -175,6 +180,9 @@ class Cluster:
         self.model_name = router_configs[0].model_name
         self.addresses, self.routers = ports.shared, ports.routers
         self._on_progress("model", "ready")
+        if config.store_memory:
+            with refusals():
+                self._processes.stores.open(config, default_directory(), ports.store, self.cluster_token)
         router_configs = self._with_request_lines(router_configs)
         if not needs_ray_first:
             self._init_ray()
@@ -294,7 +302,7 @@ class Cluster:
         return job
 
     def restart(self, process: str) -> RestartJob:
-        """Requests the restart of a router or worker. May be called from any thread."""
+        """Requests the restart of a router, worker or page store. May be called from any thread."""
         job = RestartJob(process)
         self._changes.ask(job)
         return job
@@ -325,6 +333,8 @@ class Cluster:
         self._ports.close()
         if ray.is_initialized() and self._ray.is_up():
             self._processes.stop()
+        self._processes.stores.close()
+        if ray.is_initialized() and self._ray.is_up():
             if self._nodes is not None:
                 self._nodes.close()
             if self._hosted is not None:
@@ -340,11 +350,16 @@ class Cluster:
         if isinstance(job, ScaleJob):
             return self._plan_scaling(job, supervisor, kind)
         assert isinstance(job, RestartJob)
-        is_router = job.process in self._processes.router_configs
-        if not is_router and job.process not in self._processes.worker_plans:
-            names = ", ".join([*self._processes.router_configs, *self._processes.worker_plans])
-            raise ValueError(f"the cluster has no process {job.process}; there are: {names}")
-        return Restarting(job, self, supervisor, CheckInstalled(), is_router=is_router)
+        names: dict[RestartedKind, Iterable[str]] = {
+            "router": self._processes.router_configs,
+            "worker": self._processes.worker_plans,
+            "store": self._processes.stores.configs,
+        }
+        for restarted, own in names.items():
+            if job.process in own:
+                return Restarting(job, self, supervisor, CheckInstalled(), restarted)
+        known = ", ".join(name for own in names.values() for name in own)
+        raise ValueError(f"the cluster has no process {job.process}; there are: {known}")
 
     def _plan_scaling(self, job: ScaleJob, supervisor: Supervisor, kind: ProcessKind) -> Scaling:
         running: Counter[str] = Counter(p.kind for p in self._processes.worker_plans.values())
@@ -413,7 +428,8 @@ class Cluster:
         self._on_progress("ray", "starting")
         try:
             with refusals():
-                self._ray.start(self._config.num_workers + self._config.num_routers_started)
+                num_stores = 1 if self._config.store_memory else 0
+                self._ray.start(self._config.num_workers + self._config.num_routers_started + num_stores)
         except StartError as error:
             raise ClusterError(str(error)) from error
         self._on_progress("ray", "ready")

@@ -18,6 +18,7 @@ from tandem.engine.memory_needs import check_memory
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.page_layout import page_layout_of
 from tandem.kvtransfer.transports.table import TRANSPORTS
+from tandem.pagestore.region import check_region
 from tandem.prefill_worker.policies.table import PREFILL_POLICIES
 from tandem.router.config import RouterConfig
 from tandem.router.policies.table import ROUTING_POLICIES
@@ -111,10 +112,11 @@ def plan(
             f"{engine.num_pages} pages of {engine.page_size} tokens hold {longest} tokens, fewer than "
             f"max_model_len {max_model_len}; use a larger num_pages or a smaller max_model_len"
         )
+    beside_store = _memory_beside_store(config, engine, model_config) if not num_running else available_memory_bytes()
     # A GPU worker checks its share of the memory itself. So does a worker added to a cluster over several
     # nodes: its node is not chosen yet.
     if engine.device == "cpu" and not (nodes and num_running):
-        here = PoolsOfNode("", max(0, config.num_workers - num_running), available_memory_bytes())
+        here = PoolsOfNode("", max(0, config.num_workers - num_running), beside_store)
         _check_memory(nodes.pools() if nodes else [here], engine, model_config)
     router = config.router(str(model_dir), config.model.rstrip("/").rpartition("/")[2], max_model_len, cluster_token)
     num_threads_of = nodes.num_threads if nodes and not config.num_threads else None
@@ -135,13 +137,29 @@ def _check_memory(nodes: Iterable[PoolsOfNode], engine: EngineConfig, model_conf
             check_memory(engine, model_config, layout, available, num_workers=num_pools, where=where)
 
 
+def _memory_beside_store(config: ClusterConfig, engine: EngineConfig, model_config: ModelConfig) -> int:
+    """Returns the memory that this host has for pools. Raises ValueError: it is not enough for the page store, or this
+    cannot hold a page."""
+    available = available_memory_bytes()
+    if not config.store_memory:
+        return available
+    check_region(config.store_memory_bytes, available)
+    layout = page_layout_of(model_config, engine.page_size, engine.dtype, engine.kv_cache_dtype)
+    if config.store_memory_bytes < layout.page_bytes:
+        raise ValueError(
+            f"store_memory {config.store_memory} holds no page of {layout.page_bytes} bytes: use a larger store_memory"
+        )
+    return available - config.store_memory_bytes
+
+
 def check_before_fetching(config: ClusterConfig, model_dir: Path) -> None:
     """Checks a model of which only the configuration is there. Raises ValueError: it cannot be served, or does not fit
     into this host's memory."""
     model_config = ModelConfig.from_dir(model_dir)
     engine = config.engine(str(model_dir), 1)
     if engine.device == "cpu" and not config.spans_nodes:
-        _check_memory([PoolsOfNode("", config.num_workers, available_memory_bytes())], engine, model_config)
+        beside_store = _memory_beside_store(config, engine, model_config)
+        _check_memory([PoolsOfNode("", config.num_workers, beside_store)], engine, model_config)
 
 
 def worker_names(config: ClusterConfig) -> Iterator[tuple[str, Role]]:

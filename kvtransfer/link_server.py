@@ -9,9 +9,9 @@ from typing import Any
 
 import grpc
 
+from tandem.exit_watch import ExitWatch
 from tandem.hosts import host_id
 from tandem.kvtransfer.events import FromSender, ReceiverLinkClosed, ReceiverLinkOpened
-from tandem.kvtransfer.exit_watch import ExitWatch
 from tandem.kvtransfer.transport_choice import NoTransportError, choose_transport
 from tandem.kvtransfer.transports.base import Transport
 from tandem.kvtransfer.transports.opening import let_go
@@ -113,7 +113,7 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
         writer = self._writers[epoch] = BatchWriter(RECEIVER_CODEC)
         writer.send([LinkWelcome(epoch, name, endpoint, passed_over)])
         # On another host the process id means nothing.
-        is_gone = ExitWatch(hello.sender_pid).is_gone if hello.sender_host == host_id() else _never
+        is_gone = ExitWatch.of(hello.sender_pid).is_gone if hello.sender_host == host_id() else _never
         self._post(ReceiverLinkOpened(epoch, hello, transport, is_gone))
         for message in rest:
             self._post(FromSender(epoch, message))

@@ -125,6 +125,40 @@ class LinkConnections(Protocol):
     async def stop(self) -> None: ...
 
 
+class StoreConnection(ABC):
+    """A worker's use of its node's page store."""
+
+    @abstractmethod
+    def build_tier(
+        self, engine: EngineBase, cache: CacheManager, outbox: Outbox, stats: Callable[[], WorkerStats]
+    ) -> PageTier:
+        """Maps the region and builds the tier, on the engine thread. Without a region, that tier does nothing.
+
+        Args:
+            stats: returns the worker's latest statistics.
+        """
+
+    @abstractmethod
+    def tiered(self, scheduler: Scheduler) -> Scheduler:
+        """Returns a scheduler that runs the tier too."""
+
+    @abstractmethod
+    def start(self, hello: Hello, credentials: ClusterCredentials, post: Callable[[Event], None]) -> None:
+        """Begins to keep a session with the store, on the asyncio thread."""
+
+    @abstractmethod
+    def send(self, epoch: str, messages: Sequence[StoreClientMessage]) -> None:
+        """Sends messages in an epoch's session, on the asyncio thread. Drops them if it has ended."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Ends the session."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Waits for the copies and unmaps the region, once the engine thread has ended."""
+
+
 class WorkerRole(ABC):
     """Builds the parts of a worker that depend on its role."""
 

@@ -17,6 +17,21 @@ from tandem.key_file import KeyFile
 
 
 @dataclass(frozen=True, slots=True)
+class StoreAccess:
+    """The page store of the worker's node.
+
+    Attributes:
+        address: its port, which a restarted store keeps.
+        region_socket: path of the socket of the region's holder.
+        write_after: hits before a page is written to the store; 0: every page is.
+    """
+
+    address: str
+    region_socket: str
+    write_after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """Options of one worker process.
 
@@ -31,6 +46,7 @@ class WorkerConfig:
         max_record_bytes: memory for records of served requests, from which HTTP clients resume; the oldest are dropped.
         cluster_token: shared secret of the cluster's processes.
         cluster_tls: TLS between the cluster's processes; None for plain connections.
+        store: None: the cluster has no page store.
         num_restarts: number of restarts of this worker so far.
         api_keys: keys accepted from readers of the metrics; empty admits everybody.
         key_file: file with some of them, read again when it changes; None: there is none.
@@ -46,6 +62,7 @@ class WorkerConfig:
     stall_timeout_s: float = WORKER_SILENCE_LIMIT_S
     connect_timeout_s: float = 60.0
     max_record_bytes: int = 64 * 2**20
+    store: StoreAccess | None = None
     num_restarts: int = 0
     cluster_token: str = field(default="", repr=False)
     cluster_tls: ClusterTls | ClusterTlsFiles | None = None

@@ -30,7 +30,7 @@ from tandem.rpc.metrics_server import MetricsServer
 from tandem.rpc.recording_service import RecordingService
 from tandem.watched_files import watch
 from tandem.worker.admin import WorkerAdmin
-from tandem.worker.base import LinkConnections, Outbox, Scheduler, WorkerRole
+from tandem.worker.base import LinkConnections, Outbox, Scheduler, StoreConnection, WorkerRole
 from tandem.worker.config import WorkerConfig
 from tandem.worker.control_client import RefusedError
 from tandem.worker.engine_thread import EngineThread, Outgoing
@@ -52,8 +52,16 @@ SWITCH_INTERVAL_S = 0.0002
 class WorkerProcess:
     """One worker, from loading its model to its stop. Methods are called from one other thread."""
 
-    def __init__(self, config: WorkerConfig, role: WorkerRole, on_progress: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        role: WorkerRole,
+        on_progress: Callable[[str], None],
+        store: StoreConnection | None = None,
+    ) -> None:
+        """Args: store: None: the cluster has no page store."""
         self._config = config
+        self._store = store
         self._role = role
         self._on_progress = on_progress
         self._credentials = ClusterCredentials(config.cluster_token, config.cluster_tls)
@@ -124,6 +132,8 @@ class WorkerProcess:
         if self._metrics is not None:
             self._metrics.close()
         self._engine_thread.stop(STOP_TIMEOUT_S)
+        if self._store is not None:
+            self._store.close()
         if self._engine is not None:
             self._engine.pool.close()
         self._loop_thread.stop()
@@ -137,7 +147,11 @@ class WorkerProcess:
             self._experts = ExpertBalance(engine.expert_counts)
         num_pages, page_size = engine.pool.num_pages, engine.pool.layout.page_size
         cache = CacheManager(num_pages, page_size, config.engine.eviction, self._max_request_pages())
-        return self._role.build_scheduler(engine, cache, outbox, config, self._recorder)
+        if self._store is None:
+            return self._role.build_scheduler(engine, cache, outbox, config, self._recorder)
+        self._on_progress("mapping the page store's region")
+        tier = self._store.build_tier(engine, cache, outbox, lambda: self._engine_thread.latest_stats)
+        return self._store.tiered(self._role.build_scheduler(engine, cache, outbox, config, self._recorder, tier))
 
     def _max_request_pages(self) -> int:
         assert self._engine is not None
@@ -212,6 +226,8 @@ class WorkerProcess:
             config.worker_id, config.role, lambda: post(StartRecording()), lambda reply: post(StopRecording(reply))
         ).add_to(server)
         await server.start()
+        if self._store is not None:
+            self._store.start(hello, self._credentials, post)
         return address
 
     async def _connect(self, router_addresses: Sequence[str]) -> None:
@@ -271,6 +287,9 @@ class WorkerProcess:
             self._links.send(epoch, messages)
         for epoch, reason in outgoing.closed_links.items():
             self._links.close_link(epoch, reason)
+        if self._store is not None:
+            for epoch, to_store in outgoing.to_store.items():
+                self._store.send(epoch, to_store)
         if outgoing.to_router and self._routers is not None:
             self._routers.send(outgoing.to_router)
         if outgoing.cache_changes is not None:
@@ -284,5 +303,7 @@ class WorkerProcess:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._links is not None:
             await self._links.stop()
+        if self._store is not None:
+            await self._store.stop()
         if self._server is not None:
             await self._server.stop(grace=0.5)

@@ -11,11 +11,13 @@ from tandem.config import DEVICES, LogConfig, Role, TlsConfig, WorkerKind, defau
 from tandem.decode_worker.config import DecodeConfig
 from tandem.deploy.config.cluster_options import DEVICE_DEFAULTS, OFF, ON, SWITCH, ClusterOptions, DeviceDefaults
 from tandem.deploy.config.node_choice import HOST
+from tandem.deploy.config.store_options import parse_disk, parse_size
 from tandem.engine.config import DTYPES, EngineConfig, EngineOptions
 from tandem.hosts import check_network
 from tandem.key_file import KeyFile
 from tandem.kvtransfer.config import LinkConfig
 from tandem.kvtransfer.transports import table as transports
+from tandem.pagestore.config import StoreConfig
 from tandem.prefill_worker.config import PrefillConfig, PrefillOptions
 from tandem.router.config import RouterConfig, RouterOptions
 from tandem.router.policies.table import LEAST_COST
@@ -41,7 +43,7 @@ SET_PER_PROCESS: Mapping[type, Set[str]] = {
         "request_lines_socket",
         "keeps_request_lines",
     },
-    WorkerConfig: {"host", "rack", "num_restarts", "cluster_tls"},
+    WorkerConfig: {"host", "rack", "num_restarts", "cluster_tls", "store"},
     EngineConfig: {"prefill_cuda_graphs", "max_chunk_tokens"},
 }
 # Fields that keep their defaults in every cluster.
@@ -108,7 +110,7 @@ class ClusterConfig(ClusterOptions):
             "chunk_size",
             "max_batch_size",
         )
-        for name in (*counts, "max_model_len", "num_threads", "drain_timeout_s"):
+        for name in (*counts, "max_model_len", "num_threads", "drain_timeout_s", "store_write_after"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}")
         require(
             re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}", self.cluster_name) is not None,
@@ -170,9 +172,29 @@ class ClusterConfig(ClusterOptions):
                 f"`{name}` is for a cluster over several nodes: it needs placement_strategy pack or spread",
             )
         check_network(self.interface)
+        self._check_store()
         # Their constructors check more.
         self.router("unresolved", self.model, 1)
         self.worker("unresolved", "both", self.engine("unresolved"), 1)
+
+    def _check_store(self) -> None:
+        for name in ("store_disk", "store_write_after"):
+            require(
+                bool(self.store_memory) or not getattr(self, name), f"{name} is for a page store: it needs store_memory"
+            )
+        if self.store_memory:
+            parse_size("store_memory", self.store_memory)
+        if self.store_disk:
+            parse_disk("store_disk", self.store_disk)
+        require(
+            not (self.store_memory and self.ray_address),
+            "store_memory needs a cluster that starts its own Ray, and this one joins the Ray at ray_address",
+        )
+
+    @property
+    def store_memory_bytes(self) -> int:
+        """0 without a page store."""
+        return parse_size("store_memory", self.store_memory) if self.store_memory else 0
 
     @property
     def num_workers(self) -> int:
@@ -244,6 +266,21 @@ class ClusterConfig(ClusterOptions):
                 "chat_template": _absolute(self.chat_template),
                 "log": self._log,
             },
+        )
+
+    def store(self, store_id: str, address: str, region_socket: str, cluster_token: str) -> StoreConfig:
+        """Args: address: of the store's port."""
+        host, _, port = address.rpartition(":")
+        return StoreConfig(
+            store_id,
+            region_socket,
+            host,
+            int(port),
+            parse_disk("store_disk", self.store_disk) if self.store_disk else None,
+            cluster_token,
+            api_keys=self.api_keys,
+            key_file=self.key_file,
+            log=self._log,
         )
 
     @property

@@ -52,6 +52,9 @@ GROUPS = {
         "disable_overlap_schedule",
         "schedule",
         "eviction",
+        "store_memory",
+        "store_disk",
+        "store_write_after",
         "routing",
         "placement",
         "ttft_objective_ms",
@@ -197,6 +200,23 @@ class ClusterOptions(PrefillOptions, EngineOptions, RouterOptions):
     disable_overlap_schedule: bool = option(
         False,
         "on a GPU, launch a forward pass only after the results of the previous one; for debugging",
+    )
+    store_memory: str = option(
+        "",
+        "host memory for a page store beside the workers, which keeps pages that their pools evict: a size such as "
+        "64GiB",
+        metavar="SIZE",
+        shown="none: no page store",
+    )
+    store_disk: str = option(
+        "",
+        "directory and size, such as /data/pages:500GiB, in which the page store keeps pages too, also over restarts; "
+        "they lie there unencrypted",
+        metavar="DIR:SIZE",
+        shown="none: memory only",
+    )
+    store_write_after: int = option(
+        0, "hits in a worker's cache before a page is written to the page store; 0: every page", metavar="N"
     )
     routing: str = option(
         AUTO,

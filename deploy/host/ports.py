@@ -21,10 +21,12 @@ class ClusterPorts:
     Attributes:
         shared: client ports, at which every router listens.
         routers: each router's own addresses by name; a single router's client ports are the shared ones.
+        store: the page store's address; "" without one.
     """
 
     shared: ClientAddresses
     routers: dict[str, RouterAddresses]
+    store: str = ""
 
     def configs(self, config: RouterConfig) -> list[RouterConfig]:
         is_shared = len(self.routers) > 1
@@ -52,7 +54,7 @@ class ReservedPorts:
         self._sockets: list[socket.socket] = []
 
     def reserve_all(self, config: ClusterConfig) -> ClusterPorts:
-        """Reserves all ports of a cluster's routers.
+        """Reserves all ports of a cluster's routers and page store.
 
         Raises:
             ValueError: a port is taken, or the address is not this host's; the message names the field of `config`.
@@ -68,7 +70,8 @@ class ReservedPorts:
             )
             for name in names
         }
-        return ClusterPorts(ClientAddresses(grpc, http), routers)
+        store = self.reserve("127.0.0.1", 0, "host") if config.store_memory else ""
+        return ClusterPorts(ClientAddresses(grpc, http), routers, store)
 
     def reserve(self, host: str, port: int, field: str) -> str:
         """Takes a port, or a free one for 0; returns "host:port". Raises ValueError: as for `reserve_all`."""

@@ -134,6 +134,11 @@ def ray_token_path(directory: Path, launcher: ProcessId) -> Path:
     return _path_stem(directory, launcher).with_suffix(".token")
 
 
+def region_path(directory: Path, launcher: ProcessId) -> Path:
+    """Path of the socket of a page store's region. Removed with the run's record."""
+    return _path_stem(directory, launcher).with_suffix(".region")
+
+
 def check_private(directory: Path) -> None:
     """Raises PermissionError: other users can write to the directory, and so choose which processes are killed."""
     found = directory.lstat()
@@ -194,7 +199,7 @@ def _path_stem(directory: Path, launcher: ProcessId) -> Path:
 
 
 def _remove(path: Path) -> None:
-    for suffix in (".draft", ".token", ".sock"):
+    for suffix in (".draft", ".token", ".sock", ".region"):
         path.with_suffix(suffix).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
 

@@ -15,6 +15,7 @@ from tandem.deploy.host.memory_kills import MemoryKills
 from tandem.deploy.nodes.node_placement import NodePlacement
 from tandem.deploy.on_ray.ray_base import RayBase
 from tandem.deploy.on_ray.ray_module import RayActorError, RayError, RayTaskError, ray
+from tandem.deploy.supervise.stores import Stores
 from tandem.deploy.supervise.supervisor import ProcessKind
 from tandem.logs import log_file
 from tandem.router.config import RouterConfig
@@ -38,6 +39,7 @@ class Processes:
 
     Attributes:
         router_configs, worker_plans: configurations for the next start, by name.
+        stores: the page store, if the cluster has one.
         router_ready_s: seconds from the creation of the router processes until their ports were open.
     """
 
@@ -57,6 +59,7 @@ class Processes:
         self.actors: dict[str, Any] = {}
         self.router_configs: dict[str, RouterConfig] = {}
         self.worker_plans: dict[str, WorkerPlan] = {}
+        self.stores = Stores()
         self.num_starts: Counter[str] = Counter()
         # Ray logs the traceback of a failed call whose reference is dropped unread, so `stop` reads these.
         self._unread: list[Any] = []
@@ -85,7 +88,8 @@ class Processes:
             ConfigurationError: a process refuses its configuration.
             ClusterError: another failure.
         """
-        starting = {self.start_worker(name): name for name in self.worker_plans}
+        starting = {self.start_store(name): name for name in self.stores.configs}
+        starting |= {self.start_worker(name): name for name in self.worker_plans}
         starting |= {self.start_router(name): name for name in self.router_configs}
         self.wait_for(starting)
         self.wait_for({self.join_worker(self.actors[name]): name for name in self.worker_plans})
@@ -120,8 +124,7 @@ class Processes:
 
         self._on_progress(name, "starting")
         config = replace(self.router_configs[name], num_restarts=self.num_starts[name], cluster_tls=self._cluster_tls)
-        self.num_starts[name] += 1
-        actor = self.actors[name] = self._ray.create(self._actor_class(name, RouterActor), config)
+        actor = self._create(name, RouterActor, config)
         return actor.start.remote(*(self._nodes.ports_of(name) if self._nodes is not None else ()))
 
     def start_worker(self, name: str) -> Any:
@@ -133,15 +136,28 @@ class Processes:
             plan.worker,
             num_restarts=self.num_starts[name],
             cluster_tls=self._cluster_tls,
+            store=self.stores.access,
             # May be newer than the plan's.
             api_keys=self._any_router_config.api_keys,
         )
-        plan = replace(plan, worker=worker)
-        self.num_starts[name] += 1
         self._on_progress(name, "starting")
-        actor_class = self._actor_class(name, WorkerActor, self._config.gpus_per_worker)
-        actor = self.actors[name] = self._ray.create(actor_class, plan)
+        actor = self._create(name, WorkerActor, replace(plan, worker=worker), self._config.gpus_per_worker)
         return actor.start.remote()
+
+    def start_store(self, name: str) -> Any:
+        """Returns a reference: the store's port is open."""
+        from tandem.deploy.actors.store_actor import StoreActor
+
+        self._on_progress(name, "starting")
+        keys = self._any_router_config.api_keys
+        config = self.stores.config(name, self.num_starts[name], self._cluster_tls, keys)
+        return self._create(name, StoreActor, config).start.remote()
+
+    def _create(self, name: str, cls: type, order: object, num_gpus: float = 0) -> Any:
+        actor_class = self._actor_class(name, cls, num_gpus)
+        self.num_starts[name] += 1
+        actor = self.actors[name] = self._ray.create(actor_class, order)
+        return actor
 
     def join_router(self, actor: Any) -> Any:
         actor.set_workers.remote(self._any_router_config.workers)
@@ -201,7 +217,8 @@ class Processes:
         far_router = replace(router, silence_limit_s=worker.silence_limit_s)
         is_here = self._nodes.is_here if self._nodes is not None else lambda _: True
         routers = {name: router if is_here(name) else far_router for name in self.router_configs}
-        return routers | dict.fromkeys(self.worker_plans, worker), worker
+        stores = self.stores.kinds(self.start_store)
+        return routers | stores | dict.fromkeys(self.worker_plans, worker), worker
 
     def drain(self, timeout_s: float) -> int:
         refs = [actor.drain.remote(timeout_s) for actor in self.running_routers().values()]
@@ -215,7 +232,7 @@ class Processes:
 
     def stop(self) -> None:
         # Routers stop first, so that clients hear of a shutdown instead of a lost worker.
-        for names in (self.router_configs, self.worker_plans):
+        for names in (self.router_configs, self.worker_plans, self.stores.configs):
             refs = [self.actors[name].stop.remote() for name in names if name in self.actors]
             ended, _ = ray.wait(refs, num_returns=len(refs), timeout=STOP_TIMEOUT_S) if refs else ([], [])
             if names is self.router_configs:
@@ -278,7 +295,9 @@ class Processes:
                     continue
                 name = waiting.pop(ref)
                 self.get(ref, ANSWER_TIMEOUT_S, name)
-                if name in self.router_configs:
+                if name in self.stores.configs:
+                    self._on_progress(name, "ready")
+                elif name in self.router_configs:
                     self._on_progress(name, "ready")
                     self.router_ready_s = time.monotonic() - began
                     logger.info("%s ready after %.2f s", name, self.router_ready_s)
@@ -319,7 +338,7 @@ class Processes:
         return {name: self.actors[name] for name in self.router_configs if name in self.actors}
 
     def _start_limit_s(self, name: str) -> float:
-        return ROUTER_START_TIMEOUT_S if name in self.router_configs else START_TIMEOUT_S
+        return START_TIMEOUT_S if name in self.worker_plans else ROUTER_START_TIMEOUT_S
 
     def _show_progress(self, worker_id: str, ref: Any) -> None:
         self._on_progress(worker_id, self.get(ref, ANSWER_TIMEOUT_S, worker_id))

@@ -1,12 +1,13 @@
 """Restarts one process of a serving cluster, perhaps as another version of tandem.
 
 A router stops listening and lets its requests end; those left after the drain timeout go on at another router, or at
-this one when it is back. A worker gets no new requests, as when it leaves; requests left restart elsewhere.
+this one when it is back. A worker gets no new requests, as when it leaves; requests left restart elsewhere. A page
+store ends at once, for workers serve without it.
 """
 
 import time
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from tandem.deploy.on_ray.ray_module import RayError, ray
 from tandem.deploy.supervise.change import Change, ChangeError, ChangeJob
@@ -16,6 +17,7 @@ from tandem.deploy.supervise.supervisor import Supervisor
 
 # A router's answer; it answers at once.
 ANSWER_TIMEOUT_S = 6.0
+RestartedKind = Literal["router", "worker", "store"]
 
 
 class RestartJob(ChangeJob):
@@ -40,15 +42,14 @@ class Restarted(Protocol):
 
 class Restarting(Change):
     def __init__(
-        self, job: RestartJob, cluster: Restarted, supervisor: Supervisor, check: CheckInstalled, *, is_router: bool
+        self, job: RestartJob, cluster: Restarted, supervisor: Supervisor, check: CheckInstalled, kind: RestartedKind
     ) -> None:
         super().__init__(job, self._run())
         self._name = job.process
         self._cluster = cluster
         self._supervisor = supervisor
         self._check = check
-        self._drain = self._drain_router if is_router else self._drain_worker
-        self._is_router = is_router
+        self._kind = kind
 
     def give_up(self) -> None:
         self._check.give_up()
@@ -64,7 +65,10 @@ class Restarting(Change):
             raise ChangeError(f"{self._name} is starting already")
         planned = self._cluster.worker_names
         try:
-            yield from self._drain()
+            if self._kind == "router":
+                yield from self._drain_router()
+            elif self._kind == "worker":
+                yield from self._drain_worker()
             self._job.lines.put(f"{self._name}: starting again")
             self._supervisor.restart(self._name)
             while not self._supervisor.has_joined(self._name):
@@ -72,7 +76,7 @@ class Restarting(Change):
                     raise ChangeError(f"{self._name}: {why}; it is tried again")
                 yield
         finally:
-            if not self._is_router:
+            if self._kind == "worker":
                 self._cluster.tell_routers(planned)
         self._job.lines.put(f"{self._name}: ready")
 

@@ -7,6 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class StoreIntegrityReport(_message.Message):
+    __slots__ = ("violation",)
+    VIOLATION_FIELD_NUMBER: _ClassVar[int]
+    violation: str
+    def __init__(self, violation: _Optional[str] = ...) -> None: ...
+
 class StoreClientBatch(_message.Message):
     __slots__ = ("messages",)
     MESSAGES_FIELD_NUMBER: _ClassVar[int]

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from tandem.v1 import store_pb2 as tandem_dot_v1_dot_store__pb2
+from tandem.v1 import worker_pb2 as tandem_dot_v1_dot_worker__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -95,6 +96,126 @@ class PageStore:
             '/tandem.v1.PageStore/Session',
             tandem_dot_v1_dot_store__pb2.StoreClientBatch.SerializeToString,
             tandem_dot_v1_dot_store__pb2.StoreServerBatch.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class StoreAdminStub:
+    """Direct questions to a store.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.CheckIntegrity = channel.unary_unary(
+                '/tandem.v1.StoreAdmin/CheckIntegrity',
+                request_serializer=tandem_dot_v1_dot_worker__pb2.CheckIntegrityRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_store__pb2.StoreIntegrityReport.FromString,
+                _registered_method=True)
+        self.ReadMetrics = channel.unary_unary(
+                '/tandem.v1.StoreAdmin/ReadMetrics',
+                request_serializer=tandem_dot_v1_dot_worker__pb2.ReadMetricsRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_worker__pb2.WorkerMetrics.FromString,
+                _registered_method=True)
+
+
+class StoreAdminServicer:
+    """Direct questions to a store.
+    """
+
+    def CheckIntegrity(self, request, context):
+        """Recounts the owner of every slot.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadMetrics(self, request, context):
+        """Returns the store's metrics, for a router to pass on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_StoreAdminServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'CheckIntegrity': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckIntegrity,
+                    request_deserializer=tandem_dot_v1_dot_worker__pb2.CheckIntegrityRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_store__pb2.StoreIntegrityReport.SerializeToString,
+            ),
+            'ReadMetrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadMetrics,
+                    request_deserializer=tandem_dot_v1_dot_worker__pb2.ReadMetricsRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_worker__pb2.WorkerMetrics.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'tandem.v1.StoreAdmin', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('tandem.v1.StoreAdmin', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class StoreAdmin:
+    """Direct questions to a store.
+    """
+
+    @staticmethod
+    def CheckIntegrity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.StoreAdmin/CheckIntegrity',
+            tandem_dot_v1_dot_worker__pb2.CheckIntegrityRequest.SerializeToString,
+            tandem_dot_v1_dot_store__pb2.StoreIntegrityReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadMetrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.StoreAdmin/ReadMetrics',
+            tandem_dot_v1_dot_worker__pb2.ReadMetricsRequest.SerializeToString,
+            tandem_dot_v1_dot_worker__pb2.WorkerMetrics.FromString,
             options,
             channel_credentials,
             insecure,

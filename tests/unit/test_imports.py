@@ -28,6 +28,7 @@ VOCABULARY = (
     "tandem.config",
     "tandem.embedding",
     "tandem.exit_codes",
+    "tandem.exit_watch",
     "tandem.forward_times",
     "tandem.grammar_limits",
     "tandem.hosts",
@@ -88,6 +89,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "tandem.pagestore.client": (
         *COMMON,
         "tandem.pagestore",
+        "tandem.engine.base",
         "tandem.engine.kvcache",
         "tandem.engine.launch_list",
         "tandem.worker",
@@ -199,8 +201,11 @@ LIGHT = (
     "tandem.deploy.config.cluster_config",
     # The launcher imports these before it starts any process.
     "tandem.deploy.actors.router_actor",
+    "tandem.deploy.actors.store_actor",
     "tandem.deploy.actors.worker_actor",
     "tandem.router.process",
+    "tandem.pagestore.region_holder",
+    "tandem.pagestore.server.process",
     "tandem.client",
     "tandem.engine.models.config",
 )

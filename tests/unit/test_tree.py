@@ -53,6 +53,8 @@ TESTED_ELSEWHERE = {
     "pagestore/client/load_rate.py": "unit/pagestore/client/test_loading.py",
     "pagestore/client/prefetch.py": "unit/pagestore/client/test_loading.py",
     "pagestore/messages.py": "unit/pagestore/test_keys.py",
+    "pagestore/region_client.py": "unit/pagestore/test_region_holder.py",
+    "pagestore/server/metrics.py": "unit/pagestore/server/test_server.py",
     "prefill_worker/job.py": "unit/prefill_worker/test_scheduler.py",
     "worker/page_tier.py": "unit/pagestore/test_keys.py",
     "router/frontends/anthropic/context_schema.py": "unit/router/frontends/anthropic/test_context_edits.py",
@@ -77,6 +79,7 @@ TESTED_ELSEWHERE = {
     "tandem/watched_files.py": "unit/tandem/test_key_file.py",
     "tandem/rpc/batch_writer.py": "unit/tandem/rpc/test_codec.py",
     "tandem/rpc/metrics_server.py": "unit/worker/test_metrics.py",
+    "worker/config.py": "unit/deploy/config/test_cluster_config.py",
     "worker/control_client.py": "unit/worker/test_router_streams.py",
     "worker/process.py": "cluster/test_death.py",
 }

@@ -1,6 +1,7 @@
 """Processes of a cluster over several nodes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ import pytest
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.host.ports import ClientAddresses, ClusterPorts
 from tandem.deploy.plan import PoolsOfNode, check_before_fetching, check_num_threads, plan
-from tandem.engine.memory_needs import num_weight_bytes
+from tandem.engine.memory_needs import num_pool_bytes, num_weight_bytes
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.page_layout import page_layout_of
 from tandem.router.config import RouterAddresses
 from tests.fakes.model_config import TINY_LLAMA
 
@@ -68,6 +70,32 @@ def test_a_model_is_checked_before_its_weights_are_there(model_dir: Path, monkey
     (model_dir / "config.json").write_text(json.dumps(TINY_LLAMA | {"architectures": ["GPT2LMHeadModel"]}))
     with pytest.raises(ValueError, match="architecture 'GPT2LMHeadModel' is not supported"):
         check_before_fetching(CONFIG, model_dir)
+
+
+def test_a_page_store_and_the_pools_fit_together(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(CONFIG, num_pages=64, max_model_len=16)
+    needed = 3 * (
+        num_pool_bytes(config.engine(""), page_layout_of(ModelConfig.from_dir(model_dir), 16, "float32", "auto"))
+        + num_weight_bytes(config.engine(""), ModelConfig.from_dir(model_dir))
+    )
+    stored = replace(config, store_memory="64MiB")
+
+    def check(config: ClusterConfig, available: int) -> None:
+        monkeypatch.setattr("tandem.deploy.plan.available_memory_bytes", lambda: available)
+        plan(config, model_dir, "", PORTS)
+        check_before_fetching(config, model_dir)
+
+    check(config, needed)
+    check(stored, needed + 2**26)
+    with pytest.raises(ValueError, match=r"3 pools of 64 pages .* use a num_pages of at most 6[0-3]"):
+        check(stored, needed + 2**26 - 1)
+    with pytest.raises(ValueError, match=r"^store_memory is 0\.06 GiB, but only 0\.03 GiB of memory are free: use a"):
+        check(stored, 2**25)
+    with pytest.raises(ValueError, match=r"^store_memory 1KiB holds no page of \d+ bytes: use a larger store_memory$"):
+        check(replace(config, store_memory="1KiB"), 2**40)
+    # An added worker finds the store's memory taken or not, and looks itself.
+    monkeypatch.setattr("tandem.deploy.plan.available_memory_bytes", lambda: 2**25)
+    plan(stored, model_dir, "", PORTS, num_running=3)
 
 
 def test_a_worker_that_is_added_looks_itself(model_dir: Path, pool_bytes: int) -> None:

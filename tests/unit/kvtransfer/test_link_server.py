@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tandem.exit_watch import SETTLE_S
 from tandem.hosts import host_id
 from tandem.kvtransfer.events import ReceiverLinkClosed, ReceiverLinkOpened
-from tandem.kvtransfer.exit_watch import SETTLE_S
 from tandem.kvtransfer.transports import opening
 from tandem.messages import PROTOCOL_VERSION, LinkHello, LinkRefused, LinkWelcome, PageFormat, Renewed
 from tandem.rpc.batch_writer import BatchWriter

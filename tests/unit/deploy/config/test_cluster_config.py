@@ -60,6 +60,25 @@ from tandem.worker.config import WorkerConfig
             lambda: ClusterConfig("m", device="cuda", workers_per_gpu=2, transport="nccl"),
             "transport nccl needs a GPU for each end of a link, but workers_per_gpu is 2: use transport auto or nvlink",
         ),
+        (
+            lambda: ClusterConfig("m", store_memory="64"),
+            "^store_memory must be a size such as 64GiB, in KiB, MiB, GiB, TiB, not '64'$",
+        ),
+        (lambda: ClusterConfig("m", store_disk="/d:1GiB"), "^store_disk is for a page store: it needs store_memory$"),
+        (lambda: ClusterConfig("m", store_write_after=2), "^store_write_after is for a page store: it needs store_mem"),
+        (lambda: ClusterConfig("m", store_memory="1GiB", store_write_after=-1), "store_write_after must not be negat"),
+        (
+            lambda: ClusterConfig("m", store_memory="1GiB", store_disk="/d"),
+            "^store_disk must be a directory and a size, such as /data/pages:500GiB, not '/d'$",
+        ),
+        (
+            lambda: ClusterConfig("m", store_memory="1GiB", store_disk="/d:all"),
+            "^the size of store_disk must be a size such as 64GiB, .* not 'all'$",
+        ),
+        (
+            lambda: ClusterConfig("m", store_memory="1GiB", ray_address="127.0.0.1:6379"),
+            "^store_memory needs a cluster that starts its own Ray, and this one joins the Ray at ray_address$",
+        ),
     ],
 )
 def test_nonsense_is_refused_by_name(make: object, message: str) -> None:
@@ -126,6 +145,7 @@ def test_every_option_of_the_cluster_is_used() -> None:
         *("model", "served_model_name", "dtype", "num_pages", "chunk_size", "max_batch_size", "mixed_steps"),
         *("disable_overlap_schedule", "routing", "transport", "log_level", "log_dir"),
         *("tls_cert", "tls_key", "tls_client_ca"),
+        *("store_memory", "store_disk", "store_write_after"),
     }
     own = {f.name for options in (EngineOptions, PrefillOptions, RouterOptions) for f in fields(options)}
     assert {f.name for f in fields(ClusterConfig)} - own - {"key_file"} == used_by_the_launcher | used_by_cluster_config

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tandem.deploy.supervise import restarting, scaling
-from tandem.deploy.supervise.restarting import Restarting, RestartJob
+from tandem.deploy.supervise.restarting import RestartedKind, Restarting, RestartJob
 from tests.fakes.clock import FakeClock
 from tests.fakes.ray_calls import Ray, Ref
 
@@ -74,10 +74,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     return clock
 
 
+KINDS: dict[str, RestartedKind] = {"router-0": "router", "d0": "worker", "store-0": "store"}
+
+
 def begin(fake: Fake, name: str) -> tuple[RestartJob, Restarting]:
     job = RestartJob(name)
     unknown: Any = fake
-    return job, Restarting(job, unknown, unknown, unknown, is_router=name.startswith("router"))
+    return job, Restarting(job, unknown, unknown, unknown, KINDS[name])
 
 
 def lines(job: RestartJob) -> list[str]:
@@ -124,7 +127,16 @@ def test_worker_gets_no_requests_until_it_is_back(clock: FakeClock) -> None:
     assert fake.told[-1] == ["p0", "d0"] and job.error == ""
 
 
-@pytest.mark.parametrize("name", ["router-0", "d0"])
+def test_store_is_restarted_at_once(clock: FakeClock) -> None:
+    fake = Fake([])
+    job, change = begin(fake, "store-0")
+    assert not change.take_turn() and fake.restarted == ["store-0"]
+    fake.joined = True
+    assert change.take_turn()
+    assert lines(job) == ["store-0: starting again", "store-0: ready"] and job.error == "" and not fake.told
+
+
+@pytest.mark.parametrize("name", ["router-0", "d0", "store-0"])
 def test_refused_version_ends_nothing(clock: FakeClock, name: str) -> None:
     fake = Fake([0], refusals=[None, "the installed tandem 9 cannot join"])
     job, change = begin(fake, name)

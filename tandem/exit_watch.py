@@ -1,10 +1,11 @@
-"""Detects the exit of a link's sender process."""
+"""Detects the exit of a process that may write to memory of others."""
 
 import time
+from typing import Self
 
 from tandem.processes import ProcessId
 
-# Time from the exit to the reuse of leased pages, in seconds: submitted copies have landed by then.
+# Time from the exit to the reuse of the memory, in seconds: submitted copies have landed by then.
 SETTLE_S = 0.2
 # Minimum interval between checks, in seconds: every leased page asks in every step.
 LOOK_INTERVAL_S = 0.01
@@ -13,15 +14,20 @@ LOOK_INTERVAL_S = 0.01
 class ExitWatch:
     """Watches one process of this host."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, process: ProcessId | None) -> None:
+        """Args: process: was seen alive; None: it was not, and so cannot be seen to exit."""
+        self._process = process
+        self._gone_since: float | None = None
+        self._next_look = 0.0
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """Watches the process that has `pid` now."""
         try:
             process = ProcessId.of(pid)
         except ProcessLookupError:
-            process = None
-        # A process that was never seen alive cannot be seen to exit.
-        self._process = process if process is not None and process.is_alive() else None
-        self._gone_since: float | None = None
-        self._next_look = 0.0
+            return cls(None)
+        return cls(process if process.is_alive() else None)
 
     def is_gone(self) -> bool:
         """Returns whether the process has exited and SETTLE_S have passed since."""

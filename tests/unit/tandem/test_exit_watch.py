@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from tandem.kvtransfer import exit_watch
-from tandem.kvtransfer.exit_watch import ExitWatch
+from tandem import exit_watch
+from tandem.exit_watch import ExitWatch
 from tandem.processes import ProcessId
 
 
@@ -15,7 +15,7 @@ def child() -> "subprocess.Popen[bytes]":
 
 
 def test_process_is_gone_some_time_after_its_end(child: "subprocess.Popen[bytes]") -> None:
-    watch = ExitWatch(child.pid)
+    watch = ExitWatch.of(child.pid)
     assert not watch.is_gone()
     child.kill()
     # Unreaped it stays a zombie, which runs nothing.
@@ -33,7 +33,7 @@ def test_process_never_seen_alive_is_never_gone(child: "subprocess.Popen[bytes]"
     """It may be another host's process or invisible here."""
     child.kill()
     child.wait()
-    watch = ExitWatch(child.pid)
+    watch = ExitWatch.of(child.pid)
     assert not watch.is_gone()
     time.sleep(exit_watch.SETTLE_S + 0.05)
     assert not watch.is_gone()
@@ -42,12 +42,12 @@ def test_process_never_seen_alive_is_never_gone(child: "subprocess.Popen[bytes]"
 def test_zombie_is_not_seen_alive(child: "subprocess.Popen[bytes]") -> None:
     child.kill()
     time.sleep(0.2)
-    assert not ExitWatch(child.pid).is_gone()
+    assert not ExitWatch.of(child.pid).is_gone()
     child.wait()
 
 
 def test_many_leases_in_one_step_check_once(child: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = ExitWatch(child.pid)
+    watch = ExitWatch.of(child.pid)
     num_looks = 0
     original = ProcessId.is_alive
 
@@ -62,3 +62,13 @@ def test_many_leases_in_one_step_check_once(child: "subprocess.Popen[bytes]", mo
     assert num_looks == 1
     child.kill()
     child.wait()
+
+
+def test_process_that_was_seen_alive_elsewhere_may_be_gone_already(child: "subprocess.Popen[bytes]") -> None:
+    process = ProcessId.of(child.pid)
+    child.kill()
+    child.wait()
+    watch = ExitWatch(process)
+    assert not watch.is_gone()
+    time.sleep(exit_watch.SETTLE_S + 0.05)
+    assert watch.is_gone()

@@ -1,0 +1,49 @@
+"""A page store as a Ray actor. The launcher imports this too, so the store's own imports come in `start`."""
+
+from typing import TYPE_CHECKING
+
+from tandem import logs
+from tandem.deploy.actors.stop_wait import StopWait
+from tandem.deploy.host.garbage import collect_young_seldom, freeze_objects, no_collections
+from tandem.deploy.on_ray.sealed_actor import SealedActor
+from tandem.pagestore.config import StoreConfig
+
+if TYPE_CHECKING:
+    from tandem.pagestore.server.process import StoreProcess
+
+
+class StoreActor(SealedActor[StoreConfig]):
+    """Runs a store process. Neither pages nor their messages travel over Ray."""
+
+    order_type = StoreConfig
+
+    def __init__(self, config: StoreConfig | None) -> None:
+        super().__init__(config)
+        self._process: StoreProcess | None = None
+        self._stopped = StopWait()
+
+    def start(self) -> str:
+        """As StoreProcess.start."""
+        config = self._wait_order()
+        logs.configure(config.store_id, config.log)
+        with no_collections():
+            from tandem.pagestore.server.process import StoreProcess
+        process = self._process = StoreProcess(config)
+        address = process.start()
+        freeze_objects()
+        collect_young_seldom()
+        return address
+
+    def probe(self) -> None:
+        """Raises TimeoutError: the store's event loop does not run."""
+        assert self._process is not None
+        self._process.probe()
+
+    def wait_stopped(self) -> None:
+        """As RouterActor.wait_stopped."""
+        self._stopped.wait()
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.stop()
+        self._stopped.set()

@@ -1,0 +1,113 @@
+"""A worker's use of its node's page store: the mapped region, the tier above it and the session."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tandem.engine.base import EngineBase
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.messages import PROTOCOL_VERSION, Hello, PageFormat, WorkerStats
+from tandem.pagestore.client.base import RegionCopies
+from tandem.pagestore.client.compute_time import expected_compute_s
+from tandem.pagestore.client.cpu_copies import CpuRegionCopies
+from tandem.pagestore.client.session import StoreSession
+from tandem.pagestore.client.tier import StoreTier
+from tandem.pagestore.client.tiered_scheduler import TieredScheduler
+from tandem.pagestore.messages import StoreClientMessage, StoreHello
+from tandem.pagestore.region_client import give_back_region, take_region
+from tandem.rpc.credentials import ClusterCredentials
+from tandem.worker.base import Outbox, Scheduler, StoreConnection
+from tandem.worker.config import StoreAccess
+from tandem.worker.events import Event
+from tandem.worker.page_tier import NoTier, PageTier
+
+logger = logging.getLogger(__name__)
+
+
+class NodeStore(StoreConnection):
+    def __init__(self, access: StoreAccess, cluster_token: str) -> None:
+        self._access = access
+        self._token = cluster_token
+        self._copies: RegionCopies | None = None
+        self._tier: PageTier = NoTier()
+        self._session: StoreSession | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def build_tier(
+        self, engine: EngineBase, cache: CacheManager, outbox: Outbox, stats: Callable[[], WorkerStats]
+    ) -> PageTier:
+        try:
+            self._copies = self._map(engine)
+        except (OSError, RuntimeError) as error:
+            # A device that refuses the region may serve without it.
+            logger.warning("no region of the page store, serving without it: %s", error)
+            return self._tier
+        self._tier = StoreTier(
+            cache,
+            engine.launches,
+            self._copies,
+            _page_format(engine),
+            outbox.to_store,
+            time.monotonic,
+            lambda num_cached, num_new: expected_compute_s(stats().forward_times, num_cached, num_new),
+            self._access.write_after,
+        )
+        return self._tier
+
+    def tiered(self, scheduler: Scheduler) -> Scheduler:
+        return TieredScheduler(scheduler, self._tier)
+
+    def start(self, hello: Hello, credentials: ClusterCredentials, post: Callable[[Event], None]) -> None:
+        if self._copies is None:
+            return
+        own = StoreHello(PROTOCOL_VERSION, hello.worker_id, hello.incarnation, os.getpid(), hello.page_format)
+        self._session = StoreSession(self._access.address, own, credentials, post)
+        self._task = asyncio.create_task(self._session.run())
+
+    def send(self, epoch: str, messages: Sequence[StoreClientMessage]) -> None:
+        if self._session is not None:
+            self._session.send(epoch, messages)
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def close(self) -> None:
+        if self._copies is not None:
+            self._copies.close()
+
+    def _map(self, engine: EngineBase) -> RegionCopies:
+        """Maps the region, and registers it with the worker's GPU.
+
+        Raises:
+            OSError: no holder gives it, or there is no room in the address space.
+            RuntimeError: the GPU refuses it.
+        """
+        socket = Path(self._access.region_socket)
+        region = take_region(socket, self._token).region
+        try:
+            mapped = region.map()
+            page_bytes = engine.pool.layout.page_bytes
+            num_slots = region.num_bytes // page_bytes
+            slots = np.frombuffer(mapped, np.uint8, num_slots * page_bytes).reshape(num_slots, page_bytes)
+            if engine.pool.device.type != "cpu":
+                raise RuntimeError(f"there are no copies between {engine.pool.device.type} and a region")
+            return CpuRegionCopies(engine.pool.memory.numpy(), slots)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                give_back_region(socket, self._token)
+            raise
+        finally:
+            region.close()
+
+
+def _page_format(engine: EngineBase) -> PageFormat:
+    layout = engine.pool.layout
+    return PageFormat(engine.model_fingerprint, layout.page_bytes, layout.tag)

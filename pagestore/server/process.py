@@ -1,0 +1,122 @@
+"""The process of a node's page store: region, server, metrics. Light: no torch, no pages but those of its disk."""
+
+import asyncio
+import logging
+import os
+import time
+from pathlib import Path
+
+import grpc
+
+from tandem import exit_codes
+from tandem.exit_watch import ExitWatch
+from tandem.key_file import watched_keys
+from tandem.messages import PageFormat
+from tandem.open_files import raise_open_files_limit
+from tandem.pagestore.config import StoreConfig
+from tandem.pagestore.region import Region
+from tandem.pagestore.region_client import take_region
+from tandem.pagestore.server.metrics import store_registry
+from tandem.pagestore.server.page_store import PageStore
+from tandem.pagestore.server.server import StoreAdmin, StoreServer
+from tandem.rpc.auth import cluster_auth
+from tandem.rpc.channel import bind, new_server
+from tandem.rpc.credentials import ClusterCredentials
+from tandem.rpc.loop_thread import LoopThread
+from tandem.rpc.metrics_server import MetricsServer
+from tandem.watched_files import watch
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 5.0
+STOP_GRACE_S = 0.5
+PROBE_TIMEOUT_S = 5.0
+# Interval between polls, in seconds: exits of workers may wait that long, transfers of slower tiers may not.
+POLL_INTERVAL_S = 0.02
+
+
+class StoreProcess:
+    """Called from one thread outside the store's loop."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        self._config = config
+        self._credentials = ClusterCredentials(config.cluster_token, config.cluster_tls)
+        self._loop_thread = LoopThread()
+        self._region: Region | None = None
+        self._former_users: dict[int, ExitWatch] = {}
+        self._sessions = StoreServer(self._make_store, _end_process)
+        self._server: grpc.aio.Server | None = None
+        self._metrics: MetricsServer | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> str:
+        """Gets the region and opens the port. Returns its address.
+
+        Raises:
+            ValueError: the port is taken.
+            OSError: the holder of the region does not answer.
+        """
+        raise_open_files_limit()
+        taken = take_region(Path(self._config.region_socket), self._config.cluster_token)
+        self._region = taken.region
+        self._former_users = {user.pid: ExitWatch(user) for user in taken.users}
+        self._loop_thread.start()
+        return self._loop_thread.call(self._serve(), START_TIMEOUT_S)
+
+    @property
+    def metrics_address(self) -> str:
+        """Address of the metrics over HTTP; empty if the cluster uses TLS internally."""
+        return self._metrics.address if self._metrics is not None else ""
+
+    def probe(self) -> None:
+        """Raises TimeoutError if the loop does not answer within PROBE_TIMEOUT_S."""
+        self._loop_thread.call(asyncio.sleep(0), PROBE_TIMEOUT_S)
+
+    def stop(self) -> None:
+        if self._loop_thread.loop is not None:
+            self._loop_thread.call(self._close(), STOP_TIMEOUT_S)
+            self._loop_thread.stop()
+        if self._metrics is not None:
+            self._metrics.close()
+
+    def _make_store(self, page_format: PageFormat) -> PageStore:
+        assert self._region is not None
+        num_slots = self._region.num_bytes // page_format.page_bytes
+        if not num_slots:
+            raise ValueError(f"the region of {self._region.num_bytes} bytes holds no page of {page_format.page_bytes}")
+        logger.info("%d slots of %d bytes", num_slots, page_format.page_bytes)
+        former = {pid: watch.is_gone for pid, watch in self._former_users.items()}
+        return PageStore(num_slots, time.monotonic, former_users=former)
+
+    async def _serve(self) -> str:
+        config = self._config
+        server = self._server = new_server([cluster_auth(config.cluster_token)], host=config.host, reuse_ports=True)
+        address = bind(server, config.host, config.port, self._credentials.for_server())
+        registry = store_registry(config.store_id, lambda: self._sessions.latest_stats, config.num_restarts)
+        if not self._credentials.secure:
+            # With TLS, readers have no certificate of the cluster.
+            self._metrics = MetricsServer(registry, config.host, config.api_keys)
+            if config.key_file is not None:
+                keys = watched_keys(config.key_file, self._metrics.set_api_keys)
+                # This store may have started again since the file was replaced.
+                await asyncio.to_thread(keys.poll)
+                self._tasks.append(asyncio.create_task(watch([keys])))
+        self._sessions.add_to(server)
+        StoreAdmin(self._sessions, registry).add_to(server)
+        await server.start()
+        self._tasks.append(asyncio.create_task(self._sessions.run(POLL_INTERVAL_S)))
+        return address
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._sessions.stop()
+        if self._server is not None:
+            await self._server.stop(STOP_GRACE_S)
+
+
+def _end_process() -> None:
+    logging.shutdown()
+    os._exit(exit_codes.STORE_FAILED)

@@ -1,0 +1,175 @@
+"""The store's side of sessions over gRPC, and direct questions. Runs on the asyncio thread, as the store does."""
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+import grpc
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tandem.exit_watch import ExitWatch
+from tandem.messages import PROTOCOL_VERSION, PageFormat
+from tandem.pagestore.messages import (
+    STORE_CLIENT_CODEC,
+    STORE_SERVER_CODEC,
+    StoreClientMessage,
+    StoreHello,
+    StoreRefused,
+)
+from tandem.pagestore.server.page_store import PageStore
+from tandem.pagestore.server.stats import StoreStats
+from tandem.rpc.batch_writer import BatchWriter
+from tandem.v1 import store_pb2, store_pb2_grpc, worker_pb2
+
+logger = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S = 5.0
+
+
+class StoreServer(store_pb2_grpc.PageStoreServicer):
+    """
+    Attributes:
+        store: None before the first session, which decides the format of pages.
+        latest_stats: of the store, for other threads; replaced as a whole.
+    """
+
+    def __init__(self, make_store: Callable[[PageFormat], PageStore], on_crash: Callable[[], None]) -> None:
+        """
+        Args:
+            make_store: raises ValueError if it cannot; the message refuses the session.
+            on_crash: called after an error that leaves slots in an unknown state.
+        """
+        self.store: PageStore | None = None
+        self.latest_stats: StoreStats | None = None
+        self._make_store = make_store
+        self._on_crash = on_crash
+        self._page_format: PageFormat | None = None
+        self._writers: dict[str, BatchWriter] = {}
+        # Session of each incarnation of a worker.
+        self._sessions: dict[str, str] = {}
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        store_pb2_grpc.add_PageStoreServicer_to_server(self, server)
+
+    async def run(self, poll_interval_s: float) -> None:
+        """Polls the store until cancelled."""
+        while True:
+            if self.store is not None:
+                with self._crash_on_errors():
+                    self.store.poll()
+                self._deliver(self.store)
+                self.latest_stats = self.store.stats()
+            await asyncio.sleep(poll_interval_s)
+
+    def stop(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+    async def Session(self, batches: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                (hello, *rest) = STORE_CLIENT_CODEC.decode(await anext(aiter(batches)))
+        except (StopAsyncIteration, TimeoutError, ValueError):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session begins with StoreHello")
+            return
+        if not isinstance(hello, StoreHello):
+            yield STORE_SERVER_CODEC.encode([StoreRefused("a session begins with StoreHello")])
+            return
+        try:
+            store = self._store_for(hello)
+        except ValueError as error:
+            logger.warning("session of %s refused: %s", hello.worker_id, error)
+            yield STORE_SERVER_CODEC.encode([StoreRefused(str(error))])
+            return
+        # The hello says that the copies of the worker's earlier session are over, which may not have ended here.
+        self._close(store, self._sessions.get(hello.incarnation, ""))
+        # No await between the opening and `try`: every opened session is closed.
+        session = self._sessions[hello.incarnation] = uuid.uuid4().hex
+        writer = self._writers[session] = BatchWriter(STORE_SERVER_CODEC)
+        reader: asyncio.Task[None] | None = None
+        try:
+            store.open_session(session, hello, ExitWatch.of(hello.pid).is_gone)
+            self._receive(store, session, rest)
+            reader = asyncio.create_task(self._read(store, session, hello.worker_id, batches, writer))
+            async for batch in writer.batches():
+                yield batch
+        except ValueError as error:
+            logger.warning("session of %s: %s", hello.worker_id, error)
+        finally:
+            if reader is not None:
+                reader.cancel()
+            if self._sessions.get(hello.incarnation) == session:
+                del self._sessions[hello.incarnation]
+            self._close(store, session)
+
+    async def _read(
+        self, store: PageStore, session: str, worker_id: str, batches: AsyncIterator[Any], writer: BatchWriter
+    ) -> None:
+        try:
+            async for batch in batches:
+                self._receive(store, session, STORE_CLIENT_CODEC.decode(batch))
+        except (grpc.RpcError, ValueError) as error:
+            logger.warning("session of %s: %s", worker_id, error)
+        finally:
+            writer.close()
+
+    def _receive(self, store: PageStore, session: str, messages: Sequence[StoreClientMessage]) -> None:
+        """Raises ValueError: a message violates the protocol."""
+        with self._crash_on_errors():
+            for message in messages:
+                if session in self._writers:
+                    store.receive(session, message)
+        self._deliver(store)
+
+    def _deliver(self, store: PageStore) -> None:
+        for session, messages in store.take_outgoing().items():
+            if session in self._writers:
+                self._writers[session].send(messages)
+
+    def _close(self, store: PageStore, session: str) -> None:
+        """Every end of a session goes through this method, once."""
+        if (writer := self._writers.pop(session, None)) is not None:
+            writer.close()
+            store.close_session(session)
+
+    @contextlib.contextmanager
+    def _crash_on_errors(self) -> Iterator[None]:
+        """Passes ValueError on, before which the store has not changed."""
+        try:
+            yield
+        except ValueError:
+            raise
+        except Exception:
+            logger.exception("the page store failed")
+            self._on_crash()
+            raise
+
+    def _store_for(self, hello: StoreHello) -> PageStore:
+        """Raises ValueError: the session is refused."""
+        if hello.protocol_version != PROTOCOL_VERSION:
+            raise ValueError(f"protocol version {hello.protocol_version} is not {PROTOCOL_VERSION}")
+        if self.store is None or self._page_format is None:
+            self.store, self._page_format = self._make_store(hello.page_format), hello.page_format
+        elif mismatch := hello.page_format.mismatch(self._page_format, "the worker", "the page store"):
+            raise ValueError(mismatch)
+        return self.store
+
+
+class StoreAdmin(store_pb2_grpc.StoreAdminServicer):
+    def __init__(self, server: StoreServer, registry: CollectorRegistry) -> None:
+        self._server = server
+        self._registry = registry
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        store_pb2_grpc.add_StoreAdminServicer_to_server(self, server)
+
+    async def CheckIntegrity(self, request: Any, context: grpc.aio.ServicerContext) -> store_pb2.StoreIntegrityReport:
+        store = self._server.store
+        return store_pb2.StoreIntegrityReport(violation=store.check_integrity() if store is not None else "")
+
+    async def ReadMetrics(self, request: Any, context: grpc.aio.ServicerContext) -> worker_pb2.WorkerMetrics:
+        # It takes a millisecond: keep it off the event loop.
+        return worker_pb2.WorkerMetrics(text=await asyncio.to_thread(generate_latest, self._registry))

@@ -1,0 +1,53 @@
+"""This host's page store, without its process."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.deploy.supervise import stores as module
+from tandem.deploy.supervise.stores import Stores
+from tandem.pagestore.region_client import take_region
+
+CONFIG = ClusterConfig("m", store_memory="1MiB", store_write_after=3, api_keys=("old",))
+
+
+def test_the_region_is_there_until_the_cluster_stops(tmp_path: Path) -> None:
+    stores = Stores()
+    assert stores.access is None and not stores.kinds(lambda name: None)
+    stores.open(CONFIG, tmp_path / "private", "127.0.0.1:99", "token")
+    assert stores.access is not None
+    assert (stores.access.address, stores.access.write_after) == ("127.0.0.1:99", 3)
+    path = Path(stores.access.region_socket)
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert take_region(path, "token").region.num_bytes == 2**20
+    with pytest.raises(PermissionError):
+        take_region(path, "another")
+    stores.close()
+    stores.close()
+    assert not path.exists()
+
+
+def test_a_restarted_store_gets_the_newest_keys(tmp_path: Path) -> None:
+    stores = Stores()
+    stores.open(CONFIG, tmp_path, "127.0.0.1:99", "token")
+    config = stores.config("store-0", 2, None, ["new"])
+    assert (config.num_restarts, config.api_keys, config.port) == (2, ("new",), 99)
+    kinds = stores.kinds(lambda name: f"started {name}")
+    assert kinds.keys() == {"store-0"} and kinds["store-0"].start("store-0") == "started store-0"
+    stores.close()
+
+
+def test_others_directories_and_too_little_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stores = Stores()
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(PermissionError):
+        stores.open(CONFIG, shared, "127.0.0.1:99", "token")
+    available: Any = lambda: 2**19  # noqa: E731
+    monkeypatch.setattr(module, "available_memory_bytes", available)
+    with pytest.raises(ValueError, match="store_memory is"):
+        stores.open(CONFIG, tmp_path, "127.0.0.1:99", "token")
+    assert stores.access is None
