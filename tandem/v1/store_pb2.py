@@ -25,43 +25,53 @@ _sym_db = _symbol_database.Default()
 from tandem.v1 import worker_pb2 as tandem_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tandem/v1/store.proto\x12\ttandem.v1\x1a\x16tandem/v1/worker.proto\"C\n\x10StoreClientBatch\x12/\n\x08messages\x18\x01 \x03(\x0b\x32\x1d.tandem.v1.StoreClientMessage\"C\n\x10StoreServerBatch\x12/\n\x08messages\x18\x01 \x03(\x0b\x32\x1d.tandem.v1.StoreServerMessage\"\x9b\x02\n\x12StoreClientMessage\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.tandem.v1.StoreHelloH\x00\x12\x1d\n\x03put\x18\x02 \x01(\x0b\x32\x0e.tandem.v1.PutH\x00\x12!\n\x05wrote\x18\x03 \x01(\x0b\x32\x10.tandem.v1.WroteH\x00\x12$\n\x07gave_up\x18\x04 \x01(\x0b\x32\x11.tandem.v1.GaveUpH\x00\x12\x1f\n\x04\x66ind\x18\x05 \x01(\x0b\x32\x0f.tandem.v1.FindH\x00\x12&\n\x08\x65nd_find\x18\x06 \x01(\x0b\x32\x12.tandem.v1.EndFindH\x00\x12!\n\x05purge\x18\x07 \x01(\x0b\x32\x10.tandem.v1.PurgeH\x00\x42\t\n\x07message\"\xc4\x01\n\x12StoreServerMessage\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.tandem.v1.StoreWelcomeH\x00\x12*\n\x07refused\x18\x02 \x01(\x0b\x32\x17.tandem.v1.StoreRefusedH\x00\x12(\n\x07granted\x18\x03 \x01(\x0b\x32\x15.tandem.v1.PutGrantedH\x00\x12!\n\x05\x66ound\x18\x04 \x01(\x0b\x32\x10.tandem.v1.FoundH\x00\x42\t\n\x07message\"\x87\x01\n\nStoreHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12*\n\x0bpage_format\x18\x05 \x01(\x0b\x32\x15.tandem.v1.PageFormat\"0\n\x0cStoreWelcome\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x11\n\tnum_slots\x18\x02 \x01(\r\"\x1e\n\x0cStoreRefused\x12\x0e\n\x06reason\x18\x01 \x01(\t\"Z\n\x03Put\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0e\n\x06parent\x18\x03 \x01(\x0c\x12\x0c\n\x04keys\x18\x04 \x03(\x0c\x12\x12\n\nidentities\x18\x05 \x03(\x0c\"@\n\nPutGranted\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05slots\x18\x02 \x03(\x11\x12\x13\n\x0bgenerations\x18\x03 \x03(\x04\"+\n\x05Wrote\x12\r\n\x05slots\x18\x01 \x03(\r\x12\x13\n\x0bgenerations\x18\x02 \x03(\x04\",\n\x06GaveUp\x12\r\n\x05slots\x18\x01 \x03(\r\x12\x13\n\x0bgenerations\x18\x02 \x03(\x04\"7\n\x04\x46ind\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0c\n\x04keys\x18\x03 \x03(\x0c\"m\n\x05\x46ound\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05\x66irst\x18\x02 \x01(\r\x12\r\n\x05slots\x18\x03 \x03(\r\x12\x13\n\x0bgenerations\x18\x04 \x03(\x04\x12\r\n\x05tiers\x18\x05 \x03(\r\x12\x12\n\nnum_coming\x18\x06 \x01(\r\"\x19\n\x07\x45ndFind\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x07\n\x05Purge2T\n\tPageStore\x12G\n\x07Session\x12\x1b.tandem.v1.StoreClientBatch\x1a\x1b.tandem.v1.StoreServerBatch(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tandem/v1/store.proto\x12\ttandem.v1\x1a\x16tandem/v1/worker.proto\"<\n\x10StoreReportBatch\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.tandem.v1.StoreReport\"\x9a\x01\n\x0bStoreReport\x12$\n\x04join\x18\x01 \x01(\x0b\x32\x14.tandem.v1.StoreJoinH\x00\x12$\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x14.tandem.v1.StoreBeatH\x00\x12\x34\n\x0f\x63\x61\x63hed_prefixes\x18\x03 \x01(\x0b\x32\x19.tandem.v1.CachedPrefixesH\x00\x42\t\n\x07message\"y\n\tStoreJoin\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08store_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0c\n\x04rack\x18\x05 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\"\x0b\n\tStoreBeat\"C\n\x10StoreClientBatch\x12/\n\x08messages\x18\x01 \x03(\x0b\x32\x1d.tandem.v1.StoreClientMessage\"C\n\x10StoreServerBatch\x12/\n\x08messages\x18\x01 \x03(\x0b\x32\x1d.tandem.v1.StoreServerMessage\"\x9b\x02\n\x12StoreClientMessage\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.tandem.v1.StoreHelloH\x00\x12\x1d\n\x03put\x18\x02 \x01(\x0b\x32\x0e.tandem.v1.PutH\x00\x12!\n\x05wrote\x18\x03 \x01(\x0b\x32\x10.tandem.v1.WroteH\x00\x12$\n\x07gave_up\x18\x04 \x01(\x0b\x32\x11.tandem.v1.GaveUpH\x00\x12\x1f\n\x04\x66ind\x18\x05 \x01(\x0b\x32\x0f.tandem.v1.FindH\x00\x12&\n\x08\x65nd_find\x18\x06 \x01(\x0b\x32\x12.tandem.v1.EndFindH\x00\x12!\n\x05purge\x18\x07 \x01(\x0b\x32\x10.tandem.v1.PurgeH\x00\x42\t\n\x07message\"\xc4\x01\n\x12StoreServerMessage\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.tandem.v1.StoreWelcomeH\x00\x12*\n\x07refused\x18\x02 \x01(\x0b\x32\x17.tandem.v1.StoreRefusedH\x00\x12(\n\x07granted\x18\x03 \x01(\x0b\x32\x15.tandem.v1.PutGrantedH\x00\x12!\n\x05\x66ound\x18\x04 \x01(\x0b\x32\x10.tandem.v1.FoundH\x00\x42\t\n\x07message\"\x87\x01\n\nStoreHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12*\n\x0bpage_format\x18\x05 \x01(\x0b\x32\x15.tandem.v1.PageFormat\"0\n\x0cStoreWelcome\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x11\n\tnum_slots\x18\x02 \x01(\r\"\x1e\n\x0cStoreRefused\x12\x0e\n\x06reason\x18\x01 \x01(\t\"Z\n\x03Put\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0e\n\x06parent\x18\x03 \x01(\x0c\x12\x0c\n\x04keys\x18\x04 \x03(\x0c\x12\x12\n\nidentities\x18\x05 \x03(\x0c\"@\n\nPutGranted\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05slots\x18\x02 \x03(\x11\x12\x13\n\x0bgenerations\x18\x03 \x03(\x04\"+\n\x05Wrote\x12\r\n\x05slots\x18\x01 \x03(\r\x12\x13\n\x0bgenerations\x18\x02 \x03(\x04\",\n\x06GaveUp\x12\r\n\x05slots\x18\x01 \x03(\r\x12\x13\n\x0bgenerations\x18\x02 \x03(\x04\"7\n\x04\x46ind\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0c\n\x04keys\x18\x03 \x03(\x0c\"m\n\x05\x46ound\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05\x66irst\x18\x02 \x01(\r\x12\r\n\x05slots\x18\x03 \x03(\r\x12\x13\n\x0bgenerations\x18\x04 \x03(\x04\x12\r\n\x05tiers\x18\x05 \x03(\r\x12\x12\n\nnum_coming\x18\x06 \x01(\r\"\x19\n\x07\x45ndFind\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x07\n\x05Purge2T\n\tPageStore\x12G\n\x07Session\x12\x1b.tandem.v1.StoreClientBatch\x1a\x1b.tandem.v1.StoreServerBatch(\x01\x30\x01\x32Q\n\x0cStoreReports\x12\x41\n\x06Report\x12\x1b.tandem.v1.StoreReportBatch\x1a\x16.tandem.v1.RouterBatch(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.v1.store_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STORECLIENTBATCH']._serialized_start=60
-  _globals['_STORECLIENTBATCH']._serialized_end=127
-  _globals['_STORESERVERBATCH']._serialized_start=129
-  _globals['_STORESERVERBATCH']._serialized_end=196
-  _globals['_STORECLIENTMESSAGE']._serialized_start=199
-  _globals['_STORECLIENTMESSAGE']._serialized_end=482
-  _globals['_STORESERVERMESSAGE']._serialized_start=485
-  _globals['_STORESERVERMESSAGE']._serialized_end=681
-  _globals['_STOREHELLO']._serialized_start=684
-  _globals['_STOREHELLO']._serialized_end=819
-  _globals['_STOREWELCOME']._serialized_start=821
-  _globals['_STOREWELCOME']._serialized_end=869
-  _globals['_STOREREFUSED']._serialized_start=871
-  _globals['_STOREREFUSED']._serialized_end=901
-  _globals['_PUT']._serialized_start=903
-  _globals['_PUT']._serialized_end=993
-  _globals['_PUTGRANTED']._serialized_start=995
-  _globals['_PUTGRANTED']._serialized_end=1059
-  _globals['_WROTE']._serialized_start=1061
-  _globals['_WROTE']._serialized_end=1104
-  _globals['_GAVEUP']._serialized_start=1106
-  _globals['_GAVEUP']._serialized_end=1150
-  _globals['_FIND']._serialized_start=1152
-  _globals['_FIND']._serialized_end=1207
-  _globals['_FOUND']._serialized_start=1209
-  _globals['_FOUND']._serialized_end=1318
-  _globals['_ENDFIND']._serialized_start=1320
-  _globals['_ENDFIND']._serialized_end=1345
-  _globals['_PURGE']._serialized_start=1347
-  _globals['_PURGE']._serialized_end=1354
-  _globals['_PAGESTORE']._serialized_start=1356
-  _globals['_PAGESTORE']._serialized_end=1440
+  _globals['_STOREREPORTBATCH']._serialized_start=60
+  _globals['_STOREREPORTBATCH']._serialized_end=120
+  _globals['_STOREREPORT']._serialized_start=123
+  _globals['_STOREREPORT']._serialized_end=277
+  _globals['_STOREJOIN']._serialized_start=279
+  _globals['_STOREJOIN']._serialized_end=400
+  _globals['_STOREBEAT']._serialized_start=402
+  _globals['_STOREBEAT']._serialized_end=413
+  _globals['_STORECLIENTBATCH']._serialized_start=415
+  _globals['_STORECLIENTBATCH']._serialized_end=482
+  _globals['_STORESERVERBATCH']._serialized_start=484
+  _globals['_STORESERVERBATCH']._serialized_end=551
+  _globals['_STORECLIENTMESSAGE']._serialized_start=554
+  _globals['_STORECLIENTMESSAGE']._serialized_end=837
+  _globals['_STORESERVERMESSAGE']._serialized_start=840
+  _globals['_STORESERVERMESSAGE']._serialized_end=1036
+  _globals['_STOREHELLO']._serialized_start=1039
+  _globals['_STOREHELLO']._serialized_end=1174
+  _globals['_STOREWELCOME']._serialized_start=1176
+  _globals['_STOREWELCOME']._serialized_end=1224
+  _globals['_STOREREFUSED']._serialized_start=1226
+  _globals['_STOREREFUSED']._serialized_end=1256
+  _globals['_PUT']._serialized_start=1258
+  _globals['_PUT']._serialized_end=1348
+  _globals['_PUTGRANTED']._serialized_start=1350
+  _globals['_PUTGRANTED']._serialized_end=1414
+  _globals['_WROTE']._serialized_start=1416
+  _globals['_WROTE']._serialized_end=1459
+  _globals['_GAVEUP']._serialized_start=1461
+  _globals['_GAVEUP']._serialized_end=1505
+  _globals['_FIND']._serialized_start=1507
+  _globals['_FIND']._serialized_end=1562
+  _globals['_FOUND']._serialized_start=1564
+  _globals['_FOUND']._serialized_end=1673
+  _globals['_ENDFIND']._serialized_start=1675
+  _globals['_ENDFIND']._serialized_end=1700
+  _globals['_PURGE']._serialized_start=1702
+  _globals['_PURGE']._serialized_end=1709
+  _globals['_PAGESTORE']._serialized_start=1711
+  _globals['_PAGESTORE']._serialized_end=1795
+  _globals['_STOREREPORTS']._serialized_start=1797
+  _globals['_STOREREPORTS']._serialized_end=1878
 # @@protoc_insertion_point(module_scope)
