@@ -36,6 +36,7 @@ from tandem.router.peer_exchange import PeerExchange
 from tandem.router.policies.base import RoutingPolicy
 from tandem.router.policies.table import ROUTING_POLICIES
 from tandem.router.router import Router
+from tandem.router.store_reports import StoreReports
 from tandem.router.text.embedding_dimensions import read_embedding_dimensions
 from tandem.router.text.generation_config import FILE, SamplingDefaults, read_sampling_defaults
 from tandem.router.text.tokenizer import Tokenizer
@@ -47,7 +48,7 @@ from tandem.rpc.grpc_loop import GrpcLoop
 from tandem.rpc.loop_thread import LoopThread
 from tandem.rpc.recording_service import REQUESTS_PER_PART, RecordingService
 from tandem.rpc.tls import ClientPortTls
-from tandem.v1 import router_pb2_grpc, worker_pb2_grpc
+from tandem.v1 import router_pb2_grpc, store_pb2_grpc, worker_pb2_grpc
 from tandem.watched_files import WatchedFiles, poll_all, watch
 
 logger = logging.getLogger(__name__)
@@ -172,6 +173,7 @@ class RouterProcess:
         await asyncio.to_thread(poll_all, watched)
         self._open_ports = functools.partial(ClientServers, frontend, app, health_service, recordings, config, tls)
         worker_pb2_grpc.add_ClusterServicer_to_server(ControlServer(router), workers)
+        store_pb2_grpc.add_StoreReportsServicer_to_server(StoreReports(router), workers)
         router_pb2_grpc.add_RouterPeerServicer_to_server(exchange, workers)
         router_pb2_grpc.add_RouterResponsesServicer_to_server(responses, workers)
         RecordingService(

@@ -57,6 +57,7 @@ from tandem.router.waiting_room import WaitingRoom
 from tandem.router.worker_wait import WorkerWait
 from tandem.router.workers.leans import GOOD_FOR_S, Lean, RouterDemand
 from tandem.router.workers.peer_counts import NOTHING, PeerCounts, RouterCounts
+from tandem.router.workers.store_registry import StoreRegistry
 from tandem.router.workers.worker import Worker
 from tandem.router.workers.worker_registry import WorkerRegistry
 
@@ -74,6 +75,7 @@ class Router:
     Attributes:
         incarnation: name of this life of the router; the prefix of its request ids.
         elsewhere: loads of the cluster's other routers.
+        stores: the connected page stores.
         head_starts: head starts of resumed requests, used up here or there.
         idle: set while no request is in hand.
         kept_lines: the sink of request_lines if they wait for the supervisor, else None.
@@ -100,8 +102,9 @@ class Router:
         self.idle.set()
         self.head_starts = HeadStarts(clock)
         self.elsewhere = PeerCounts(clock, self.head_starts.learn)
+        self.stores = StoreRegistry(clock, config.heartbeat_timeout_s)
         self.workers = WorkerRegistry(
-            clock, config.heartbeat_timeout_s, config.stall_timeout_s, config.workers, config.placement
+            clock, config.heartbeat_timeout_s, config.stall_timeout_s, config.workers, config.placement, self.stores
         )
         self.recalls = Recalls(self.workers, self.incarnation, clock)
         self.clocks = ClockOffsets()
@@ -116,6 +119,11 @@ class Router:
             clocks=self.clocks,
             planned=self.workers.planned,
             num_restarts=config.num_restarts,
+        )
+        self.metrics.add_gauge(
+            "tandem_known_stored_pages",
+            "Pages of all connected page stores that the router knows",
+            lambda: sum(len(store.prefixes) for store in self.stores),
         )
         self.live = LiveRecord()
         self.observers = RequestObservers(self.metrics, self.live, self.recorder, self.request_lines)
@@ -371,10 +379,12 @@ class Router:
         """Args: stood_still_s: time for which this process did not run; silent workers are excused for it."""
         if stood_still_s > WATCH_INTERVAL_S:
             self.workers.excuse_silence(stood_still_s)
+            self.stores.excuse_silence(stood_still_s)
         # Also drops the load of a silent router.
         self.update_loads()
         for worker, kind, reason in self.workers.find_lost():
             self.lose_worker(worker, kind, reason)
+        self.stores.lose_silent()
         now = self._clock()
         if now >= self._leans_until:
             # The planner is gone.

@@ -113,6 +113,8 @@ class WorkerStats:
             memory, on its disk, or on another node; the others were in the pool.
         num_given_back: running requests given back for lack of pages.
         num_leases_expired: granted leases that no prefill worker filled in time.
+        load_token_s: seconds to load a token's KV from each tier of the page store (tandem.pagestore.messages), assumed
+            before the first measurement; 0.0 for a tier that it lacks; empty without a store.
     """
 
     num_queued: int = 0
@@ -132,6 +134,7 @@ class WorkerStats:
     prefix_peer_tokens: int = 0
     shipped: tuple[Shipped, ...] = ()
     forward_times: ForwardTimes = ForwardTimes()
+    load_token_s: tuple[float, ...] = ()
 
 
 # About ten per request: a frozen dataclass takes three times as long to create.
@@ -377,19 +380,48 @@ class ClockReply:
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefixes:
-    """A worker reports its cached prefixes by packed identities (tandem.prefix), at its own page size.
+    """A worker reports its cached prefixes, or a page store its pages, by packed identities (tandem.prefix).
 
-    The whole set comes first, in a few messages, then the changes.
+    The whole set comes first, in parts; changes may come between these.
 
     Attributes:
         number: increases by one with each message on a stream.
-        is_whole: discard everything reported before.
+        is_whole: discard everything reported before, of all tiers.
+        tier: of a store (tandem.pagestore.messages); 0 from a worker.
     """
 
     number: int
     is_whole: bool
     stored: bytes
     removed: bytes = b""
+    tier: int = 0
+
+
+# --- page store to router --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StoreJoin:
+    """A page store introduces itself.
+
+    Attributes:
+        incarnation: the store's epoch.
+        host: tandem.hosts.host_id, equal to that of the workers it serves.
+        rack: equal for hosts of one rack; "" if unknown.
+        address: its gRPC server's; "" if it serves no peers.
+    """
+
+    protocol_version: int
+    store_id: str
+    incarnation: str
+    host: str
+    rack: str = ""
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBeat:
+    """A sign of life."""
 
 
 # --- router to worker ------------------------------------------------------------------------------------------
@@ -668,6 +700,7 @@ WorkerMessage = (
     | Progress
     | CachedPrefixes
 )
+StoreReport = StoreJoin | StoreBeat | CachedPrefixes
 RouterMessage = Welcome | Peers | Admit | Prefill | Abort | Recall | ResetCache | RepeatPrefixes | ClockProbe
 SenderMessage = LinkHello | LeaseRequest | Pushing | Renewed | Committed | Released
 ReceiverMessage = LinkWelcome | LinkRefused | Granted | Refused | Revoke

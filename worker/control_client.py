@@ -27,9 +27,9 @@ from tandem.request_ids import router_of
 from tandem.rpc.batch_writer import BatchWriter
 from tandem.rpc.codec import ROUTER_CODEC, WORKER_CODEC
 from tandem.rpc.credentials import ClusterCredentials
+from tandem.rpc.prefix_feed import CacheAccount, PrefixFeed
 from tandem.v1 import worker_pb2_grpc
 from tandem.worker.events import Event, FromRouter, RouterLost
-from tandem.worker.prefix_feed import CacheAccount, PrefixFeed
 from tandem.worker.records import RecordKeeper
 
 logger = logging.getLogger(__name__)

@@ -26,10 +26,10 @@ from tandem.messages import (
 )
 from tandem.request_ids import router_of
 from tandem.rpc.credentials import ClusterCredentials
+from tandem.rpc.prefix_feed import CacheAccount
 from tandem.worker.control_client import ControlClient
 from tandem.worker.events import Event
 from tandem.worker.peer_union import PeerUnion
-from tandem.worker.prefix_feed import CacheAccount
 from tandem.worker.records import RecordKeeper
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from tandem.messages import WorkerStats
 from tandem.worker.forward_timer import ForwardTimer
 
 # All other fields are counts and are summed, so a scheduler's new counter needs no change here.
-_COUNTS = tuple(f.name for f in fields(WorkerStats) if f.name not in ("shipped", "forward_times"))
+_COUNTS = tuple(f.name for f in fields(WorkerStats) if f.name not in ("shipped", "forward_times", "load_token_s"))
 _counts_of = attrgetter(*_COUNTS)
 
 
@@ -27,4 +27,6 @@ def worker_stats(engine: EngineBase, cache: CacheManager, timer: ForwardTimer, *
         **dict(zip(_COUNTS, map(sum, counts), strict=True)),
         shipped=tuple(s for part in own for s in part.shipped),
         forward_times=timer.times(),
+        # Schedulers of one worker share its store.
+        load_token_s=next((part.load_token_s for part in own if part.load_token_s), ()),
     )

@@ -17,11 +17,13 @@ RUNNING_REQUEST_COST = 16.0
 FARTHER_COST = RUNNING_REQUEST_COST
 # Less than the smallest meaningful difference.
 TIE_COST = SHIP_COST / 4
+# Guards against workers that have measured no time per token.
+LEAST_TOKEN_S = 1e-9
 
 
 class CacheAware(PrefixPolicy):
-    """Minimizes queued prompt tokens, uncached tokens of this prompt, tokens to ship, and the decode worker's
-    requests."""
+    """Minimizes queued prompt tokens, tokens of this prompt to compute or load, tokens to ship, and the decode
+    worker's requests."""
 
     def __init__(self, seed: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
@@ -34,10 +36,16 @@ class CacheAware(PrefixPolicy):
         cached, expected = self.num_cached(
             {**dict.fromkeys(alone), **dict.fromkeys(senders), **dict.fromkeys(receivers)}, request
         )
+        options = self.load_options([*alone, *senders], request, cached)
         some = self._random.random
 
         def prefill_cost(worker: Worker) -> float:
-            return worker.num_pending_tokens + num_tokens - cached.get(worker, 0) + TIE_COST * some()
+            num_to_compute = float(num_tokens - cached.get(worker, 0))
+            token_s = worker.forward_times.prompt_token_s
+            for num_ready, seconds in options.get(worker, ()):
+                # Loading counts as the tokens that could be computed meanwhile.
+                num_to_compute = min(num_to_compute, num_tokens - num_ready + seconds / max(token_s, LEAST_TOKEN_S))
+            return worker.num_pending_tokens + num_to_compute + TIE_COST * some()
 
         def decode_cost(worker: Worker) -> float:
             num_to_ship = num_tokens - expected.get(worker, 0)

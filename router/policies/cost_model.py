@@ -15,7 +15,7 @@ LATE = 5.0
 TAIL_SHARE = 0.05
 # Parts of a cost. The reason for a placement is the part with its largest advantage. "only": there is no pair of the
 # other placement.
-REASONS = ("queue", "compute", "interference", "handover", "batch", "memory", "role", "only")
+REASONS = ("queue", "load", "compute", "interference", "handover", "batch", "memory", "role", "only")
 # Cost of work against a worker's lean: of prefill times its share of the TTFT objective, of decode as it is.
 LEAN_OF_PROMPT: Mapping[Lean, float] = {"none": 0.0, "prefill": 0.0, "both": 1.5, "decode": 5.0}
 LEAN_OF_DECODING: Mapping[Lean, float] = {"none": 0.0, "decode": 0.0, "both": 0.7, "prefill": 3.0}
@@ -106,6 +106,13 @@ def prefill_line(load: Load, speed: Speed, objectives: Objectives) -> CostLine:
     )
 
 
+def loaded_prefill_line(line: CostLine, queue_s: float, load_s: float, objectives: Objectives) -> CostLine:
+    """Returns `prefill_line` of a prompt that first loads for `load_s`. Loading begins with queueing and takes no time
+    of the engine."""
+    due, *others = line
+    return CostLine(due + max(0.0, load_s - queue_s) / objectives.ttft_s, *others)
+
+
 def decode_line(load: Load, speed: Speed, objectives: Objectives) -> CostLine:
     """Cost of a request by its tokens, without `memory_cost`."""
     times, objective_s = speed.times, objectives.itl_s
@@ -154,8 +161,9 @@ def handover_line(handover: tuple[float, float], page_size: int, objectives: Obj
     return fixed_s / objectives.ttft_s, page_s / (page_size * objectives.ttft_s)
 
 
-def ttft_s(load: Load, speed: Speed, num_to_compute: int, num_tokens: int) -> float:
-    return _queue_s(load, speed) + speed.times.prefill_s + compute_s(speed, num_to_compute, num_tokens)
+def ttft_s(load: Load, speed: Speed, num_to_compute: int, num_tokens: int, load_s: float = 0.0) -> float:
+    waited = max(_queue_s(load, speed), load_s)
+    return waited + speed.times.prefill_s + compute_s(speed, num_to_compute, num_tokens)
 
 
 def itl_s(load: Load, speed: Speed, num_tokens: int) -> float:
@@ -164,17 +172,20 @@ def itl_s(load: Load, speed: Speed, num_tokens: int) -> float:
 
 
 def prompt_parts(
-    load: Load, speed: Speed, objectives: Objectives, num_to_compute: int, num_tokens: int
+    load: Load, speed: Speed, objectives: Objectives, num_to_compute: int, num_tokens: int, load_s: float = 0.0
 ) -> dict[str, float]:
-    """Splits `prefill_line` by cause."""
+    """Splits `loaded_prefill_line` by cause."""
     seconds = compute_s(speed, num_to_compute, num_tokens)
     queue = late(_queue_s(load, speed) / objectives.ttft_s)
+    loading = late(max(_queue_s(load, speed), load_s) / objectives.ttft_s) - queue
     interference = load.num_decoding * _delay(seconds, speed, objectives)
     role = _prompt_lean(load, objectives, seconds)
-    cost = prefill_line(load, speed, objectives).at(seconds)
+    line = prefill_line(load, speed, objectives)
+    cost = loaded_prefill_line(line, _queue_s(load, speed), load_s, objectives).at(seconds)
     return {
         "queue": queue,
-        "compute": cost - queue - interference - role,
+        "load": loading,
+        "compute": cost - queue - loading - interference - role,
         "interference": interference,
         "role": role,
     }
@@ -203,6 +214,7 @@ def _step_s(times: ForwardTimes, num_requests: int, num_kv_tokens: int) -> float
 
 
 def _queue_s(load: Load, speed: Speed) -> float:
+    """Seconds to compute the queued prompts."""
     return speed.times.prompt_token_s * load.num_pending_tokens
 
 

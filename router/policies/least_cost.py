@@ -3,10 +3,12 @@
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from tandem.router.policies import cost_model
 from tandem.router.policies.base import RoutingRequest
 from tandem.router.policies.cost_model import CostLine, Load, Speed
+from tandem.router.policies.loads import LoadOption
 from tandem.router.policies.prefix_policy import PrefixPolicy
 from tandem.router.workers.candidates import Candidates
 from tandem.router.workers.distance import DISTANCES
@@ -57,6 +59,22 @@ class _WorkerCosts:
         seconds = cost_model.compute_times(self.token_times, nums, num_tokens)
         return dict(zip(self.workers, cost_model.line_costs(self.prefills, seconds), strict=True))
 
+    def load_costs(self, options: Sequence[tuple[Worker, int, float]], num_tokens: int) -> list[float]:
+        """Returns the cost of each option: worker, leading tokens that need no computing, seconds to load."""
+        places = {worker: place for place, worker in enumerate(self.workers)}
+        times = [self.token_times[places[worker]] for worker, _, _ in options]
+        seconds = cost_model.compute_times(times, [num_tokens - ready for _, ready, _ in options], num_tokens)
+        lines = [
+            cost_model.loaded_prefill_line(
+                self.prefills[places[worker]],
+                worker.num_pending_tokens * worker.forward_times.prompt_token_s,
+                load_s,
+                self._objectives,
+            )
+            for worker, _, load_s in options
+        ]
+        return cost_model.line_costs(lines, seconds)
+
     def decode_costs(self, expected: Mapping[Worker, int], num_tokens: int) -> list[float]:
         """Returns the cost at each worker without a handover.
 
@@ -100,6 +118,7 @@ class LeastCost(PrefixPolicy):
         of_prefills.update(prefills, objectives)
         of_decodes.update(decodes, objectives)
         prefill_costs = of_prefills.prefill_costs(cached, num_tokens)
+        plan = self._plan_loads(prefill_costs, self.load_options(prefills, request, cached), cached, request)
         decode_costs = of_decodes.decode_costs(expected, num_tokens)
 
         distances = DISTANCES if candidates.spans_hosts else DISTANCES[:1]
@@ -120,14 +139,37 @@ class LeastCost(PrefixPolicy):
         if here is not None and apart is not None and together is not None:
             apart_cost = prefill_costs[apart.prefill] + receiver_costs[apart.distance or 0][apart.decode]
             chosen, other = (apart, together) if apart_cost < alone_costs[here] else (together, apart)
-        estimate = self._estimate(chosen, other, cached, expected, prefills, num_tokens, objectives)
+        estimate = self._estimate(chosen, other, plan, expected, prefills, num_tokens, objectives)
         return Pair(chosen.prefill, chosen.decode, estimate)
+
+    def _plan_loads(
+        self,
+        costs: dict[Worker, float],
+        options: Mapping[Worker, Sequence[LoadOption]],
+        cached: Mapping[Worker, int],
+        request: RoutingRequest,
+    ) -> "_LoadPlan":
+        """Takes the cheapest option of each worker, and lowers its cost to it.
+
+        Args:
+            costs: of the prompt at each worker without loading.
+        """
+        if not options:
+            return _LoadPlan(cached, {})
+        num_tokens = len(request.token_ids)
+        tried = [(worker, num_ready, load_s) for worker, own in options.items() for num_ready, load_s in own]
+        option_costs = self._prefills.load_costs(tried, num_tokens)
+        ready, seconds = dict(cached), {}
+        for (worker, num_ready, load_s), cost in zip(tried, option_costs, strict=True):
+            if cost < costs[worker]:
+                costs[worker], ready[worker], seconds[worker] = cost, num_ready, load_s
+        return _LoadPlan(ready, seconds)
 
     def _estimate(
         self,
         pair: Pair,
         other: Pair | None,
-        cached: Mapping[Worker, int],
+        plan: "_LoadPlan",
         expected: Mapping[Worker, int],
         prefills: Collection[Worker],
         num_tokens: int,
@@ -138,19 +180,31 @@ class LeastCost(PrefixPolicy):
             other: best pair of the other placement.
             prefills: workers that could compute the prompt.
         """
-        num_to_compute = num_tokens - cached.get(pair.prefill, 0)
+        num_to_compute = num_tokens - plan.ready.get(pair.prefill, 0)
         reason = "only"
         if other is not None:
-            own, others = (_cost_parts(p, cached, expected, num_tokens, objectives) for p in (pair, other))
+            own, others = (_cost_parts(p, plan, expected, num_tokens, objectives) for p in (pair, other))
             reason = max(own, key=lambda name: others[name] - own[name])
+        load_s = plan.seconds.get(pair.prefill, 0.0)
         return Estimate(
             num_to_compute,
             reason,
-            cost_model.ttft_s(*_state_of(pair.prefill), num_to_compute, num_tokens),
+            cost_model.ttft_s(*_state_of(pair.prefill), num_to_compute, num_tokens, load_s),
             cost_model.itl_s(*_state_of(pair.decode), num_tokens),
             num_tokens - expected.get(pair.decode, 0),
-            num_tokens - _usually_cached(cached, prefills),
+            num_tokens - _usually_cached(plan.ready, prefills),
         )
+
+
+class _LoadPlan(NamedTuple):
+    """
+    Attributes:
+        ready: leading tokens that need no computing, cached or to be loaded.
+        seconds: time to load.
+    """
+
+    ready: Mapping[Worker, int]
+    seconds: Mapping[Worker, float]
 
 
 def _usually_cached(cached: Mapping[Worker, int], workers: Collection[Worker]) -> int:
@@ -176,11 +230,13 @@ def _state_of(worker: Worker) -> tuple[Load, Speed]:
 
 
 def _cost_parts(
-    pair: Pair, cached: Mapping[Worker, int], expected: Mapping[Worker, int], num_tokens: int, objectives: Objectives
+    pair: Pair, plan: _LoadPlan, expected: Mapping[Worker, int], num_tokens: int, objectives: Objectives
 ) -> dict[str, float]:
     prefill, decode, distance = pair.prefill, pair.decode, pair.distance
     num_to_store = num_tokens - expected.get(decode, 0)
-    parts = cost_model.prompt_parts(*_state_of(prefill), objectives, num_tokens - cached.get(prefill, 0), num_tokens)
+    num_to_compute = num_tokens - plan.ready.get(prefill, 0)
+    load_s = plan.seconds.get(prefill, 0.0)
+    parts = cost_model.prompt_parts(*_state_of(prefill), objectives, num_to_compute, num_tokens, load_s)
     decode_parts = cost_model.decode_parts(*_state_of(decode), objectives, num_tokens, num_to_store)
     for name, part in decode_parts.items():
         parts[name] = parts.get(name, 0.0) + part

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from tandem.prefix import prefix_identities
 from tandem.router.policies.base import AttemptFailure, RequestEnd, RoutingPolicy, RoutingRequest
+from tandem.router.policies.loads import LoadOption, load_options
 from tandem.router.policies.under_way import NOTHING, PrefixesUnderWay
 from tandem.router.workers.worker import Pair, Worker
 
@@ -55,6 +56,18 @@ class PrefixPolicy(RoutingPolicy):
                     num_arriving = size * search.num_known(worker.prefixes.identities, pages)
                     expected[worker] = max(expected.get(worker, 0), num_arriving)
         return cached, expected
+
+    def load_options(
+        self, workers: Collection[Worker], request: RoutingRequest, cached: Mapping[Worker, int]
+    ) -> dict[Worker, list[LoadOption]]:
+        """Returns what each worker can load behind its cached tokens. Call it after `num_cached`."""
+        able = [worker for worker in workers if worker.load_token_s]
+        if not able:
+            return {}
+        assert self._latest is not None and self._latest[0] == request.request_id, "it follows upon num_cached"
+        prefixes, token_ids = self._latest[1], request.token_ids
+        identities = {size: prefixes.identities(token_ids, size) for size in {worker.page_size for worker in able}}
+        return load_options(able, request, cached, identities)
 
     def attempt_started(self, pair: Pair, request: RoutingRequest) -> None:
         assert self._latest is not None and self._latest[0] == request.request_id, "it follows upon its choice"

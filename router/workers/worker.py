@@ -10,6 +10,7 @@ from tandem.router.workers.leans import NO_LEAN, Lean
 from tandem.router.workers.peer_counts import NOTHING, AssignedLoad
 from tandem.router.workers.placement import AGGREGATED, DISAGGREGATED, Placement
 from tandem.router.workers.rates import ClusterRates
+from tandem.router.workers.store_registry import NodeStore
 from tandem.router.workers.worker_prefixes import WorkerPrefixes
 
 # Value for a worker that reports no limit.
@@ -30,6 +31,8 @@ class Worker:
         links_down: last report on each decode worker without a link.
         decode_workers: connected and linked decode workers by id; itself in role `both`. Kept by the registry.
         prefixes: reported cached prefixes; empty unless the policy wants them.
+        node_store: pages of its host's page store and of others; empty unless the policy wants prefixes.
+        load_token_s: reported seconds to load a token from each tier of the store; empty without one.
         num_assigned: running requests by the routers' own counts, fresher than a heartbeat; other routers' are 0.1 s
             old.
         num_pending_tokens: their tokens to prefill, without tokens that an `Estimate` took as cached.
@@ -59,6 +62,8 @@ class Worker:
     links_down: dict[str, LinkState] = field(default_factory=dict)
     decode_workers: "dict[str, Worker]" = field(default_factory=dict)
     prefixes: WorkerPrefixes = field(default_factory=WorkerPrefixes)
+    node_store: NodeStore = field(default_factory=NodeStore)
+    load_token_s: tuple[float, ...] = ()
     num_assigned: int = 0
     num_pending_tokens: int = 0
     num_decoding: int = 0
@@ -109,6 +114,7 @@ class Worker:
 
     def take_stats(self, stats: WorkerStats) -> None:
         old, self.stats = self.stats, stats
+        self.load_token_s = stats.load_token_s
         if stats.forward_times not in (NOT_SAID, self.forward_times):
             self.forward_times = stats.forward_times
             self.load_number += 1

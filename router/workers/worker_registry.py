@@ -10,6 +10,7 @@ from tandem.router.workers.leans import NO_LEAN, Lean, RouterDemand
 from tandem.router.workers.placement import AUTO
 from tandem.router.workers.prompt_count import PromptCount
 from tandem.router.workers.rates import ClusterRates
+from tandem.router.workers.store_registry import StoreRegistry
 from tandem.router.workers.worker import Worker
 
 # Share of the heartbeat timeout. A host reports a process's death at once, so a longer silence before a loss means that
@@ -34,12 +35,15 @@ class WorkerRegistry:
         stall_timeout_s: float,
         planned: Mapping[str, str] | None = None,
         placement: str = AUTO,
+        stores: StoreRegistry | None = None,
     ) -> None:
         """
         Args:
             placement: restricts `candidates`, if such pairs exist.
+            stores: the connected page stores; None: there are none.
         """
         self._clock = clock
+        self._stores = stores or StoreRegistry(clock, heartbeat_timeout_s)
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._stall_timeout_s = stall_timeout_s
         self._workers: dict[str, Worker] = {}
@@ -133,6 +137,7 @@ class WorkerRegistry:
         assert hello.worker_id not in self._workers
         now = self._clock()
         worker = Worker(hello, send, disconnect, last_heard=now, last_progress=now)
+        worker.node_store = self._stores.node(hello.host)
         self._rates = worker.rates = self._rates or ClusterRates(hello.device, self._clock)
         worker.lean = self._leans.get(worker.worker_id, NO_LEAN)
         self._page_format = hello.page_format

@@ -16,7 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from tandem import messages as m
 from tandem.sampling_params import TokenLogprobs
-from tandem.v1 import inference_pb2, kv_link_pb2, worker_pb2
+from tandem.v1 import inference_pb2, kv_link_pb2, store_pb2, worker_pb2
 
 T = TypeVar("T")
 
@@ -170,6 +170,7 @@ class BatchCodec:
 
 LOGPROBS_CODEC = StructCodec(TokenLogprobs, inference_pb2.TokenLogprobs)
 WORKER_CODEC = BatchCodec(m.WorkerMessage, worker_pb2.WorkerBatch)
+STORE_REPORT_CODEC = BatchCodec(m.StoreReport, store_pb2.StoreReportBatch)
 ROUTER_CODEC = BatchCodec(m.RouterMessage, worker_pb2.RouterBatch)
 SENDER_CODEC = BatchCodec(m.SenderMessage, kv_link_pb2.SenderBatch)
 RECEIVER_CODEC = BatchCodec(m.ReceiverMessage, kv_link_pb2.ReceiverBatch)

@@ -376,7 +376,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., device: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., alive: _Optional[bool] = ..., scheduler_step: _Optional[int] = ..., linked_to: _Optional[_Iterable[str]] = ..., stats: _Optional[_Union[WorkerStats, _Mapping]] = ..., metrics_address: _Optional[str] = ..., rack: _Optional[str] = ..., lean: _Optional[str] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("num_queued", "num_running", "num_total_pages", "num_free_pages", "num_cached_pages", "num_locked_pages", "num_leased_pages", "prompt_tokens_computed", "output_tokens_computed", "prefix_cached_tokens", "num_given_back", "num_leases_expired", "shipped", "forward_times", "prefix_host_tokens", "prefix_disk_tokens", "prefix_peer_tokens")
+    __slots__ = ("num_queued", "num_running", "num_total_pages", "num_free_pages", "num_cached_pages", "num_locked_pages", "num_leased_pages", "prompt_tokens_computed", "output_tokens_computed", "prefix_cached_tokens", "num_given_back", "num_leases_expired", "shipped", "forward_times", "prefix_host_tokens", "prefix_disk_tokens", "prefix_peer_tokens", "load_token_s")
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_TOTAL_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -394,6 +394,7 @@ class WorkerStats(_message.Message):
     PREFIX_HOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_DISK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_PEER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     num_queued: int
     num_running: int
     num_total_pages: int
@@ -411,7 +412,8 @@ class WorkerStats(_message.Message):
     prefix_host_tokens: int
     prefix_disk_tokens: int
     prefix_peer_tokens: int
-    def __init__(self, num_queued: _Optional[int] = ..., num_running: _Optional[int] = ..., num_total_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_locked_pages: _Optional[int] = ..., num_leased_pages: _Optional[int] = ..., prompt_tokens_computed: _Optional[int] = ..., output_tokens_computed: _Optional[int] = ..., prefix_cached_tokens: _Optional[int] = ..., num_given_back: _Optional[int] = ..., num_leases_expired: _Optional[int] = ..., shipped: _Optional[_Iterable[_Union[Shipped, _Mapping]]] = ..., forward_times: _Optional[_Union[ForwardTimes, _Mapping]] = ..., prefix_host_tokens: _Optional[int] = ..., prefix_disk_tokens: _Optional[int] = ..., prefix_peer_tokens: _Optional[int] = ...) -> None: ...
+    load_token_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, num_queued: _Optional[int] = ..., num_running: _Optional[int] = ..., num_total_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_locked_pages: _Optional[int] = ..., num_leased_pages: _Optional[int] = ..., prompt_tokens_computed: _Optional[int] = ..., output_tokens_computed: _Optional[int] = ..., prefix_cached_tokens: _Optional[int] = ..., num_given_back: _Optional[int] = ..., num_leases_expired: _Optional[int] = ..., shipped: _Optional[_Iterable[_Union[Shipped, _Mapping]]] = ..., forward_times: _Optional[_Union[ForwardTimes, _Mapping]] = ..., prefix_host_tokens: _Optional[int] = ..., prefix_disk_tokens: _Optional[int] = ..., prefix_peer_tokens: _Optional[int] = ..., load_token_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ForwardTimes(_message.Message):
     __slots__ = ("prefill_s", "prompt_token_s", "attended_token_s", "step_s", "request_s", "kv_token_s", "gap_beside_prompts_s")

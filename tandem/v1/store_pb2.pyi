@@ -13,6 +13,42 @@ class StoreIntegrityReport(_message.Message):
     violation: str
     def __init__(self, violation: _Optional[str] = ...) -> None: ...
 
+class StoreReportBatch(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[StoreReport]
+    def __init__(self, messages: _Optional[_Iterable[_Union[StoreReport, _Mapping]]] = ...) -> None: ...
+
+class StoreReport(_message.Message):
+    __slots__ = ("join", "beat", "cached_prefixes")
+    JOIN_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    join: StoreJoin
+    beat: StoreBeat
+    cached_prefixes: _worker_pb2.CachedPrefixes
+    def __init__(self, join: _Optional[_Union[StoreJoin, _Mapping]] = ..., beat: _Optional[_Union[StoreBeat, _Mapping]] = ..., cached_prefixes: _Optional[_Union[_worker_pb2.CachedPrefixes, _Mapping]] = ...) -> None: ...
+
+class StoreJoin(_message.Message):
+    __slots__ = ("protocol_version", "store_id", "incarnation", "host", "rack", "address")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    RACK_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    store_id: str
+    incarnation: str
+    host: str
+    rack: str
+    address: str
+    def __init__(self, protocol_version: _Optional[int] = ..., store_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., rack: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class StoreBeat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class StoreClientBatch(_message.Message):
     __slots__ = ("messages",)
     MESSAGES_FIELD_NUMBER: _ClassVar[int]

@@ -225,3 +225,81 @@ class StoreAdmin:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class StoreReportsStub:
+    """Served by routers on their cluster port. Each store keeps one stream to every router; its end makes the router forget
+    the store's pages. tandem/messages.py describes the messages.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Report = channel.stream_stream(
+                '/tandem.v1.StoreReports/Report',
+                request_serializer=tandem_dot_v1_dot_store__pb2.StoreReportBatch.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_worker__pb2.RouterBatch.FromString,
+                _registered_method=True)
+
+
+class StoreReportsServicer:
+    """Served by routers on their cluster port. Each store keeps one stream to every router; its end makes the router forget
+    the store's pages. tandem/messages.py describes the messages.
+    """
+
+    def Report(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_StoreReportsServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Report': grpc.stream_stream_rpc_method_handler(
+                    servicer.Report,
+                    request_deserializer=tandem_dot_v1_dot_store__pb2.StoreReportBatch.FromString,
+                    response_serializer=tandem_dot_v1_dot_worker__pb2.RouterBatch.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'tandem.v1.StoreReports', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('tandem.v1.StoreReports', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class StoreReports:
+    """Served by routers on their cluster port. Each store keeps one stream to every router; its end makes the router forget
+    the store's pages. tandem/messages.py describes the messages.
+    """
+
+    @staticmethod
+    def Report(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tandem.v1.StoreReports/Report',
+            tandem_dot_v1_dot_store__pb2.StoreReportBatch.SerializeToString,
+            tandem_dot_v1_dot_worker__pb2.RouterBatch.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

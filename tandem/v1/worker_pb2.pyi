@@ -509,16 +509,18 @@ class ResetCache(_message.Message):
     def __init__(self) -> None: ...
 
 class CachedPrefixes(_message.Message):
-    __slots__ = ("number", "is_whole", "stored", "removed")
+    __slots__ = ("number", "is_whole", "stored", "removed", "tier")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     IS_WHOLE_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     number: int
     is_whole: bool
     stored: bytes
     removed: bytes
-    def __init__(self, number: _Optional[int] = ..., is_whole: _Optional[bool] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ...) -> None: ...
+    tier: int
+    def __init__(self, number: _Optional[int] = ..., is_whole: _Optional[bool] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., tier: _Optional[int] = ...) -> None: ...
 
 class RepeatPrefixes(_message.Message):
     __slots__ = ()

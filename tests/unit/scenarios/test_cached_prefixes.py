@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.router.workers.worker_prefixes import WorkerPrefixes
-from tandem.worker.prefix_feed import CacheAccount, PrefixFeed
+from tandem.rpc.prefix_feed import CacheAccount, PrefixFeed
 from tests.fakes.cached_identities import cached_identities
 
 PAGE_SIZE = 2

@@ -31,13 +31,13 @@ from tandem.router.frontends.grpc import InferenceService
 from tandem.router.router import Router
 from tandem.rpc.channel import bind, new_server, open_channel
 from tandem.rpc.credentials import ClusterCredentials
+from tandem.rpc.prefix_feed import CacheAccount
 from tandem.sampling_params import SamplingParams
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc, worker_pb2_grpc
 from tandem.worker import control_client
 from tandem.worker.control_client import ControlClient
 from tandem.worker.events import FromRouter
-from tandem.worker.prefix_feed import CacheAccount
 from tandem.worker.records import RecordKeeper
 from tests.fakes.link_ends import wait_until
 from tests.fakes.router_harness import RouterHarness, run, settle, step_tokens

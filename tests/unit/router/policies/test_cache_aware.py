@@ -1,15 +1,18 @@
 import dataclasses
 import itertools
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from tandem.messages import CachedPrefixes, WorkerStats
 from tandem.prefix import prefix_identities
 from tandem.router.policies.base import RequestEnd, RoutingRequest
 from tandem.router.policies.cache_aware import CacheAware
 from tandem.router.policies.under_way import LAST_WORD_S
 from tandem.router.workers.candidates import Candidates
+from tandem.router.workers.store_prefixes import StorePrefixes
 from tandem.router.workers.worker import Pair, Worker
 from tests.fakes.clock import FakeClock
 from tests.fakes.routing import assign_load, make_candidates, routing_request
@@ -166,3 +169,23 @@ def test_different_page_sizes() -> None:
     assert served.prefers(large, range(400))
     evicts_all(large)
     assert served.prefers(served.candidates[0].prefill, range(400))
+
+
+def test_a_stored_prefix_counts_by_its_load_time() -> None:
+    served = Served(2, 1)
+    prompt = range(400)
+    stored = served.candidates.prefill_workers[1]
+    prefixes = stored.node_store.prefixes = StorePrefixes(lambda: 1000)
+    prefixes.receive(CachedPrefixes(0, True, array("Q", prefix_identities(prompt, stored.page_size, "")).tobytes()))
+    token_s = stored.forward_times.prompt_token_s
+    for worker in served.candidates.prefill_workers:
+        worker.take_stats(WorkerStats(load_token_s=(token_s / 2,)))
+    assert served.prefers(stored, prompt)
+    # Loading saves 198 of 396 tokens.
+    stored.num_pending_tokens = 197
+    assert served.prefers(stored, prompt)
+    stored.num_pending_tokens = 199
+    assert not served.prefers(stored, prompt)
+    stored.num_pending_tokens = 0
+    stored.take_stats(WorkerStats(load_token_s=(token_s * 2,)))
+    assert not served.prefers(stored, prompt)

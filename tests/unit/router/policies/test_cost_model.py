@@ -110,6 +110,7 @@ def test_worked_example() -> None:
     assert cost_model.prompt_parts(load, speed, aims, 500, 1_000) == pytest.approx(
         {
             "queue": 0.2 / 0.5,
+            "load": 0.0,
             "compute": (0.01 + 0.0875) / 0.5 + 0.0875 / 0.5,
             "interference": 3 * 0.0875 / (100 * 0.02) * 11,
             "role": 1.5 * 0.0875 / 0.5,
@@ -137,3 +138,18 @@ def test_time_beyond_objective_counts_five_times() -> None:
 def test_handover_line() -> None:
     # 10 ms and 0.1 ms for each page of 4 tokens, of a half second.
     assert cost_model.handover_line((0.01, 1e-4), 4, Objectives(0.5)) == pytest.approx((0.02, 5e-5))
+
+
+def test_loading_overlaps_the_queue_and_delays_nobody_else() -> None:
+    times = ForwardTimes(0.01, 1e-4, 1e-7, 0.008, 1e-3, 1e-7)
+    speed, aims = Speed(times), Objectives(ttft_s=0.5, itl_s=0.02)
+    load = Load(num_pending_tokens=2_000, num_decoding=3)
+    # The queue takes 0.2 s, and 500 of 1,000 tokens 0.0875 s.
+    plain = cost_model.prompt_parts(load, speed, aims, 500, 1_000)
+    assert cost_model.prompt_parts(load, speed, aims, 500, 1_000, load_s=0.15) == plain
+    waiting = cost_model.prompt_parts(load, speed, aims, 500, 1_000, load_s=0.3)
+    assert waiting == pytest.approx({**plain, "load": 0.1 / 0.5})
+    late = cost_model.prompt_parts(load, speed, aims, 500, 1_000, load_s=0.6)
+    assert late == pytest.approx({**plain, "load": 1.2 + 4 * 0.2 - 0.4, "compute": 5 * 0.0975 / 0.5 + 0.0875 / 0.5})
+    assert cost_model.ttft_s(load, speed, 500, 1_000, load_s=0.3) == pytest.approx(0.3 + 0.0975)
+    assert cost_model.ttft_s(load, speed, 500, 1_000, load_s=0.1) == pytest.approx(0.2 + 0.0975)

@@ -1,12 +1,13 @@
 import itertools
 import random
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tandem.messages import ForwardTimes, WorkerStats
+from tandem.messages import PROTOCOL_VERSION, CachedPrefixes, ForwardTimes, StoreJoin, WorkerStats
 from tandem.prefix import prefix_identities
 from tandem.router.policies.least_cost import TIE_COST, LeastCost
 from tandem.router.workers.candidates import Candidates
@@ -14,6 +15,7 @@ from tandem.router.workers.leans import LEANS, Lean
 from tandem.router.workers.objectives import Objectives
 from tandem.router.workers.placement import DISAGGREGATED
 from tandem.router.workers.rates import START_HANDOVERS
+from tandem.router.workers.store_registry import StoreRegistry
 from tandem.router.workers.worker import Pair, Worker
 from tests.fakes.clock import FakeClock
 from tests.fakes.routing import link, make_candidates, routing_request
@@ -76,14 +78,17 @@ def test_chosen_pair_and_reason_match_brute_force() -> None:
             worker.set_lean(rng.choice(LEANS))
             if rng.randrange(2):
                 caches(worker, prompt[: rng.randrange(len(prompt) + 1)])
+        if rng.randrange(2):
+            _give_stores(workers, prompt, rng)
         candidates.spans_hosts = num_hosts > 1
         pair = LeastCost(seed=0).choose(candidates, routing_request(prompt))
         cached = {worker: _num_cached(worker, prompt) for worker in workers}
-        parts = {p: _parts(p, len(prompt), cached) for p in candidates}
+        loads = {worker: _best_load(worker, prompt, cached[worker]) for worker in workers}
+        parts = {p: _parts(p, len(prompt), cached, *loads[p.prefill]) for p in candidates}
         costs = {p: sum(parts[p].values()) for p in candidates}
         assert costs[pair] <= min(costs.values()) + 2 * TIE_COST
         assert pair.estimate is not None
-        assert pair.estimate.num_to_compute == len(prompt) - cached[pair.prefill]
+        assert pair.estimate.num_to_compute == len(prompt) - loads[pair.prefill][0]
         others = [other for other in candidates if other.placement != pair.placement]
         # Random tie costs decide between the cheapest pairs.
         near = [other for other in others if costs[other] <= min(map(costs.__getitem__, others)) + 2 * TIE_COST]
@@ -105,17 +110,61 @@ def _num_cached(worker: Worker, prompt: Sequence[int]) -> int:
     return known
 
 
-def _parts(pair: Pair, length: int, cached: dict[Worker, int]) -> dict[str, float]:
+def _give_stores(workers: Sequence[Worker], prompt: Sequence[int], rng: random.Random) -> None:
+    """Gives each host a store with the first pages of the prompt in memory and more on disk."""
+    registry = StoreRegistry(FakeClock(), 1.0)
+    identities = prefix_identities(prompt, workers[0].page_size, "")
+    for host in {worker.host for worker in workers}:
+        store = registry.connect(StoreJoin(PROTOCOL_VERSION, host, "", host), lambda _: None, lambda _: None)
+        ends = sorted(rng.randrange(len(identities) + 1) for _ in range(2))
+        for tier, end in enumerate(ends):
+            registry.receive(store, CachedPrefixes(tier, tier == 0, array("Q", identities[:end]).tobytes(), tier=tier))
+    for worker in workers:
+        worker.node_store = registry.node(worker.host)
+        rates = tuple(rng.choice((0.0, rng.random() * 1e-4)) for _ in range(3))
+        worker.take_stats(replace(worker.stats, load_token_s=rng.choice(((), rates))))
+
+
+def _best_load(worker: Worker, prompt: Sequence[int], num_cached: int) -> tuple[int, float]:
+    """Returns the leading tokens that need no computing, and the seconds to load some of them, at least cost."""
+    length, size = len(prompt), worker.page_size
+    stores = [worker.node_store.prefixes, *worker.node_store.everywhere]
+    best, seconds = (num_cached, 0.0), 0.0
+    for page, identity in enumerate(prefix_identities(prompt, size, "")[: (length - 1) // size]):
+        if page * size < num_cached:
+            continue
+        tiers = [
+            min(2 * is_other + tier, 2)
+            for is_other, store in enumerate(stores)
+            for tier in range(2)
+            if store is not None and identity in store.tiers[tier]
+        ]
+        if not tiers or not worker.load_token_s or not worker.load_token_s[min(tiers)]:
+            break
+        seconds += size * worker.load_token_s[min(tiers)]
+        option = (page + 1) * size, seconds
+        if _prompt_cost(worker, length, *option) < _prompt_cost(worker, length, *best):
+            best = option
+    return best
+
+
+def _prompt_cost(worker: Worker, length: int, num_ready: int, load_s: float) -> float:
+    parts = _parts(Pair(worker, worker), length, {worker: 0}, num_ready, load_s)
+    return sum(parts[name] for name in ("queue", "load", "compute", "interference", "role"))
+
+
+def _parts(pair: Pair, length: int, cached: dict[Worker, int], num_ready: int, load_s: float) -> dict[str, float]:
     """A pair's cost by the formulas of docs/placement.md."""
     p, d = pair.prefill, pair.decode
     big_t, i = AIMS.ttft_s, AIMS.itl_s
-    x, to_store, o = length - cached[p], length - cached[d], 128.0
+    x, to_store, o = length - num_ready, length - cached[d], 128.0
 
     f, s = p.forward_times, d.forward_times
     queue_s = f.prompt_token_s * p.num_pending_tokens
     computing_s = f.prompt_token_s * x + f.attended_token_s * x * (length - x / 2)
     queue = _late(queue_s / big_t)
-    first_token = _late((queue_s + f.prefill_s + computing_s) / big_t)
+    waited = _late(max(queue_s, load_s) / big_t)
+    first_token = _late((max(queue_s, load_s) + f.prefill_s + computing_s) / big_t)
     delayed = p.num_decoding * computing_s / (o * i) * (1 + _miss(f, i))
 
     n, k = d.num_decoding, d.num_kv_tokens
@@ -139,7 +188,8 @@ def _parts(pair: Pair, length: int, cached: dict[Worker, int]) -> dict[str, floa
         handover = (fixed_s + page_s * to_store / d.page_size) / big_t
     return {
         "queue": queue,
-        "compute": first_token - queue + computing_s / big_t,
+        "load": waited - queue,
+        "compute": first_token - waited + computing_s / big_t,
         "interference": delayed + s.prompt_token_s * d.num_pending_tokens / (o * i) * (1 + _miss(s, i)),
         "role": {"both": 1.5, "decode": 5.0}.get(p.lean, 0.0) * computing_s / big_t
         + {"both": 0.7, "prefill": 3.0}.get(d.lean, 0.0),
@@ -325,3 +375,28 @@ def test_equal_leans_change_nothing() -> None:
         pairs = [served.start(range(i, i + 2000)) for i in range(12)]
         chosen.append([(pair.prefill.worker_id, pair.decode.worker_id) for pair in pairs])
     assert chosen[0] == chosen[1]
+
+
+def test_a_stored_prefix_draws_a_prompt_to_its_node() -> None:
+    workers, candidates = equals(2)
+    candidates.spans_hosts = True
+    prompt = range(400)
+    for worker, host in zip(workers, "ab", strict=True):
+        worker.host = host
+    registry = StoreRegistry(FakeClock(), 1.0)
+    store = registry.connect(StoreJoin(PROTOCOL_VERSION, "s", "", "b"), lambda _: None, lambda _: None)
+    identities = prefix_identities(prompt, 4, "")
+    registry.receive(store, CachedPrefixes(0, True, array("Q", identities).tobytes()))
+    for worker in workers:
+        worker.node_store = registry.node(worker.host)
+        worker.take_stats(WorkerStats(load_token_s=(1e-5, 0.0, 0.0)))
+    served = Served(candidates)
+    pair = served.would_choose(prompt)
+    assert pair.prefill is workers[1]
+    assert pair.estimate is not None
+    assert (pair.estimate.num_to_compute, pair.estimate.num_elsewhere) == (4, 400)
+    # Loading is no use to a worker that would compute sooner.
+    for worker in workers:
+        worker.take_stats(WorkerStats(load_token_s=(1.0, 0.0, 0.0)))
+    estimate = served.would_choose(prompt).estimate
+    assert estimate is not None and estimate.num_to_compute == 400

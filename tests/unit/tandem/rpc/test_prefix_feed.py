@@ -3,7 +3,7 @@ from typing import Any
 from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.messages import CachedPrefixes
 from tandem.prefix import IDENTITY_BYTES
-from tandem.worker.prefix_feed import PART_IDENTITIES, CacheAccount, PrefixFeed
+from tandem.rpc.prefix_feed import PART_IDENTITIES, CacheAccount, PrefixFeed
 
 
 class Writer:
@@ -81,3 +81,57 @@ def test_large_change_is_sent_as_the_whole_cache() -> None:
     writer.read()
     feed.tell_changes(b"", b"".join(map(identity, range(100))))
     assert writer.read() == [CachedPrefixes(1, is_whole=True, stored=b"")]
+
+
+def test_tiers_are_told_apart() -> None:
+    account, writer = CacheAccount(), Writer()
+    account.apply(CacheChanges((identity(1),), ()), tier=1)
+    feed = PrefixFeed(account, writer)  # type: ignore[arg-type]
+    feed.catch_up()
+    feed.tell_changes(identity(2), b"", tier=1)
+    assert writer.read() == [
+        CachedPrefixes(0, is_whole=True, stored=identity(1), tier=1),
+        CachedPrefixes(1, is_whole=False, stored=identity(2), tier=1),
+    ]
+
+
+def test_large_account_comes_at_the_routers_pace_with_changes_between() -> None:
+    account, writer = CacheAccount(part_identities=2), Writer()
+    account.apply(CacheChanges(tuple(map(identity, range(100))), ()))
+    feed = PrefixFeed(account, writer, max_unread_bytes=10 * IDENTITY_BYTES)  # type: ignore[arg-type]
+    known: set[bytes] = set()
+    feed.catch_up()
+    num_turns = 0
+    for number in range(100, 400):
+        assert sum(len(message.stored) for message in writer.told) <= 13 * IDENTITY_BYTES
+        for message in writer.read():
+            known.difference_update(_split(message.removed))
+            known.update(_split(message.stored))
+        gone = identity(number - 60)
+        account.apply(CacheChanges((identity(number),), (gone,)))
+        feed.tell_changes(identity(number), gone)
+        feed.catch_up()
+        num_turns += bool(writer.told[1:])
+    # Ten turns for the account, and then changes alone.
+    assert num_turns < 20
+    for message in writer.read():
+        known.difference_update(_split(message.removed))
+        known.update(_split(message.stored))
+    assert known == {identity(number) for number in (*range(40), *range(340, 400))}
+
+
+def test_changes_have_messages_of_limited_size() -> None:
+    account, writer = CacheAccount(part_identities=2), Writer()
+    feed = PrefixFeed(account, writer)  # type: ignore[arg-type]
+    feed.catch_up()
+    writer.read()
+    stored, removed = [b"".join(map(identity, numbers)) for numbers in (range(3), range(10, 11))]
+    feed.tell_changes(stored, removed)
+    assert writer.read() == [
+        CachedPrefixes(1, False, stored[:16], removed),
+        CachedPrefixes(2, False, stored[16:], b""),
+    ]
+
+
+def _split(packed: bytes) -> list[bytes]:
+    return [packed[i : i + IDENTITY_BYTES] for i in range(0, len(packed), IDENTITY_BYTES)]

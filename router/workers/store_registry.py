@@ -1,0 +1,131 @@
+"""The connected page stores, by the hosts whose workers they serve."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+from tandem.messages import CachedPrefixes, RepeatPrefixes, RouterMessage, StoreBeat, StoreJoin, StoreReport
+from tandem.router.workers.store_prefixes import StorePrefixes
+
+logger = logging.getLogger(__name__)
+
+# Identities of all stores together: 11 bytes each, about 180 MB.
+MAX_IDENTITIES = 2**24
+
+
+@dataclass(eq=False, slots=True)
+class Store:
+    """One life of a store, which is one stream of reports.
+
+    Attributes:
+        disconnect: ends the stream, with a reason.
+    """
+
+    join: StoreJoin
+    send: Callable[[Sequence[RouterMessage]], None]
+    disconnect: Callable[[str], None]
+    last_heard: float
+    prefixes: StorePrefixes
+
+
+class NodeStore:
+    """The place of a host's store. Workers of the host keep it while stores come and go.
+
+    Attributes:
+        prefixes: of the host's store; None: none is connected.
+        everywhere: of all hosts' stores.
+    """
+
+    __slots__ = ("__weakref__", "everywhere", "prefixes")
+
+    def __init__(self) -> None:
+        self.prefixes: StorePrefixes | None = None
+        self.everywhere: Sequence[StorePrefixes] = ()
+
+
+class StoreRegistry:
+    def __init__(
+        self, clock: Callable[[], float], silence_timeout_s: float, max_identities: int = MAX_IDENTITIES
+    ) -> None:
+        self._clock = clock
+        self._silence_timeout_s = silence_timeout_s
+        self._max_identities = max_identities
+        self._is_full = False
+        self._stores: dict[str, Store] = {}
+        self._nodes: WeakValueDictionary[str, NodeStore] = WeakValueDictionary()
+
+    def __iter__(self) -> Iterator[Store]:
+        return iter(list(self._stores.values()))
+
+    def node(self, host: str) -> NodeStore:
+        if (node := self._nodes.get(host)) is None:
+            node = self._nodes[host] = NodeStore()
+            self._place_all()
+        return node
+
+    def connect(
+        self,
+        join: StoreJoin,
+        send: Callable[[Sequence[RouterMessage]], None],
+        disconnect: Callable[[str], None],
+    ) -> Store:
+        """Registers a store, and ends an older stream of it."""
+        if (old := self._stores.get(join.store_id)) is not None:
+            self.lose(old, "it has connected again")
+        store = Store(join, send, disconnect, self._clock(), StorePrefixes(self._room))
+        self._stores[join.store_id] = store
+        self._place_all()
+        logger.info("page store %s joined", join.store_id)
+        return store
+
+    def receive(self, store: Store, message: StoreReport) -> None:
+        """Raises ValueError for a message that is out of place."""
+        if self._stores.get(store.join.store_id) is not store:
+            return
+        store.last_heard = self._clock()
+        match message:
+            case CachedPrefixes():
+                if not store.prefixes.receive(message):
+                    store.send([RepeatPrefixes()])
+            case StoreBeat():
+                pass
+            case _:
+                raise ValueError(f"unexpected {type(message).__name__} from a page store")
+
+    def lose(self, store: Store, reason: str) -> None:
+        """Forgets the store's pages at once."""
+        if self._stores.get(store.join.store_id) is not store:
+            return
+        logger.info("page store %s lost: %s", store.join.store_id, reason)
+        del self._stores[store.join.store_id]
+        self._place_all()
+        store.disconnect(reason)
+
+    def lose_silent(self) -> None:
+        for store in self:
+            if self._clock() - store.last_heard > self._silence_timeout_s:
+                self.lose(store, f"silent for {self._silence_timeout_s:g} s")
+
+    def excuse_silence(self, seconds: float) -> None:
+        """Excludes `seconds` in which the router could not listen."""
+        for store in self._stores.values():
+            store.last_heard += seconds
+
+    def _place_all(self) -> None:
+        # Of two stores that claim one host, the last counts.
+        by_host = {store.join.host: store.prefixes for store in self._stores.values()}
+        everywhere = tuple(by_host.values())
+        for host, node in self._nodes.items():
+            node.prefixes = by_host.get(host)
+            node.everywhere = everywhere
+
+    def _room(self) -> int:
+        room = self._max_identities - sum(len(store.prefixes) for store in self._stores.values())
+        if room <= 0 and not self._is_full:
+            logger.warning(
+                "the page stores hold more than the %d pages that a router keeps track of: it ignores further ones",
+                self._max_identities,
+            )
+        self._is_full = room <= 0
+        return max(0, room)

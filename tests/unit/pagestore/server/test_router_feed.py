@@ -1,0 +1,193 @@
+"""A scripted store and real routers over real gRPC."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from tandem.engine.kvcache.cache_changes import CacheChanges, ChangeLog
+from tandem.messages import PROTOCOL_VERSION, RepeatPrefixes, StoreJoin
+from tandem.pagestore.messages import DISK, HOST, Purge
+from tandem.pagestore.server import router_feed
+from tandem.pagestore.server.page_store import PageStore
+from tandem.pagestore.server.router_feed import PART_IDENTITIES, RouterFeed
+from tandem.router.config import RouterConfig
+from tandem.router.policies.base import RoutingPolicy
+from tandem.router.policies.least_cost import LeastCost
+from tandem.router.policies.least_loaded import LeastLoaded
+from tandem.router.router import Router
+from tandem.router.store_reports import StoreReports
+from tandem.rpc.auth import cluster_auth
+from tandem.rpc.channel import bind, new_server
+from tandem.rpc.credentials import ClusterCredentials
+from tandem.v1 import store_pb2_grpc
+from tests.fakes.clock import FakeClock
+from tests.fakes.link_ends import wait_until
+from tests.fakes.router_harness import run
+from tests.fakes.store_client import StoreClient, identity
+
+TOKEN = "a token"
+JOIN = StoreJoin(PROTOCOL_VERSION, "store-0", "epoch", "host")
+
+
+class ScriptedStore:
+    def __init__(self) -> None:
+        self._logs = {HOST: ChangeLog(), DISK: ChangeLog()}
+        self.held: dict[int, set[int]] = {HOST: set(), DISK: set()}
+
+    def store(self, tier: int, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self.held[tier].add(number)
+            self._logs[tier].store(number.to_bytes(8, "little"))
+
+    def remove(self, tier: int, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self.held[tier].remove(number)
+            self._logs[tier].remove(number.to_bytes(8, "little"))
+
+    def take_changes(self) -> Mapping[int, CacheChanges]:
+        taken = {tier: log.take() for tier, log in self._logs.items()}
+        return {tier: changes for tier, changes in taken.items() if changes is not None}
+
+    def is_known_to(self, router: Router) -> bool:
+        prefixes = router.stores.node("host").prefixes
+        return prefixes is not None and all(
+            len(known) == len(held) and all(number in known for number in held)
+            for known, held in zip(prefixes.tiers, self.held.values(), strict=True)
+        )
+
+
+class RouterPort:
+    """A router on an address that outlives it."""
+
+    def __init__(self, policy: RoutingPolicy | None = None) -> None:
+        self._policy = policy
+        self._port = 0
+        self.address = ""
+
+    async def start(self) -> Router:
+        self.router = Router(RouterConfig("nowhere", "fake", 400), self._policy or LeastCost())
+        self._node = self.router.stores.node("host")
+        self._server = new_server([cluster_auth(TOKEN)])
+        store_pb2_grpc.add_StoreReportsServicer_to_server(StoreReports(self.router), self._server)
+        self.address = bind(self._server, "127.0.0.1", self._port)
+        self._port = int(self.address.rpartition(":")[2])
+        await self._server.start()
+        return self.router
+
+    async def stop(self) -> None:
+        await self._server.stop(grace=0.0)
+
+
+@asynccontextmanager
+async def fed(store: ScriptedStore, *ports: RouterPort, token: str = TOKEN) -> AsyncIterator[None]:
+    addresses = [port.address for port in ports]
+    task = asyncio.create_task(RouterFeed(addresses, JOIN, ClusterCredentials(token), store.take_changes).run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@run
+async def test_routers_know_each_tier_also_after_a_restart() -> None:
+    store, ports = ScriptedStore(), [RouterPort(), RouterPort()]
+    for port in ports:
+        await port.start()
+    store.store(HOST, range(3 * PART_IDENTITIES))
+    async with fed(store, *ports):
+        for port in ports:
+            await wait_until(lambda router=port.router: store.is_known_to(router))
+        store.store(DISK, range(PART_IDENTITIES, 2 * PART_IDENTITIES))
+        store.remove(HOST, range(PART_IDENTITIES, 3 * PART_IDENTITIES))
+        await wait_until(lambda: all(store.is_known_to(port.router) for port in ports))
+        await ports[0].stop()
+        store.remove(DISK, range(PART_IDENTITIES, PART_IDENTITIES + 7))
+        await wait_until(lambda: store.is_known_to(ports[1].router))
+        await ports[0].start()
+        await wait_until(lambda: store.is_known_to(ports[0].router))
+    await wait_until(lambda: all(not list(port.router.stores) for port in ports))
+    for port in ports:
+        await port.stop()
+
+
+@run
+async def test_a_router_that_missed_a_report_gets_everything_again() -> None:
+    store, port = ScriptedStore(), RouterPort()
+    await port.start()
+    store.store(HOST, range(10))
+    async with fed(store, port):
+        await wait_until(lambda: store.is_known_to(port.router))
+        (connected,) = port.router.stores
+        # As if a report had been lost.
+        connected.prefixes._next_number += 1
+        store.store(DISK, range(5))
+        await wait_until(lambda: store.is_known_to(port.router))
+        connected.send([RepeatPrefixes()])
+        store.remove(HOST, range(9))
+        await wait_until(lambda: store.is_known_to(port.router))
+    await port.stop()
+
+
+@run
+async def test_a_policy_without_prefixes_gets_no_reports() -> None:
+    store, port = ScriptedStore(), RouterPort(LeastLoaded())
+    router = await port.start()
+    store.store(HOST, range(10))
+    async with fed(store, port):
+        await wait_until(lambda: len(list(router.stores)) == 1)
+        (connected,) = router.stores
+        heard = connected.last_heard
+        await wait_until(lambda: connected.last_heard > heard)
+        assert len(connected.prefixes) == 0
+        assert store.take_changes() == {}
+    await port.stop()
+
+
+@run
+async def test_a_stranger_is_not_heard() -> None:
+    store, port = ScriptedStore(), RouterPort()
+    router = await port.start()
+    async with fed(store, port, token="another"):
+        await asyncio.sleep(3 * router_feed.RETRY_DELAY_S)
+        assert not list(router.stores)
+    await port.stop()
+
+
+@run
+async def test_an_unexpected_message_ends_the_stream_and_it_opens_again() -> None:
+    store, port = ScriptedStore(), RouterPort()
+    router = await port.start()
+    async with fed(store, port):
+        await wait_until(lambda: len(list(router.stores)) == 1)
+        (first,) = router.stores
+        message: Any = port.router.clocks.probe()
+        first.send([message])
+        await wait_until(lambda: [store for store in router.stores if store is not first] != [])
+    await port.stop()
+
+
+@run
+async def test_a_real_store_is_known() -> None:
+    port = RouterPort()
+    router = await port.start()
+    store = PageStore(4, FakeClock())
+    client = StoreClient(store)
+    task = asyncio.create_task(RouterFeed([port.address], JOIN, ClusterCredentials(TOKEN), store.take_changes).run())
+
+    def known(name: str) -> bool:
+        prefixes = router.stores.node("host").prefixes
+        return prefixes is not None and int.from_bytes(identity(name), "little") in prefixes.tiers[HOST]
+
+    (a, b) = client.put(["a", "b"])
+    client.wrote([a])
+    await wait_until(lambda: known("a"))
+    assert not known("b")
+    client.wrote([b])
+    await wait_until(lambda: known("b"))
+    store.receive(client.session, Purge())
+    await wait_until(lambda: not known("a") and not known("b"))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await port.stop()

@@ -1,0 +1,94 @@
+from array import array
+from typing import Any
+
+import pytest
+
+from tandem.messages import PROTOCOL_VERSION, CachedPrefixes, RepeatPrefixes, StoreBeat, StoreJoin
+from tandem.router.workers.store_registry import Store, StoreRegistry
+from tests.fakes.clock import FakeClock
+
+
+class Stores:
+    def __init__(self, max_identities: int = 100) -> None:
+        self.clock = FakeClock()
+        self.registry = StoreRegistry(self.clock, 1.0, max_identities)
+        self.sent: list[Any] = []
+        self.ended: list[str] = []
+
+    def connect(self, store_id: str, host: str) -> Store:
+        join = StoreJoin(PROTOCOL_VERSION, store_id, "life", host)
+        return self.registry.connect(join, self.sent.extend, self.ended.append)
+
+    def report(self, store: Store, number: int, *identities: int) -> None:
+        message = CachedPrefixes(number, number == 0, array("Q", identities).tobytes())
+        self.registry.receive(store, message)
+
+
+def test_workers_see_the_store_of_their_host_and_all() -> None:
+    stores = Stores()
+    node = stores.registry.node("a")
+    assert node.prefixes is None and not node.everywhere
+    own, other = stores.connect("store-0", "a"), stores.connect("store-1", "b")
+    assert node.prefixes is own.prefixes and list(node.everywhere) == [own.prefixes, other.prefixes]
+    assert stores.registry.node("c").prefixes is None
+    stores.registry.lose(own, "it died")
+    assert node.prefixes is None and list(node.everywhere) == [other.prefixes]
+    assert stores.ended == ["it died"]
+
+
+def test_a_returned_store_replaces_its_last_life() -> None:
+    stores = Stores()
+    node = stores.registry.node("a")
+    old = stores.connect("store-0", "a")
+    stores.report(old, 0, 1)
+    new = stores.connect("store-0", "a")
+    assert stores.ended == ["it has connected again"]
+    assert node.prefixes is new.prefixes and len(new.prefixes) == 0
+    # The end of the old stream comes late.
+    stores.report(old, 1, 2)
+    stores.registry.lose(old, "its stream ended")
+    assert node.prefixes is new.prefixes and len(list(stores.registry)) == 1
+
+
+def test_silent_stores_are_forgotten() -> None:
+    stores = Stores()
+    silent, loud = stores.connect("store-0", "a"), stores.connect("store-1", "b")
+    stores.clock.advance(0.9)
+    stores.registry.receive(loud, StoreBeat())
+    stores.clock.advance(0.9)
+    stores.registry.excuse_silence(0.85)
+    stores.registry.lose_silent()
+    assert list(stores.registry) == [silent, loud]
+    stores.clock.advance(0.2)
+    stores.registry.lose_silent()
+    assert list(stores.registry) == [loud]
+    assert stores.ended == ["silent for 1 s"]
+
+
+def test_a_missed_report_is_asked_for_again() -> None:
+    stores = Stores()
+    store = stores.connect("store-0", "a")
+    stores.report(store, 0, 1)
+    stores.report(store, 2, 3)
+    assert stores.sent == [RepeatPrefixes()]
+
+
+def test_memory_is_bounded_over_all_stores(caplog: pytest.LogCaptureFixture) -> None:
+    stores = Stores(max_identities=5)
+    one, other = stores.connect("store-0", "a"), stores.connect("store-1", "b")
+    stores.report(one, 0, 1, 2, 3)
+    stores.report(other, 0, 1, 2, 3)
+    stores.report(other, 1, 4)
+    stores.report(other, 2, 5)
+    assert (len(one.prefixes), len(other.prefixes)) == (3, 2)
+    assert caplog.text.count("hold more than the 5 pages") == 1
+    stores.registry.lose(one, "it died")
+    stores.report(other, 3, 6)
+    assert other.prefixes.holds(6)
+
+
+def test_another_message_is_an_error() -> None:
+    stores = Stores()
+    store = stores.connect("store-0", "a")
+    with pytest.raises(ValueError, match="unexpected StoreJoin"):
+        stores.registry.receive(store, store.join)
