@@ -1,0 +1,344 @@
+"""A tier of pages in files. Content rests there in the clear, in a folder that belongs to this user alone."""
+
+import logging
+import mmap
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from tandem.messages import PageFormat
+from tandem.pagestore.server.base import EndedTransfer, SlowTier, StoredPage
+from tandem.pagestore.server.disk.folder import Folder
+from tandem.pagestore.server.disk.page_index import Segment
+from tandem.pagestore.server.disk.page_io import PageIo
+from tandem.pagestore.server.disk.segment_book import SegmentBook
+from tandem.pagestore.server.disk.segment_files import MAX_BUFFERS, SegmentFiles
+from tandem.pagestore.server.disk.segment_format import is_storable
+from tandem.pagestore.server.disk.transfers import Run, StallWatch, TransferQueue
+
+logger = logging.getLogger(__name__)
+
+_RUN_BYTES = 1 << 21
+_QUEUED_WRITE_BYTES = 1 << 26
+_STALL_LIMIT_S = 10.0
+_CLOSE_LIMIT_S = 10.0
+
+
+class DiskStats(NamedTuple):
+    """
+    Attributes:
+        num_bytes: of all segments; the one being written counts in full.
+        num_pages: found in the tier.
+        num_read, num_written: pages, without failures.
+        num_failed: transfers that ended with ok=False.
+        read_s, write_s: time of all io threads together.
+        is_off: a failure has turned the tier off, until the store restarts.
+    """
+
+    num_bytes: int
+    num_pages: int
+    num_read: int
+    num_written: int
+    num_failed: int
+    read_s: float
+    write_s: float
+    is_off: bool
+
+
+class DiskTier(SlowTier):
+    """Pages in segments, written in order; the oldest segment leaves when the tier is full.
+
+    Io threads move pages between the region and the files. A further thread finds the pages of earlier lives, in the
+    background, and frees what segments leave behind. A transfer that the kernel does not end keeps its slot.
+
+    Args:
+        directory: made (0700) if it is not there; no other store may use it.
+        region: all slots, page-aligned for O_DIRECT. Must stay open until `close` returns.
+        page_bytes: size of a slot.
+
+    Attributes:
+        is_loaded: whether all pages of earlier lives are found.
+
+    Raises ValueError if the folder is in use or open to others, or max_bytes holds no page. A failing disk raises
+    nothing: the tier is off.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        max_bytes: int,
+        page_format: PageFormat,
+        region: memoryview | mmap.mmap,
+        page_bytes: int,
+        num_threads: int = 4,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._work_ready = threading.Condition(self._lock)
+        self._tidying_ready = threading.Condition(self._lock)
+        run_len = min(MAX_BUFFERS, max(1, _RUN_BYTES // page_bytes))
+        self._queue = TransferQueue(run_len, max(2 * run_len, _QUEUED_WRITE_BYTES // page_bytes))
+        self._watch = StallWatch(_STALL_LIMIT_S)
+        self._running: set[Run] = set()
+        self._max_write_runs = max(1, num_threads // 2)
+        self._ended: list[EndedTransfer] = []
+        self._num_read = self._num_written = self._num_failed = 0
+        self._read_s = self._write_s = 0.0
+        self._is_off = self._is_closing = False
+        self.is_loaded = False
+        self._folder: Folder | None = None
+        self._threads: list[threading.Thread] = []
+        try:
+            self._folder = Folder(directory)
+        except OSError as error:
+            self._turn_off(_reason(error))
+            return
+        files = SegmentFiles(self._folder, page_bytes)
+        self._io = PageIo(region, page_bytes, files)
+        page_format = replace(page_format, page_bytes=page_bytes)
+        try:
+            self._book = SegmentBook(self._folder, files, page_format, max_bytes, self._lock)
+        except ValueError:
+            self._io.close()
+            self._folder.close()
+            raise
+        self._threads += (threading.Thread(target=self._work, name="disk-io", daemon=True) for _ in range(num_threads))
+        self._threads.append(threading.Thread(target=self._tidy, name="disk-tidy", daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def find(self, key: bytes) -> StoredPage | None:
+        with self._lock:
+            return None if self._is_off else self._book.index.find(key)
+
+    def read(self, page: StoredPage, slot: int) -> None:
+        with self._lock:
+            place = None if self._is_off or self._is_closing else self._book.index.place(page.key)
+            if place is None:
+                self._end_locked(page, slot, False)
+            else:
+                entry = self._book.index.segments[place.segment].entry(place.position)
+                self._queue.add_read(page, slot, place, entry.checksum)
+                self._work_ready.notify()
+
+    def write(self, page: StoredPage, slot: int) -> bool:
+        with self._lock:
+            if self._is_off or self._is_closing or not self._book.is_listed or not self._queue.takes_writes:
+                return False
+            if self._book.index.place(page.key) is not None:
+                self._end_locked(page, slot, True)
+            elif not is_storable(page):
+                self._end_locked(page, slot, False)
+            else:
+                self._queue.add_write(page, slot)
+                self._work_ready.notify()
+            return True
+
+    def take_ended(self) -> Sequence[EndedTransfer]:
+        with self._lock:
+            waiting = [number for run in self._running for number in run.numbers]
+            if self._queue.first_read is not None:
+                waiting.append(self._queue.first_read)
+            is_stalled = self._watch.is_stalled(waiting, self._clock()) and not self._is_off
+        if is_stalled:
+            self._turn_off(f"a transfer takes more than {_STALL_LIMIT_S:.0f} s")
+        with self._lock:
+            ended, self._ended = self._ended, []
+            return ended
+
+    def take_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        if self._folder is None:
+            return (), ()
+        with self._lock:
+            return self._book.index.take_changes()
+
+    def purge(self) -> None:
+        if self._folder is None:
+            logger.error("disk tier %s: off, so its pages stay: remove the folder", self._directory)
+            return
+        failure = ""
+        with self._lock:
+            # One write of a few bytes to the page cache, so that the process may die from here on.
+            try:
+                self._folder.record_purge()
+            except OSError as error:
+                failure = _reason(error)
+            self._drop_queue_locked()
+            self._book.forget_all_locked(remove=True)
+            self._tidying_ready.notify()
+        if failure:
+            logger.error("disk tier %s: the purge is not recorded: remove the folder", self._directory)
+            self._turn_off(failure)
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closing = True
+            self._drop_queue_locked()
+            self._work_ready.notify_all()
+            self._tidying_ready.notify_all()
+        deadline = time.monotonic() + _CLOSE_LIMIT_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            # The kernel may still use the region and the files; the process's exit ends that.
+            logger.warning("disk tier %s: a transfer does not end, so it stays open", self._directory)
+        elif self._folder is not None:
+            self._folder.close()
+            self._folder = None
+            self._io.close()
+
+    def stats(self) -> DiskStats:
+        with self._lock:
+            index = self._book.index if self._folder else None
+            return DiskStats(
+                index.num_bytes if index else 0,
+                index.num_pages if index else 0,
+                self._num_read,
+                self._num_written,
+                self._num_failed,
+                self._read_s,
+                self._write_s,
+                self._is_off,
+            )
+
+    def _work(self) -> None:
+        while (run := self._next_run()) is not None:
+            try:
+                if run.is_read:
+                    self._read_run(run)
+                else:
+                    self._write_run(run)
+            except OSError as error:
+                self._turn_off(_reason(error))
+            except Exception as error:
+                logger.exception("disk tier %s: a transfer failed", self._directory)
+                self._turn_off(repr(error))
+            finally:
+                self._end_run(run)
+
+    def _next_run(self) -> Run | None:
+        with self._work_ready:
+            while not self._is_closing:
+                num_write_runs = sum(not run.is_read for run in self._running)
+                may_write = num_write_runs < self._max_write_runs
+                transfers, is_read = self._queue.take_reads(may_write), True
+                if not transfers and may_write:
+                    transfers, is_read = self._queue.take_writes(), False
+                if transfers:
+                    assert self._folder is not None
+                    run = Run(is_read, transfers, self._folder.num_purges, self._clock())
+                    self._running.add(run)
+                    return run
+                self._work_ready.wait()
+            return None
+
+    def _read_run(self, run: Run) -> None:
+        reads = list(run.transfers)
+        place = reads[0].place
+        assert place is not None
+        with self._lock:
+            segment = self._book.index.segments.get(place.segment)
+        if segment is None:
+            return
+        try:
+            are_whole = self._io.read(segment, place, reads)
+        except OSError:
+            if self._has(segment):
+                raise
+            return
+        with self._lock:
+            for read, ok in zip(reads, are_whole, strict=True):
+                self._end_first_locked(run, ok)
+                if not ok:
+                    assert read.place is not None
+                    self._book.index.forget(read.page.key, read.place)
+
+    def _write_run(self, run: Run) -> None:
+        while run.transfers and (positions := self._book.allot(len(run.transfers), run.num_purges)):
+            writes = list(run.transfers)[: positions.num]
+            try:
+                entries = self._io.write(positions, writes)
+            except OSError:
+                if self._has(positions.segment):
+                    raise
+                return
+            with self._lock:
+                is_there = self._book.index.segments.get(positions.segment.number) is positions.segment
+                for position, entry in enumerate(entries, positions.first):
+                    if is_there:
+                        self._book.index.add(positions.segment, position, entry)
+                    self._end_first_locked(run, is_there)
+
+    def _has(self, segment: Segment) -> bool:
+        """Returns whether a segment was neither purged nor evicted, which removes its file."""
+        with self._lock:
+            return self._book.index.segments.get(segment.number) is segment
+
+    def _end_run(self, run: Run) -> None:
+        with self._lock:
+            while run.transfers:
+                self._end_first_locked(run, False)
+            self._running.remove(run)
+            seconds = self._clock() - run.began_at
+            if run.is_read:
+                self._read_s += seconds
+            else:
+                self._write_s += seconds
+                self._work_ready.notify()
+            if self._book.has_retired:
+                self._tidying_ready.notify()
+
+    def _end_first_locked(self, run: Run, ok: bool) -> None:
+        transfer = run.transfers.popleft()
+        assert self._folder is not None
+        ok = ok and not self._is_off and run.num_purges == self._folder.num_purges
+        if ok and run.is_read:
+            self._num_read += 1
+        elif ok:
+            self._num_written += 1
+        self._end_locked(transfer.page, transfer.slot, ok)
+
+    def _end_locked(self, page: StoredPage, slot: int, ok: bool) -> None:
+        self._num_failed += not ok
+        self._ended.append(EndedTransfer(page, slot, ok))
+
+    def _drop_queue_locked(self) -> None:
+        for transfer in self._queue.take_all():
+            self._end_locked(transfer.page, transfer.slot, False)
+
+    def _tidy(self) -> None:
+        try:
+            for _ in self._book.load():
+                self._book.tidy()
+                if self._is_closing:
+                    return
+            self.is_loaded = True
+            while True:
+                with self._tidying_ready:
+                    while not self._book.has_retired and not self._is_closing:
+                        self._tidying_ready.wait()
+                    if self._is_closing and not self._book.has_retired:
+                        return
+                self._book.tidy()
+        except OSError as error:
+            self._turn_off(_reason(error))
+
+    def _turn_off(self, reason: str) -> None:
+        with self._lock:
+            if self._is_off:
+                return
+            self._is_off = True
+            self._drop_queue_locked()
+            if self._folder is not None:
+                self._book.forget_all_locked(remove=False)
+                self._tidying_ready.notify()
+        logger.error("disk tier %s is off until the store restarts: %s", self._directory, reason)
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or repr(error)

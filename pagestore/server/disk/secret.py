@@ -1,0 +1,55 @@
+"""A secret that outlives the cluster: cache namespaces made with it name the same pages after a restart."""
+
+import os
+import stat
+from pathlib import Path
+
+from tandem.pagestore.server.disk.folder import open_folder
+
+SECRET_BYTES = 32
+_NAME = "secret"
+
+
+def namespace_secret(directory: Path) -> str:
+    """Returns the folder's secret, in hexadecimal digits, and makes it on the first call. Any process may call this.
+
+    Raises ValueError if the folder or the secret is open to others or damaged, OSError if the disk fails.
+    """
+    folder = open_folder(directory)
+    try:
+        try:
+            descriptor = os.open(_NAME, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
+        except FileNotFoundError:
+            _make(folder)
+            descriptor = os.open(_NAME, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
+        try:
+            about = os.fstat(descriptor)
+            secret = os.read(descriptor, SECRET_BYTES + 1)
+        finally:
+            os.close(descriptor)
+    finally:
+        os.close(folder)
+    path = directory / _NAME
+    if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077:
+        raise ValueError(
+            f"{path} has mode {stat.S_IMODE(about.st_mode):04o}: give it mode 0600 and owner {os.geteuid()}"
+        )
+    if len(secret) != SECRET_BYTES:
+        raise ValueError(f"{path} is damaged: remove it; pages of cache namespaces are then computed anew")
+    return secret.hex()
+
+
+def _make(folder: int) -> None:
+    """Makes the secret, unless another process is faster. No process ever sees a part of it."""
+    temporary = f"{_NAME}.{os.urandom(8).hex()}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+    try:
+        os.write(descriptor, os.urandom(SECRET_BYTES))
+        os.fsync(descriptor)
+        os.link(temporary, _NAME, src_dir_fd=folder, dst_dir_fd=folder)
+        os.fsync(folder)
+    except FileExistsError:
+        pass
+    finally:
+        os.close(descriptor)
+        os.unlink(temporary, dir_fd=folder)
