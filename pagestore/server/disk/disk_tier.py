@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from tandem.pagestore.server.disk.folder import Folder
 from tandem.pagestore.server.disk.page_index import Segment
 from tandem.pagestore.server.disk.page_io import PageIo
 from tandem.pagestore.server.disk.segment_book import SegmentBook
-from tandem.pagestore.server.disk.segment_files import MAX_BUFFERS, SegmentFiles
+from tandem.pagestore.server.disk.segment_files import MAX_BUFFERS, SegmentFiles, segment_name
 from tandem.pagestore.server.disk.segment_format import is_storable
 from tandem.pagestore.server.disk.transfers import Run, StallWatch, TransferQueue
 
@@ -89,7 +90,7 @@ class DiskTier(SlowTier):
         self._ended: list[EndedTransfer] = []
         self._num_read = self._num_written = self._num_failed = 0
         self._read_s = self._write_s = 0.0
-        self._is_off = self._is_closing = False
+        self._is_off = self._is_closing = self._has_damage = False
         self.is_loaded = False
         self._folder: Folder | None = None
         self._threads: list[threading.Thread] = []
@@ -208,18 +209,8 @@ class DiskTier(SlowTier):
 
     def _work(self) -> None:
         while (run := self._next_run()) is not None:
-            try:
-                if run.is_read:
-                    self._read_run(run)
-                else:
-                    self._write_run(run)
-            except OSError as error:
-                self._turn_off(_reason(error))
-            except Exception as error:
-                logger.exception("disk tier %s: a transfer failed", self._directory)
-                self._turn_off(repr(error))
-            finally:
-                self._end_run(run)
+            self._or_turn_off(partial(self._read_run if run.is_read else self._write_run, run))
+            self._end_run(run)
 
     def _next_run(self) -> Run | None:
         with self._work_ready:
@@ -257,6 +248,14 @@ class DiskTier(SlowTier):
                 if not ok:
                     assert read.place is not None
                     self._book.index.forget(read.page.key, read.place)
+            is_first = not all(are_whole) and not self._has_damage
+            self._has_damage |= is_first
+        if is_first:
+            logger.warning(
+                "disk tier %s: a page of %s does not match its checksum; more such pages count as failures only",
+                self._directory,
+                segment_name(place.segment),
+            )
 
     def _write_run(self, run: Run) -> None:
         while run.transfers and (positions := self._book.allot(len(run.transfers), run.num_purges)):
@@ -312,21 +311,30 @@ class DiskTier(SlowTier):
             self._end_locked(transfer.page, transfer.slot, False)
 
     def _tidy(self) -> None:
-        try:
-            for _ in self._book.load():
-                self._book.tidy()
-                if self._is_closing:
+        self._or_turn_off(self._load)
+        while True:
+            with self._tidying_ready:
+                while not self._book.has_retired and not self._is_closing:
+                    self._tidying_ready.wait()
+                if not self._book.has_retired:
                     return
-            self.is_loaded = True
-            while True:
-                with self._tidying_ready:
-                    while not self._book.has_retired and not self._is_closing:
-                        self._tidying_ready.wait()
-                    if self._is_closing and not self._book.has_retired:
-                        return
-                self._book.tidy()
+            self._or_turn_off(self._book.tidy)
+
+    def _load(self) -> None:
+        for _ in self._book.load():
+            self._book.tidy()
+            if self._is_closing:
+                return
+        self.is_loaded = True
+
+    def _or_turn_off(self, act: Callable[[], None]) -> None:
+        try:
+            act()
         except OSError as error:
             self._turn_off(_reason(error))
+        except Exception as error:
+            logger.exception("disk tier %s: an unexpected failure", self._directory)
+            self._turn_off(repr(error))
 
     def _turn_off(self, reason: str) -> None:
         with self._lock:

@@ -39,12 +39,15 @@ class Segment:
         self.namespaces: list[str] = []
         self.records = bytearray()
 
-    def _set(self, position: int, entry: Entry) -> None:
-        num_missing = position + 1 - len(self.keys)
+    def reserve(self, num_pages: int) -> None:
+        """Makes room for positions up to `num_pages`."""
+        num_missing = num_pages - len(self.keys)
         if num_missing > 0:
             self.keys.extend([None] * num_missing)
             self.namespaces.extend([""] * num_missing)
             self.records.extend(bytes(_RECORD.size * num_missing))
+
+    def set(self, position: int, entry: Entry) -> None:
         page, checksum = entry
         self.keys[position] = page.key
         self.namespaces[position] = sys.intern(page.namespace)
@@ -96,7 +99,8 @@ class PageIndex:
             former.keys[packed % MAX_PAGES] = None
             former.num_pages -= 1
             self.num_pages -= 1
-        segment._set(position, entry)
+        segment.reserve(position + 1)
+        segment.set(position, entry)
         segment.num_pages += 1
         self.num_pages += 1
         self._places[key] = segment.number * MAX_PAGES + position

@@ -157,6 +157,7 @@ class SegmentBook:
             self._next_number = max(sizes, default=-1) + 1
             self.is_listed = True
         self._make_room(0)
+        self._warn_of_little_space()
         for number in reversed(sizes):
             self._load_segment(number, sizes[number])
             yield
@@ -200,6 +201,17 @@ class SegmentBook:
                 self._retired.append((segment, False))
             self._remove(segment.number)
 
+    def _warn_of_little_space(self) -> None:
+        about = os.fstatvfs(self._folder.descriptor)
+        available = self.index.num_bytes + about.f_bavail * about.f_frsize
+        if available < self._max_bytes:
+            logger.warning(
+                "disk tier %s may have %d bytes, but its file system has room for %d: a full disk turns it off",
+                self._folder.path,
+                self._max_bytes,
+                available,
+            )
+
     def _remove(self, number: int) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._files.remove(number)
@@ -233,6 +245,8 @@ class SegmentBook:
             else:
                 self._num_torn_pages += num_torn + len(entries) - len(whole)
                 segment.pages_offset = head.pages_offset
+                if whole:
+                    segment.reserve(whole[-1][0] + 1)
                 for position, entry in whole:
                     self.index.add(segment, position, entry)
 

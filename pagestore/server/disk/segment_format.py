@@ -130,7 +130,9 @@ def is_storable(page: StoredPage) -> bool:
 def encode_entry(epoch: str, entry: Entry) -> bytes:
     (key, parent, identity, namespace), checksum = entry
     encoded_name = namespace.encode()
-    rest = _ENTRY.pack(0, checksum, key, len(parent), parent, identity, len(encoded_name), encoded_name)[4:]
+    rest = _ENTRY.pack(0, checksum, key, len(parent), parent, identity, len(encoded_name), encoded_name)[
+        _CHECKSUM.size :
+    ]
     return _CHECKSUM.pack(_entry_checksum(epoch, rest)) + rest
 
 
@@ -138,16 +140,15 @@ def decode_entries(epoch: str, table: bytes) -> tuple[list[tuple[int, Entry]], i
     """Returns entries with their positions, and the number of torn ones."""
     entries, num_torn = [], 0
     seed = zlib.crc32(epoch.encode())
-    for position in range(len(table) // ENTRY_BYTES):
-        encoded = table[position * ENTRY_BYTES : (position + 1) * ENTRY_BYTES]
-        if encoded == _NO_ENTRY:
-            continue
-        expected, checksum, key, parent_len, parent, identity, name_len, name = _ENTRY.unpack(encoded)
-        if zlib.crc32(encoded[4:], seed) != expected:
+    view = memoryview(table)[: len(table) // ENTRY_BYTES * ENTRY_BYTES]
+    for position, fields in enumerate(_ENTRY.iter_unpack(view)):
+        begin, end = position * ENTRY_BYTES, (position + 1) * ENTRY_BYTES
+        expected, checksum, key, parent_len, parent, identity, name_len, name = fields
+        if zlib.crc32(view[begin + _CHECKSUM.size : end], seed) == expected:
+            page = StoredPage(key, parent[:parent_len], identity, name[:name_len].decode())
+            entries.append((position, Entry(page, checksum)))
+        elif view[begin:end] != _NO_ENTRY:
             num_torn += 1
-            continue
-        page = StoredPage(key, parent[:parent_len], identity, name[:name_len].decode())
-        entries.append((position, Entry(page, checksum)))
     return entries, num_torn
 
 

@@ -262,7 +262,9 @@ def test_flipped_bits_lose_a_page_at_most_or_a_head(template: Path, folder: Path
         assert pages.read(range(5)) == [*range(5)]
 
 
-def test_exchanged_pages_and_entries_are_never_served(template: Path, folder: Path) -> None:
+def test_exchanged_pages_and_entries_are_never_served(
+    template: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     segment = fresh(template, folder)
     content = bytearray(segment.read_bytes())
     for size, begin in ((PAGE_BYTES, len(content) - 5 * PAGE_BYTES), (ENTRY_BYTES, HEAD_BYTES)):
@@ -275,6 +277,9 @@ def test_exchanged_pages_and_entries_are_never_served(template: Path, folder: Pa
         with DiskPages(folder) as pages:
             pages.wait_loaded()
             assert pages.read(range(5)) == [2, 3, 4]
+        (line,) = [message for message in warnings(caplog) if "does not match its checksum" in message]
+        assert segment.name in line
+        caplog.clear()
 
 
 WRITER = """
@@ -355,6 +360,7 @@ def test_a_purge_takes_all_that_was_before(folder: Path, blocked: threading.Even
         assert not any(ended.ok for ended in pages.ended(16))
         assert pages.write(range(5, 20)) == [*range(5, 20)]
         assert pages.read(range(20)) == [*range(5, 20)]
+        assert pages.tier.stats().num_pages == 15
         until(lambda: len(segments(folder)) == 1)
         added, removed = pages.tier.take_changes()
         assert sorted(removed) == sorted(stored_page(i).identity for i in range(5))
@@ -468,6 +474,31 @@ def test_a_hanging_disk_keeps_only_the_slots_in_the_kernels_hands(
         blocked.set()
         assert sorted((e.slot, e.ok) for e in pages.ended(2)) == [(0, False), (2, False)]
         assert_off(pages)
+
+
+def test_an_unexpected_failure_turns_the_tier_off_and_ends_its_transfers(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with DiskPages(folder) as pages:
+        pages.write(range(3))
+        monkeypatch.setattr(pages.tier._book, "allot", lambda *_: 1 / 0)
+        assert not pages.write_one(3)
+        assert_off(pages)
+    assert "ZeroDivisionError" in off_line(caplog)
+
+
+def test_files_that_cannot_be_removed_turn_the_tier_off(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with DiskPages(folder, max_bytes=16 * PAGE_BYTES) as pages:
+        pages.write(range(5))
+        pages.tier.take_changes()
+        monkeypatch.setattr(segment_files.os, "unlink", fail_with(errno.EROFS))
+        pages.tier.purge()
+        until(lambda: pages.tier.stats().is_off and not pages.tier._book.has_retired)
+        assert_off(pages)
+        assert len(pages.tier.take_changes()[1]) == 5
+    assert "Read-only file system" in off_line(caplog)
 
 
 def test_one_store_a_folder(folder: Path) -> None:

@@ -132,3 +132,9 @@ def test_each_kind_of_skipped_segment_has_one_line(folder: Folder, caplog: pytes
     positions = book.allot(1, 0)
     assert positions is not None
     assert positions.segment.number == 6
+
+
+def test_a_size_beyond_the_disk_is_told(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    open_book(folder, 1 << 60)
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert f"may have {1 << 60} bytes, but its file system has room for" in line
