@@ -52,10 +52,15 @@ class DiskPages:
         self.tier.close()
 
     def fill(self, number: int) -> int:
-        slot = number % NUM_SLOTS
-        content = page_content(number, self.page_bytes)
-        self.region[slot * self.page_bytes : (slot + 1) * self.page_bytes] = content
+        """Fills a page's slot, and returns it."""
+        return self.fill_slot(number, number % NUM_SLOTS)
+
+    def fill_slot(self, number: int, slot: int) -> int:
+        self.region[slot * self.page_bytes : (slot + 1) * self.page_bytes] = page_content(number, self.page_bytes)
         return slot
+
+    def content(self, slot: int) -> bytes:
+        return self.region[slot * self.page_bytes : (slot + 1) * self.page_bytes]
 
     def write(self, numbers: Iterable[int]) -> list[int]:
         """Writes pages one after another; returns those that were written."""
@@ -80,13 +85,12 @@ class DiskPages:
             return False
         assert page == stored_page(number)
         slot = number % NUM_SLOTS
-        begin = slot * self.page_bytes
-        self.region[begin : begin + self.page_bytes] = bytes(self.page_bytes)
+        self.region[slot * self.page_bytes : (slot + 1) * self.page_bytes] = bytes(self.page_bytes)
         self.tier.read(page, slot)
         (ended,) = self.ended(1)
         assert (ended.page, ended.slot) == (page, slot)
         if ended.ok:
-            assert self.region[begin : begin + self.page_bytes] == page_content(number, self.page_bytes)
+            assert self.content(slot) == page_content(number, self.page_bytes)
         else:
             assert self.tier.find(page.key) is None
         return ended.ok

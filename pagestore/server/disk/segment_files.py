@@ -133,4 +133,4 @@ def _write_all(descriptor: int, buffers: Sequence[memoryview], offset: int) -> N
     num_bytes = sum(len(buffer) for buffer in buffers)
     num_written = os.pwritev(descriptor, buffers, offset)
     if num_written != num_bytes:
-        raise OSError(errno.ENOSPC, f"the file system took {num_written} of {num_bytes} bytes")
+        raise OSError(errno.ENOSPC, f"the disk or a quota is full ({num_written} of {num_bytes} bytes written)")

@@ -1,6 +1,7 @@
 import errno
 import logging
 import os
+import random
 import shutil
 import signal
 import stat
@@ -19,7 +20,16 @@ from hypothesis import strategies as st
 
 from tandem.pagestore.server.disk import segment_files
 from tandem.pagestore.server.disk.segment_format import ENTRY_BYTES, HEAD_BYTES
-from tests.fakes.disk_pages import LIMIT_S, NUM_SLOTS, PAGE_BYTES, PAGE_FORMAT, DiskPages, stored_page, until
+from tests.fakes.disk_pages import (
+    LIMIT_S,
+    NUM_SLOTS,
+    PAGE_BYTES,
+    PAGE_FORMAT,
+    DiskPages,
+    page_content,
+    stored_page,
+    until,
+)
 
 ROOT = Path(__file__).parents[5]
 ON_DISK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -332,6 +342,36 @@ def test_a_killed_store_leaves_whole_pages(folder: Path, seconds: float) -> None
             first = last
 
 
+PURGING_WRITER = """
+import sys
+from pathlib import Path
+from tests.fakes.disk_pages import DiskPages, stored_page, NUM_SLOTS
+pages = DiskPages(Path(sys.argv[1]), num_threads=4)
+for number in range(10**9):
+    while not pages.tier.write(stored_page(number), pages.fill(number)):
+        pages.tier.take_ended()
+    if number % 8 == 7:
+        if number % 5 == 0:
+            pages.tier.purge()
+            print(number, flush=True)
+        pages.ended(8)
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.003, 0.01, 0.03])
+def test_a_store_killed_around_a_purge_finds_nothing_of_before(folder: Path, seconds: float) -> None:
+    command = [sys.executable, "-c", PURGING_WRITER, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
+        assert child.stdout
+        purged = int(child.stdout.readline())
+        time.sleep(seconds)
+        child.send_signal(signal.SIGKILL)
+        purged = max([purged, *(int(line) for line in child.stdout if line.endswith("\n"))])
+    with DiskPages(folder) as pages:
+        pages.wait_loaded()
+        assert all(number > purged for number in pages.read(range(purged + 100)))
+
+
 @pytest.mark.parametrize("then", ["die", "write"])
 def test_a_purge_survives_the_death_of_the_store(folder: Path, then: str) -> None:
     child = subprocess.run([sys.executable, "-c", PURGER, folder, then], timeout=LIMIT_S, check=False, cwd=ROOT)
@@ -368,6 +408,36 @@ def test_a_purge_takes_all_that_was_before(folder: Path, blocked: threading.Even
     with DiskPages(folder) as pages:
         pages.wait_loaded()
         assert pages.read(range(20)) == [*range(5, 20)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_reads_writes_evictions_and_purges_at_once(folder: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    free, busy = [*range(NUM_SLOTS)], dict[int, tuple[int, bool]]()
+    with DiskPages(folder, max_bytes=60 * PAGE_BYTES, num_threads=4) as pages:
+        pages.wait_loaded()
+        for number in range(1500):
+            page_number = number if chance.random() < 0.5 else chance.randrange(max(0, number - 60), number + 1)
+            page = pages.tier.find(stored_page(page_number).key)
+            if free and page:
+                slot = free.pop()
+                pages.tier.read(page, slot)
+                busy[slot] = page_number, True
+            elif free and pages.tier.write(stored_page(page_number), pages.fill_slot(page_number, free[-1])):
+                busy[free.pop()] = page_number, False
+            if chance.random() < 0.005:
+                pages.tier.purge()
+                assert pages.tier.find(stored_page(page_number).key) is None
+            for ended in pages.tier.take_ended():
+                its_number, is_read = busy.pop(ended.slot)
+                assert ended.page == stored_page(its_number)
+                assert not (is_read and ended.ok) or pages.content(ended.slot) == page_content(its_number)
+                free.append(ended.slot)
+        ended_last = pages.ended(len(busy))
+        assert sorted(ended.slot for ended in ended_last) == sorted(busy)
+        stats = pages.tier.stats()
+        assert not stats.is_off
+        assert stats.num_pages == len(pages.read(range(1500)))
 
 
 def off_line(caplog: pytest.LogCaptureFixture) -> str:

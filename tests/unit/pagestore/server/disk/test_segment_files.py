@@ -68,7 +68,7 @@ def test_unaligned_memory_goes_through_the_page_cache(folder: Folder, caplog: py
 def test_a_part_that_was_written_is_a_failure(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     files = SegmentFiles(folder, PAGE)
     monkeypatch.setattr(segment_files.os, "pwritev", lambda *_: 100)
-    with pytest.raises(OSError, match="took 100 of 4096 bytes"):
+    with pytest.raises(OSError, match="100 of 4096 bytes written"):
         files.create(0, HEAD)
     assert files.sizes() == {}
 
