@@ -156,7 +156,7 @@ class DiskTier(SlowTier):
         if self._folder is None:
             return (), ()
         with self._lock:
-            return self._book.index.take_changes()
+            return self._book.index.changes.take()
 
     def purge(self) -> None:
         if self._folder is None:
