@@ -156,7 +156,7 @@ class DiskTier(SlowTier):
         if self._folder is None:
             return (), ()
         with self._lock:
-            return self._book.index.take_changes()
+            return self._book.index.changes.take()
 
     def purge(self) -> None:
         if self._folder is None:
@@ -166,11 +166,10 @@ class DiskTier(SlowTier):
         with self._lock:
             # One write of a few bytes to the page cache, so that the process may die from here on.
             try:
-                self._folder.record_purge()
+                self._book.purge_locked()
             except OSError as error:
                 failure = _reason(error)
             self._drop_queue_locked()
-            self._book.forget_all_locked(remove=True)
             self._tidying_ready.notify()
         if failure:
             logger.error("disk tier %s: the purge is not recorded: remove the folder", self._directory)
@@ -343,7 +342,7 @@ class DiskTier(SlowTier):
             self._is_off = True
             self._drop_queue_locked()
             if self._folder is not None:
-                self._book.forget_all_locked(remove=False)
+                self._book.close_locked()
                 self._tidying_ready.notify()
         logger.error("disk tier %s is off until the store restarts: %s", self._directory, reason)
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from tandem.pagestore.keys import KEY_BYTES
 from tandem.pagestore.server.base import StoredPage
+from tandem.pagestore.server.changes import PageChangeLog
 from tandem.pagestore.server.disk.segment_format import MAX_PAGES, Entry
 from tandem.prefix import IDENTITY_BYTES
 
@@ -70,6 +71,7 @@ class PageIndex:
     Attributes:
         segments: by number, oldest first.
         num_bytes, num_pages: of all segments.
+        changes: by identity.
     """
 
     def __init__(self) -> None:
@@ -78,9 +80,7 @@ class PageIndex:
         self.num_pages = 0
         # Key -> segment * MAX_PAGES + position; may name a retired segment that is not cleaned yet.
         self._places: dict[bytes, int] = {}
-        # Changes cancel out. Dicts, because sets have no stable order.
-        self._added: dict[bytes, None] = {}
-        self._removed: dict[bytes, None] = {}
+        self.changes = PageChangeLog()
 
     def add_segment(self, segment: Segment) -> None:
         """Adds a segment that is newer than all others."""
@@ -92,7 +92,7 @@ class PageIndex:
         key, identity = entry.page.key, entry.page.identity
         packed = self._places.get(key)
         if packed is None:
-            self._note(identity, self._removed, self._added)
+            self.changes.store(identity)
         elif former := self.segments.get(packed // MAX_PAGES):
             if former.number > segment.number:
                 return
@@ -124,7 +124,7 @@ class PageIndex:
             segment.num_pages -= 1
             self.num_pages -= 1
             del self._places[key]
-            self._note(identity, self._added, self._removed)
+            self.changes.remove(identity)
 
     def retire(self, number: int) -> Segment:
         segment = self.segments.pop(number)
@@ -143,18 +143,5 @@ class PageIndex:
         for position, key in enumerate(segment.keys):
             if key is not None and self._places.get(key) == segment.number * MAX_PAGES + position:
                 del self._places[key]
-                self._note(segment.entry(position).page.identity, self._added, self._removed)
+                self.changes.remove(segment.entry(position).page.identity)
         segment.keys = []
-
-    def take_changes(self) -> tuple[list[bytes], list[bytes]]:
-        """Returns the identities of pages added and removed since the last call."""
-        changes = list(self._added), list(self._removed)
-        self._added, self._removed = {}, {}
-        return changes
-
-    @staticmethod
-    def _note(identity: bytes, opposite: dict[bytes, None], changes: dict[bytes, None]) -> None:
-        if identity in opposite:
-            del opposite[identity]
-        else:
-            changes[identity] = None

@@ -62,6 +62,7 @@ class SegmentBook:
         """Raises ValueError if no page fits."""
         self.index = PageIndex()
         self.is_listed = False
+        self._is_closed = False
         self._folder = folder
         self._files = files
         self._max_bytes = max_bytes
@@ -98,11 +99,12 @@ class SegmentBook:
         """Returns positions for some of the pages, in a new segment if the last is full. Raises OSError.
 
         Args:
-            num_purges: of the folder when the pages were taken up; None is returned if more have followed.
+            num_purges: of the folder when the pages were taken up; None is returned if more have followed, and when the
+                book is closed.
         """
         with self._allotting:
             with self._lock:
-                if num_purges != self._folder.num_purges:
+                if self._is_closed or num_purges != self._folder.num_purges:
                     return None
                 if positions := self._take_locked(num_pages):
                     return positions
@@ -113,20 +115,24 @@ class SegmentBook:
             self._next_number += 1
             self._files.create(segment.number, head)
             with self._lock:
-                if num_purges == self._folder.num_purges:
+                if not self._is_closed and num_purges == self._folder.num_purges:
                     self.index.add_segment(segment)
                     self._current = _Current(segment, head)
                     return self._take_locked(num_pages)
             self._remove(segment.number)
             return None
 
-    def forget_all_locked(self, remove: bool) -> None:
-        """
-        Args:
-            remove: whether the segments' files are removed.
-        """
-        self._current = None
-        self._retired.extend((segment, remove) for segment in self.index.retire_all())
+    def purge_locked(self) -> None:
+        """Forgets all pages and removes their files. Raises OSError if the purge cannot be recorded."""
+        try:
+            self._folder.record_purge()
+        finally:
+            self._forget_all(remove=True)
+
+    def close_locked(self) -> None:
+        """Forgets all pages, whose files stay, and finds or takes none any more."""
+        self._is_closed = True
+        self._forget_all(remove=False)
 
     def tidy(self) -> None:
         """Frees the memory of retired segments, and removes their files. Raises OSError."""
@@ -152,6 +158,8 @@ class SegmentBook:
         began = time.monotonic()
         sizes = self._files.sizes()
         with self._lock:
+            if self._is_closed:
+                return
             for number, num_bytes in sizes.items():
                 self.index.add_segment(Segment(number, num_bytes))
             self._next_number = max(sizes, default=-1) + 1
@@ -180,6 +188,10 @@ class SegmentBook:
             )
         if self._num_torn_pages:
             logger.warning("disk tier %s: skipped %d torn pages", self._folder.path, self._num_torn_pages)
+
+    def _forget_all(self, remove: bool) -> None:
+        self._current = None
+        self._retired.extend((segment, remove) for segment in self.index.retire_all())
 
     def _take_locked(self, num_pages: int) -> Positions | None:
         current = self._current

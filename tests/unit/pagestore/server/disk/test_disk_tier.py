@@ -73,7 +73,7 @@ def test_pages_are_read_as_written_now_and_in_the_next_life(folder: Path) -> Non
         stats = pages.tier.stats()
         assert (stats.num_pages, stats.num_written, stats.num_read, stats.num_failed) == (40, 40, 40, 0)
         added, removed = pages.tier.take_changes()
-        assert (sorted(added), removed) == (sorted(stored_page(i).identity for i in range(40)), [])
+        assert (sorted(added), removed) == (sorted(stored_page(i).identity for i in range(40)), ())
     with DiskPages(folder) as pages:
         pages.wait_loaded()
         assert sorted(pages.tier.take_changes()[0]) == sorted(added)

@@ -74,7 +74,7 @@ def test_the_index_matches_a_model(acts: list[tuple[str, int]]) -> None:
 
 
 def take(index: PageIndex, reported: set[bytes]) -> None:
-    added, removed = index.take_changes()
+    added, removed = index.changes.take()
     assert not {*added} & reported
     assert {*removed} <= reported
     reported |= {*added}

@@ -58,8 +58,7 @@ def test_the_oldest_segment_makes_room(folder: Folder) -> None:
 def test_pages_taken_up_before_a_purge_get_no_place_after_it(folder: Folder) -> None:
     book = open_book(folder)
     assert book.allot(1, 0)
-    folder.record_purge()
-    book.forget_all_locked(remove=True)
+    book.purge_locked()
     assert book.allot(1, 0) is None
     positions = book.allot(1, 1)
     assert positions is not None
@@ -138,3 +137,20 @@ def test_a_size_beyond_the_disk_is_told(folder: Folder, caplog: pytest.LogCaptur
     open_book(folder, 1 << 60)
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert f"may have {1 << 60} bytes, but its file system has room for" in line
+
+
+def test_a_closed_book_takes_and_finds_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def create_and_close(number: int, head: SegmentHead) -> None:
+        create(number, head)
+        book.close_locked()
+
+    book = open_book(folder)
+    assert book.allot(100, 0)
+    create = book._files.create
+    monkeypatch.setattr(book._files, "create", create_and_close)
+    assert book.allot(1, 0) is None
+    assert book.allot(1, 0) is None
+    assert [*book.load()] == []
+    assert not book.index.segments
+    book.tidy()
+    assert num_files(folder) == 1, "the files stay"
