@@ -8,7 +8,7 @@ from tandem.pagestore.messages import HOST, Found
 from tandem.pagestore.server.base import EndedTransfer, SlowTier, StoredPage
 from tandem.pagestore.server.page_memory import PageMemory
 from tandem.pagestore.server.running_find import RunningFind
-from tandem.pagestore.server.slots import PageState, SlotPage
+from tandem.pagestore.server.slots import READING, STATE_NAMES, UNLISTED, WRITING
 from tandem.pagestore.server.stats import StoreCounts
 
 # Reads in flight together, and how far one find reads ahead of its answers.
@@ -22,7 +22,6 @@ PATIENCE_S = 10.0
 class SlowRead:
     """A page being read from a slower tier. Attributes: waiting: finds that expect it, with its index in their keys."""
 
-    page: SlotPage
     tier: int
     waiting: dict[RunningFind, int] = field(default_factory=dict)
 
@@ -37,13 +36,13 @@ class Finds:
         clock: Callable[[], float],
         counts: StoreCounts,
         answer: Callable[[str, Found], None],
-        on_read: Callable[[SlotPage], None],
+        on_read: Callable[[int], None],
     ) -> None:
         """
         Args:
             tiers: with their numbers in Found.tiers, in the order of preference.
             answer: sends a message to a session.
-            on_read: called with each page that became ready by a read.
+            on_read: called with the slot of each page that became ready by a read.
         """
         self._memory = memory
         self._tiers = tiers
@@ -67,10 +66,15 @@ class Finds:
 
     def start(self, session: str, number: int, keys: tuple[bytes, ...], is_quiet: bool) -> RunningFind:
         """Answers with the pages in memory and begins to read others. Finds nothing unless the store is quiet."""
-        find = RunningFind(session, number, keys, self._end_of_run(keys) if is_quiet else 0)
+        slots = self._memory.pin_run(keys) if is_quiet else []
+        num_found = len(slots)
+        end = self._end_of_run(keys, num_found) if is_quiet and self._tiers else num_found
+        find = RunningFind(session, number, keys, end, next=num_found, ahead=num_found, slots=slots)
         self._counts.keys_sought += len(keys)
-        self._counts.keys_missed += len(keys) - find.end
-        self._advance(find, is_first=True)
+        self._counts.keys_missed += len(keys) - end
+        self._counts.count_hits(HOST, num_found)
+        self._read_ahead(find)
+        self._send(find, 0, [HOST] * num_found)
         return find
 
     def stop(self, find: RunningFind, keep_pins: bool) -> None:
@@ -82,9 +86,8 @@ class Finds:
 
     def unpin(self, find: RunningFind) -> None:
         """Unpins the answered pages."""
-        for page in find.pages:
-            self._memory.unpin(page)
-        find.pages.clear()
+        self._memory.unpin(find.slots)
+        find.slots = []
 
     def on_purge(self) -> None:
         """Ends finds that expect pages. Reads in flight keep their slots until they end."""
@@ -93,22 +96,23 @@ class Finds:
 
     def on_ended_read(self, transfer: EndedTransfer) -> bool:
         """Takes the end of a read. Returns False if the slot is not being read."""
-        read = self._reads.pop(transfer.slot, None)
+        slot = transfer.slot
+        read = self._reads.pop(slot, None)
         if read is None:
             return False
         self._counts.failed_reads += not transfer.ok
         if transfer.ok:
-            is_ready = self._memory.make_ready(read.page)
+            is_ready = self._memory.make_ready(slot)
         else:
             is_ready = False
-            self._memory.discard(read.page)
+            self._memory.discard(slot)
         for find, index in read.waiting.items():
             del find.coming[index]
             if is_ready:
-                self._memory.pin(read.page)
-                find.arrived[index] = (read.page, read.tier)
+                self._memory.pin(slot)
+                find.arrived[index] = (slot, read.tier)
         if is_ready:
-            self._on_read(read.page)
+            self._on_read(slot)
         for find, index in list(read.waiting.items()):
             if is_ready:
                 self._advance(find)
@@ -126,13 +130,13 @@ class Finds:
 
     # --- one find -----------------------------------------------------------------------------------------------
 
-    def _end_of_run(self, keys: tuple[bytes, ...]) -> int:
-        for index, key in enumerate(keys):
-            page = self._memory.page(key)
-            if page is None:
-                if self._holder(key) is None:
+    def _end_of_run(self, keys: tuple[bytes, ...], first: int) -> int:
+        for index in range(first, len(keys)):
+            slot = self._memory.slot(keys[index])
+            if slot is None:
+                if self._holder(keys[index]) is None:
                     return index
-            elif page.state is PageState.WRITING:
+            elif self._memory.states[slot] == WRITING:
                 return index
         return len(keys)
 
@@ -143,7 +147,7 @@ class Finds:
                 return number, tier, stored
         return None
 
-    def _advance(self, find: RunningFind, is_first: bool = False) -> None:
+    def _advance(self, find: RunningFind) -> None:
         """Answers the pages that continue the run, and reads ahead."""
         first, tiers = find.next, []
         while find.next < find.end:
@@ -153,13 +157,13 @@ class Finds:
                 find.ahead += arrived is not None
             if arrived is None:
                 break
-            page, tier = arrived
-            find.pages.append(page)
+            slot, tier = arrived
+            find.slots.append(slot)
             tiers.append(tier)
-            self._counts.count_hit(tier)
+            self._counts.count_hits(tier, 1)
             find.next += 1
         self._read_ahead(find)
-        if is_first or tiers or not find.is_waiting:
+        if tiers or not find.is_waiting:
             self._send(find, first, tiers)
 
     def _end_at(self, find: RunningFind, end: int) -> None:
@@ -170,14 +174,14 @@ class Finds:
             self._send(find, find.next, [])
 
     def _send(self, find: RunningFind, first: int, tiers: list[int]) -> None:
-        pages = find.pages[first : find.next]
+        slots = find.slots[first : find.next]
         self._answer(
             find.session,
             Found(
                 find.number,
                 first,
-                tuple(page.slot for page in pages),
-                tuple(page.generation for page in pages),
+                tuple(slots),
+                tuple(map(self._memory.generations.__getitem__, slots)),
                 tuple(tiers),
                 find.end - find.next,
             ),
@@ -187,52 +191,49 @@ class Finds:
             find.deadline = self._clock() + PATIENCE_S
             self._waiting[find] = None
 
-    def _pin_ready(self, key: bytes) -> tuple[SlotPage, int] | None:
-        page = self._memory.page(key)
-        if page is None or page.state is not PageState.READY:
-            return None
-        self._memory.use(page)
-        self._memory.pin(page)
-        return page, HOST
+    def _pin_ready(self, key: bytes) -> tuple[int, int] | None:
+        slots = self._memory.pin_run((key,))
+        return (slots[0], HOST) if slots else None
 
     def _read_ahead(self, find: RunningFind) -> None:
         while find.ahead < min(find.end, find.next + READ_AHEAD):
             key = find.keys[find.ahead]
-            page = self._memory.page(key)
-            if page is None:
+            slot = self._memory.slot(key)
+            if slot is None:
                 if len(self._reads) >= MAX_READS:
                     self._queue[find] = None
                     return
-                page = self._start_read(key)
-            if page is None or page.state is PageState.WRITING:
+                slot = self._start_read(key)
+            if slot is None or self._memory.states[slot] == WRITING:
                 self._truncate(find, find.ahead)
                 return
-            if page.state is PageState.READY:
-                self._memory.use(page)
-                self._memory.pin(page)
-                find.arrived[find.ahead] = (page, HOST)
+            if self._memory.states[slot] == READING:
+                self._reads[slot].waiting[find] = find.ahead
+                find.coming[find.ahead] = slot
             else:
-                self._reads[page.slot].waiting[find] = find.ahead
-                find.coming[find.ahead] = page
+                self._memory.use(slot)
+                self._memory.pin(slot)
+                find.arrived[find.ahead] = (slot, HOST)
             find.ahead += 1
 
-    def _start_read(self, key: bytes) -> SlotPage | None:
+    def _start_read(self, key: bytes) -> int | None:
         holder = self._holder(key)
-        page = None if holder is None else self._memory.allocate(holder[2], PageState.READING)
-        if holder is None or page is None:
+        if holder is None:
             return None
-        number, tier, stored = holder
-        self._reads[page.slot] = SlowRead(page, number)
-        tier.read(stored, page.slot)
-        return page
+        number, tier, page = holder
+        slot = self._memory.allocate(page, READING)
+        if slot is not None:
+            self._reads[slot] = SlowRead(number)
+            tier.read(page, slot)
+        return slot
 
     def _truncate(self, find: RunningFind, end: int) -> None:
         """Expects no page from `end` on."""
         find.end = min(find.end, end)
         for index in [index for index in find.coming if index >= end]:
-            del self._reads[find.coming.pop(index).slot].waiting[find]
+            del self._reads[find.coming.pop(index)].waiting[find]
         for index in [index for index in find.arrived if index >= end]:
-            self._memory.unpin(find.arrived.pop(index)[0])
+            self._memory.unpin((find.arrived.pop(index)[0],))
         find.ahead = min(find.ahead, find.end)
         if find.ahead == find.end:
             self._queue.pop(find, None)
@@ -245,10 +246,11 @@ class Finds:
     def check_integrity(self, finds: Sequence[RunningFind]) -> str:
         """Compares reads, waiting finds and all running finds; "" or the first violation."""
         for slot, read in self._reads.items():
-            if read.page.slot != slot or read.page.state is not PageState.READING:
-                return f"slot {slot} is read into, but {read.page.state.value}"
+            state = self._memory.states[slot] & ~UNLISTED
+            if state != READING:
+                return f"slot {slot} is read into, but {STATE_NAMES[state]}"
             for find, index in read.waiting.items():
-                if find.coming.get(index) is not read.page:
+                if find.coming.get(index) != slot:
                     return f"find {find.number} of {find.session} does not expect slot {slot}"
         if {find for find in finds if find.is_waiting} != set(self._waiting) or not set(self._queue) <= set(
             self._waiting
@@ -260,8 +262,8 @@ class Finds:
                 *find.arrived,
             }:
                 return f"find {find.number} of {find.session} has lost a page"
-            if len(find.pages) not in (find.next, 0):
-                return f"find {find.number} of {find.session} pins {len(find.pages)} of {find.next} pages"
+            if len(find.slots) not in (find.next, 0):
+                return f"find {find.number} of {find.session} pins {len(find.slots)} of {find.next} pages"
             if find.ahead < find.end and not find.coming and not find.arrived and find not in self._queue:
                 return f"find {find.number} of {find.session} waits for nothing"
         return ""

@@ -1,21 +1,25 @@
 """The pages in the region: index by key, eviction, quotas."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tandem.pagestore.server.base import StoredPage
 from tandem.pagestore.server.changes import PageChangeLog
 from tandem.pagestore.server.eviction_queue import EvictionQueue
-from tandem.pagestore.server.slots import PageState, SlotPage, SlotTable
+from tandem.pagestore.server.key_index import KeyIndex
+from tandem.pagestore.server.namespaces import Namespace, Namespaces
+from tandem.pagestore.server.slots import PINNED, READY, UNLISTED, SlotTable
 
 
 class PageMemory:
-    """Keeps one page per key.
+    """Keeps one page per key. A page is named by its slot, which stays its own while the page is written or pinned.
 
     Evicts only ready, unpinned pages without a child in the region, the least recently used first. A page whose
     namespace has its full share takes the place of one of its own namespace.
 
     Attributes:
+        states, generations: of the slots (slots.py). Read only.
+        slot: returns a page's slot by its key; None if the page is absent.
         changes: ready pages added and removed.
         tick: time of uses; raised by `next_tick`.
         num_pinned, num_evictions: pages pinned now; pages evicted so far.
@@ -27,15 +31,20 @@ class PageMemory:
             max_namespace_share: largest part of the slots that pages of one namespace may have, above 0.
         """
         self._slots = SlotTable(num_slots)
-        self._pages: dict[bytes, SlotPage] = {}
-        # Listed pages by the key of the page before them, which may be absent.
-        self._num_children: dict[bytes, int] = {}
-        self._queue = EvictionQueue()
-        self._max_of_namespace = max(int(num_slots * max_namespace_share), 1)
-        self._has_quotas = self._max_of_namespace < num_slots
-        # Slots by namespace, those of unlisted pages included.
-        self._num_of_namespace: dict[str, int] = {}
-        self._queues: dict[str, EvictionQueue] = {}
+        self.states = self._slots.states
+        self.generations = self._slots.generations
+        self._last_uses = self._slots.last_uses
+        self._num_pins = self._slots.num_pins
+        self._num_children = self._slots.num_children
+        # Listed pages: those that their keys lead to. A purge unlists all, an eviction one.
+        self._index = KeyIndex()
+        # Numbers of listed pages behind absent ones, by the absent page's key.
+        self.slot = self._index.get
+        self._num_orphans: dict[bytes, int] = {}
+        self._is_queued = bytearray(num_slots)
+        self._queue = EvictionQueue(self._is_queued)
+        self._namespaces = Namespaces(num_slots, max_namespace_share)
+        self._has_quotas = self._namespaces.has_quotas
         self.changes = PageChangeLog()
         self.tick = 0
         self.num_pinned = 0
@@ -44,177 +53,204 @@ class PageMemory:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def __iter__(self) -> Iterator[SlotPage]:
-        """Iterates over all pages that own a slot."""
-        return iter(self._slots)
-
     @property
     def num_free(self) -> int:
         return self._slots.num_free
 
-    @property
-    def num_listed(self) -> int:
-        return len(self._pages)
+    def page(self, slot: int) -> StoredPage:
+        """Returns the page of a slot in use."""
+        key, parent = self._slots.keys(slot)
+        return StoredPage(key, parent, self._slots.identity(slot), self._namespaces.of(slot).name)
 
-    def page(self, key: bytes) -> SlotPage | None:
-        return self._pages.get(key)
+    def is_listed(self, slot: int) -> bool:
+        return self.states[slot] < UNLISTED
+
+    def num_pins(self, slot: int) -> int:
+        return self._num_pins[slot]
+
+    def in_use(self) -> Iterator[int]:
+        return self._slots.in_use()
 
     def next_tick(self) -> None:
         self.tick += 1
+        self._index.free_some()
 
-    def use(self, page: SlotPage) -> None:
-        page.last_use = self.tick
+    def use(self, slot: int) -> None:
+        self._last_uses[slot] = self.tick
 
-    def allocate(self, stored: StoredPage, state: PageState) -> SlotPage | None:
-        """Lists a page that is not listed yet, in a free or evicted slot. The page before it is not evicted for it."""
-        self._add_child(stored.parent)
-        if not self._make_room(stored.namespace):
-            self._remove_child(stored.parent)
+    def allocate(self, page: tuple[bytes, bytes, bytes, str], state: int) -> int | None:
+        """Lists a page that is not listed yet, in a free or evicted slot. The page before it is not evicted for it.
+
+        Args:
+            page: the fields of StoredPage.
+            state: slots.WRITING or READING.
+
+        Returns:
+            The slot; None if there is no room.
+        """
+        key, parent, identity, namespace = page
+        if parent:
+            before = self.slot(parent)
+            if before is None:
+                self._num_orphans[parent] = self._num_orphans.get(parent, 0) + 1
+            else:
+                self._num_children[before] += 1
+        if (self._has_quotas or not self._slots.num_free) and not self._make_room(namespace):
+            if parent:
+                self._remove_child(parent)
             return None
-        page = self._slots.take(stored, state, self.tick)
-        self._pages[stored.key] = page
-        self._num_of_namespace[stored.namespace] = self._num_of_namespace.get(stored.namespace, 0) + 1
-        return page
+        slot = self._slots.take(state, key, parent, identity)
+        self._last_uses[slot] = self.tick
+        self._num_children[slot] = self._num_orphans.pop(key, 0) if self._num_orphans else 0
+        self._index.add(key, slot)
+        self._namespaces.add_slot(slot, namespace)
+        return slot
 
-    def make_ready(self, page: SlotPage) -> bool:
+    def make_ready(self, slot: int) -> bool:
         """Makes a page visible. Returns False if it was purged while it was written: its slot is free."""
-        if not page.is_listed:
-            self._free(page)
+        if self.states[slot] >= UNLISTED:
+            self._free(slot)
             return False
-        page.state = PageState.READY
-        self.changes.store(page.stored.identity)
-        self._queue_if_evictable(page)
+        self.states[slot] = READY
+        self.changes.store(self._slots.identity(slot))
+        if self._num_children[slot] == 0:
+            self._queue_for_eviction(slot)
         return True
 
-    def discard(self, page: SlotPage) -> None:
+    def discard(self, slot: int) -> None:
         """Frees the slot of a page that never became ready."""
-        if page.is_listed:
-            self._unlist(page)
-        self._free(page)
+        if self.is_listed(slot):
+            self._unlist(slot)
+        self._free(slot)
 
-    def pin(self, page: SlotPage) -> None:
-        self.num_pinned += page.num_pins == 0
-        page.num_pins += 1
+    def pin(self, slot: int) -> None:
+        """Pins a ready page."""
+        if self._num_pins[slot] == 0:
+            self.states[slot] = PINNED
+            self.num_pinned += 1
+        self._num_pins[slot] += 1
 
-    def unpin(self, page: SlotPage) -> None:
-        page.num_pins -= 1
-        if page.num_pins == 0:
+    def pin_run(self, keys: Iterable[bytes]) -> list[int]:
+        """Pins and uses the ready pages from the first key on, up to the first one that is not. Returns their slots."""
+        slots: list[int] = []
+        get, states, num_pins = self.slot, self.states, self._num_pins
+        for key in keys:
+            slot = get(key)
+            if slot is None or states[slot] < READY:
+                break
+            if states[slot] == READY:
+                states[slot] = PINNED
+                self.num_pinned += 1
+            num_pins[slot] += 1
+            self._last_uses[slot] = self.tick
+            slots.append(slot)
+        return slots
+
+    def unpin(self, slots: Iterable[int]) -> None:
+        states, num_pins = self.states, self._num_pins
+        for slot in slots:
+            pins = num_pins[slot] = num_pins[slot] - 1
+            if pins:
+                continue
             self.num_pinned -= 1
-            if page.is_listed:
-                self._queue_if_evictable(page)
+            if states[slot] == PINNED:
+                states[slot] = READY
+                if self._num_children[slot] == 0:
+                    self._queue_for_eviction(slot)
             else:
-                self._free(page)
+                self._free(slot)
 
     def purge(self) -> None:
         """Unlists all pages. Slots in use are freed by their last user."""
-        pages = self._pages
-        self._pages = {}
-        self._num_children = {}
-        self._queue.clear()
-        self._queues.clear()
-        for page in pages.values():
-            page.is_listed = False
-            if page.state is PageState.READY:
-                self.changes.remove(page.stored.identity)
-                if page.num_pins == 0:
-                    self._free(page)
+        self.changes.remove_all(self._slots.purge())
+        self._index.clear()
+        self._num_orphans = {}
+        self._is_queued[:] = bytes(len(self))
+        self._queue = EvictionQueue(self._is_queued)
+        self._namespaces.purge(self.in_use())
 
     # --- eviction -----------------------------------------------------------------------------------------------
 
-    def _make_room(self, namespace: str) -> bool:
-        if self._has_quotas and self._num_of_namespace.get(namespace, 0) >= self._max_of_namespace:
-            queue = self._queues.get(namespace)
-            return queue is not None and self._evict(queue, namespace)
-        return self._slots.num_free > 0 or self._evict(self._queue, None)
+    def _make_room(self, name: str) -> bool:
+        if self._namespaces.is_full(name):
+            return self._evict(self._namespaces.get(name))
+        return self._slots.num_free > 0 or self._evict(None)
 
-    def _evict(self, queue: EvictionQueue, namespace: str | None) -> bool:
-        def evictable_use(slot: int) -> int | None:
-            page = self._slots.page(slot)
-            if page is None or not self._is_evictable(page):
-                return None
-            return page.last_use if namespace in (None, page.stored.namespace) else None
-
-        slot = queue.pop(evictable_use)
-        page = None if slot is None else self._slots.page(slot)
-        if page is None:
+    def _evict(self, namespace: Namespace | None) -> bool:
+        """Evicts a page, of `namespace` if given."""
+        queue = self._queue if namespace is None else namespace.queue
+        slot = queue.pop(self._evictable_use)
+        if slot is None:
             return False
+        if namespace is None and self._has_quotas:
+            # It comes first in the queue of its own namespace too.
+            self._namespaces.of(slot).queue.pop(self._evictable_use)
         self.num_evictions += 1
-        self._unlist(page)
-        self._free(page)
+        self.changes.remove(self._slots.identity(slot))
+        self._unlist(slot)
+        self._free(slot)
         return True
 
-    def _is_evictable(self, page: SlotPage) -> bool:
-        return (
-            page.state is PageState.READY
-            and page.num_pins == 0
-            and page.is_listed
-            and page.stored.key not in self._num_children
-        )
+    def _evictable_use(self, slot: int) -> int | None:
+        if self.states[slot] == READY and self._num_children[slot] == 0:
+            return self._last_uses[slot]
+        return None
 
-    def _queue_if_evictable(self, page: SlotPage) -> None:
-        if self._is_evictable(page):
-            self._queue.add(page.slot, page.last_use)
-            if self._has_quotas:
-                namespace = page.stored.namespace
-                if namespace not in self._queues:
-                    self._queues[namespace] = EvictionQueue()
-                self._queues[namespace].add(page.slot, page.last_use)
+    def _queue_for_eviction(self, slot: int) -> None:
+        last_use = self._last_uses[slot]
+        self._queue.add(slot, last_use)
+        if self._has_quotas:
+            self._namespaces.of(slot).queue.add(slot, last_use)
 
-    def _unlist(self, page: SlotPage) -> None:
-        page.is_listed = False
-        del self._pages[page.stored.key]
-        if page.state is PageState.READY:
-            self.changes.remove(page.stored.identity)
-        self._remove_child(page.stored.parent)
-
-    def _free(self, page: SlotPage) -> None:
-        self._slots.give_back(page)
-        namespace = page.stored.namespace
-        self._num_of_namespace[namespace] -= 1
-        if self._num_of_namespace[namespace] == 0:
-            del self._num_of_namespace[namespace]
-            self._queues.pop(namespace, None)
-
-    def _add_child(self, parent: bytes) -> None:
+    def _unlist(self, slot: int) -> None:
+        key, parent = self._slots.keys(slot)
+        self._index.remove(key)
+        if self._num_children[slot]:
+            self._num_orphans[key] = self._num_children[slot]
         if parent:
-            self._num_children[parent] = self._num_children.get(parent, 0) + 1
+            self._remove_child(parent)
+
+    def _free(self, slot: int) -> None:
+        self._slots.give_back(slot)
+        self._namespaces.remove_slot(slot)
 
     def _remove_child(self, parent: bytes) -> None:
-        if not parent:
-            return
-        if self._num_children[parent] > 1:
-            self._num_children[parent] -= 1
-            return
-        del self._num_children[parent]
-        page = self._pages.get(parent)
-        if page is not None:
-            self._queue_if_evictable(page)
+        slot = self.slot(parent)
+        if slot is not None:
+            num_children = self._num_children[slot] = self._num_children[slot] - 1
+            if num_children == 0 and self.states[slot] == READY:
+                self._queue_for_eviction(slot)
+        elif self._num_orphans[parent] > 1:
+            self._num_orphans[parent] -= 1
+        else:
+            del self._num_orphans[parent]
 
     # --- integrity ----------------------------------------------------------------------------------------------
 
     def check_integrity(self) -> str:
         """Recounts everything from the slots; "" or the first violation. O(slots)."""
-        return self._slots.check_integrity() or next(self._violations(), "")
+        return (
+            self._slots.check_integrity()
+            or self._namespaces.check_integrity(self.in_use())
+            or next(self._violations(), "")
+        )
 
     def _violations(self) -> Iterator[str]:
-        pages = list(self._slots)
-        listed = [page for page in pages if page.is_listed]
-        if {page.stored.key: page for page in listed} != self._pages or len(listed) != len(self._pages):
-            yield f"{len(self._pages)} keys lead to pages, but {len(listed)} pages are listed"
-        if Counter(page.stored.parent for page in listed if page.stored.parent) != self._num_children:
+        listed = {slot: self._slots.keys(slot) for slot in self.in_use() if self.is_listed(slot)}
+        if dict(self._index.items()) != {key: slot for slot, (key, _) in listed.items()} or len(self._index) != len(
+            listed
+        ):
+            yield f"{len(self._index)} keys lead to pages, but {len(listed)} pages are listed"
+        num_children = Counter(parent for _, parent in listed.values() if parent)
+        if any(num_children.pop(key, 0) != self._num_children[slot] for slot, (key, _) in listed.items()):
             yield "children are miscounted"
-        if Counter(page.stored.namespace for page in pages) != self._num_of_namespace:
-            yield "slots of namespaces are miscounted"
-        if self._has_quotas and max(self._num_of_namespace.values(), default=0) > self._max_of_namespace:
-            yield f"a namespace has {max(self._num_of_namespace.values())} slots of at most {self._max_of_namespace}"
-        if sum(page.num_pins > 0 for page in pages) != self.num_pinned:
+        if num_children != self._num_orphans:
+            yield "children of absent pages are miscounted"
+        if sum(pins > 0 for pins in self._num_pins) != self.num_pinned:
             yield f"{self.num_pinned} pages should be pinned"
-        for page in pages:
-            if not page.is_listed and page.state is PageState.READY and page.num_pins == 0:
-                yield f"slot {page.slot} of a removed page has no user"
-            if page.num_pins and page.state is not PageState.READY:
-                yield f"slot {page.slot} is {page.state.value}, yet pinned"
-            if self._is_evictable(page):
-                queue = self._queues.get(page.stored.namespace)
-                if page.slot not in self._queue or (self._has_quotas and (queue is None or page.slot not in queue)):
-                    yield f"slot {page.slot} would never be evicted"
+        queued = Counter(self._queue.slots())
+        if queued != Counter(slot for slot, is_queued in enumerate(self._is_queued) if is_queued):
+            yield "the queue has lost a slot"
+        for slot in listed:
+            if self._evictable_use(slot) is not None and not (queued[slot] and self._namespaces.is_queued(slot)):
+                yield f"slot {slot} would never be evicted"

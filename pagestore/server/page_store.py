@@ -1,7 +1,7 @@
 """The page store's decisions: which page lies in which slot, and who may use it.
 
 Synchronous, without I/O: the server calls `receive` and `poll`, then sends `take_outgoing`. No call takes longer than
-O(pages of the message), save `Purge`, `check_integrity` and the exit of a worker.
+O(pages of the message), save `check_integrity` and the exit of a worker. `Purge` fills a few bytes a slot.
 """
 
 import secrets
@@ -27,14 +27,15 @@ from tandem.pagestore.messages import (
     StoreWelcome,
     Wrote,
 )
-from tandem.pagestore.server.base import SlowTier, StoredPage
+from tandem.pagestore.server.base import SlowTier
 from tandem.pagestore.server.changes import PageChanges
 from tandem.pagestore.server.finds import Finds
 from tandem.pagestore.server.page_memory import PageMemory
 from tandem.pagestore.server.sessions import Session, Sessions
-from tandem.pagestore.server.slots import PageState, SlotPage
+from tandem.pagestore.server.slots import READING, STATE_NAMES, UNLISTED, WRITING
 from tandem.pagestore.server.stats import StoreCounts, StoreStats
 from tandem.pagestore.server.write_behind import WriteBehind
+from tandem.prefix import IDENTITY_BYTES
 
 
 class PageStore:
@@ -88,7 +89,7 @@ class PageStore:
         for name in self._sessions.names_of(hello.incarnation):
             if name != session:
                 self.close_session(name)
-        for settled in self._sessions.take_settled(hello.incarnation):
+        for settled in self._sessions.take_closed(hello.incarnation):
             self._free_all(settled)
         self._former_users.pop(hello.pid, None)
         self._send(session, StoreWelcome(self.epoch, len(self._memory)))
@@ -113,14 +114,14 @@ class PageStore:
             case Put():
                 self._put(sender, message)
             case Wrote():
-                for page in self._take_written(sender, message):
-                    if self._memory.make_ready(page):
+                for slot in self._take_written(sender, message):
+                    if self._memory.make_ready(slot):
                         self._counts.pages_written += 1
-                        self._on_ready(page)
+                        self._on_ready(slot)
                 self._start_writes()
             case GaveUp():
-                for page in self._take_written(sender, message):
-                    self._memory.discard(page)
+                for slot in self._take_written(sender, message):
+                    self._memory.discard(slot)
             case Find():
                 if message.number in sender.finds:
                     raise ValueError(f"find {message.number} is running already")
@@ -137,7 +138,8 @@ class PageStore:
 
     def poll(self) -> None:
         """Notices exits, ended transfers and passed deadlines, and starts transfers."""
-        self._former_users = {pid: is_gone for pid, is_gone in self._former_users.items() if not is_gone()}
+        if self._former_users:
+            self._former_users = {pid: is_gone for pid, is_gone in self._former_users.items() if not is_gone()}
         for settled in self._sessions.take_settled():
             self._free_all(settled)
         for _, tier in self._tiers:
@@ -173,67 +175,71 @@ class PageStore:
         _check_keys(put.keys)
         if len(put.keys) != len(put.identities):
             raise ValueError(f"Put of {len(put.keys)} keys with {len(put.identities)} identities")
+        _check_lengths("identity", put.identities, IDENTITY_BYTES)
         if put.parent:
             _check_keys((put.parent,))
+        memory, writing, is_quiet = self._memory, session.writing, self._is_quiet
         slots, generations = [], []
         parent = put.parent
         # A page behind a gap could not be found.
-        is_wanted = self._is_quiet and (not parent or self._is_stored(parent))
+        is_wanted = is_quiet and (not parent or self._is_stored(parent))
         for key, identity in zip(put.keys, put.identities, strict=True):
-            page = self._memory.page(key)
-            slot, generation = NO_ROOM, 0
-            if page is not None:
-                self._memory.use(page)
-                slot = PRESENT
-            elif is_wanted:
-                page = self._memory.allocate(StoredPage(key, parent, identity, put.namespace), PageState.WRITING)
-                if page is not None:
-                    session.writing[page.slot] = page
-                    slot, generation = page.slot, page.generation
-            slots.append(slot)
+            slot = memory.slot(key)
+            generation = 0
+            if slot is not None:
+                memory.use(slot)
+                slots.append(PRESENT)
+            elif is_wanted and ((slot := memory.allocate((key, parent, identity, put.namespace), WRITING)) is not None):
+                generation = writing[slot] = memory.generations[slot]
+                slots.append(slot)
+            else:
+                slots.append(NO_ROOM)
             generations.append(generation)
-            is_wanted = self._is_quiet and page is not None
+            is_wanted = is_quiet and slot is not None
             parent = key
-        self._counts.pages_present += slots.count(PRESENT)
-        self._counts.pages_refused += slots.count(NO_ROOM)
-        self._counts.pages_granted += sum(slot >= 0 for slot in slots)
+        num_present, num_refused = slots.count(PRESENT), slots.count(NO_ROOM)
+        self._counts.pages_present += num_present
+        self._counts.pages_refused += num_refused
+        self._counts.pages_granted += len(slots) - num_present - num_refused
         self._send(session.name, PutGranted(put.number, tuple(slots), tuple(generations)))
 
     def _is_stored(self, key: bytes) -> bool:
-        page = self._memory.page(key)
-        if page is not None:
-            self._memory.use(page)
+        slot = self._memory.slot(key)
+        if slot is not None:
+            self._memory.use(slot)
             return True
         return any(tier.find(key) is not None for _, tier in self._tiers)
 
-    def _take_written(self, session: Session, message: Wrote | GaveUp) -> list[SlotPage]:
-        """Returns the pages of these generations that the session was writing, and no longer is."""
+    def _take_written(self, session: Session, message: Wrote | GaveUp) -> list[int]:
+        """Returns the slots that the session was writing with these generations, and no longer is."""
         if len(message.slots) != len(message.generations):
             raise ValueError(f"{len(message.slots)} slots with {len(message.generations)} generations")
-        pages = []
+        slots = []
         for slot, generation in zip(message.slots, message.generations, strict=True):
-            page = session.writing.get(slot)
-            if page is not None and page.generation == generation:
-                pages.append(session.writing.pop(slot))
-        return pages
+            if session.writing.get(slot) == generation:
+                del session.writing[slot]
+                slots.append(slot)
+        return slots
 
     def _purge(self) -> None:
         self._counts.purges += 1
         self._memory.purge()
+        for writes in self._write_behind:
+            writes.on_purge()
         for _, tier in self._tiers:
             tier.purge()
         self._finds.on_purge()
 
     def _free_all(self, session: Session) -> None:
         """Frees what a settled session used."""
-        for page in session.writing.values():
-            self._memory.discard(page)
+        for slot in session.writing:
+            self._memory.discard(slot)
         for find in session.finds.values():
             self._finds.unpin(find)
 
-    def _on_ready(self, page: SlotPage) -> None:
+    def _on_ready(self, slot: int) -> None:
         for writes in self._write_behind:
-            writes.add(page)
+            writes.add(slot)
 
     def _start_writes(self) -> None:
         for writes in self._write_behind:
@@ -274,31 +280,35 @@ class PageStore:
     def _check_owners(self) -> str:
         writers = Counter(slot for session in self._sessions for slot in session.writing)
         reads = set(self._finds.slots_being_read())
-        pins = Counter(page for writes in self._write_behind for page in writes.pages_being_written())
+        pins = Counter(slot for writes in self._write_behind for slot in writes.slots_being_written())
         for session in self._sessions:
-            for slot, page in session.writing.items():
-                if page.slot != slot or page.state is not PageState.WRITING:
-                    return f"session {session.name} writes slot {slot}, which is {page.state.value}"
+            for slot, generation in session.writing.items():
+                if self._memory.generations[slot] != generation:
+                    return f"session {session.name} writes generation {generation} of slot {slot}, which is over"
             for find in session.finds.values():
-                pins.update(find.pages)
-                pins.update(page for page, _ in find.arrived.values())
-        for page in self._memory:
-            if writers[page.slot] != (page.state is PageState.WRITING):
-                return f"slot {page.slot} is {page.state.value} and has {writers[page.slot]} writers"
-            if (page.slot in reads) != (page.state is PageState.READING):
-                return f"slot {page.slot} is {page.state.value}, and read into: {page.slot in reads}"
-            if page.num_pins != pins.pop(page, 0):
-                return f"slot {page.slot} has {page.num_pins} pins, but other users"
-            del writers[page.slot]
-            reads.discard(page.slot)
+                pins.update(find.slots)
+                pins.update(slot for slot, _ in find.arrived.values())
+        for slot in self._memory.in_use():
+            state = self._memory.states[slot] & ~UNLISTED
+            if writers.pop(slot, 0) != (state == WRITING):
+                return f"slot {slot} is {STATE_NAMES[state]}, or has two writers"
+            if (slot in reads) != (state == READING):
+                return f"slot {slot} is {STATE_NAMES[state]}, and read into: {slot in reads}"
+            if self._memory.num_pins(slot) != pins.pop(slot, 0):
+                return f"slot {slot} has {self._memory.num_pins(slot)} pins, but other users"
+            reads.discard(slot)
         if writers or pins or reads:
-            return f"free slots are used: written {sorted(writers)}, read {sorted(reads)}, pinned {len(pins)}"
+            return f"free slots are used: written {sorted(writers)}, read {sorted(reads)}, pinned {sorted(pins)}"
         return ""
 
 
 def _check_keys(keys: Sequence[bytes]) -> None:
-    for key in keys:
-        if len(key) != KEY_BYTES:
-            raise ValueError(f"a key of {len(key)} bytes, not {KEY_BYTES}")
+    _check_lengths("key", keys, KEY_BYTES)
     if len(set(keys)) != len(keys):
         raise ValueError("a key twice in one message")
+
+
+def _check_lengths(name: str, values: Sequence[bytes], num_bytes: int) -> None:
+    for length in set(map(len, values)):
+        if length != num_bytes:
+            raise ValueError(f"{name} of {length} bytes, not {num_bytes}")

@@ -1,7 +1,5 @@
 from dataclasses import dataclass, field
 
-from tandem.pagestore.server.slots import SlotPage
-
 
 @dataclass(slots=True, eq=False)
 class RunningFind:
@@ -12,9 +10,9 @@ class RunningFind:
         end: index in `keys` behind the last page that is answered or expected.
         next: index of the next page to answer.
         ahead: index of the next page to read or to wait for.
-        pages: answered pages, each pinned once.
-        arrived: pages between `next` and `ahead`, pinned once, with the tier that held them.
-        coming: pages between `next` and `ahead` that are being read.
+        slots: of the answered pages, each pinned once.
+        arrived: slots of pages between `next` and `ahead`, pinned once, with the tier that held them.
+        coming: slots of pages between `next` and `ahead` that are being read.
         deadline: time by which the next page must arrive.
     """
 
@@ -24,9 +22,9 @@ class RunningFind:
     end: int
     next: int = 0
     ahead: int = 0
-    pages: list[SlotPage] = field(default_factory=list)
-    arrived: dict[int, tuple[SlotPage, int]] = field(default_factory=dict)
-    coming: dict[int, SlotPage] = field(default_factory=dict)
+    slots: list[int] = field(default_factory=list)
+    arrived: dict[int, tuple[int, int]] = field(default_factory=dict)
+    coming: dict[int, int] = field(default_factory=dict)
     deadline: float = 0.0
 
     @property

@@ -1,11 +1,14 @@
 """Sessions with workers, and what they use of the region."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tandem.pagestore.messages import StoreHello
 from tandem.pagestore.server.running_find import RunningFind
-from tandem.pagestore.server.slots import SlotPage
+
+# Closed sessions whose process one poll asks for.
+MAX_ASKED = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -13,7 +16,7 @@ class Session:
     """One stream of a worker. After its end the worker's copies may still run: its slots and pins stay until `is_gone`.
 
     Attributes:
-        writing: pages that the worker writes, by slot.
+        writing: generations of the slots that the worker writes, by slot.
         finds: by number.
     """
 
@@ -21,8 +24,12 @@ class Session:
     incarnation: str
     is_gone: Callable[[], bool]
     is_open: bool = True
-    writing: dict[int, SlotPage] = field(default_factory=dict)
+    writing: dict[int, int] = field(default_factory=dict)
     finds: dict[int, RunningFind] = field(default_factory=dict)
+
+    @property
+    def uses_slots(self) -> bool:
+        return bool(self.writing) or any(find.slots for find in self.finds.values())
 
 
 class Sessions:
@@ -30,7 +37,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self._open: dict[str, Session] = {}
-        self._closed: list[Session] = []
+        self._closed: deque[Session] = deque()
 
     def __iter__(self) -> Iterator[Session]:
         yield from self._open.values()
@@ -58,7 +65,7 @@ class Sessions:
         return self._open[name]
 
     def close(self, name: str) -> Session | None:
-        """Returns the session; None if it is not open."""
+        """Returns the session, whose finds the caller stops; None if it is not open."""
         session = self._open.pop(name, None)
         if session is not None:
             session.is_open = False
@@ -69,9 +76,20 @@ class Sessions:
         """Returns the names of the open sessions of a worker's life."""
         return [session.name for session in self._open.values() if session.incarnation == incarnation]
 
-    def take_settled(self, incarnation: str | None = None) -> list[Session]:
-        """Removes the closed sessions whose copies have ended: those of a gone process, and of `incarnation`."""
-        settled = [s for s in self._closed if s.incarnation == incarnation or s.is_gone()]
-        if settled:
-            self._closed = [s for s in self._closed if s not in settled]
+    def take_closed(self, incarnation: str) -> list[Session]:
+        """Removes the closed sessions of a worker's life, whose copies have ended."""
+        taken = [session for session in self._closed if session.incarnation == incarnation]
+        if taken:
+            self._closed = deque(session for session in self._closed if session.incarnation != incarnation)
+        return taken
+
+    def take_settled(self) -> list[Session]:
+        """Removes closed sessions that use no slots or whose process is gone. Looks at a bounded number, in turns."""
+        settled = []
+        for _ in range(min(len(self._closed), MAX_ASKED)):
+            session = self._closed.popleft()
+            if not session.uses_slots or session.is_gone():
+                settled.append(session)
+            else:
+                self._closed.append(session)
         return settled

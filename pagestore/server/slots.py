@@ -1,87 +1,130 @@
-"""Slots of the region and the pages in them."""
+"""Slots of the region and the pages in them.
+
+The table has a column per property. An object per slot would do as well, but with a million of them each full garbage
+collection takes a second.
+"""
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import Enum
+from struct import Struct
 
-from tandem.pagestore.server.base import StoredPage
+from tandem.pagestore.keys import KEY_BYTES
+from tandem.prefix import IDENTITY_BYTES
 
+# States of a slot. A worker writes into it, a slower tier reads into it, or it has a page that nobody or somebody uses.
+FREE, WRITING, READING, READY, PINNED = range(5)
+STATE_NAMES = ("free", "writing", "reading", "ready", "pinned")
+# Added to the state of a slot in use whose page was purged.
+UNLISTED = 8
 
-class PageState(Enum):
-    """Who changes a slot's content: a worker, a slower tier, nobody."""
+_AFTER_PURGE = bytearray(range(256))
+for _state in (WRITING, READING, PINNED):
+    _AFTER_PURGE[_state] |= UNLISTED
+_AFTER_PURGE[READY] = FREE
+_IS_VISIBLE = bytes(state in (READY, PINNED) for state in range(256))
+_IS_USED = bytes(state != FREE for state in range(256))
 
-    WRITING = "writing"
-    READING = "reading"
-    READY = "ready"
-
-
-@dataclass(slots=True, eq=False)
-class SlotPage:
-    """A page from the grant of its slot until the slot is free again.
-
-    Attributes:
-        generation: of the slot; unique among all pages of the slot.
-        last_use: tick of the last message that named the page.
-        num_pins: finds that read the slot, and writes of a slower tier from it.
-        is_listed: whether its key leads to it; False once evicted or purged.
-    """
-
-    stored: StoredPage
-    slot: int
-    generation: int
-    state: PageState
-    last_use: int
-    num_pins: int = 0
-    is_listed: bool = True
+_KEYS = Struct(f"{KEY_BYTES}s{KEY_BYTES}s")
+_IDENTITY = Struct(f"{IDENTITY_BYTES}s")
+_NO_KEY = bytes(KEY_BYTES)
 
 
 class SlotTable:
-    """Gives each slot one owner at a time."""
+    """Gives each slot one owner at a time.
+
+    Attributes:
+        states: FREE, or the state of the page.
+        generations: one per page of a slot; they never repeat.
+        last_uses: tick of the last message that named the page.
+        num_pins: finds that read the slot, and writes of a slower tier from it.
+        num_children: listed pages behind this one.
+        num_free: number of free slots.
+    """
 
     def __init__(self, num_slots: int) -> None:
-        self._generations = array("Q", bytes(8 * num_slots))
-        self._pages: list[SlotPage | None] = [None] * num_slots
-        self._returned: list[int] = []
-        # Slots from here on were never used.
-        self._num_used = 0
+        self.states = bytearray(num_slots)
+        self.generations = array("Q", bytes(8 * num_slots))
+        self.last_uses = array("Q", bytes(8 * num_slots))
+        self.num_pins = array("I", bytes(4 * num_slots))
+        self.num_children = array("I", bytes(4 * num_slots))
+        self.num_free = num_slots
+        self._keys = bytearray(_KEYS.size * num_slots)
+        self._identities = bytearray(_IDENTITY.size * num_slots)
+        # Free slots are those in _returned, and those from _fresh on in state FREE.
+        self._returned = array("I")
+        self._fresh = 0
 
     def __len__(self) -> int:
-        return len(self._pages)
+        return len(self.states)
 
-    def __iter__(self) -> Iterator[SlotPage]:
-        return (page for page in self._pages if page is not None)
-
-    @property
-    def num_free(self) -> int:
-        return len(self._returned) + len(self._pages) - self._num_used
-
-    def page(self, slot: int) -> SlotPage | None:
-        return self._pages[slot]
-
-    def take(self, stored: StoredPage, state: PageState, last_use: int) -> SlotPage:
+    def take(self, state: int, key: bytes, parent: bytes, identity: bytes) -> int:
         """Raises IndexError if no slot is free."""
-        if self._num_used < len(self._pages):
-            slot = self._num_used
-            self._num_used += 1
-        else:
+        if self._returned:
             slot = self._returned.pop()
-        self._generations[slot] += 1
-        page = SlotPage(stored, slot, self._generations[slot], state, last_use)
-        self._pages[slot] = page
-        return page
+        else:
+            slot = self.states.find(FREE, self._fresh)
+            if slot < 0:
+                raise IndexError("no slot is free")
+            self._fresh = slot + 1
+        self.num_free -= 1
+        self.states[slot] = state
+        self.generations[slot] += 1
+        _KEYS.pack_into(self._keys, slot * _KEYS.size, key, parent)
+        _IDENTITY.pack_into(self._identities, slot * _IDENTITY.size, identity)
+        return slot
 
-    def give_back(self, page: SlotPage) -> None:
-        self._pages[page.slot] = None
-        self._returned.append(page.slot)
+    def give_back(self, slot: int) -> None:
+        self.num_free += 1
+        self.states[slot] = FREE
+        if slot < self._fresh:
+            self._returned.append(slot)
+
+    def keys(self, slot: int) -> tuple[bytes, bytes]:
+        """Returns the page's key and its parent's, b"" at the beginning of a prompt."""
+        key, parent = _KEYS.unpack_from(self._keys, slot * _KEYS.size)
+        return key, b"" if parent == _NO_KEY else parent
+
+    def identity(self, slot: int) -> bytes:
+        identity: bytes
+        (identity,) = _IDENTITY.unpack_from(self._identities, slot * _IDENTITY.size)
+        return identity
+
+    def purge(self) -> Iterator[bytes]:
+        """Frees unused slots and marks those in use as unlisted. A million slots take a few milliseconds.
+
+        Returns:
+            The identities of the pages that were ready, read as far as the caller iterates.
+        """
+        is_visible, identities = self.states.translate(_IS_VISIBLE), self._identities
+        self._identities = bytearray(len(identities))
+        self.states[:] = self.states.translate(_AFTER_PURGE)
+        self.num_free = self.states.count(FREE)
+        del self._returned[:]
+        self._fresh = 0
+        return (_IDENTITY.unpack_from(identities, slot * _IDENTITY.size)[0] for slot in _find_set(is_visible))
+
+    def in_use(self) -> Iterator[int]:
+        """Iterates over the slots that are not free."""
+        return _find_set(self.states.translate(_IS_USED))
 
     def check_integrity(self) -> str:
-        free = set(self._returned) | set(range(self._num_used, len(self._pages)))
-        if len(free) != self.num_free:
+        """Recounts the free slots; "" or the first violation."""
+        fresh = [slot for slot in range(self._fresh, len(self)) if self.states[slot] == FREE]
+        free = {*self._returned, *fresh}
+        if not len(free) == len(self._returned) + len(fresh) == self.num_free:
             return f"{self.num_free} slots are free, but only {len(free)} different ones"
-        for slot, page in enumerate(self._pages):
-            if (page is None) != (slot in free):
-                return f"slot {slot} is {'lost' if page is None else 'free and used'}"
-            if page is not None and (page.slot, page.generation) != (slot, self._generations[slot]):
-                return f"slot {slot} has the page of slot {page.slot}, generation {page.generation}"
+        for slot, state in enumerate(self.states):
+            if (state == FREE) != (slot in free):
+                return f"slot {slot} is {'lost' if state == FREE else 'free and used'}"
+            if (state & ~UNLISTED == PINNED) != (self.num_pins[slot] > 0):
+                return f"slot {slot} is {STATE_NAMES[state & ~UNLISTED]} and has {self.num_pins[slot]} pins"
+            if state & UNLISTED and state & ~UNLISTED in (FREE, READY):
+                return f"slot {slot} of a purged page has no user"
         return ""
+
+
+def _find_set(flags: bytearray) -> Iterator[int]:
+    index = flags.find(1)
+    while index >= 0:
+        yield index
+        index = flags.find(1, index + 1)

@@ -25,8 +25,9 @@ class StoreCounts:
     purges: int = 0
     hits: dict[int, int] = field(default_factory=dict)
 
-    def count_hit(self, tier: int) -> None:
-        self.hits[tier] = self.hits.get(tier, 0) + 1
+    def count_hits(self, tier: int, num_pages: int) -> None:
+        if num_pages:
+            self.hits[tier] = self.hits.get(tier, 0) + num_pages
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,16 @@
 """Index, eviction and quotas, and their costs."""
 
 from tandem.pagestore.server.page_memory import PageMemory
-from tandem.pagestore.server.slots import PageState, SlotPage
+from tandem.pagestore.server.slots import WRITING
 from tests.fakes.store_client import identity, key, stored_page
 
 
-def add(memory: PageMemory, name: str, parent: str = "", namespace: str = "") -> SlotPage | None:
+def add(memory: PageMemory, name: str, parent: str = "", namespace: str = "") -> int | None:
     memory.next_tick()
-    page = memory.allocate(stored_page(name, parent, namespace), PageState.WRITING)
-    if page is not None:
-        memory.make_ready(page)
-    return page
+    slot = memory.allocate(stored_page(name, parent, namespace), WRITING)
+    if slot is not None:
+        memory.make_ready(slot)
+    return slot
 
 
 def test_pages_are_removed_once_nobody_needs_them() -> None:
@@ -19,10 +19,10 @@ def test_pages_are_removed_once_nobody_needs_them() -> None:
     assert a is not None and b is not None
     memory.pin(a)
     memory.use(b)
-    assert add(memory, "c") is not None and memory.page(key("b")) is None
+    assert add(memory, "c") is not None and memory.slot(key("b")) is None
     memory.purge()
-    assert memory.page(key("a")) is None and (memory.num_free, memory.num_pinned) == (1, 1)
-    memory.unpin(a)
+    assert memory.slot(key("a")) is None and (memory.num_free, memory.num_pinned) == (1, 1)
+    memory.unpin([a])
     assert memory.num_free == 2 and memory.check_integrity() == ""
 
 
@@ -43,7 +43,7 @@ def test_a_parent_is_evicted_after_its_last_child() -> None:
     add(memory, "ac", "a")
     for name, gone in (("x", "ab"), ("y", "ac"), ("z", "a")):
         add(memory, name)
-        assert memory.page(key(gone)) is None
+        assert memory.slot(key(gone)) is None
     assert memory.check_integrity() == ""
 
 
@@ -58,20 +58,20 @@ def test_a_slot_that_changes_its_namespace_is_evicted_for_the_right_one() -> Non
     add(memory, "f", namespace="x")
     add(memory, "g", namespace="x")
     assert add(memory, "h", namespace="x") is not None
-    assert memory.page(key("f")) is None and memory.page(key("e")) is not None
+    assert memory.slot(key("f")) is None and memory.slot(key("e")) is not None
     assert memory.check_integrity() == ""
 
 
 def test_a_parent_given_up_leaves_its_child_to_eviction() -> None:
     memory = PageMemory(2)
     memory.next_tick()
-    parent = memory.allocate(stored_page("a"), PageState.WRITING)
-    child = memory.allocate(stored_page("ab", "a"), PageState.WRITING)
+    parent = memory.allocate(stored_page("a"), WRITING)
+    child = memory.allocate(stored_page("ab", "a"), WRITING)
     assert parent is not None and child is not None
     memory.make_ready(child)
     memory.discard(parent)
-    assert memory.page(key("ab")) is child
+    assert memory.slot(key("ab")) == child
     again = add(memory, "a")
     assert again is not None and memory.check_integrity() == ""
     add(memory, "x")
-    assert memory.page(key("ab")) is None and memory.page(key("a")) is again
+    assert memory.slot(key("ab")) is None and memory.slot(key("a")) == again

@@ -4,7 +4,7 @@ Pages are named by their path: "ab" follows "a". A mark is the name that was las
 tiers the model predicts each answer and each eviction exactly.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
@@ -33,15 +33,9 @@ from tests.fakes.slow_tier import FakeSlowTier
 from tests.fakes.store_client import hello, identity, key, stored_page
 
 LETTERS = "ab"
-PATHS = st.text(LETTERS, min_size=1, max_size=5)
-NAMES = [
-    a + b + c + d + e
-    for a in LETTERS
-    for b in ("", *LETTERS)
-    for c in ("", *LETTERS)
-    for d in ("", *LETTERS)
-    for e in ("", *LETTERS)
-]
+PATHS = st.text(LETTERS, min_size=1, max_size=3)
+NAMES = [a + b + c for a in LETTERS for b in ("", *LETTERS) for c in ("", *LETTERS)]
+FIRSTS = st.sampled_from([1, 1, 1, 2, 3])
 NAME_OF_IDENTITY = {identity(name): name for name in NAMES}
 NAME_OF_KEY = {key(name): name for name in NAMES}
 WORKERS = 3
@@ -231,6 +225,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- sessions and processes -----------------------------------------------------------------------------------
 
+    def opened(self, which: int) -> tuple[Worker, str]:
+        """Returns a worker and its session, opened if need be."""
+        worker = self.workers[which]
+        if worker.session is None:
+            self.open(which, closes_first=False)
+        assert worker.session is not None
+        return worker, worker.session
+
     @rule(which=st.integers(0, WORKERS - 1), closes_first=st.booleans())
     def open(self, which: int, closes_first: bool) -> None:
         worker = self.workers[which]
@@ -307,17 +309,15 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- messages -------------------------------------------------------------------------------------------------
 
-    @rule(which=st.integers(0, WORKERS - 1), path=PATHS, first=st.integers(1, 5))
+    @rule(which=st.integers(0, WORKERS - 1), path=PATHS, first=FIRSTS)
     def put(self, which: int, path: str, first: int) -> None:
-        worker = self.workers[which]
-        if worker.session is None:
-            return
+        worker, session = self.opened(which)
         self.tick += 1
         self.num_names += 1
         first = min(first, len(path))
         names, parent = prefixes(path, first), path[: first - 1]
         self.store.receive(
-            worker.session,
+            session,
             Put(
                 self.num_names,
                 namespace_of(path),
@@ -326,7 +326,7 @@ class StoreMachine(RuleBasedStateMachine):
                 tuple(map(identity, names)),
             ),
         )
-        (granted,) = self.store.take_outgoing()[worker.session]
+        (granted,) = self.store.take_outgoing()[session]
         assert isinstance(granted, PutGranted) and granted.number == self.num_names
         removed = self.removed()
         if parent in self.by_name:
@@ -357,9 +357,15 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.users(slot) == []
             self.remember(slot, generation)
             self.add(Entry(name, slot, generation, False, self.tick))
-            worker.writes[slot, generation] = (name, worker.session)
+            worker.writes[slot, generation] = (name, session)
         assert removed == set()
         self.follow()
+
+    @rule(which=st.integers(0, WORKERS - 1), path=PATHS)
+    def store_path(self, which: int, path: str) -> None:
+        worker, session = self.opened(which)
+        self.put(which, path, 1)
+        self.end_writes(worker, [pair for pair, (_, writer) in worker.writes.items() if writer == session], (), False)
 
     @rule(which=st.integers(0, WORKERS - 1), number=st.integers(0, 9), gives_up=st.booleans(), old=st.integers(0, 99))
     def finish_write(self, which: int, number: int, gives_up: bool, old: int) -> None:
@@ -368,10 +374,17 @@ class StoreMachine(RuleBasedStateMachine):
         if worker.session is None:
             return
         mine = [pair for pair, (_, session) in worker.writes.items() if session == worker.session]
-        pairs = [mine[number % len(mine)]] if mine else []
-        stale = self.history[old % len(self.history)]
-        messages = [*pairs, *([stale] if stale not in mine and stale[0] < self.num_slots else [])]
-        slots, generations = tuple(p[0] for p in messages), tuple(p[1] for p in messages)
+        # Rather of a slot that is being written again.
+        written = [pair for pair in self.history if pair not in mine and pair[0] in {slot for slot, _ in mine}]
+        history = written or [pair for pair in self.history if pair not in mine and pair[0] < self.num_slots]
+        pairs = [mine[number % len(mine)]] if mine and number else []
+        self.end_writes(worker, pairs, history[old % len(history) :][:1] if history else (), gives_up)
+
+    def end_writes(
+        self, worker: Worker, pairs: Sequence[tuple[int, int]], stale: Sequence[tuple[int, int]], gives_up: bool
+    ) -> None:
+        assert worker.session is not None
+        slots, generations = tuple(p[0] for p in [*pairs, *stale]), tuple(p[1] for p in [*pairs, *stale])
         self.tick += 1
         for slot, _ in pairs:
             entry = self.by_slot[slot]
@@ -386,24 +399,22 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.receive(worker.session, GaveUp(slots, generations) if gives_up else Wrote(slots, generations))
         self.follow()
 
-    @rule(which=st.integers(0, WORKERS - 1), path=PATHS, first=st.integers(1, 5))
+    @rule(which=st.integers(0, WORKERS - 1), path=PATHS, first=FIRSTS)
     def find(self, which: int, path: str, first: int) -> None:
-        worker = self.workers[which]
-        if worker.session is None:
-            return
+        worker, session = self.opened(which)
         self.tick += 1
         self.num_names += 1
         names = prefixes(path, min(first, len(path)))
         expected = 0
         while expected < len(names) and names[expected] in self.by_name and self.by_name[names[expected]].is_ready:
             expected += 1
-        read = Read(worker.session, self.num_names, names)
+        read = Read(session, self.num_names, names)
         worker.reads.append(read)
-        self.store.receive(worker.session, Find(self.num_names, namespace_of(path), tuple(map(key, names))))
+        self.store.receive(session, Find(self.num_names, namespace_of(path), tuple(map(key, names))))
         outgoing = self.store.take_outgoing()
-        (found,) = outgoing.pop(worker.session)
+        (found,) = outgoing.pop(session)
         assert isinstance(found, Found) and not outgoing
-        self.take_found(worker.session, found)
+        self.take_found(session, found)
         assert len(read.slots) == expected
         assert self.has_tiers or found.num_coming == 0
         self.follow()
@@ -426,11 +437,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, WORKERS - 1))
     def purge(self, which: int) -> None:
-        worker = self.workers[which]
-        if worker.session is None:
-            return
+        _, session = self.opened(which)
         self.tick += 1
-        self.store.receive(worker.session, Purge())
+        self.store.receive(session, Purge())
         ready = {name for name, entry in self.by_name.items() if entry.is_ready}
         assert self.removed() == ready
         for entry in list(self.by_name.values()):
