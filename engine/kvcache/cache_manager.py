@@ -22,6 +22,7 @@ class PageHandle:
         page_ids: page table of 32-bit integers. The manager may replace a duplicate page's id.
         cached_len: tokens found in the tree at acquisition, a multiple of the page size.
         leased: True while another worker writes the private pages.
+        is_withheld: whether the private pages are never offered to the page store.
     """
 
     table_id: int
@@ -32,6 +33,7 @@ class PageHandle:
     priority: int = 0
     leased: bool = False
     ceiling: PageCeiling | None = None
+    is_withheld: bool = False
 
 
 class CacheManager:
@@ -128,6 +130,13 @@ class CacheManager:
         """Begins to note pages that enter the tree and prefixes that are reused."""
         self._tree.watch = TreeWatch(self.num_pages)
         return self._tree.watch
+
+    def withhold_pages(self) -> None:
+        """Keeps all present pages, of the tree and of handles, from the page store for good."""
+        for node in self._tree.nodes():
+            node.is_withheld = True
+        for handle in self._handles.values():
+            handle.is_withheld = True
 
     def hold_page(self, node: RadixNode) -> None:
         """Keeps the page of a node in the tree allocated, even if it is evicted, until `let_go_page`."""
@@ -237,7 +246,7 @@ class CacheManager:
             key = tuple(token_ids[i * size : (i + 1) * size])
             child = tree.get_child(node, key)
             if child is None:
-                child = tree.add_child(node, key, handle.page_ids[i], handle.priority)
+                child = tree.add_child(node, key, handle.page_ids[i], handle.priority, handle.is_withheld)
             else:
                 tree.lock_node(child)
                 duplicates.append(handle.page_ids[i])

@@ -25,6 +25,7 @@ class RadixNode:
         heap_entry: number of its latest entry in the eviction heap; 0 before the first.
         store_key: key in the page store (tandem.pagestore.keys), of a root too; None until it is computed.
         store_mark: the store tier's note that it has offered the page to the store; 0: it has not.
+        is_withheld: whether the page is never offered to the store, like all its descendants.
     """
 
     __slots__ = (
@@ -32,6 +33,7 @@ class RadixNode:
         "created",
         "heap_entry",
         "identity",
+        "is_withheld",
         "key",
         "last_access",
         "num_hits",
@@ -59,6 +61,7 @@ class RadixNode:
         self.priority = 0
         self.store_key: bytes | None = None
         self.store_mark = 0
+        self.is_withheld = parent is not None and parent.is_withheld
 
     @property
     def is_root(self) -> bool:
@@ -72,7 +75,8 @@ class RadixNode:
 class TreeWatch:
     """
     Attributes:
-        entered: pages in the order of their entry, parents first. Some may have been evicted since.
+        entered: pages that are not withheld, in the order of their entry, parents first. Some may have been evicted
+            since.
         matched: last pages of prefixes that requests reused.
     """
 
@@ -191,17 +195,20 @@ class RadixCache:
     def get_child(self, node: RadixNode, key: tuple[int, ...]) -> RadixNode | None:
         return node.children.get(key)
 
-    def add_child(self, node: RadixNode, key: tuple[int, ...], page_id: int, priority: int) -> RadixNode:
+    def add_child(
+        self, node: RadixNode, key: tuple[int, ...], page_id: int, priority: int, is_withheld: bool = False
+    ) -> RadixNode:
         """Adds a page with one lock, the new end of the caller's locked path."""
         assert len(key) == self.page_size and key not in node.children
         child = RadixNode(key, page_identity(node.identity, key), page_id, node, self._clock)
         child.priority = priority
         child.num_locks = 1
+        child.is_withheld |= is_withheld
         node.children[key] = child
         self.num_pages += 1
         self.num_locked_pages += 1
         self.changes.store(child.identity)
-        if self.watch is not None:
+        if self.watch is not None and not child.is_withheld:
             self.watch.entered.append(child)
         return child
 

@@ -2,8 +2,7 @@
 
 import bisect
 import math
-from collections.abc import Callable, Sequence
-from itertools import count
+from collections.abc import Callable, Iterator, Sequence
 
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.pagestore.client.base import RegionCopies
@@ -41,11 +40,13 @@ class PageLoader:
         keys: NodeKeys,
         clock: Callable[[], float],
         compute_s: Callable[[int, int], float],
+        numbers: Iterator[int],
         send: Callable[[StoreClientMessage], None],
     ) -> None:
         """
         Args:
             compute_s: expected seconds until given numbers of cached tokens and of tokens to compute are computed.
+            numbers: of Finds, unique in the tier.
         """
         self._cache = cache
         self._copies = copies
@@ -56,7 +57,7 @@ class PageLoader:
         self._max_held = max(1, int(cache.num_pages * HELD_SHARE))
         self._num_reserved = int(cache.num_pages * RESERVED_SHARE)
         self.rate = LoadRate()
-        self._numbers = count(1)
+        self._numbers = numbers
         self._is_open = False
         self._by_key: dict[PrefetchKey, Prefetch] = {}
         # To be hashed and asked for, in order.
