@@ -60,9 +60,7 @@ class StoreTier(PageTier):
         self._marked_at = clock()
         self._keys = NodeKeys(cache, page_format)
         self._loader = PageLoader(cache, copies, self._keys, clock, compute_s, self._numbers, self._send)
-        self._writer = PageWriter(
-            cache, launches, copies, self._keys, clock, write_after, self._numbers, self._send
-        )
+        self._writer = PageWriter(cache, launches, copies, self._keys, clock, write_after, self._numbers, self._send)
         self._yielding = Yielding(cache, clock)
 
     def prefetch(self, key: PrefetchKey, token_ids: Sequence[int], namespace: str, priority: int = 0) -> None:
@@ -131,6 +129,12 @@ class StoreTier(PageTier):
         self._writer.reset()
         self._change_mark()
         self._purge()
+
+    def check_integrity(self) -> str:
+        num_held = self._cache.num_held_pages
+        if num_held > self._writer.num_held_pages:
+            return f"{num_held} pages are held, but only {self._writer.num_held_pages} copied out"
+        return self._loader.check_integrity() or self._writer.check_integrity()
 
     @property
     def _num_held_pages(self) -> int:

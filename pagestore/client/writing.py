@@ -118,6 +118,14 @@ class PageWriter:
             if isinstance(write.message, Wrote):
                 write.message = GaveUp(write.message.slots, write.message.generations)
 
+    def check_integrity(self) -> str:
+        """Returns the first violation of the accounting of offers and copies, or ""."""
+        held = sum(len(write.page_ids) for write in self._writes)
+        if held != self._num_held:
+            return f"copies read {held} pages, but count {self._num_held}"
+        asked = sum(len(nodes) for nodes, _ in self._asked.values())
+        return "" if asked == self._num_asked else f"{asked} pages are offered, but counted as {self._num_asked}"
+
     def receive(self, answer: PutGranted) -> None:
         nodes, _ = self._asked.pop(answer.number, ([], 0.0))
         self._num_asked -= len(nodes)
@@ -183,9 +191,10 @@ class PageWriter:
         for _ in range(min(len(matched), MATCHES_PER_TURN)):
             node = matched.popleft()
             path = []
-            # Pages behind one that was offered lately were offered or are new.
-            while node.parent is not None and node.store_mark != mark:
-                if not node.is_withheld and node.num_hits >= self._write_after:
+            # Pages before one that was offered lately were offered or are new.
+            while node.parent is not None and (self._write_after or node.store_mark != mark):
+                node.store_hits += 1
+                if node.store_mark != mark and not node.is_withheld and node.store_hits >= self._write_after:
                     path.append(node)
                 node = node.parent
             if len(self._reused) + len(path) <= self._cache.num_pages:
