@@ -1,4 +1,7 @@
-"""Registration and copies on a fake device. The real ones are tested in tests/gpu/pagestore/client/test_cuda_copies.py."""
+"""Registration and copies on a fake device.
+
+The real ones are tested in tests/gpu/pagestore/client/test_cuda_copies.py.
+"""
 
 import logging
 import threading
