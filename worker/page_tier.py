@@ -56,7 +56,11 @@ class PageTier(ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Purges the store, and forgets pages that were to be written."""
+        """Purges the store, and keeps all pages of this moment out of it."""
+
+    @abstractmethod
+    def check_integrity(self) -> str:
+        """Returns the first violation of the accounting of copies, or ""."""
 
 
 class NoTier(PageTier):
@@ -88,3 +92,6 @@ class NoTier(PageTier):
 
     def reset(self) -> None:
         pass
+
+    def check_integrity(self) -> str:
+        return ""

@@ -10,7 +10,9 @@ from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.engine.kvcache.deferred_frees import DeferredFree, DeferredFrees
 from tandem.engine.kvcache.eviction.table import EVICTION_POLICIES
 from tandem.engine.kvcache.page_ceiling import PageCeiling
-from tandem.engine.kvcache.radix_cache import RadixCache, RadixNode, TreeWatch
+from tandem.engine.kvcache.radix_cache import CachedPrefix, RadixCache, RadixNode, TreeWatch
+
+NO_PREFIX = CachedPrefix(None, 0)
 
 
 @dataclass(eq=False, slots=True)
@@ -22,6 +24,7 @@ class PageHandle:
         page_ids: page table of 32-bit integers. The manager may replace a duplicate page's id.
         cached_len: tokens found in the tree at acquisition, a multiple of the page size.
         leased: True while another worker writes the private pages.
+        is_withheld: whether the private pages are never offered to the page store.
     """
 
     table_id: int
@@ -32,6 +35,7 @@ class PageHandle:
     priority: int = 0
     leased: bool = False
     ceiling: PageCeiling | None = None
+    is_withheld: bool = False
 
 
 class CacheManager:
@@ -115,10 +119,15 @@ class CacheManager:
         """Returns the pages of the longest cached prefix; keeps access order."""
         return self._tree.peek(namespace, token_ids, len(token_ids))
 
-    def find_cached(self, token_ids: Sequence[int], namespace: str = "") -> tuple[RadixNode | None, int]:
-        """Returns the last node of the longest cached prefix and its number of pages; keeps access order. Without one,
-        the namespace's root, or None if it has no pages. The node stays valid until it `is_evicted`."""
-        return self._tree.find(namespace, token_ids)
+    def find_cached(
+        self, token_ids: Sequence[int], namespace: str = "", known: CachedPrefix = NO_PREFIX
+    ) -> CachedPrefix:
+        """Returns the longest cached prefix; keeps access order.
+
+        Args:
+            known: an earlier result for these tokens; the search continues there.
+        """
+        return self._tree.find(namespace, token_ids, known)
 
     def namespace_of(self, root: RadixNode) -> str:
         """Returns the namespace of a root that has pages."""
@@ -128,6 +137,13 @@ class CacheManager:
         """Begins to note pages that enter the tree and prefixes that are reused."""
         self._tree.watch = TreeWatch(self.num_pages)
         return self._tree.watch
+
+    def withhold_pages(self) -> None:
+        """Keeps all present pages, of the tree and of handles, from the page store for good."""
+        for node in self._tree.nodes():
+            node.is_withheld = True
+        for handle in self._handles.values():
+            handle.is_withheld = True
 
     def hold_page(self, node: RadixNode) -> None:
         """Keeps the page of a node in the tree allocated, even if it is evicted, until `let_go_page`."""
@@ -200,6 +216,51 @@ class CacheManager:
             self._num_leased_pages += num_private
         return handle
 
+    def acquire_behind(
+        self, prefix: CachedPrefix, num_pages: int, namespace: str, priority: int, num_reserved: int
+    ) -> PageHandle | None:
+        """Acquires private pages that will continue a cached prefix, in a time that does not depend on its length.
+
+        The prefix is not locked, but counts as just accessed.
+
+        Args:
+            num_reserved: free or evictable pages to leave.
+
+        Returns:
+            None if there are not enough pages.
+        """
+        if prefix.num_pages and prefix.node is not None:
+            self._tree.touch(prefix.node)
+        return self.acquire_pages(
+            (),
+            num_pages * self.page_size,
+            max_cached_len=0,
+            namespace=namespace,
+            priority=priority,
+            num_reserved=num_reserved,
+        )
+
+    def cache_behind(self, handle: PageHandle, prefix: CachedPrefix, token_ids: Sequence[int]) -> CachedPrefix:
+        """Moves the pages of `acquire_behind` into the tree, without locks, and ends the handle.
+
+        Args:
+            token_ids: of the prefix and the pages.
+
+        Returns:
+            The prefix that the pages end. Without pages, if theirs has been evicted.
+        """
+        if prefix.is_evicted:
+            self.release_pages(handle)
+            return NO_PREFIX
+        size, num_pages = self.page_size, prefix.num_pages + len(handle.page_ids)
+        keys = [tuple(token_ids[i * size : (i + 1) * size]) for i in range(prefix.num_pages, num_pages)]
+        # The handle keeps a namespace's root.
+        node = prefix.node if prefix.num_pages and prefix.node is not None else handle.node
+        node, duplicates = self._tree.add_pages(node, keys, handle.page_ids, handle.priority)
+        handle.page_ids = array("i", duplicates)
+        self.release_pages(handle)
+        return CachedPrefix(node, num_pages)
+
     def grow_pages(self, handle: PageHandle, num_tokens: int) -> bool:
         """Adds private pages. Returns False, without changes, if there are not enough."""
         assert handle.table_id in self._handles and not handle.leased and handle.ceiling is None
@@ -237,7 +298,7 @@ class CacheManager:
             key = tuple(token_ids[i * size : (i + 1) * size])
             child = tree.get_child(node, key)
             if child is None:
-                child = tree.add_child(node, key, handle.page_ids[i], handle.priority)
+                child = tree.add_child(node, key, handle.page_ids[i], handle.priority, handle.is_withheld)
             else:
                 tree.lock_node(child)
                 duplicates.append(handle.page_ids[i])

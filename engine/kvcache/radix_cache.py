@@ -7,6 +7,7 @@ namespace has its own tree, and never shares pages.
 import heapq
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from tandem.engine.kvcache.cache_changes import ChangeLog
 from tandem.engine.kvcache.eviction.base import EvictionPolicy
@@ -24,7 +25,9 @@ class RadixNode:
         num_locks: locks on this node or below it.
         heap_entry: number of its latest entry in the eviction heap; 0 before the first.
         store_key: key in the page store (tandem.pagestore.keys), of a root too; None until it is computed.
+        store_hits: requests that reused the page, counted by the store tier if it needs the number.
         store_mark: the store tier's note that it has offered the page to the store; 0: it has not.
+        is_withheld: whether the page is never offered to the store, like all its descendants.
     """
 
     __slots__ = (
@@ -32,6 +35,7 @@ class RadixNode:
         "created",
         "heap_entry",
         "identity",
+        "is_withheld",
         "key",
         "last_access",
         "num_hits",
@@ -39,6 +43,7 @@ class RadixNode:
         "page_id",
         "parent",
         "priority",
+        "store_hits",
         "store_key",
         "store_mark",
     )
@@ -58,7 +63,9 @@ class RadixNode:
         self.num_hits = 0
         self.priority = 0
         self.store_key: bytes | None = None
+        self.store_hits = 0
         self.store_mark = 0
+        self.is_withheld: bool = parent is not None and parent.is_withheld
 
     @property
     def is_root(self) -> bool:
@@ -72,7 +79,8 @@ class RadixNode:
 class TreeWatch:
     """
     Attributes:
-        entered: pages in the order of their entry, parents first. Some may have been evicted since.
+        entered: pages that are not withheld, in the order of their entry, parents first. Some may have been evicted
+            since.
         matched: last pages of prefixes that requests reused.
     """
 
@@ -80,6 +88,22 @@ class TreeWatch:
         # Older pages than a pool's worth have been evicted.
         self.entered: deque[RadixNode] = deque(maxlen=num_pages)
         self.matched: deque[RadixNode] = deque(maxlen=MAX_MATCHED)
+
+
+class CachedPrefix(NamedTuple):
+    """The cached prefix of a prompt.
+
+    Attributes:
+        node: its last page, or the namespace's root; None: the namespace has no tree. Valid until it `is_evicted`.
+        num_pages: its length.
+    """
+
+    node: RadixNode | None
+    num_pages: int
+
+    @property
+    def is_evicted(self) -> bool:
+        return self.num_pages > 0 and self.node is not None and self.node.is_evicted
 
 
 class RadixCache:
@@ -118,16 +142,21 @@ class RadixCache:
             pages.append(node.page_id)
         return pages
 
-    def find(self, namespace: str, token_ids: Sequence[int]) -> tuple[RadixNode | None, int]:
-        """Returns the node of the longest cached prefix and its number of pages; changes nothing. (None, 0): the
-        namespace has no tree."""
-        node, num_pages, size = self._roots.get(namespace), 0, self.page_size
+    def find(self, namespace: str, token_ids: Sequence[int], known: CachedPrefix) -> CachedPrefix:
+        """Returns the longest cached prefix; changes nothing.
+
+        Args:
+            known: a cached prefix of these tokens, found earlier.
+        """
+        (node, num_pages), size = known, self.page_size
+        if not num_pages or known.is_evicted:
+            node, num_pages = self._roots.get(namespace), 0
         while node is not None:
             child = node.children.get(tuple(token_ids[num_pages * size : (num_pages + 1) * size]))
             if child is None:
                 break
             node, num_pages = child, num_pages + 1
-        return node, num_pages
+        return CachedPrefix(node, num_pages)
 
     def namespace_of(self, root: RadixNode) -> str:
         return self._namespaces[id(root)]
@@ -148,6 +177,11 @@ class RadixCache:
             node = child
         self._push_if_evictable(node)
         return node
+
+    def touch(self, node: RadixNode) -> None:
+        """Counts as an access to the end of a path, whose ancestors are not evicted before it."""
+        self._clock += 1
+        node.last_access = self._clock
 
     @property
     def num_namespaces(self) -> int:
@@ -191,19 +225,30 @@ class RadixCache:
     def get_child(self, node: RadixNode, key: tuple[int, ...]) -> RadixNode | None:
         return node.children.get(key)
 
-    def add_child(self, node: RadixNode, key: tuple[int, ...], page_id: int, priority: int) -> RadixNode:
+    def add_child(
+        self, node: RadixNode, key: tuple[int, ...], page_id: int, priority: int, is_withheld: bool = False
+    ) -> RadixNode:
         """Adds a page with one lock, the new end of the caller's locked path."""
-        assert len(key) == self.page_size and key not in node.children
-        child = RadixNode(key, page_identity(node.identity, key), page_id, node, self._clock)
-        child.priority = priority
+        child = self._add(node, key, page_id, priority, is_withheld)
         child.num_locks = 1
-        node.children[key] = child
-        self.num_pages += 1
         self.num_locked_pages += 1
-        self.changes.store(child.identity)
-        if self.watch is not None:
-            self.watch.entered.append(child)
         return child
+
+    def add_pages(
+        self, node: RadixNode, keys: Sequence[tuple[int, ...]], page_ids: Sequence[int], priority: int
+    ) -> tuple[RadixNode, list[int]]:
+        """Adds consecutive pages behind `node`, without locks. Returns the last one, and the ids that are not needed
+        because the tree has their pages."""
+        duplicates = []
+        for key, page_id in zip(keys, page_ids, strict=True):
+            child = node.children.get(key)
+            if child is None:
+                child = self._add(node, key, page_id, priority, is_withheld=False)
+            else:
+                duplicates.append(page_id)
+            node = child
+        self._push_if_evictable(node)
+        return node, duplicates
 
     def lock_node(self, node: RadixNode) -> None:
         """Locks only `node`; the caller has locked its parent's path."""
@@ -241,6 +286,18 @@ class RadixCache:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
+
+    def _add(self, node: RadixNode, key: tuple[int, ...], page_id: int, priority: int, is_withheld: bool) -> RadixNode:
+        assert len(key) == self.page_size and key not in node.children
+        child = RadixNode(key, page_identity(node.identity, key), page_id, node, self._clock)
+        child.priority = priority
+        child.is_withheld |= is_withheld
+        node.children[key] = child
+        self.num_pages += 1
+        self.changes.store(child.identity)
+        if self.watch is not None and not child.is_withheld:
+            self.watch.entered.append(child)
+        return child
 
     def _drop_if_empty(self, node: RadixNode) -> None:
         """Clients choose namespace names, so empty ones must go."""

@@ -2,37 +2,28 @@
 
 import bisect
 import math
-from collections.abc import Callable, Sequence
-from itertools import count
+from collections.abc import Callable, Iterator, Sequence
 
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.pagestore.client.base import RegionCopies
+from tandem.pagestore.client.load_copies import LoadCopies
 from tandem.pagestore.client.load_rate import LoadRate
 from tandem.pagestore.client.node_keys import NodeKeys
-from tandem.pagestore.client.prefetch import Load, Prefetch
+from tandem.pagestore.client.prefetch import Prefetch
+from tandem.pagestore.client.shared_loads import SharedLoads
 from tandem.pagestore.messages import DISK, HOST, PEER, EndFind, Find, Found, StoreClientMessage
 from tandem.worker.page_tier import PrefetchKey, TierHits
 
 # Finds under way at a time.
 MAX_FINDS = 16
-# Pages of a copy: it enters the tree in one turn, at 3 us a page.
-MAX_LOAD_PAGES = 256
-# Pages of a copy while the rate is not known.
-PROBE_PAGES = 16
-# Shares of the pool: loads hold at most one, and leave the other.
-HELD_SHARE, RESERVED_SHARE = 1 / 4, 1 / 8
 # Limit on the store's first answer, in seconds.
 ANSWER_S = 1.0
-# Poll interval for ended copies, and interval between attempts to get pages, in seconds.
-POLL_S, RETRY_S = 0.0005, 0.005
+# Poll interval for ended copies, in seconds.
+POLL_S = 0.0005
 
 
 class PageLoader:
-    """Prefetches that are asked for, copied and entered.
-
-    A load holds pool pages only while a copy runs, so it ends by itself and waits for nobody. A Find ends when no copy
-    from its slots runs.
-    """
+    """Prefetches, from the question whether they gain to their end. A Find ends when no copy from its slots runs."""
 
     def __init__(
         self,
@@ -41,41 +32,36 @@ class PageLoader:
         keys: NodeKeys,
         clock: Callable[[], float],
         compute_s: Callable[[int, int], float],
+        numbers: Iterator[int],
         send: Callable[[StoreClientMessage], None],
     ) -> None:
         """
         Args:
             compute_s: expected seconds until given numbers of cached tokens and of tokens to compute are computed.
+            numbers: of Finds, unique in the tier.
         """
         self._cache = cache
-        self._copies = copies
         self._keys = keys
         self._clock = clock
         self._compute_s = compute_s
         self._send = send
-        self._max_held = max(1, int(cache.num_pages * HELD_SHARE))
-        self._num_reserved = int(cache.num_pages * RESERVED_SHARE)
         self.rate = LoadRate()
-        self._numbers = count(1)
+        self._copies = LoadCopies(cache, copies, self.rate, clock)
+        self._numbers = numbers
         self._is_open = False
         self._by_key: dict[PrefetchKey, Prefetch] = {}
         # To be hashed and asked for, in order.
         self._waiting: list[Prefetch] = []
         # By number of the Find.
         self._asked: dict[int, Prefetch] = {}
-        self._following: list[Prefetch] = []
-        self._loading: list[Prefetch] = []
-        # Leaders by the keys that they asked for.
-        self._coming: dict[bytes, Prefetch] = {}
-        self._num_held = 0
-        # End of the last copy, and lower bound of all deadlines.
-        self._last_end = -math.inf
+        self._shared = SharedLoads()
+        # Lower bound of all deadlines.
         self._first_deadline = math.inf
 
     @property
     def num_held_pages(self) -> int:
         """Pool pages that copies write."""
-        return self._num_held
+        return self._copies.num_held
 
     def prefetch(self, key: PrefetchKey, token_ids: Sequence[int], namespace: str, priority: int) -> None:
         assert key not in self._by_key
@@ -84,12 +70,13 @@ class PageLoader:
         num_pages = (len(token_ids) - 1) // size
         if not self._is_open or num_pages <= 0:
             return
-        _, num_cached = self._cache.find_cached(token_ids, namespace)
-        if num_cached >= num_pages:
+        cached = self._cache.find_cached(token_ids, namespace)
+        if cached.num_pages >= num_pages:
             return
-        deadline = self._clock() + self._compute_s(num_cached * size, (num_pages - num_cached) * size)
+        num_left = num_pages - cached.num_pages
+        deadline = self._clock() + self._compute_s(cached.num_pages * size, num_left * size)
         order = -priority, next(self._numbers)
-        prefetch = Prefetch(key, token_ids, namespace, priority, order, deadline, num_pages)
+        prefetch = Prefetch(key, token_ids, namespace, priority, order, deadline, num_pages, cached)
         self._by_key[key] = prefetch
         self._first_deadline = min(self._first_deadline, deadline)
         self._wait(prefetch)
@@ -123,6 +110,16 @@ class PageLoader:
         """Ends all prefetches. Nothing that was found before enters the tree."""
         self._abandon_all()
 
+    def check_integrity(self) -> str:
+        """Returns the first violation of the accounting of finds and loads, or ""."""
+        if any(prefetch.find != number for number, prefetch in self._asked.items()):
+            return "a find's number is not that of its prefetch"
+        if any(p.is_over and p.load is None for p in self._asked.values()):
+            return "a prefetch without a copy is over, but its find is not"
+        if any(p.is_over or p.runs for p in self._waiting):
+            return "a prefetch that waits is over, or has a find"
+        return self._copies.check_integrity() or self._shared.check_integrity()
+
     def receive(self, found: Found) -> None:
         prefetch = self._asked.get(found.number)
         if prefetch is None or prefetch.is_over:
@@ -151,24 +148,13 @@ class PageLoader:
         Args:
             mark: of pages that the store has.
         """
-        entered = False
-        for prefetch in [p for p in self._loading if p.load is not None and p.load.completion.done()]:
-            load, prefetch.load = prefetch.load, None
-            assert load is not None
-            self._loading.remove(prefetch)
-            self._num_held -= load.end - load.first
-            now = self._clock()
-            self.rate.copied(load.end - load.first, now - max(load.began, self._last_end), now)
-            self._last_end = now
-            if load.may_enter:
-                self._enter(prefetch, load, mark)
-                entered = True
-            self._cache.release_pages(load.handle)
+        ended = self._copies.collect(mark)
+        for prefetch in ended:
             if prefetch.is_over:
                 self._end_find(prefetch)
             elif prefetch.has_all:
                 self._finish(prefetch)
-        return entered
+        return bool(ended)
 
     def go_on(self, *, may_start: bool) -> None:
         """Asks for pages, and starts copies if allowed."""
@@ -178,7 +164,8 @@ class PageLoader:
         for prefetch in [p for p in self._asked.values() if p.answered_at is None and now >= p.asked_at + ANSWER_S]:
             self.rate.answered(now - prefetch.asked_at, now)
             self._finish(prefetch)
-        self._unfollow()
+        for prefetch in self._shared.take_free():
+            self._wait(prefetch)
         self._ask_waiting(now)
         if may_start:
             for prefetch in sorted(self._asked.values(), key=lambda p: p.order):
@@ -188,7 +175,7 @@ class PageLoader:
     def next_deadline(self) -> float | None:
         now = self._clock()
         deadlines = [self._first_deadline] if self._by_key else []
-        if self._loading:
+        if self._copies.is_running:
             deadlines.append(now + POLL_S)
         if self._waiting and len(self._asked) < MAX_FINDS:
             deadlines.append(now)
@@ -209,7 +196,7 @@ class PageLoader:
             prefetch = self._waiting.pop(0)
             if not prefetch.keys:
                 self._finish(prefetch)
-            elif not self._follow(prefetch):
+            elif not self._shared.follow(prefetch):
                 if self._gains(prefetch, now):
                     self._ask(prefetch, now)
                 else:
@@ -217,8 +204,8 @@ class PageLoader:
 
     def _prepare(self, prefetch: Prefetch) -> bool:
         """Hashes the pages behind the cached prefix. Returns False if a later turn must go on."""
-        cache, size = self._cache, self._cache.page_size
-        node, num_cached = cache.find_cached(prefetch.token_ids, prefetch.namespace)
+        prefetch.cached = self._cache.find_cached(prefetch.token_ids, prefetch.namespace, prefetch.cached)
+        node, num_cached = prefetch.cached
         if num_cached >= prefetch.num_pages:
             prefetch.keys = []
             return True
@@ -230,43 +217,19 @@ class PageLoader:
             prefetch.before = self._keys.root(prefetch.namespace) if node is None else self._keys.of(node)
             if prefetch.before is None:
                 return False
-        rest = prefetch.token_ids[prefetch.base * size :]
-        if not self._keys.extend(prefetch.keys, prefetch.before, rest, prefetch.num_pages - prefetch.base):
+        is_hashed = self._keys.extend(
+            prefetch.keys, prefetch.before, prefetch.token_ids, prefetch.base, prefetch.num_pages
+        )
+        if not is_hashed:
             return False
         del prefetch.keys[: num_cached - prefetch.base]
         prefetch.base = num_cached
         return True
 
-    def _follow(self, prefetch: Prefetch) -> bool:
-        """Waits for another prefetch that loads this one's next pages, if there is one."""
-        leader = self._coming.get(prefetch.keys[0])
-        if leader is None or leader.is_over:
-            return False
-        num_shared = next((i for i, k in enumerate(prefetch.keys) if self._coming.get(k) is not leader), None)
-        shared_end = prefetch.base - leader.base + (len(prefetch.keys) if num_shared is None else num_shared)
-        if leader.num_entered >= shared_end:
-            return False
-        prefetch.leader, prefetch.shared_end = leader, shared_end
-        self._following.append(prefetch)
-        return True
-
-    def _unfollow(self) -> None:
-        """Lets prefetches go on for themselves when their leader has loaded the shared pages, or ended."""
-        for prefetch in list(self._following):
-            leader = prefetch.leader
-            assert leader is not None
-            if leader.runs and leader.num_entered < prefetch.shared_end:
-                continue
-            end = leader.base + prefetch.shared_end
-            prefetch.loaded |= {i: tier for i, tier in leader.loaded.items() if prefetch.base <= i < end}
-            self._following.remove(prefetch)
-            prefetch.restart()
-            self._wait(prefetch)
-
     def _ask(self, prefetch: Prefetch, now: float) -> None:
         prefetch.find, prefetch.asked_at = next(self._numbers), now
         self._asked[prefetch.find] = prefetch
-        self._coming.update(dict.fromkeys(prefetch.keys, prefetch))
+        self._shared.lead(prefetch)
         self._send(Find(prefetch.find, prefetch.namespace, tuple(prefetch.keys)))
 
     # --- Decisions ---
@@ -274,7 +237,7 @@ class PageLoader:
     def _gains(self, prefetch: Prefetch, now: float) -> bool:
         """Returns whether all pages would be loaded sooner than computed."""
         num_pages, size = len(prefetch.keys), self._cache.page_size
-        load_s = self.rate.answer_s(now) + self.rate.copy_s(self._num_held + num_pages, now)
+        load_s = self.rate.answer_s(now) + self.rate.copy_s(self.num_held_pages + num_pages, now)
         return load_s < self._compute_s(prefetch.base * size, num_pages * size)
 
     def _still_gains(self, prefetch: Prefetch, now: float) -> bool:
@@ -286,61 +249,11 @@ class PageLoader:
             load_s = max(load_s, page_s * prefetch.num_coming)
         return load_s < self._compute_s((prefetch.base + prefetch.num_entered) * size, num_left * size)
 
-    # --- Copying ---
-
     def _start_load(self, prefetch: Prefetch, now: float) -> None:
-        is_known = self.rate.is_known(now)
-        limit = min(MAX_LOAD_PAGES, self._max_held - self._num_held)
-        if not is_known:
-            limit = 0 if self._loading else min(limit, PROBE_PAGES)
-        first = prefetch.base + prefetch.num_entered
-        end = min(first + limit, prefetch.base + len(prefetch.slots))
-        if end <= first:
+        if prefetch.num_entered >= len(prefetch.slots):
             return
-        if not self._still_gains(prefetch, now):
+        if not self._still_gains(prefetch, now) or not self._copies.start(prefetch, now) or prefetch.has_all:
             self._finish(prefetch)
-            return
-        cache, num_tokens = self._cache, end * self._cache.page_size
-        handle = cache.acquire_pages(
-            prefetch.token_ids[:num_tokens],
-            num_tokens,
-            max_cached_len=num_tokens,
-            namespace=prefetch.namespace,
-            priority=prefetch.priority,
-            num_reserved=self._num_reserved,
-        )
-        if handle is None:
-            prefetch.retry_at = now + RETRY_S
-            return
-        # The tree may have gained or lost pages since the Find.
-        first = handle.num_shared
-        if first < prefetch.base or first >= end:
-            cache.release_pages(handle)
-            prefetch.num_entered = end - prefetch.base
-            if first < prefetch.base or prefetch.has_all:
-                self._finish(prefetch)
-            return
-        if end - first > limit:
-            # Pages loaded before were evicted meanwhile.
-            cache.release_pages(handle)
-            prefetch.num_entered = first - prefetch.base
-            return
-        slots = prefetch.slots[first - prefetch.base : end - prefetch.base]
-        completion = self._copies.copy_in(slots, handle.page_ids[first:])
-        self._num_held += end - first
-        prefetch.load = Load(handle, first, end, completion, now)
-        self._loading.append(prefetch)
-
-    def _enter(self, prefetch: Prefetch, load: Load, mark: int) -> None:
-        num_tokens = load.end * self._cache.page_size
-        self._cache.cache_pages(load.handle, prefetch.token_ids[:num_tokens], num_tokens)
-        node = load.handle.node
-        for place in range(load.end - 1, load.first - 1, -1):
-            node.store_key, node.store_mark = prefetch.keys[place - prefetch.base], mark
-            prefetch.loaded[place] = prefetch.tiers[place - prefetch.base]
-            assert node.parent is not None
-            node = node.parent
-        prefetch.num_entered = load.end - prefetch.base
 
     # --- Ending ---
 
@@ -357,8 +270,7 @@ class PageLoader:
             prefetch.is_over = True
             if prefetch in self._waiting:
                 self._waiting.remove(prefetch)
-            if prefetch in self._following:
-                self._following.remove(prefetch)
+            self._shared.end_follow(prefetch)
             self._end_find(prefetch)
 
     def _end_find(self, prefetch: Prefetch) -> None:
@@ -371,13 +283,9 @@ class PageLoader:
         assert prefetch.find is not None
         del self._asked[prefetch.find]
         prefetch.find = None
-        for key in prefetch.keys:
-            if self._coming.get(key) is prefetch:
-                del self._coming[key]
+        self._shared.end_lead(prefetch)
 
     def _abandon_all(self) -> None:
-        for prefetch in self._loading:
-            assert prefetch.load is not None
-            prefetch.load.may_enter = False
+        self._copies.abandon()
         for prefetch in [*self._by_key.values(), *self._asked.values()]:
             self._finish(prefetch)

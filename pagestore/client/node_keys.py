@@ -46,11 +46,15 @@ class NodeKeys:
             key = child.store_key = page_key(key, child.key)
         return key
 
-    def extend(self, keys: list[bytes], before: bytes, token_ids: Sequence[int], num_pages: int) -> bool:
-        """Appends keys of the pages of `token_ids`, which continue `before`, until there are `num_pages`. Returns False
-        if this turn may hash no more."""
+    def extend(self, keys: list[bytes], before: bytes, token_ids: Sequence[int], first: int, end: int) -> bool:
+        """Appends keys of a prompt's pages until `keys` has those from `first` to `end`. Returns False if this turn may
+        hash no more.
+
+        Args:
+            before: key of the page before the first.
+        """
         size = self._cache.page_size
-        for i in range(len(keys), num_pages):
+        for i in range(first + len(keys), end):
             if not self._num_left:
                 return False
             self._num_left -= 1

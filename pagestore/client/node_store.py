@@ -97,8 +97,12 @@ class NodeStore(StoreConnection):
             page_bytes = engine.pool.layout.page_bytes
             num_slots = region.num_bytes // page_bytes
             slots = np.frombuffer(mapped, np.uint8, num_slots * page_bytes).reshape(num_slots, page_bytes)
-            if engine.pool.device.type != "cpu":
-                raise RuntimeError(f"there are no copies between {engine.pool.device.type} and a region")
+            if engine.pool.device.type == "cuda":
+                from tandem.engine.kvcache.cuda_pool import CudaKvPool
+                from tandem.pagestore.client.cuda_copies import CudaRegionCopies
+
+                assert isinstance(engine.pool, CudaKvPool)
+                return CudaRegionCopies(engine.pool, slots)
             return CpuRegionCopies(engine.pool.memory.numpy(), slots)
         except BaseException:
             with contextlib.suppress(OSError):

@@ -2,7 +2,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tandem.engine.kvcache.base import Completion
-from tandem.engine.kvcache.cache_manager import PageHandle
+from tandem.engine.kvcache.cache_manager import NO_PREFIX, PageHandle
+from tandem.engine.kvcache.radix_cache import CachedPrefix
 from tandem.worker.page_tier import PrefetchKey
 
 
@@ -11,13 +12,12 @@ class Load:
     """A copy from slots into pages that the handle holds.
 
     Attributes:
-        first, end: the copied pages' places in the prompt.
+        prefix: cached prefix that the pages continue.
         may_enter: False: the pages must not enter the tree.
     """
 
     handle: PageHandle
-    first: int
-    end: int
+    prefix: CachedPrefix
     completion: Completion
     began: float
     may_enter: bool = True
@@ -31,6 +31,7 @@ class Prefetch:
         order: sort key: priority, then age.
         deadline: computing the pages would be done then.
         num_pages: full pages of the prompt that may be loaded.
+        cached: cached prefix found last.
         base: place in the prompt of the first key's page.
         before: key of the page before it; None until it is known.
         keys: of the pages from `base` on.
@@ -53,6 +54,7 @@ class Prefetch:
     order: tuple[int, int]
     deadline: float
     num_pages: int
+    cached: CachedPrefix = NO_PREFIX
     base: int = 0
     before: bytes | None = None
     keys: list[bytes] = field(default_factory=list)

@@ -1,6 +1,7 @@
 """A worker's side of the page store, on the engine thread."""
 
 from collections.abc import Callable, Sequence
+from itertools import count
 
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.engine.launch_list import LaunchList
@@ -50,14 +51,16 @@ class StoreTier(PageTier):
         self._clock = clock
         self._epoch: str | None = None
         self._when_quiet: list[Callable[[], None]] = []
-        # Whether the next session must begin with a Purge: a reset came without one.
-        self._owes_purge = False
+        # Of Finds, Puts and Purges, in the order of sending.
+        self._numbers = count(1)
+        # Number of the last Purge while it may be lost; None: the store has it.
+        self._purge_number: int | None = None
         # Mark of pages that were offered lately, in this epoch.
         self._mark = 1
         self._marked_at = clock()
         self._keys = NodeKeys(cache, page_format)
-        self._loader = PageLoader(cache, copies, self._keys, clock, compute_s, self._send)
-        self._writer = PageWriter(cache, launches, copies, self._keys, clock, write_after, self._send)
+        self._loader = PageLoader(cache, copies, self._keys, clock, compute_s, self._numbers, self._send)
+        self._writer = PageWriter(cache, launches, copies, self._keys, clock, write_after, self._numbers, self._send)
         self._yielding = Yielding(cache, clock)
 
     def prefetch(self, key: PrefetchKey, token_ids: Sequence[int], namespace: str, priority: int = 0) -> None:
@@ -86,7 +89,7 @@ class StoreTier(PageTier):
             self._change_mark()
             self._loader.open()
             self._writer.open()
-            if self._owes_purge:
+            if self._purge_number is not None:
                 self._purge()
         elif isinstance(event, StoreClosed):
             if event.epoch == self._epoch:
@@ -95,8 +98,10 @@ class StoreTier(PageTier):
             self._tell_quiet()
         elif isinstance(event, FromStore) and event.epoch == self._epoch:
             if isinstance(event.message, Found):
+                self._confirm_purge(event.message.number)
                 self._loader.receive(event.message)
             elif isinstance(event.message, PutGranted):
+                self._confirm_purge(event.message.number)
                 self._writer.receive(event.message)
 
     def settle(self) -> bool:
@@ -125,6 +130,12 @@ class StoreTier(PageTier):
         self._change_mark()
         self._purge()
 
+    def check_integrity(self) -> str:
+        num_held = self._cache.num_held_pages
+        if num_held > self._writer.num_held_pages:
+            return f"{num_held} pages are held, but only {self._writer.num_held_pages} copied out"
+        return self._loader.check_integrity() or self._writer.check_integrity()
+
     @property
     def _num_held_pages(self) -> int:
         return self._loader.num_held_pages + self._writer.num_held_pages
@@ -134,8 +145,13 @@ class StoreTier(PageTier):
             self._send_in_epoch(self._epoch, message)
 
     def _purge(self) -> None:
-        self._owes_purge = self._epoch is None
+        self._purge_number = next(self._numbers)
         self._send(Purge())
+
+    def _confirm_purge(self, answered: int) -> None:
+        """Takes the number of an answered message: the store has taken all messages before it."""
+        if self._purge_number is not None and answered > self._purge_number:
+            self._purge_number = None
 
     def _change_mark(self) -> None:
         self._mark += 1

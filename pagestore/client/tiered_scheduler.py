@@ -38,4 +38,4 @@ class TieredScheduler(Scheduler):
         return self._scheduler.take_cache_changes()
 
     def check_integrity(self) -> str:
-        return self._scheduler.check_integrity()
+        return self._scheduler.check_integrity() or self._tier.check_integrity()

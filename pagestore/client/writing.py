@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count
 from typing import NamedTuple
 
 from tandem.engine.kvcache.base import Completion
@@ -58,10 +57,12 @@ class PageWriter:
         keys: NodeKeys,
         clock: Callable[[], float],
         write_after: int,
+        numbers: Iterator[int],
         send: Callable[[StoreClientMessage], None],
     ) -> None:
         """
         Args:
+            numbers: of Puts, unique in the tier.
             write_after: hits of a page before it is offered; 0: new pages are.
         """
         self._cache = cache
@@ -74,7 +75,7 @@ class PageWriter:
         self._watch = cache.watch_tree()
         self._max_held = max(1, min(MAX_HELD, int(cache.num_pages * HELD_SHARE)))
         self._is_open = False
-        self._numbers = count(1)
+        self._numbers = numbers
         self._reused: deque[RadixNode] = deque()
         # Offered pages and the time, by number of the Put.
         self._asked: dict[int, tuple[list[RadixNode], float]] = {}
@@ -103,7 +104,8 @@ class PageWriter:
             write.message = None
 
     def reset(self) -> None:
-        """Forgets all pages to be written. What is being written does not become visible."""
+        """Forgets all pages to be written, for good. Pages being written do not become visible."""
+        self._cache.withhold_pages()
         self._watch.entered.clear()
         self._watch.matched.clear()
         self._reused.clear()
@@ -115,6 +117,14 @@ class PageWriter:
         for write in self._writes:
             if isinstance(write.message, Wrote):
                 write.message = GaveUp(write.message.slots, write.message.generations)
+
+    def check_integrity(self) -> str:
+        """Returns the first violation of the accounting of offers and copies, or ""."""
+        held = sum(len(write.page_ids) for write in self._writes)
+        if held != self._num_held:
+            return f"copies read {held} pages, but count {self._num_held}"
+        asked = sum(len(nodes) for nodes, _ in self._asked.values())
+        return "" if asked == self._num_asked else f"{asked} pages are offered, but counted as {self._num_asked}"
 
     def receive(self, answer: PutGranted) -> None:
         nodes, _ = self._asked.pop(answer.number, ([], 0.0))
@@ -181,9 +191,10 @@ class PageWriter:
         for _ in range(min(len(matched), MATCHES_PER_TURN)):
             node = matched.popleft()
             path = []
-            # Pages behind one that was offered lately were offered or are new.
-            while node.parent is not None and node.store_mark != mark:
-                if node.num_hits >= self._write_after:
+            # Pages before one that was offered lately were offered or are new.
+            while node.parent is not None and (self._write_after or node.store_mark != mark):
+                node.store_hits += 1
+                if node.store_mark != mark and not node.is_withheld and node.store_hits >= self._write_after:
                     path.append(node)
                 node = node.parent
             if len(self._reused) + len(path) <= self._cache.num_pages:
@@ -201,10 +212,11 @@ class PageWriter:
         nodes = list(self._candidates(mark, min(PUT_PAGES, MAX_ASKED - self._num_unanswered)))
         num_ready = self._launches.num_ready([node.page_id for node in nodes]) if nodes else 0
         # The rest is looked at again in the next turn, before its descendants.
-        self._reused.extendleft(reversed(nodes[num_ready:]))
+        for node in reversed(nodes[num_ready:]):
+            node.store_mark = 0
+            self._reused.appendleft(node)
         chain: list[RadixNode] = []
         for node in nodes[:num_ready]:
-            node.store_mark = mark
             if chain and node.parent is not chain[-1]:
                 self._put(chain, now)
                 chain = []
@@ -213,7 +225,7 @@ class PageWriter:
             self._put(chain, now)
 
     def _candidates(self, mark: int, num_pages: int) -> Iterator[RadixNode]:
-        """Removes and yields pages to offer, with their keys hashed."""
+        """Removes, marks and yields pages to offer, with their keys hashed."""
         for queue in (self._reused, self._watch.entered):
             while queue and num_pages > 0:
                 node = queue[0]
@@ -224,6 +236,7 @@ class PageWriter:
                     return
                 queue.popleft()
                 num_pages -= 1
+                node.store_mark = mark
                 yield node
 
     def _put(self, chain: list[RadixNode], now: float) -> None:

@@ -10,7 +10,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -107,12 +107,15 @@ def _copy_batch(dst: list[int], src: list[int], sizes: list[int], *rest: Any) ->
 
 
 @contextlib.contextmanager
-def fake_cuda(others: dict[str, ModuleType], imported_anew: tuple[str, ...]) -> Iterator[None]:
+def fake_cuda(
+    others: dict[str, ModuleType], imported_anew: tuple[str, ...], runtime_calls: Mapping[str, Any] | None = None
+) -> Iterator[None]:
     """Make GPU modules import this device in place of CUDA's inside the block.
 
     Args:
         others: further fake library modules.
         imported_anew: Tandem modules that import any of them.
+        runtime_calls: further names of CUDA's runtime.
     """
     runtime, bindings, cuda = (ModuleType(name) for name in ("cuda.bindings.runtime", "cuda.bindings", "cuda"))
     vars(runtime).update(
@@ -120,6 +123,7 @@ def fake_cuda(others: dict[str, ModuleType], imported_anew: tuple[str, ...]) -> 
         cudaMemcpyAttributes=SimpleNamespace,
         cudaMemcpySrcAccessOrder=SimpleNamespace(cudaMemcpySrcAccessOrderStream=1),
         cudaMemcpyBatchAsync=_copy_batch,
+        **(runtime_calls or {}),
     )
     vars(bindings)["runtime"], vars(cuda)["bindings"] = runtime, bindings
     stand_ins = {"cuda": cuda, "cuda.bindings": bindings, "cuda.bindings.runtime": runtime, **others}

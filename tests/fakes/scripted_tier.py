@@ -65,6 +65,9 @@ class ScriptedTier(PageTier):
     def reset(self) -> None:
         pass
 
+    def check_integrity(self) -> str:
+        return ""
+
     def load(self, key: PrefetchKey, num_tokens: int, cache: CacheManager, engine: FakeEngine) -> None:
         """Bring the first tokens of an open prefetch into the tree."""
         token_ids = self.open[key][:num_tokens]

@@ -70,7 +70,7 @@ class TierSide:
         has_loaded = False
         for _ in range(num_turns):
             has_loaded |= self.tier.settle()
-            violation = self.cache.check_integrity()
+            violation = self.cache.check_integrity() or self.tier.check_integrity()
             assert violation == "", violation
         return has_loaded
 

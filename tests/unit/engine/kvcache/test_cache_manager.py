@@ -147,6 +147,69 @@ def test_watch_sees_entered_pages_and_reused_prefixes() -> None:
     assert root is not None and root.is_root and cache.namespace_of(root) == ""
 
 
+def test_loaded_pages_continue_a_prefix_without_locks() -> None:
+    cache = CacheManager(8, 2)
+    handle = hold(cache, [1, 2, 3, 4])
+    cache.cache_pages(handle, [1, 2, 3, 4], 4)
+    cache.release_pages(handle)
+    prefix = cache.find_cached([1, 2, 3, 4, 5, 6, 7, 8])
+    loaded = cache.acquire_behind(prefix, 2, "", 0, num_reserved=4)
+    assert loaded is not None and len(loaded.page_ids) == 2
+    assert (cache.num_available_pages, cache.num_attempts) == (6, 2)
+    assert cache.acquire_behind(prefix, 2, "", 0, num_reserved=5) is None
+    other = hold(cache, [1, 2, 3, 4, 5, 6])
+    cache.cache_pages(other, [1, 2, 3, 4, 5, 6], 6)
+    page_ids = list(loaded.page_ids)
+    end = cache.cache_behind(loaded, prefix, [1, 2, 3, 4, 5, 6, 7, 8])
+    # A page that was computed meanwhile stays, and the loaded one is free.
+    assert end.num_pages == 4
+    assert cache.peek([1, 2, 3, 4, 5, 6, 7, 8])[2:] == [other.page_ids[2], page_ids[1]]
+    assert (cache.num_free_pages, cache.num_locked_pages) == (4, 3)
+    cache.release_pages(other)
+    cache.drop_cached_pages()
+    assert cache.num_free_pages == 8 and cache.num_namespaces == 0
+    assert cache.check_integrity() == ""
+
+
+def test_loaded_pages_of_an_evicted_prefix_are_freed() -> None:
+    cache = CacheManager(8, 2)
+    handle = hold(cache, [1, 2, 3, 4])
+    cache.cache_pages(handle, [1, 2, 3, 4], 4)
+    cache.release_pages(handle)
+    prefix = cache.find_cached([1, 2, 3, 4, 5, 6])
+    loaded = cache.acquire_behind(prefix, 1, "", 0, 0)
+    assert loaded is not None
+    cache.drop_cached_pages()
+    assert cache.cache_behind(loaded, prefix, [1, 2, 3, 4, 5, 6]).num_pages == 0
+    assert cache.num_free_pages == 8 and cache.num_namespaces == 0
+    assert cache.find_cached([1, 2], "", prefix) == (None, 0)
+
+
+def test_prefix_of_a_load_is_evicted_last() -> None:
+    cache = CacheManager(4, 2)
+    for tokens in ([1, 2], [3, 4]):
+        handle = hold(cache, tokens)
+        cache.cache_pages(handle, tokens, 2)
+        cache.release_pages(handle)
+    assert cache.acquire_behind(cache.find_cached([1, 2, 3, 4]), 1, "", 0, 0) is not None
+    hold(cache, [9] * 4)
+    assert (len(cache.peek([1, 2])), len(cache.peek([3, 4]))) == (1, 0)
+
+
+def test_withheld_pages_are_not_seen_by_a_watch() -> None:
+    cache = CacheManager(8, 2)
+    watch = cache.watch_tree()
+    old, running = hold(cache, [1, 2, 3, 4]), hold(cache, [5, 6])
+    cache.cache_pages(old, [1, 2], 2)
+    watch.entered.clear()
+    cache.withhold_pages()
+    cache.cache_pages(running, [5, 6], 2)
+    continued = hold(cache, [1, 2, 7, 8])
+    cache.cache_pages(continued, [1, 2, 7, 8], 4)
+    cache.cache_pages(hold(cache, [9, 9]), [9, 9], 2)
+    assert [node.key for node in watch.entered] == [(9, 9)]
+
+
 def test_refused_requests_are_counted() -> None:
     cache = CacheManager(4, 2)
     handle = hold(cache, [1, 2, 3, 4])

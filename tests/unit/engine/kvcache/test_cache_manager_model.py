@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.engine.kvcache.eviction.table import EVICTION_POLICIES
 from tandem.engine.kvcache.page_ceiling import PageCeiling
+from tandem.engine.kvcache.radix_cache import CachedPrefix
 from tests.fakes.transport import ManualCompletion
 
 PAGE_SIZE = 2
@@ -33,6 +34,14 @@ class Held:
     copies: list[ManualCompletion] = field(default_factory=list)
 
 
+@dataclass(eq=False)
+class Loaded:
+    handle: PageHandle
+    prefix: CachedPrefix
+    namespace: str
+    tokens: list[int]
+
+
 class CacheMachine(RuleBasedStateMachine):
     """Record each page's expected content and check it at every reuse.
 
@@ -48,6 +57,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.content: dict[int, tuple[object, ...]] = {}
         # Held pages and their content.
         self.copied: list[tuple[int, tuple[object, ...]]] = []
+        self.loads: list[Loaded] = []
 
     @initialize(policy=st.sampled_from((*EVICTION_POLICIES.names, *MOVING_KEYS)))
     def choose_policy(self, policy: str) -> None:
@@ -95,7 +105,7 @@ class CacheMachine(RuleBasedStateMachine):
             assert self.content[handle.page_ids[i]] == held.prefix(i), "a wrong page was found"
         in_use = {p for h in self.held for p in h.handle.page_ids} | {p for pages, *_ in self.deferred for p in pages}
         assert not in_use & set(handle.page_ids[handle.num_shared :]), "a page was given out twice"
-        copied = {page_id for page_id, _ in self.copied}
+        copied = {page_id for page_id, _ in self.copied} | {p for load in self.loads for p in load.handle.page_ids}
         assert not copied & set(handle.page_ids[handle.num_shared :]), "a page was given out while it is copied"
         self.held.append(held)
 
@@ -146,6 +156,42 @@ class CacheMachine(RuleBasedStateMachine):
             self.deferred.pop(index)
         self.cache.free_deferred_pages()
 
+    @rule(tokens=TOKENS, namespace=NAMESPACES, reserved=st.integers(0, 3))
+    def begin_load(self, tokens: list[int], namespace: str, reserved: int) -> None:
+        prefix = self.cache.find_cached(tokens, namespace)
+        num_pages = len(tokens) // PAGE_SIZE - prefix.num_pages
+        if num_pages <= 0:
+            return
+        handle = self.cache.acquire_behind(prefix, num_pages, namespace, 0, reserved)
+        if handle is None:
+            assert num_pages + reserved > self.cache.num_available_pages
+            return
+        in_use = {p for h in self.held for p in h.handle.page_ids} | {p for pages, *_ in self.deferred for p in pages}
+        in_use |= {page_id for page_id, _ in self.copied} | {p for load in self.loads for p in load.handle.page_ids}
+        assert not in_use & set(handle.page_ids), "a page was given out twice"
+        self.loads.append(Loaded(handle, prefix, namespace, tokens))
+
+    @precondition(lambda self: self.loads)
+    @rule(data=st.data())
+    def end_load(self, data: st.DataObject) -> None:
+        load = self.loads.pop(data.draw(st.integers(0, len(self.loads) - 1)))
+        prefixes = [
+            (load.namespace, *load.tokens[: (load.prefix.num_pages + i + 1) * PAGE_SIZE])
+            for i in range(len(load.handle.page_ids))
+        ]
+        self.content.update(zip(load.handle.page_ids, prefixes, strict=True))
+        was_evicted = load.prefix.is_evicted
+        prefix = self.cache.cache_behind(load.handle, load.prefix, load.tokens)
+        pages = self.cache.peek(load.tokens, load.namespace)
+        if was_evicted:
+            assert prefix.num_pages == 0
+        else:
+            assert prefix.num_pages == len(pages) == len(load.tokens) // PAGE_SIZE
+            assert prefix.node is not None and prefix.node.page_id == pages[-1]
+            assert self.cache.find_cached(load.tokens, load.namespace, load.prefix) == prefix
+        for i, page_id in enumerate(pages):
+            assert self.content[page_id] == (load.namespace, *load.tokens[: (i + 1) * PAGE_SIZE])
+
     @rule(tokens=TOKENS, namespace=NAMESPACES)
     def hold(self, tokens: list[int], namespace: str) -> None:
         node, num_pages = self.cache.find_cached(tokens, namespace)
@@ -193,6 +239,8 @@ class CacheMachine(RuleBasedStateMachine):
             self.cache.release_pages(held.handle)
         for page_id, _ in self.copied:
             self.cache.let_go_page(page_id)
+        for load in self.loads:
+            self.cache.release_pages(load.handle)
         for _, copies, _ in self.deferred:
             for copy in copies:
                 copy.is_done = True

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem.pagestore.client import loading, node_keys
+from tandem.pagestore.client import load_copies, loading, node_keys
 from tandem.pagestore.messages import DISK, HOST, Find, Found
 from tandem.worker.page_tier import TierHits
 from tests.fakes.store_tier import FIRST, SECOND, TierSide, keys_of, tokens
@@ -199,14 +199,14 @@ def test_first_load_is_a_small_probe() -> None:
     find = begin(side, prompt)
     side.store(find)
     side.turn(3)
-    assert [len(copy.sources) for copy in side.copies.ins] == [loading.PROBE_PAGES]
+    assert [len(copy.sources) for copy in side.copies.ins] == [load_copies.PROBE_PAGES]
     # Computing what is left would take less time than the measured copies.
     side.clock.advance(0.5)
     side.compute_s = 1.3
     side.copies.end_all()
     side.turn()
     assert side.ended() == [find.number] and not side.tier.is_loading(FIRST)
-    assert side.cached(prompt) == loading.PROBE_PAGES
+    assert side.cached(prompt) == load_copies.PROBE_PAGES
     assert side.tier.end(FIRST) == TierHits(host=32)
 
 
@@ -300,7 +300,7 @@ def test_full_pool_delays_a_load_until_there_is_room() -> None:
     side.turn(3)
     assert side.copies.ins == [] and side.tier.is_loading(FIRST)
     side.cache.release_pages(handle)
-    side.clock.advance(loading.RETRY_S)
+    side.clock.advance(load_copies.RETRY_S)
     side.turn()
     assert len(side.copies.ins) == 1
 

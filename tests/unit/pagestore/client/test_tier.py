@@ -173,9 +173,97 @@ def test_reset_without_a_store_purges_the_next() -> None:
     assert side.sent == []
     side.open()
     assert side.sent == [("e1", Purge())]
+    side.tier.prefetch(FIRST, PROMPT, "")
+    side.turn()
+    side.store(side.find(), 0)
+    side.sent.clear()
     side.close()
     side.open("e2")
-    assert len(side.take(Purge)) == 1
+    assert side.sent == []
+
+
+@pytest.mark.parametrize("epoch", ["e1", "e2"])
+def test_purge_that_may_be_lost_with_its_session_is_sent_first_in_the_next(epoch: str) -> None:
+    side = TierSide()
+    side.open()
+    side.tier.prefetch(FIRST, PROMPT, "")
+    side.compute(tokens(2, 700))
+    side.turn()
+    find, (put,) = side.find(), side.take(Put)
+    side.tier.reset()
+    side.sent.clear()
+    # Answers to messages before the purge prove nothing.
+    side.store(find, 0)
+    side.grant(put)
+    side.tier.end(FIRST)
+    side.close()
+    side.sent.clear()
+    side.compute(tokens(2, 300))
+    side.open(epoch)
+    side.turn()
+    assert [type(message) for _, message in side.sent] == [Purge, Put]
+    (again,) = side.take(Put)
+    side.close(epoch)
+    side.sent.clear()
+    side.open("e3")
+    assert side.sent == [("e3", Purge())], "no answer has come"
+    # A late answer of the earlier session has a smaller number.
+    side.grant(again, "e3")
+    side.close("e3")
+    side.sent.clear()
+    side.open("e4")
+    assert side.sent == [("e4", Purge())]
+
+
+def test_answer_behind_a_purge_shows_that_the_store_has_it() -> None:
+    side = TierSide()
+    side.open()
+    side.tier.reset()
+    side.compute(tokens(2, 700))
+    side.turn()
+    side.grant(side.take(Put)[0])
+    side.close()
+    side.sent.clear()
+    side.open()
+    assert side.sent == []
+
+
+@pytest.mark.parametrize("drops_first", [False, True])
+@pytest.mark.parametrize("write_after", [0, 1])
+def test_pages_of_before_a_reset_are_never_offered(write_after: int, drops_first: bool) -> None:
+    side = TierSide(write_after=write_after)
+    side.open()
+    side.compute(tokens(3))
+    running = side.hold(tokens(3))
+    others = side.cache.acquire_pages(tokens(4, 300), 8, max_cached_len=0)
+    assert others is not None
+    if drops_first:
+        side.cache.drop_cached_pages()
+    side.tier.reset()
+    side.cache.drop_cached_pages()
+    side.take(Purge)
+    # The running requests' pages stay in the tree, and enter it, afterwards.
+    assert side.cached(tokens(3)) == 3
+    side.cache.cache_pages(others, tokens(4, 300), 6)
+    side.cache.release_pages(others)
+    side.cache.release_pages(running)
+    for _ in range(3):
+        side.cache.release_pages(side.hold(tokens(3)))
+        side.cache.release_pages(side.hold(tokens(4, 300)))
+        side.turn()
+        side.clock.advance(60.0)
+        side.turn()
+    # A page that continues them is computed from them.
+    side.compute(tokens(5))
+    side.cache.release_pages(side.hold(tokens(5)))
+    side.turn(2)
+    assert side.sent == []
+    # Once evicted, they are computed again.
+    side.cache.drop_cached_pages()
+    side.compute(tokens(5))
+    side.cache.release_pages(side.hold(tokens(5)))
+    side.turn(2)
+    assert [len(put.keys) for put in side.take(Put)] == [5]
 
 
 def test_growth_waits_for_copies_alone() -> None:

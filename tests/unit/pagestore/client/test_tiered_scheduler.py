@@ -18,6 +18,7 @@ class ScriptedTier(NoTier):
     def __init__(self, told: Told) -> None:
         self.told = told
         self.has_loaded = False
+        self.violation = ""
         self.deadline: float | None = None
 
     def receive(self, event: Event) -> None:
@@ -33,11 +34,15 @@ class ScriptedTier(NoTier):
     def reset(self) -> None:
         self.told.calls.append("reset")
 
+    def check_integrity(self) -> str:
+        return self.violation
+
 
 class ScriptedScheduler(Scheduler):
     def __init__(self, told: Told) -> None:
         self.told = told
         self.worked = False
+        self.violation = "a violation"
         self.deadline: float | None = None
 
     def receive(self, event: Event) -> None:
@@ -57,7 +62,7 @@ class ScriptedScheduler(Scheduler):
         return CacheChanges((b"1",), ())
 
     def check_integrity(self) -> str:
-        return "a violation"
+        return self.violation
 
 
 def make() -> tuple[Told, ScriptedTier, ScriptedScheduler, TieredScheduler]:
@@ -102,6 +107,8 @@ def test_earlier_deadline_counts() -> None:
 
 
 def test_the_rest_is_the_schedulers() -> None:
-    _, _, _, both = make()
+    _, tier, scheduler, both = make()
     assert (both.stats().num_running, both.check_integrity()) == (3, "a violation")
+    scheduler.violation, tier.violation = "", "of the tier"
+    assert both.check_integrity() == "of the tier"
     assert both.take_cache_changes() == CacheChanges((b"1",), ())

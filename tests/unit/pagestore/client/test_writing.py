@@ -9,7 +9,7 @@ from tandem.engine.launch_list import LaunchList
 from tandem.pagestore.client import node_keys, writing
 from tandem.pagestore.keys import page_key
 from tandem.pagestore.messages import NO_ROOM, PRESENT, GaveUp, Put, PutGranted, Wrote
-from tests.fakes.store_tier import TierSide, keys_of, tokens
+from tests.fakes.store_tier import FIRST, TierSide, keys_of, tokens
 from tests.fakes.transport import ManualCompletion
 
 
@@ -185,6 +185,46 @@ def test_pages_are_written_after_hits() -> None:
     (put,) = side.take(Put)
     # The third page has one hit less.
     assert put.keys == tuple(keys_of(tokens(2)))
+
+
+def test_only_requests_that_get_pages_count_as_hits() -> None:
+    side = TierSide(num_pages=16, write_after=1)
+    side.open()
+    side.compute(tokens(3))
+    for _ in range(5):
+        side.cache.touch(tokens(3))
+        assert side.cache.acquire_pages(tokens(20), 40, max_cached_len=6) is None
+        side.turn()
+    # A load continues these pages, and is no hit either.
+    side.tier.prefetch(FIRST, tokens(4, extra=1), "")
+    side.turn()
+    side.store(side.find())
+    side.turn()
+    side.copies.end_all()
+    side.turn()
+    assert side.cached(tokens(4)) == 4
+    side.cache.touch(tokens(4))
+    side.turn()
+    assert side.take(Put) == []
+    side.cache.release_pages(side.hold(tokens(2)))
+    side.turn()
+    (put,) = side.take(Put)
+    assert put.keys == tuple(keys_of(tokens(2)))
+
+
+def test_hits_are_counted_while_a_page_need_not_be_offered_again() -> None:
+    side = TierSide(write_after=1)
+    side.open()
+    side.compute(tokens(2))
+    side.cache.release_pages(side.hold(tokens(1)))
+    side.turn()
+    (put,) = side.take(Put)
+    side.grant(put)
+    # The first page was offered, the second has its first hit.
+    side.cache.release_pages(side.hold(tokens(2)))
+    side.turn()
+    (put,) = side.take(Put)
+    assert (put.parent, put.keys) == (keys_of(tokens(1))[0], tuple(keys_of(tokens(2))[1:]))
 
 
 def test_unknown_grant_is_given_up() -> None:

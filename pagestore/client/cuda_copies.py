@@ -1,0 +1,157 @@
+"""Copies between a GPU's pool and the region, by the GPU's copy engines. Imported on CUDA machines only."""
+
+import logging
+import math
+import mmap
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from cuda.bindings import runtime
+
+from tandem.engine.kvcache.base import Completion
+from tandem.engine.kvcache.batched_copies import PageCopies
+from tandem.engine.kvcache.cuda_pool import CudaKvPool, check
+from tandem.pagestore.client.base import RegionCopies
+from tandem.pagestore.client.copy_thread import CopyThread
+
+logger = logging.getLogger(__name__)
+
+GIB = 2**30
+# Bytes that one call registers: the driver fails at some hundred GiB.
+MAX_REGISTERED_BYTES = GIB
+# Pages submitted at once: the copy engine begins while the rest is submitted.
+BATCH_PAGES = 16
+
+
+class RegisteredMemory:
+    """Host memory that the GPU reads and writes directly.
+
+    Registered in several pieces. CUDA rejects a copy across two of them, so none ends within a page.
+    """
+
+    def __init__(self, address: int, num_bytes: int, page_bytes: int) -> None:
+        """Registers memory that begins at a page of the operating system.
+
+        Raises:
+            RuntimeError: CUDA refuses it. Then nothing stays registered.
+        """
+        step = math.lcm(page_bytes, mmap.PAGESIZE)
+        piece_bytes = MAX_REGISTERED_BYTES // step * step
+        if not piece_bytes:
+            raise RuntimeError(
+                f"pages of {page_bytes} bytes do not end with a page of the operating system within "
+                f"{MAX_REGISTERED_BYTES} bytes, so the GPU cannot register them"
+            )
+        self._pieces: list[int] = []
+        began = time.monotonic()
+        for start in range(0, num_bytes, piece_bytes):
+            size = min(piece_bytes, num_bytes - start)
+            try:
+                check(runtime.cudaHostRegister(address + start, size, runtime.cudaHostRegisterDefault))
+            except RuntimeError as error:
+                self._forget_error()
+                self.close()
+                raise RuntimeError(
+                    f"the GPU registers only {start / GIB:.2f} of {num_bytes / GIB:.2f} GiB of the page store's "
+                    f"region ({error}): use a smaller store_memory"
+                ) from error
+            self._pieces.append(address + start)
+        seconds, gib = time.monotonic() - began, num_bytes / GIB
+        logger.info(
+            "registered %.2f GiB of the page store's region with the GPU in %.1f s, %.2f s per GiB",
+            gib,
+            seconds,
+            seconds / gib if gib else 0.0,
+        )
+
+    def close(self) -> None:
+        """Ends the registration. No copy runs."""
+        while self._pieces:
+            check(runtime.cudaHostUnregister(self._pieces.pop()))
+
+    @staticmethod
+    def _forget_error() -> None:
+        # A later check of the last error would report this one.
+        runtime.cudaGetLastError()
+
+
+class _Recorded:
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    def done(self) -> bool:
+        return self._event.query()
+
+
+class _Direction:
+    """Submits copies on a stream of its own, in a thread of its own: submission takes microseconds per page."""
+
+    def __init__(self, name: str, device: torch.device, page_bytes: int, source: int, destination: int) -> None:
+        self._device = device
+        self._source = source
+        self._destination = destination
+        # Ordered with no other stream: forward passes and copies would delay each other.
+        self._stream = torch.cuda.Stream(device)
+        self._copies = PageCopies(page_bytes)
+        self._thread = CopyThread(name, self._copy)
+        self.start = self._thread.start
+
+    def close(self) -> None:
+        """Waits for all copies."""
+        self._thread.close()
+        self._stream.synchronize()
+
+    def _copy(self, sources: Sequence[int], destinations: Sequence[int]) -> Completion:
+        with torch.cuda.device(self._device):
+            for start in range(0, len(sources), BATCH_PAGES):
+                end = start + BATCH_PAGES
+                self._copies.copy(
+                    self._destination,
+                    destinations[start:end],
+                    self._source,
+                    sources[start:end],
+                    self._stream.cuda_stream,
+                )
+            copied = torch.cuda.Event()
+            copied.record(self._stream)
+        return _Recorded(copied)
+
+
+class CudaRegionCopies(RegionCopies):
+    """Loads need no order with forward passes: their pages enter the tree after the host has seen the copy's event, and
+    only passes launched later use them. Neither do copies out: `LaunchList.num_ready` counts completed passes only."""
+
+    def __init__(self, pool: CudaKvPool, region: np.ndarray) -> None:
+        """Registers the region with the pool's GPU.
+
+        Args:
+            region: (num_slots, page_bytes) uint8, beginning at a page of the operating system.
+
+        Raises:
+            RuntimeError: the GPU refuses it.
+        """
+        page_bytes = pool.layout.page_bytes
+        assert region.shape[1] == page_bytes and region.flags.c_contiguous
+        address = region.ctypes.data
+        # Keeps the mapping until the end of the registration.
+        self._region: np.ndarray | None = region
+        self._device = pool.device
+        with torch.cuda.device(self._device):
+            self._memory = RegisteredMemory(address, region.nbytes, page_bytes)
+        self._out = _Direction("copy-out", self._device, page_bytes, pool.address, address)
+        self._in = _Direction("copy-in", self._device, page_bytes, address, pool.address)
+
+    def copy_out(self, page_ids: Sequence[int], slots: Sequence[int]) -> Completion:
+        return self._out.start(page_ids, slots)
+
+    def copy_in(self, slots: Sequence[int], page_ids: Sequence[int]) -> Completion:
+        return self._in.start(slots, page_ids)
+
+    def close(self) -> None:
+        self._out.close()
+        self._in.close()
+        with torch.cuda.device(self._device):
+            self._memory.close()
+        self._region = None
