@@ -219,13 +219,14 @@ class DecodeScheduler(ForwardScheduler):
         return -math.inf if self._in_flight is None else self._pace.earliest_end()
 
     def own_stats(self) -> WorkerStats:
+        hits = self._leases.hits
         return WorkerStats(
             num_queued=self._leases.num_waiting,
             num_running=len(self._running),
-            prefix_cached_tokens=self._leases.prefix_cached_tokens,
-            prefix_host_tokens=self._leases.loaded.host,
-            prefix_disk_tokens=self._leases.loaded.disk,
-            prefix_peer_tokens=self._leases.loaded.peer,
+            prefix_cached_tokens=hits.num_cached,
+            prefix_host_tokens=hits.loaded.host,
+            prefix_disk_tokens=hits.loaded.disk,
+            prefix_peer_tokens=hits.loaded.peer,
             num_given_back=self._num_given_back,
             num_leases_expired=self._leases.num_expired,
         )
