@@ -11,7 +11,6 @@ from tandem.kvtransfer.events import FromSender, ReceiverLinkClosed, ReceiverLin
 from tandem.kvtransfer.receiver_link import ReceiverLink
 from tandem.lifecycle import now_ns
 from tandem.messages import (
-    NO_HITS,
     Admit,
     Committed,
     LeaseLost,
@@ -26,6 +25,7 @@ from tandem.request_ids import router_of
 from tandem.worker.base import Outbox
 from tandem.worker.page_tier import NoTier, PageTier
 from tandem.worker.prefetches import Prefetches
+from tandem.worker.prefix_hits import PrefixHits
 
 # Poll interval for completed receives, in seconds.
 POLL_S = 0.001
@@ -40,8 +40,7 @@ class LeaseBook:
     prefetched from its Admit to its grant, which waits for none of them.
 
     Attributes:
-        prefix_cached_tokens: prompt tokens found cached at the grants.
-        loaded: those among them that prefetches loaded.
+        hits: prompt tokens found cached at the grants.
     """
 
     def __init__(
@@ -80,8 +79,7 @@ class LeaseBook:
         # Settled by Committed; pages may still be arriving.
         self._arriving: list[Lease] = []
         self.num_expired = 0
-        self.prefix_cached_tokens = 0
-        self.loaded = NO_HITS
+        self.hits = PrefixHits()
         self._prefetches = Prefetches(tier or NoTier(), "decode")
         self._prefill_worker_id = prefill_worker_id
 
@@ -356,9 +354,7 @@ class LeaseBook:
         )
         if handle is None:
             return False
-        self.prefix_cached_tokens += min(handle.cached_len, len(admit.prompt_ids))
-        loaded = self._prefetches.end(lease.key).within(handle.cached_len)
-        self.loaded = self.loaded.plus(loaded.in_prompt(handle.cached_len, len(admit.prompt_ids)))
+        self.hits.add(handle.cached_len, len(admit.prompt_ids), self._prefetches.end(lease.key))
         lease.state = LeaseState.GRANTED
         lease.handle = handle
         lease.deadline = self._clock() + self._config.lease_duration_s

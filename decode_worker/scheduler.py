@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.growth import PageGrowth
 from tandem.decode_worker.job import DecodeJob
 from tandem.decode_worker.lease import Lease
 from tandem.decode_worker.leases import LeaseBook
@@ -87,7 +88,7 @@ class DecodeScheduler(ForwardScheduler):
         self._clock = clock
         self._pace = StepPace(clock)
         self._running: list[DecodeJob] = []
-        self._tier = tier or NoTier()
+        tier = tier or NoTier()
         self._leases = LeaseBook(
             cache,
             outbox,
@@ -95,14 +96,13 @@ class DecodeScheduler(ForwardScheduler):
             clock,
             self._start_committed,
             self._recorder,
-            tier=self._tier,
+            tier=tier,
             prefill_worker_id=prefill_worker_id,
         )
         # Jobs whose prompt pages enter the tree after their first step's launch.
         self._uncached: list[DecodeJob] = []
         self._num_given_back = 0
-        # Whether a running request waits for pages that copies to the page store hold.
-        self._waits_for_copies = False
+        self._growth = PageGrowth(cache, tier, config.max_batch_size, self._collect_for_pages, self._give_back)
 
     @property
     def num_running(self) -> int:
@@ -174,7 +174,7 @@ class DecodeScheduler(ForwardScheduler):
     def compose(self) -> DecodeStep | None:
         """Composes the next step, or None. Its jobs must not change before the launch."""
         # Growth goes before new leases.
-        jobs = self._grow()
+        jobs = self._growth.grow(self._running)
         self.answer_leases()
         if not jobs:
             self._timer.nothing_decoded()
@@ -204,7 +204,7 @@ class DecodeScheduler(ForwardScheduler):
         deadline = self._leases.next_deadline()
         if self._in_flight is None:
             # Jobs here wait only for grammars and copies, which send no event: poll.
-            if self._waits_for_copies or any(job.sequence.constraint is not None for job in self._running):
+            if self._growth.waits_for_copies or any(job.sequence.constraint is not None for job in self._running):
                 return self._clock() + POLL_S
             return deadline
         now, due = self._clock(), self._pace.due(with_prompts=with_prompts)
@@ -219,13 +219,14 @@ class DecodeScheduler(ForwardScheduler):
         return -math.inf if self._in_flight is None else self._pace.earliest_end()
 
     def own_stats(self) -> WorkerStats:
+        hits = self._leases.hits
         return WorkerStats(
             num_queued=self._leases.num_waiting,
             num_running=len(self._running),
-            prefix_cached_tokens=self._leases.prefix_cached_tokens,
-            prefix_host_tokens=self._leases.loaded.host,
-            prefix_disk_tokens=self._leases.loaded.disk,
-            prefix_peer_tokens=self._leases.loaded.peer,
+            prefix_cached_tokens=hits.num_cached,
+            prefix_host_tokens=hits.loaded.host,
+            prefix_disk_tokens=hits.loaded.disk,
+            prefix_peer_tokens=hits.loaded.peer,
             num_given_back=self._num_given_back,
             num_leases_expired=self._leases.num_expired,
         )
@@ -327,40 +328,14 @@ class DecodeScheduler(ForwardScheduler):
             moments=moments,
         )
 
-    def _grow(self) -> list[DecodeJob]:
-        """Allocates the next page for each job of the next batch, in order. Without pages, gives back the job with the
-        lowest priority and fewest tokens, but never the first, so that one always finishes. While copies to the page
-        store hold pages, a job without one waits instead, and the others go on."""
-        self._waits_for_copies = False
-        batch: list[DecodeJob] = []
-        # Nearly always empty.
-        given_back: list[DecodeJob] = []
-        for job in [job for job in self._running if job.needs_step][: self._config.max_batch_size]:
-            if job in given_back:
-                continue
-            while not self._cache.grow_pages(job.handle, job.sequence.cached_len + 1):
-                if self._in_flight is not None:
-                    # The step in flight may free pages; its jobs' pages are not free before.
-                    self._collect_steps()
-                    self._cache.free_deferred_pages()
-                    self._pace.composing()
-                    return self._grow()
-                if self._tier.yields_pages():
-                    self._waits_for_copies = True
-                    break
-                victims = self._running[1:]
-                if not victims:
-                    return batch
-                victim = min(victims, key=lambda v: (v.priority, len(v.sequence.token_ids)))
-                self._give_back(victim)
-                given_back.append(victim)
-                if victim in batch:
-                    batch.remove(victim)
-                if victim is job:
-                    break
-            else:
-                batch.append(job)
-        return batch
+    def _collect_for_pages(self) -> bool:
+        """Collects the steps in flight, for growth. Returns whether there were any."""
+        if self._in_flight is None:
+            return False
+        self._collect_steps()
+        self._cache.free_deferred_pages()
+        self._pace.composing()
+        return True
 
     def _give_back(self, job: DecodeJob) -> None:
         self._send_tokens([job])

@@ -11,7 +11,6 @@ from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.engine.token_sequence import TokenSequence
 from tandem.lifecycle import now_ns
 from tandem.messages import (
-    NO_HITS,
     Abort,
     Embedded,
     Failed,
@@ -40,6 +39,7 @@ from tandem.worker.events import Event, FromRouter, RouterLost
 from tandem.worker.forward_timer import ForwardTimer
 from tandem.worker.grammar_failure import grammar_failure
 from tandem.worker.page_tier import PageTier
+from tandem.worker.prefix_hits import PrefixHits
 
 logger = logging.getLogger(__name__)
 
@@ -95,14 +95,11 @@ class PrefillScheduler(ForwardScheduler):
         self._clock = clock
         self._overlaps = config.overlap and engine.is_asynchronous
         self._waiting = WaitingRequests(cache, PREFILL_POLICIES.load(config.schedule)(), tier)
-        # Whether a prompt's turn has come and its stored pages are still coming.
-        self._is_loading = False
         self._in_work = PagesInWork()
         self._computing: list[PrefillJob] = []
         # Jobs waiting for their handover, each with its deadline.
         self._handing_over: dict[tuple[str, int], tuple[PrefillJob, float]] = {}
-        self._prefix_cached_tokens = 0
-        self._loaded = NO_HITS
+        self._hits = PrefixHits()
         self._told_at = -math.inf
         self._composed_at = 0.0
         self._pace = PromptPace(clock)
@@ -167,7 +164,6 @@ class PrefillScheduler(ForwardScheduler):
 
     def compose(self) -> PromptChunks | None:
         """Composes the next chunks, or None. Their jobs must not change before the launch."""
-        self._is_loading = False
         if len(self.launched) >= MAX_LAUNCHED:
             return None
         self._pages.begin_pass()
@@ -203,7 +199,7 @@ class PrefillScheduler(ForwardScheduler):
             is_step = not isinstance(self._launches.parts[0], PromptChunks)
             earliest = step_end if is_step else self._pace.earliest_end()
             deadlines.append(max(now + POLL_S, earliest))
-        if self._is_loading:
+        if self._waiting.is_loading:
             deadlines.append(now + LOADING_POLL_S)
         return min(deadlines, default=None)
 
@@ -211,10 +207,10 @@ class PrefillScheduler(ForwardScheduler):
         return WorkerStats(
             num_queued=len(self._waiting),
             num_running=self.num_running,
-            prefix_cached_tokens=self._prefix_cached_tokens,
-            prefix_host_tokens=self._loaded.host,
-            prefix_disk_tokens=self._loaded.disk,
-            prefix_peer_tokens=self._loaded.peer,
+            prefix_cached_tokens=self._hits.num_cached,
+            prefix_host_tokens=self._hits.loaded.host,
+            prefix_disk_tokens=self._hits.loaded.disk,
+            prefix_peer_tokens=self._hits.loaded.peer,
             shipped=self._handover.shipped,
         )
 
@@ -267,10 +263,7 @@ class PrefillScheduler(ForwardScheduler):
                 self._waiting.drop(queued)
                 self._outbox.to_router(failure)
                 continue
-            if self._waiting.must_wait_for_load(queued):
-                self._is_loading = True
-                continue
-            if self._must_wait_for_prefix(queued):
+            if self._waiting.must_wait_for_load(queued) or self._must_wait_for_prefix(queued):
                 continue
             handle = self._pages.acquire(queued)
             if handle is not None:
@@ -289,7 +282,7 @@ class PrefillScheduler(ForwardScheduler):
 
     def _start(self, queued: QueuedRequest, handle: PageHandle) -> PrefillJob:
         request = queued.request
-        loaded = self._waiting.dequeue(queued).within(handle.cached_len)
+        loaded = self._hits.add(handle.cached_len, len(request.prompt_ids), self._waiting.dequeue(queued))
         sequence = TokenSequence(
             queued.token_ids,
             len(request.prompt_ids),
@@ -312,8 +305,6 @@ class PrefillScheduler(ForwardScheduler):
         )
         self._in_work.enter_work(pages_to_compute)
         self._computing.append(job)
-        self._prefix_cached_tokens += min(handle.cached_len, len(request.prompt_ids))
-        self._loaded = self._loaded.plus(loaded.in_prompt(handle.cached_len, len(request.prompt_ids)))
         if request.embedding is None:
             self._handover.begin(job)
         return job

@@ -20,7 +20,11 @@ MAX_OVERTAKEN = 64
 
 
 class WaitingRequests:
-    """The queue. It prefetches stored pages for its front, so that they are in the pool when their turn comes."""
+    """The queue. It prefetches stored pages for its front, so that they are in the pool when their turn comes.
+
+    Attributes:
+        is_loading: whether stored pages were still coming for a request of the last start order whose turn came.
+    """
 
     def __init__(self, cache: CacheManager, policy: PrefillPolicy, tier: PageTier | None = None) -> None:
         """Args: tier: None without a page store."""
@@ -31,6 +35,7 @@ class WaitingRequests:
         # Kept apart, so that they do not fill the policy's window.
         self._compiling: list[QueuedRequest] = []
         self._numbers = itertools.count()
+        self.is_loading = False
 
     def __len__(self) -> int:
         return len(self._requests) + len(self._compiling)
@@ -48,22 +53,31 @@ class WaitingRequests:
         queued = QueuedRequest(
             request, next(self._numbers), token_ids, prefix_ids, constraint, received_ns, num_overtaken
         )
+        place = len(self._requests)
         if queued.is_compiling:
             self._compiling.append(queued)
         else:
-            bisect.insort(self._requests, queued, key=lambda q: q.queue_key)
-        self._look_ahead()
+            place = bisect.bisect_right(self._requests, queued.queue_key, key=lambda q: q.queue_key)
+            self._requests.insert(place, queued)
+        if place < POLICY_WINDOW:
+            self._look_ahead()
 
     def must_wait_for_load(self, queued: QueuedRequest) -> bool:
         """Returns whether a request whose turn has come waits for its stored pages: not after more requests have
         overtaken it than may."""
+        if not self._prefetches.has_store:
+            return False
         if not queued.is_prefetched:
             self._prefetch(queued)
-        return queued.num_overtaken <= MAX_OVERTAKEN and self._prefetches.is_loading(queued.key)
+        is_loading = queued.num_overtaken <= MAX_OVERTAKEN and self._prefetches.is_loading(queued.key)
+        self.is_loading = self.is_loading or is_loading
+        return is_loading
 
     def _look_ahead(self) -> None:
         """Prefetches for the first requests, until they need half of the available pages: the loads of a long queue
         would evict each other."""
+        if not self._prefetches.has_store:
+            return
         num_left = self._cache.num_available_pages // 2
         for queued in itertools.islice(itertools.chain(self._requests, self._compiling), POLICY_WINDOW):
             if not queued.is_prefetched:
@@ -88,6 +102,7 @@ class WaitingRequests:
     def start_order(self) -> list[QueuedRequest]:
         """Returns the start order: by priority, then those overtaken too often, then by the policy. Before all goes a
         request that has outwaited every larger priority's head start."""
+        self.is_loading = False
         self._admit_compiled()
         self._look_ahead()
         window = self._requests[:POLICY_WINDOW]

@@ -83,6 +83,16 @@ class TierHits:
     def total(self) -> int:
         return self.host + self.disk + self.peer
 
+    def counts(self) -> dict[str, int]:
+        """Returns the counts by their names in usage and logs; none at all without a hit."""
+        if not self.total:
+            return {}
+        return {"host_tokens": self.host, "disk_tokens": self.disk, "peer_tokens": self.peer}
+
+    def among(self, num_cached: int) -> dict[str, int]:
+        """Returns all cached tokens by the tier that held them. Those that no prefetch loaded were in the pool."""
+        return {"pool": num_cached - self.total, "host": self.host, "disk": self.disk, "peer": self.peer}
+
     def plus(self, other: "TierHits") -> "TierHits":
         return TierHits(self.host + other.host, self.disk + other.disk, self.peer + other.peer)
 
@@ -135,6 +145,10 @@ class WorkerStats:
     shipped: tuple[Shipped, ...] = ()
     forward_times: ForwardTimes = ForwardTimes()
     load_token_s: tuple[float, ...] = ()
+
+    @property
+    def prefix_loaded(self) -> TierHits:
+        return TierHits(self.prefix_host_tokens, self.prefix_disk_tokens, self.prefix_peer_tokens)
 
 
 # About ten per request: a frozen dataclass takes three times as long to create.

@@ -46,6 +46,14 @@ class WorkerCollector(Collector):
             "Prompt tokens found in the worker's radix tree.",
             stats.prefix_cached_tokens,
         )
+        hits = CounterMetricFamily(
+            "tandem_prefix_hit_tokens",
+            "Those of tandem_prefix_cached_tokens, by the tier that held them.",
+            labels=("role", "worker", "tier"),
+        )
+        for tier, num_tokens in stats.prefix_loaded.among(stats.prefix_cached_tokens).items():
+            hits.add_metric((self._role, self._worker_id, tier), num_tokens)
+        yield hits
         yield self._counter(
             "prefill_computed_tokens", "Prompt tokens computed by the worker.", stats.prompt_tokens_computed
         )

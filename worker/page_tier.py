@@ -15,7 +15,12 @@ class PageTier(ABC):
 
     Loading is a prefetch into the radix tree: loaded pages are found there by the next match, and a failure is a miss.
     So no caller waits for a result, and nothing else knows of loads.
+
+    Attributes:
+        has_store: False if there is never a page to load.
     """
+
+    has_store = True
 
     @abstractmethod
     def prefetch(self, key: PrefetchKey, token_ids: Sequence[int], namespace: str, priority: int = 0) -> None:
@@ -65,6 +70,8 @@ class PageTier(ABC):
 
 class NoTier(PageTier):
     """The tier of a worker without a page store."""
+
+    has_store = False
 
     def prefetch(self, key: PrefetchKey, token_ids: Sequence[int], namespace: str, priority: int = 0) -> None:
         pass

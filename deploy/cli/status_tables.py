@@ -62,6 +62,8 @@ def print_status(info: pb.ServerInfo) -> None:
         )
     console.print(workers)
     console.print(counts)
+    if (hits := _hits_by_tier(ordered)).row_count:
+        console.print(hits)
     if (times := _forward_times(ordered)).row_count:
         console.print(times)
     links = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
@@ -85,6 +87,20 @@ def _name_and_number(worker: pb.WorkerStatus) -> tuple[str, int, str]:
     """Sort decode-2 before decode-10."""
     name, _, number = worker.worker_id.rpartition("-")
     return name, int(number) if number.isdecimal() else 0, worker.worker_id
+
+
+def _hits_by_tier(workers: Iterable[pb.WorkerStatus]) -> Table:
+    """Returns no row while no worker has loaded a page of the page store."""
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+    table.add_column("cached tokens")
+    for column in ("pool", "host", "disk", "peer"):
+        table.add_column(column, justify="right")
+    rows = [(worker.worker_id, worker.stats) for worker in workers]
+    loaded = [(s.prefix_host_tokens, s.prefix_disk_tokens, s.prefix_peer_tokens) for _, s in rows]
+    if any(map(any, loaded)):
+        for (worker_id, stats), tiers in zip(rows, loaded, strict=True):
+            table.add_row(worker_id, *map(str, (stats.prefix_cached_tokens - sum(tiers), *tiers)))
+    return table
 
 
 def _forward_times(workers: Iterable[pb.WorkerStatus]) -> Table:

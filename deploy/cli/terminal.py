@@ -163,12 +163,15 @@ def print_timeline(console: Console, last: pb.GenerateResponse) -> None:
     usage, handover = last.usage, last.handover
     size = handover.page_size or 1
     num_pages = -(-usage.prompt_tokens // size)
+    tiers = {"memory": usage.host_tokens, "disk": usage.disk_tokens, "other nodes": usage.peer_tokens}
+    from_tiers = ", ".join(f"{count} from {tier}" for tier, count in tiers.items() if count)
+    stored = f"; loaded from the page store: {from_tiers}" if from_tiers else ""
     why = f" ({handover.placement_reason})" if handover.placement_reason else ""
     if handover.estimated_ttft_ms:
         why += f", first token expected {handover.estimated_ttft_ms:.1f} ms after the choice"
     console.print(
         f"[dim]{usage.prompt_tokens} prompt tokens ({num_pages} pages of {size}), "
-        f"{usage.completion_tokens} output tokens[/]\n"
+        f"{usage.completion_tokens} output tokens{stored}[/]\n"
         f"[dim]{handover.prefill_worker}:[/] {handover.prefill_cached_tokens} tokens found in its radix cache, "
         f"{handover.pages_computed} pages computed\n"
         f"[dim]{handover.decode_worker}:[/] {handover.decode_cached_tokens} tokens found in its radix cache, "

@@ -18,6 +18,7 @@ from tandem.router.frontends.embedding import (
     tokenize_inputs,
 )
 from tandem.router.frontends.generation import Generation
+from tandem.router.frontends.grpc_responses import usage_of
 from tandem.v1 import inference_pb2 as pb
 
 # A client that takes no embedding for this long loses its call, as over HTTP.
@@ -69,7 +70,7 @@ class Embeddings:
             request_id=self._request_id,
             index=index,
             values=floats(tracker.embedding),
-            usage=pb.Usage(prompt_tokens=len(tracker.prompt_ids), cached_tokens=tracker.prompt_cached_len or 0),
+            usage=usage_of(tracker),
         )
 
 

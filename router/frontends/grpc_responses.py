@@ -8,6 +8,7 @@ import grpc
 
 from tandem.router.frontends.generation import Generation, Piece
 from tandem.router.requests.prompt_logprobs import PromptLogprobs
+from tandem.router.requests.tracker import RequestTracker
 from tandem.router.resumption import OutputProof
 from tandem.rpc.codec import LOGPROBS_CODEC
 from tandem.v1 import inference_pb2 as pb
@@ -75,6 +76,15 @@ async def write_scored(
     await context.write(response)
 
 
+def usage_of(tracker: RequestTracker, num_output_tokens: int = 0) -> pb.Usage:
+    return pb.Usage(
+        prompt_tokens=len(tracker.prompt_ids),
+        cached_tokens=tracker.prompt_cached_len or 0,
+        completion_tokens=num_output_tokens,
+        **tracker.prompt_loaded.counts(),
+    )
+
+
 def _last_response(request_id: str, piece: Piece, generation: Generation) -> pb.GenerateResponse:
     tracker = generation.tracker
     placed = tracker.placed
@@ -83,11 +93,7 @@ def _last_response(request_id: str, piece: Piece, generation: Generation) -> pb.
         index=piece.index,
         text=piece.text,
         finish_reason=FINISH_REASONS[piece.finish_reason],
-        usage=pb.Usage(
-            prompt_tokens=len(tracker.prompt_ids),
-            cached_tokens=tracker.prompt_cached_len or 0,
-            completion_tokens=generation.num_output_tokens,
-        ),
+        usage=usage_of(tracker, generation.num_output_tokens),
         clock_uncertainty_ms=tracker.clock_uncertainty_ns / 1e6,
         handover=pb.HandoverSummary(
             prefill_worker=tracker.prefill_worker_id,

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from tandem.config import ROLES
 from tandem.lifecycle import ASSIGNED, FIRST_TOKEN, PHASES, TOTALS
-from tandem.messages import CachedPrefixes
+from tandem.messages import NO_HITS, CachedPrefixes
 from tandem.prefix import IDENTITY_BYTES
 from tandem.process_metrics import process_registry
 from tandem.router.observe.histograms import (
@@ -91,6 +91,7 @@ class RouterMetrics(Collector):
         self._num_prompt_tokens = 0
         self._num_generated_tokens = 0
         self._num_cached_tokens = 0
+        self._loaded = NO_HITS
         ttft = HistogramFamily("tandem_ttft_seconds", "Time to first token.", TTFT_SECONDS)
         e2e = HistogramFamily("tandem_e2e_seconds", "Time from a request's arrival to its end.", E2E_SECONDS)
         phases = HistogramFamily(
@@ -139,6 +140,7 @@ class RouterMetrics(Collector):
         self._outcomes[report.outcome] += 1
         self._num_prompt_tokens += num_prompt_tokens
         self._num_cached_tokens += report.num_cached_tokens
+        self._loaded = self._loaded.plus(report.loaded)
         self._num_generated_tokens += report.num_generated_tokens
         self._prompt_tokens.observe(num_prompt_tokens)
         if not report.tracker.embeds:
@@ -193,6 +195,12 @@ class RouterMetrics(Collector):
             "tandem_cached_prompt_tokens",
             "Prompt tokens of ended requests that prefill found cached, as reported to clients",
             value=self._num_cached_tokens,
+        )
+        yield _counter(
+            "tandem_prompt_hit_tokens",
+            "Those of tandem_cached_prompt_tokens, by the tier that held them",
+            ("tier",),
+            self._loaded.among(self._num_cached_tokens),
         )
         yield CounterMetricFamily(
             "tandem_generated_tokens", "Output tokens passed on to clients", value=self._num_generated_tokens
@@ -281,7 +289,7 @@ class RouterMetrics(Collector):
         yield GaugeMetricFamily("tandem_ready", "1 if a request can be served now", value=not self._not_ready_reason())
 
 
-def _counter(name: str, text: str, labels: Sequence[str], values: Counter[str]) -> Metric:
+def _counter(name: str, text: str, labels: Sequence[str], values: Mapping[str, int]) -> Metric:
     family = CounterMetricFamily(name, text, labels=labels)
     for label, value in sorted(values.items()):
         family.add_metric((label,), value)

@@ -117,6 +117,8 @@ class OtlpExporter:
             yield "gen_ai.response.finish_reasons", (request.outcome,)
         yield "gen_ai.usage.input_tokens", request.num_prompt_tokens
         yield "gen_ai.usage.cache_read.input_tokens", request.num_cached_tokens
+        for name, count in request.loaded.counts().items():
+            yield f"tandem.{name}", count
         yield "gen_ai.usage.output_tokens", request.num_output_tokens
         yield "tandem.request_id", request.request_id
         yield "tandem.outcome", request.outcome

@@ -101,10 +101,11 @@ class RequestLines:
 
     def ended(self, report: RequestReport) -> None:
         took = "".join(f" {t.name}_ms={t.duration_ms:.0f}" for t in report.timings if t.name in TOTALS)
+        loaded = "".join(f"{name}={count} " for name, count in report.loaded.counts().items())
         failure = report.tracker.failure
         self._send(
             f"< {_name(report.tracker)} {report.outcome} prompt_tokens={report.num_prompt_tokens} "
-            f"cached_tokens={report.num_cached_tokens} output_tokens={report.num_output_tokens}{took}"
+            f"cached_tokens={report.num_cached_tokens} {loaded}output_tokens={report.num_output_tokens}{took}"
             f"{f': {failure}' if failure else ''}"
         )
 

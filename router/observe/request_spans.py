@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tandem.lifecycle import ENDED, RECEIVED, PhaseTiming
+from tandem.messages import TierHits
 from tandem.router.requests.client_ids import TraceContext
 from tandem.router.requests.tracker import RequestReport
 
@@ -33,6 +34,7 @@ class TracedRequest(NamedTuple):
         error: reason of a failure, or "".
         received_ns, ended_ns: times on the router's clock.
         timings: the phases between the two.
+        loaded: cached tokens that came from the page store.
         embeds: its prompt is only embedded.
     """
 
@@ -49,6 +51,7 @@ class TracedRequest(NamedTuple):
     presence_penalty: float
     num_prompt_tokens: int
     num_cached_tokens: int
+    loaded: TierHits
     num_output_tokens: int
     num_attempts: int
     prefill_worker_id: str
@@ -76,6 +79,7 @@ class TracedRequest(NamedTuple):
             sampling.presence_penalty,
             report.num_prompt_tokens,
             report.num_cached_tokens,
+            report.loaded,
             report.num_output_tokens,
             report.num_attempts,
             tracker.prefill_worker_id,

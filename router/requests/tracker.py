@@ -16,7 +16,17 @@ from tandem.lifecycle import (
     ROUTER_ATTEMPT_MOMENTS,
     PhaseTiming,
 )
-from tandem.messages import Admit, Embedded, Finished, FirstToken, Prefill, PromptScored, TokenEvent
+from tandem.messages import (
+    NO_HITS,
+    Admit,
+    Embedded,
+    Finished,
+    FirstToken,
+    Prefill,
+    PromptScored,
+    TierHits,
+    TokenEvent,
+)
 from tandem.router.errors import RequestError, UnavailableError
 from tandem.router.requests.prompt_logprobs import PromptLogprobs
 from tandem.router.requests.request_spec import RequestSpec
@@ -50,6 +60,7 @@ class RequestTracker:
         prompt_logprobs: complete before any token is passed on; None: not asked for.
         decode_has_spoken: True once the attempt's decode worker has sent tokens.
         prompt_cached_len: prompt tokens that the first prefill found cached.
+        prompt_loaded: those among them that came from the page store.
         moments: nanoseconds by moment on the router's clock; only the last attempt's.
         clock_uncertainty_ns: largest possible error of the workers' moments.
     """
@@ -75,6 +86,7 @@ class RequestTracker:
     has_first_token: bool = False
     decode_has_spoken: bool = False
     prompt_cached_len: int | None = None
+    prompt_loaded: TierHits = NO_HITS
     prefill_cached_len: int = 0
     decode_cached_len: int = 0
     num_pages_computed: int = 0
@@ -234,7 +246,7 @@ class RequestTracker:
         if self.lacks_prompt_logprobs:
             raise ValueError(f"the first token of {self.request_id} before the log probabilities of its prompt")
         self.has_first_token = True
-        self._take_prefill_cached_len(message.cached_len)
+        self._take_prefill_hits(message.cached_len, message.loaded)
         self.num_pages_computed = message.num_pages_computed
         if message.finish_reason:
             self._announced_end = (message.index + 1, message.finish_reason)
@@ -249,7 +261,7 @@ class RequestTracker:
         if not self.embeds:
             raise ValueError(f"an unrequested embedding of {self.request_id}")
         self.embedding = message.values
-        self._take_prefill_cached_len(message.cached_len)
+        self._take_prefill_hits(message.cached_len, message.loaded)
         self.num_pages_computed = message.num_pages_computed
         if FIRST_TOKEN in self.moments:
             self.moments[LAST_TOKEN] = self.moments[FIRST_TOKEN]
@@ -269,15 +281,16 @@ class RequestTracker:
         self.decode_cached_len = message.cached_len
         if not self.has_first_token:
             # The decode worker may report before the prefill worker.
-            self._take_prefill_cached_len(message.prefill_cached_len)
+            self._take_prefill_hits(message.prefill_cached_len, message.prefill_loaded)
         self.num_pages_shipped = message.num_pages_shipped
         self._announced_end = (message.num_output_tokens, message.finish_reason)
         self._finish_if_complete()
 
-    def _take_prefill_cached_len(self, cached_len: int) -> None:
+    def _take_prefill_hits(self, cached_len: int, loaded: TierHits) -> None:
         self.prefill_cached_len = cached_len
         if self.prompt_cached_len is None:
             self.prompt_cached_len = min(cached_len, len(self.prompt_ids))
+            self.prompt_loaded = loaded.in_prompt(cached_len, len(self.prompt_ids))
 
     def _accept(self, index: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[int]:
         if len(logprobs) != (0 if self.sampling.num_logprobs is None else len(token_ids)):
@@ -341,6 +354,11 @@ class RequestReport(NamedTuple):
     @property
     def num_cached_tokens(self) -> int:
         return self.tracker.prompt_cached_len or 0
+
+    @property
+    def loaded(self) -> TierHits:
+        """Those among the cached tokens that came from the page store."""
+        return self.tracker.prompt_loaded
 
     @property
     def num_attempts(self) -> int:

@@ -34,6 +34,7 @@ class Summary(TypedDict):
         num_cut: requests cut by the run's end.
         errors, error_examples: number and one detail per kind of error, without cut requests.
         requests_per_s, input_tokens_per_s: of whole requests.
+        num_loaded_tokens: cached tokens that came from the page store, by tier; empty if none did.
         counted_by: requests by the source of their token counts.
     """
 
@@ -52,6 +53,7 @@ class Summary(TypedDict):
     num_input_tokens: int
     num_output_tokens: int
     num_cached_tokens: int | None
+    num_loaded_tokens: dict[str, int]
     wanted_input_tokens: int
     tokens_per_chunk: float
     counted_by: dict[str, int]
@@ -183,6 +185,7 @@ def _summarize(
         "num_input_tokens": num_input,
         "num_output_tokens": num_output,
         "num_cached_tokens": _num_cached_tokens(whole),
+        "num_loaded_tokens": _num_loaded_tokens(whole),
         "wanted_input_tokens": sum(record.wanted_input_tokens for record in whole),
         "tokens_per_chunk": sum(record.num_output_tokens for record in timed) / num_chunks if num_chunks else 0.0,
         "counted_by": dict(Counter(record.counted_by for record in timed if record.counted_by)),
@@ -204,6 +207,13 @@ def _spread(values: Iterable[float | None]) -> Distribution | None:
 def _num_cached_tokens(records: Sequence[RequestRecord]) -> int | None:
     known = [record.cached_tokens for record in records if record.cached_tokens is not None]
     return sum(known) if known else None
+
+
+def _num_loaded_tokens(records: Sequence[RequestRecord]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for record in records:
+        counts.update(record.loaded_tokens)
+    return dict(counts)
 
 
 def _within(record: RequestRecord, begin: float, end: float) -> RequestRecord:

@@ -37,6 +37,7 @@ class RequestRecord:
         times, counts: arrival and tokens of each chunk with output.
         num_output_tokens: the server's count, or the sum of `counts`.
         prompt_tokens, cached_tokens: the server's counts, or None.
+        loaded_tokens: cached tokens that came from the page store, by tier (tandem.messages.TierHits.counts).
         phases_ms: the server's own phases (gRPC).
         output_digest: hash of a whole answer's token ids, or else of its text.
     """
@@ -55,6 +56,7 @@ class RequestRecord:
     num_output_tokens: int = 0
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    loaded_tokens: dict[str, int] = field(default_factory=dict)
     phases_ms: dict[str, float] = field(default_factory=dict)
     output_digest: str = ""
     error: ErrorKind = ""
@@ -76,6 +78,7 @@ class RequestRecord:
             "wanted_output_tokens": self.wanted_output_tokens,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
+            "loaded_tokens": self.loaded_tokens,
             "output_tokens": self.num_output_tokens,
             "counted_by": self.counted_by,
             "phases_ms": {name: round(took, 3) for name, took in self.phases_ms.items()},

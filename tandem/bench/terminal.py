@@ -103,7 +103,12 @@ def _processes(count: int) -> str:
 def _print_counts(console: Console, requests: dict[str, Any]) -> None:
     cached = requests["num_cached_tokens"]
     is_known = cached is not None and requests["num_input_tokens"]
-    share = f" ({cached / requests['num_input_tokens']:.0%} cached)" if is_known else ""
+    tiers = "".join(
+        f", {count / requests['num_input_tokens']:.0%} from {name.removesuffix('_tokens')}"
+        for name, count in requests.get("num_loaded_tokens", {}).items()
+        if count and is_known
+    )
+    share = f" ({cached / requests['num_input_tokens']:.0%} cached{tiers})" if is_known else ""
     warmup = f", {requests['num_warmup']} more to warm up" if requests["num_warmup"] else ""
     console.print(
         f"{requests['num_whole']} of {requests['num_requests']} requests completed in {requests['duration_s']:.2f} s"

@@ -87,7 +87,7 @@ class Scene:
             receivers = [name for name in self._workers if name.startswith("decode")]
             shipped = tuple(Shipped("shared_memory", 1, self._num_bytes, name) for name in receivers)
             stats = replace(stats, prompt_tokens_computed=num_tokens, shipped=shipped)
-            stats = replace(stats, prefix_cached_tokens=2 * num_tokens)
+            stats = replace(stats, prefix_cached_tokens=2 * num_tokens, prefix_host_tokens=num_tokens)
         else:
             # Idle with a full cache.
             stats = replace(stats, output_tokens_computed=num_tokens, num_locked_pages=0)

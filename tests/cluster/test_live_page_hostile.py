@@ -43,6 +43,7 @@ def hostile_frame() -> dict[str, Any]:
     numbers = ("queued", "running", "pages", "free", "cached", "locked", "leased", "restarts")
     rates = ("prompt_tokens_per_s", "output_tokens_per_s", "cached_tokens_per_s")
     worker |= dict.fromkeys((*numbers, *rates), 1)
+    worker["loaded_tokens_per_s"] = {MARKUP: 1}
     decode = worker | {"id": f"{MARKUP}d", "role": "decode"}
     request = {"number": 1, "ended_s": 0.0, "id": MARKUP, "client_id": MARKUP, "outcome": MARKUP}
     request |= {"error": MARKUP, "prefill": MARKUP, "decode": MARKUP, "attempts": 2, "ttft_ms": 1.0, "e2e_ms": 1.0}

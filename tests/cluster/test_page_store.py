@@ -64,6 +64,13 @@ def store_metrics(served: ServedCluster) -> dict[str, float]:
     return metrics
 
 
+def loaded_at_prefill(served: ServedCluster) -> int:
+    """Returns the prompt tokens that the prefill worker has loaded from the store's memory."""
+    worker = served.worker("prefill-0")
+    assert worker is not None
+    return worker.stats.prefix_host_tokens
+
+
 def wait_written(served: ServedCluster, prompts: Sequence[Sequence[int]]) -> None:
     """Waits until the store holds the prompts' pages."""
     num_pages = sum(len(ids) // 16 for ids in prompts)
@@ -93,6 +100,7 @@ def test_pages_that_the_pool_evicted_come_back_from_the_store(
     serve(served, tiny_oracle, prompts)
     wait_written(served, prompts)
     before = store_metrics(served)
+    before_loads = loaded_at_prefill(served)
     again = serve(served, tiny_oracle, prompts)
     after = store_metrics(served)
     assert after["hit_pages_total.host"] > before["hit_pages_total.host"]
@@ -100,6 +108,10 @@ def test_pages_that_the_pool_evicted_come_back_from_the_store(
     num_cached = sum(answer.last.usage.cached_tokens for answer in again)
     assert num_cached > NUM_PROMPTS * PROMPT_TOKENS * 3 // 4
     served.wait_clean()
+    # Clients and operators see the same.
+    loaded = [usage.host_tokens for usage in (answer.last.usage for answer in again)]
+    assert num_cached // 2 < sum(loaded) <= num_cached
+    wait_until(lambda: loaded_at_prefill(served) - before_loads == sum(loaded), 5.0, "the worker tells its hits")
 
 
 def test_a_killed_store_comes_back_with_the_same_memory(

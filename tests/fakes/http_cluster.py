@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.messages import Admit, Finished, FirstToken, TokenEvent, Tokens
+from tandem.messages import NO_HITS, Admit, Finished, FirstToken, TokenEvent, Tokens
 from tandem.router.config import RouterConfig
 from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.openai.app import make_app
@@ -48,10 +48,11 @@ class HttpCluster:
     Attributes:
         routers: routers that do not know of each other.
         output: the model's tokens for any prompt.
-        cached_len: cached tokens reported for each prompt.
+        cached_len, loaded: cached tokens reported for each prompt, and those among them from the page store.
     """
 
     cached_len = 0
+    loaded = NO_HITS
 
     def __init__(
         self,
@@ -85,8 +86,8 @@ class HttpCluster:
             reason = admit.sampling.finish_reason(self.output[index], index + 1)
             if index == start:
                 logprobs = self._logprobs(admit.sampling, index, index + 1)
-                first_token = FirstToken(*key, index, self.output[index], reason, self.cached_len, 1, logprobs=logprobs)
-                self.p.say(first_token)
+                token_id, found = self.output[index], (self.cached_len, 1)
+                self.p.say(FirstToken(*key, index, token_id, reason, *found, logprobs=logprobs, loaded=self.loaded))
                 if not reason:
                     self.d.say(Tokens((TokenEvent(*key, index, (self.output[index],), logprobs),)))
             elif (index - start) % step == 0 or reason or index == num_tokens - 1:

@@ -7,6 +7,10 @@ from pydantic import BaseModel
 
 class PromptTokensDetails(BaseModel):
     cached_tokens: int
+    # Those that came from the page store, by tier; absent if none did.
+    host_tokens: int | None = None
+    disk_tokens: int | None = None
+    peer_tokens: int | None = None
 
 
 class CompletionTokensDetails(BaseModel):

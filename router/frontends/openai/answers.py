@@ -13,6 +13,7 @@ from starlette.types import Receive
 
 from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.generation import Generation, Piece
+from tandem.router.frontends.openai.cached_tokens import cached_details
 from tandem.router.frontends.openai.errors import json_text_response
 from tandem.router.frontends.openai.long_lists import list_text
 from tandem.router.frontends.openai.prompt_logprobs import PromptTexts, object_text
@@ -217,12 +218,11 @@ class Answer(ABC):
     def _usage(self) -> dict[str, Any]:
         num_prompt_tokens = sum(len(prompt.token_ids) for prompt in self._prompts)
         num_output_tokens = self.num_output_tokens()
-        cached = sum(g.tracker.prompt_cached_len or 0 for g in self._generations[:: self._num_choices])
         return {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": num_output_tokens,
             "total_tokens": num_prompt_tokens + num_output_tokens,
-            "prompt_tokens_details": {"cached_tokens": cached},
+            "prompt_tokens_details": cached_details(g.tracker for g in self._generations[:: self._num_choices]),
         }
 
     def num_output_tokens(self) -> int:

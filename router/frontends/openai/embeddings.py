@@ -22,6 +22,7 @@ from tandem.router.frontends.embedding import (
     tokenize_inputs,
 )
 from tandem.router.frontends.generation import Generation
+from tandem.router.frontends.openai.cached_tokens import cached_details
 from tandem.router.frontends.openai.embeddings_schema import EmbeddingList, EmbeddingRequest
 from tandem.router.frontends.openai.request import count_unknown_fields
 from tandem.router.frontends.openai.streaming import READ_TIMEOUT_S, to_json, unless_client_leaves
@@ -115,10 +116,9 @@ def _value(generation: Generation, body: EmbeddingRequest) -> list[float] | str:
 
 def _usage(generations: Sequence[Generation]) -> dict[str, object]:
     num_tokens = sum(len(generation.tracker.prompt_ids) for generation in generations)
-    num_cached = sum(generation.tracker.prompt_cached_len or 0 for generation in generations)
     return {
         "prompt_tokens": num_tokens,
         "total_tokens": num_tokens,
         "completion_tokens": 0,
-        "prompt_tokens_details": {"cached_tokens": num_cached},
+        "prompt_tokens_details": cached_details(generation.tracker for generation in generations),
     }

@@ -15,6 +15,7 @@ from starlette.types import Receive
 
 from tandem.router.errors import InvalidRequestError, RequestError
 from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.openai.cached_tokens import cached_details
 from tandem.router.frontends.openai.chat import BegunChat, digest_of_call, end_of_reasoning
 from tandem.router.frontends.openai.errors import invalid_field, json_response
 from tandem.router.frontends.openai.schema import SamplingFields
@@ -96,6 +97,10 @@ class OneOutput:
     @property
     def num_cached_tokens(self) -> int:
         return self._generation.tracker.prompt_cached_len or 0
+
+    @property
+    def cached_details(self) -> dict[str, int]:
+        return cached_details([self._generation.tracker])
 
     @property
     def num_newly_cached_tokens(self) -> int:

@@ -204,7 +204,7 @@ class ResponseAnswer(AnswerForm):
         source = self._source
         return {
             "input_tokens": source.num_prompt_tokens,
-            "input_tokens_details": {"cached_tokens": source.num_cached_tokens},
+            "input_tokens_details": source.cached_details,
             "output_tokens": source.num_output_tokens,
             "output_tokens_details": {"reasoning_tokens": source.num_reasoning_tokens},
             "total_tokens": source.num_prompt_tokens + source.num_output_tokens,

@@ -4,9 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-
-class CachedTokens(BaseModel):
-    cached_tokens: int
+from tandem.router.frontends.openai.answer_schema import PromptTokensDetails
 
 
 class ReasoningTokens(BaseModel):
@@ -15,7 +13,7 @@ class ReasoningTokens(BaseModel):
 
 class ResponseUsage(BaseModel):
     input_tokens: int
-    input_tokens_details: CachedTokens
+    input_tokens_details: PromptTokensDetails
     output_tokens: int
     output_tokens_details: ReasoningTokens
     total_tokens: int

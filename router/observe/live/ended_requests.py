@@ -1,7 +1,7 @@
 """The last ended requests, without their contents."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tandem.lifecycle import ENDED, PhaseTiming
@@ -19,6 +19,7 @@ class EndedRequest(NamedTuple):
         key: the owner's key, "" without keys: decides who may see the request, and is never shown.
         error: reason of a failure, or "".
         num_cached_tokens: prompt tokens that prefill found cached.
+        loaded_tokens: those among them that came from the page store (tandem.messages.TierHits.counts).
     """
 
     number: int
@@ -30,6 +31,7 @@ class EndedRequest(NamedTuple):
     error: str
     num_prompt_tokens: int
     num_cached_tokens: int
+    loaded_tokens: Mapping[str, int]
     num_output_tokens: int
     num_attempts: int
     prefill_worker_id: str
@@ -57,6 +59,7 @@ class EndedRequests:
                 "" if report.outcome == "invalid" else shortened(tracker.failure),
                 report.num_prompt_tokens,
                 report.num_cached_tokens,
+                report.loaded.counts(),
                 report.num_output_tokens,
                 report.num_attempts,
                 tracker.prefill_worker_id,

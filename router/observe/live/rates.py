@@ -10,15 +10,25 @@ from tandem.router.workers.worker import Worker
 NUM_SAMPLES = 4
 NUM_LINK_SAMPLES = 11
 
-_tokens_of = attrgetter("prompt_tokens_computed", "output_tokens_computed", "prefix_cached_tokens")
+_tokens_of = attrgetter(
+    *("prompt_tokens_computed", "output_tokens_computed", "prefix_cached_tokens"),
+    *("prefix_host_tokens", "prefix_disk_tokens", "prefix_peer_tokens"),
+)
 
 
 class Rates(NamedTuple):
-    """Tokens per second."""
+    """Tokens per second.
+
+    Attributes:
+        host_tokens, disk_tokens, peer_tokens: cached tokens that came from the page store, by tier.
+    """
 
     prompt_tokens: float = 0.0
     output_tokens: float = 0.0
     cached_tokens: float = 0.0
+    host_tokens: float = 0.0
+    disk_tokens: float = 0.0
+    peer_tokens: float = 0.0
 
 
 NO_RATES = Rates()

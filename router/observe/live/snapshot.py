@@ -8,12 +8,12 @@ from typing import Any
 
 from tandem import __version__
 from tandem.config import ROLES
-from tandem.messages import Shipped
+from tandem.messages import Shipped, WorkerStats
 from tandem.router.config import RouterConfig, host_of
 from tandem.router.observe.live.ended_requests import EndedRequest
 from tandem.router.observe.live.history import History, Point
 from tandem.router.observe.live.journal import Entry
-from tandem.router.observe.live.rates import WorkerRates
+from tandem.router.observe.live.rates import Rates, WorkerRates
 from tandem.router.router import Router
 from tandem.router.workers.worker import Worker
 
@@ -187,6 +187,7 @@ class SnapshotBuilder:
             "prompt_tokens_per_s": round(rates.prompt_tokens, 1),
             "output_tokens_per_s": round(rates.output_tokens, 1),
             "cached_tokens_per_s": round(rates.cached_tokens, 1),
+            "loaded_tokens_per_s": _loaded_rates(stats, rates),
         }
 
     def _links(self, worker: Worker) -> Iterable[dict[str, Any]]:
@@ -221,6 +222,14 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 2)
 
 
+def _loaded_rates(stats: WorkerStats, rates: Rates) -> dict[str, float]:
+    """Returns rates by tier; none for a worker that never loaded a page."""
+    if not stats.prefix_loaded.total:
+        return {}
+    by_tier = {"host": rates.host_tokens, "disk": rates.disk_tokens, "peer": rates.peer_tokens}
+    return {tier: round(rate, 1) for tier, rate in by_tier.items()}
+
+
 def _point(point: Point) -> list[Any]:
     return [point.number, round(point.at_s, 1), *map(_rounded, point[2:8]), point.num_requests, point.num_queued]
 
@@ -237,6 +246,7 @@ def _request(request: EndedRequest) -> dict[str, Any]:
         "error": request.error,
         "prompt_tokens": request.num_prompt_tokens,
         "cached_tokens": request.num_cached_tokens,
+        "loaded_tokens": request.loaded_tokens,
         "output_tokens": request.num_output_tokens,
         "attempts": request.num_attempts,
         "prefill": request.prefill_worker_id,

@@ -21,6 +21,7 @@ from tandem.bench.clients.base import (
 from tandem.bench.records import ErrorKind, RequestRecord
 from tandem.bench.workloads.base import PromptPart
 from tandem.client.requests import ClientTls, metadata, translate
+from tandem.messages import TierHits
 from tandem.v1 import inference_pb2 as pb
 
 SCHEME = "grpc://"
@@ -112,6 +113,7 @@ class GrpcBenchClient(BenchClient):
                 if response.finish_reason:
                     usage = response.usage
                     record.prompt_tokens, record.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+                    record.loaded_tokens = TierHits(usage.host_tokens, usage.disk_tokens, usage.peer_tokens).counts()
                     record.phases_ms = {phase.name: phase.duration_ms for phase in response.phases}
         except grpc.RpcError as error:
             raise _request_error(error) from error

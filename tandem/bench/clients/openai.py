@@ -24,6 +24,7 @@ from tandem.bench.clients.event_stream import EventParser
 from tandem.bench.clients.http_connection import ConnectionLostError, HttpConnection
 from tandem.bench.records import RequestRecord
 from tandem.bench.workloads.base import PromptPart
+from tandem.messages import TierHits
 
 MAX_ERROR_CHARACTERS = 300
 _PATHS = {"completions": "/completions", "chat": "/chat/completions"}
@@ -214,6 +215,8 @@ class _Reading:
             cached = details.get("cached_tokens")
             self._record.prompt_tokens = _count(usage["prompt_tokens"])
             self._record.cached_tokens = None if cached is None else _count(cached)
+            tiers = (details.get(f"{tier}_tokens") or 0 for tier in ("host", "disk", "peer"))
+            self._record.loaded_tokens = TierHits(*map(_count, tiers)).counts()
         if choices:
             self._finish_reason = self._finish_reason or choices[0].get("finish_reason") or ""
             self._take_choice(choices[0], num_tokens, moment)

@@ -124,7 +124,7 @@ def test_cached_pages_are_not_shipped() -> None:
     decode.say(LeaseRequest("again", "r", 0, 8))
     (granted,) = decode.answers()
     assert (granted.cached_len, len(granted.page_ids)) == (8, 1)
-    assert decode.book.prefix_cached_tokens == 8
+    assert decode.book.hits.num_cached == 8
     decode.say(committed("again", 0, 8))
     decode.answers()
     assert decode.started[1:] == [("r", 7)]

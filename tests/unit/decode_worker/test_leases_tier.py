@@ -85,7 +85,7 @@ def test_a_prefetch_lasts_from_admit_to_grant_and_is_found_there() -> None:
     (granted,) = book.answers()
     assert isinstance(granted, Granted) and granted.cached_len == 8
     assert book.tier.ended == [KEY]
-    assert (book.book.prefix_cached_tokens, book.book.loaded) == (8, TierHits(host=4, disk=4))
+    assert (book.book.hits.num_cached, book.book.hits.loaded) == (8, TierHits(host=4, disk=4))
 
 
 def test_a_grant_waits_for_no_load() -> None:
@@ -95,7 +95,7 @@ def test_a_grant_waits_for_no_load() -> None:
     book.ask()
     (granted,) = book.answers()
     assert isinstance(granted, Granted) and granted.cached_len == 0
-    assert book.tier.ended == [KEY] and book.book.loaded == TierHits()
+    assert book.tier.ended == [KEY] and book.book.hits.loaded == TierHits()
 
 
 def test_hits_in_earlier_output_are_not_the_prompts() -> None:
@@ -105,7 +105,7 @@ def test_hits_in_earlier_output_are_not_the_prompts() -> None:
     book.tier.load(KEY, 8, book.cache, book.engine)
     book.tier.hits[REQUEST_ID] = TierHits(host=4, peer=4)
     book.answers()
-    assert (book.book.prefix_cached_tokens, book.book.loaded) == (6, TierHits(host=4, peer=2))
+    assert (book.book.hits.num_cached, book.book.hits.loaded) == (6, TierHits(host=4, peer=2))
 
 
 def abort(book: Book) -> None:

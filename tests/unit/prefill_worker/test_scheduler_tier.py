@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 
 from tandem.engine.grammars import CompiledGrammar, Constraint
-from tandem.messages import Embedded, Finished, FirstToken, TierHits, Unservable
+from tandem.messages import Embedded, Finished, FirstToken, Prefill, TierHits, Unservable
 from tandem.prefill_worker.config import PrefillConfig
+from tandem.prefill_worker.queued_request import QueuedRequest
 from tandem.prefill_worker.scheduler import LOADING_POLL_S
-from tandem.prefill_worker.waiting import MAX_OVERTAKEN
+from tandem.prefill_worker.waiting import MAX_OVERTAKEN, POLICY_WINDOW
+from tandem.sampling_params import SamplingParams
 from tandem.worker.events import RouterLost
+from tandem.worker.page_tier import NoTier
 from tests.fakes.engine import expected_tokens
 from tests.fakes.scripted_tier import ScriptedTier
 from tests.fakes.workers import WorkerPair
@@ -201,3 +204,22 @@ def test_every_end_of_a_waiting_request_ends_its_prefetch(end: Callable[[WorkerP
     pair.p.scheduler.step()
     assert tier.ended == tier.begun == [("router-0", 0, "prefill")]
     assert pair.p.scheduler.stats().num_queued == 0
+
+
+def test_a_request_behind_the_front_of_the_queue_asks_for_nothing() -> None:
+    pair, tier = make_pair(num_pages=2048)
+    for i in range(POLICY_WINDOW + 10):
+        pair.submit(f"r{i}", [3 * i, 2, 3], arrival_ns=1 + i)
+    assert [key[0] for key in tier.begun] == [f"r{i}" for i in range(POLICY_WINDOW)]
+    pair.submit("oldest", [1, 2, 3], arrival_ns=0)
+    assert tier.begun[-1][0] == "oldest"
+    pair.run()
+    assert len(tier.begun) == POLICY_WINDOW + 11 and not tier.open
+
+
+def test_a_queue_without_a_store_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = WorkerPair(prefill={"tier": NoTier()})
+    monkeypatch.setattr(QueuedRequest, "computes_all", property(lambda _: pytest.fail("a request is looked at")))
+    waiting = pair.p.scheduler._waiting
+    waiting.enqueue(Prefill("r", 0, (1, 2, 3), (), SamplingParams(4), "d", 1))
+    assert not waiting.must_wait_for_load(waiting.start_order()[0])

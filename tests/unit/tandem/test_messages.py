@@ -26,3 +26,14 @@ def test_hits_in_a_prompt_add_up_with_those_of_the_pool(loaded: TierHits, num_po
     own = loaded.in_prompt(cached_len, prompt_len)
     assert own == loaded.within(own.total)
     assert min(num_pool, prompt_len) + own.total == min(cached_len, prompt_len)
+
+
+@given(hits, tokens)
+def test_hits_by_tier_add_up_to_the_cached_tokens(loaded: TierHits, num_pool: int) -> None:
+    by_tier = loaded.among(loaded.total + num_pool)
+    assert sum(by_tier.values()) == loaded.total + num_pool and by_tier["pool"] == num_pool
+    counts = loaded.counts()
+    assert sum(counts.values()) == loaded.total and set(counts) in (
+        set(),
+        {"host_tokens", "disk_tokens", "peer_tokens"},
+    )

@@ -91,7 +91,10 @@ function showTiles(frame) {
   setText(byId("prompt-rate"), rate(now[PROMPT]));
   setText(byId("output-detail"), `peak ${rate(Math.max(...column(OUTPUT)))}`);
   const cached = frame.workers.reduce((sum, worker) => sum + (worker.cached_tokens_per_s || 0), 0);
-  setText(byId("prompt-detail"), `+ ${rate(cached)} cached`);
+  const tiers = frame.workers.map((worker) => Object.values(worker.loaded_tokens_per_s || {}));
+  const stored = tiers.flat().reduce((sum, loaded) => sum + loaded, 0);
+  const source = tiers.some((tier) => tier.length) ? `, ${rate(stored)} from the store` : "";
+  setText(byId("prompt-detail"), `+ ${rate(cached)} cached${source}`);
   spark(byId("spark-output"), shortCount, column(OUTPUT));
   spark(byId("spark-prompt"), shortCount, column(PROMPT));
   for (const [name, p50, p99] of [["ttft", TTFT50, TTFT99], ["itl", ITL50, ITL99]]) {

@@ -55,7 +55,8 @@ function updateWorker(line, worker) {
     element("span", { class: "sub below" }, `${role}${worker.alive ? "" : ", not connected"}`),
   ]);
   if (!worker.alive) {
-    for (const cell of [host, device, queued, running, cached, prompt, output, restarts]) setText(cell, "–");
+    for (const cell of [host, device, queued, running, prompt, output, restarts]) setText(cell, "–");
+    replaceIfNew(cached, "away", () => ["–"]);
     return replaceIfNew(pages, "away", () => [stack([], 0, "not known"), element("span", { class: "sub below" }, "–")]);
   }
   setText(host, worker.host || "–");
@@ -63,7 +64,11 @@ function updateWorker(line, worker) {
   setText(device, worker.device);
   setText(queued, count(worker.queued));
   setText(running, count(worker.running));
-  setText(cached, rate(worker.cached_tokens_per_s));
+  const tiers = Object.entries(worker.loaded_tokens_per_s || {}).map(([tier, loaded]) => `${tier} ${rate(loaded)}`);
+  replaceIfNew(cached, `${rate(worker.cached_tokens_per_s)} ${tiers}`, () => [
+    rate(worker.cached_tokens_per_s),
+    ...(tiers.length ? [element("span", { class: "sub below" }, tiers.join(", "))] : []),
+  ]);
   setText(prompt, worker.role === "decode" ? "–" : rate(worker.prompt_tokens_per_s));
   setText(output, worker.role === "prefill" ? "–" : rate(worker.output_tokens_per_s));
   setText(restarts, count(worker.restarts));
@@ -122,7 +127,9 @@ function fillRequest(line, request) {
   outcome.title = request.error;
   setText(prompt, count(request.prompt_tokens));
   if (request.cached_tokens) prompt.append(element("span", { class: "sub" }, ` (${count(request.cached_tokens)})`));
-  prompt.title = `${request.prompt_tokens} prompt tokens, ${request.cached_tokens} of them cached`;
+  const { host_tokens: host = 0, disk_tokens: disk = 0, peer_tokens: peer = 0 } = request.loaded_tokens || {};
+  const from = host + disk + peer ? `: ${request.cached_tokens - host - disk - peer} pool, ${host} host, ${disk} disk, ${peer} peer` : "";
+  prompt.title = `${request.prompt_tokens} prompt tokens, ${request.cached_tokens} of them cached${from}`;
   setText(output, count(request.output_tokens));
   setText(ttft, milliseconds(request.ttft_ms));
   setText(whole, milliseconds(request.e2e_ms));

@@ -62,3 +62,14 @@ def test_how_long_forwards_take_is_shown_of_the_kinds_that_each_worker_has(capsy
         ["prefill-0", "2.4", "22.0"],
     ]
     assert max(map(len, table)) <= 80
+
+
+def test_cached_tokens_are_shown_by_tier_once_a_worker_has_loaded_some(capsys: pytest.CaptureFixture[str]) -> None:
+    warm = pb.WorkerStats(prefix_cached_tokens=96, prefix_host_tokens=64, prefix_disk_tokens=16)
+    cold = pb.WorkerStats(prefix_cached_tokens=32)
+    for stats in (cold, warm):
+        workers = [pb.WorkerStatus(worker_id="p-0", stats=stats), pb.WorkerStatus(worker_id="p-1", stats=cold)]
+        print_status(pb.ServerInfo(model="m", ready=True, workers=workers))
+        lines = capsys.readouterr().out.splitlines()
+        tables = [[line.split() for line in lines[i:][1:3]] for i, line in enumerate(lines) if "cached tokens" in line]
+        assert tables == ([[["p-0", "16", "64", "16", "0"], ["p-1", "32", "0", "0", "0"]]] if stats is warm else [])

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Generator
 
 import pytest
+from rich.console import Console
 
 from tandem.client import TandemClient
-from tandem.deploy.cli.terminal import stream_answer
+from tandem.deploy.cli.terminal import print_timeline, stream_answer
 from tandem.v1 import inference_pb2 as pb
 
 
@@ -65,3 +66,14 @@ def test_a_reader_that_leaves_ends_a_command_without_a_traceback() -> None:
     process.stdout = None
     _, errors = process.communicate(b"", timeout=60)
     assert (process.returncode, errors) == (128 + signal.SIGPIPE, b"")
+
+
+def test_a_timeline_tells_what_came_from_the_page_store() -> None:
+    usage = pb.Usage(prompt_tokens=96, cached_tokens=80, host_tokens=32, peer_tokens=16, completion_tokens=5)
+    for given, words in (
+        (usage, "; loaded from the page store: 32 from memory, 16 from other nodes"),
+        (pb.Usage(), ""),
+    ):
+        shown = io.StringIO()
+        print_timeline(Console(file=shown, width=200), pb.GenerateResponse(usage=given))
+        assert f"{given.completion_tokens} output tokens{words}\n" in shown.getvalue()

@@ -4,7 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tandem import __version__
 from tandem.lifecycle import PHASES, PhaseTiming
-from tandem.messages import ClockReply, TokenEvent, Tokens
+from tandem.messages import NO_HITS, ClockReply, TierHits, TokenEvent, Tokens
 from tandem.router.errors import RequestError
 from tandem.router.observe.metrics import OUTCOMES, RouterMetrics
 from tandem.router.requests.clock_offsets import ClockOffsets
@@ -42,9 +42,12 @@ def report(
     num_output_tokens: int,
     *,
     num_cached_tokens: int = 0,
+    loaded: TierHits = NO_HITS,
     timings: Sequence[PhaseTiming] = (),
 ) -> RequestReport:
-    tracker = RequestTracker("r", request_spec((1,) * num_prompt_tokens), prompt_cached_len=num_cached_tokens)
+    tracker = RequestTracker(
+        "r", request_spec((1,) * num_prompt_tokens), prompt_cached_len=num_cached_tokens, prompt_loaded=loaded
+    )
     return RequestReport(tracker, outcome, num_output_tokens, num_output_tokens, timings)
 
 
@@ -52,13 +55,16 @@ def test_ended_requests_are_counted_with_their_tokens_and_phases() -> None:
     metrics = new_metrics()
     for outcome, duration_ms in (("stop", 2.0), ("stop", 0.0), ("abort", 900.0)):
         timings = [PhaseTiming("e2e", 0.0, duration_ms), PhaseTiming("prefill", 0.0, duration_ms)]
-        metrics.request_ended(report(outcome, 10, 5, num_cached_tokens=4, timings=timings))
+        hits = TierHits(host=2, peer=1)
+        metrics.request_ended(report(outcome, 10, 5, num_cached_tokens=4, loaded=hits, timings=timings))
     metrics.request_refused("invalid")
     found = samples(metrics)
     assert found["tandem_requests_total", ("stop",)] == 2
     assert found["tandem_requests_total", ("abort",)] == found["tandem_requests_total", ("invalid",)] == 1
     assert found["tandem_prompt_tokens_total", ()] == 30
     assert found["tandem_cached_prompt_tokens_total", ()] == 12
+    by_tier = [found["tandem_prompt_hit_tokens_total", (tier,)] for tier in ("pool", "host", "disk", "peer")]
+    assert by_tier == [3, 6, 0, 3]
     assert found["tandem_generated_tokens_total", ()] == 15
     assert found["tandem_e2e_seconds_sum", ()] == 0.902
     assert found["tandem_phase_seconds_count", ("prefill",)] == 3

@@ -18,6 +18,7 @@ from tandem.lifecycle import (
     TOKENIZED,
     phase_timings,
 )
+from tandem.messages import TierHits
 from tandem.router.observe.otlp import OtlpExporter
 from tandem.router.observe.request_spans import RequestSpans, TracedRequest
 from tandem.router.requests.client_ids import TraceContext
@@ -69,6 +70,7 @@ def report(traceparent: str = "", tracestate: str = "", outcome: str = "length",
         prefill_worker_id="prefill-0",
         decode_worker_id="decode-1",
         prompt_cached_len=8,
+        prompt_loaded=TierHits(host=4, disk=2),
         failure=failure,
     )
     return RequestReport(tracker, outcome, 9, 9, phase_timings(tracker.moments))
@@ -99,6 +101,9 @@ def test_a_request_is_a_server_span_with_its_phases_inside(collector: OtlpCollec
         "gen_ai.usage.input_tokens": 12,
         "gen_ai.usage.cache_read.input_tokens": 8,
         "gen_ai.usage.output_tokens": 9,
+        "tandem.host_tokens": 4,
+        "tandem.disk_tokens": 2,
+        "tandem.peer_tokens": 0,
         "tandem.request_id": "life-1",
         "tandem.outcome": "length",
         "tandem.attempts": 1,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tandem.lifecycle import PhaseTiming
+from tandem.messages import TierHits
 from tandem.router.observe import request_lines
 from tandem.router.observe.request_lines import MAX_KEPT_LINES, MAX_LINE_BYTES, KeptLines, RequestLines, SocketLines
 from tandem.router.requests.tracker import RequestReport, RequestTracker
@@ -56,6 +57,9 @@ def test_a_request_s_beginning_end_and_refusal(taker: Taker) -> None:
         "router-0 < mine ab-1 unavailable prompt_tokens=3 cached_tokens=2 output_tokens=5 ttft_ms=31 e2e_ms=41: "
         "no worker"
     )
+    tracker.prompt_loaded = TierHits(disk=2)
+    lines.ended(RequestReport(tracker, "stop", 5, 5, ()))
+    assert " cached_tokens=2 host_tokens=0 disk_tokens=2 peer_tokens=0 output_tokens=5: no worker" in taker.take()
     lines.refused("", "overloaded", "the queue is full")
     assert taker.take() == "router-0 ! - overloaded: the queue is full"
     lines.refused("r", "invalid", "x" * 10_000)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandem.messages import Finished, FirstToken, TokenEvent
+from tandem.messages import Finished, FirstToken, TierHits, TokenEvent
 from tandem.router.errors import RequestTimeoutError, UnavailableError
 from tandem.router.requests.tracker import RequestState, RequestTracker
 from tandem.sampling_params import SamplingParams, TokenLogprobs
@@ -127,19 +127,28 @@ def test_what_an_attempt_has_cost_is_forgotten_with_it() -> None:
 def test_what_prefill_found_is_known_at_the_end_whoever_is_heard_first() -> None:
     tracker = started()
     tracker.record_tokens(TokenEvent("r", 0, 0, (10, 11)))
-    tracker.record_finished(Finished("r", 0, "stop", 2, 3, 7, prefill_cached_len=2))
+    loaded = TierHits(host=1)
+    tracker.record_finished(Finished("r", 0, "stop", 2, 3, 7, prefill_cached_len=2, prefill_loaded=loaded))
     assert tracker.state is RequestState.FINISHED
     assert (tracker.prefill_cached_len, tracker.prompt_cached_len) == (2, 2)
+    assert tracker.prompt_loaded == loaded
 
 
 def test_usage_counts_what_the_first_prefill_found() -> None:
     tracker = started()
-    tracker.record_first_token(FirstToken("r", 0, 0, 10, "", 2, 1))
+    tracker.record_first_token(FirstToken("r", 0, 0, 10, "", 2, 1, loaded=TierHits(disk=1)))
     tracker.end_attempt()
     tracker.begin_attempt("p", "d", 60.0)
-    tracker.record_first_token(FirstToken("r", 1, 1, 11, "", 4, 0))
-    assert tracker.prompt_cached_len == 2
+    tracker.record_first_token(FirstToken("r", 1, 1, 11, "", 4, 0, loaded=TierHits(host=3)))
+    assert (tracker.prompt_cached_len, tracker.prompt_loaded) == (2, TierHits(disk=1))
     assert tracker.prefill_cached_len == 4
+
+
+def test_a_prefix_that_reaches_into_the_output_counts_in_the_prompt_alone() -> None:
+    tracker = started()
+    num_prompt = len(tracker.prompt_ids)
+    tracker.record_first_token(FirstToken("r", 0, 0, 10, "", num_prompt + 4, 1, loaded=TierHits(host=2, disk=4)))
+    assert (tracker.prompt_cached_len, tracker.prompt_loaded) == (num_prompt, TierHits(host=2))
 
 
 def test_moments_are_those_of_the_last_attempt() -> None:

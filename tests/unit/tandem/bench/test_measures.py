@@ -100,6 +100,13 @@ def test_stream_tokens_count_within_the_window() -> None:
     assert summary["output_tokens_per_s"] == pytest.approx(2 / 3)
 
 
+def test_cached_tokens_of_the_page_store_are_summed_by_tier() -> None:
+    hits = [{}, {"host_tokens": 4, "disk_tokens": 0}, {"host_tokens": 2, "disk_tokens": 16}]
+    summary = summarize([record([1.0], cached_tokens=32, loaded_tokens=one) for one in hits])
+    assert summary["num_loaded_tokens"] == {"host_tokens": 6, "disk_tokens": 16}
+    assert summarize([record([1.0], cached_tokens=32)])["num_loaded_tokens"] == {}
+
+
 def test_unreported_cached_tokens_are_unknown() -> None:
     assert summarize([record([1.0])])["num_cached_tokens"] is None
     assert summarize([record([1.0], cached_tokens=0)])["num_cached_tokens"] == 0

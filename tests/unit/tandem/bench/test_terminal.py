@@ -60,6 +60,19 @@ def test_sweep_with_good_maximum_gives_a_lower_bound() -> None:
     assert "at least 2, the highest that was tried" in shown.getvalue()
 
 
+def test_cached_tokens_of_the_page_store_are_shown_by_tier() -> None:
+    target, shown = console()
+    result = make_result(*a_run())
+    counts = {
+        "num_input_tokens": 100,
+        "num_cached_tokens": 80,
+        "num_loaded_tokens": {"host_tokens": 50, "disk_tokens": 0},
+    }
+    result["requests"] |= counts
+    print_result(target, result)
+    assert "(80% cached, 50% from host)" in " ".join(shown.getvalue().split())
+
+
 def test_unknown_cached_tokens_are_not_shown_as_zero() -> None:
     target, shown = console()
     print_result(target, make_result(*a_run()))

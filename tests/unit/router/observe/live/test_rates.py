@@ -13,11 +13,13 @@ def test_rates_of_last_seconds() -> None:
     for second in range(6 + NUM_SAMPLES):
         num_tokens = max(0, second - 5) * 30
         shipped = (Shipped("tcp", 1, 1000 * second, "d0"), Shipped("tcp", 1, 0, "d1"))
-        say(h.p[0], second, prompt_tokens_computed=num_tokens, prefix_cached_tokens=2 * num_tokens, shipped=shipped)
+        cached = {"prefix_cached_tokens": 2 * num_tokens, "prefix_disk_tokens": num_tokens}
+        say(h.p[0], second, prompt_tokens_computed=num_tokens, shipped=shipped, **cached)
         rates.sample(h.router.workers)
         h.clock.advance(1.0)
     found = rates.of("p0")
     assert (found.prompt_tokens, found.output_tokens, found.cached_tokens) == (30, 0, 60)
+    assert (found.host_tokens, found.disk_tokens, found.peer_tokens) == (0, 30, 0)
     assert rates.sent_bytes("p0") == {("d0", "tcp"): 1000, ("d1", "tcp"): 0}
     assert rates.total(lambda its: its.prompt_tokens) == 30
 

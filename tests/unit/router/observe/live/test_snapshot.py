@@ -1,11 +1,13 @@
 import json
 import time
+from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import pytest
 
 from tandem.lifecycle import ENDED
-from tandem.messages import Heartbeat, LinkState, Shipped, WorkerStats
+from tandem.messages import NO_HITS, Heartbeat, LinkState, Shipped, TierHits, WorkerStats
 from tandem.router.config import RouterAddresses
 from tandem.router.observe.live.snapshot import MAX_NEW_REQUESTS, SnapshotBuilder
 from tandem.router.requests.tracker import RequestReport
@@ -26,10 +28,11 @@ def everything(frames: SnapshotBuilder) -> dict[str, Any]:
     return json.loads(frames.everything().seen_by(""))
 
 
-async def serve(h: RouterHarness, **fields: Any) -> None:
+async def serve(h: RouterHarness, *, loaded: TierHits = NO_HITS, **fields: Any) -> None:
     client = h.request(max_tokens=1, prompt_ids=PROMPT, **fields)
     await settle()
-    h.p[0].say(first_token(client.tracker.request_id, 0, 0, 7, "length"))
+    first = first_token(client.tracker.request_id, 0, 0, 7, "length")
+    h.p[0].say(replace(first, cached_len=loaded.total, loaded=loaded))
     await settle()
 
 
@@ -90,6 +93,27 @@ async def test_each_worker_has_a_host_and_links_a_rate_of_ten_seconds() -> None:
 
 
 @run
+async def test_workers_and_requests_have_cached_tokens_by_tier() -> None:
+    h = RouterHarness()
+    frames = builder(h)
+    for second in range(5):
+        loaded = WorkerStats(
+            prefix_cached_tokens=60 * second, prefix_host_tokens=40 * second, prefix_peer_tokens=second
+        )
+        h.p[0].say(Heartbeat(second, loaded))
+        frames.sample()
+        h.clock.advance(1.0)
+    await serve(h, loaded=TierHits(disk=2))
+    seen = everything(frames)
+    decode, prefill = sorted(seen["workers"], key=itemgetter("id"))
+    assert prefill["cached_tokens_per_s"] == 60
+    assert prefill["loaded_tokens_per_s"] == {"host": 40, "disk": 0, "peer": 1}
+    # It has loaded nothing since its start.
+    assert decode["loaded_tokens_per_s"] == {}
+    assert seen["requests"][0]["loaded_tokens"] == {"host_tokens": 0, "disk_tokens": 2, "peer_tokens": 0}
+
+
+@run
 async def test_a_worker_of_both_roles_has_no_links() -> None:
     h = RouterHarness(num_prefill=0, num_decode=0)
     ScriptedWorker(h.router, "b0", "both")
@@ -118,6 +142,7 @@ async def test_a_request_is_shown_without_what_it_says() -> None:
             "error",
             "prompt_tokens",
             "cached_tokens",
+            "loaded_tokens",
             "output_tokens",
         ),
         *("attempts", "prefill", "decode", "ttft_ms", "e2e_ms", "path"),

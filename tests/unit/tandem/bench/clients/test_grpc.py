@@ -43,7 +43,7 @@ class Servicer(inference_pb2_grpc.InferenceServicer):
             token_ids=[2, 3],
             text="bc",
             finish_reason=pb.FINISH_REASON_LENGTH,
-            usage=pb.Usage(prompt_tokens=3, cached_tokens=2, completion_tokens=3),
+            usage=pb.Usage(prompt_tokens=3, cached_tokens=2, completion_tokens=3, disk_tokens=1),
             phases=[pb.Phase(name="prefill", start_ms=1.0, duration_ms=2.5)],
         )
 
@@ -92,6 +92,7 @@ def test_chunks_are_counted_by_their_token_ids() -> None:
     assert (record.counted_by, list(record.counts), record.num_output_tokens) == ("token_ids", [1, 2], 3)
     assert len(record.times) == 2 and record.times[0] <= record.times[1]
     assert (record.prompt_tokens, record.cached_tokens) == (3, 2)
+    assert record.loaded_tokens == {"host_tokens": 0, "disk_tokens": 1, "peer_tokens": 0}
     assert record.phases_ms == {"prefill": 2.5}
     [request] = servicer.requests
     assert list(request.token_ids.ids) == [7, 8, 9] and request.model == "m"

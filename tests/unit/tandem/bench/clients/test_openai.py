@@ -85,8 +85,15 @@ def test_a_chunk_for_each_token_is_counted_by_the_usage_at_the_end() -> None:
     record, answer = ask(events(text("a"), text(" b"), text("", "length"), {"choices": [], **usage(2, 4)}, b"[DONE]"))
     assert answer.text == "a b" and answer.token_ids is None
     assert (record.counted_by, list(record.counts), record.num_output_tokens) == ("usage", [1, 1], 2)
-    assert (record.prompt_tokens, record.cached_tokens) == (5, 4)
+    assert (record.prompt_tokens, record.cached_tokens, record.loaded_tokens) == (5, 4, {})
     assert len(record.times) == 2
+
+
+def test_cached_tokens_of_the_page_store_are_taken_by_tier() -> None:
+    end = {"choices": [], **usage(1, 4)}
+    end["usage"]["prompt_tokens_details"] |= {"host_tokens": 3, "disk_tokens": 1, "peer_tokens": 0}
+    record, _ = ask(events(text("a", "length"), end, b"[DONE]"))
+    assert record.loaded_tokens == {"host_tokens": 3, "disk_tokens": 1, "peer_tokens": 0}
 
 
 def test_continuous_usage_counts_each_chunk_exactly() -> None:
