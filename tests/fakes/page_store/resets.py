@@ -25,9 +25,10 @@ class _Reset:
 
 @dataclass(eq=False)
 class Resets:
-    """Attributes: completed: number of the last complete reset."""
+    """Attributes: completed: number of the last complete reset; num_completed: complete ones."""
 
     completed: int = 0
+    num_completed: int = 0
     _resets: list[_Reset] = field(default_factory=list)
 
     @property
@@ -52,6 +53,7 @@ class Resets:
         for reset in self._resets:
             if reset.last is worker and number >= reset.number and not reset.is_void and not reset.is_complete:
                 reset.is_complete = True
+                self.num_completed += 1
                 self.completed = max(self.completed, reset.number)
 
     @property

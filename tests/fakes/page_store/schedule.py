@@ -7,12 +7,14 @@ must finish.
 from tests.fakes.page_store.end import check_end, drain
 from tests.fakes.page_store.jobs import token_at
 from tests.fakes.page_store.memory import PAGE_SIZE
-from tests.fakes.page_store.world import Sizes, World
+from tests.fakes.page_store.world import COPIES, DISK, DOWN, FORWARDS, UP, Sizes, World
 from tests.fakes.simulation.schedule import Tape
 
 # The largest request has as many pages.
 LARGEST_PAGES = 6
 MAX_LEN = LARGEST_PAGES * PAGE_SIZE
+# Rounds during which copies may stand still.
+MAX_LONG_ROUNDS = 10
 
 
 def run_schedule(data: bytes, is_recounted: bool = True) -> World:
@@ -42,32 +44,55 @@ def run_schedule(data: bytes, is_recounted: bool = True) -> World:
     while not tape.ended:
         _happen(world, tape, has_faults, is_fast)
     drain(world, store_away)
+    world.counts["resets completed"] += world.resets.num_completed
     check_end(world)
     return world
 
 
 def _happen(world: World, tape: Tape, has_faults: bool, is_fast: bool) -> None:
     kind = tape.draw(32)
-    if kind < (10 if is_fast else 18):
+    if kind < (6 if is_fast else 14):
         if actions := list(world.progress()):
             actions[tape.draw(len(actions))]()
             world.check()
-    elif kind < 21:
-        lag = tape.draw(16) if tape.draw(2) else 0
+    elif kind < 17:
+        lag = tape.draw(32) if tape.draw(2) else 0
         for _ in range(1 + tape.draw(10 if is_fast else 4)):
             world.round(lag)
-    elif kind < 27:
+    elif kind < 23:
         # Several requests at once fill the pools.
         for _ in range((1, 1, 4)[tape.draw(3)]):
             _submit(world, tape)
-    elif kind == 27:
+    elif kind == 23:
         _abort(world, tape)
-    elif kind == 28:
+    elif kind == 24:
         world.advance((0.01, 0.3, 3.0, 30.0)[tape.draw(4)])
-    elif kind == 29 and not tape.draw(3):
-        world.reset()
     elif has_faults:
+        _disturb(world, tape)
+    elif kind == 25 and not tape.draw(4):
+        world.reset()
+
+
+def _disturb(world: World, tape: Tape) -> None:
+    """A fault or a reset, mostly while copies are under way that take long."""
+    if not tape.draw(3):
         _fault(world, tape)
+        return
+    for _ in range(MAX_LONG_ROUNDS):
+        if world.copies:
+            break
+        world.round(COPIES)
+    for _ in range(tape.draw(3)):
+        world.round(COPIES | DOWN)
+    if not tape.draw(10):
+        world.reset()
+    else:
+        _fault(world, tape)
+    lag = COPIES | (0, 0, UP, DOWN, DISK, FORWARDS)[tape.draw(6)]
+    for _ in range(tape.draw(MAX_LONG_ROUNDS)):
+        world.round(lag)
+        if not tape.draw(4):
+            _submit(world, tape)
 
 
 def _submit(world: World, tape: Tape) -> None:
@@ -102,6 +127,8 @@ def _fault(world: World, tape: Tape) -> None:
         worker.paused = worker.alive and not worker.paused
     elif kind == 2:
         world.kill_store(tape.draw)
+        if tape.draw(2):
+            world.revive_store()
     elif kind == 3:
         world.store.paused = world.store.alive and not world.store.paused
     elif kind in (4, 5) and worker.session is not None:

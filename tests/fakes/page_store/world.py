@@ -24,6 +24,8 @@ Draw = Callable[[int], int]
 # Turns of all parts without a fault within which all requests must end.
 MAX_ROUNDS = 2500
 ROUND_S = 0.001
+# What may stand still in a round: messages to the store and from it, copies, the disk, forward passes.
+UP, DOWN, COPIES, DISK, FORWARDS = 1, 2, 4, 8, 16
 
 
 @dataclass(frozen=True)
@@ -257,24 +259,24 @@ class World:
         """Lets everything happen once; returns whether anything but polls did.
 
         Args:
-            lag: bits of what stands still: messages, copies, the disk, forward passes.
+            lag: what stands still, as bits.
         """
         worked = False
         self.clock.advance(ROUND_S)
-        for session in () if lag & 1 else list(self.sessions):
-            while session.store is self.store and session.up and self.store.runs:
+        for session in list(self.sessions):
+            while not lag & UP and session.store is self.store and session.up and self.store.runs:
                 self.store.deliver(session)
                 worked = True
-            while session.down and session.open_at_worker and session.worker.runs:
+            while not lag & DOWN and session.down and session.open_at_worker and session.worker.runs:
                 session.worker.deliver(session)
                 worked = True
-        for copy in () if lag & 2 else list(self.copies):
+        for copy in () if lag & COPIES else list(self.copies):
             for half in list(copy.left):
                 self.run_copy(copy, half)
                 worked = True
         if self.store.runs:
             disk = self.store.disk
-            for transfer in () if disk is None or lag & 4 else list(disk.in_flight):
+            for transfer in () if disk is None or lag & DISK else list(disk.in_flight):
                 for half in HALVES:
                     if half in transfer.left and disk is not None and transfer in disk.in_flight:
                         disk.run(transfer, half)
@@ -283,10 +285,10 @@ class World:
         for worker in self.workers:
             if worker.runs:
                 worked |= worker.dial()
-                worked |= worker.deliver_late()
+                worked |= bool(worker.view.epoch) and worker.deliver_late()
                 worked |= worker.turn()
                 worked |= worker.flush()
-                worked |= not lag & 8 and worker.run_device()
+                worked |= not lag & FORWARDS and worker.run_device()
         self.check()
         return worked
 
