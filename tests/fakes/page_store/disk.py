@@ -1,5 +1,6 @@
 """A disk below the store's memory whose transfers run half a page at a time, in any order, and may fail."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,38 +14,61 @@ if TYPE_CHECKING:
 MAX_IN_FLIGHT = 3
 
 
-class SimDisk:
-    """What survives the store's process.
-
-    Attributes:
-        pages: content of each page by its key, oldest first; the two halves.
-        fails: every transfer fails, and none begins.
-    """
-
-    def __init__(self, max_pages: int) -> None:
-        self.max_pages = max_pages
-        self.pages: dict[bytes, tuple[StoredPage, tuple[bytes, ...]]] = {}
-        self.fails = False
-
-
 @dataclass(eq=False)
 class DiskTransfer:
-    """Attributes: contents: the halves moved so far, or read from the disk at the beginning."""
+    """
+    Attributes:
+        contents: the halves moved so far, or read from the disk at the beginning.
+        left: halves still to move.
+    """
 
     page: StoredPage
     slot: int
     is_read: bool
-    contents: list[bytes]
+    contents: list[bytes] = field(default_factory=list)
     left: list[int] = field(default_factory=lambda: list(HALVES))
     purged: bool = False
 
 
-class SimDiskTier(SlowTier):
-    """One life of the tier."""
+class SimTier(SlowTier):
+    """One life of a tier. Attributes: in_flight: transfers that have not ended."""
 
-    def __init__(self, world: "World", disk: SimDisk) -> None:
-        self._world, self._disk = world, disk
+    def __init__(self) -> None:
         self.in_flight: list[DiskTransfer] = []
+
+    @abstractmethod
+    def run(self, transfer: DiskTransfer, half: int) -> None:
+        """Moves half a page, if that happens at the simulation's command."""
+
+    def holds(self, slot: int) -> bool:
+        return any(transfer.slot == slot for transfer in self.in_flight)
+
+
+class Disk(ABC):
+    """What survives the store's process. Attributes: fails: every transfer fails, and none begins."""
+
+    fails = False
+
+    @abstractmethod
+    def open(self, world: "World") -> SimTier:
+        """Begins a life of the tier above it; the earlier one was closed."""
+
+
+class SimDisk(Disk):
+    """Attributes: pages: content of each page by its key, oldest first; the two halves."""
+
+    def __init__(self, max_pages: int) -> None:
+        self.max_pages = max_pages
+        self.pages: dict[bytes, tuple[StoredPage, tuple[bytes, ...]]] = {}
+
+    def open(self, world: "World") -> SimTier:
+        return SimDiskTier(world, self)
+
+
+class SimDiskTier(SimTier):
+    def __init__(self, world: "World", disk: SimDisk) -> None:
+        super().__init__()
+        self._world, self._disk = world, disk
         self._ended: list[EndedTransfer] = []
         self._added = [page.identity for page, _ in disk.pages.values()]
         self._removed: list[bytes] = []
@@ -98,9 +122,6 @@ class SimDiskTier(SlowTier):
             region.write(transfer.slot, half, transfer.contents[half])
         if not transfer.left and transfer in self.in_flight:
             self._end(transfer, not transfer.purged)
-
-    def holds(self, slot: int) -> bool:
-        return any(transfer.slot == slot for transfer in self.in_flight)
 
     def _end(self, transfer: DiskTransfer, ok: bool) -> None:
         self.in_flight.remove(transfer)

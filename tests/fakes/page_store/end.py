@@ -14,11 +14,14 @@ from tandem.pagestore.messages import (
     StoreServerMessage,
     StoreWelcome,
 )
+from tests.fakes.page_store.memory import PAGE_FORMAT
 from tests.fakes.page_store.store import PROBE
 from tests.fakes.page_store.world import MAX_ROUNDS, World
 
 # Rounds without any event, as some parts look only now and then.
 QUIET_ROUNDS = 4
+# Later deadlines are those of things that do not happen.
+REST_S = 0.9
 
 
 def drain(world: World, store_away: str) -> None:
@@ -58,11 +61,11 @@ def _finish_jobs(world: World) -> None:
 def _rest(world: World) -> None:
     quiet = 0
     for _ in range(MAX_ROUNDS):
-        quiet = 0 if world.round() else quiet + 1
-        if quiet:
-            world.advance_to_deadline()
+        is_quiet = not world.round() and world.next_deadline() > world.clock.now + REST_S
+        quiet = quiet + 1 if is_quiet else 0
         if quiet > QUIET_ROUNDS:
             return
+        world.advance_to_deadline()
     raise AssertionError("no rest: something happens all the time")
 
 
@@ -87,7 +90,7 @@ class _Probe:
     def __init__(self, world: World) -> None:
         self._world, self._store = world, world.store
         self._asked = 0
-        hello = StoreHello(PROTOCOL_VERSION, "probe", "probe", 1, world.page_format)
+        hello = StoreHello(PROTOCOL_VERSION, "probe", "probe", 1, PAGE_FORMAT)
         self._store.pages.open_session(PROBE, hello, lambda: True)
         (welcome,) = self._take()
         assert isinstance(welcome, StoreWelcome)

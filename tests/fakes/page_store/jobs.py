@@ -8,35 +8,34 @@ from tandem.engine.kvcache.cache_manager import PageHandle
 from tandem.engine.token_sequence import TokenSequence
 from tandem.worker.page_tier import PrefetchKey
 from tests.fakes.page_store.engine import SimForward, SimPart
-from tests.fakes.page_store.memory import PAGE_SIZE
 
 if TYPE_CHECKING:
     from tests.fakes.page_store.worker import SimWorker
 
 MAX_LAUNCHES = 2
 CHUNK = 3
-
-
-def token_at(position: int, variant: int) -> int:
-    return 2 * variant + position % PAGE_SIZE
+# Prompts at the front of the queue that are loaded; admissions are from their beginning.
+NUM_PREFETCHED = 2
 
 
 @dataclass(eq=False)
 class Job:
     """
     Attributes:
+        whole_ids: the prompt and all of its output.
+        token_ids: the prompt, and after a give-back the output so far.
         kind: its prefetches are a prompt's or an admission's.
-        is_waiting: False once pages were acquired.
         attempt: raised by each give-back.
         num_launches: forward passes in flight.
     """
 
     number: int
     namespace: str
+    whole_ids: list[int]
     token_ids: list[int]
-    max_len: int
     kind: str
     attempt: int = 0
+    is_prefetched: bool = False
     ended: bool = False
     num_launches: int = 0
     handle: PageHandle | None = field(default=None, repr=False)
@@ -45,11 +44,6 @@ class Job:
     @property
     def key(self) -> PrefetchKey:
         return str(self.number), self.attempt, self.kind
-
-    @property
-    def whole_ids(self) -> list[int]:
-        """The prompt and all of its output."""
-        return [*self.token_ids, *[token_at(i, 0) for i in range(len(self.token_ids), self.max_len)]]
 
     @property
     def sequence(self) -> TokenSequence:
@@ -87,13 +81,14 @@ class JobScheduler:
 
     def submit(self, job: Job) -> None:
         self.queued.append(job)
-        self._prefetch(job)
+        if job.kind == "decode":
+            self._prefetch(job)
 
     def abort(self, job: Job) -> None:
         job.ended = True
         if job in self.queued:
             self.queued.remove(job)
-            self._tier.end(job.key)
+            self._end_prefetch(job)
         else:
             self.running.remove(job)
             self._release(job)
@@ -114,10 +109,22 @@ class JobScheduler:
         return any(job.handle is not None and page_id in job.handle.page_ids for job in self.running)
 
     def _prefetch(self, job: Job) -> None:
-        self._tier.prefetch(job.key, job.token_ids, job.namespace)
+        if not job.is_prefetched:
+            job.is_prefetched = True
+            self._tier.prefetch(job.key, job.token_ids, job.namespace)
+
+    def _end_prefetch(self, job: Job) -> None:
+        if job.is_prefetched:
+            job.is_prefetched = False
+            hits = self._tier.end(job.key)
+            counts = self._worker.world.counts
+            counts["tokens hit in host"] += hits.host
+            counts["tokens hit on disk"] += hits.disk
 
     def _start(self) -> bool:
         worked = False
+        for job in self.queued[:NUM_PREFETCHED]:
+            self._prefetch(job)
         for job in list(self.queued):
             if self._tier.is_loading(job.key):
                 continue
@@ -130,10 +137,7 @@ class JobScheduler:
             )
             if handle is None:
                 break
-            hits = self._tier.end(job.key)
-            counts = self._worker.world.counts
-            counts["tokens hit in host"] += hits.host
-            counts["tokens hit on disk"] += hits.disk
+            self._end_prefetch(job)
             job.begin(handle)
             self.queued.remove(job)
             self.running.append(job)
@@ -196,15 +200,15 @@ class JobScheduler:
         job.attempt += 1
         job.token_ids = list(job.sequence.token_ids)
         self.queued.insert(0, job)
-        self._prefetch(job)
 
     def _collect(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             job.num_launches -= 1
             if job not in self.running or job.num_launches or job.sequence.remaining_len:
                 continue
-            job.sequence.token_ids.append(token_at(len(job.sequence.token_ids), 0))
-            if len(job.sequence.token_ids) >= job.max_len:
+            token_ids = job.sequence.token_ids
+            token_ids.append(job.whole_ids[len(token_ids)])
+            if len(token_ids) == len(job.whole_ids):
                 self.running.remove(job)
                 self._release(job)
                 job.ended = True

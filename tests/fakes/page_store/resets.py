@@ -36,7 +36,7 @@ class Resets:
         return len(self._resets)
 
     def begin(self, workers: "list[SimWorker]") -> None:
-        self._resets.append(_Reset(self.last + 1, set(workers)))
+        self._resets.append(_Reset(self.last + 1, set(workers), is_void=not workers))
 
     def seen(self, worker: "SimWorker", number: int) -> None:
         reset = self._resets[number - 1]

@@ -19,7 +19,6 @@ from tandem.pagestore.messages import (
     Wrote,
 )
 from tandem.pagestore.server.page_store import PageStore
-from tests.fakes.page_store.disk import SimDiskTier
 from tests.fakes.page_store.session import END, SentPurge, SimSession
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ class SimStore:
         self.alive = True
         self.paused = False
         self.ledger = Ledger(world)
-        self.disk = SimDiskTier(world, world.disk) if world.disk is not None else None
+        self.disk = world.disk.open(world) if world.disk is not None else None
         self.pages = PageStore(
             world.num_slots,
             world.clock,
@@ -161,11 +160,13 @@ class SimStore:
     def kill(self, draw: "Any") -> None:
         """Ends the process: transfers with the disk end halfway, and some of its last messages arrive."""
         self.alive = False
+        if self.disk is not None:
+            self.disk.close()
         for session in self.world.sessions:
             if session.store is self:
                 session.open_at_store = False
                 session.worker.late += [
-                    (session.epoch, message) for message in session.cut(0, draw(3)) if session.epoch
+                    (session.epoch, message) for message in session.cut(0, draw(2)) if session.epoch
                 ]
                 session.up.clear()
 

@@ -6,8 +6,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.engine.kvcache.radix_cache import RadixNode
 from tandem.engine.launch_list import LaunchList
-from tandem.messages import PROTOCOL_VERSION, PageFormat
+from tandem.messages import PROTOCOL_VERSION
 from tandem.pagestore.client.events import FromStore, StoreClosed, StoreOpened
 from tandem.pagestore.client.tier import StoreTier
 from tandem.pagestore.messages import (
@@ -28,13 +29,11 @@ from tandem.worker.events import Event
 from tests.fakes.page_store.copies import PageCopy, SimCopies
 from tests.fakes.page_store.engine import SimForward
 from tests.fakes.page_store.jobs import JobScheduler
-from tests.fakes.page_store.memory import HALVES, MARK_BYTES, PAGE_BYTES, PAGE_SIZE, Memory, content, content_mark
+from tests.fakes.page_store.memory import HALVES, MARK_BYTES, PAGE_FORMAT, PAGE_SIZE, Memory, content, content_mark
 from tests.fakes.page_store.session import END, SentPurge, SimSession
 
 if TYPE_CHECKING:
     from tests.fakes.page_store.world import World
-
-PAGE_FORMAT = PageFormat("fake", PAGE_BYTES, "fake")
 
 
 class Life(Enum):
@@ -201,7 +200,9 @@ class SimWorker:
         assert epoch == self.view.epoch and epoch, f"{message} is sent outside of a session"
         if isinstance(message, Wrote | GaveUp):
             busy = {copy.slot for copy in self.world.copies if copy.worker is self and copy.is_out}
-            assert not busy & set(message.slots), f"slots {busy & set(message.slots)} are given back while being written"
+            assert not busy & set(message.slots), (
+                f"slots {busy & set(message.slots)} are given back while being written"
+            )
         elif isinstance(message, EndFind):
             busy = {copy.slot for copy in self.world.copies if copy.worker is self and not copy.is_out}
             # Another find may have the same page.
@@ -322,7 +323,9 @@ class SimWorker:
         """Checks that each page in the tree holds its tokens, unless a forward pass is writing it. Returns them."""
         tree = self.cache._tree
         seen = set()
-        stack = [(node, tree._namespaces[id(root)], ()) for root in tree._roots.values() for node in root.children.values()]
+        stack = [
+            (node, tree._namespaces[id(root)], ()) for root in tree._roots.values() for node in root.children.values()
+        ]
         while stack:
             node, namespace, before = stack.pop()
             tokens = (*before, *node.key)

@@ -5,25 +5,26 @@ Nothing happens by itself: messages, copies, forward passes and transfers run at
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
+from math import inf
 
 from tandem.pagestore.keys import page_keys, root_key
 from tests.fakes.clock import FakeClock
 from tests.fakes.page_store.copies import PageCopy
-from tests.fakes.page_store.disk import SimDisk
+from tests.fakes.page_store.disk import Disk
 from tests.fakes.page_store.jobs import Job
-from tests.fakes.page_store.memory import HALVES, PAGE_SIZE, Memory, content_mark
+from tests.fakes.page_store.memory import HALVES, PAGE_FORMAT, PAGE_SIZE, Memory, content_mark
 from tests.fakes.page_store.resets import Resets
 from tests.fakes.page_store.session import SimSession
 from tests.fakes.page_store.store import SimStore
-from tests.fakes.page_store.worker import PAGE_FORMAT, Life, Reset, SimWorker
+from tests.fakes.page_store.worker import Life, Reset, SimWorker
 
 Action = Callable[[], object]
 Draw = Callable[[int], int]
 # Turns of all parts without a fault within which all requests must end.
 MAX_ROUNDS = 2500
-ROUND_S = 0.001
+ROUND_S = 0.02
 # What may stand still in a round: messages to the store and from it, copies, the disk, forward passes.
 UP, DOWN, COPIES, DISK, FORWARDS = 1, 2, 4, 8, 16
 
@@ -39,7 +40,6 @@ class Sizes:
     num_workers: int
     num_pages: int
     num_slots: int
-    max_disk_pages: int = 0
     write_after: int = 0
     token_s: float = 1.0
     is_recounted: bool = True
@@ -53,7 +53,7 @@ class World:
         counts: how often something happened.
     """
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: Sizes, disk: Disk | None = None) -> None:
         self.sizes = sizes
         self.num_slots, self.write_after, self.token_s = sizes.num_slots, sizes.write_after, sizes.token_s
         self.clock = FakeClock()
@@ -64,13 +64,11 @@ class World:
         self.copies: list[PageCopy] = []
         self.sessions: list[SimSession] = []
         self.resets = Resets()
-        self.disk = SimDisk(sizes.max_disk_pages) if sizes.max_disk_pages else None
+        self.disk = disk
         self.dead: list[SimWorker] = []
         self.jobs: list[Job] = []
         self.store = SimStore(self, [])
         self.workers = [SimWorker(self, f"worker-{i}", sizes.num_pages) for i in range(sizes.num_workers)]
-
-    page_format = PAGE_FORMAT
 
     @property
     def num_resets(self) -> int:
@@ -78,8 +76,8 @@ class World:
 
     # --- requests ---
 
-    def submit(self, worker: SimWorker, namespace: str, token_ids: list[int], max_len: int, kind: str) -> None:
-        job = Job(next(self.numbers), namespace, token_ids, max_len, kind)
+    def submit(self, worker: SimWorker, namespace: str, whole_ids: list[int], prompt_len: int, kind: str) -> None:
+        job = Job(next(self.numbers), namespace, whole_ids, whole_ids[:prompt_len], kind)
         self._register(job)
         self.jobs.append(job)
         worker.jobs.submit(job)
@@ -114,7 +112,9 @@ class World:
         others = [other for other in self.copies if other.slot == slot and (copy.is_out or other.is_out)]
         assert not others, f"slot {slot} is written by one copy and used by another"
         if not copy.is_out:
-            assert worker.view.asked_since(slot, worker.seen_reset), f"slot {slot}, found before a reset, is read after it"
+            assert worker.view.asked_since(slot, worker.seen_reset), (
+                f"slot {slot}, found before a reset, is read after it"
+            )
             self.counts["loads begun"] += 1
         self.copies.append(copy)
         self._check_source(copy)
@@ -295,7 +295,11 @@ class World:
     def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)
 
-    def advance_to_deadline(self) -> None:
+    def next_deadline(self) -> float:
+        """Returns the time of the workers' next deadline; infinite without one."""
         deadlines = [worker.tier.next_deadline() for worker in self.workers if worker.runs]
-        later = [deadline for deadline in deadlines if deadline is not None and deadline > self.clock.now]
-        self.advance(min(later) - self.clock.now + 1e-6 if later else 1.0)
+        return min((deadline for deadline in deadlines if deadline is not None), default=inf)
+
+    def advance_to_deadline(self) -> None:
+        """Lets time pass until the next deadline, at most a second."""
+        self.advance(min(max(self.next_deadline() - self.clock.now, 0.0) + 1e-6, 1.0))
