@@ -224,6 +224,8 @@ class RouterConfig(RouterOptions):
         tls: TLS of the client ports, whose files are read again when they change; None: plain.
         cluster_token: secret shared by the cluster's processes.
         cluster_tls: certificates between them; None: plain.
+        namespace_secret: secret of cache namespaces, equal for all routers and lives of the cluster whose pages outlive
+            it; at most 64 bytes; "": the cluster_token, which each cluster has of its own.
         cluster_host, cluster_port: address for workers; port 0: any free port.
         heartbeat_timeout_s: silence after which a worker counts as lost.
         stall_timeout_s: time without a scheduler step after which a worker counts as lost.
@@ -250,6 +252,7 @@ class RouterConfig(RouterOptions):
     tls: TlsConfig | None = None
     cluster_token: str = field(default="", repr=False)
     cluster_tls: ClusterTls | ClusterTlsFiles | None = None
+    namespace_secret: str = field(default="", repr=False)
     cluster_port: int = 0
     cluster_host: str = "127.0.0.1"
     heartbeat_timeout_s: float = 3.0
@@ -267,6 +270,8 @@ class RouterConfig(RouterOptions):
         for name in ("grpc_port", "http_port", "shared_grpc_port", "shared_http_port", "cluster_port"):
             port = getattr(self, name)
             require(0 <= port < 65536, f"{name} must be between 0 and 65535, not {port}")
+        num_bytes = len(self.namespace_secret.encode())
+        require(num_bytes <= 64, f"namespace_secret must have at most 64 bytes, not {num_bytes}")
         ROUTING_POLICIES.check("routing", self.routing)
         require_one_of(self, "placement", PLACEMENTS)
         require_one_of(self, "generation_config", GENERATION_CONFIGS)

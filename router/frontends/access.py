@@ -127,20 +127,23 @@ class Access:
 class CacheNamespaces:
     """A cache namespace for each API key. In a shared cache, prefill times would reveal other clients' prompts.
 
-    Workers see only a digest, which depends on the cluster's token.
+    Workers see only a digest. It depends on a secret, so a guessed key cannot be confirmed by its namespace.
     """
 
-    def __init__(self, cluster_token: str, share_between_keys: bool) -> None:
-        self._cluster_token = cluster_token
+    def __init__(self, secret: str, share_between_keys: bool) -> None:
+        """Args: secret: at most 64 bytes. Pages are found again as long as it stays the same."""
+        self._secret = secret
         self._share_between_keys = share_between_keys
 
     def of(self, key: str, asked_for: str) -> str:
         if not key or self._share_between_keys:
             return asked_for
-        return f"{self.digest(key)}/{asked_for}"
+        return f"{secret_digest(self._secret, key)}/{asked_for}"
 
-    def digest(self, client: str) -> str:
-        return hashlib.blake2b(client.encode(), key=self._cluster_token.encode(), digest_size=16).hexdigest()
+
+def secret_digest(secret: str, client: str) -> str:
+    """Returns a name of a client that only holders of the secret can compute."""
+    return hashlib.blake2b(client.encode(), key=secret.encode(), digest_size=16).hexdigest()
 
 
 @functools.lru_cache(maxsize=1024)

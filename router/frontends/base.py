@@ -10,7 +10,7 @@ from typing import Any
 from tandem.lifecycle import RECEIVED, TOKENIZED, now_ns
 from tandem.router.config import RouterConfig
 from tandem.router.errors import InvalidRequestError, OverloadedError, UnknownModelError, mistakes_in, shortened
-from tandem.router.frontends.access import Access, CacheNamespaces, key_digest
+from tandem.router.frontends.access import Access, CacheNamespaces, key_digest, secret_digest
 from tandem.router.frontends.generation import Generation
 from tandem.router.frontends.long_prompts import prefix_identities_in_turns
 from tandem.router.frontends.sampling import SEED_BITS, SamplingOptions, check_vocabulary, sampling_params
@@ -57,7 +57,9 @@ class Frontend:
         self.tokenizer = tokenizer
         self.config = config
         self.started_at = time.time()
-        self._cache_namespaces = CacheNamespaces(config.cluster_token, config.share_cache_between_keys)
+        self._cache_namespaces = CacheNamespaces(
+            config.namespace_secret or config.cluster_token, config.share_cache_between_keys
+        )
         self.access = Access(
             config.api_keys,
             config.max_requests_per_key,
@@ -191,7 +193,7 @@ class Frontend:
 
     def turn_of(self, client: str, grammar: str) -> str:
         """Returns the workers' name of the client, "" without a grammar. Args: client: as for `grammar`."""
-        return self._cache_namespaces.digest(client) if grammar else ""
+        return secret_digest(self.config.cluster_token, client) if grammar else ""
 
     async def grammar(self, wanted: StructuredOutput | None, client: str) -> str:
         """Returns the grammar in the workers' form; "" for None. Raises RequestError.

@@ -51,7 +51,9 @@ def test_a_class_is_looked_for_only_when_it_is_needed() -> None:
 
 
 def test_secrets_are_not_printed() -> None:
-    config = RouterConfig("nowhere", "fake", 400, api_keys=("secret-key",), cluster_token="secret-token")
+    config = RouterConfig(
+        "nowhere", "fake", 400, api_keys=("secret-key",), cluster_token="secret-token", namespace_secret="secret-names"
+    )
     assert "secret" not in repr(config)
 
 

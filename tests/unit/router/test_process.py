@@ -4,6 +4,7 @@ import socket
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -217,3 +218,19 @@ def test_a_collector_of_traces_that_is_away_keeps_no_router_from_starting_and_st
         before = time.monotonic()
         process.stop()
     assert time.monotonic() - before < 8.0
+
+
+def test_no_secret_is_logged_or_told(router_model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    secrets: dict[str, Any] = {"cluster_token": "token-of-this-cluster", "namespace_secret": "secret-of-the-namespaces"}
+    process = RouterProcess(RouterConfig(str(router_model_dir), "fake", 64, grpc_port=0, http_port=0, **secrets))
+    told = []
+    with caplog.at_level("DEBUG"):
+        try:
+            address = process.start().http
+            for path in ("server_info", "metrics", "sd", "version", "load"):
+                told.append(urllib.request.urlopen(f"http://{address}/{path}", timeout=10.0).read().decode())
+        finally:
+            process.stop()
+    assert all(told)
+    for secret in secrets.values():
+        assert not any(secret in text for text in (*told, caplog.text, repr(process), repr(vars(process))))

@@ -157,3 +157,24 @@ def test_a_prompt_s_prefixes_are_named_once_where_workers_are_chosen_by_them() -
         assert (await new_frontend().tokenize([1] * 20, "tenant")).identities == {}
 
     asyncio.run(scenario())
+
+
+def test_cache_namespaces_outlive_the_cluster_with_their_secret() -> None:
+    one, restarted, other = (
+        new_frontend(cluster_token=token, namespace_secret=secret, api_keys=("first", "second"))
+        for token, secret in (("a" * 32, "s" * 64), ("b" * 32, "s" * 64), ("a" * 32, "t" * 64))
+    )
+    keys, names = ("first", "second"), ("", "tenant", "second")
+    namespaces = [
+        [life.cache_namespace(key, name) for key in keys for name in names] for life in (one, restarted, other)
+    ]
+    assert namespaces[0] == namespaces[1]
+    assert len({*namespaces[0], *namespaces[2]}) == 2 * len(keys) * len(names)
+    assert one.turn_of("first", "grammar") != restarted.turn_of("first", "grammar")
+
+
+def test_without_a_secret_cache_namespaces_are_the_cluster_s() -> None:
+    one, other, restarted = (
+        new_frontend(cluster_token=token).cache_namespace("first", "") for token in ("a" * 32, "a" * 32, "b" * 32)
+    )
+    assert one == other != restarted
