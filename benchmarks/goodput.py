@@ -4,8 +4,18 @@ Clusters start one after the other and get Poisson arrivals of each cell, PROMPT
 TTFT is at most --ttft and the 95th percentile of its ITL at most --itl. Prints a row for each layout and cell,
 and writes the same to --out as JSON.
 
+A cell DOCUMENT+PROMPTxOUTPUTxTURNS@RATE/SET has conversations instead, each with a document of its own before the first
+question. All conversations together are SET times as large as the pools of the workers that compute prompts, and every
+other one has a turn between two turns of one. First turns are not measured: they compute what later turns may find.
+
   python -m benchmarks.goodput --device cuda --model DIRECTORY --load-format dummy --out results \\
     --layouts "--workers 2" "--prefill 1 --decode 1" "--both 2" --cells 4096x256@10 1024x512@20
+  python -m benchmarks.goodput --device cuda --model DIRECTORY --load-format dummy --out results \\
+    --layouts "--both 1" "--both 1 --store-memory 160GiB" --cells 8192+256x64x4@4/0.8 8192+256x64x4@8/3 4096x256@5
+  python -m benchmarks.goodput --out results --ttft 2000 --itl 250 --seconds 8 \\
+    --layouts "--both 1 --num-pages 64 --max-model-len 512" \\
+      "--both 1 --num-pages 64 --max-model-len 512 --store-memory 1GiB" \\
+    --cells 256+24x4x2@1/0.8 256+24x4x2@1/3 280x4@0.7
 """
 
 import argparse
@@ -15,104 +25,87 @@ import shlex
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from benchmarks.goodput_cells import GRACE_S, Cell, bench_config
 from benchmarks.served import Served, StartError, within
 from benchmarks.steady_streams import add_model_arguments, serve_flags
-from tandem.bench.arrivals import ArrivalConfig
-from tandem.bench.clients.base import EndpointConfig, EndpointError
+from tandem.bench.clients.base import EndpointError
 from tandem.bench.command import measure
-from tandem.bench.config import BenchConfig, WorkloadConfig
 from tandem.bench.goodput import Slo, goodput
-from tandem.bench.workloads.synthetic import Lengths
+from tandem.bench.measures import summarize
+from tandem.client import TandemClient, TandemError, make_request
 
-_CELL = re.compile(r"(\d+)x(\d+)@(\d+(?:\.\d+)?)")
-_WARMUP_PROMPTS = 8
-_GRACE_S = 90.0
-_COLUMNS = "{:<32} {:<16} {:>4} {:>11} {:>9} {:>9} {:>9} {:>9} {:>9}"
-_HEADINGS = ("layout", "cell", "num", "good", "TTFT_p50", "TTFT_p90", "ITL95_p50", "ITL95_p90", "tokens/s")
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """Attributes: rate: requests per second."""
-
-    input_tokens: int
-    output_tokens: int
-    rate: float
-
-    @classmethod
-    def parse(cls, text: str) -> "Cell":
-        """Parse "4096x256@10". Raises ValueError."""
-        if (found := _CELL.fullmatch(text)) is None or float(found[3]) == 0:
-            raise ValueError(f"a cell is PROMPTxOUTPUT@RATE, such as 4096x256@10, not {text!r}")
-        return cls(int(found[1]), int(found[2]), float(found[3]))
-
-    def __str__(self) -> str:
-        return f"{self.input_tokens}x{self.output_tokens}@{self.rate:g}"
+_COLUMNS = "{:<32} {:<20} {:>4} {:>11} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6}"
+_HEADINGS = (
+    *("layout", "cell", "num", "good", "good/s", "TTFT_p50", "TTFT_p90", "ITL95_p50", "ITL95_p90", "tokens/s"),
+    "cached",
+)
 
 
-def bench_config(address: str, cell: Cell, arguments: argparse.Namespace, is_warmup: bool) -> BenchConfig:
-    return BenchConfig(
-        EndpointConfig(f"grpc://{address}", timeout_s=arguments.seconds + _GRACE_S),
-        WorkloadConfig(
-            "synthetic",
-            num_requests=_WARMUP_PROMPTS if is_warmup else None,
-            input_lengths=Lengths(cell.input_tokens, cell.input_tokens),
-            output_lengths=Lengths(cell.output_tokens, cell.output_tokens),
-            vocab_size=arguments.vocab_size,
-            # No prompt may be cached from another cell or the warm-up; layouts get equal prompts.
-            seed=zlib.crc32(f"{cell} {is_warmup}".encode()),
-        ),
-        ArrivalConfig("closed", concurrency=_WARMUP_PROMPTS) if is_warmup else ArrivalConfig("poisson", cell.rate),
-        duration_s=None if is_warmup else arguments.seconds,
-        num_processes=1 if is_warmup else arguments.processes,
-        label=str(cell),
-    )
+def pool_tokens(address: str) -> int:
+    """Return the size of all pools that prompts are computed in, in tokens."""
+    with TandemClient(address) as client:
+        *_, last = client.generate(make_request("Hello", max_tokens=1))
+        workers = client.server_info().workers
+    num_pages = sum(worker.stats.num_total_pages for worker in workers if worker.role != "decode")
+    return num_pages * last.handover.page_size
 
 
-def run_cell(address: str, cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
+def run_cell(address: str, cell: Cell, arguments: argparse.Namespace, num_pool_tokens: int) -> dict[str, Any]:
     """Return the figures of one cell. Raises EndpointError, RuntimeError, TimeoutError."""
     quiet = Console(quiet=True)
-    with within(arguments.seconds + 2 * _GRACE_S, str(cell)):
+    with within(cell.seconds(num_pool_tokens, arguments.seconds) + 2 * GRACE_S, str(cell)):
         measure(bench_config(address, cell, arguments, is_warmup=True), quiet)
-        result, run = measure(bench_config(address, cell, arguments, is_warmup=False), quiet)
-    requests = result["requests"]
+        config = bench_config(address, cell, arguments, is_warmup=False, pool_tokens=num_pool_tokens)
+        result, run = measure(config, quiet)
+    records = cell.measured(run.records)
+    requests: Any = summarize(records)
     if not requests["num_whole"]:
         raise RuntimeError("no request was served whole: see the routers' logs, and --vocab-size")
     good = {
-        f"{itl:g}": goodput(run.records, Slo.parse(f"ttft={arguments.ttft}ms,itl_p95={itl}ms"), requests["duration_s"])
+        f"{itl:g}": goodput(records, Slo.parse(f"ttft={arguments.ttft}ms,itl_p95={itl}ms"), requests["duration_s"])
         for itl in arguments.itl
     }
     return {
         "cell": str(cell),
+        "pool_tokens": num_pool_tokens,
         "num_requests": requests["num_requests"],
         "num_whole": requests["num_whole"],
         "good_share": {itl: round(of_itl["good_share"], 4) for itl, of_itl in good.items()},
+        "good_requests_per_s": {itl: round(of_itl["good_requests_per_s"], 3) for itl, of_itl in good.items()},
         "missed": {itl: of_itl["missed"] for itl, of_itl in good.items()},
         "ttft_ms": {name: round(requests["ttft"][name] * 1e3, 1) for name in ("p50", "p90", "p99")},
         "itl_p95_ms": {name: round(requests["itl_p95"][name] * 1e3, 2) for name in ("p50", "p90", "p99")},
         "output_tokens_per_s": round(requests["output_tokens_per_s"], 1),
+        "cached_share": round((requests["num_cached_tokens"] or 0) / requests["num_input_tokens"], 4),
         "warnings": result["warnings"],
     }
 
 
-def run_layout(layout: str, flags: Sequence[str], cells: Sequence[Cell], arguments: argparse.Namespace) -> list[Any]:
-    """Measure all cells on one cluster; a failed cell, or a failed start, has `failed` for its figures."""
+def run_layout(
+    layout: str, flags: Sequence[str], cells: Sequence[Cell], arguments: argparse.Namespace, pools: dict[str, int]
+) -> list[Any]:
+    """Measure all cells on one cluster; a failed cell, or a failed start, has `failed` for its figures.
+
+    Args:
+        pools: by cell: the size in tokens that its conversations are a multiple of. The first layout sets it, so that
+            all layouts have the same.
+    """
     logs = arguments.out / re.sub(r"\W+", "-", layout).strip("-")
     rows: list[Any] = []
     try:
         with Served([*flags, *shlex.split(layout)], logs, arguments.start_timeout) as served:
             for cell in cells:
                 try:
-                    row = run_cell(served.address, cell, arguments)
-                except (EndpointError, RuntimeError, TimeoutError) as error:
+                    if str(cell) not in pools:
+                        pools[str(cell)] = pool_tokens(served.address)
+                    row = run_cell(served.address, cell, arguments, pools[str(cell)])
+                except (EndpointError, RuntimeError, TimeoutError, TandemError) as error:
                     row = {"cell": str(cell), "failed": str(error)}
                 rows.append({"layout": layout, "ready_s": round(served.ready_s, 1), **row})
                 print_row(rows[-1])
@@ -124,7 +117,7 @@ def run_layout(layout: str, flags: Sequence[str], cells: Sequence[Cell], argumen
 
 def print_row(row: dict[str, Any]) -> None:
     if failed := row.get("failed"):
-        print(f"{row['layout']:<32} {row['cell']:<16} failed: {failed}", flush=True)
+        print(f"{row['layout']:<32} {row['cell']:<20} failed: {failed}", flush=True)
         return
     ttft, itl = row["ttft_ms"], row["itl_p95_ms"]
     print(
@@ -133,9 +126,11 @@ def print_row(row: dict[str, Any]) -> None:
                 row["layout"],
                 row["cell"],
                 row["num_requests"],
-                "/".join(f"{s:.0%}" for s in row["good_share"].values()),
+                "/".join(f"{share:.0%}" for share in row["good_share"].values()),
+                "/".join(f"{rate:.2f}" for rate in row["good_requests_per_s"].values()),
             ),
             *(ttft["p50"], ttft["p90"], itl["p50"], itl["p90"], row["output_tokens_per_s"]),
+            f"{row['cached_share']:.0%}",
         ),
         flush=True,
     )
@@ -148,8 +143,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     add(
         "--layouts", nargs="+", required=True, metavar="FLAGS", help="flags of `tandem serve`, in one argument a layout"
     )
-    add("--cells", nargs="+", required=True, type=Cell.parse, metavar="CELL", help="PROMPTxOUTPUT@RATE")
-    add("--seconds", type=float, default=15.0, metavar="S", help="of arrivals in each cell (%(default)s)")
+    add("--cells", nargs="+", required=True, type=Cell.parse, metavar="CELL", help="see above")
+    add(
+        "--seconds",
+        type=float,
+        default=15.0,
+        metavar="S",
+        help="of arrivals in each cell without conversations (%(default)s)",
+    )
     add("--ttft", type=float, default=500.0, metavar="MS", help="limit of a good request's TTFT (%(default)s)")
     add("--itl", nargs="+", type=float, default=[25.0], metavar="MS", help="limits of the 95th percentile of its ITL")
     add("--processes", type=int, default=2, metavar="N", help="client processes (%(default)s)")
@@ -159,10 +160,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     print(_COLUMNS.format(*_HEADINGS), flush=True)
     rows: list[Any] = []
+    pools: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as directory:
         flags = serve_flags(arguments, Path(directory))
         for layout in arguments.layouts:
-            rows += run_layout(layout, flags, arguments.cells, arguments)
+            rows += run_layout(layout, flags, arguments.cells, arguments, pools)
             results = {"began": began, "argv": argv or sys.argv[1:], "rows": rows}
             (arguments.out / "goodput.json").write_text(json.dumps(results, indent=1) + "\n")
     is_whole = all(not row.get("failed") and row["num_whole"] == row["num_requests"] for row in rows)

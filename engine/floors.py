@@ -36,11 +36,11 @@ def decode_floor(
     return max(num_bytes / limits.copy_bandwidth, products / limits.matmul_rate)
 
 
-def prefill_floor(model: ModelConfig, limits: Limits, num_requests: int, prompt_len: int) -> float:
+def prefill_floor(model: ModelConfig, limits: Limits, num_requests: int, prompt_len: int, num_before: int = 0) -> float:
     """Returns the seconds until all prompts have first tokens: reading the weights, or matrix products and causal
-    attention, whichever is longer."""
+    attention, whichever is longer. Args: num_before: cached tokens before each prompt's prompt_len."""
     num_tokens = num_requests * prompt_len
-    attention = num_requests * attention_flops(model, prompt_len)
+    attention = num_requests * attention_flops(model, prompt_len, num_before)
     flops = common_flops(model, num_tokens, num_requests) + expert_flops(model, num_tokens) + attention
     return max(read_weight_bytes(model, num_tokens) / limits.copy_bandwidth, flops / limits.matmul_rate)
 
@@ -51,11 +51,11 @@ def decode_flops(model: ModelConfig, batch_size: int) -> int:
     return round(common_flops(plain, batch_size, batch_size) + expert_flops(plain, batch_size))
 
 
-def prefill_flops(model: ModelConfig, num_requests: int, prompt_len: int) -> int:
-    """Only a prompt's last row needs logits."""
+def prefill_flops(model: ModelConfig, num_requests: int, prompt_len: int, num_before: int = 0) -> int:
+    """Only a prompt's last row needs logits. Args: num_before: as of `prefill_floor`."""
     plain, num_tokens = replace(model, quantization=None), num_requests * prompt_len
     products = common_flops(plain, num_tokens, num_requests) + expert_flops(plain, num_tokens)
-    return round(products) + num_requests * attention_flops(model, prompt_len)
+    return round(products) + num_requests * attention_flops(model, prompt_len, num_before)
 
 
 def common_flops(model: ModelConfig, num_tokens: int, num_logits: int) -> float:

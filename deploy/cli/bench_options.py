@@ -143,6 +143,13 @@ def _add_workload(group: argparse._ArgumentGroup) -> None:
         help="tokens per answer (default: 128)",
     )
     add("--system-tokens", type=_positive, default=0, metavar="N", help="tokens of a common system prompt")
+    add(
+        "--document-tokens",
+        type=_positive,
+        default=0,
+        metavar="N",
+        help="tokens before the first question, of each session its own",
+    )
     add("--turns", type=_positive, default=4, metavar="N", help="turns per multi-turn session (default: %(default)s)")
     add(
         "--think-time",

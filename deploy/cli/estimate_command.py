@@ -23,6 +23,8 @@ from tandem.deploy.estimate.rates import (
     decode_rate,
     largest_batch,
     prefill_rate,
+    prefill_s,
+    prompt_of_load,
     splits,
     splits_for,
 )
@@ -56,7 +58,15 @@ def run_estimate(arguments: argparse.Namespace) -> int:
         )
         prompt_len, output_len = arguments.workload
         limits = arguments.slo
-        load = Load(prompt_len, output_len, limits.get("ttft", inf), limits.get("itl", inf), arguments.good_share)
+        load = Load(
+            prompt_len,
+            output_len,
+            limits.get("ttft", inf),
+            limits.get("itl", inf),
+            arguments.good_share,
+            arguments.hit_rate,
+            arguments.store_hit_rate,
+        )
         longest = worker.model.max_position_embeddings
         if load.num_tokens > longest:
             raise ValueError(f"a request of {load.num_tokens} tokens is longer than the model allows, {longest}")
@@ -99,6 +109,7 @@ def estimate(worker: Worker, load: Load) -> dict[str, Any]:
     pool_tokens = {role: worker.pool_tokens(role, load.num_tokens) for role in ROLES}
     largest = min(worker.max_batch_size, pool_tokens["decode"] // load.num_tokens)
     of_decode = decode_rate(worker, load)
+    prompt = prompt_of_load(worker, load)
     return {
         "gpu": {
             "name": gpu.name,
@@ -107,16 +118,21 @@ def estimate(worker: Worker, load: Load) -> dict[str, Any]:
             "copy_bandwidth": gpu.limits.copy_bandwidth,
             "matmul_rate": gpu.limits.matmul_rate,
             "link_bandwidth": gpu.reached_link,
+            "host_link_bandwidth": gpu.reached_host_link,
             "workers": worker.workers_per_gpu,
         },
         "weight_bytes": weight_bytes(model),
         "kv_bytes_per_token": worker.kv_bytes_per_token,
         "pool_tokens": pool_tokens,
         "prefill": {
-            "flops": prefill_flops(model, 1, load.prompt_len),
-            "weight_bytes": read_weight_bytes(model, load.prompt_len),
-            "floor_s": prefill_floor(model, gpu.limits, 1, load.prompt_len),
-            "estimate_s": worker.prefill(1, load.prompt_len),
+            "cached_tokens": prompt.num_cached,
+            "loaded_tokens": prompt.num_loaded,
+            "computed_tokens": prompt.num_computed,
+            "flops": prefill_flops(model, 1, prompt.num_computed, prompt.num_before),
+            "weight_bytes": read_weight_bytes(model, prompt.num_computed),
+            "floor_s": prefill_floor(model, gpu.limits, 1, prompt.num_computed, prompt.num_before),
+            "estimate_s": prefill_s(worker, prompt),
+            "loading_s": prompt.loading_s,
         },
         "decode": [
             {
@@ -141,13 +157,16 @@ def estimate(worker: Worker, load: Load) -> dict[str, Any]:
 
 def _why_not(found: dict[str, Any], rate: float) -> str:
     if not found["prefill_worker_rate"]:
-        return (
-            f"no number of GPUs keeps to the limit on ttft: a prompt alone takes {_ms(found['prefill']['estimate_s'])}"
-        )
+        return f"no number of GPUs keeps to the limit on ttft: a prompt alone takes {_ms(_alone_s(found))}"
     if found["decode_worker_rate"] == 0:
         step_s = found["decode"][0]["estimate_s"]
         return f"no number of GPUs keeps to the limit on itl: a decode step of one request takes {_ms(step_s)}"
     return f"{MAX_GPUS} GPUs do not give {rate:g} requests a second"
+
+
+def _alone_s(found: dict[str, Any]) -> float:
+    """Returns the TTFT without a queue, in seconds."""
+    return float(found["prefill"]["loading_s"] + found["prefill"]["estimate_s"])
 
 
 def _gpu(arguments: argparse.Namespace) -> Gpu:
@@ -158,13 +177,14 @@ def _gpu(arguments: argparse.Namespace) -> Gpu:
             ("bandwidth", arguments.bandwidth and arguments.bandwidth * 1e9),
             ("flops", arguments.flops and arguments.flops * 1e12),
             ("link", arguments.link and arguments.link * 1e9),
+            ("host_link", arguments.host_link and arguments.host_link * 1e9),
         )
         if value
     }
     if arguments.gpu:
         known = GPUS[arguments.gpu]
         return replace(known, **given, source=f"{known.source}; {_GIVEN}") if given else known
-    if len(given) < 4:
+    if len(given.keys() - {"host_link"}) < 4:
         raise ValueError("give --gpu, or all of --gpu-memory, --bandwidth, --flops and --link")
     return Gpu("GPU", **given, has_own_kernels=False, source=_GIVEN)
 
@@ -183,11 +203,13 @@ def _print(worker: Worker, load: Load, found: dict[str, Any]) -> None:
         f"pool: {pools['prefill']:,} tokens in a prefill worker, {pools['decode']:,} in a decode worker, "
         f"{pools['both']:,} in one of role both\n"
         f"handover: {transfer['bytes'] / 1e6:,.0f} MB of KV, {_ms(transfer['whole_s'])} in all, "
-        f"{_ms(transfer['last_chunk_s'])} of it after the prompt's last chunk\n"
+        f"{_ms(transfer['last_chunk_s'])} of it after the prompt's last chunk\n" + _loads(load, found)
     )
     table = _table("what", "TFLOP", "GB read", "floor", "estimate")
     read = prefill["weight_bytes"] / 1e9
-    name = f"prefill of {load.prompt_len:,} tokens"
+    name = f"prefill of {prefill['computed_tokens']:,} tokens"
+    if before := load.prompt_len - prefill["computed_tokens"]:
+        name += f" behind {before:,}"
     figures = (_ms(prefill["floor_s"]), _ms(prefill["estimate_s"]))
     table.add_row(name, f"{prefill['flops'] / 1e12:,.2f}", f"{read:,.1f}", *figures)
     for step in found["decode"]:
@@ -198,7 +220,7 @@ def _print(worker: Worker, load: Load, found: dict[str, Any]) -> None:
     of_decode = found["decode_worker_rate"]
     print(
         f"\na prefill worker serves {found['prefill_worker_rate']:.1f} requests a second"
-        + ("" if found["prefill_worker_rate"] else f" (a prompt alone takes {_ms(prefill['estimate_s'])})")
+        + ("" if found["prefill_worker_rate"] else f" (a prompt alone takes {_ms(_alone_s(found))})")
         + ", a decode worker "
         + ("any number" if of_decode is None else f"{of_decode:.1f}")
         + (
@@ -207,6 +229,16 @@ def _print(worker: Worker, load: Load, found: dict[str, Any]) -> None:
             else ": no step is short enough"
         )
     )
+
+
+def _loads(load: Load, found: dict[str, Any]) -> str:
+    if not load.store_hit_rate:
+        return ""
+    prefill = found["prefill"]
+    if not prefill["loaded_tokens"]:
+        return "page store: no loads, because computing is faster\n"
+    rate = found["gpu"]["host_link_bandwidth"] / 1e9
+    return f"page store: {prefill['loaded_tokens']:,} tokens in {_ms(prefill['loading_s'])} at {rate:.0f} GB/s\n"
 
 
 def _print_splits(shared: Sequence[Split], rate: float | None, workers_per_gpu: int) -> None:

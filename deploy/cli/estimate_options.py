@@ -60,6 +60,20 @@ def add_estimate_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="share of requests that must meet all limits (default: %(default)s)",
     )
+    add(
+        "--hit-rate",
+        type=_part,
+        default=0.0,
+        metavar="S",
+        help="share of each prompt that is cached in its worker's pool (default: %(default)g)",
+    )
+    add(
+        "--store-hit-rate",
+        type=_part,
+        default=0.0,
+        metavar="S",
+        help="share of each prompt that is in the page store's memory, behind that (default: %(default)g)",
+    )
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument("--gpus", type=_count, metavar="N", help="find the best roles of N GPUs and their rate")
     asked.add_argument("--rate", type=_positive, metavar="R", help="find the number of GPUs for R requests per second")
@@ -69,6 +83,7 @@ def add_estimate_options(parser: argparse.ArgumentParser) -> None:
     figures.add_argument("--bandwidth", type=_figure, metavar="GB/S", help="memory bandwidth")
     figures.add_argument("--flops", type=_figure, metavar="TFLOPS", help="bfloat16 throughput without sparsity")
     figures.add_argument("--link", type=_figure, metavar="GB/S", help="bandwidth to another GPU of the host, one way")
+    figures.add_argument("--host-link", type=_figure, metavar="GB/S", help="bandwidth from the host's memory, one way")
     served = parser.add_argument_group("served with", "as for `tandem serve --device cuda`")
     served.add_argument(
         "--quantization",
@@ -131,6 +146,13 @@ def _share(text: str) -> float:
     if not 0 < share < 1:
         raise argparse.ArgumentTypeError(f"must be between 0 and 1, not {text}")
     return share
+
+
+def _part(text: str) -> float:
+    part = _number(text)
+    if not 0 <= part <= 1:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 1, not {text}")
+    return part
 
 
 def _positive(text: str) -> float:

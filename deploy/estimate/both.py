@@ -21,8 +21,15 @@ class BothSteps:
     `rate` is in prompts/s, times are in seconds.
     """
 
-    def __init__(self, worker: Worker, plain: Sequence[float], prompt_len: int, kv_len: int, itl: float) -> None:
-        """Args: kv_len: tokens of each sequence."""
+    def __init__(
+        self, worker: Worker, plain: Sequence[float], prompt_len: int, kv_len: int, itl: float, num_cached: int = 0
+    ) -> None:
+        """
+        Args:
+            prompt_len: tokens to compute of each prompt.
+            kv_len: tokens of each sequence.
+            num_cached: tokens before those of each prompt.
+        """
         self._prompt_len = prompt_len
         self.plain = plain
         longest = min(worker.chunk_size, prompt_len)
@@ -35,7 +42,7 @@ class BothSteps:
         for batch_size, step in enumerate(plain, 1):
 
             def took(size: int, batch_size: int = batch_size, step: float = step) -> float:
-                num_before = (prompt_len - size) // 2
+                num_before = num_cached + (prompt_len - size) // 2
                 apart = step + worker.chunk(size, num_before)
                 if not worker.mixed_steps:
                     return apart

@@ -11,6 +11,7 @@ from math import inf
 from tandem.config import Role
 from tandem.deploy.estimate.both import BothSteps
 from tandem.deploy.estimate.queueing import Running, highest, late
+from tandem.deploy.estimate.reuse import Prompt, prompt_of
 from tandem.deploy.estimate.worker import Worker
 
 MAX_GPUS = 64
@@ -23,6 +24,7 @@ class Load:
     Attributes:
         ttft, itl: limits in seconds; inf: none.
         good_share: share of requests that must meet `ttft`, and `itl` in 95 % of their gaps.
+        hit_rate, store_hit_rate: shares of each prompt in the pool, and behind it in the page store's memory.
     """
 
     prompt_len: int
@@ -30,6 +32,8 @@ class Load:
     ttft: float = inf
     itl: float = inf
     good_share: float = 0.9
+    hit_rate: float = 0.0
+    store_hit_rate: float = 0.0
 
     def __post_init__(self) -> None:
         if self.prompt_len < 1 or self.output_len < 1:
@@ -38,6 +42,11 @@ class Load:
             raise ValueError("limits on ttft and itl must be above 0")
         if not 0 < self.good_share < 1:
             raise ValueError(f"the share of good requests must be between 0 and 1, not {self.good_share:g}")
+        if min(self.hit_rate, self.store_hit_rate) < 0 or self.hit_rate + self.store_hit_rate > 1:
+            raise ValueError(
+                f"the hit rates of pool and store are shares of the same prompt, together at most 1, not "
+                f"{self.hit_rate:g} and {self.store_hit_rate:g}"
+            )
 
     @property
     def num_tokens(self) -> int:
@@ -97,13 +106,23 @@ def splits_for(worker: Worker, load: Load, rate: float) -> list[Split]:
     return found
 
 
+def prompt_of_load(worker: Worker, load: Load) -> Prompt:
+    return prompt_of(worker, load.prompt_len, load.hit_rate, load.store_hit_rate)
+
+
+def prefill_s(worker: Worker, prompt: Prompt) -> float:
+    """Returns the seconds to compute one prompt, once its hits are loaded."""
+    return worker.prefill(1, prompt.num_computed, num_before=prompt.num_before)
+
+
 def largest_batch(worker: Worker, load: Load) -> int:
     """Returns a decode worker's largest batch within the ITL limit and its pool; 0: none."""
     return _largest_within(_decode_steps(worker, load, "decode"), load.itl)
 
 
 def prefill_rate(worker: Worker, load: Load, num_workers: int) -> float:
-    most = num_workers / worker.prefill(1, load.prompt_len)
+    prompt = prompt_of_load(worker, load)
+    most = num_workers / max(prefill_s(worker, prompt), prompt.loading_s)
     return highest(lambda rate: 1 - _late(worker, load, num_workers, rate) >= load.good_share, most)
 
 
@@ -156,7 +175,8 @@ def _both(worker: Worker, load: Load, num_workers: int) -> Split:
         rate = prefill_rate(worker, load, num_workers)
         return Split(0, 0, num_workers, rate, "both", 0, worker.chunk_size)
     plain = _decode_steps(worker, load, "both")
-    steps = BothSteps(worker, plain, load.prompt_len, load.kv_len, load.itl)
+    prompt = prompt_of_load(worker, load)
+    steps = BothSteps(worker, plain, prompt.num_computed, load.kv_len, load.itl, prompt.num_before)
 
     def running(rate: float) -> Running:
         return Running(steps.steps(rate / num_workers), rate / num_workers * (load.output_len - 1), num_workers)
@@ -164,6 +184,7 @@ def _both(worker: Worker, load: Load, num_workers: int) -> Split:
     def is_served(rate: float) -> bool:
         found = running(rate)
         in_time = 1 - steps.late(rate / num_workers, num_workers, load.ttft, found)
+        in_time *= 1 - _late_loads(prompt, rate / num_workers, load.ttft - prefill_s(worker, prompt))
         return in_time * _itl_share(found, steps.num_within(rate / num_workers), load) >= load.good_share
 
     rate = highest(is_served, num_workers * _max_decode_rate(plain, load))
@@ -179,8 +200,22 @@ def _itl_share(running: Running, largest: int, load: Load) -> float:
 
 
 def _late(worker: Worker, load: Load, num_workers: int, rate: float) -> float:
-    service = worker.prefill(1, load.prompt_len)
-    return late(num_workers, rate * service / num_workers, service, load.ttft - service)
+    prompt = prompt_of_load(worker, load)
+    service = prefill_s(worker, prompt)
+    queued = late(num_workers, rate * service / num_workers, service, load.ttft - service)
+    return 1 - (1 - queued) * (1 - _late_loads(prompt, rate / num_workers, load.ttft - service))
+
+
+def _late_loads(prompt: Prompt, rate: float, limit: float) -> float:
+    """Returns the share of prompts whose loads end after `limit`. Loads of a worker follow each other, and run while
+    their prompts are queued.
+
+    Args:
+        rate: prompts/s of one worker.
+    """
+    if not prompt.loading_s:
+        return 0.0
+    return late(1, rate * prompt.loading_s, prompt.loading_s, limit - prompt.loading_s)
 
 
 def _decode_steps(worker: Worker, load: Load, role: Role) -> list[float]:

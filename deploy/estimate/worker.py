@@ -131,12 +131,18 @@ class Worker:
         products = hypot(self._common_weights_s, computing) + self._experts_s(batch_size)
         return products + self._kv_s(batch_size * kv_len) + layers
 
-    def prefill(self, num_requests: int, prompt_len: int, chunk_size: int = 0) -> float:
-        """Returns the seconds to compute prompts together. Args: chunk_size: 0: the worker's."""
+    def prefill(self, num_requests: int, prompt_len: int, chunk_size: int = 0, num_before: int = 0) -> float:
+        """Returns the seconds to compute prompts together.
+
+        Args:
+            chunk_size: 0: the worker's.
+            num_before: cached tokens before each prompt's prompt_len.
+        """
         num_tokens = num_requests * prompt_len
         num_forwards = -(-num_tokens // (chunk_size or self.chunk_size))
         share = self._factors.prefill_share
-        attention = num_requests * attention_flops(self.model, prompt_len) / (self.gpu.limits.matmul_rate * share)
+        attending = num_requests * attention_flops(self.model, prompt_len, num_before)
+        attention = attending / (self.gpu.limits.matmul_rate * share)
         computing = (self._common_s(num_tokens, num_requests, share) + attention) / num_forwards
         return num_forwards * self._prompts_s(computing, self._experts_s(-(-num_tokens // num_forwards)))
 
@@ -198,3 +204,9 @@ class Worker:
 
     def transfer(self, num_tokens: int) -> float:
         return num_tokens * self.kv_bytes_per_token / self.gpu.reached_link
+
+    def load(self, num_tokens: int) -> float:
+        """Returns the seconds to load pages from the host. Raises ValueError: the GPU's link to it is unknown."""
+        if not self.gpu.host_link:
+            raise ValueError("hits in the page store need the bandwidth between GPU and host: give --host-link")
+        return num_tokens * self.kv_bytes_per_token / self.gpu.reached_host_link

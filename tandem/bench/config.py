@@ -31,6 +31,7 @@ class WorkloadConfig:
     input_lengths: Lengths = field(default_factory=lambda: Lengths(512, 512))
     output_lengths: Lengths = field(default_factory=lambda: Lengths(128, 128))
     num_system_tokens: int = 0
+    num_document_tokens: int = 0
     num_turns: int = 4
     think_s: float = 0.0
     num_streams: int = 8

@@ -32,6 +32,7 @@ class Synthetic(Workload):
         output_lengths: Lengths,
         *,
         num_system_tokens: int = 0,
+        num_document_tokens: int = 0,
         num_turns: int = 1,
         think_s: float = 0.0,
     ) -> None:
@@ -39,6 +40,7 @@ class Synthetic(Workload):
         Args:
             input_lengths: tokens that a turn adds to the prompt, without the system prompt.
             num_system_tokens: length of the system prompt of all sessions.
+            num_document_tokens: tokens before the first question, of each session its own.
         """
         self._make = make
         self._seed = seed
@@ -46,6 +48,7 @@ class Synthetic(Workload):
         self._input_lengths = input_lengths
         self._output_lengths = output_lengths
         self._num_system_tokens = num_system_tokens
+        self._num_document_tokens = num_document_tokens
         self._num_turns = num_turns
         self._think_s = think_s
 
@@ -61,6 +64,7 @@ class Synthetic(Workload):
         turns = []
         for turn in range(self._num_turns):
             num_input, num_output = self._input_lengths.draw(rng), self._output_lengths.draw(rng)
+            num_input += 0 if turn else self._num_document_tokens
             question = self._make.part("user", num_input, f"{number}/{turn}")
             is_last = turn == self._num_turns - 1
             stand_in = None if is_last else self._make.part("assistant", num_output, f"{number}/{turn}/answer")

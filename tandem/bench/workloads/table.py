@@ -61,6 +61,7 @@ def _workload(config: WorkloadConfig, make: PromptMaker) -> Workload:
         config.input_lengths,
         config.output_lengths,
         num_system_tokens=config.num_system_tokens,
+        num_document_tokens=config.num_document_tokens,
         num_turns=config.num_turns if config.kind == "multi-turn" else 1,
         think_s=config.think_s,
     )

@@ -77,6 +77,19 @@ def test_what_a_program_reads(model_dir: str, capsys: pytest.CaptureFixture[str]
     assert len(estimate(capsys, "--model", model_dir, "--gpu", "h200", "--gpus", "3")["splits"]) == 3
 
 
+def test_hit_rates(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--model", model_dir, "--gpu", "h200", "--hit-rate", "0.25", "--store-hit-rate", "0.5"]
+    prefill = estimate(capsys, *given)["prefill"]
+    assert (prefill["cached_tokens"], prefill["loaded_tokens"], prefill["computed_tokens"]) == (1024, 2048, 1024)
+    slower = estimate(capsys, *given, "--host-link", "32")["prefill"]
+    assert slower["loading_s"] == pytest.approx(2 * prefill["loading_s"])
+    assert main(["estimate", *given, "--workload", "4096/256"]) == 0
+    told = capsys.readouterr().out
+    assert "prefill of 1,024 tokens behind 3,072" in told and "page store: 2,048 tokens in 4.93 ms at 54 GB/s" in told
+    assert main(["estimate", *given, "--workload", "4096/256", "--host-link", "0.1"]) == 0
+    assert "page store: no loads, because computing is faster" in capsys.readouterr().out
+
+
 def test_a_model_with_experts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(EXPERTS))
     found = estimate(capsys, "--model", str(tmp_path), "--gpu", "h200", "--gpus", "2")
@@ -110,6 +123,15 @@ def test_figures_of_another_gpu(model_dir: str, capsys: pytest.CaptureFixture[st
         (["--gpu", "h200", "--model", "/absent"], "model '/absent' not found"),
         (["--gpu", "h200", "--model", "m" * 5000], "File name too long"),
         (["--gpu", "h200", "--gpus", "100000"], "--gpus must be at most 64"),
+        (["--gpu", "h200", "--hit-rate", "0.6", "--store-hit-rate", "0.6"], "together at most 1, not 0.6 and 0.6"),
+        (
+            [
+                *("--gpu-memory", "141", "--bandwidth", "4800", "--flops", "989", "--link", "450"),
+                "--store-hit-rate",
+                "1",
+            ],
+            "give --host-link",
+        ),
     ],
 )
 def test_what_cannot_be_estimated_is_said_in_one_line(

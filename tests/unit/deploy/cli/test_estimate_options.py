@@ -25,6 +25,9 @@ from tandem.deploy.cli.main import main
         (["--gpu-memory", "1e300"], "must be from 0.1 to 1,000,000, not 1e300"),
         (["--gpu-memory", "1e-300"], "must be from 0.1 to 1,000,000"),
         (["--flops", "inf"], "must be from 0.1 to 1,000,000"),
+        (["--host-link", "0"], "must be from 0.1 to 1,000,000"),
+        (["--hit-rate", "1.5"], "must be from 0 to 1, not 1.5"),
+        (["--store-hit-rate", "nan"], "must be from 0 to 1, not nan"),
         (["--link", "nan"], "must be from 0.1 to 1,000,000"),
         # The search would try all sizes.
         (["--max-batch-size", "100000000"], "must be at most 4,096"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.deploy.estimate.gpus import COPY_SHARE, GPUS, LINK_SHARE, MATMUL_SHARE
+from tandem.deploy.estimate.gpus import COPY_SHARE, GPUS, HOST_LINK_SHARE, LINK_SHARE, MATMUL_SHARE
 
 PAGE = Path(__file__).parents[4] / "docs/estimate.md"
 
@@ -18,7 +18,8 @@ def test_an_h200_reaches_what_was_measured() -> None:
 
 def test_the_page_says_what_shares_are_assumed_of_other_gpus() -> None:
     words = f"{COPY_SHARE:.2f} of the bandwidth, {MATMUL_SHARE:.2f} of the FLOP/s, {LINK_SHARE:.2f} of the link"
-    assert words in " ".join(PAGE.read_text().split())
+    page = " ".join(PAGE.read_text().split())
+    assert words in page and f"{HOST_LINK_SHARE:.2f} of the link to the host" in page
 
 
 @pytest.mark.parametrize("name", [name for name in GPUS if name != "h200"])

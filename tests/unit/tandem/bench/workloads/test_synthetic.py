@@ -39,6 +39,15 @@ def test_turns_are_numbered_and_name_their_answer_placeholders() -> None:
     assert last.stand_in is None
 
 
+def test_each_session_has_a_document_of_its_own_before_its_first_question() -> None:
+    plain, sessions = workload(num_turns=2).sessions(), workload(num_turns=2, num_document_tokens=100).sessions()
+    for one, other in zip(plain, sessions, strict=True):
+        (before,), (after,) = one.turns[0].parts, other.turns[0].parts
+        assert after.num_tokens == before.num_tokens + 100
+        assert other.turns[1].parts == one.turns[1].parts
+    assert len({bytes((session.turns[0].parts[0].token_ids or ())[:100]) for session in sessions}) == len(sessions)
+
+
 @pytest.mark.parametrize("limits", [(0, 4), (5, 4)])
 def test_impossible_lengths_are_refused(limits: tuple[int, int]) -> None:
     with pytest.raises(ValueError):
