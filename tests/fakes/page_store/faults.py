@@ -4,16 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pytest import MonkeyPatch
-from tandem.pagestore.client.load_copies import LoadCopies
-from tandem.pagestore.server.disk.page_index import Place, Segment
-from tandem.pagestore.server.disk.page_io import PageIo
-from tandem.pagestore.server.disk.transfers import Transfer
 
 from tandem.engine.kvcache.base import Completion
 from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.engine.launch_list import LaunchList
 from tandem.pagestore.client import node_keys
 from tandem.pagestore.client.events import FromStore, StoreClosed
+from tandem.pagestore.client.load_copies import LoadCopies
 from tandem.pagestore.client.loading import PageLoader
 from tandem.pagestore.client.prefetch import Prefetch
 from tandem.pagestore.client.tier import StoreTier
@@ -21,6 +18,9 @@ from tandem.pagestore.client.writing import PageWriter
 from tandem.pagestore.keys import root_key
 from tandem.pagestore.messages import EndFind, GaveUp, Put, Wrote
 from tandem.pagestore.server.base import EndedTransfer
+from tandem.pagestore.server.disk.page_index import Place, Segment
+from tandem.pagestore.server.disk.page_io import PageIo
+from tandem.pagestore.server.disk.transfers import Transfer
 from tandem.pagestore.server.finds import Finds
 from tandem.pagestore.server.page_memory import PageMemory
 from tandem.pagestore.server.page_store import PageStore

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tandem.pagestore.server.disk.disk_tier import DiskTier
-
 from tandem.pagestore.server.base import EndedTransfer, StoredPage
+from tandem.pagestore.server.disk.disk_tier import DiskTier
 from tests.fakes.page_store.disk import Disk, DiskTransfer, SimTier
 from tests.fakes.page_store.memory import PAGE_BYTES, PAGE_FORMAT
 

@@ -6,7 +6,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from tandem.engine.kvcache.cache_manager import CacheManager
-from tandem.engine.kvcache.radix_cache import RadixNode
 from tandem.engine.launch_list import LaunchList
 from tandem.messages import PROTOCOL_VERSION
 from tandem.pagestore.client.events import FromStore, StoreClosed, StoreOpened
