@@ -55,6 +55,7 @@ TESTED_ELSEWHERE = {
     "pagestore/messages.py": "unit/pagestore/test_keys.py",
     "pagestore/region_client.py": "unit/pagestore/test_region_holder.py",
     "pagestore/server/metrics.py": "unit/pagestore/server/test_server.py",
+    "pagestore/server/stats.py": "unit/pagestore/server/test_page_store.py",
     "prefill_worker/job.py": "unit/prefill_worker/test_scheduler.py",
     "worker/page_tier.py": "unit/pagestore/test_keys.py",
     "router/frontends/anthropic/context_schema.py": "unit/router/frontends/anthropic/test_context_edits.py",
@@ -81,7 +82,6 @@ TESTED_ELSEWHERE = {
     "tandem/rpc/metrics_server.py": "unit/worker/test_metrics.py",
     "worker/config.py": "unit/deploy/config/test_cluster_config.py",
     "worker/control_client.py": "unit/worker/test_router_streams.py",
-    "worker/process.py": "cluster/test_death.py",
 }
 
 
