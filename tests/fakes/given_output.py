@@ -16,6 +16,7 @@ class GivenOutput:
     has_calls: bool = False
     num_prompt_tokens: int = 10
     num_cached_tokens: int = 4
+    cached_details: dict[str, int] = field(default_factory=lambda: {"cached_tokens": 4})
     num_newly_cached_tokens: int = 3
     num_output_tokens: int = 5
     num_reasoning_tokens: int = 1
