@@ -32,9 +32,11 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.slow_tier import FakeSlowTier
 from tests.fakes.store_client import hello, identity, key, stored_page
 
-LETTERS = "ab"
+LETTERS = "abc"
 PATHS = st.text(LETTERS, min_size=1, max_size=3)
 NAMES = [a + b + c for a in LETTERS for b in ("", *LETTERS) for c in ("", *LETTERS)]
+# Seldom true: of events that leave little to happen.
+SELDOM = st.integers(0, 3).map(lambda number: number == 3)
 FIRSTS = st.sampled_from([1, 1, 1, 2, 3])
 NAME_OF_IDENTITY = {identity(name): name for name in NAMES}
 NAME_OF_KEY = {key(name): name for name in NAMES}
@@ -89,7 +91,7 @@ class StoreMachine(RuleBasedStateMachine):
         num_slots=st.integers(1, 6),
         has_tiers=st.booleans(),
         share=st.sampled_from([1.0, 1.0, 0.5]),
-        on_disk=st.sets(PATHS, max_size=6),
+        on_disk=st.sets(PATHS, min_size=2, max_size=6),
         at_peers=st.sets(PATHS, max_size=6),
     )
     def begin(self, num_slots: int, has_tiers: bool, share: float, on_disk: set[str], at_peers: set[str]) -> None:
@@ -202,6 +204,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert len(found.slots) == len(found.generations) == len(found.tiers)
         for slot, generation, tier in zip(found.slots, found.generations, found.tiers, strict=True):
             name = read.names[len(read.slots)]
+            assert name in self.by_name, f"{name} is found, and not stored"
             entry = self.by_name[name]
             assert entry.is_ready and entry.slot == slot and self.marks[slot] == name
             assert self.has_tiers or tier == HOST
@@ -255,9 +258,11 @@ class StoreMachine(RuleBasedStateMachine):
             worker.session = None
         self.follow()
 
-    @rule(which=st.integers(0, WORKERS - 1))
-    def exit(self, which: int) -> None:
+    @rule(which=st.integers(0, WORKERS - 1), happens=SELDOM)
+    def exit(self, which: int, happens: bool = True) -> None:
         """The process dies; its copies in flight may still land."""
+        if not happens:
+            return
         self.close(which)
         self.exiting.append(self.workers[which])
         self.workers[which] = self.new_worker()
@@ -297,8 +302,10 @@ class StoreMachine(RuleBasedStateMachine):
                 if not entry.is_listed:
                     self.drop(entry)
 
-    @rule()
-    def restart_store(self) -> None:
+    @rule(happens=SELDOM)
+    def restart_store(self, happens: bool) -> None:
+        if not happens:
+            return
         for worker in self.workers:
             worker.session = None
         copying = [w for w in self.processes() if w.writes or w.reads or w in self.exiting]
@@ -333,6 +340,9 @@ class StoreMachine(RuleBasedStateMachine):
             self.by_name[parent].use = self.tick
         on_tiers = self.has_tiers and (key(parent) in self.disk.pages or key(parent) in self.peers.pages)
         wanted = self.is_quiet() and (not parent or parent in self.by_name or on_tiers)
+        # A find may have pinned pages behind one that is still coming.
+        reads = [read for w in self.processes() for read in w.reads]
+        awaited = {name for read in reads for name in read.names[len(read.slots) :][: read.num_coming]}
         for name, slot, generation in zip(names, granted.slots, granted.generations, strict=True):
             if name in self.by_name:
                 assert slot == PRESENT
@@ -342,7 +352,10 @@ class StoreMachine(RuleBasedStateMachine):
             assert slot != PRESENT
             is_free, victims = self.room(namespace_of(name))
             victims = [entry for entry in victims if entry.name != name[:-1]]
-            assert (slot == NO_ROOM) == (not wanted or (not is_free and not victims))
+            if slot == NO_ROOM:
+                assert not wanted or (not is_free and all(victim.name in awaited for victim in victims))
+            else:
+                assert wanted and (is_free or victims)
             wanted = slot != NO_ROOM
             if slot == NO_ROOM:
                 continue
@@ -367,18 +380,21 @@ class StoreMachine(RuleBasedStateMachine):
         self.put(which, path, 1)
         self.end_writes(worker, [pair for pair, (_, writer) in worker.writes.items() if writer == session], (), False)
 
-    @rule(which=st.integers(0, WORKERS - 1), number=st.integers(0, 9), gives_up=st.booleans(), old=st.integers(0, 99))
-    def finish_write(self, which: int, number: int, gives_up: bool, old: int) -> None:
-        """Ends a write, and repeats an old message, which must have no effect."""
+    @rule(which=st.integers(0, WORKERS - 1), number=st.integers(0, 9), gives_up=st.booleans())
+    def finish_write(self, which: int, number: int, gives_up: bool) -> None:
         worker = self.workers[which]
-        if worker.session is None:
-            return
         mine = [pair for pair, (_, session) in worker.writes.items() if session == worker.session]
-        # Rather of a slot that is being written again.
-        written = [pair for pair in self.history if pair not in mine and pair[0] in {slot for slot, _ in mine}]
-        history = written or [pair for pair in self.history if pair not in mine and pair[0] < self.num_slots]
-        pairs = [mine[number % len(mine)]] if mine and number else []
-        self.end_writes(worker, pairs, history[old % len(history) :][:1] if history else (), gives_up)
+        if mine:
+            self.end_writes(worker, [mine[number % len(mine)]], (), gives_up)
+
+    @rule(which=st.integers(0, WORKERS - 1), number=st.integers(0, 99), gives_up=st.booleans())
+    def repeat(self, which: int, number: int, gives_up: bool) -> None:
+        """Repeats an old message, which must have no effect: rather of a slot that is being written again."""
+        worker, session = self.opened(which)
+        mine = [pair for pair, (_, writer) in worker.writes.items() if writer == session]
+        old = [pair for pair in self.history if pair not in mine and pair[0] < self.num_slots]
+        again = [pair for pair in old if pair[0] in {slot for slot, _ in mine}] or old
+        self.end_writes(worker, (), again[number % len(again) :][:1] if again else (), gives_up)
 
     def end_writes(
         self, worker: Worker, pairs: Sequence[tuple[int, int]], stale: Sequence[tuple[int, int]], gives_up: bool
@@ -399,9 +415,13 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.receive(worker.session, GaveUp(slots, generations) if gives_up else Wrote(slots, generations))
         self.follow()
 
-    @rule(which=st.integers(0, WORKERS - 1), path=PATHS, first=FIRSTS)
-    def find(self, which: int, path: str, first: int) -> None:
+    @rule(which=st.integers(0, WORKERS - 1), path=PATHS, first=FIRSTS, known=st.integers(0, 99))
+    def find(self, which: int, path: str, first: int, known: int) -> None:
+        """Finds any page, or rather one that is stored or on a slower tier."""
         worker, session = self.opened(which)
+        below = [NAME_OF_KEY[each] for tier in (self.disk, self.peers) for each in tier.pages]
+        if (names := sorted({*self.by_name, *below})) and known % 4:
+            path = names[known // 4 % len(names)]
         self.tick += 1
         self.num_names += 1
         names = prefixes(path, min(first, len(path)))
@@ -435,8 +455,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.receive(worker.session, EndFind(read.number))
         self.follow()
 
-    @rule(which=st.integers(0, WORKERS - 1))
-    def purge(self, which: int) -> None:
+    @rule(which=st.integers(0, WORKERS - 1), happens=SELDOM)
+    def purge(self, which: int, happens: bool) -> None:
+        if not happens:
+            return
         _, session = self.opened(which)
         self.tick += 1
         self.store.receive(session, Purge())
@@ -455,7 +477,7 @@ class StoreMachine(RuleBasedStateMachine):
         tier = self.disk if self.disk.reads and (number % 2 or not self.peers.reads) else self.peers
         slot = list(tier.reads)[number // 2 % len(tier.reads)]
         entry = self.by_slot[slot]
-        ok = ok and tier.end_read(slot, ok)
+        ok = tier.end_read(slot, ok)
         if ok:
             self.marks[slot] = entry.name
             entry.is_ready = True
@@ -476,8 +498,10 @@ class StoreMachine(RuleBasedStateMachine):
             self.drop(entry)
         self.poll()
 
-    @rule(path=PATHS)
-    def forget(self, path: str) -> None:
+    @rule(path=PATHS, happens=SELDOM)
+    def forget(self, path: str, happens: bool) -> None:
+        if not happens:
+            return
         self.disk.remove(key(path))
         self.peers.remove(key(path))
 
@@ -511,7 +535,12 @@ class StoreMachine(RuleBasedStateMachine):
     def nothing_is_lost(self) -> None:
         if hasattr(self, "store"):
             assert self.store.check_integrity() == ""
-            assert self.store.stats().num_free == self.num_slots - len(self.by_slot)
+            stats = self.store.stats()
+            assert stats.num_free == self.num_slots - len(self.by_slot)
+            num_unready = sum(not entry.is_ready for entry in self.by_slot.values())
+            assert stats.num_writing + stats.num_reading == num_unready
+            # Pages that slower tiers have read are pinned before the model hears of them.
+            assert self.has_tiers or stats.num_pinned == sum(entry.pins > 0 for entry in self.by_slot.values())
 
     def teardown(self) -> None:
         """With every copy over, all slots can be had again."""
