@@ -1,7 +1,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Protocol
 
 from tandem.engine.kvcache.base import Completion
+
+
+class RegionCopy(Completion, Protocol):
+    @property
+    def seconds(self) -> float:
+        """Duration without the wait for earlier copies, once it is done. The engine thread sees the end only in its
+        next turn, which is longer than a small copy."""
+        ...
 
 
 class RegionCopies(ABC):
@@ -12,11 +21,11 @@ class RegionCopies(ABC):
     """
 
     @abstractmethod
-    def copy_out(self, page_ids: Sequence[int], slots: Sequence[int]) -> Completion:
+    def copy_out(self, page_ids: Sequence[int], slots: Sequence[int]) -> RegionCopy:
         """Starts copies from the pool into slots. No running forward pass writes these pages."""
 
     @abstractmethod
-    def copy_in(self, slots: Sequence[int], page_ids: Sequence[int]) -> Completion:
+    def copy_in(self, slots: Sequence[int], page_ids: Sequence[int]) -> RegionCopy:
         """Starts copies from slots into the pool. No running forward pass uses these pages."""
 
     @abstractmethod

@@ -1,9 +1,10 @@
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tandem.engine.kvcache.base import Completion
+from tandem.pagestore.client.base import RegionCopy
 
 # Limit on all copies at the end, in seconds.
 CLOSE_S = 30.0
@@ -14,11 +15,16 @@ class _Copied:
 
     def __init__(self) -> None:
         self._has_run = threading.Event()
-        self._completion: Completion | None = None
+        self._completion: RegionCopy | None = None
+        self._seconds = 0.0
         self._error = ""
 
-    def has_run(self, completion: Completion | None, error: str = "") -> None:
-        self._completion, self._error = completion, error
+    def has_run(self, completion: RegionCopy | None, seconds: float) -> None:
+        self._completion, self._seconds = completion, seconds
+        self._has_run.set()
+
+    def failed(self, error: str) -> None:
+        self._error = error
         self._has_run.set()
 
     def done(self) -> bool:
@@ -27,6 +33,10 @@ class _Copied:
         if self._error:
             raise RuntimeError(self._error)
         return self._completion is None or self._completion.done()
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds if self._completion is None else self._completion.seconds
 
 
 class _Copy(NamedTuple):
@@ -38,7 +48,7 @@ class _Copy(NamedTuple):
 class CopyThread:
     """Runs the copies of one direction in order, away from the engine thread."""
 
-    def __init__(self, name: str, copy: Callable[[Sequence[int], Sequence[int]], Completion | None]) -> None:
+    def __init__(self, name: str, copy: Callable[[Sequence[int], Sequence[int]], RegionCopy | None]) -> None:
         """
         Args:
             copy: copies between sources and destinations. Returns the end of the copies that it has only begun; None:
@@ -50,7 +60,7 @@ class CopyThread:
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
-    def start(self, sources: Sequence[int], destinations: Sequence[int]) -> Completion:
+    def start(self, sources: Sequence[int], destinations: Sequence[int]) -> RegionCopy:
         assert len(sources) == len(destinations)
         copied = _Copied()
         self._queue.put(_Copy(tuple(sources), tuple(destinations), copied))
@@ -69,9 +79,10 @@ class CopyThread:
 
     def _main(self) -> None:
         while (copy := self._queue.get()) is not None:
+            began = time.monotonic()
             try:
                 completion = self._copy(copy.sources, copy.destinations)
             except Exception as error:
-                copy.copied.has_run(None, f"a copy between pool and region failed: {error!r}")
+                copy.copied.failed(f"a copy between pool and region failed: {error!r}")
             else:
-                copy.copied.has_run(completion)
+                copy.copied.has_run(completion, time.monotonic() - began)

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tandem.engine.kvcache.base import Completion
-from tandem.pagestore.client.base import RegionCopies
+from tandem.pagestore.client.base import RegionCopies, RegionCopy
 from tandem.pagestore.client.copy_thread import CopyThread
 
 
@@ -20,10 +19,10 @@ class CpuRegionCopies(RegionCopies):
         self._out = CopyThread("copy-out", lambda pages, slots: _copy_rows(pool, pages, region, slots))
         self._in = CopyThread("copy-in", lambda slots, pages: _copy_rows(region, slots, pool, pages))
 
-    def copy_out(self, page_ids: Sequence[int], slots: Sequence[int]) -> Completion:
+    def copy_out(self, page_ids: Sequence[int], slots: Sequence[int]) -> RegionCopy:
         return self._out.start(page_ids, slots)
 
-    def copy_in(self, slots: Sequence[int], page_ids: Sequence[int]) -> Completion:
+    def copy_in(self, slots: Sequence[int], page_ids: Sequence[int]) -> RegionCopy:
         return self._in.start(slots, page_ids)
 
     def close(self) -> None:

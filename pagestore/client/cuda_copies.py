@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from cuda.bindings import runtime
 
-from tandem.engine.kvcache.base import Completion
 from tandem.engine.kvcache.batched_copies import PageCopies
 from tandem.engine.kvcache.cuda_pool import CudaKvPool, check
-from tandem.pagestore.client.base import RegionCopies
+from tandem.pagestore.client.base import RegionCopies, RegionCopy
 from tandem.pagestore.client.copy_thread import CopyThread
 
 logger = logging.getLogger(__name__)
@@ -78,11 +77,16 @@ class RegisteredMemory:
 
 
 class _Recorded:
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self._event = event
+    def __init__(self, began: torch.cuda.Event, ended: torch.cuda.Event) -> None:
+        self._began = began
+        self._ended = ended
 
     def done(self) -> bool:
-        return self._event.query()
+        return self._ended.query()
+
+    @property
+    def seconds(self) -> float:
+        return self._began.elapsed_time(self._ended) / 1000
 
 
 class _Direction:
@@ -103,8 +107,10 @@ class _Direction:
         self._thread.close()
         self._stream.synchronize()
 
-    def _copy(self, sources: Sequence[int], destinations: Sequence[int]) -> Completion:
+    def _copy(self, sources: Sequence[int], destinations: Sequence[int]) -> RegionCopy:
+        began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         with torch.cuda.device(self._device):
+            began.record(self._stream)
             for start in range(0, len(sources), BATCH_PAGES):
                 end = start + BATCH_PAGES
                 self._copies.copy(
@@ -114,9 +120,8 @@ class _Direction:
                     sources[start:end],
                     self._stream.cuda_stream,
                 )
-            copied = torch.cuda.Event()
-            copied.record(self._stream)
-        return _Recorded(copied)
+            ended.record(self._stream)
+        return _Recorded(began, ended)
 
 
 class CudaRegionCopies(RegionCopies):
@@ -143,10 +148,10 @@ class CudaRegionCopies(RegionCopies):
         self._out = _Direction("copy-out", self._device, page_bytes, pool.address, address)
         self._in = _Direction("copy-in", self._device, page_bytes, address, pool.address)
 
-    def copy_out(self, page_ids: Sequence[int], slots: Sequence[int]) -> Completion:
+    def copy_out(self, page_ids: Sequence[int], slots: Sequence[int]) -> RegionCopy:
         return self._out.start(page_ids, slots)
 
-    def copy_in(self, slots: Sequence[int], page_ids: Sequence[int]) -> Completion:
+    def copy_in(self, slots: Sequence[int], page_ids: Sequence[int]) -> RegionCopy:
         return self._in.start(slots, page_ids)
 
     def close(self) -> None:

@@ -1,6 +1,5 @@
 """Copies of stored pages into the pool, and their entry into the radix tree."""
 
-import math
 from collections.abc import Callable
 
 from tandem.engine.kvcache.cache_manager import CacheManager
@@ -36,8 +35,6 @@ class LoadCopies:
         self._num_reserved = int(cache.num_pages * RESERVED_SHARE)
         self._loading: list[Prefetch] = []
         self.num_held = 0
-        # End of the last copy.
-        self._last_end = -math.inf
 
     @property
     def is_running(self) -> bool:
@@ -64,9 +61,9 @@ class LoadCopies:
         if handle is None:
             prefetch.retry_at = now + RETRY_S
             return True
-        completion = self._copies.copy_in(slots, handle.page_ids)
+        copy = self._copies.copy_in(slots, handle.page_ids)
         self.num_held += len(slots)
-        prefetch.load = Load(handle, prefix, completion, now)
+        prefetch.load = Load(handle, prefix, copy)
         self._loading.append(prefetch)
         return True
 
@@ -76,15 +73,14 @@ class LoadCopies:
         Args:
             mark: of pages that the store has.
         """
-        ended = [p for p in self._loading if p.load is not None and p.load.completion.done()]
+        ended = [p for p in self._loading if p.load is not None and p.load.copy.done()]
         for prefetch in ended:
             load, prefetch.load = prefetch.load, None
             assert load is not None
             self._loading.remove(prefetch)
-            num_pages, now = len(load.handle.page_ids), self._clock()
+            num_pages = len(load.handle.page_ids)
             self.num_held -= num_pages
-            self._rate.copied(num_pages, now - max(load.began, self._last_end), now)
-            self._last_end = now
+            self._rate.copied(num_pages, load.copy.seconds, self._clock())
             if load.may_enter:
                 self._enter(prefetch, load, mark)
             else:

@@ -42,7 +42,7 @@ class LoadRate:
         self._answered_at = now
 
     def copied(self, num_pages: int, seconds: float, now: float) -> None:
-        """Takes the time of a copy, without its wait for earlier ones."""
+        """Takes the time of a copy."""
         self._copy.observe(seconds / num_pages)
         self._copied_at = now
 

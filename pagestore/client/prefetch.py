@@ -1,9 +1,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tandem.engine.kvcache.base import Completion
 from tandem.engine.kvcache.cache_manager import NO_PREFIX, PageHandle
 from tandem.engine.kvcache.radix_cache import CachedPrefix
+from tandem.pagestore.client.base import RegionCopy
 from tandem.worker.page_tier import PrefetchKey
 
 
@@ -18,8 +18,7 @@ class Load:
 
     handle: PageHandle
     prefix: CachedPrefix
-    completion: Completion
-    began: float
+    copy: RegionCopy
     may_enter: bool = True
 
 

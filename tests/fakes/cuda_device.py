@@ -71,12 +71,19 @@ class FakeStream:
 class FakeEvent:
     """As in CUDA, an event that was never recorded counts as done."""
 
-    def __init__(self) -> None:
+    def __init__(self, enable_timing: bool = False) -> None:
         self._recorded: Callable[[], bool] = lambda: True
+        self._time = 0.0
 
     def record(self, stream: FakeStream) -> None:
         happened: list[bool] = []
-        stream.submit(lambda: happened.append(True) or True)
+
+        def happen() -> bool:
+            self._time = time.monotonic()
+            happened.append(True)
+            return True
+
+        stream.submit(happen)
 
         def has_happened() -> bool:
             stream.advance()
@@ -90,6 +97,10 @@ class FakeEvent:
 
     def query(self) -> bool:
         return self._recorded()
+
+    def elapsed_time(self, end: "FakeEvent") -> float:
+        """Return milliseconds."""
+        return (end._time - self._time) * 1000
 
 
 def stream_of(handle: int) -> FakeStream:

@@ -12,6 +12,7 @@ class ScriptedCopy:
     destinations: list[int]
     source: dict[int, object]
     destination: dict[int, object]
+    seconds: float
     is_done: bool = False
 
     def end(self) -> None:
@@ -29,20 +30,22 @@ class ScriptedCopies(RegionCopies):
     Attributes:
         pool, region: contents by page and by slot.
         outs, ins: all copies, in order.
+        page_s: measured time of a page's copy.
     """
 
     def __init__(self) -> None:
         self.pool: dict[int, object] = {}
         self.region: dict[int, object] = {}
+        self.page_s = 0.0
         self.outs: list[ScriptedCopy] = []
         self.ins: list[ScriptedCopy] = []
 
     def copy_out(self, page_ids: Sequence[int], slots: Sequence[int]) -> ScriptedCopy:
-        self.outs.append(ScriptedCopy([*page_ids], [*slots], self.pool, self.region))
+        self.outs.append(ScriptedCopy([*page_ids], [*slots], self.pool, self.region, len(slots) * self.page_s))
         return self.outs[-1]
 
     def copy_in(self, slots: Sequence[int], page_ids: Sequence[int]) -> ScriptedCopy:
-        self.ins.append(ScriptedCopy([*slots], [*page_ids], self.region, self.pool))
+        self.ins.append(ScriptedCopy([*slots], [*page_ids], self.region, self.pool, len(slots) * self.page_s))
         return self.ins[-1]
 
     def end_all(self) -> None:

@@ -310,5 +310,6 @@ def test_random_conversations_on_tiny_pools_and_a_tiny_store(seed: int) -> None:
     node.check()
     for worker in workers:
         worker.copies.close()
-    assert loaded > computed / 4, (loaded, computed)
+    # How many depends on the time that copies take.
+    assert loaded > 100, (loaded, computed)
     assert node.store.stats().num_evictions > 0

@@ -11,11 +11,15 @@ from tests.fakes.transport import ManualCompletion
 from tests.unit.pagestore.client.test_cpu_copies import wait
 
 
+class BegunCopy(ManualCompletion):
+    seconds = 2.0
+
+
 def test_copy_has_ended_when_what_it_began_has() -> None:
     began = threading.Event()
-    end = ManualCompletion()
+    end = BegunCopy()
 
-    def copy(sources: Sequence[int], destinations: Sequence[int]) -> ManualCompletion:
+    def copy(sources: Sequence[int], destinations: Sequence[int]) -> BegunCopy:
         began.set()
         return end
 
@@ -25,6 +29,7 @@ def test_copy_has_ended_when_what_it_began_has() -> None:
     assert not completion.done()
     end.is_done = True
     wait(completion)
+    assert completion.seconds == 2.0
     thread.close()
 
 
@@ -44,7 +49,9 @@ def test_close_reports_a_copy_that_does_not_end(monkeypatch: pytest.MonkeyPatch)
         may_end.wait(20.0)
 
     thread = CopyThread("copy-test", copy)
-    thread.start([0], [0])
+    stuck = thread.start([0], [0])
     with pytest.raises(RuntimeError, match="do not end within"):
         thread.close()
     may_end.set()
+    wait(stuck)
+    assert 0.05 <= stuck.seconds < 20.0

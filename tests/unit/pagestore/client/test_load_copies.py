@@ -103,3 +103,14 @@ def test_loaded_pages_are_not_offered_but_their_continuation_is() -> None:
     side.turn()
     ((_, put),) = side.sent
     assert (put.parent, put.keys) == (keys_of(tokens(5))[-1], tuple(keys_of(tokens(7))[5:]))
+
+
+def test_wait_for_the_engine_thread_is_no_part_of_a_copys_time() -> None:
+    side = TierSide()
+    side.copies.page_s = 0.01
+    found(side, PROMPT)
+    side.turn()
+    side.copies.end_all()
+    side.clock.advance(0.5)
+    side.turn()
+    assert side.tier.load_token_s()[0] == pytest.approx(0.01 / 2)

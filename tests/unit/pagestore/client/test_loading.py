@@ -19,12 +19,12 @@ def begin(side: TierSide, token_ids: list[int] = PROMPT) -> Find:
 
 def measure(side: TierSide, seconds_a_page: float = 0.0) -> None:
     """Lets the tier measure the rate of a load, with another prompt."""
+    side.copies.page_s = seconds_a_page
     prompt = tokens(3, 5000, extra=1)
     side.tier.prefetch(("measured", 0, "prefill"), prompt, "")
     side.turn()
     side.store(side.find())
     side.turn()
-    side.clock.advance(3 * seconds_a_page)
     side.copies.end_all()
     side.turn()
     assert side.cached(prompt) == 3
@@ -195,6 +195,7 @@ def test_old_measurements_are_made_again() -> None:
 
 def test_first_load_is_a_small_probe() -> None:
     side = TierSide(num_pages=256)
+    side.copies.page_s = 0.5 / load_copies.PROBE_PAGES
     prompt = tokens(60, extra=1)
     find = begin(side, prompt)
     side.store(find)
