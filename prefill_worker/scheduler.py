@@ -94,7 +94,9 @@ class PrefillScheduler(ForwardScheduler):
         self._budget = budget or WholeChunks(config.chunk_size)
         self._clock = clock
         self._overlaps = config.overlap and engine.is_asynchronous
-        self._waiting = WaitingRequests(cache, PREFILL_POLICIES.load(config.schedule)(), tier)
+        self._waiting = WaitingRequests(
+            cache, PREFILL_POLICIES.load(config.schedule)(), tier, self._must_wait_for_prefix
+        )
         self._in_work = PagesInWork()
         self._computing: list[PrefillJob] = []
         # Jobs waiting for their handover, each with its deadline.
@@ -263,7 +265,8 @@ class PrefillScheduler(ForwardScheduler):
                 self._waiting.drop(queued)
                 self._outbox.to_router(failure)
                 continue
-            if self._waiting.must_wait_for_load(queued) or self._must_wait_for_prefix(queued):
+            # In this order: pages that are being computed need no load.
+            if self._must_wait_for_prefix(queued) or self._waiting.must_wait_for_load(queued):
                 continue
             handle = self._pages.acquire(queued)
             if handle is not None:

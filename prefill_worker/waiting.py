@@ -2,6 +2,7 @@
 
 import bisect
 import itertools
+from collections.abc import Callable
 
 from tandem.engine.grammars import Constraint
 from tandem.engine.kvcache.cache_manager import CacheManager
@@ -26,8 +27,19 @@ class WaitingRequests:
         is_loading: whether stored pages were still coming for a request of the last start order whose turn came.
     """
 
-    def __init__(self, cache: CacheManager, policy: PrefillPolicy, tier: PageTier | None = None) -> None:
-        """Args: tier: None without a page store."""
+    def __init__(
+        self,
+        cache: CacheManager,
+        policy: PrefillPolicy,
+        tier: PageTier | None = None,
+        is_in_work: Callable[[QueuedRequest], bool] = lambda _: False,
+    ) -> None:
+        """
+        Args:
+            tier: None without a page store.
+            is_in_work: whether a started job computes a request's next pages. They are not prefetched meanwhile.
+        """
+        self._is_in_work = is_in_work
         self._cache = cache
         self._policy = policy
         self._prefetches = Prefetches(tier or NoTier(), "prefill")
@@ -80,7 +92,7 @@ class WaitingRequests:
             return
         num_left = self._cache.num_available_pages // 2
         for queued in itertools.islice(itertools.chain(self._requests, self._compiling), POLICY_WINDOW):
-            if not queued.is_prefetched:
+            if not queued.is_prefetched and not self._is_in_work(queued):
                 self._prefetch(queued)
             num_left -= len(queued.prefix_ids)
             if num_left <= 0:

@@ -63,6 +63,27 @@ def test_a_worker_polls_for_a_load_that_nothing_else_announces() -> None:
     assert first_tokens(pair) == ["s"] and pair.p.scheduler.next_deadline() is None
 
 
+def test_pages_that_a_job_computes_are_not_loaded() -> None:
+    pair, tier = make_pair(chunk_size=4)
+    prefix = list(range(10, 22))
+    pair.submit("first", prefix)
+    pair.turn()
+    pair.submit("second", [*prefix, 50, 51, 52, 53])
+    pair.turn()
+    assert [key[0] for key in tier.begun] == ["first"]
+    tier.loading.add("second")
+    while first_tokens(pair) != ["first"]:
+        assert pair.turn()
+    # Only the rest may be in the store.
+    pair.p.scheduler.step()
+    assert [key[0] for key in tier.begun] == ["first", "second"]
+    tier.loading.clear()
+    pair.run()
+    assert pair.p.engine.counters.prompt_tokens_computed == 12 + 4
+    assert not tier.open
+    pair.check_idle()
+
+
 @pytest.mark.parametrize("attempt", [0, 1])
 def test_loading_requests_do_not_starve(attempt: int) -> None:
     pair, tier = make_pair(chunk_size=4)
