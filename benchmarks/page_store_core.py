@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from hashlib import shake_256
 from multiprocessing import get_context
 from pathlib import Path
@@ -100,7 +101,7 @@ class Churn:
         for _ in range(num_turns):
             put, put_again = self._put(self.num_turns), self._put(self._recent())
             find = Find(self.num_turns, put_again.namespace, put_again.keys)
-            elapsed = cpu_time(lambda put=put, find=find: self._turn(put, find))
+            elapsed = cpu_time(partial(self._turn, put, find))
             self.longest_s, self.total_s = max(self.longest_s, elapsed), self.total_s + elapsed
             self.num_turns += 1
             if self.num_turns % TURNS_PER_TAKE == 0:
