@@ -72,7 +72,8 @@ class Finds:
         find = RunningFind(session, number, keys, end, next=num_found, ahead=num_found, slots=slots)
         self._counts.keys_sought += len(keys)
         self._counts.keys_missed += len(keys) - end
-        self._counts.count_hits(HOST, num_found)
+        if num_found:
+            self._counts.count_hits(HOST, num_found)
         self._read_ahead(find)
         self._send(find, 0, [HOST] * num_found)
         return find

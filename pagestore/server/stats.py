@@ -26,8 +26,7 @@ class StoreCounts:
     hits: dict[int, int] = field(default_factory=dict)
 
     def count_hits(self, tier: int, num_pages: int) -> None:
-        if num_pages:
-            self.hits[tier] = self.hits.get(tier, 0) + num_pages
+        self.hits[tier] = self.hits.get(tier, 0) + num_pages
 
 
 @dataclass(frozen=True, slots=True)
