@@ -112,6 +112,9 @@ class World:
     def begin_copy(self, copy: PageCopy) -> None:
         worker, slot = copy.worker, copy.slot
         copy.seen_reset = worker.seen_reset
+        assert copy.is_out or not any(copy.page_id in forward.page_ids for forward in worker.forwards), (
+            f"{worker.incarnation}: page {copy.page_id} is loaded while a forward in flight uses it"
+        )
         others = [other for other in self.copies if other.slot == slot and (copy.is_out or other.is_out)]
         assert not others, f"slot {slot} is written by one copy and used by another"
         if not copy.is_out:
@@ -130,6 +133,7 @@ class World:
         else:
             pool.write(copy.page_id, half, self.region.read(copy.slot, half))
         if not copy.left:
+            copy.ended = self.clock.now
             self.copies.remove(copy)
             if not copy.is_out:
                 copy.worker.landed(copy)
