@@ -25,13 +25,14 @@ class RealDisk(Disk):
     def open(self, world: "World") -> SimTier:
         return WatchedDiskTier(world, self._folder, self._max_bytes)
 
-    def damage(self, draw: int) -> None:
-        """Changes a byte of a file."""
+    def damage(self, number: int) -> None:
+        """Changes bytes of a file, in the half with more pages than heads."""
         files = sorted(path for path in self._folder.rglob("*") if path.is_file() and path.stat().st_size > PAGE_BYTES)
         if files:
-            path = files[draw % len(files)]
+            path = files[number % len(files)]
             content = bytearray(path.read_bytes())
-            content[(draw * 7919) % len(content)] ^= 0xFF
+            for offset in range(len(content) // 2, len(content), PAGE_BYTES // 2):
+                content[offset] ^= 0xFF
             with path.open("r+b") as file:
                 file.write(content)
 

@@ -34,14 +34,17 @@ FAULTS = (
     *["revive worker"] * 2,
     "revive store",
     "go on",
+    "abort",
 )
+# Beginning of tapes for small pools and stores, a disk, and many faults.
+STORMY = bytes((1, 1, 3, 0, 1, 0, 1, 1, 0))
 
 
 def run_schedule(data: bytes, is_recounted: bool = True, folder: Path | None = None) -> World:
     """Runs a schedule to its end.
 
     Args:
-        is_recounted: the parts check their own books after every event, too.
+        is_recounted: the parts check their own books now and then, too.
         folder: of a real disk tier; None: a scripted one, or none.
 
     Raises:
@@ -125,7 +128,7 @@ def _disturb(world: World, tape: Tape) -> None:
         world.reset()
     else:
         _fault(world, tape)
-    lag = COPIES | (0, 0, UP, DOWN, DISK, FORWARDS)[tape.draw(6)]
+    lag = COPIES | (0, 0, UP, DOWN, DISK, DISK, FORWARDS)[tape.draw(7)]
     for _ in range(tape.draw(MAX_LONG_ROUNDS)):
         world.round(lag)
         if not tape.draw(4):
@@ -181,6 +184,8 @@ def _fault(world: World, tape: Tape) -> None:
         if isinstance(world.disk, RealDisk):
             world.disk.damage(tape.draw(256))
         world.disk.fails = not world.disk.fails
+    elif kind == "abort":
+        _abort(world, tape)
     elif kind == "revive worker":
         world.revive_worker(number)
         if world.dead:

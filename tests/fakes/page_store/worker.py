@@ -154,6 +154,7 @@ class SimWorker:
         self.jobs = JobScheduler(self)
         # Loaded pages that have not entered the tree.
         self._loaded: dict[int, PageCopy] = {}
+        self._num_checks = 0
 
     @property
     def alive(self) -> bool:
@@ -292,7 +293,8 @@ class SimWorker:
 
     def check_owners(self) -> None:
         """Lets the parts recount the owners of all pages."""
-        if self.world.sizes.is_recounted:
+        self._num_checks += 1
+        if self.world.is_recount_due(self._num_checks):
             violation = self.cache.check_integrity() or self.tier.check_integrity()
             assert not violation, f"{self.incarnation}: {violation}"
 

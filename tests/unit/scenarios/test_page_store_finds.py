@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.page_store.faults import FAULTS, Fault
-from tests.fakes.page_store.schedule import run_schedule
+from tests.fakes.page_store.schedule import STORMY, run_schedule
 
 NUM_SCHEDULES = 300
 
@@ -17,9 +17,9 @@ def is_found(fault: Fault, folder: Path) -> bool:
     A fault may first end other schedules in other ways.
     """
     for number in range(fault.first, fault.first + NUM_SCHEDULES):
-        disk = folder / str(number) if fault.on_disk else None
+        data = STORMY + random.Random(number).randbytes(400)
         try:
-            run_schedule(random.Random(number).randbytes(400), is_recounted=False, folder=disk)
+            run_schedule(data, is_recounted=False, folder=folder / str(number) if fault.on_disk else None)
         except Exception as error:
             if isinstance(error, AssertionError) and fault.message in str(error):
                 return True
