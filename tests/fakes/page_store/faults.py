@@ -312,16 +312,18 @@ FAULTS: dict[str, Fault] = {
         slots_freed_at_their_writers_stream_end, "is granted, but belongs"
     ),
     "slots unpinned at their reader's stream end": Fault(slots_unpinned_at_their_readers_stream_end, "is granted, but"),
-    "generations not compared": Fault(generations_not_compared, "is granted, but"),
+    "generations not compared": Fault(generations_not_compared, "is granted, but", first=40),
     "slots granted before former users are quiet": Fault(slots_granted_before_former_users_are_quiet, "is granted"),
     "purges that leave pages being written": Fault(purges_that_leave_pages_being_written, "before reset"),
     "purges that leave the disk": Fault(purges_that_leave_the_disk, "before reset"),
     "failed reads taken for pages": Fault(failed_reads_taken_for_pages, "another content"),
-    "slots freed while the disk reads into them": Fault(slots_freed_while_the_disk_reads_into_them, "the disk uses it"),
+    "slots freed while the disk reads into them": Fault(
+        slots_freed_while_the_disk_reads_into_them, "the disk uses it", first=236
+    ),
     "pages evicted while written to disk": Fault(pages_evicted_while_written_to_disk, "the disk uses it"),
     "disk reads not verified": Fault(disk_reads_not_verified, "another content than its key's", on_disk=True),
     "pages let go during their copy": Fault(pages_let_go_during_their_copy, "stores another content than the key's"),
-    "epochs not compared": Fault(epochs_not_compared, "given back, but not granted"),
+    "epochs not compared": Fault(epochs_not_compared, "given back, but not granted", first=110),
     "sessions declared quiet at once": Fault(sessions_declared_quiet_at_once, "in a session that is quiet"),
     "pages entered before their copy ends": Fault(pages_entered_before_their_copy_ends, "holds other tokens"),
     "loads freed with their epoch": Fault(loads_freed_with_their_epoch, "is freed while it is being copied"),
