@@ -55,7 +55,6 @@ TESTED_ELSEWHERE = {
     "pagestore/messages.py": "unit/pagestore/test_keys.py",
     "pagestore/region_client.py": "unit/pagestore/test_region_holder.py",
     "pagestore/server/metrics.py": "unit/pagestore/server/test_server.py",
-    "pagestore/server/stats.py": "unit/pagestore/server/test_page_store.py",
     "prefill_worker/job.py": "unit/prefill_worker/test_scheduler.py",
     "worker/page_tier.py": "unit/pagestore/test_keys.py",
     "router/frontends/anthropic/context_schema.py": "unit/router/frontends/anthropic/test_context_edits.py",
