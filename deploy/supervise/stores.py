@@ -8,18 +8,34 @@ from typing import Any
 
 from tandem.config import ClusterTls, ClusterTlsFiles
 from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.deploy.host.ports import ClusterPorts
 from tandem.deploy.host.run_record import check_private, region_path
 from tandem.deploy.supervise.supervisor import ProcessKind
 from tandem.engine.kvcache.host_memory import available_memory_bytes
-from tandem.pagestore.config import StoreConfig
+from tandem.pagestore.config import StoreConfig, StoreDisk
 from tandem.pagestore.region import Region
 from tandem.pagestore.region_holder import RegionHolder
+from tandem.pagestore.server.disk.folder import Folder
+from tandem.pagestore.server.disk.secret import namespace_secret
 from tandem.processes import ProcessId
 from tandem.worker.config import StoreAccess
 
 START_TIMEOUT_S = 60.0
 PROBE_INTERVAL_S = 1.0
 SILENCE_LIMIT_S = 5.0
+
+
+def open_disk(disk: StoreDisk) -> str:
+    """Checks that a store can use the folder, which is made if it is not there. Returns its secret of cache namespaces.
+
+    Raises ValueError if it cannot.
+    """
+    directory = Path(disk.directory)
+    try:
+        Folder(directory).close()
+        return namespace_secret(directory)
+    except OSError as error:
+        raise ValueError(f"{directory} cannot be used as a folder of pages: {error.strerror}") from error
 
 
 class Stores:
@@ -34,13 +50,19 @@ class Stores:
         self.configs: dict[str, StoreConfig] = {}
         self.access: StoreAccess | None = None
         self._holder: RegionHolder | None = None
+        self._region: Region | None = None
 
-    def open(self, config: ClusterConfig, directory: Path, address: str, cluster_token: str) -> None:
+    @property
+    def untouched_bytes(self) -> int:
+        """Memory of this host that the region will still take."""
+        return self._region.num_untouched_bytes if self._region is not None else 0
+
+    def open(self, config: ClusterConfig, directory: Path, ports: ClusterPorts, cluster_token: str) -> None:
         """Creates the region and serves it to processes that know the token. The region outlives all of them.
 
         Args:
             directory: private to the user.
-            address: reserved for the store.
+            ports: one is reserved for the store.
 
         Raises:
             ValueError: there is not enough memory.
@@ -49,11 +71,12 @@ class Stores:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_private(directory)
         path = region_path(directory, ProcessId.of(os.getpid()))
-        region = Region.create(config.store_memory_bytes, available_memory_bytes())
-        self._holder = RegionHolder(path, cluster_token, region)
-        store = config.store("store-0", address, str(path), cluster_token)
+        self._region = Region.create(config.store_memory_bytes, available_memory_bytes())
+        self._holder = RegionHolder(path, cluster_token, self._region)
+        routers = tuple(addresses.cluster for addresses in ports.routers.values())
+        store = config.store("store-0", ports.store, routers, str(path), cluster_token)
         self.configs = {store.store_id: store}
-        self.access = StoreAccess(address, str(path), config.store_write_after)
+        self.access = StoreAccess(ports.store, str(path), config.store_write_after)
 
     def config(
         self, name: str, num_restarts: int, cluster_tls: ClusterTls | ClusterTlsFiles | None, api_keys: Sequence[str]
@@ -77,4 +100,4 @@ class Stores:
         """Gives up the region, once the cluster's processes have ended."""
         if self._holder is not None:
             self._holder.close()
-            self._holder = None
+            self._holder = self._region = None
