@@ -43,6 +43,7 @@ from tandem.deploy.supervise.role_planner import RolePlanner
 from tandem.deploy.supervise.role_plans import RolePlans
 from tandem.deploy.supervise.room import check_num_gpus, has_room
 from tandem.deploy.supervise.scaling import ScaleJob, Scaling, check_kinds, in_counts
+from tandem.deploy.supervise.stores import open_disk
 from tandem.deploy.supervise.supervisor import ProcessKind, Supervisor
 from tandem.engine.weights.resolve import resolve_model
 from tandem.router.config import RouterAddresses, RouterConfig
@@ -154,6 +155,8 @@ class Cluster:
             check_tls_files(config.tls_cert, config.tls_key, config.tls_client_ca)
             if config.tls_cert:
                 check_validity(config.tls_cert)
+            # Without a disk, pages and the names of their namespaces end with the cluster.
+            namespace_secret = open_disk(config.disk) if config.disk is not None else ""
             if config.internal_tls_cert:
                 self.cluster_tls = given_certificates(
                     config.internal_tls_ca, config.internal_tls_cert, config.internal_tls_key
@@ -182,7 +185,8 @@ class Cluster:
         self._on_progress("model", "ready")
         if config.store_memory:
             with refusals():
-                self._processes.stores.open(config, default_directory(), ports.store, self.cluster_token)
+                self._processes.stores.open(config, default_directory(), ports, self.cluster_token)
+        router_configs = [replace(c, namespace_secret=namespace_secret) for c in router_configs]
         router_configs = self._with_request_lines(router_configs)
         if not needs_ray_first:
             self._init_ray()

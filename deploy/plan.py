@@ -26,6 +26,9 @@ from tandem.router.text.chat_template import read_chat_template
 from tandem.router.text.tokenizer import tokenizer_file
 from tandem.router.text.tool_parsers.table import TOOL_PARSERS
 
+# Room in the files of a page store for what is not pages.
+_SEGMENT_BYTES = 2**16
+
 
 class PoolsOfNode(NamedTuple):
     """
@@ -148,6 +151,10 @@ def _memory_beside_store(config: ClusterConfig, engine: EngineConfig, model_conf
     if config.store_memory_bytes < layout.page_bytes:
         raise ValueError(
             f"store_memory {config.store_memory} holds no page of {layout.page_bytes} bytes: use a larger store_memory"
+        )
+    if config.disk is not None and config.disk.num_bytes < _SEGMENT_BYTES + 2 * layout.page_bytes:
+        raise ValueError(
+            f"store_disk {config.store_disk} is too small for pages of {layout.page_bytes} bytes: use a larger size"
         )
     return available - config.store_memory_bytes
 

@@ -22,6 +22,8 @@ class StoreConfig:
         store_id: name in the cluster; a restarted store keeps it.
         region_socket: path of the socket of the region's holder.
         host, port: address of the gRPC port, which a restarted store keeps.
+        routers: the routers' ports for workers and stores, each "host:port".
+        rack: equal for hosts of one rack; "" if unknown.
         disk: None: there is no tier on disk.
         cluster_token, cluster_tls, num_restarts, api_keys, key_file, log: as in WorkerConfig.
     """
@@ -30,6 +32,8 @@ class StoreConfig:
     region_socket: str
     host: str
     port: int
+    routers: tuple[str, ...] = ()
+    rack: str = ""
     disk: StoreDisk | None = None
     cluster_token: str = field(default="", repr=False)
     cluster_tls: ClusterTls | ClusterTlsFiles | None = None

@@ -208,6 +208,7 @@ class PrefillScheduler(ForwardScheduler):
     def own_stats(self) -> WorkerStats:
         return WorkerStats(
             num_queued=len(self._waiting),
+            num_queued_tokens=self._waiting.num_tokens + sum(job.sequence.remaining_len for job in self._computing),
             num_running=self.num_running,
             prefix_cached_tokens=self._hits.num_cached,
             prefix_host_tokens=self._hits.loaded.host,

@@ -25,6 +25,7 @@ class WaitingRequests:
 
     Attributes:
         is_loading: whether stored pages were still coming for a request of the last start order whose turn came.
+        num_tokens: of all waiting requests, cached or not.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class WaitingRequests:
         self._compiling: list[QueuedRequest] = []
         self._numbers = itertools.count()
         self.is_loading = False
+        self.num_tokens = 0
 
     def __len__(self) -> int:
         return len(self._requests) + len(self._compiling)
@@ -66,6 +68,7 @@ class WaitingRequests:
             request, next(self._numbers), token_ids, prefix_ids, constraint, received_ns, num_overtaken
         )
         place = len(self._requests)
+        self.num_tokens += len(token_ids)
         if queued.is_compiling:
             self._compiling.append(queued)
         else:
@@ -132,6 +135,7 @@ class WaitingRequests:
     def dequeue(self, queued: QueuedRequest) -> TierHits:
         """Removes a request that starts, and counts those it overtakes. Returns its prefetch's hits."""
         self._requests.remove(queued)
+        self.num_tokens -= len(queued.token_ids)
         for other in self._requests:
             if other.queue_key > queued.queue_key:
                 break
@@ -142,6 +146,7 @@ class WaitingRequests:
     def drop(self, queued: QueuedRequest) -> None:
         """Removes a request that does not start here."""
         (self._compiling if queued in self._compiling else self._requests).remove(queued)
+        self.num_tokens -= len(queued.token_ids)
         self._prefetches.end(queued.key)
 
     def drop_attempt(self, request_id: str, attempt: int) -> bool:

@@ -119,6 +119,7 @@ class WorkerStats:
         num_running: requests being computed; at prefill also those waiting for their handover.
         prompt_tokens_computed, output_tokens_computed: tokens whose KV this worker computed.
         prefix_cached_tokens: prompt tokens found in this worker's cache. Role `both` counts them once, at prefill.
+        num_queued_tokens: prompt tokens of the requests waiting for prefill, and the tokens to compute of started ones.
         prefix_host_tokens, prefix_disk_tokens, prefix_peer_tokens: those among them that the page store held in its
             memory, on its disk, or on another node; the others were in the pool.
         num_given_back: running requests given back for lack of pages.
@@ -142,6 +143,7 @@ class WorkerStats:
     prefix_host_tokens: int = 0
     prefix_disk_tokens: int = 0
     prefix_peer_tokens: int = 0
+    num_queued_tokens: int = 0
     shipped: tuple[Shipped, ...] = ()
     forward_times: ForwardTimes = ForwardTimes()
     load_token_s: tuple[float, ...] = ()
@@ -423,6 +425,7 @@ class StoreJoin:
         host: tandem.hosts.host_id, equal to that of the workers it serves.
         rack: equal for hosts of one rack; "" if unknown.
         address: its gRPC server's; "" if it serves no peers.
+        metrics_address: "" if it serves no metrics.
     """
 
     protocol_version: int
@@ -431,11 +434,24 @@ class StoreJoin:
     host: str
     rack: str = ""
     address: str = ""
+    pid: int = 0
+    metrics_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreBeat:
-    """A sign of life."""
+    """A sign of life.
+
+    Attributes:
+        num_slots: pages that its memory holds at most.
+        num_host_pages, num_disk_pages: pages in memory and on disk; a page may be in both.
+        num_disk_bytes: size of its files.
+    """
+
+    num_slots: int = 0
+    num_host_pages: int = 0
+    num_disk_pages: int = 0
+    num_disk_bytes: int = 0
 
 
 # --- router to worker ------------------------------------------------------------------------------------------

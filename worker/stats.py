@@ -27,6 +27,6 @@ def worker_stats(engine: EngineBase, cache: CacheManager, timer: ForwardTimer, *
         **dict(zip(_COUNTS, map(sum, counts), strict=True)),
         shipped=tuple(s for part in own for s in part.shipped),
         forward_times=timer.times(),
-        # Schedulers of one worker share its store.
-        load_token_s=next((part.load_token_s for part in own if part.load_token_s), ()),
+        # Known above the schedulers (tandem.pagestore.client.tiered_scheduler).
+        load_token_s=(),
     )

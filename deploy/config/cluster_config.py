@@ -17,7 +17,7 @@ from tandem.hosts import check_network
 from tandem.key_file import KeyFile
 from tandem.kvtransfer.config import LinkConfig
 from tandem.kvtransfer.transports import table as transports
-from tandem.pagestore.config import StoreConfig
+from tandem.pagestore.config import StoreConfig, StoreDisk
 from tandem.prefill_worker.config import PrefillConfig, PrefillOptions
 from tandem.router.config import RouterConfig, RouterOptions
 from tandem.router.policies.table import LEAST_COST
@@ -37,6 +37,7 @@ SET_PER_PROCESS: Mapping[type, Set[str]] = {
         "cluster_tls",
         "cluster_host",
         "cluster_port",
+        "namespace_secret",
         "shared_grpc_port",
         "shared_http_port",
         "reuse_ports",
@@ -197,6 +198,11 @@ class ClusterConfig(ClusterOptions):
         return parse_size("store_memory", self.store_memory) if self.store_memory else 0
 
     @property
+    def disk(self) -> StoreDisk | None:
+        """The page store's; None without one."""
+        return parse_disk("store_disk", self.store_disk) if self.store_disk else None
+
+    @property
     def num_workers(self) -> int:
         return self.num_prefill + self.num_decode + self.num_both + self.num_any
 
@@ -268,16 +274,19 @@ class ClusterConfig(ClusterOptions):
             },
         )
 
-    def store(self, store_id: str, address: str, region_socket: str, cluster_token: str) -> StoreConfig:
-        """Args: address: of the store's port."""
+    def store(
+        self, store_id: str, address: str, routers: tuple[str, ...], region_socket: str, cluster_token: str
+    ) -> StoreConfig:
+        """Args: address: of the store's port. routers: addresses of their ports for workers and stores."""
         host, _, port = address.rpartition(":")
         return StoreConfig(
             store_id,
             region_socket,
             host,
             int(port),
-            parse_disk("store_disk", self.store_disk) if self.store_disk else None,
-            cluster_token,
+            routers,
+            disk=self.disk,
+            cluster_token=cluster_token,
             api_keys=self.api_keys,
             key_file=self.key_file,
             log=self._log,

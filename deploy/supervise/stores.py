@@ -8,18 +8,34 @@ from typing import Any
 
 from tandem.config import ClusterTls, ClusterTlsFiles
 from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.deploy.host.ports import ClusterPorts
 from tandem.deploy.host.run_record import check_private, region_path
 from tandem.deploy.supervise.supervisor import ProcessKind
 from tandem.engine.kvcache.host_memory import available_memory_bytes
-from tandem.pagestore.config import StoreConfig
+from tandem.pagestore.config import StoreConfig, StoreDisk
 from tandem.pagestore.region import Region
 from tandem.pagestore.region_holder import RegionHolder
+from tandem.pagestore.server.disk.folder import Folder
+from tandem.pagestore.server.disk.secret import namespace_secret
 from tandem.processes import ProcessId
 from tandem.worker.config import StoreAccess
 
 START_TIMEOUT_S = 60.0
 PROBE_INTERVAL_S = 1.0
 SILENCE_LIMIT_S = 5.0
+
+
+def open_disk(disk: StoreDisk) -> str:
+    """Checks that a store can use the folder, which is made if it is not there. Returns its secret of cache namespaces.
+
+    Raises ValueError if it cannot.
+    """
+    directory = Path(disk.directory)
+    try:
+        Folder(directory).close()
+        return namespace_secret(directory)
+    except OSError as error:
+        raise ValueError(f"{directory} cannot be used as a folder of pages: {error.strerror}") from error
 
 
 class Stores:
@@ -35,12 +51,12 @@ class Stores:
         self.access: StoreAccess | None = None
         self._holder: RegionHolder | None = None
 
-    def open(self, config: ClusterConfig, directory: Path, address: str, cluster_token: str) -> None:
+    def open(self, config: ClusterConfig, directory: Path, ports: ClusterPorts, cluster_token: str) -> None:
         """Creates the region and serves it to processes that know the token. The region outlives all of them.
 
         Args:
             directory: private to the user.
-            address: reserved for the store.
+            ports: one is reserved for the store.
 
         Raises:
             ValueError: there is not enough memory.
@@ -51,9 +67,10 @@ class Stores:
         path = region_path(directory, ProcessId.of(os.getpid()))
         region = Region.create(config.store_memory_bytes, available_memory_bytes())
         self._holder = RegionHolder(path, cluster_token, region)
-        store = config.store("store-0", address, str(path), cluster_token)
+        routers = tuple(addresses.cluster for addresses in ports.routers.values())
+        store = config.store("store-0", ports.store, routers, str(path), cluster_token)
         self.configs = {store.store_id: store}
-        self.access = StoreAccess(address, str(path), config.store_write_after)
+        self.access = StoreAccess(ports.store, str(path), config.store_write_after)
 
     def config(
         self, name: str, num_restarts: int, cluster_tls: ClusterTls | ClusterTlsFiles | None, api_keys: Sequence[str]

@@ -55,7 +55,7 @@ class NodeStore(StoreConnection):
             _page_format(engine),
             outbox.to_store,
             time.monotonic,
-            lambda num_cached, num_new: expected_compute_s(stats().forward_times, num_cached, num_new),
+            lambda num_cached, num_new: expected_compute_s(stats(), num_cached, num_new),
             self._access.write_after,
         )
         return self._tier

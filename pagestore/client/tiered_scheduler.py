@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.messages import ResetCache, WorkerStats
 from tandem.pagestore.client.events import StoreEvent
@@ -32,7 +34,7 @@ class TieredScheduler(Scheduler):
         return min((d for d in deadlines if d is not None), default=None)
 
     def stats(self) -> WorkerStats:
-        return self._scheduler.stats()
+        return replace(self._scheduler.stats(), load_token_s=self._tier.load_token_s())
 
     def take_cache_changes(self) -> CacheChanges | None:
         return self._scheduler.take_cache_changes()

@@ -1,12 +1,13 @@
 """Prometheus metrics of a page store, listed in docs/metrics.md."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tandem.pagestore.messages import TIER_NAMES
+from tandem.pagestore.server.disk.disk_tier import DiskStats
 from tandem.pagestore.server.stats import StoreStats
 from tandem.process_metrics import process_registry
 
@@ -14,10 +15,17 @@ from tandem.process_metrics import process_registry
 class StoreCollector(Collector):
     """Converts the store's latest statistics to metrics, on any thread."""
 
-    def __init__(self, store_id: str, stats: Callable[[], StoreStats | None]) -> None:
-        """Args: stats: returns None before the first session."""
+    def __init__(
+        self, store_id: str, stats: Callable[[], StoreStats | None], disk: Callable[[], DiskStats | None]
+    ) -> None:
+        """
+        Args:
+            stats: returns None before the first session.
+            disk: returns None then, and without a disk.
+        """
         self._store_id = store_id
         self._stats = stats
+        self._disk = disk
 
     def collect(self) -> Iterator[Metric]:
         if (stats := self._stats()) is None:
@@ -52,6 +60,17 @@ class StoreCollector(Collector):
         yield self._counter("failed_reads", "Reads from disk and peers that failed.", counts.failed_reads)
         yield self._counter("failed_writes", "Writes to disk that failed.", stats.failed_writes)
         yield self._counter("purges", "Purges of all pages.", counts.purges)
+        if (disk := self._disk()) is not None:
+            yield from self._of_disk(disk)
+
+    def _of_disk(self, disk: DiskStats) -> Iterator[Metric]:
+        yield self._gauge("disk_up", "0 after a failure has turned the disk off.", not disk.is_off)
+        yield self._gauge("disk_pages", "Pages on disk.", disk.num_pages)
+        yield self._gauge("disk_bytes", "Size of the files on disk.", disk.num_bytes)
+        pages = {"read": disk.num_read, "written": disk.num_written, "failed": disk.num_failed}
+        yield self._by(CounterMetricFamily, "disk_moved_pages", "Pages read from and written to disk.", "how", pages)
+        seconds = {"read": disk.read_s, "written": disk.write_s}
+        yield self._by(CounterMetricFamily, "disk_seconds", "Time of all threads in reads and writes.", "how", seconds)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"tandem_store_{name}", text, labels=("store",))
@@ -69,7 +88,7 @@ class StoreCollector(Collector):
         name: str,
         text: str,
         label: str,
-        values: dict[str, int],
+        values: Mapping[str, float],
     ) -> Metric:
         family = kind(f"tandem_store_{name}", text, labels=("store", label))
         for value, number in values.items():
@@ -77,7 +96,9 @@ class StoreCollector(Collector):
         return family
 
 
-def store_registry(store_id: str, stats: Callable[[], StoreStats | None], num_restarts: int) -> CollectorRegistry:
+def store_registry(
+    store_id: str, stats: Callable[[], StoreStats | None], disk: Callable[[], DiskStats | None], num_restarts: int
+) -> CollectorRegistry:
     registry = process_registry(num_restarts)
-    registry.register(StoreCollector(store_id, stats))
+    registry.register(StoreCollector(store_id, stats, disk))
     return registry

@@ -1,4 +1,4 @@
-"""The process of a node's page store: region, server, metrics. Light: no torch, no pages but those of its disk."""
+"""The process of a node's page store: region, server, disk, reports, metrics. Light: no torch."""
 
 import asyncio
 import logging
@@ -10,14 +10,18 @@ import grpc
 
 from tandem import exit_codes
 from tandem.exit_watch import ExitWatch
+from tandem.hosts import host_id
 from tandem.key_file import watched_keys
-from tandem.messages import PageFormat
+from tandem.messages import PROTOCOL_VERSION, PageFormat, StoreBeat, StoreJoin
 from tandem.open_files import raise_open_files_limit
 from tandem.pagestore.config import StoreConfig
+from tandem.pagestore.messages import DISK
 from tandem.pagestore.region import Region
 from tandem.pagestore.region_client import take_region
+from tandem.pagestore.server.disk.disk_tier import DiskStats, DiskTier
 from tandem.pagestore.server.metrics import store_registry
 from tandem.pagestore.server.page_store import PageStore
+from tandem.pagestore.server.router_feed import RouterFeed
 from tandem.pagestore.server.server import StoreAdmin, StoreServer
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server
@@ -48,6 +52,7 @@ class StoreProcess:
         self._sessions = StoreServer(self._make_store, _end_process)
         self._server: grpc.aio.Server | None = None
         self._metrics: MetricsServer | None = None
+        self._disk: DiskTier | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> str:
@@ -77,6 +82,8 @@ class StoreProcess:
         if self._loop_thread.loop is not None:
             self._loop_thread.call(self._close(), STOP_TIMEOUT_S)
             self._loop_thread.stop()
+        if self._disk is not None:
+            self._disk.close()
         if self._metrics is not None:
             self._metrics.close()
 
@@ -85,15 +92,54 @@ class StoreProcess:
         num_slots = self._region.num_bytes // page_format.page_bytes
         if not num_slots:
             raise ValueError(f"the region of {self._region.num_bytes} bytes holds no page of {page_format.page_bytes}")
+        if (disk := self._config.disk) is not None:
+            self._disk = DiskTier(
+                Path(disk.directory), disk.num_bytes, page_format, self._region.map(), page_format.page_bytes
+            )
         logger.info("%d slots of %d bytes", num_slots, page_format.page_bytes)
         former = {pid: watch.is_gone for pid, watch in self._former_users.items()}
-        return PageStore(num_slots, time.monotonic, former_users=former)
+        tiers = [(DISK, self._disk)] if self._disk is not None else []
+        store = PageStore(num_slots, time.monotonic, tiers, former)
+        self._tasks.append(asyncio.create_task(self._report(store)))
+        return store
+
+    async def _report(self, store: PageStore) -> None:
+        config = self._config
+        join = StoreJoin(
+            PROTOCOL_VERSION,
+            config.store_id,
+            store.epoch,
+            host_id(),
+            config.rack,
+            f"{config.host}:{config.port}",
+            os.getpid(),
+            self.metrics_address,
+        )
+        try:
+            await RouterFeed(config.routers, join, self._credentials, store.take_changes, self._beat).run()
+        except Exception:
+            logger.exception("the page store failed")
+            _end_process()
+
+    def _beat(self) -> StoreBeat:
+        stats, disk = self._sessions.latest_stats, self._disk_stats()
+        return StoreBeat(
+            num_slots=stats.num_slots if stats is not None else 0,
+            num_host_pages=stats.num_ready if stats is not None else 0,
+            num_disk_pages=disk.num_pages if disk is not None else 0,
+            num_disk_bytes=disk.num_bytes if disk is not None else 0,
+        )
+
+    def _disk_stats(self) -> DiskStats | None:
+        return self._disk.stats() if self._disk is not None else None
 
     async def _serve(self) -> str:
         config = self._config
         server = self._server = new_server([cluster_auth(config.cluster_token)], host=config.host, reuse_ports=True)
         address = bind(server, config.host, config.port, self._credentials.for_server())
-        registry = store_registry(config.store_id, lambda: self._sessions.latest_stats, config.num_restarts)
+        registry = store_registry(
+            config.store_id, lambda: self._sessions.latest_stats, self._disk_stats, config.num_restarts
+        )
         if not self._credentials.secure:
             # With TLS, readers have no certificate of the cluster.
             self._metrics = MetricsServer(registry, config.host, config.api_keys)

@@ -34,15 +34,17 @@ class RouterFeed:
         join: StoreJoin,
         credentials: ClusterCredentials,
         take_changes: Callable[[], Mapping[int, PrefixChanges]],
+        beat: Callable[[], StoreBeat] = StoreBeat,
     ) -> None:
         """
         Args:
             addresses: the routers' ports for workers. A restarted router keeps its address.
             take_changes: returns the store's changes since its last call, by tier.
+            beat: returns the store's state.
         """
         self._take_changes = take_changes
         self._account = CacheAccount(PART_IDENTITIES)
-        self._streams = [_RouterStream(address, join, credentials, self._account) for address in addresses]
+        self._streams = [_RouterStream(address, join, credentials, self._account, beat) for address in addresses]
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -69,11 +71,19 @@ class RouterFeed:
 class _RouterStream:
     """Keeps a stream to one router, reopened whenever it ends."""
 
-    def __init__(self, address: str, join: StoreJoin, credentials: ClusterCredentials, account: CacheAccount) -> None:
+    def __init__(
+        self,
+        address: str,
+        join: StoreJoin,
+        credentials: ClusterCredentials,
+        account: CacheAccount,
+        beat: Callable[[], StoreBeat],
+    ) -> None:
         self._address = address
         self._join = join
         self._credentials = credentials
         self._account = account
+        self._beat = beat
         self._failures = RepeatLimit()
         # None while the router has not asked for prefixes.
         self._feed: PrefixFeed | None = None
@@ -106,7 +116,7 @@ class _RouterStream:
                     raise ConnectionError(await call.details())
                 self._receive(first, writer)
                 self._failures.forget()
-                beats = asyncio.create_task(_beat(writer))
+                beats = asyncio.create_task(self._send_beats(writer))
                 while (batch := await call.read()) is not grpc.aio.EOF:
                     self._receive(batch, writer)
                 logger.info("the router at %s ended the store's stream", self._address)
@@ -137,10 +147,9 @@ class _RouterStream:
                 case _:
                     raise ValueError(f"unexpected {message!r:.100} from the router")
 
-
-async def _beat(writer: BatchWriter) -> None:
-    while True:
-        # Beats behind unread messages would only pile up.
-        if writer.num_taken == writer.num_sent:
-            writer.send([StoreBeat()])
-        await asyncio.sleep(BEAT_INTERVAL_S)
+    async def _send_beats(self, writer: BatchWriter) -> None:
+        while True:
+            # Beats behind unread messages would only pile up.
+            if writer.num_taken == writer.num_sent:
+                writer.send([self._beat()])
+            await asyncio.sleep(BEAT_INTERVAL_S)

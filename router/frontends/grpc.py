@@ -147,6 +147,20 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 )
                 for worker in router.workers
             ],
+            stores=[
+                pb.StoreStatus(
+                    store_id=store.join.store_id,
+                    pid=store.join.pid,
+                    address=store.join.address,
+                    alive=True,
+                    metrics_address=store.join.metrics_address,
+                    num_slots=store.beat.num_slots,
+                    num_host_pages=store.beat.num_host_pages,
+                    num_disk_pages=store.beat.num_disk_pages,
+                    num_disk_bytes=store.beat.num_disk_bytes,
+                )
+                for store in router.stores
+            ],
         )
 
     async def _begin(

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from tandem.messages import CachedPrefixes, RepeatPrefixes, RouterMessage, StoreBeat, StoreJoin, StoreReport
@@ -20,6 +20,7 @@ class Store:
 
     Attributes:
         disconnect: ends the stream, with a reason.
+        beat: its last one.
     """
 
     join: StoreJoin
@@ -27,6 +28,7 @@ class Store:
     disconnect: Callable[[str], None]
     last_heard: float
     prefixes: StorePrefixes
+    beat: StoreBeat = field(default_factory=StoreBeat)
 
 
 class NodeStore:
@@ -89,7 +91,7 @@ class StoreRegistry:
                 if not store.prefixes.receive(message):
                     store.send([RepeatPrefixes()])
             case StoreBeat():
-                pass
+                store.beat = message
             case _:
                 raise ValueError(f"unexpected {type(message).__name__} from a page store")
 

@@ -306,7 +306,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServerInfo(_message.Message):
-    __slots__ = ("version", "model", "max_model_len", "ready", "not_ready_reason", "num_requests", "workers", "routers", "placements")
+    __slots__ = ("version", "model", "max_model_len", "ready", "not_ready_reason", "num_requests", "workers", "routers", "placements", "stores")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -316,6 +316,7 @@ class ServerInfo(_message.Message):
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     ROUTERS_FIELD_NUMBER: _ClassVar[int]
     PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
+    STORES_FIELD_NUMBER: _ClassVar[int]
     version: str
     model: str
     max_model_len: int
@@ -325,7 +326,8 @@ class ServerInfo(_message.Message):
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     routers: _containers.RepeatedCompositeFieldContainer[RouterStatus]
     placements: _containers.RepeatedCompositeFieldContainer[PlacementCount]
-    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., ready: _Optional[bool] = ..., not_ready_reason: _Optional[str] = ..., num_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., placements: _Optional[_Iterable[_Union[PlacementCount, _Mapping]]] = ...) -> None: ...
+    stores: _containers.RepeatedCompositeFieldContainer[StoreStatus]
+    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., ready: _Optional[bool] = ..., not_ready_reason: _Optional[str] = ..., num_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., placements: _Optional[_Iterable[_Union[PlacementCount, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreStatus, _Mapping]]] = ...) -> None: ...
 
 class PlacementCount(_message.Message):
     __slots__ = ("placement", "reason", "count")
@@ -352,6 +354,28 @@ class RouterStatus(_message.Message):
     num_requests: int
     pid: int
     def __init__(self, router_id: _Optional[str] = ..., grpc_address: _Optional[str] = ..., http_address: _Optional[str] = ..., alive: _Optional[bool] = ..., num_requests: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class StoreStatus(_message.Message):
+    __slots__ = ("store_id", "pid", "address", "alive", "metrics_address", "num_slots", "num_host_pages", "num_disk_pages", "num_disk_bytes")
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_PAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_DISK_PAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    store_id: str
+    pid: int
+    address: str
+    alive: bool
+    metrics_address: str
+    num_slots: int
+    num_host_pages: int
+    num_disk_pages: int
+    num_disk_bytes: int
+    def __init__(self, store_id: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., alive: _Optional[bool] = ..., metrics_address: _Optional[str] = ..., num_slots: _Optional[int] = ..., num_host_pages: _Optional[int] = ..., num_disk_pages: _Optional[int] = ..., num_disk_bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("worker_id", "role", "device", "pid", "address", "alive", "scheduler_step", "linked_to", "stats", "metrics_address", "rack", "lean")
@@ -382,7 +406,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., device: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., alive: _Optional[bool] = ..., scheduler_step: _Optional[int] = ..., linked_to: _Optional[_Iterable[str]] = ..., stats: _Optional[_Union[WorkerStats, _Mapping]] = ..., metrics_address: _Optional[str] = ..., rack: _Optional[str] = ..., lean: _Optional[str] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("num_queued", "num_running", "num_total_pages", "num_free_pages", "num_cached_pages", "num_locked_pages", "num_leased_pages", "prompt_tokens_computed", "output_tokens_computed", "prefix_cached_tokens", "num_given_back", "num_leases_expired", "shipped", "forward_times", "prefix_host_tokens", "prefix_disk_tokens", "prefix_peer_tokens", "load_token_s")
+    __slots__ = ("num_queued", "num_running", "num_total_pages", "num_free_pages", "num_cached_pages", "num_locked_pages", "num_leased_pages", "prompt_tokens_computed", "output_tokens_computed", "prefix_cached_tokens", "num_given_back", "num_leases_expired", "shipped", "forward_times", "prefix_host_tokens", "prefix_disk_tokens", "prefix_peer_tokens", "load_token_s", "num_queued_tokens")
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_TOTAL_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -401,6 +425,7 @@ class WorkerStats(_message.Message):
     PREFIX_DISK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_PEER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOAD_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_queued: int
     num_running: int
     num_total_pages: int
@@ -419,7 +444,8 @@ class WorkerStats(_message.Message):
     prefix_disk_tokens: int
     prefix_peer_tokens: int
     load_token_s: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, num_queued: _Optional[int] = ..., num_running: _Optional[int] = ..., num_total_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_locked_pages: _Optional[int] = ..., num_leased_pages: _Optional[int] = ..., prompt_tokens_computed: _Optional[int] = ..., output_tokens_computed: _Optional[int] = ..., prefix_cached_tokens: _Optional[int] = ..., num_given_back: _Optional[int] = ..., num_leases_expired: _Optional[int] = ..., shipped: _Optional[_Iterable[_Union[Shipped, _Mapping]]] = ..., forward_times: _Optional[_Union[ForwardTimes, _Mapping]] = ..., prefix_host_tokens: _Optional[int] = ..., prefix_disk_tokens: _Optional[int] = ..., prefix_peer_tokens: _Optional[int] = ..., load_token_s: _Optional[_Iterable[float]] = ...) -> None: ...
+    num_queued_tokens: int
+    def __init__(self, num_queued: _Optional[int] = ..., num_running: _Optional[int] = ..., num_total_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_locked_pages: _Optional[int] = ..., num_leased_pages: _Optional[int] = ..., prompt_tokens_computed: _Optional[int] = ..., output_tokens_computed: _Optional[int] = ..., prefix_cached_tokens: _Optional[int] = ..., num_given_back: _Optional[int] = ..., num_leases_expired: _Optional[int] = ..., shipped: _Optional[_Iterable[_Union[Shipped, _Mapping]]] = ..., forward_times: _Optional[_Union[ForwardTimes, _Mapping]] = ..., prefix_host_tokens: _Optional[int] = ..., prefix_disk_tokens: _Optional[int] = ..., prefix_peer_tokens: _Optional[int] = ..., load_token_s: _Optional[_Iterable[float]] = ..., num_queued_tokens: _Optional[int] = ...) -> None: ...
 
 class ForwardTimes(_message.Message):
     __slots__ = ("prefill_s", "prompt_token_s", "attended_token_s", "step_s", "request_s", "kv_token_s", "gap_beside_prompts_s")

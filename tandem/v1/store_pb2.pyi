@@ -30,24 +30,36 @@ class StoreReport(_message.Message):
     def __init__(self, join: _Optional[_Union[StoreJoin, _Mapping]] = ..., beat: _Optional[_Union[StoreBeat, _Mapping]] = ..., cached_prefixes: _Optional[_Union[_worker_pb2.CachedPrefixes, _Mapping]] = ...) -> None: ...
 
 class StoreJoin(_message.Message):
-    __slots__ = ("protocol_version", "store_id", "incarnation", "host", "rack", "address")
+    __slots__ = ("protocol_version", "store_id", "incarnation", "host", "rack", "address", "pid", "metrics_address")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     store_id: str
     incarnation: str
     host: str
     rack: str
     address: str
-    def __init__(self, protocol_version: _Optional[int] = ..., store_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., rack: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    pid: int
+    metrics_address: str
+    def __init__(self, protocol_version: _Optional[int] = ..., store_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., rack: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., metrics_address: _Optional[str] = ...) -> None: ...
 
 class StoreBeat(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("num_slots", "num_host_pages", "num_disk_pages", "num_disk_bytes")
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_PAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_DISK_PAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_slots: int
+    num_host_pages: int
+    num_disk_pages: int
+    num_disk_bytes: int
+    def __init__(self, num_slots: _Optional[int] = ..., num_host_pages: _Optional[int] = ..., num_disk_pages: _Optional[int] = ..., num_disk_bytes: _Optional[int] = ...) -> None: ...
 
 class StoreClientBatch(_message.Message):
     __slots__ = ("messages",)

@@ -49,6 +49,21 @@ def test_a_loading_request_is_passed_by_and_then_goes_first() -> None:
     pair.check_idle()
 
 
+def test_queued_tokens_are_those_waiting_and_the_rest_of_started_prompts() -> None:
+    pair, tier = make_pair(chunk_size=4)
+    tier.loading.add("waits")
+    pair.submit("waits", [1, 2, 3])
+    pair.submit("started", list(range(10, 20)))
+    pair.submit("dropped", [4, 5])
+    assert pair.p.scheduler.stats().num_queued_tokens == 15
+    pair.abort("dropped")
+    pair.turn()
+    assert pair.p.scheduler.stats().num_queued_tokens == 3 + 6
+    tier.loading.clear()
+    pair.run()
+    assert pair.p.scheduler.stats().num_queued_tokens == 0
+
+
 def test_a_worker_polls_for_a_load_that_nothing_else_announces() -> None:
     pair, tier = make_pair()
     tier.loading.add("r")

@@ -1,11 +1,8 @@
-import time
 from dataclasses import replace
 
 from tandem.decode_worker.config import DecodeConfig
 from tandem.messages import Shipped, WorkerStats
 from tandem.prefill_worker.config import PrefillConfig
-from tandem.worker.forward_timer import ForwardTimer
-from tandem.worker.stats import worker_stats
 from tests.fakes.workers import WorkerPair
 
 # The fake engine's 4 tokens of 2 floats.
@@ -100,11 +97,3 @@ def test_expired_leases_are_counted() -> None:
     for _ in range(3):
         pair.d.scheduler.step()
     assert pair.d.scheduler.stats().num_leases_expired == 1
-
-
-def test_load_times_of_the_store_are_passed_on() -> None:
-    worker = WorkerPair().p
-    stats = WorkerStats(load_token_s=(1e-5, 1e-4, 0.0))
-    timer = ForwardTimer("cpu", time.monotonic)
-    combined = worker_stats(worker.engine, worker.cache, timer, WorkerStats(), stats, stats)
-    assert combined.load_token_s == stats.load_token_s

@@ -6,17 +6,24 @@ from typing import Any
 import pytest
 
 from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.deploy.host.ports import ClientAddresses, ClusterPorts
 from tandem.deploy.supervise import stores as module
-from tandem.deploy.supervise.stores import Stores
+from tandem.deploy.supervise.stores import Stores, open_disk
+from tandem.pagestore.config import StoreDisk
 from tandem.pagestore.region_client import take_region
+from tandem.pagestore.server.disk.folder import Folder
+from tandem.router.config import RouterAddresses
 
+PORTS = ClusterPorts(
+    ClientAddresses("", ""), {"router-0": RouterAddresses("", "", "127.0.0.1:98")}, store="127.0.0.1:99"
+)
 CONFIG = ClusterConfig("m", store_memory="1MiB", store_write_after=3, api_keys=("old",))
 
 
 def test_the_region_is_there_until_the_cluster_stops(tmp_path: Path) -> None:
     stores = Stores()
     assert stores.access is None and not stores.kinds(lambda name: None)
-    stores.open(CONFIG, tmp_path / "private", "127.0.0.1:99", "token")
+    stores.open(CONFIG, tmp_path / "private", PORTS, "token")
     assert stores.access is not None
     assert (stores.access.address, stores.access.write_after) == ("127.0.0.1:99", 3)
     path = Path(stores.access.region_socket)
@@ -31,9 +38,10 @@ def test_the_region_is_there_until_the_cluster_stops(tmp_path: Path) -> None:
 
 def test_a_restarted_store_gets_the_newest_keys(tmp_path: Path) -> None:
     stores = Stores()
-    stores.open(CONFIG, tmp_path, "127.0.0.1:99", "token")
+    stores.open(CONFIG, tmp_path, PORTS, "token")
     config = stores.config("store-0", 2, None, ["new"])
     assert (config.num_restarts, config.api_keys, config.port) == (2, ("new",), 99)
+    assert config.routers == ("127.0.0.1:98",)
     kinds = stores.kinds(lambda name: f"started {name}")
     assert kinds.keys() == {"store-0"} and kinds["store-0"].start("store-0") == "started store-0"
     stores.close()
@@ -45,9 +53,27 @@ def test_others_directories_and_too_little_memory_are_refused(tmp_path: Path, mo
     shared.mkdir()
     shared.chmod(0o777)
     with pytest.raises(PermissionError):
-        stores.open(CONFIG, shared, "127.0.0.1:99", "token")
+        stores.open(CONFIG, shared, PORTS, "token")
     available: Any = lambda: 2**19  # noqa: E731
     monkeypatch.setattr(module, "available_memory_bytes", available)
     with pytest.raises(ValueError, match="store_memory is"):
-        stores.open(CONFIG, tmp_path, "127.0.0.1:99", "token")
+        stores.open(CONFIG, tmp_path, PORTS, "token")
     assert stores.access is None
+
+
+def test_a_folder_is_opened_for_its_secret_and_left_to_the_store(tmp_path: Path) -> None:
+    disk = StoreDisk(str(tmp_path / "pages"), 2**30)
+    secret = open_disk(disk)
+    assert len(secret) == 64 and open_disk(disk) == secret
+    store = Folder(Path(disk.directory))
+    with pytest.raises(ValueError, match="is in use by another page store"):
+        open_disk(disk)
+    store.close()
+
+
+def test_a_folder_of_others_or_on_a_failing_disk_is_refused_in_one_line(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(ValueError, match=r"give it owner .* and mode 0700"):
+        open_disk(StoreDisk(str(tmp_path), 2**30))
+    with pytest.raises(ValueError, match=r"^/proc/pages cannot be used as a folder of pages: [^\n]*$"):
+        open_disk(StoreDisk("/proc/pages", 2**30))

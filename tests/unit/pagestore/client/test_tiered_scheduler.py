@@ -24,6 +24,9 @@ class ScriptedTier(NoTier):
     def receive(self, event: Event) -> None:
         self.told.calls.append(("tier", event))
 
+    def load_token_s(self) -> tuple[float, ...]:
+        return (1e-5, 1e-4, 0.0)
+
     def settle(self) -> bool:
         self.told.calls.append("settle")
         return self.has_loaded
@@ -111,4 +114,5 @@ def test_the_rest_is_the_schedulers() -> None:
     assert (both.stats().num_running, both.check_integrity()) == (3, "a violation")
     scheduler.violation, tier.violation = "", "of the tier"
     assert both.check_integrity() == "of the tier"
+    assert both.stats().load_token_s == (1e-5, 1e-4, 0.0)
     assert both.take_cache_changes() == CacheChanges((b"1",), ())

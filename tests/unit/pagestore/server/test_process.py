@@ -1,23 +1,52 @@
 """A store process within this one, over a real region."""
 
+import os
+import queue
+import re
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 
+from tandem.hosts import host_id
 from tandem.messages import PROTOCOL_VERSION, PageFormat
-from tandem.pagestore.config import StoreConfig
-from tandem.pagestore.messages import NO_ROOM, STORE_CLIENT_CODEC, STORE_SERVER_CODEC, Put, StoreHello
+from tandem.pagestore.config import StoreConfig, StoreDisk
+from tandem.pagestore.messages import (
+    DISK,
+    NO_ROOM,
+    STORE_CLIENT_CODEC,
+    STORE_SERVER_CODEC,
+    Find,
+    Found,
+    Put,
+    PutGranted,
+    StoreClientMessage,
+    StoreHello,
+    StoreRefused,
+    StoreServerMessage,
+    StoreWelcome,
+    Wrote,
+)
 from tandem.pagestore.region import GIB, Region
+from tandem.pagestore.region_client import take_region
 from tandem.pagestore.region_holder import RegionHolder
+from tandem.pagestore.server.disk.folder import Folder
 from tandem.pagestore.server.process import StoreProcess
-from tandem.rpc.auth import cluster_metadata
+from tandem.router.config import RouterConfig
+from tandem.router.policies.least_cost import LeastCost
+from tandem.router.router import Router
+from tandem.router.store_reports import StoreReports
+from tandem.rpc.auth import cluster_auth, cluster_metadata
+from tandem.rpc.channel import bind, new_server
+from tandem.rpc.loop_thread import LoopThread
 from tandem.v1 import store_pb2_grpc
 from tests.unit.pagestore.test_region_holder import OTHER_USER, TOKEN
 
@@ -97,6 +126,114 @@ def test_metrics_are_served_to_holders_of_a_key(config: StoreConfig) -> None:
             assert b"tandem_process_restarts_total 0.0" in answer.read()
     finally:
         process.stop()
+
+
+def metrics_of(process: StoreProcess) -> dict[str, float]:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://{process.metrics_address}/metrics", timeout=10.0) as answer:
+        lines = re.findall(r"^tandem_store_(\w+)\{(.*)\} (.*)$", answer.read().decode(), re.MULTILINE)
+    return {".".join([name, *re.findall(r'"(?!store-0)(\w+)"', labels)]): float(value) for name, labels, value in lines}
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@contextmanager
+def running(config: StoreConfig) -> Iterator[StoreProcess]:
+    process = StoreProcess(config)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+Send = Callable[[StoreClientMessage], None]
+Answer = Callable[[], StoreServerMessage]
+
+
+@contextmanager
+def session(config: StoreConfig) -> Iterator[tuple[Send, Answer]]:
+    messages: queue.SimpleQueue[StoreClientMessage | None] = queue.SimpleQueue()
+    messages.put(StoreHello(PROTOCOL_VERSION, "w", "life", os.getpid(), PageFormat("model", PAGE_BYTES, "fake")))
+    with grpc.insecure_channel(f"{config.host}:{config.port}") as channel:
+        batches = (STORE_CLIENT_CODEC.encode([message]) for message in iter(messages.get, None) if message)
+        call = store_pb2_grpc.PageStoreStub(channel).Session(batches, metadata=cluster_metadata(TOKEN), timeout=20.0)
+        received = (message for batch in call for message in STORE_SERVER_CODEC.decode(batch))
+        assert isinstance(next(received), StoreWelcome)
+        yield messages.put, lambda: next(received)
+        messages.put(None)
+        call.cancel()
+
+
+def test_pages_on_disk_outlive_the_store_and_its_memory(config: StoreConfig, tmp_path: Path) -> None:
+    config = replace(config, disk=StoreDisk(str(tmp_path / "disk"), 2**20))
+    region = take_region(Path(config.region_socket), TOKEN).region.map()
+    with running(config) as process, session(config) as (send, answer):
+        send(PUT)
+        granted = answer()
+        assert isinstance(granted, PutGranted)
+        region[:PAGE_BYTES] = b"x" * PAGE_BYTES
+        send(Wrote(granted.slots, granted.generations))
+        wait_until(lambda: metrics_of(process).get("disk_pages") == 1)
+    region[:PAGE_BYTES] = bytes(PAGE_BYTES)
+    with running(config) as process, session(config) as (send, answer):
+        wait_until(lambda: metrics_of(process).get("disk_pages") == 1)
+        send(Find(2, "", PUT.keys))
+        found = answer()
+        assert isinstance(found, Found) and (found.slots, found.num_coming) == ((), 1)
+        found = answer()
+        assert isinstance(found, Found) and (found.tiers, found.num_coming) == ((DISK,), 0)
+        start = found.slots[0] * PAGE_BYTES
+        assert region[start : start + PAGE_BYTES] == b"x" * PAGE_BYTES
+        metrics = metrics_of(process)
+        for name in ("disk_up", "disk_moved_pages_total.read", "hit_pages_total.disk"):
+            assert metrics[name] == 1
+
+
+def test_a_folder_in_use_refuses_the_session(config: StoreConfig, tmp_path: Path) -> None:
+    config = replace(config, disk=StoreDisk(str(tmp_path / "disk"), 2**20))
+    folder = Folder(tmp_path / "disk")
+    with running(config):
+        (refused,) = answers(config, 1, num_answers=1)
+        assert isinstance(refused, StoreRefused) and "is in use by another page store" in refused.reason
+        folder.close()
+        assert isinstance(answers(config, 1, num_answers=1)[0], StoreWelcome)
+
+
+def test_routers_learn_who_and_where_the_store_is_and_what_it_holds(config: StoreConfig) -> None:
+    router = Router(RouterConfig("nowhere", "fake", 400), LeastCost())
+    loop_thread = LoopThread()
+    loop_thread.start()
+
+    async def serve() -> tuple[grpc.aio.Server, str]:
+        server = new_server([cluster_auth(TOKEN)])
+        store_pb2_grpc.add_StoreReportsServicer_to_server(StoreReports(router), server)
+        address = bind(server, "127.0.0.1", 0)
+        await server.start()
+        return server, address
+
+    server, address = loop_thread.call(serve(), 10.0)
+    try:
+        with running(replace(config, routers=(address,), rack="r")) as process, session(config) as (send, answer):
+            send(PUT)
+            granted = answer()
+            assert isinstance(granted, PutGranted)
+            send(Wrote(granted.slots, granted.generations))
+            wait_until(lambda: [s.beat.num_host_pages for s in router.stores] == [1])
+            (store,) = router.stores
+            assert store.beat.num_slots == NUM_SLOTS and len(store.prefixes) == 1
+            assert (store.join.store_id, store.join.pid, store.join.rack) == ("store-0", os.getpid(), "r")
+            assert store.join.host == host_id()
+            assert store.join.address == f"{config.host}:{config.port}"
+            assert store.join.metrics_address == process.metrics_address
+    finally:
+        loop_thread.call(server.stop(0.0), 10.0)
+        loop_thread.stop()
 
 
 def test_a_wrong_token_gets_no_region(config: StoreConfig) -> None:

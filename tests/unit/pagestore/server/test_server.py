@@ -70,7 +70,8 @@ async def served(num_slots: int = 4) -> AsyncIterator[Served]:
     server = new_server([cluster_auth(TOKEN)])
     one.address = bind(server, "127.0.0.1", 0)
     one.sessions.add_to(server)
-    StoreAdmin(one.sessions, store_registry("store-0", lambda: one.sessions.latest_stats, 0)).add_to(server)
+    registry = store_registry("store-0", lambda: one.sessions.latest_stats, lambda: None, 0)
+    StoreAdmin(one.sessions, registry).add_to(server)
     await server.start()
     polls = asyncio.create_task(one.sessions.run(0.01))
     try:
@@ -270,4 +271,4 @@ def test_metrics_and_integrity_are_told() -> None:
 
 
 def test_metrics_can_be_collected_before_any_session() -> None:
-    assert b"tandem_store" not in generate_latest(store_registry("store-0", lambda: None, 0))
+    assert b"tandem_store" not in generate_latest(store_registry("store-0", lambda: None, lambda: None, 0))
