@@ -64,6 +64,8 @@ def print_status(info: pb.ServerInfo) -> None:
     console.print(counts)
     if (hits := _hits_by_tier(ordered)).row_count:
         console.print(hits)
+    if info.stores:
+        console.print(_stores(info.stores))
     if (times := _forward_times(ordered)).row_count:
         console.print(times)
     links = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
@@ -81,6 +83,17 @@ def print_status(info: pb.ServerInfo) -> None:
     if info.placements:
         placed = ", ".join(f"{p.placement} ({p.reason}) {p.count}" for p in info.placements)
         console.print(f"[dim]placements by this router:[/] {placed}")
+
+
+def _stores(stores: Iterable[pb.StoreStatus]) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+    for column in ("store", "pid", "at", "pages", "in memory", "on disk", "GB on disk"):
+        table.add_column(column, justify="left" if column in ("store", "pid", "at") else "right")
+    for store in stores:
+        numbers = (store.num_slots, store.num_host_pages, store.num_disk_pages)
+        size = f"{store.num_disk_bytes / 1e9:.2f}"
+        table.add_row(store.store_id, str(store.pid), store.address, *map(str, numbers), size)
+    return table
 
 
 def _name_and_number(worker: pb.WorkerStatus) -> tuple[str, int, str]:

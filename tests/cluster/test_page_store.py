@@ -28,10 +28,13 @@ NUM_PAGES = MAX_MODEL_LEN // 16 + 8
 REGION_NAME = "/memfd:tandem-page-store (deleted)"
 
 
+def with_store(tiny_config: ClusterConfig) -> ClusterConfig:
+    return replace(tiny_config, num_pages=NUM_PAGES, store_memory="16MiB")
+
+
 @pytest.fixture(scope="module")
 def served(tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
-    config = replace(tiny_config, num_prefill=1, num_decode=1, num_pages=NUM_PAGES, store_memory="16MiB")
-    cluster = ServedCluster(config)
+    cluster = ServedCluster(replace(with_store(tiny_config), num_prefill=1, num_decode=1))
     yield cluster
     cluster.close()
 

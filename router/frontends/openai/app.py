@@ -42,7 +42,7 @@ from tandem.router.frontends.responses.conversations import add_conversations
 from tandem.router.frontends.responses.routes import add_responses
 from tandem.router.observe.live.feed import LiveFeed
 from tandem.router.observe.live.snapshot import SnapshotBuilder
-from tandem.router.observe.worker_metrics import read_metrics
+from tandem.router.observe.process_metrics import read_store_metrics, read_worker_metrics
 from tandem.rpc.credentials import ClusterCredentials
 
 STATUS_CLIENT_GONE = 499
@@ -184,13 +184,17 @@ def _add_operation(app: FastAPI, frontend: Frontend, credentials: ClusterCredent
     async def metrics() -> Response:
         return Response(frontend.router.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
-    @app.get("/metrics/{worker_id}", include_in_schema=False)
-    async def metrics_of_worker(worker_id: str) -> Response:
+    @app.get("/metrics/{process}", include_in_schema=False)
+    async def metrics_of_process(process: str) -> Response:
         for worker in frontend.router.workers:
-            if worker.worker_id == worker_id:
-                text = await read_metrics(worker.hello.address, credentials)
+            if worker.worker_id == process:
+                text = await read_worker_metrics(worker.hello.address, credentials)
                 return Response(text, media_type=CONTENT_TYPE_LATEST)
-        return Response("no worker of this name is connected\n", 404, media_type="text/plain")
+        for store in frontend.router.stores:
+            if store.join.store_id == process:
+                text = await read_store_metrics(store.join.address, credentials)
+                return Response(text, media_type=CONTENT_TYPE_LATEST)
+        return Response("no worker or page store of this name is connected\n", 404, media_type="text/plain")
 
     @app.get("/sd", include_in_schema=False)
     async def service_discovery(request: Request) -> Response:
@@ -206,12 +210,14 @@ def _add_operation(app: FastAPI, frontend: Frontend, credentials: ClusterCredent
         if root_path := frontend.config.root_path:
             labels["__metrics_path__"] = f"{root_path}/metrics"
         targets = [{"targets": [address], "labels": {**labels, "process": name}} for name, address in found_at.items()]
-        for worker in frontend.router.workers:
-            own = {"process": worker.worker_id}
-            if address := worker.hello.metrics_address:
+        others = {worker.worker_id: worker.hello.metrics_address for worker in frontend.router.workers}
+        others |= {store.join.store_id: store.join.metrics_address for store in frontend.router.stores}
+        for process, address in others.items():
+            own = {"process": process}
+            if address:
                 targets.append({"targets": [address], "labels": {**common, **own}})
             else:
-                path = f"{frontend.config.root_path}/metrics/{worker.worker_id}"
+                path = f"{frontend.config.root_path}/metrics/{process}"
                 targets.append({"targets": [request.url.netloc], "labels": {**labels, "__metrics_path__": path, **own}})
         return json_response(targets)
 

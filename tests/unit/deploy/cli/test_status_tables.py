@@ -73,3 +73,21 @@ def test_cached_tokens_are_shown_by_tier_once_a_worker_has_loaded_some(capsys: p
         lines = capsys.readouterr().out.splitlines()
         tables = [[line.split() for line in lines[i:][1:3]] for i, line in enumerate(lines) if "cached tokens" in line]
         assert tables == ([[["p-0", "16", "64", "16", "0"], ["p-1", "32", "0", "0", "0"]]] if stats is warm else [])
+
+
+def test_page_stores_are_shown_with_their_pages(capsys: pytest.CaptureFixture[str]) -> None:
+    store = pb.StoreStatus(
+        store_id="store-0",
+        pid=7,
+        address="127.0.0.1:99",
+        alive=True,
+        num_slots=8000,
+        num_host_pages=5000,
+        num_disk_pages=70000,
+        num_disk_bytes=146_800_640_000,
+    )
+    print_status(pb.ServerInfo(model="m", ready=True, stores=[store]))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("store-0")]
+    assert rows == [["store-0", "7", "127.0.0.1:99", "8000", "5000", "70000", "146.80"]]
+    print_status(pb.ServerInfo(model="m", ready=True))
+    assert "on disk" not in capsys.readouterr().out

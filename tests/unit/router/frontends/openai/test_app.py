@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from tandem.messages import Admit, Finished
+from tandem.messages import PROTOCOL_VERSION, Admit, Finished, StoreJoin
 from tandem.router.config import RouterAddresses, RouterConfig
 from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.openai.app import make_app
@@ -118,6 +118,19 @@ async def test_prometheus_finds_all_routers_where_they_are() -> None:
     assert await found("0.0.0.0:8001", "0.0.0.0:8002") == {"a.test:8001", "a.test:8002"}
     # Two hosts.
     assert await found("10.0.0.1:8001", "10.0.0.2:8001") == {"10.0.0.1:8001", "10.0.0.2:8001"}
+
+
+@run
+async def test_prometheus_finds_page_stores_at_their_ports_or_through_the_router() -> None:
+    h = HttpHarness()
+    for number, address in enumerate(("127.0.0.1:77", "")):
+        join = StoreJoin(PROTOCOL_VERSION, f"store-{number}", "epoch", f"host {number}", metrics_address=address)
+        h.router.stores.connect(join, lambda messages: None, lambda reason: None)
+    targets = {target["labels"]["process"]: target for target in (await h.get("/sd", "a.test:8000")).json()}
+    assert targets["store-0"]["targets"] == ["127.0.0.1:77"]
+    assert targets["store-1"]["targets"] == ["a.test:8000"]
+    assert targets["store-1"]["labels"]["__metrics_path__"] == "/metrics/store-1"
+    assert (await h.get("/metrics/store-2", "a.test:8000")).status == 404
 
 
 @run

@@ -5,8 +5,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from tandem.deploy.host.certificates import make_certificates
+from tandem.pagestore.server.server import StoreAdmin, StoreServer
 from tandem.router.errors import UnavailableError
-from tandem.router.observe.worker_metrics import read_metrics
+from tandem.router.observe.process_metrics import read_store_metrics, read_worker_metrics
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.credentials import ClusterCredentials
@@ -15,7 +16,7 @@ from tandem.worker.admin import WorkerAdmin
 TLS = make_certificates()
 
 
-def test_worker_answers_within_cluster() -> None:
+def test_workers_and_stores_answer_within_the_cluster() -> None:
     registry = CollectorRegistry()
     Gauge("answer", "What it is.", registry=registry).set(42)
     ours = ClusterCredentials("the-token", TLS)
@@ -23,13 +24,15 @@ def test_worker_answers_within_cluster() -> None:
     async def scenario() -> None:
         server = new_server([cluster_auth("the-token")])
         WorkerAdmin(lambda _: None, registry).add_to(server)
+        StoreAdmin(StoreServer(lambda _: pytest.fail(), lambda: None), registry).add_to(server)
         address = bind(server, "127.0.0.1", 0, ours.for_server())
         await server.start()
         try:
-            assert b"\nanswer 42.0\n" in await read_metrics(address, ours)
-            for other in (ClusterCredentials("another", TLS), ClusterCredentials("the-token", make_certificates())):
-                with pytest.raises(UnavailableError, match="does not answer: "):
-                    await read_metrics(address, other)
+            for read in (read_worker_metrics, read_store_metrics):
+                assert b"\nanswer 42.0\n" in await read(address, ours)
+                for other in (ClusterCredentials("another", TLS), ClusterCredentials("the-token", make_certificates())):
+                    with pytest.raises(UnavailableError, match="does not answer: "):
+                        await read(address, other)
         finally:
             await server.stop(grace=0.0)
 
@@ -41,4 +44,4 @@ def test_missing_worker() -> None:
         nobody.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
         with pytest.raises(UnavailableError, match="Connection refused"):
-            asyncio.run(read_metrics(address, ClusterCredentials()))
+            asyncio.run(read_worker_metrics(address, ClusterCredentials()))
