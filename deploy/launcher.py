@@ -371,7 +371,15 @@ class Cluster:
         check_kinds(running, counts)
         config = replace(self._config, **in_counts(counts), num_routers=len(self._processes.router_configs))
         num_running = len(self._processes.worker_plans)
-        _, plans = plan(config, self._model_dir, self.cluster_token, self._cluster_ports, num_running, self._nodes)
+        _, plans = plan(
+            config,
+            self._model_dir,
+            self.cluster_token,
+            self._cluster_ports,
+            num_running,
+            self._nodes,
+            self._processes.stores.untouched_bytes,
+        )
         wanted = {p.worker.worker_id: p for p in plans}
         joining = {name: p for name, p in wanted.items() if name not in self._processes.worker_plans}
         leaving = [name for name in self._processes.worker_plans if name not in wanted]

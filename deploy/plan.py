@@ -81,12 +81,14 @@ def plan(
     ports: ClusterPorts,
     num_running: int = 0,
     nodes: WorkerNodes | None = None,
+    untouched_bytes: int = 0,
 ) -> tuple[list[RouterConfig], list[WorkerPlan]]:
     """Returns the configurations of all routers and all workers.
 
     Args:
         num_running: workers that are running already, with their pools.
         nodes: the workers' nodes; None: this host.
+        untouched_bytes: memory of this host that a running page store will still take.
 
     Raises:
         ValueError: the configuration does not fit model or memory, or model or chat template cannot be used.
@@ -115,7 +117,10 @@ def plan(
             f"{engine.num_pages} pages of {engine.page_size} tokens hold {longest} tokens, fewer than "
             f"max_model_len {max_model_len}; use a larger num_pages or a smaller max_model_len"
         )
-    beside_store = _memory_beside_store(config, engine, model_config) if not num_running else available_memory_bytes()
+    if num_running:
+        beside_store = available_memory_bytes() - untouched_bytes
+    else:
+        beside_store = _memory_beside_store(config, engine, model_config)
     # A GPU worker checks its share of the memory itself. So does a worker added to a cluster over several
     # nodes: its node is not chosen yet.
     if engine.device == "cpu" and not (nodes and num_running):

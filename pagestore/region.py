@@ -7,6 +7,8 @@ from typing import Self
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 GIB = 2**30
+# Unit of st_blocks.
+_BLOCK_BYTES = 512
 
 
 def check_region(num_bytes: int, available_bytes: int) -> None:
@@ -48,6 +50,11 @@ class Region:
         # A mapping of a shrunk file kills its readers.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         return cls(fd)
+
+    @property
+    def num_untouched_bytes(self) -> int:
+        """Bytes that take no memory yet."""
+        return max(0, self.num_bytes - _BLOCK_BYTES * os.fstat(self._fd).st_blocks)
 
     def fileno(self) -> int:
         return self._fd

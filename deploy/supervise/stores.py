@@ -50,6 +50,12 @@ class Stores:
         self.configs: dict[str, StoreConfig] = {}
         self.access: StoreAccess | None = None
         self._holder: RegionHolder | None = None
+        self._region: Region | None = None
+
+    @property
+    def untouched_bytes(self) -> int:
+        """Memory of this host that the region will still take."""
+        return self._region.num_untouched_bytes if self._region is not None else 0
 
     def open(self, config: ClusterConfig, directory: Path, ports: ClusterPorts, cluster_token: str) -> None:
         """Creates the region and serves it to processes that know the token. The region outlives all of them.
@@ -65,8 +71,8 @@ class Stores:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_private(directory)
         path = region_path(directory, ProcessId.of(os.getpid()))
-        region = Region.create(config.store_memory_bytes, available_memory_bytes())
-        self._holder = RegionHolder(path, cluster_token, region)
+        self._region = Region.create(config.store_memory_bytes, available_memory_bytes())
+        self._holder = RegionHolder(path, cluster_token, self._region)
         routers = tuple(addresses.cluster for addresses in ports.routers.values())
         store = config.store("store-0", ports.store, routers, str(path), cluster_token)
         self.configs = {store.store_id: store}
@@ -94,4 +100,4 @@ class Stores:
         """Gives up the region, once the cluster's processes have ended."""
         if self._holder is not None:
             self._holder.close()
-            self._holder = None
+            self._holder = self._region = None

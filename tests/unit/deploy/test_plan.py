@@ -93,9 +93,16 @@ def test_a_page_store_and_the_pools_fit_together(model_dir: Path, monkeypatch: p
         check(stored, 2**25)
     with pytest.raises(ValueError, match=r"^store_memory 1KiB holds no page of \d+ bytes: use a larger store_memory$"):
         check(replace(config, store_memory="1KiB"), 2**40)
-    # An added worker finds the store's memory taken or not, and looks itself.
-    monkeypatch.setattr("tandem.deploy.plan.available_memory_bytes", lambda: 2**25)
-    plan(stored, model_dir, "", PORTS, num_running=3)
+    # Beside a running store, an added worker needs its own memory and what the store has not touched.
+    untouched = 2**20
+    monkeypatch.setattr("tandem.deploy.plan.available_memory_bytes", lambda: needed // 3 + untouched)
+    plan(stored, model_dir, "", PORTS, num_running=2, untouched_bytes=untouched)
+    with pytest.raises(ValueError, match=r"a pool of 64 pages .* use a num_pages of at most 63"):
+        plan(stored, model_dir, "", PORTS, num_running=2, untouched_bytes=untouched + 1)
+    with pytest.raises(
+        ValueError, match=r"^store_disk /d:64KiB is too small for pages of \d+ bytes: use a larger size$"
+    ):
+        check(replace(stored, store_disk="/d:64KiB"), 2**40)
 
 
 def test_a_worker_that_is_added_looks_itself(model_dir: Path, pool_bytes: int) -> None:

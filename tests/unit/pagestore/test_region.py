@@ -10,6 +10,9 @@ def test_all_mappings_share_one_memory_that_outlives_the_descriptor() -> None:
     region = Region.create(3 * mmap.PAGESIZE, GIB)
     first, second = region.map(), region.map()
     assert region.num_bytes == len(first) == 3 * mmap.PAGESIZE
+    assert region.num_untouched_bytes == 3 * mmap.PAGESIZE
+    second[0] = 1
+    assert region.num_untouched_bytes == 2 * mmap.PAGESIZE
     region.close()
     first[mmap.PAGESIZE : mmap.PAGESIZE + 4] = b"page"
     assert second[mmap.PAGESIZE : mmap.PAGESIZE + 4] == b"page"
