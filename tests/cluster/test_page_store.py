@@ -74,10 +74,16 @@ def loaded_at_prefill(served: ServedCluster) -> int:
     return worker.stats.prefix_host_tokens
 
 
-def wait_written(served: ServedCluster, prompts: Sequence[Sequence[int]]) -> None:
-    """Waits until the store holds the prompts' pages."""
-    num_pages = sum(len(ids) // 16 for ids in prompts)
-    wait_until(lambda: store_metrics(served).get("slots.ready", 0) >= num_pages, 20.0, "the prompts' pages are stored")
+def serve_and_store(served: ServedCluster, oracle: Oracle, prompts: Sequence[list[int]]) -> None:
+    """Waits for each prompt's pages to be stored, before the next evict them."""
+    for ids in prompts:
+        num_before = store_metrics(served).get("slots.ready", 0)
+        serve(served, oracle, [ids])
+        wait_until(
+            lambda: store_metrics(served).get("slots.ready", 0) >= num_before + len(ids) // 16,  # noqa: B023
+            20.0,
+            "the prompt's pages are stored",
+        )
 
 
 def pid_of(served: ServedCluster, name: str) -> int:
@@ -100,8 +106,7 @@ def regions_of(pid: int) -> set[int]:
 def test_pages_that_the_pool_evicted_come_back_from_the_store(
     served: ServedCluster, tiny_oracle: Oracle, prompts: list[list[int]]
 ) -> None:
-    serve(served, tiny_oracle, prompts)
-    wait_written(served, prompts)
+    serve_and_store(served, tiny_oracle, prompts)
     before = store_metrics(served)
     before_loads = loaded_at_prefill(served)
     again = serve(served, tiny_oracle, prompts)
@@ -120,8 +125,7 @@ def test_pages_that_the_pool_evicted_come_back_from_the_store(
 def test_a_killed_store_comes_back_with_the_same_memory(
     served: ServedCluster, tiny_oracle: Oracle, prompts: list[list[int]]
 ) -> None:
-    serve(served, tiny_oracle, prompts)
-    wait_written(served, prompts)
+    serve_and_store(served, tiny_oracle, prompts)
     store, own = pid_of(served, STORE), regions_of(os.getpid())
     assert len(own) == 1 and regions_of(store) == own
     os.kill(store, signal.SIGKILL)
@@ -139,7 +143,7 @@ def test_a_killed_store_comes_back_with_the_same_memory(
     for worker in served.client.server_info().workers:
         assert regions_of(worker.pid) == own
     serve(served, tiny_oracle, prompts)
-    wait_written(served, prompts[-1:])
+    wait_until(lambda: store_metrics(served)["slots.ready"] >= PROMPT_TOKENS // 16, 20.0, "pages are stored again")
     served.wait_clean()
 
 
@@ -147,8 +151,7 @@ def test_a_killed_store_comes_back_with_the_same_memory(
 def test_a_restarted_worker_starts_warm(
     role: str, served: ServedCluster, tiny_oracle: Oracle, prompts: list[list[int]]
 ) -> None:
-    serve(served, tiny_oracle, prompts)
-    wait_written(served, prompts)
+    serve_and_store(served, tiny_oracle, prompts)
     pid = served.kill(f"{role}-0")
 
     def is_back() -> bool:

@@ -16,6 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tandem.engine.expert_balance import ExpertBalance
 from tandem.engine.layers.experts.counts import ExpertCounts
 from tandem.messages import Heartbeat, Shipped, WorkerStats
+from tandem.pagestore.server.disk.disk_tier import DiskStats
+from tandem.pagestore.server.metrics import store_registry
+from tandem.pagestore.server.page_store import PageStore
 from tandem.worker.metrics import worker_registry
 from tests.fakes.http_cluster import HttpRouter
 from tests.fakes.tokenizer import ByteTokenizer
@@ -26,8 +29,8 @@ from tests.unit.router.observe.test_metrics import new_metrics
 TARGET_LABELS = {"job", "instance", "process", "model_name", "cluster"}
 ALERTS = [rule for rule in rules() if "alert" in rule]
 RECORDED = {rule["record"] for rule in rules() if "record" in rule}
-# Labels with open values: names of workers and transports, versions, layers, bucket bounds.
-OPEN_LABELS = {"worker", "transport", "version", "layers", "le"}
+# Labels with open values: names of workers, stores and transports, versions, layers, bucket bounds.
+OPEN_LABELS = {"worker", "store", "transport", "version", "layers", "le"}
 DURATION = re.compile(r"[1-9]\d*[sm]")
 LABEL_LISTS = re.compile(r"\b(?:by|on|without|ignoring|group_left|group_right) ?\(([^)]*)\)")
 needs_promtool = pytest.mark.skipif(
@@ -52,6 +55,9 @@ def exported() -> dict[str, dict[str, set[str]]]:
     for role in ("prefill", "decode", "both"):
         registry = worker_registry(role, f"{role}-0", lambda: Heartbeat(1, stats), experts=experts)
         texts.append(generate_latest(registry).decode())
+    store = PageStore(1, lambda: 0.0).stats()
+    disk = DiskStats(0, 0, 0, 0, 0, 0.0, 0.0, is_off=False)
+    texts.append(generate_latest(store_registry("store-0", lambda: store, lambda: disk, 0)).decode())
     found: dict[str, dict[str, set[str]]] = {}
     for text in texts:
         for family in text_string_to_metric_families(text):
