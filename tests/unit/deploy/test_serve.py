@@ -23,6 +23,7 @@ from tandem.deploy.host.run_record import find_runs
 from tandem.deploy.launcher import Cluster
 from tandem.deploy.on_ray.ray_module import RayTaskError, ray
 from tandem.deploy.serve import run_cluster, serve
+from tandem.pagestore.server.disk.folder import Folder
 from tests.conftest import Certificates
 from tests.fakes.model_config import TINY_EXPERTS, TINY_LLAMA
 
@@ -384,3 +385,16 @@ def test_commands_elsewhere_are_told_the_whole_path_of_its_logs(
         return 0
 
     assert run_cluster(ClusterConfig("m", log_dir="logs"), use, is_named=True) == 0
+
+
+def test_folders_that_no_page_store_can_use(
+    model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages = tmp_path / "pages"
+    folder = Folder(pages)
+    store = ("--model", str(model_dir), *PORTS, "--store-memory", "1MiB", "--store-disk")
+    assert f"{pages} is in use by another page store" in refusal(capsys, *store, f"{pages}:1GiB")
+    folder.close()
+    pages.chmod(0o755)
+    assert "give it owner" in refusal(capsys, *store, f"{pages}:1GiB")
+    assert "/proc/pages cannot be used as a folder of pages: " in refusal(capsys, *store, "/proc/pages:1GiB")
