@@ -129,7 +129,8 @@ class Found:
     Attributes:
         first: index of the first page in Find.keys. Answers to one Find continue each other.
         slots, generations, tiers: one per page; tiers: where the page was found.
-        num_coming: further pages being read; 0: this is the last answer.
+        num_coming: further pages being read.
+        is_asking: whether other nodes are being asked for more. If not, and num_coming is 0, this is the last answer.
     """
 
     number: int
@@ -138,6 +139,7 @@ class Found:
     generations: tuple[int, ...]
     tiers: tuple[int, ...]
     num_coming: int
+    is_asking: bool = False
 
 
 StoreServerMessage = StoreWelcome | StoreRefused | PutGranted | Found

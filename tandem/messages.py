@@ -467,6 +467,8 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
+    """Attributes: worker_id: name of a worker, or of a page store."""
+
     worker_id: str
     incarnation: str
     address: str
@@ -474,9 +476,9 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """All decode workers to link to, sent whenever one joins or is lost."""
+    """All decode workers to link to, or to a page store all others; sent whenever one joins or is lost."""
 
-    decode_workers: tuple[Peer, ...]
+    peers: tuple[Peer, ...]
 
 
 @dataclass(frozen=True, slots=True)

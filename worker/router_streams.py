@@ -24,12 +24,12 @@ from tandem.messages import (
     Tokens,
     WorkerMessage,
 )
+from tandem.peer_union import PeerUnion
 from tandem.request_ids import router_of
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.rpc.prefix_feed import CacheAccount
 from tandem.worker.control_client import ControlClient
 from tandem.worker.events import Event
-from tandem.worker.peer_union import PeerUnion
 from tandem.worker.records import RecordKeeper
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class RouterStreams:
             self._keep_links()
 
     def _name_peers(self, address: str, message: Peers) -> None:
-        self._peers.set_named(address, message.decode_workers)
+        self._peers.set_named(address, message.peers)
         self._keep_links()
 
     def _keep_links(self) -> None:

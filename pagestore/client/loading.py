@@ -132,14 +132,15 @@ class PageLoader:
         elif found.tiers and found.tiers[-1] != HOST:
             self.rate.came(found.tiers[-1], len(found.slots), now - before)
         prefetch.answered_at = now
-        prefetch.num_coming = found.num_coming
+        prefetch.num_coming, prefetch.is_asking = found.num_coming, found.is_asking
         is_continued = found.first == len(prefetch.slots) and len(found.slots) == len(found.tiers)
         if not is_continued or found.first + len(found.slots) + found.num_coming > len(prefetch.keys):
             self._finish(prefetch)
             return
         prefetch.slots += found.slots
         prefetch.tiers += found.tiers
-        if prefetch.has_all or not self._still_gains(prefetch, now):
+        # While other nodes are asked, there may be more to gain than what is known.
+        if prefetch.has_all or not (prefetch.is_asking or self._still_gains(prefetch, now)):
             self._finish(prefetch)
 
     def collect(self, mark: int) -> bool:

@@ -38,6 +38,7 @@ class Prefetch:
         asked_at, answered_at: times of the Find and of its latest answer; None before.
         slots, tiers: of the pages found so far.
         num_coming: pages that the store is still reading; meaningless before the first answer.
+        is_asking: whether the store asks other nodes for more.
         num_entered: pages of `keys` that are in the tree, loaded or not.
         leader: other prefetch that loads pages of this one.
         shared_end: number of the leader's keys up to the last that is this one's too.
@@ -63,6 +64,7 @@ class Prefetch:
     slots: list[int] = field(default_factory=list)
     tiers: list[int] = field(default_factory=list)
     num_coming: int = 0
+    is_asking: bool = False
     num_entered: int = 0
     load: Load | None = None
     leader: "Prefetch | None" = None
@@ -74,7 +76,12 @@ class Prefetch:
     @property
     def has_all(self) -> bool:
         """Whether all pages that the store had are in the tree."""
-        return self.answered_at is not None and not self.num_coming and self.num_entered >= len(self.slots)
+        return (
+            self.answered_at is not None
+            and not self.num_coming
+            and not self.is_asking
+            and self.num_entered >= len(self.slots)
+        )
 
     @property
     def runs(self) -> bool:
@@ -89,3 +96,4 @@ class Prefetch:
         assert not self.runs
         self.before, self.keys, self.leader, self.answered_at = None, [], None, None
         self.slots, self.tiers, self.num_coming, self.num_entered = [], [], 0, 0
+        self.is_asking = False

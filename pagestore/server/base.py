@@ -32,7 +32,9 @@ class EndedTransfer(NamedTuple):
 
 
 class SlowTier(ABC):
-    """A tier below the store's memory: a disk, or other stores. Called by the store's thread, and never blocks it.
+    """A tier below the store's memory: a disk, or the stores of other nodes.
+
+    Called by the store's thread, and never blocks it.
 
     A slot belongs to the tier from `read` or `write` until the transfer is reported as ended.
     """
@@ -64,3 +66,23 @@ class SlowTier(ABC):
     @abstractmethod
     def close(self) -> None:
         """Ends all transfers and releases the tier's resources."""
+
+
+class AskedTier(SlowTier):
+    """A tier that learns by asking which pages it holds: `find` returns pages of recent answers."""
+
+    @abstractmethod
+    def ask(self, keys: Sequence[bytes]) -> int | None:
+        """Begins to look for the run of pages from the first key on, with a deadline.
+
+        Returns:
+            A number for `take_answered`; None: there is nobody to ask.
+        """
+
+    @abstractmethod
+    def cancel(self, question: int) -> None:
+        """Forgets a question."""
+
+    @abstractmethod
+    def take_answered(self) -> Sequence[int]:
+        """Returns the questions answered since the last call. Each that is not cancelled is answered once."""

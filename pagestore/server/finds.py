@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tandem.pagestore.messages import HOST, Found
-from tandem.pagestore.server.base import EndedTransfer, SlowTier, StoredPage
+from tandem.pagestore.server.base import AskedTier, EndedTransfer, SlowTier, StoredPage
 from tandem.pagestore.server.page_memory import PageMemory
 from tandem.pagestore.server.running_find import RunningFind
-from tandem.pagestore.server.slots import READING, STATE_NAMES, UNLISTED, WRITING
+from tandem.pagestore.server.slots import READING, READY, STATE_NAMES, UNLISTED, WRITING
 from tandem.pagestore.server.stats import StoreCounts
 
 # Reads in flight together, and how far one find reads ahead of its answers.
@@ -46,6 +46,8 @@ class Finds:
         """
         self._memory = memory
         self._tiers = tiers
+        self._own_tiers = [(number, tier) for number, tier in tiers if not isinstance(tier, AskedTier)]
+        self._asked_tiers = [tier for _, tier in tiers if isinstance(tier, AskedTier)]
         self._clock = clock
         self._counts = counts
         self._answer = answer
@@ -55,6 +57,8 @@ class Finds:
         self._queue: OrderedDict[RunningFind, None] = OrderedDict()
         # Finds that expect pages, by deadline.
         self._waiting: OrderedDict[RunningFind, None] = OrderedDict()
+        # By number of the question.
+        self._asking: dict[int, RunningFind] = {}
 
     @property
     def num_reads(self) -> int:
@@ -64,19 +68,43 @@ class Finds:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def start(self, session: str, number: int, keys: tuple[bytes, ...], is_quiet: bool) -> RunningFind:
-        """Answers with the pages in memory and begins to read others. Finds nothing unless the store is quiet."""
+    def start(
+        self, session: str, number: int, keys: tuple[bytes, ...], is_quiet: bool, for_peer: bool = False
+    ) -> RunningFind:
+        """Answers with the pages in memory and begins to read others, and to ask other nodes for those behind.
+
+        Finds nothing unless the store is quiet.
+        """
         slots = self._memory.pin_run(keys) if is_quiet else []
         num_found = len(slots)
-        end = self._end_of_run(keys, num_found) if is_quiet and self._tiers else num_found
-        find = RunningFind(session, number, keys, end, next=num_found, ahead=num_found, slots=slots)
-        self._counts.keys_sought += len(keys)
-        self._counts.keys_missed += len(keys) - end
-        if num_found:
-            self._counts.count_hits(HOST, num_found)
+        find = RunningFind(session, number, keys, num_found, num_found, num_found, slots, for_peer=for_peer)
+        if not for_peer:
+            self._counts.keys_sought += len(keys)
+            if num_found:
+                self._counts.count_hits(HOST, num_found)
+        if is_quiet and self._tiers:
+            self._extend(find)
+            self._ask(find)
+        if find.question is None:
+            self._count_missed(find)
         self._read_ahead(find)
         self._send(find, 0, [HOST] * num_found)
         return find
+
+    def run_of(self, keys: Sequence[bytes]) -> list[StoredPage]:
+        """Returns the longest run of pages in memory and in this node's slower tiers."""
+        run: list[StoredPage] = []
+        for key in keys:
+            slot = self._memory.slot(key)
+            if slot is None:
+                if (holder := self._holder(key, for_peer=True)) is None:
+                    break
+                run.append(holder[2])
+            elif self._memory.states[slot] < READY:
+                break
+            else:
+                run.append(self._memory.page(slot))
+        return run
 
     def stop(self, find: RunningFind, keep_pins: bool) -> None:
         """Cancels what is coming. Answered pages stay pinned for readers that may still copy (`keep_pins`)."""
@@ -122,7 +150,10 @@ class Finds:
         return True
 
     def poll(self) -> None:
-        """Starts reads that waited for others, and ends finds that waited too long."""
+        """Takes answers of other nodes, starts reads that waited for others, and ends finds that waited too long."""
+        for tier in self._asked_tiers:
+            for question in tier.take_answered():
+                self._on_answer(question)
         while self._queue and len(self._reads) < MAX_READS:
             find, _ = self._queue.popitem(last=False)
             self._advance(find)
@@ -131,25 +162,47 @@ class Finds:
 
     # --- one find -----------------------------------------------------------------------------------------------
 
-    def _end_of_run(self, keys: tuple[bytes, ...], first: int) -> int:
-        for index in range(first, len(keys)):
-            slot = self._memory.slot(keys[index])
+    def _extend(self, find: RunningFind) -> None:
+        """Expects the pages behind the run, up to the first one that nobody holds."""
+        while find.end < len(find.keys):
+            slot = self._memory.slot(find.keys[find.end])
             if slot is None:
-                if self._holder(keys[index]) is None:
-                    return index
+                if self._holder(find.keys[find.end], find.for_peer) is None:
+                    return
             elif self._memory.states[slot] == WRITING:
-                return index
-        return len(keys)
+                return
+            find.end += 1
 
-    def _holder(self, key: bytes) -> tuple[int, SlowTier, StoredPage] | None:
-        for number, tier in self._tiers:
+    def _ask(self, find: RunningFind) -> None:
+        """Asks other nodes for the pages behind the run, unless the next one is being written here."""
+        if find.for_peer or find.end == len(find.keys) or self._memory.slot(find.keys[find.end]) is not None:
+            return
+        for tier in self._asked_tiers:
+            find.question = tier.ask(find.keys[find.end :])
+            if find.question is not None:
+                self._asking[find.question] = find
+
+    def _on_answer(self, question: int) -> None:
+        find = self._asking.pop(question, None)
+        if find is not None:
+            find.question = None
+            self._extend(find)
+            self._count_missed(find)
+            self._advance(find, has_news=True)
+
+    def _count_missed(self, find: RunningFind) -> None:
+        if not find.for_peer:
+            self._counts.keys_missed += len(find.keys) - find.end
+
+    def _holder(self, key: bytes, for_peer: bool) -> tuple[int, SlowTier, StoredPage] | None:
+        for number, tier in self._own_tiers if for_peer else self._tiers:
             stored = tier.find(key)
             if stored is not None:
                 return number, tier, stored
         return None
 
-    def _advance(self, find: RunningFind) -> None:
-        """Answers the pages that continue the run, and reads ahead."""
+    def _advance(self, find: RunningFind, has_news: bool = False) -> None:
+        """Answers the pages that continue the run, and reads ahead. Args: has_news: there is an answer in any case."""
         first, tiers = find.next, []
         while find.next < find.end:
             arrived = find.arrived.pop(find.next, None)
@@ -161,10 +214,11 @@ class Finds:
             slot, tier = arrived
             find.slots.append(slot)
             tiers.append(tier)
-            self._counts.count_hits(tier, 1)
+            if not find.for_peer:
+                self._counts.count_hits(tier, 1)
             find.next += 1
         self._read_ahead(find)
-        if tiers or not find.is_waiting:
+        if tiers or has_news or not find.is_waiting:
             self._send(find, first, tiers)
 
     def _end_at(self, find: RunningFind, end: int) -> None:
@@ -185,6 +239,7 @@ class Finds:
                 tuple(map(self._memory.generations.__getitem__, slots)),
                 tuple(tiers),
                 find.end - find.next,
+                find.question is not None,
             ),
         )
         self._waiting.pop(find, None)
@@ -204,7 +259,7 @@ class Finds:
                 if len(self._reads) >= MAX_READS:
                     self._queue[find] = None
                     return
-                slot = self._start_read(key)
+                slot = self._start_read(key, find.for_peer)
             if slot is None or self._memory.states[slot] == WRITING:
                 self._truncate(find, find.ahead)
                 return
@@ -217,8 +272,8 @@ class Finds:
                 find.arrived[find.ahead] = (slot, HOST)
             find.ahead += 1
 
-    def _start_read(self, key: bytes) -> int | None:
-        holder = self._holder(key)
+    def _start_read(self, key: bytes, for_peer: bool) -> int | None:
+        holder = self._holder(key, for_peer)
         if holder is None:
             return None
         number, tier, page = holder
@@ -230,6 +285,12 @@ class Finds:
 
     def _truncate(self, find: RunningFind, end: int) -> None:
         """Expects no page from `end` on."""
+        if end <= find.end and find.question is not None:
+            self._count_missed(find)
+            del self._asking[find.question]
+            for tier in self._asked_tiers:
+                tier.cancel(find.question)
+            find.question = None
         find.end = min(find.end, end)
         for index in [index for index in find.coming if index >= end]:
             del self._reads[find.coming.pop(index)].waiting[find]
@@ -265,6 +326,8 @@ class Finds:
                 return f"find {find.number} of {find.session} has lost a page"
             if len(find.slots) not in (find.next, 0):
                 return f"find {find.number} of {find.session} pins {len(find.slots)} of {find.next} pages"
+            if find.question is not None and self._asking.get(find.question) is not find:
+                return f"find {find.number} of {find.session} waits for no answer"
             if find.ahead < find.end and not find.coming and not find.arrived and find not in self._queue:
                 return f"find {find.number} of {find.session} waits for nothing"
         return ""

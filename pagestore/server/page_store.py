@@ -27,7 +27,7 @@ from tandem.pagestore.messages import (
     StoreWelcome,
     Wrote,
 )
-from tandem.pagestore.server.base import SlowTier
+from tandem.pagestore.server.base import SlowTier, StoredPage
 from tandem.pagestore.server.changes import PageChanges
 from tandem.pagestore.server.finds import Finds
 from tandem.pagestore.server.page_memory import PageMemory
@@ -75,6 +75,17 @@ class PageStore:
 
     # --- sessions -----------------------------------------------------------------------------------------------
 
+    def open_peer_session(self, session: str) -> None:
+        """Begins a session for the store of another node, which may only find pages.
+
+        Its finds read from the disk, and from no other node. Pages are unpinned at once when it is closed.
+        """
+        self._sessions.open(session, session, lambda: True).for_peer = True
+
+    def run_of(self, keys: Sequence[bytes]) -> list[StoredPage]:
+        """Returns the pages that the session of another node's store would find."""
+        return self._finds.run_of(keys) if self._is_quiet else []
+
     def open_session(self, session: str, hello: StoreHello, is_gone: Callable[[], bool]) -> None:
         """Begins a session and ends the earlier ones of the same incarnation, whose copies are over.
 
@@ -85,7 +96,7 @@ class PageStore:
         Raises:
             ValueError: the name is in use.
         """
-        self._sessions.open(session, hello, is_gone)
+        self._sessions.open(session, hello.incarnation, is_gone)
         for name in self._sessions.names_of(hello.incarnation):
             if name != session:
                 self.close_session(name)
@@ -126,7 +137,9 @@ class PageStore:
                 if message.number in sender.finds:
                     raise ValueError(f"find {message.number} is running already")
                 _check_keys(message.keys)
-                sender.finds[message.number] = self._finds.start(session, message.number, message.keys, self._is_quiet)
+                sender.finds[message.number] = self._finds.start(
+                    session, message.number, message.keys, self._is_quiet, sender.for_peer
+                )
             case EndFind():
                 find = sender.finds.pop(message.number, None)
                 if find is not None:

@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import grpc
 
-from tandem.messages import RepeatPrefixes, StoreBeat, StoreJoin, Welcome
+from tandem.messages import Peer, Peers, RepeatPrefixes, StoreBeat, StoreJoin, Welcome
+from tandem.peer_union import PeerUnion
 from tandem.repeat_limit import RepeatLimit
 from tandem.rpc.batch_writer import BatchWriter, is_cancelled
 from tandem.rpc.codec import ROUTER_CODEC, STORE_REPORT_CODEC
@@ -35,16 +37,23 @@ class RouterFeed:
         credentials: ClusterCredentials,
         take_changes: Callable[[], Mapping[int, PrefixChanges]],
         beat: Callable[[], StoreBeat] = StoreBeat,
+        on_peers: Callable[[Sequence[Peer]], None] = lambda peers: None,
     ) -> None:
         """
         Args:
             addresses: the routers' ports for workers. A restarted router keeps its address.
             take_changes: returns the store's changes since its last call, by tier.
             beat: returns the store's state.
+            on_peers: receives the stores of other nodes that any router names.
         """
         self._take_changes = take_changes
+        self._on_peers = on_peers
         self._account = CacheAccount(PART_IDENTITIES)
-        self._streams = [_RouterStream(address, join, credentials, self._account, beat) for address in addresses]
+        self._union = PeerUnion(time.monotonic)
+        self._peers: tuple[Peer, ...] = ()
+        self._streams = [
+            _RouterStream(address, join, credentials, self._account, beat, self._union) for address in addresses
+        ]
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -53,6 +62,9 @@ class RouterFeed:
                 tasks.create_task(stream.run())
             while True:
                 self.tell_changes()
+                if (peers := self._union.peers()) != self._peers:
+                    self._peers = peers
+                    self._on_peers(peers)
                 await asyncio.sleep(INTERVAL_S)
 
     def tell_changes(self) -> None:
@@ -78,12 +90,14 @@ class _RouterStream:
         credentials: ClusterCredentials,
         account: CacheAccount,
         beat: Callable[[], StoreBeat],
+        union: PeerUnion,
     ) -> None:
         self._address = address
         self._join = join
         self._credentials = credentials
         self._account = account
         self._beat = beat
+        self._union = union
         self._failures = RepeatLimit()
         # None while the router has not asked for prefixes.
         self._feed: PrefixFeed | None = None
@@ -130,6 +144,7 @@ class _RouterStream:
                 raise
         finally:
             self._feed = None
+            self._union.forget_router(self._address)
             writer.close()
             if beats is not None:
                 beats.cancel()
@@ -141,6 +156,8 @@ class _RouterStream:
                     if message.wants_prefixes:
                         self._feed = PrefixFeed(self._account, writer)
                         self._feed.catch_up()
+                case Peers():
+                    self._union.set_named(self._address, message.peers)
                 case RepeatPrefixes():
                     if self._feed is not None:
                         self._feed.begin_anew()

@@ -14,6 +14,8 @@ class RunningFind:
         arrived: slots of pages between `next` and `ahead`, pinned once, with the tier that held them.
         coming: slots of pages between `next` and `ahead` that are being read.
         deadline: time by which the next page must arrive.
+        for_peer: for the store of another node, which gets no other node's pages from here.
+        question: number of the question about the pages from `end` on; None: nobody is asked.
     """
 
     session: str
@@ -26,7 +28,9 @@ class RunningFind:
     arrived: dict[int, tuple[int, int]] = field(default_factory=dict)
     coming: dict[int, int] = field(default_factory=dict)
     deadline: float = 0.0
+    for_peer: bool = False
+    question: int | None = None
 
     @property
     def is_waiting(self) -> bool:
-        return self.next < self.end
+        return self.next < self.end or self.question is not None

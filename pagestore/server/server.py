@@ -5,7 +5,7 @@ import contextlib
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from prometheus_client import CollectorRegistry, generate_latest
@@ -15,9 +15,12 @@ from tandem.messages import PROTOCOL_VERSION, PageFormat
 from tandem.pagestore.messages import (
     STORE_CLIENT_CODEC,
     STORE_SERVER_CODEC,
+    Find,
+    Found,
     StoreClientMessage,
     StoreHello,
     StoreRefused,
+    StoreServerMessage,
 )
 from tandem.pagestore.server.page_store import PageStore
 from tandem.pagestore.server.stats import StoreStats
@@ -27,6 +30,42 @@ from tandem.v1 import store_pb2, store_pb2_grpc, worker_pb2
 logger = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 5.0
+
+
+class Receiver(Protocol):
+    """Gets a session's messages. `close` ends it."""
+
+    def send(self, messages: Sequence[StoreServerMessage], /) -> None: ...
+    def close(self) -> None: ...
+
+
+class PeerSession:
+    """A session for the store of another node."""
+
+    def __init__(self, receive: Callable[[Sequence[StoreClientMessage]], None]) -> None:
+        self._receive = receive
+        # None: the session is over.
+        self._answers: asyncio.Queue[Found | None] = asyncio.Queue()
+
+    def send(self, messages: Sequence[StoreServerMessage]) -> None:
+        for message in messages:
+            if isinstance(message, Found):
+                self._answers.put_nowait(message)
+
+    def close(self) -> None:
+        self._answers.put_nowait(None)
+
+    def ask(self, message: StoreClientMessage) -> None:
+        self._receive([message])
+
+    async def find(self, keys: Sequence[bytes]) -> AsyncIterator[int]:
+        """Yields the slots of the run as its pages arrive. They are pinned until the session ends. Called once."""
+        self.ask(Find(1, "", tuple(keys)))
+        while (found := await self._answers.get()) is not None:
+            for slot in found.slots:
+                yield slot
+            if not found.num_coming:
+                return
 
 
 class StoreServer(store_pb2_grpc.PageStoreServicer):
@@ -47,7 +86,8 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
         self._make_store = make_store
         self._on_crash = on_crash
         self._page_format: PageFormat | None = None
-        self._writers: dict[str, BatchWriter] = {}
+        self._writers: dict[str, Receiver] = {}
+        self._poll_now = asyncio.Event()
         # Session of each incarnation of a worker.
         self._sessions: dict[str, str] = {}
 
@@ -62,11 +102,42 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
                     self.store.poll()
                 self._deliver(self.store)
                 self.latest_stats = self.store.stats()
-            await asyncio.sleep(poll_interval_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(poll_interval_s):
+                    await self._poll_now.wait()
+            self._poll_now.clear()
+
+    def poll_soon(self) -> None:
+        """Polls before the interval is over. Called on the loop."""
+        self._poll_now.set()
 
     def stop(self) -> None:
         for writer in self._writers.values():
             writer.close()
+
+    @contextlib.contextmanager
+    def peer_session(self, store: PageStore) -> Iterator[PeerSession]:
+        """Opens a session for the store of another node until the context ends."""
+        name = f"peer {uuid.uuid4().hex}"
+        session = PeerSession(lambda messages: self._receive(store, name, messages))
+        store.open_peer_session(name)
+        self._writers[name] = session
+        try:
+            yield session
+        finally:
+            self._close(store, name)
+
+    def store_of(self, page_format: PageFormat, whose: str) -> PageStore:
+        """Returns the store of these pages. Raises ValueError if there is none.
+
+        Args:
+            whose: owner of the format, for the message.
+        """
+        if self.store is None or self._page_format is None:
+            raise ValueError("the page store has no pages yet")
+        if mismatch := page_format.mismatch(self._page_format, whose, "the page store"):
+            raise ValueError(mismatch)
+        return self.store
 
     async def Session(self, batches: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         try:
@@ -88,7 +159,8 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
         self._close(store, self._sessions.get(hello.incarnation, ""))
         # No await between the opening and `try`: every opened session is closed.
         session = self._sessions[hello.incarnation] = uuid.uuid4().hex
-        writer = self._writers[session] = BatchWriter(STORE_SERVER_CODEC)
+        writer = BatchWriter(STORE_SERVER_CODEC)
+        self._writers[session] = writer
         reader: asyncio.Task[None] | None = None
         try:
             store.open_session(session, hello, ExitWatch.of(hello.pid).is_gone)
@@ -153,9 +225,7 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
             raise ValueError(f"protocol version {hello.protocol_version} is not {PROTOCOL_VERSION}")
         if self.store is None or self._page_format is None:
             self.store, self._page_format = self._make_store(hello.page_format), hello.page_format
-        elif mismatch := hello.page_format.mismatch(self._page_format, "the worker", "the page store"):
-            raise ValueError(mismatch)
-        return self.store
+        return self.store_of(hello.page_format, "the worker")
 
 
 class StoreAdmin(store_pb2_grpc.StoreAdminServicer):

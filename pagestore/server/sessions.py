@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tandem.pagestore.messages import StoreHello
 from tandem.pagestore.server.running_find import RunningFind
 
 # Closed sessions whose process one poll asks for.
@@ -17,6 +16,7 @@ class Session:
 
     Attributes:
         writing: generations of the slots that the worker writes, by slot.
+        for_peer: of the store of another node, not of a worker.
         finds: by number.
     """
 
@@ -24,6 +24,7 @@ class Session:
     incarnation: str
     is_gone: Callable[[], bool]
     is_open: bool = True
+    for_peer: bool = False
     writing: dict[int, int] = field(default_factory=dict)
     finds: dict[int, RunningFind] = field(default_factory=dict)
 
@@ -51,11 +52,11 @@ class Sessions:
     def num_closed(self) -> int:
         return len(self._closed)
 
-    def open(self, name: str, hello: StoreHello, is_gone: Callable[[], bool]) -> Session:
+    def open(self, name: str, incarnation: str, is_gone: Callable[[], bool]) -> Session:
         """Raises ValueError if the name is in use."""
         if name in self._open:
             raise ValueError(f"session {name} is open already")
-        self._open[name] = Session(name, hello.incarnation, is_gone)
+        self._open[name] = Session(name, incarnation, is_gone)
         return self._open[name]
 
     def get(self, name: str) -> Session:

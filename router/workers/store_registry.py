@@ -5,7 +5,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from tandem.messages import CachedPrefixes, RepeatPrefixes, RouterMessage, StoreBeat, StoreJoin, StoreReport
+from tandem.messages import (
+    CachedPrefixes,
+    Peer,
+    Peers,
+    RepeatPrefixes,
+    RouterMessage,
+    StoreBeat,
+    StoreJoin,
+    StoreReport,
+)
 from tandem.router.workers.store_prefixes import StorePrefixes
 
 logger = logging.getLogger(__name__)
@@ -21,6 +30,7 @@ class Store:
     Attributes:
         disconnect: ends the stream, with a reason.
         beat: its last one.
+        peers: other stores that it was told last.
     """
 
     join: StoreJoin
@@ -29,6 +39,7 @@ class Store:
     last_heard: float
     prefixes: StorePrefixes
     beat: StoreBeat = field(default_factory=StoreBeat)
+    peers: tuple[Peer, ...] = ()
 
 
 class NodeStore:
@@ -102,6 +113,7 @@ class StoreRegistry:
         logger.info("page store %s lost: %s", store.join.store_id, reason)
         del self._stores[store.join.store_id]
         self._place_all()
+        self.name_peers()
         store.disconnect(reason)
 
     def lose_silent(self) -> None:
@@ -113,6 +125,19 @@ class StoreRegistry:
         """Excludes `seconds` in which the router could not listen."""
         for store in self._stores.values():
             store.last_heard += seconds
+
+    def name_peers(self) -> None:
+        """Tells each store which others serve pages."""
+        peers = {
+            store.join.store_id: Peer(store.join.store_id, store.join.incarnation, store.join.address)
+            for store in self
+            if store.join.address
+        }
+        for name, store in self._stores.items():
+            others = tuple(peer for peer in peers.values() if peer.worker_id != name)
+            if others != store.peers:
+                store.peers = others
+                store.send([Peers(others)])
 
     def _place_all(self) -> None:
         # Of two stores that claim one host, the last counts.

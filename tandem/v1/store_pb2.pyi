@@ -7,6 +7,42 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class LookRequest(_message.Message):
+    __slots__ = ("page_format", "keys", "purges")
+    PAGE_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    PURGES_FIELD_NUMBER: _ClassVar[int]
+    page_format: _worker_pb2.PageFormat
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    purges: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, page_format: _Optional[_Union[_worker_pb2.PageFormat, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ..., purges: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class PageRun(_message.Message):
+    __slots__ = ("parent", "namespace", "identities")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    IDENTITIES_FIELD_NUMBER: _ClassVar[int]
+    parent: bytes
+    namespace: str
+    identities: bytes
+    def __init__(self, parent: _Optional[bytes] = ..., namespace: _Optional[str] = ..., identities: _Optional[bytes] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("page_format", "keys")
+    PAGE_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    page_format: _worker_pb2.PageFormat
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, page_format: _Optional[_Union[_worker_pb2.PageFormat, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class PagePart(_message.Message):
+    __slots__ = ("content", "digest")
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    content: bytes
+    digest: bytes
+    def __init__(self, content: _Optional[bytes] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
 class StoreIntegrityReport(_message.Message):
     __slots__ = ("violation",)
     VIOLATION_FIELD_NUMBER: _ClassVar[int]
@@ -182,20 +218,22 @@ class Find(_message.Message):
     def __init__(self, number: _Optional[int] = ..., namespace: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Found(_message.Message):
-    __slots__ = ("number", "first", "slots", "generations", "tiers", "num_coming")
+    __slots__ = ("number", "first", "slots", "generations", "tiers", "num_coming", "is_asking")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMING_FIELD_NUMBER: _ClassVar[int]
+    IS_ASKING_FIELD_NUMBER: _ClassVar[int]
     number: int
     first: int
     slots: _containers.RepeatedScalarFieldContainer[int]
     generations: _containers.RepeatedScalarFieldContainer[int]
     tiers: _containers.RepeatedScalarFieldContainer[int]
     num_coming: int
-    def __init__(self, number: _Optional[int] = ..., first: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., tiers: _Optional[_Iterable[int]] = ..., num_coming: _Optional[int] = ...) -> None: ...
+    is_asking: bool
+    def __init__(self, number: _Optional[int] = ..., first: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., tiers: _Optional[_Iterable[int]] = ..., num_coming: _Optional[int] = ..., is_asking: _Optional[bool] = ...) -> None: ...
 
 class EndFind(_message.Message):
     __slots__ = ("number",)

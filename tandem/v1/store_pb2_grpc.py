@@ -227,6 +227,126 @@ class StoreAdmin:
             _registered_method=True)
 
 
+class PeerPagesStub:
+    """Asked by the stores of other nodes. Pages travel on it.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Look = channel.unary_unary(
+                '/tandem.v1.PeerPages/Look',
+                request_serializer=tandem_dot_v1_dot_store__pb2.LookRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_store__pb2.PageRun.FromString,
+                _registered_method=True)
+        self.Fetch = channel.unary_stream(
+                '/tandem.v1.PeerPages/Fetch',
+                request_serializer=tandem_dot_v1_dot_store__pb2.FetchRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_store__pb2.PagePart.FromString,
+                _registered_method=True)
+
+
+class PeerPagesServicer:
+    """Asked by the stores of other nodes. Pages travel on it.
+    """
+
+    def Look(self, request, context):
+        """Returns the run of pages that the store has, and purges first if it has not seen one of `purges`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fetch(self, request, context):
+        """Sends the pages of a run in order. Ends early where the store no longer has the next one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_PeerPagesServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Look': grpc.unary_unary_rpc_method_handler(
+                    servicer.Look,
+                    request_deserializer=tandem_dot_v1_dot_store__pb2.LookRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_store__pb2.PageRun.SerializeToString,
+            ),
+            'Fetch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=tandem_dot_v1_dot_store__pb2.FetchRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_store__pb2.PagePart.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'tandem.v1.PeerPages', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('tandem.v1.PeerPages', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class PeerPages:
+    """Asked by the stores of other nodes. Pages travel on it.
+    """
+
+    @staticmethod
+    def Look(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.PeerPages/Look',
+            tandem_dot_v1_dot_store__pb2.LookRequest.SerializeToString,
+            tandem_dot_v1_dot_store__pb2.PageRun.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tandem.v1.PeerPages/Fetch',
+            tandem_dot_v1_dot_store__pb2.FetchRequest.SerializeToString,
+            tandem_dot_v1_dot_store__pb2.PagePart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class StoreReportsStub:
     """Served by routers on their cluster port. Each store keeps one stream to every router; its end makes the router forget
     the store's pages. tandem/messages.py describes the messages.

@@ -178,10 +178,10 @@ class Peer(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Peers(_message.Message):
-    __slots__ = ("decode_workers",)
-    DECODE_WORKERS_FIELD_NUMBER: _ClassVar[int]
-    decode_workers: _containers.RepeatedCompositeFieldContainer[Peer]
-    def __init__(self, decode_workers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+    __slots__ = ("peers",)
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
 
 class LinkState(_message.Message):
     __slots__ = ("decode_worker_id", "decode_incarnation", "up", "reason")

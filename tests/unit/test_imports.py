@@ -36,6 +36,7 @@ VOCABULARY = (
     "tandem.messages",
     "tandem.open_files",
     "tandem.options",
+    "tandem.peer_union",
     "tandem.prefix",
     "tandem.printable",
     "tandem.processes",

@@ -20,10 +20,10 @@ from tandem.kvtransfer.transports.base import ReceiverTransport, SenderTransport
 from tandem.kvtransfer.transports.shared_memory import SharedMemoryReceiver
 from tandem.lifecycle import now_ns
 from tandem.messages import PROTOCOL_VERSION, LinkHello
+from tandem.peer_union import KEEP_S
 from tandem.request_ids import router_of
 from tandem.router.workers.placement import AUTO
 from tandem.worker.control_client import WELCOME_TIMEOUT_S
-from tandem.worker.peer_union import KEEP_S
 from tests.fakes.cached_identities import cached_identities
 from tests.fakes.clock import FakeClock
 from tests.fakes.simulation.client import SimClient

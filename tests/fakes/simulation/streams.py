@@ -109,7 +109,7 @@ class SimStream:
             self.end_at_worker()
             return
         if isinstance(message, Peers):
-            self.named = message.decode_workers
+            self.named = message.peers
         self._client._receive([message])
 
     def deliver_to_router(self) -> None:

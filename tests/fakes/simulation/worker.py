@@ -10,6 +10,7 @@ from tandem.decode_worker.config import DecodeConfig
 from tandem.decode_worker.scheduler import DecodeScheduler
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import PROTOCOL_VERSION, Abort, Granted, Heartbeat, Hello, PageFormat, Peer
+from tandem.peer_union import KEEP_S
 from tandem.prefill_worker.config import PrefillConfig
 from tandem.prefill_worker.handover import LinkHandover
 from tandem.prefill_worker.scheduler import PrefillScheduler
@@ -18,7 +19,6 @@ from tandem.rpc.credentials import ClusterCredentials
 from tandem.worker.base import Outbox, Scheduler
 from tandem.worker.control_client import ControlClient
 from tandem.worker.events import Event, FromRouter, RouterLost
-from tandem.worker.peer_union import KEEP_S
 from tandem.worker.records import RecordKeeper
 from tandem.worker.router_streams import RouterStreams
 from tests.fakes.engine import FakeEngine

@@ -204,7 +204,7 @@ async def test_a_worker_that_connects_again_replaces_itself() -> None:
     # The prefill worker's link was to the old life.
     await settle()
     assert not client.task.done() and not again.of(Admit)
-    assert h.p[0].of(Peers)[-1].decode_workers[0].worker_id == "d0"
+    assert h.p[0].of(Peers)[-1].peers[0].worker_id == "d0"
     h.p[0].say(LinkState("d0", "d0-next", up=True))
     assert [admit.attempt for admit in again.of(Admit)] == [1]
     await client.leave()

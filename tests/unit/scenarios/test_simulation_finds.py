@@ -20,6 +20,7 @@ from tandem.engine.launch_list import ForwardPart, LaunchList
 from tandem.kvtransfer.events import SenderLinkClosed
 from tandem.kvtransfer.sender_link import SenderLease, SenderLink
 from tandem.messages import Admit, LinkState, Peer
+from tandem.peer_union import PeerUnion
 from tandem.prefill_worker.forward import PromptChunks
 from tandem.prefill_worker.scheduler import PrefillScheduler
 from tandem.router.requests.tracker import RequestState, RequestTracker
@@ -30,7 +31,6 @@ from tandem.router.workers.worker_registry import WorkerRegistry
 from tandem.worker import router_streams
 from tandem.worker.control_client import ControlClient
 from tandem.worker.events import Event
-from tandem.worker.peer_union import PeerUnion
 from tests.fakes.simulation.schedule import run_schedule
 
 # First bytes of tapes in which only routers fail, or everything may fail and events run one by one.
@@ -197,7 +197,7 @@ def test_links_chosen_by_the_last_router_alone_are_caught(monkeypatch: pytest.Mo
 
 
 def test_links_that_end_with_a_router_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.worker.peer_union.KEEP_S", 0.0)
+    monkeypatch.setattr("tandem.peer_union.KEEP_S", 0.0)
     assert find_violation(ONLY_ROUTERS_FAIL) == "a link is dropped at once"
 
 

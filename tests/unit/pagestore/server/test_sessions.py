@@ -1,13 +1,12 @@
 import pytest
 
 from tandem.pagestore.server.sessions import MAX_ASKED, Sessions
-from tests.fakes.store_client import hello
 
 
 def test_a_closed_session_settles_with_its_process_or_its_next_session() -> None:
     sessions, gone = Sessions(), set[str]()
     for name in ("a", "b", "c"):
-        session = sessions.open(name, hello(incarnation=name), lambda name=name: name in gone)
+        session = sessions.open(name, name, lambda name=name: name in gone)
         session.writing[0] = 1
         assert sessions.close(name) is session
     assert (sessions.num_open, sessions.num_closed) == (0, 3)
@@ -20,7 +19,7 @@ def test_a_closed_session_settles_with_its_process_or_its_next_session() -> None
 
 def test_a_closed_session_without_slots_is_not_kept() -> None:
     sessions = Sessions()
-    sessions.open("a", hello("life"), lambda: False)
+    sessions.open("a", "life", lambda: False)
     sessions.close("a")
     assert [session.name for session in sessions.take_settled()] == ["a"] and sessions.num_closed == 0
 
@@ -33,7 +32,7 @@ def test_a_bounded_number_of_processes_is_asked_for_at_a_time() -> None:
         return False
 
     for number in range(3 * MAX_ASKED):
-        session = sessions.open(str(number), hello(str(number)), lambda number=number: is_gone(number))
+        session = sessions.open(str(number), str(number), lambda number=number: is_gone(number))
         session.writing[number] = 1
         sessions.close(str(number))
     for part in range(3):
@@ -44,9 +43,9 @@ def test_a_bounded_number_of_processes_is_asked_for_at_a_time() -> None:
 
 def test_a_name_has_one_session() -> None:
     sessions = Sessions()
-    sessions.open("a", hello("life"), lambda: False)
+    sessions.open("a", "life", lambda: False)
     with pytest.raises(ValueError, match="open already"):
-        sessions.open("a", hello("life"), lambda: False)
+        sessions.open("a", "life", lambda: False)
     assert sessions.names_of("life") == ["a"] and sessions.names_of("other") == []
     with pytest.raises(ValueError, match="no session b"):
         sessions.get("b")

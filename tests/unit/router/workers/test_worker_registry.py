@@ -109,7 +109,7 @@ async def test_linked_both_workers_pair_with_all() -> None:
     )
     for worker in (p, a, b):
         (*_, peers) = [message for message in worker.sent if isinstance(message, Peers)]
-        assert [peer.worker_id for peer in peers.decode_workers] == ["a", "b"]
+        assert [peer.worker_id for peer in peers.peers] == ["a", "b"]
     assert not [message for message in alone.sent if isinstance(message, Peers)]
     assert pairs(h) == ["a-a", "b-b", "alone-alone"]
     p.link_to("a")

@@ -1,4 +1,4 @@
-"""The decode workers that a prefill worker links to."""
+"""The peers that routers name: decode workers to a prefill worker, page stores to each other."""
 
 from collections.abc import Callable, Sequence
 
@@ -29,7 +29,7 @@ class PeerUnion:
         self._note_unnamed(before)
 
     def peers(self) -> tuple[Peer, ...]:
-        """Returns the peers to link to. An old incarnation of a peer counts only while a router names it."""
+        """Returns the peers to know. An old incarnation of a peer counts only while a router names it."""
         named = self._all_named()
         lives = {peer.worker_id for peer in named}
         now = self._clock()

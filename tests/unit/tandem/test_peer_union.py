@@ -1,7 +1,7 @@
 """Linked peers as routers come and go."""
 
 from tandem.messages import Peer
-from tandem.worker.peer_union import KEEP_S, PeerUnion
+from tandem.peer_union import KEEP_S, PeerUnion
 from tests.fakes.clock import FakeClock
 
 D0, D0_AGAIN, D1 = Peer("d0", "life 1", "a:1"), Peer("d0", "life 2", "a:3"), Peer("d1", "life 1", "a:2")
