@@ -1,8 +1,8 @@
-"""A slow tier whose transfers end when the test says so."""
+"""Slow tiers whose transfers end, and questions are answered, when the test says so."""
 
 from collections.abc import Sequence
 
-from tandem.pagestore.server.base import EndedTransfer, SlowTier, StoredPage
+from tandem.pagestore.server.base import AskedTier, EndedTransfer, SlowTier, StoredPage
 
 
 class FakeSlowTier(SlowTier):
@@ -78,3 +78,45 @@ class FakeSlowTier(SlowTier):
 
     def close(self) -> None:
         pass
+
+
+class FakeAskedTier(FakeSlowTier, AskedTier):
+    """Finds only pages that an answer has named.
+
+    Attributes:
+        questions: keys of each question that is not answered.
+        is_away: there is nobody to ask.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.questions: dict[int, tuple[bytes, ...]] = {}
+        self.is_away = False
+        self._num_questions = 0
+        self._answered: list[int] = []
+        self._named: set[bytes] = set()
+
+    def answer(self, question: int) -> None:
+        self._named.update(self.questions.pop(question))
+        self._answered.append(question)
+
+    def find(self, key: bytes) -> StoredPage | None:
+        return super().find(key) if key in self._named else None
+
+    def ask(self, keys: Sequence[bytes]) -> int | None:
+        if self.is_away:
+            return None
+        self._num_questions += 1
+        self.questions[self._num_questions] = tuple(keys)
+        return self._num_questions
+
+    def cancel(self, question: int) -> None:
+        self.questions.pop(question, None)
+
+    def take_answered(self) -> Sequence[int]:
+        answered, self._answered = self._answered, []
+        return answered
+
+    def purge(self) -> None:
+        super().purge()
+        self._named.clear()

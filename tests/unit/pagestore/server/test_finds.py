@@ -1,10 +1,10 @@
 """Finds that read pages from slower tiers."""
 
-from tandem.pagestore.messages import DISK, HOST, PEER, PRESENT
+from tandem.pagestore.messages import DISK, HOST, PEER, PRESENT, Find, Found
 from tandem.pagestore.server.finds import MAX_READS, PATIENCE_S, READ_AHEAD
 from tandem.pagestore.server.page_store import PageStore
 from tests.fakes.clock import FakeClock
-from tests.fakes.slow_tier import FakeSlowTier
+from tests.fakes.slow_tier import FakeAskedTier, FakeSlowTier
 from tests.fakes.store_client import StoreClient, key, stored_page
 
 
@@ -201,3 +201,115 @@ def test_a_page_behind_a_hole_stays_until_its_turn() -> None:
     setup.end_read("a0")
     (found,) = client.found()
     assert (found.tiers, found.num_coming) == ((DISK, HOST), 0)
+
+
+class Asking:
+    """A store that has no page, and peers that have those of chains."""
+
+    def __init__(self, num_slots: int = 8, *chains: list[str]) -> None:
+        self.peers, self.clock = FakeAskedTier(), FakeClock()
+        for names in chains:
+            for parent, name in zip(["", *names], names, strict=False):
+                self.peers.add(stored_page(name, parent))
+        self.store = PageStore(num_slots, self.clock, [(PEER, self.peers)])
+        self.client = StoreClient(self.store)
+
+    def answer(self) -> Found:
+        """Answers the only question. Returns the store's answer."""
+        (question,) = self.peers.questions
+        self.peers.answer(question)
+        (found,) = self.client.found()
+        return found
+
+
+def test_peers_are_asked_for_the_pages_behind_the_run() -> None:
+    asking = Asking(8, chain("a", 3))
+    asking.client.store_pages(["a0"])
+    found = asking.client.find([*chain("a", 3), "beyond"])
+    assert (found.tiers, found.num_coming, found.is_asking) == ((HOST,), 0, True)
+    assert list(asking.peers.questions.values()) == [(key("a1"), key("a2"), key("beyond"))]
+    found = asking.answer()
+    assert (found.first, found.tiers, found.num_coming, found.is_asking) == (1, (), 2, False)
+    assert asking.store.stats().counts.keys_missed == 1
+    for slot in list(asking.peers.reads):
+        asking.peers.end_read(slot)
+    assert [answer.tiers for answer in asking.client.found()] == [(PEER,), (PEER,)]
+
+
+def test_peers_without_pages_end_the_find() -> None:
+    asking = Asking()
+    assert asking.client.find(["a0"]).is_asking
+    assert asking.store.stats().num_waiting == 1
+    found = asking.answer()
+    assert (found.slots, found.num_coming, found.is_asking) == ((), 0, False)
+    assert asking.store.stats().num_waiting == 0
+    assert asking.store.stats().counts.keys_missed == 1
+
+
+def test_pages_written_meanwhile_are_answered_with_the_peers() -> None:
+    asking = Asking(8, ["a0"])
+    asking.client.find(["a0", "a1"])
+    asking.client.store_pages(["a0", "a1"])
+    assert asking.answer().tiers == (HOST, HOST)
+    assert not asking.peers.reads
+
+
+def test_nobody_is_asked_for_pages_that_are_here_or_being_written() -> None:
+    asking = Asking()
+    asking.client.store_pages(["a0"])
+    asking.client.put(["a1"], parent="a0")
+    assert not asking.client.find(["a0", "a1", "a2"]).is_asking
+    assert not asking.client.find(["a0"]).is_asking
+    asking.peers.is_away = True
+    assert not asking.client.find(["b0"]).is_asking
+
+
+def test_the_end_of_a_find_cancels_its_question() -> None:
+    asking = Asking()
+    asking.client.end_find(asking.client.find(["a0"]))
+    assert not asking.peers.questions
+    asking.client.find(["a0"])
+    asking.store.close_session("s")
+    assert not asking.peers.questions
+    assert asking.store.stats().counts.keys_missed == 2
+
+
+def test_a_purge_and_a_passed_deadline_end_finds_that_ask() -> None:
+    asking = Asking()
+    asking.client.find(["a0"])
+    asking.client.purge()
+    assert [found.is_asking for found in asking.client.found()] == [False]
+    asking.client.find(["a0"])
+    asking.clock.advance(PATIENCE_S)
+    assert [found.is_asking for found in asking.client.found()] == [False]
+    assert not asking.peers.questions
+
+
+def test_an_answer_after_the_end_has_no_effect() -> None:
+    asking = Asking(8, ["a0"])
+    found = asking.client.find(["a0"])
+    (question,) = asking.peers.questions
+    asking.peers.answer(question)
+    asking.client.end_find(found)
+    assert asking.client.found() == [] and not asking.peers.reads
+
+
+def test_a_peer_s_find_asks_no_further_peer_and_is_not_counted() -> None:
+    asking = Asking(8, chain("a", 2))
+    asking.client.find(chain("a", 2))
+    asking.answer()
+    for slot in list(asking.peers.reads):
+        asking.peers.end_read(slot, ok=slot == 0)
+    asking.client.found()
+    asking.client.find(chain("a", 2))
+    before = asking.store.stats().counts
+    asking.store.open_peer_session("peer")
+    asking.store.receive("peer", Find(1, "", (key("a0"), key("a1"))))
+    (found,) = asking.store.take_outgoing()["peer"]
+    assert isinstance(found, Found)
+    assert (len(found.slots), found.num_coming, found.is_asking) == (1, 0, False)
+    assert [page.key for page in asking.store.run_of([key("a0"), key("a1")])] == [key("a0")]
+    assert asking.store.stats().counts == before
+    asking.store.close_session("peer")
+    asking.store.poll()
+    assert asking.store.stats().num_closed == 0 and asking.store.check_integrity() == ""

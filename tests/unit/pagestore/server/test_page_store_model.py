@@ -29,7 +29,7 @@ from tandem.pagestore.messages import (
 )
 from tandem.pagestore.server.page_store import PageStore
 from tests.fakes.clock import FakeClock
-from tests.fakes.slow_tier import FakeSlowTier
+from tests.fakes.slow_tier import FakeAskedTier, FakeSlowTier
 from tests.fakes.store_client import hello, identity, key, stored_page
 
 LETTERS = "abc"
@@ -60,6 +60,7 @@ class Read:
     names: list[str]
     slots: list[int] = field(default_factory=list)
     num_coming: int = 0
+    is_asking: bool = False
 
 
 @dataclass(eq=False)
@@ -105,7 +106,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.workers = [self.new_worker() for _ in range(WORKERS)]
         self.exiting: list[Worker] = []
         self.history: list[tuple[int, int]] = [(0, 1)]
-        self.disk, self.peers = FakeSlowTier(2), FakeSlowTier(0)
+        self.disk, self.peers = FakeSlowTier(2), FakeAskedTier()
         for tier, paths in ((self.disk, on_disk), (self.peers, at_peers)):
             for path in sorted(paths):
                 for name in prefixes(path):
@@ -215,7 +216,7 @@ class StoreMachine(RuleBasedStateMachine):
             entry.pins += 1
             entry.use = self.tick
             read.slots.append(slot)
-        read.num_coming = found.num_coming
+        read.num_coming, read.is_asking = found.num_coming, found.is_asking
         assert len(read.slots) + found.num_coming <= len(read.names)
 
     def remember(self, slot: int, generation: int) -> None:
@@ -310,7 +311,7 @@ class StoreMachine(RuleBasedStateMachine):
             worker.session = None
         copying = [w for w in self.processes() if w.writes or w.reads or w in self.exiting]
         former: dict[int, Callable[[], bool]] = {w.pid: (lambda w=w: w.is_gone) for w in copying}
-        disk, self.disk, self.peers = self.disk, FakeSlowTier(2), FakeSlowTier(0)
+        disk, self.disk, self.peers = self.disk, FakeSlowTier(2), FakeAskedTier()
         self.disk.pages.update(disk.pages)
         self.start_store(former)
 
@@ -338,7 +339,7 @@ class StoreMachine(RuleBasedStateMachine):
         removed = self.removed()
         if parent in self.by_name:
             self.by_name[parent].use = self.tick
-        on_tiers = self.has_tiers and (key(parent) in self.disk.pages or key(parent) in self.peers.pages)
+        on_tiers = self.has_tiers and (key(parent) in self.disk.pages or self.peers.find(key(parent)) is not None)
         wanted = self.is_quiet() and (not parent or parent in self.by_name or on_tiers)
         # A find may have pinned pages behind one that is still coming.
         reads = [read for w in self.processes() for read in w.reads]
@@ -436,7 +437,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert isinstance(found, Found) and not outgoing
         self.take_found(session, found)
         assert len(read.slots) == expected
-        assert self.has_tiers or found.num_coming == 0
+        assert self.has_tiers or (found.num_coming == 0 and not found.is_asking)
         self.follow()
 
     @rule(which=st.integers(0, WORKERS - 1), number=st.integers(0, 9))
@@ -467,7 +468,9 @@ class StoreMachine(RuleBasedStateMachine):
         for entry in list(self.by_name.values()):
             self.drop(entry)
         self.follow()
-        assert not any(read.num_coming for w in self.workers for read in w.reads if read.session == w.session)
+        assert not any(
+            read.num_coming or read.is_asking for w in self.workers for read in w.reads if read.session == w.session
+        )
 
     # --- slower tiers ---------------------------------------------------------------------------------------------
 
@@ -496,6 +499,40 @@ class StoreMachine(RuleBasedStateMachine):
         entry = self.by_slot[slot]
         if not entry.is_listed:
             self.drop(entry)
+        self.poll()
+
+    @rule(is_away=st.booleans())
+    def come_or_go(self, is_away: bool) -> None:
+        self.peers.is_away = is_away
+
+    @precondition(lambda self: self.peers.questions)
+    @rule(number=st.integers(0, 9))
+    def answer(self, number: int) -> None:
+        self.peers.answer(list(self.peers.questions)[number % len(self.peers.questions)])
+        self.poll()
+
+    @rule(path=PATHS)
+    def find_for_peer(self, path: str) -> None:
+        """The store of another node gets pages, none of which comes from further nodes."""
+        peer = self.new_worker()
+        peer.session = self.new_name()
+        self.exiting.append(peer)
+        names = prefixes(path)
+        keys = tuple(map(key, names))
+        reads = dict(self.peers.reads)
+        peer.reads.append(Read(peer.session, 1, names))
+        num_found = len(self.store.run_of(keys))
+        self.store.open_peer_session(peer.session)
+        self.tick += 1
+        self.store.receive(peer.session, Find(1, "", keys))
+        self.follow()
+        (read,) = peer.reads
+        assert not read.is_asking and len(read.slots) + read.num_coming <= len(names)
+        assert self.peers.reads == reads
+        assert num_found >= len(read.slots)
+        self.store.close_session(peer.session)
+        self.settle(peer)
+        self.exiting.remove(peer)
         self.poll()
 
     @rule(path=PATHS, happens=SELDOM)
@@ -541,6 +578,8 @@ class StoreMachine(RuleBasedStateMachine):
             assert stats.num_writing + stats.num_reading == num_unready
             # Pages that slower tiers have read are pinned before the model hears of them.
             assert self.has_tiers or stats.num_pinned == sum(entry.pins > 0 for entry in self.by_slot.values())
+            asking = [read for w in self.workers for read in w.reads if read.session == w.session and read.is_asking]
+            assert len(asking) == len(self.peers.questions), "a question without a find, or a find without a question"
 
     def teardown(self) -> None:
         """With every copy over, all slots can be had again."""
