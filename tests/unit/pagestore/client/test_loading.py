@@ -3,7 +3,7 @@
 import pytest
 
 from tandem.pagestore.client import load_copies, loading, node_keys
-from tandem.pagestore.messages import DISK, HOST, Find, Found
+from tandem.pagestore.messages import DISK, HOST, PEER, Find, Found
 from tandem.worker.page_tier import TierHits
 from tests.fakes.store_tier import FIRST, SECOND, TierSide, keys_of, tokens
 
@@ -396,3 +396,40 @@ def test_long_prompt_is_hashed_in_several_turns() -> None:
     assert side.tier.next_deadline() == side.clock()
     side.turn(2)
     assert side.find().keys == tuple(keys_of(prompt))
+
+
+def test_a_prefetch_waits_while_other_nodes_are_asked() -> None:
+    side = TierSide()
+    side.compute_s = 0.5
+    find = begin(side)
+    side.answer(Found(find.number, 0, (), (), (), 0, is_asking=True))
+    side.turn()
+    assert side.tier.is_loading(FIRST) and side.ended() == []
+    side.answer(Found(find.number, 0, (), (), (), 5))
+    side.turn()
+    assert side.tier.is_loading(FIRST)
+    side.copies.region |= dict(enumerate(find.keys))
+    side.answer(Found(find.number, 0, tuple(range(5)), (1,) * 5, (PEER,) * 5, 0))
+    side.turn()
+    side.copies.end_all()
+    side.turn()
+    side.check_contents(PROMPT)
+    assert side.tier.end(FIRST) == TierHits(peer=10)
+    assert side.ended() == [find.number]
+
+
+def test_a_prefetch_ends_when_no_other_node_has_more_and_at_its_deadline() -> None:
+    side = TierSide()
+    find = begin(side)
+    side.answer(Found(find.number, 0, (), (), (), 0, is_asking=True))
+    side.answer(Found(find.number, 0, (), (), (), 0))
+    side.turn()
+    assert not side.tier.is_loading(FIRST) and side.ended() == [find.number]
+    side.tier.end(FIRST)
+    side.tier.prefetch(SECOND, PROMPT, "")
+    side.turn()
+    find = side.find()
+    side.answer(Found(find.number, 0, (), (), (), 0, is_asking=True))
+    side.clock.advance(side.compute_s)
+    side.turn()
+    assert not side.tier.is_loading(SECOND) and side.ended() == [find.number]

@@ -1,12 +1,12 @@
 """A scripted store and real routers over real gRPC."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from tandem.engine.kvcache.cache_changes import CacheChanges, ChangeLog
-from tandem.messages import PROTOCOL_VERSION, RepeatPrefixes, StoreJoin
+from tandem.messages import PROTOCOL_VERSION, Peer, RepeatPrefixes, StoreJoin
 from tandem.pagestore.messages import DISK, HOST, Purge
 from tandem.pagestore.server import router_feed
 from tandem.pagestore.server.page_store import PageStore
@@ -191,3 +191,34 @@ async def test_a_real_store_is_known() -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await port.stop()
+
+
+@run
+async def test_stores_know_the_others_that_any_router_names() -> None:
+    ports = [RouterPort(), RouterPort()]
+    for port in ports:
+        await port.start()
+    named: dict[str, Sequence[Peer]] = {}
+
+    def feed(name: str, *to: RouterPort) -> RouterFeed:
+        join = StoreJoin(PROTOCOL_VERSION, name, f"life of {name}", name, address=f"{name}:1")
+        addresses = [port.address for port in to]
+        store = ScriptedStore()
+        return RouterFeed(
+            addresses, join, ClusterCredentials(TOKEN), store.take_changes, lambda peers: named.update({name: peers})
+        )
+
+    tasks = [asyncio.create_task(feed(*args).run()) for args in (("a", *ports), ("b", ports[0]), ("c", ports[1]))]
+    try:
+        await wait_until(lambda: len(named.get("a", ())) == 2)
+        assert {peer.worker_id for peer in named["a"]} == {"b", "c"}
+        assert list(named["b"]) == list(named["c"]) == [Peer("a", "life of a", "a:1")]
+        # A lost router removes nobody at once.
+        await ports[0].stop()
+        await wait_until(lambda: not list(ports[0].router.stores))
+        await asyncio.sleep(3 * router_feed.INTERVAL_S)
+        assert len(named["a"]) == 2
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from tandem.messages import PROTOCOL_VERSION, CachedPrefixes, RepeatPrefixes, StoreBeat, StoreJoin
+from tandem.messages import PROTOCOL_VERSION, CachedPrefixes, Peer, Peers, RepeatPrefixes, StoreBeat, StoreJoin
 from tandem.router.workers.store_registry import Store, StoreRegistry
 from tests.fakes.clock import FakeClock
 
@@ -92,3 +92,18 @@ def test_another_message_is_an_error() -> None:
     store = stores.connect("store-0", "a")
     with pytest.raises(ValueError, match="unexpected StoreJoin"):
         stores.registry.receive(store, store.join)
+
+
+def test_stores_are_told_of_each_other_when_that_changes() -> None:
+    registry = StoreRegistry(FakeClock(), 1.0)
+    told: dict[str, list[Any]] = {}
+    stores = {}
+    for name, address in (("a", "a:1"), ("b", "b:1"), ("silent", "")):
+        told[name] = []
+        join = StoreJoin(PROTOCOL_VERSION, name, f"life of {name}", name, address=address)
+        stores[name] = registry.connect(join, told[name].extend, lambda reason: None)
+        registry.name_peers()
+    a, b = Peer("a", "life of a", "a:1"), Peer("b", "life of b", "b:1")
+    assert told == {"a": [Peers((b,))], "b": [Peers((a,))], "silent": [Peers((a, b))]}
+    registry.lose(stores["b"], "it died")
+    assert told["a"][1:] == [Peers(())] and told["silent"][1:] == [Peers((a,))]
