@@ -208,7 +208,8 @@ async def test_stores_know_the_others_that_any_router_names() -> None:
             addresses, join, ClusterCredentials(TOKEN), store.take_changes, lambda peers: named.update({name: peers})
         )
 
-    tasks = [asyncio.create_task(feed(*args).run()) for args in (("a", *ports), ("b", ports[0]), ("c", ports[1]))]
+    feeds = (feed("a", *ports), feed("b", ports[0]), feed("c", ports[1]))
+    tasks = [asyncio.create_task(one.run()) for one in feeds]
     try:
         await wait_until(lambda: len(named.get("a", ())) == 2)
         assert {peer.worker_id for peer in named["a"]} == {"b", "c"}
