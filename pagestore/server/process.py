@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -15,12 +16,15 @@ from tandem.key_file import watched_keys
 from tandem.messages import PROTOCOL_VERSION, PageFormat, StoreBeat, StoreJoin
 from tandem.open_files import raise_open_files_limit
 from tandem.pagestore.config import StoreConfig
-from tandem.pagestore.messages import DISK
+from tandem.pagestore.messages import DISK, PEER
 from tandem.pagestore.region import Region
 from tandem.pagestore.region_client import take_region
+from tandem.pagestore.server.base import SlowTier
 from tandem.pagestore.server.disk.disk_tier import DiskStats, DiskTier
 from tandem.pagestore.server.metrics import store_registry
 from tandem.pagestore.server.page_store import PageStore
+from tandem.pagestore.server.peers.peer_tier import PeerTier
+from tandem.pagestore.server.peers.service import PeerPages
 from tandem.pagestore.server.router_feed import RouterFeed
 from tandem.pagestore.server.server import StoreAdmin, StoreServer
 from tandem.rpc.auth import cluster_auth
@@ -48,11 +52,13 @@ class StoreProcess:
         self._credentials = ClusterCredentials(config.cluster_token, config.cluster_tls)
         self._loop_thread = LoopThread()
         self._region: Region | None = None
+        self._slots = memoryview(b"")
         self._former_users: dict[int, ExitWatch] = {}
         self._sessions = StoreServer(self._make_store, _end_process)
         self._server: grpc.aio.Server | None = None
         self._metrics: MetricsServer | None = None
         self._disk: DiskTier | None = None
+        self._peers: PeerTier | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> str:
@@ -65,6 +71,7 @@ class StoreProcess:
         raise_open_files_limit()
         taken = take_region(Path(self._config.region_socket), self._config.cluster_token)
         self._region = taken.region
+        self._slots = memoryview(taken.region.map())
         self._former_users = {user.pid: ExitWatch(user) for user in taken.users}
         self._loop_thread.start()
         return self._loop_thread.call(self._serve(), START_TIMEOUT_S)
@@ -98,12 +105,16 @@ class StoreProcess:
             )
         logger.info("%d slots of %d bytes", num_slots, page_format.page_bytes)
         former = {pid: watch.is_gone for pid, watch in self._former_users.items()}
-        tiers = [(DISK, self._disk)] if self._disk is not None else []
-        store = PageStore(num_slots, time.monotonic, tiers, former)
-        self._tasks.append(asyncio.create_task(self._report(store)))
+        self._peers = PeerTier(self._slots, page_format, self._credentials, time.monotonic, self._sessions.poll_soon)
+        tiers: list[tuple[int, SlowTier]] = [(DISK, self._disk)] if self._disk is not None else []
+        store = PageStore(num_slots, time.monotonic, [*tiers, (PEER, self._peers)], former)
+        self._tasks.append(asyncio.create_task(self._report(store, self._peers)))
         return store
 
-    async def _report(self, store: PageStore) -> None:
+    def _hear_purges(self, names: Sequence[bytes]) -> bool:
+        return self._peers is not None and self._peers.hear_purges(names)
+
+    async def _report(self, store: PageStore, peers: PeerTier) -> None:
         config = self._config
         join = StoreJoin(
             PROTOCOL_VERSION,
@@ -116,7 +127,9 @@ class StoreProcess:
             self.metrics_address,
         )
         try:
-            await RouterFeed(config.routers, join, self._credentials, store.take_changes, self._beat).run()
+            await RouterFeed(
+                config.routers, join, self._credentials, store.take_changes, self._beat, peers.set_peers
+            ).run()
         except Exception:
             logger.exception("the page store failed")
             _end_process()
@@ -149,6 +162,7 @@ class StoreProcess:
                 await asyncio.to_thread(keys.poll)
                 self._tasks.append(asyncio.create_task(watch([keys])))
         self._sessions.add_to(server)
+        PeerPages(self._sessions, self._slots, self._hear_purges).add_to(server)
         StoreAdmin(self._sessions, registry).add_to(server)
         await server.start()
         self._tasks.append(asyncio.create_task(self._sessions.run(POLL_INTERVAL_S)))
@@ -159,6 +173,8 @@ class StoreProcess:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._sessions.stop()
+        if self._peers is not None:
+            await self._peers.stop()
         if self._server is not None:
             await self._server.stop(STOP_GRACE_S)
 

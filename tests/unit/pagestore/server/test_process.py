@@ -1,15 +1,18 @@
 """A store process within this one, over a real region."""
 
+import asyncio
+import itertools
 import os
 import queue
 import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from tandem.pagestore.config import StoreConfig, StoreDisk
 from tandem.pagestore.messages import (
     DISK,
     NO_ROOM,
+    PEER,
     STORE_CLIENT_CODEC,
     STORE_SERVER_CODEC,
     Find,
@@ -45,9 +49,13 @@ from tandem.router.policies.least_cost import LeastCost
 from tandem.router.router import Router
 from tandem.router.store_reports import StoreReports
 from tandem.rpc.auth import cluster_auth, cluster_metadata
-from tandem.rpc.channel import bind, new_server
+from tandem.rpc.channel import bind, new_server, open_channel
 from tandem.rpc.loop_thread import LoopThread
 from tandem.v1 import store_pb2_grpc
+from tests.fakes.router_harness import run
+from tests.unit.pagestore.server.test_router_feed import TOKEN as ROUTER_TOKEN
+from tests.unit.pagestore.server.test_router_feed import RouterPort
+from tests.unit.pagestore.server.test_server import Client
 from tests.unit.pagestore.test_region_holder import OTHER_USER, TOKEN
 
 PAGE_BYTES = 4096
@@ -239,3 +247,59 @@ def test_routers_learn_who_and_where_the_store_is_and_what_it_holds(config: Stor
 def test_a_wrong_token_gets_no_region(config: StoreConfig) -> None:
     with pytest.raises(PermissionError, match="the cluster token is wrong"):
         StoreProcess(replace(config, cluster_token="another")).start()
+
+
+@run
+async def test_two_stores_learn_of_each_other_from_a_router_and_share_pages() -> None:
+    port = RouterPort()
+    await port.start()
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+        regions, configs = [], []
+        for number in range(2):
+            region = Region.create(NUM_SLOTS * PAGE_BYTES, GIB)
+            path = Path(directory) / str(number)
+            stack.callback(RegionHolder(path, ROUTER_TOKEN, region).close)
+            reserved = stack.enter_context(socket.socket())
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            reserved.bind(("127.0.0.1", 0))
+            regions.append(region.map())
+            configs.append(
+                StoreConfig(
+                    f"store-{number}",
+                    str(path),
+                    "127.0.0.1",
+                    reserved.getsockname()[1],
+                    routers=(port.address,),
+                    cluster_token=ROUTER_TOKEN,
+                )
+            )
+        processes = [StoreProcess(config) for config in configs]
+        clients = []
+        for process in processes:
+            address = await asyncio.to_thread(process.start)
+            channel = open_channel(address)
+            clients.append(Client(channel, ROUTER_TOKEN))
+            clients[-1].send(StoreHello(PROTOCOL_VERSION, "w", address, 1, PageFormat("model", PAGE_BYTES, "fake")))
+            await clients[-1].read()
+        try:
+            clients[0].send(PUT)
+            granted = await clients[0].read()
+            (slot,) = granted.slots
+            regions[0][slot * PAGE_BYTES : (slot + 1) * PAGE_BYTES] = b"x" * PAGE_BYTES
+            clients[0].send(Wrote(granted.slots, granted.generations))
+            async with asyncio.timeout(20.0):
+                for number in itertools.count():
+                    clients[1].send(Find(number, "", PUT.keys))
+                    answers = [await clients[1].read()]
+                    while answers[-1].num_coming or answers[-1].is_asking:
+                        answers.append(await clients[1].read())
+                    if answers[-1].slots:
+                        break
+                    await asyncio.sleep(0.05)
+            assert answers[-1].tiers == (PEER,)
+            (slot,) = answers[-1].slots
+            assert regions[1][slot * PAGE_BYTES : (slot + 1) * PAGE_BYTES] == b"x" * PAGE_BYTES
+        finally:
+            for process in processes:
+                await asyncio.to_thread(process.stop)
+            await port.stop()
