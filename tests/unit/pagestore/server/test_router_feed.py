@@ -205,7 +205,11 @@ async def test_stores_know_the_others_that_any_router_names() -> None:
         addresses = [port.address for port in to]
         store = ScriptedStore()
         return RouterFeed(
-            addresses, join, ClusterCredentials(TOKEN), store.take_changes, lambda peers: named.update({name: peers})
+            addresses,
+            join,
+            ClusterCredentials(TOKEN),
+            store.take_changes,
+            on_peers=lambda peers: named.update({name: peers}),
         )
 
     feeds = (feed("a", *ports), feed("b", ports[0]), feed("c", ports[1]))
