@@ -6,7 +6,6 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tandem.pagestore.messages import GaveUp, Wrote
 from tandem.pagestore.server.key_index import KeyIndex
 from tandem.pagestore.server.page_memory import PageMemory
 from tandem.pagestore.server.page_store import PageStore
@@ -76,14 +75,6 @@ def _(patch: pytest.MonkeyPatch) -> None:
         return slot
 
     patch.setattr(SlotTable, "take", take_again)
-
-
-@fault("messages of an earlier generation count")
-def _(patch: pytest.MonkeyPatch) -> None:
-    def take_written(self: PageStore, session: Session, message: Wrote | GaveUp) -> list[int]:
-        return [slot for slot in message.slots if session.writing.pop(slot, None) is not None]
-
-    patch.setattr(PageStore, "_take_written", take_written)
 
 
 @fault("pages are found while they are written")
