@@ -12,10 +12,10 @@ other one has a turn between two turns of one. First turns are not measured: the
     --layouts "--workers 2" "--prefill 1 --decode 1" "--both 2" --cells 4096x256@10 1024x512@20
   python -m benchmarks.goodput --device cuda --model DIRECTORY --load-format dummy --out results \\
     --layouts "--both 1" "--both 1 --store-memory 160GiB" --cells 8192+256x64x4@4/0.8 8192+256x64x4@8/3 4096x256@5
-  python -m benchmarks.goodput --out results --ttft 2000 --itl 250 --seconds 8 \\
-    --layouts "--both 1 --num-pages 64 --max-model-len 512" \\
-      "--both 1 --num-pages 64 --max-model-len 512 --store-memory 1GiB" \\
-    --cells 256+24x4x2@1/0.8 256+24x4x2@1/3 280x4@0.7
+  python -m benchmarks.goodput --model DIRECTORY --load-format dummy --vocab-size 300 --out results \\
+    --itl 100 --seconds 8 --layouts "--both 1 --num-pages 256 --max-model-len 512" \\
+      "--both 1 --num-pages 256 --max-model-len 512 --store-memory 256MiB" \\
+    --cells 256+24x4x4@8/0.8 256+24x4x4@8/3 280x4@6
 """
 
 import argparse
