@@ -280,7 +280,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     return GroupScheduling(config, log)
 
 
-def save_tiny_model(directory: Path, **settings: Any) -> None:
+def save_tiny_model(directory: Path, *, intermediate_size: int = 128, **settings: Any) -> None:
     """Save a random two-layer Llama with grouped-query attention and byte tokens."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -289,7 +289,7 @@ def save_tiny_model(directory: Path, **settings: Any) -> None:
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=64,
-        intermediate_size=128,
+        intermediate_size=intermediate_size,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,

@@ -177,9 +177,13 @@ class Footprints:
         self._router_pid = ray.get(served.cluster.actor("router-0").__ray_call__.remote(lambda actor: os.getpid()))
         self._samples: dict[tuple[str, int], list[tuple[int, int]]] = {}
 
+    def processes(self) -> set[tuple[str, int]]:
+        """Return names and pids."""
+        workers = {(worker.worker_id, worker.pid) for worker in self._served.client.server_info().workers}
+        return {*workers, ("router", self._router_pid)}
+
     def measure(self) -> None:
-        processes = {(w.worker_id, w.pid) for w in self._served.client.server_info().workers}
-        for name, pid in [*processes, ("router", self._router_pid)]:
+        for name, pid in self.processes():
             resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
             num_files = len(list(Path(f"/proc/{pid}/fd").iterdir()))
             self._samples.setdefault((name, pid), []).append((resident, num_files))
@@ -193,6 +197,13 @@ class Footprints:
                 bytes_grown = max(bytes_grown, last[0] - warm[0])
                 files_grown = max(files_grown, last[1] - warm[1])
         return bytes_grown, files_grown
+
+    def __str__(self) -> str:
+        """Resident memory of each process at each sample, in MiB."""
+        return "\n".join(
+            f"{name} ({pid}): {' '.join(f'{resident / 2**20:.1f}' for resident, _ in samples)}"
+            for (name, pid), samples in sorted(self._samples.items())
+        )
 
     def assert_flat(self) -> None:
         bytes_grown, files_grown = self.growth()
