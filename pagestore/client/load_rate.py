@@ -28,8 +28,11 @@ class LoadRate:
     def __init__(self) -> None:
         self._answer = _Mean()
         self._copy = _Mean()
-        # Time to bring a page from a slow tier into the region, by tier.
+        # Time to bring a page from a slow tier into the region, by tier: in a Find's first arrival, which includes the
+        # tier's latency, and in later ones.
+        self._first = {DISK: _Mean(), PEER: _Mean()}
         self._coming = {DISK: _Mean(), PEER: _Mean()}
+        self._came_at = {DISK: -math.inf, PEER: -math.inf}
         self._answered_at = self._copied_at = -math.inf
 
     def is_known(self, now: float) -> bool:
@@ -46,9 +49,13 @@ class LoadRate:
         self._copy.observe(seconds / num_pages)
         self._copied_at = now
 
-    def came(self, tier: int, num_pages: int, seconds: float) -> None:
+    def came(self, tier: int, num_pages: int, seconds: float, now: float, *, is_first: bool) -> None:
         """Takes the time of pages from a slow tier since the previous answer to their Find."""
-        self._coming[tier].observe(seconds / num_pages)
+        if is_first:
+            self._first[tier].observe(seconds / num_pages)
+        else:
+            self._coming[tier].observe(seconds / num_pages)
+            self._came_at[tier] = now
 
     def answer_s(self, now: float) -> float:
         """Returns the expected time of an answer, in seconds; 0 if it is not known."""
@@ -58,9 +65,17 @@ class LoadRate:
         """Returns the expected time of copies, in seconds; 0 if it is not known."""
         return (self._copy.value or 0.0) * num_pages if self.is_known(now) else 0.0
 
+    def coming_s(self, tier: int, num_pages: int, now: float) -> float:
+        """Returns the expected time until more pages of a slow tier have come, in seconds; 0 if it is not known."""
+        if tier == HOST or now - self._came_at[tier] >= STALE_S:
+            return 0.0
+        return (self._coming[tier].value or 0.0) * num_pages
+
     def page_s(self, tier: int) -> float | None:
         """Returns the time of one page of a tier, in seconds; None if it was never measured."""
         if self._copy.value is None or tier == HOST:
             return self._copy.value
         coming = self._coming[tier].value
+        if coming is None:
+            coming = self._first[tier].value
         return None if coming is None else max(self._copy.value, coming)

@@ -130,7 +130,8 @@ class PageLoader:
         if before is None:
             self.rate.answered(now - prefetch.asked_at, now)
         elif found.tiers and found.tiers[-1] != HOST:
-            self.rate.came(found.tiers[-1], len(found.slots), now - before)
+            is_first = found.tiers[-1] not in prefetch.tiers
+            self.rate.came(found.tiers[-1], len(found.slots), now - before, now, is_first=is_first)
         prefetch.answered_at = now
         prefetch.num_coming, prefetch.is_asking = found.num_coming, found.is_asking
         is_continued = found.first == len(prefetch.slots) and len(found.slots) == len(found.tiers)
@@ -246,8 +247,8 @@ class PageLoader:
         size = self._cache.page_size
         num_left = len(prefetch.slots) + prefetch.num_coming - prefetch.num_entered
         load_s = self.rate.copy_s(num_left, now)
-        if prefetch.num_coming and prefetch.tiers and (page_s := self.rate.page_s(prefetch.tiers[-1])) is not None:
-            load_s = max(load_s, page_s * prefetch.num_coming)
+        if prefetch.tiers:
+            load_s = max(load_s, self.rate.coming_s(prefetch.tiers[-1], prefetch.num_coming, now))
         return load_s < self._compute_s((prefetch.base + prefetch.num_entered) * size, num_left * size)
 
     def _start_load(self, prefetch: Prefetch, now: float) -> None:

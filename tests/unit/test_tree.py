@@ -50,7 +50,6 @@ TESTED_ELSEWHERE = {
     "kvtransfer/transports/mover.py": "unit/kvtransfer/transports/test_tcp.py",
     "kvtransfer/transports/nccl_communicator.py": "unit/kvtransfer/transports/test_nccl.py",
     "kvtransfer/transports/nccl_mover.py": "unit/kvtransfer/transports/test_nccl.py",
-    "pagestore/client/load_rate.py": "unit/pagestore/client/test_loading.py",
     "pagestore/client/prefetch.py": "unit/pagestore/client/test_loading.py",
     "pagestore/messages.py": "unit/pagestore/test_keys.py",
     "pagestore/region_client.py": "unit/pagestore/test_region_holder.py",
