@@ -354,6 +354,8 @@ def test_pages_that_come_too_slowly_are_not_waited_for() -> None:
         side.clock.advance(0.4)
         side.answer(Found(find.number, i, (50 + i,), (1,), (DISK,), 4 - i))
         side.turn(2)
+        side.copies.end_all()
+        side.turn()
         assert side.tier.is_loading(FIRST) is is_waited_for
 
 
