@@ -153,7 +153,7 @@ class SimWorker:
         )
         self.jobs = JobScheduler(self)
         # Loaded pages that have not entered the tree.
-        self._loaded: dict[int, PageCopy] = {}
+        self._loaded: dict[int, tuple[PageCopy, bytes]] = {}
         self._num_checks = 0
 
     @property
@@ -278,11 +278,11 @@ class SimWorker:
         return True
 
     def landed(self, copy: PageCopy) -> None:
-        self._loaded[copy.page_id] = copy
         # Between two workers' purges, one may load what the other had computed before.
         stamp = max(self.pool.stamp(copy.page_id), copy.seen_reset)
         for half in HALVES:
             self.pool.write(copy.page_id, half, content(self.pool.read(copy.page_id, half)[:MARK_BYTES], stamp))
+        self._loaded[copy.page_id] = copy, self.pool.read(copy.page_id, HALVES[0])
 
     # --- checks ---
 
@@ -315,8 +315,10 @@ class SimWorker:
         for page in (free | unwritten) & self._loaded.keys():
             del self._loaded[page]
         for page in in_tree & self._loaded.keys():
-            copy = self._loaded.pop(page)
-            assert copy.seen_reset == self.seen_reset or self.pool.stamp(page) >= self.seen_reset, (
+            copy, loaded = self._loaded.pop(page)
+            # Between two checks, a loaded page may enter the tree, leave it, and get other content.
+            is_current = self.pool.read(page, HALVES[0]) != loaded or self.pool.stamp(page) >= self.seen_reset
+            assert copy.seen_reset == self.seen_reset or is_current, (
                 f"{self.incarnation}: page {page}, loaded before a reset, enters the tree after it"
             )
 
