@@ -116,6 +116,11 @@ class StoreSession:
                 self._pass_on(STORE_SERVER_CODEC.decode(batch))
         except (grpc.aio.AioRpcError, ValueError) as error:
             reason = (error.details() or reason) if isinstance(error, grpc.aio.AioRpcError) else str(error)
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            # The end of the call, like any other: copies may still run.
+            reason = "the call was cancelled"
         finally:
             self._epoch, self._writer = "", None
             writer.close()
