@@ -138,6 +138,7 @@ class PageStore:
 
     def poll(self) -> None:
         """Notices exits, ended transfers and passed deadlines, and starts transfers."""
+        self._memory.tidy()
         if self._former_users:
             self._former_users = {pid: is_gone for pid, is_gone in self._former_users.items() if not is_gone()}
         for settled in self._sessions.take_settled():
