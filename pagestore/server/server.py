@@ -55,14 +55,17 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
         store_pb2_grpc.add_PageStoreServicer_to_server(self, server)
 
     async def run(self, poll_interval_s: float) -> None:
-        """Polls the store until cancelled."""
-        while True:
-            if self.store is not None:
-                with self._crash_on_errors():
+        """Polls the store until cancelled. Every error is a crash: without polls no slot of a dead worker returns."""
+        try:
+            while True:
+                if self.store is not None:
                     self.store.poll()
-                self._deliver(self.store)
-                self.latest_stats = self.store.stats()
-            await asyncio.sleep(poll_interval_s)
+                    self._deliver(self.store)
+                    self.latest_stats = self.store.stats()
+                await asyncio.sleep(poll_interval_s)
+        except Exception:
+            self._crash()
+            raise
 
     def stop(self) -> None:
         for writer in self._writers.values():
@@ -143,9 +146,12 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
         except ValueError:
             raise
         except Exception:
-            logger.exception("the page store failed")
-            self._on_crash()
+            self._crash()
             raise
+
+    def _crash(self) -> None:
+        logger.exception("the page store failed")
+        self._on_crash()
 
     def _store_for(self, hello: StoreHello) -> PageStore:
         """Raises ValueError: the session is refused."""

@@ -238,6 +238,25 @@ def test_an_error_of_the_store_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("error", [ValueError, KeyError])
+@pytest.mark.parametrize("method", ["poll", "take_outgoing", "stats"])
+def test_an_error_of_a_poll_is_a_crash(monkeypatch: pytest.MonkeyPatch, error: type[Exception], method: str) -> None:
+    """Without polls, no slot of a dead worker would return."""
+
+    def fail() -> None:
+        raise error("planted")
+
+    async def scenario() -> None:
+        async with served() as store, client(store.address, hello()) as one:
+            await one.expect(StoreWelcome)
+            monkeypatch.setattr(store.sessions.store, method, fail)
+            async with asyncio.timeout(5.0):
+                while not store.num_crashes:
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())
+
+
 def test_metrics_and_integrity_are_told() -> None:
     async def scenario() -> None:
         async with served() as store, open_channel(store.address) as channel:
