@@ -50,6 +50,7 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
         self._writers: dict[str, BatchWriter] = {}
         # Session of each incarnation of a worker.
         self._sessions: dict[str, str] = {}
+        self._wake = asyncio.Event()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         store_pb2_grpc.add_PageStoreServicer_to_server(self, server)
@@ -62,10 +63,16 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
                     self.store.poll()
                     self._deliver(self.store)
                     self.latest_stats = self.store.stats()
-                await asyncio.sleep(poll_interval_s)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), poll_interval_s)
+                self._wake.clear()
         except Exception:
             self._crash()
             raise
+
+    def poll_soon(self) -> None:
+        """Ends the pause between two polls."""
+        self._wake.set()
 
     def stop(self) -> None:
         for writer in self._writers.values():

@@ -59,6 +59,7 @@ class DiskTier(SlowTier):
         directory: made (0700) if it is not there; no other store may use it.
         region: all slots, page-aligned for O_DIRECT. Must stay open until `close` returns.
         page_bytes: size of a slot.
+        on_ended: called by any thread when transfers have ended; must not block.
 
     Attributes:
         is_loaded: whether all pages of earlier lives are found.
@@ -76,9 +77,11 @@ class DiskTier(SlowTier):
         page_bytes: int,
         num_threads: int = 4,
         clock: Callable[[], float] = time.monotonic,
+        on_ended: Callable[[], None] = lambda: None,
     ) -> None:
         self._directory = directory
         self._clock = clock
+        self._on_ended = on_ended
         self._lock = threading.Lock()
         self._work_ready = threading.Condition(self._lock)
         self._tidying_ready = threading.Condition(self._lock)
@@ -290,6 +293,7 @@ class DiskTier(SlowTier):
                 self._work_ready.notify()
             if self._book.has_retired:
                 self._tidying_ready.notify()
+        self._on_ended()
 
     def _end_first_locked(self, run: Run, ok: bool) -> None:
         transfer = run.transfers.popleft()

@@ -38,6 +38,7 @@ from tandem.pagestore.messages import (
 from tandem.pagestore.region import GIB, Region
 from tandem.pagestore.region_client import take_region
 from tandem.pagestore.region_holder import RegionHolder
+from tandem.pagestore.server import process as process_of_store
 from tandem.pagestore.server.disk.folder import Folder
 from tandem.pagestore.server.process import StoreProcess
 from tandem.router.config import RouterConfig
@@ -193,6 +194,25 @@ def test_pages_on_disk_outlive_the_store_and_its_memory(config: StoreConfig, tmp
         metrics = metrics_of(process)
         for name in ("disk_up", "disk_moved_pages_total.read", "hit_pages_total.disk"):
             assert metrics[name] == 1
+
+
+def test_reads_of_the_disk_are_answered_before_the_next_poll(
+    config: StoreConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(config, disk=StoreDisk(str(tmp_path / "disk"), 2**20))
+    with running(config) as process, session(config) as (send, answer):
+        send(PUT)
+        granted = answer()
+        assert isinstance(granted, PutGranted)
+        send(Wrote(granted.slots, granted.generations))
+        wait_until(lambda: metrics_of(process).get("disk_pages") == 1)
+    monkeypatch.setattr(process_of_store, "POLL_INTERVAL_S", 3600.0)
+    with running(config) as process, session(config) as (send, answer):
+        wait_until(lambda: process._disk is not None and process._disk.stats().num_pages == 1)
+        send(Find(2, "", PUT.keys))
+        for num_coming in (1, 0):
+            found = answer()
+            assert isinstance(found, Found) and found.num_coming == num_coming
 
 
 def test_a_folder_in_use_refuses_the_session(config: StoreConfig, tmp_path: Path) -> None:

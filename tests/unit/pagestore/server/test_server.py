@@ -47,7 +47,14 @@ def hello(incarnation: str = "life", *, pid: int = 1, page_format: PageFormat = 
 
 
 class Served:
-    """A server with its store of `num_slots`. Attributes: num_crashes: errors of the store."""
+    """A server with its store of `num_slots`.
+
+    Attributes:
+        num_crashes: errors of the store.
+        polls: the task that polls it.
+    """
+
+    polls: "asyncio.Task[None]"
 
     def __init__(self, num_slots: int) -> None:
         self.num_crashes = 0
@@ -73,11 +80,11 @@ async def served(num_slots: int = 4) -> AsyncIterator[Served]:
     registry = store_registry("store-0", lambda: one.sessions.latest_stats, lambda: None, 0)
     StoreAdmin(one.sessions, registry).add_to(server)
     await server.start()
-    polls = asyncio.create_task(one.sessions.run(0.01))
+    one.polls = asyncio.create_task(one.sessions.run(0.01))
     try:
         yield one
     finally:
-        polls.cancel()
+        one.polls.cancel()
         one.sessions.stop()
         await server.stop(0.0)
 
@@ -250,9 +257,9 @@ def test_an_error_of_a_poll_is_a_crash(monkeypatch: pytest.MonkeyPatch, error: t
         async with served() as store, client(store.address, hello()) as one:
             await one.expect(StoreWelcome)
             monkeypatch.setattr(store.sessions.store, method, fail)
-            async with asyncio.timeout(5.0):
-                while not store.num_crashes:
-                    await asyncio.sleep(0.01)
+            with pytest.raises(error):
+                await asyncio.wait_for(store.polls, 5.0)
+            assert store.num_crashes == 1
 
     asyncio.run(scenario())
 
