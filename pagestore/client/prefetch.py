@@ -28,7 +28,8 @@ class Prefetch:
 
     Attributes:
         order: sort key: priority, then age.
-        deadline: computing the pages would be done then.
+        deadline: computing the pages would be done then; infinite if that is unknown.
+        waits_until: the request waits no longer.
         num_pages: full pages of the prompt that may be loaded.
         cached: cached prefix found last.
         base: place in the prompt of the first key's page.
@@ -52,6 +53,7 @@ class Prefetch:
     priority: int
     order: tuple[int, int]
     deadline: float
+    waits_until: float
     num_pages: int
     cached: CachedPrefix = NO_PREFIX
     base: int = 0
