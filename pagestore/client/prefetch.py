@@ -40,6 +40,7 @@ class Prefetch:
         slots, tiers: of the pages found so far.
         num_coming: pages that the store is still reading; meaningless before the first answer.
         num_entered: pages of `keys` that are in the tree, loaded or not.
+        num_copied: copies of pages that have begun; more than pages, if some were evicted.
         leader: other prefetch that loads pages of this one.
         shared_end: number of the leader's keys up to the last that is this one's too.
         loaded: tier by place in the prompt, of pages that this prefetch or its leaders have loaded.
@@ -66,6 +67,7 @@ class Prefetch:
     tiers: list[int] = field(default_factory=list)
     num_coming: int = 0
     num_entered: int = 0
+    num_copied: int = 0
     load: Load | None = None
     leader: "Prefetch | None" = None
     shared_end: int = 0
