@@ -101,6 +101,8 @@ class StoreProcess:
                 self._region.map(),
                 page_format.page_bytes,
                 on_ended=self._poll_soon,
+                # The supervising process has made it. Without its mount, pages would fill the disk below.
+                make_folder=False,
             )
         logger.info("%d slots of %d bytes", num_slots, page_format.page_bytes)
         former = {pid: watch.is_gone for pid, watch in self._former_users.items()}

@@ -56,10 +56,11 @@ class DiskTier(SlowTier):
     background, and frees what segments leave behind. A transfer that the kernel does not end keeps its slot.
 
     Args:
-        directory: made (0700) if it is not there; no other store may use it.
+        directory: no other store may use it.
         region: all slots, page-aligned for O_DIRECT. Must stay open until `close` returns.
         page_bytes: size of a slot.
         on_ended: called by any thread when transfers have ended; must not block.
+        make_folder: makes the folder (0700) if it is not there; else that is a failing disk.
 
     Attributes:
         is_loaded: whether all pages of earlier lives are found.
@@ -78,6 +79,7 @@ class DiskTier(SlowTier):
         num_threads: int = 4,
         clock: Callable[[], float] = time.monotonic,
         on_ended: Callable[[], None] = lambda: None,
+        make_folder: bool = True,
     ) -> None:
         self._directory = directory
         self._clock = clock
@@ -98,7 +100,7 @@ class DiskTier(SlowTier):
         self._folder: Folder | None = None
         self._threads: list[threading.Thread] = []
         try:
-            self._folder = Folder(directory)
+            self._folder = Folder(directory, make=make_folder)
         except OSError as error:
             self._turn_off(_reason(error))
             return

@@ -171,8 +171,24 @@ def session(config: StoreConfig) -> Iterator[tuple[Send, Answer]]:
         call.cancel()
 
 
+def new_disk(folder: Path) -> StoreDisk:
+    Folder(folder).close()
+    return StoreDisk(str(folder), 2**20)
+
+
+def test_a_store_without_its_folder_serves_from_memory_and_makes_none(config: StoreConfig, tmp_path: Path) -> None:
+    """The folder's mount may be gone."""
+    config = replace(config, disk=StoreDisk(str(tmp_path / "mount" / "disk"), 2**20))
+    with running(config) as process, session(config) as (send, answer):
+        send(PUT)
+        granted = answer()
+        assert isinstance(granted, PutGranted) and granted.slots == (0,)
+        wait_until(lambda: metrics_of(process).get("disk_up") == 0)
+    assert not (tmp_path / "mount").exists()
+
+
 def test_pages_on_disk_outlive_the_store_and_its_memory(config: StoreConfig, tmp_path: Path) -> None:
-    config = replace(config, disk=StoreDisk(str(tmp_path / "disk"), 2**20))
+    config = replace(config, disk=new_disk(tmp_path / "disk"))
     region = take_region(Path(config.region_socket), TOKEN).region.map()
     with running(config) as process, session(config) as (send, answer):
         send(PUT)
@@ -199,7 +215,7 @@ def test_pages_on_disk_outlive_the_store_and_its_memory(config: StoreConfig, tmp
 def test_reads_of_the_disk_are_answered_before_the_next_poll(
     config: StoreConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = replace(config, disk=StoreDisk(str(tmp_path / "disk"), 2**20))
+    config = replace(config, disk=new_disk(tmp_path / "disk"))
     with running(config) as process, session(config) as (send, answer):
         send(PUT)
         granted = answer()
@@ -216,7 +232,7 @@ def test_reads_of_the_disk_are_answered_before_the_next_poll(
 
 
 def test_a_folder_in_use_refuses_the_session(config: StoreConfig, tmp_path: Path) -> None:
-    config = replace(config, disk=StoreDisk(str(tmp_path / "disk"), 2**20))
+    config = replace(config, disk=new_disk(tmp_path / "disk"))
     folder = Folder(tmp_path / "disk")
     with running(config):
         (refused,) = answers(config, 1, num_answers=1)
