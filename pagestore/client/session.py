@@ -73,6 +73,10 @@ class StoreSession:
                 if is_cancelled():
                     raise
                 self._log_failure("the call was cancelled")
+            except Exception:
+                # Without this task the worker would serve without a store for good, and a new store wait for its word.
+                logger.exception("the session with the page store failed")
+                delay_s = MAX_RETRY_DELAY_S
             await asyncio.sleep(delay_s)
 
     def _log_failure(self, reason: str) -> None:
@@ -114,8 +118,10 @@ class StoreSession:
             self._pass_on(rest)
             while (batch := await call.read()) is not grpc.aio.EOF:
                 self._pass_on(STORE_SERVER_CODEC.decode(batch))
-        except (grpc.aio.AioRpcError, ValueError) as error:
-            reason = (error.details() or reason) if isinstance(error, grpc.aio.AioRpcError) else str(error)
+        except grpc.aio.AioRpcError as error:
+            reason = error.details() or reason
+        except Exception as error:
+            reason = str(error) or type(error).__name__
         except asyncio.CancelledError:
             if is_cancelled():
                 raise

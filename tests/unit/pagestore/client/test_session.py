@@ -162,6 +162,32 @@ def test_the_next_session_waits_for_copies_after_a_cancelled_call_too(monkeypatc
     asyncio.run(scenario())
 
 
+def test_an_unexpected_error_ends_the_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(session, "MAX_RETRY_DELAY_S", 0.02)
+        store, engine = Store(), Engine()
+        await store.start()
+        async with running(store, engine) as kept:
+            first = await engine.expect(StoreOpened)
+            with monkeypatch.context() as planted:
+                planted.setattr(kept, "_pass_on", lambda messages: 1 / 0)
+                kept.send(first.epoch, [PUT])
+                closed = await engine.expect(StoreClosed)
+            await asyncio.sleep(0.1)
+            assert engine.is_idle
+            closed.when_quiet()
+            await engine.expect(StoreOpened)
+            with monkeypatch.context() as planted:
+                planted.setattr(kept, "_run_once", lambda: 1 / 0)
+                await store.end()
+                (await engine.expect(StoreClosed)).when_quiet()
+                await asyncio.sleep(0.1)
+            await store.start()
+            await engine.expect(StoreOpened)
+
+    asyncio.run(scenario())
+
+
 def test_a_worker_without_a_store_tries_again_and_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         store, engine = Store(), Engine()
