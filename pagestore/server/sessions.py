@@ -23,7 +23,6 @@ class Session:
     name: str
     incarnation: str
     is_gone: Callable[[], bool]
-    is_open: bool = True
     writing: dict[int, int] = field(default_factory=dict)
     finds: dict[int, RunningFind] = field(default_factory=dict)
 
@@ -68,7 +67,6 @@ class Sessions:
         """Returns the session, whose finds the caller stops; None if it is not open."""
         session = self._open.pop(name, None)
         if session is not None:
-            session.is_open = False
             self._closed.append(session)
         return session
 
