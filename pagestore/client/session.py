@@ -4,6 +4,7 @@ touches no pages."""
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import grpc
 
@@ -86,6 +87,7 @@ class StoreSession:
     async def _run_once(self) -> None:
         """Runs one session to its end, and that of its copies. Raises an error if it did not open."""
         writer = BatchWriter(STORE_CLIENT_CODEC)
+        self._hello = replace(self._hello, attempt=self._hello.attempt + 1)
         writer.send([self._hello])
         try:
             async with self._credentials.open_channel(self._address) as channel:

@@ -75,6 +75,12 @@ class PageStore:
 
     # --- sessions -----------------------------------------------------------------------------------------------
 
+    def check_attempt(self, hello: StoreHello) -> None:
+        """Raises ValueError: the worker has opened a session since it sent this, and its copies may run."""
+        last = self._sessions.last_attempt(hello.incarnation)
+        if hello.attempt < last:
+            raise ValueError(f"attempt {hello.attempt} to open a session comes after attempt {last}")
+
     def open_session(self, session: str, hello: StoreHello, is_gone: Callable[[], bool]) -> None:
         """Begins a session and ends the earlier ones of the same incarnation, whose copies are over.
 
@@ -83,8 +89,9 @@ class PageStore:
             is_gone: whether the worker's process has exited, and settled.
 
         Raises:
-            ValueError: the name is in use.
+            ValueError: the name is in use, or as for `check_attempt`.
         """
+        self.check_attempt(hello)
         self._sessions.open(session, hello, is_gone)
         for name in self._sessions.names_of(hello.incarnation):
             if name != session:

@@ -168,6 +168,7 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
             self.store, self._page_format = self._make_store(hello.page_format), hello.page_format
         elif mismatch := hello.page_format.mismatch(self._page_format, "the worker", "the page store"):
             raise ValueError(mismatch)
+        self.store.check_attempt(hello)
         return self.store
 
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tandem.v1 import worker_pb2 as tandem_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tandem/v1/store.proto\x12\ttandem.v1\x1a\x16tandem/v1/worker.proto\")\n\x14StoreIntegrityReport\x12\x11\n\tviolation\x18\x01 \x01(\t\"<\n\x10StoreReportBatch\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.tandem.v1.StoreReport\"\x9a\x01\n\x0bStoreReport\x12$\n\x04join\x18\x01 \x01(\x0b\x32\x14.tandem.v1.StoreJoinH\x00\x12$\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x14.tandem.v1.StoreBeatH\x00\x12\x34\n\x0f\x63\x61\x63hed_prefixes\x18\x03 \x01(\x0b\x32\x19.tandem.v1.CachedPrefixesH\x00\x42\t\n\x07message\"\x9f\x01\n\tStoreJoin\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08store_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0c\n\x04rack\x18\x05 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\r\x12\x17\n\x0fmetrics_address\x18\x08 \x01(\t\"f\n\tStoreBeat\x12\x11\n\tnum_slots\x18\x01 \x01(\r\x12\x16\n\x0enum_host_pages\x18\x02 \x01(\r\x12\x16\n\x0enum_disk_pages\x18\x03 \x01(\r\x12\x16\n\x0enum_disk_bytes\x18\x04 \x01(\x04\"C\n\x10StoreClientBatch\x12/\n\x08messages\x18\x01 \x03(\x0b\x32\x1d.tandem.v1.StoreClientMessage\"C\n\x10StoreServerBatch\x12/\n\x08messages\x18\x01 \x03(\x0b\x32\x1d.tandem.v1.StoreServerMessage\"\x9b\x02\n\x12StoreClientMessage\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.tandem.v1.StoreHelloH\x00\x12\x1d\n\x03put\x18\x02 \x01(\x0b\x32\x0e.tandem.v1.PutH\x00\x12!\n\x05wrote\x18\x03 \x01(\x0b\x32\x10.tandem.v1.WroteH\x00\x12$\n\x07gave_up\x18\x04 \x01(\x0b\x32\x11.tandem.v1.GaveUpH\x00\x12\x1f\n\x04\x66ind\x18\x05 \x01(\x0b\x32\x0f.tandem.v1.FindH\x00\x12&\n\x08\x65nd_find\x18\x06 \x01(\x0b\x32\x12.tandem.v1.EndFindH\x00\x12!\n\x05purge\x18\x07 \x01(\x0b\x32\x10.tandem.v1.PurgeH\x00\x42\t\n\x07message\"\xc4\x01\n\x12StoreServerMessage\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.tandem.v1.StoreWelcomeH\x00\x12*\n\x07refused\x18\x02 \x01(\x0b\x32\x17.tandem.v1.StoreRefusedH\x00\x12(\n\x07granted\x18\x03 \x01(\x0b\x32\x15.tandem.v1.PutGrantedH\x00\x12!\n\x05\x66ound\x18\x04 \x01(\x0b\x32\x10.tandem.v1.FoundH\x00\x42\t\n\x07message\"\x87\x01\n\nStoreHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12*\n\x0bpage_format\x18\x05 \x01(\x0b\x32\x15.tandem.v1.PageFormat\"0\n\x0cStoreWelcome\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x11\n\tnum_slots\x18\x02 \x01(\r\"\x1e\n\x0cStoreRefused\x12\x0e\n\x06reason\x18\x01 \x01(\t\"Z\n\x03Put\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0e\n\x06parent\x18\x03 \x01(\x0c\x12\x0c\n\x04keys\x18\x04 \x03(\x0c\x12\x12\n\nidentities\x18\x05 \x03(\x0c\"@\n\nPutGranted\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05slots\x18\x02 \x03(\x11\x12\x13\n\x0bgenerations\x18\x03 \x03(\x04\"+\n\x05Wrote\x12\r\n\x05slots\x18\x01 \x03(\r\x12\x13\n\x0bgenerations\x18\x02 \x03(\x04\",\n\x06GaveUp\x12\r\n\x05slots\x18\x01 \x03(\r\x12\x13\n\x0bgenerations\x18\x02 \x03(\x04\"7\n\x04\x46ind\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0c\n\x04keys\x18\x03 \x03(\x0c\"m\n\x05\x46ound\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05\x66irst\x18\x02 \x01(\r\x12\r\n\x05slots\x18\x03 \x03(\r\x12\x13\n\x0bgenerations\x18\x04 \x03(\x04\x12\r\n\x05tiers\x18\x05 \x03(\r\x12\x12\n\nnum_coming\x18\x06 \x01(\r\"\x19\n\x07\x45ndFind\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x07\n\x05Purge2T\n\tPageStore\x12G\n\x07Session\x12\x1b.tandem.v1.StoreClientBatch\x1a\x1b.tandem.v1.StoreServerBatch(\x01\x30\x01\x32\xa9\x01\n\nStoreAdmin\x12S\n\x0e\x43heckIntegrity\x12 .tandem.v1.CheckIntegrityRequest\x1a\x1f.tandem.v1.StoreIntegrityReport\x12\x46\n\x0bReadMetrics\x12\x1d.tandem.v1.ReadMetricsRequest\x1a\x18.tandem.v1.WorkerMetrics2Q\n\x0cStoreReports\x12\x41\n\x06Report\x12\x1b.tandem.v1.StoreReportBatch\x1a\x16.tandem.v1.RouterBatch(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tandem/v1/store.proto\x12\ttandem.v1\x1a\x16tandem/v1/worker.proto\")\n\x14StoreIntegrityReport\x12\x11\n\tviolation\x18\x01 \x01(\t\"<\n\x10StoreReportBatch\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.tandem.v1.StoreReport\"\x9a\x01\n\x0bStoreReport\x12$\n\x04join\x18\x01 \x01(\x0b\x32\x14.tandem.v1.StoreJoinH\x00\x12$\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x14.tandem.v1.StoreBeatH\x00\x12\x34\n\x0f\x63\x61\x63hed_prefixes\x18\x03 \x01(\x0b\x32\x19.tandem.v1.CachedPrefixesH\x00\x42\t\n\x07message\"\x9f\x01\n\tStoreJoin\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08store_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0c\n\x04rack\x18\x05 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\r\x12\x17\n\x0fmetrics_address\x18\x08 \x01(\t\"f\n\tStoreBeat\x12\x11\n\tnum_slots\x18\x01 \x01(\r\x12\x16\n\x0enum_host_pages\x18\x02 \x01(\r\x12\x16\n\x0enum_disk_pages\x18\x03 \x01(\r\x12\x16\n\x0enum_disk_bytes\x18\x04 \x01(\x04\"C\n\x10StoreClientBatch\x12/\n\x08messages\x18\x01 \x03(\x0b\x32\x1d.tandem.v1.StoreClientMessage\"C\n\x10StoreServerBatch\x12/\n\x08messages\x18\x01 \x03(\x0b\x32\x1d.tandem.v1.StoreServerMessage\"\x9b\x02\n\x12StoreClientMessage\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.tandem.v1.StoreHelloH\x00\x12\x1d\n\x03put\x18\x02 \x01(\x0b\x32\x0e.tandem.v1.PutH\x00\x12!\n\x05wrote\x18\x03 \x01(\x0b\x32\x10.tandem.v1.WroteH\x00\x12$\n\x07gave_up\x18\x04 \x01(\x0b\x32\x11.tandem.v1.GaveUpH\x00\x12\x1f\n\x04\x66ind\x18\x05 \x01(\x0b\x32\x0f.tandem.v1.FindH\x00\x12&\n\x08\x65nd_find\x18\x06 \x01(\x0b\x32\x12.tandem.v1.EndFindH\x00\x12!\n\x05purge\x18\x07 \x01(\x0b\x32\x10.tandem.v1.PurgeH\x00\x42\t\n\x07message\"\xc4\x01\n\x12StoreServerMessage\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.tandem.v1.StoreWelcomeH\x00\x12*\n\x07refused\x18\x02 \x01(\x0b\x32\x17.tandem.v1.StoreRefusedH\x00\x12(\n\x07granted\x18\x03 \x01(\x0b\x32\x15.tandem.v1.PutGrantedH\x00\x12!\n\x05\x66ound\x18\x04 \x01(\x0b\x32\x10.tandem.v1.FoundH\x00\x42\t\n\x07message\"\x98\x01\n\nStoreHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12*\n\x0bpage_format\x18\x05 \x01(\x0b\x32\x15.tandem.v1.PageFormat\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x04\"0\n\x0cStoreWelcome\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x11\n\tnum_slots\x18\x02 \x01(\r\"\x1e\n\x0cStoreRefused\x12\x0e\n\x06reason\x18\x01 \x01(\t\"Z\n\x03Put\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0e\n\x06parent\x18\x03 \x01(\x0c\x12\x0c\n\x04keys\x18\x04 \x03(\x0c\x12\x12\n\nidentities\x18\x05 \x03(\x0c\"@\n\nPutGranted\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05slots\x18\x02 \x03(\x11\x12\x13\n\x0bgenerations\x18\x03 \x03(\x04\"+\n\x05Wrote\x12\r\n\x05slots\x18\x01 \x03(\r\x12\x13\n\x0bgenerations\x18\x02 \x03(\x04\",\n\x06GaveUp\x12\r\n\x05slots\x18\x01 \x03(\r\x12\x13\n\x0bgenerations\x18\x02 \x03(\x04\"7\n\x04\x46ind\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0c\n\x04keys\x18\x03 \x03(\x0c\"m\n\x05\x46ound\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05\x66irst\x18\x02 \x01(\r\x12\r\n\x05slots\x18\x03 \x03(\r\x12\x13\n\x0bgenerations\x18\x04 \x03(\x04\x12\r\n\x05tiers\x18\x05 \x03(\r\x12\x12\n\nnum_coming\x18\x06 \x01(\r\"\x19\n\x07\x45ndFind\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x07\n\x05Purge2T\n\tPageStore\x12G\n\x07Session\x12\x1b.tandem.v1.StoreClientBatch\x1a\x1b.tandem.v1.StoreServerBatch(\x01\x30\x01\x32\xa9\x01\n\nStoreAdmin\x12S\n\x0e\x43heckIntegrity\x12 .tandem.v1.CheckIntegrityRequest\x1a\x1f.tandem.v1.StoreIntegrityReport\x12\x46\n\x0bReadMetrics\x12\x1d.tandem.v1.ReadMetricsRequest\x1a\x18.tandem.v1.WorkerMetrics2Q\n\x0cStoreReports\x12\x41\n\x06Report\x12\x1b.tandem.v1.StoreReportBatch\x1a\x16.tandem.v1.RouterBatch(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,31 +51,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STORESERVERMESSAGE']._serialized_start=1013
   _globals['_STORESERVERMESSAGE']._serialized_end=1209
   _globals['_STOREHELLO']._serialized_start=1212
-  _globals['_STOREHELLO']._serialized_end=1347
-  _globals['_STOREWELCOME']._serialized_start=1349
-  _globals['_STOREWELCOME']._serialized_end=1397
-  _globals['_STOREREFUSED']._serialized_start=1399
-  _globals['_STOREREFUSED']._serialized_end=1429
-  _globals['_PUT']._serialized_start=1431
-  _globals['_PUT']._serialized_end=1521
-  _globals['_PUTGRANTED']._serialized_start=1523
-  _globals['_PUTGRANTED']._serialized_end=1587
-  _globals['_WROTE']._serialized_start=1589
-  _globals['_WROTE']._serialized_end=1632
-  _globals['_GAVEUP']._serialized_start=1634
-  _globals['_GAVEUP']._serialized_end=1678
-  _globals['_FIND']._serialized_start=1680
-  _globals['_FIND']._serialized_end=1735
-  _globals['_FOUND']._serialized_start=1737
-  _globals['_FOUND']._serialized_end=1846
-  _globals['_ENDFIND']._serialized_start=1848
-  _globals['_ENDFIND']._serialized_end=1873
-  _globals['_PURGE']._serialized_start=1875
-  _globals['_PURGE']._serialized_end=1882
-  _globals['_PAGESTORE']._serialized_start=1884
-  _globals['_PAGESTORE']._serialized_end=1968
-  _globals['_STOREADMIN']._serialized_start=1971
-  _globals['_STOREADMIN']._serialized_end=2140
-  _globals['_STOREREPORTS']._serialized_start=2142
-  _globals['_STOREREPORTS']._serialized_end=2223
+  _globals['_STOREHELLO']._serialized_end=1364
+  _globals['_STOREWELCOME']._serialized_start=1366
+  _globals['_STOREWELCOME']._serialized_end=1414
+  _globals['_STOREREFUSED']._serialized_start=1416
+  _globals['_STOREREFUSED']._serialized_end=1446
+  _globals['_PUT']._serialized_start=1448
+  _globals['_PUT']._serialized_end=1538
+  _globals['_PUTGRANTED']._serialized_start=1540
+  _globals['_PUTGRANTED']._serialized_end=1604
+  _globals['_WROTE']._serialized_start=1606
+  _globals['_WROTE']._serialized_end=1649
+  _globals['_GAVEUP']._serialized_start=1651
+  _globals['_GAVEUP']._serialized_end=1695
+  _globals['_FIND']._serialized_start=1697
+  _globals['_FIND']._serialized_end=1752
+  _globals['_FOUND']._serialized_start=1754
+  _globals['_FOUND']._serialized_end=1863
+  _globals['_ENDFIND']._serialized_start=1865
+  _globals['_ENDFIND']._serialized_end=1890
+  _globals['_PURGE']._serialized_start=1892
+  _globals['_PURGE']._serialized_end=1899
+  _globals['_PAGESTORE']._serialized_start=1901
+  _globals['_PAGESTORE']._serialized_end=1985
+  _globals['_STOREADMIN']._serialized_start=1988
+  _globals['_STOREADMIN']._serialized_end=2157
+  _globals['_STOREREPORTS']._serialized_start=2159
+  _globals['_STOREREPORTS']._serialized_end=2240
 # @@protoc_insertion_point(module_scope)

@@ -177,6 +177,7 @@ def test_an_unexpected_error_ends_the_session_alone(monkeypatch: pytest.MonkeyPa
             assert engine.is_idle
             closed.when_quiet()
             await engine.expect(StoreOpened)
+            assert kept._hello.attempt == 2
             with monkeypatch.context() as planted:
                 planted.setattr(kept, "_run_once", lambda: 1 / 0)
                 await store.end()

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc
@@ -160,6 +161,18 @@ def test_what_opens_no_session_is_refused(first: Any, reason: str) -> None:
             assert reason in refused.reason and await one.read() is None
             # The next worker may open the store.
             assert isinstance((await opened(store.address))[0], StoreWelcome)
+
+    asyncio.run(scenario())
+
+
+def test_a_hello_that_was_overtaken_ends_no_session() -> None:
+    async def scenario() -> None:
+        async with served() as store, client(store.address, replace(hello(), attempt=2)) as one:
+            await one.expect(StoreWelcome)
+            async with client(store.address, replace(hello(), attempt=1)) as late:
+                assert "comes after attempt 2" in (await late.expect(StoreRefused)).reason
+            one.send(PUT)
+            await one.expect(PutGranted)
 
     asyncio.run(scenario())
 
