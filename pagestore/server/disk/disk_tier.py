@@ -60,7 +60,7 @@ class DiskTier(SlowTier):
         region: all slots, page-aligned for O_DIRECT. Must stay open until `close` returns.
         page_bytes: size of a slot.
         on_ended: called by any thread when transfers have ended; must not block.
-        make_folder: makes the folder (0700) if it is not there; else that is a failing disk.
+        make_folder: as for `open_folder`.
 
     Attributes:
         is_loaded: whether all pages of earlier lives are found.

@@ -24,27 +24,26 @@ def open_folder(directory: Path, *, make: bool = True) -> int:
     """Opens a folder that belongs to this user alone. Returns its descriptor.
 
     Args:
-        make: makes it (0700) if it is not there.
+        make: makes it (0700) if it is not there. Without, it was fit before: whatever is wrong now is a failing disk.
 
-    Raises ValueError if the folder cannot be made or is open to others, OSError if the disk fails or the folder is not
-    there.
+    Raises ValueError if the folder cannot be made or is open to others, OSError if the disk fails.
     """
     try:
         if make:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        is_missing = error.errno == errno.ENOENT and not make
-        if is_missing or error.errno in (errno.EIO, errno.EROFS, errno.ENOSPC, errno.ESTALE, errno.ENXIO, errno.ENODEV):
+        if not make or error.errno in (errno.EIO, errno.EROFS, errno.ENOSPC, errno.ESTALE, errno.ENXIO, errno.ENODEV):
             raise
         raise ValueError(f"{directory} cannot be used as a folder of pages: {error.strerror}") from error
     about = os.fstat(descriptor)
     if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077:
         os.close(descriptor)
-        raise ValueError(
+        refusal = (
             f"{directory} has owner {about.st_uid} and mode {stat.S_IMODE(about.st_mode):04o}, but holds pages and a "
             f"secret: give it owner {os.geteuid()} and mode 0700"
         )
+        raise ValueError(refusal) if make else PermissionError(errno.EPERM, refusal)
     return descriptor
 
 

@@ -176,15 +176,16 @@ def new_disk(folder: Path) -> StoreDisk:
     return StoreDisk(str(folder), 2**20)
 
 
-def test_a_store_without_its_folder_serves_from_memory_and_makes_none(config: StoreConfig, tmp_path: Path) -> None:
-    """The folder's mount may be gone."""
-    config = replace(config, disk=StoreDisk(str(tmp_path / "mount" / "disk"), 2**20))
+@pytest.mark.parametrize("folder", ["mount", "mount/disk"])
+def test_a_store_whose_disk_is_unmounted_serves_from_memory(config: StoreConfig, tmp_path: Path, folder: str) -> None:
+    (tmp_path / "mount").mkdir(mode=0o755)
+    config = replace(config, disk=StoreDisk(str(tmp_path / folder), 2**20))
     with running(config) as process, session(config) as (send, answer):
         send(PUT)
         granted = answer()
         assert isinstance(granted, PutGranted) and granted.slots == (0,)
         wait_until(lambda: metrics_of(process).get("disk_up") == 0)
-    assert not (tmp_path / "mount").exists()
+    assert list((tmp_path / "mount").iterdir()) == []
 
 
 def test_pages_on_disk_outlive_the_store_and_its_memory(config: StoreConfig, tmp_path: Path) -> None:
