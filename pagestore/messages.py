@@ -25,13 +25,18 @@ TIER_NAMES = ("host", "disk", "peer")
 
 @dataclass(frozen=True, slots=True)
 class StoreHello:
-    """Opens a session. The sender states that its copies of earlier sessions have ended."""
+    """Opens a session. The sender states that its copies of earlier sessions have ended.
+
+    Attributes:
+        attempt: counts up with each session that the worker tries to open. One that comes after a later one is void.
+    """
 
     protocol_version: int
     worker_id: str
     incarnation: str
     pid: int
     page_format: PageFormat
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,10 +74,11 @@ class RegionHolder:
             return
         try:
             asked = json.loads(caller.recv(MAX_PACKET_BYTES))
-            token, do = str(asked["token"]), asked["do"]
-        except (ValueError, KeyError, TypeError):
+            is_known, do = str(asked["token"]) in self._tokens, asked["do"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            # Not JSON, no such fields, a token that is not Unicode, or lists nested too deep.
             return
-        if token not in self._tokens:
+        if not is_known:
             _say(caller, {"error": "the cluster token is wrong"})
             return
         try:

@@ -15,6 +15,8 @@ PROBE_PAGES = 16
 HELD_SHARE, RESERVED_SHARE = 1 / 4, 1 / 8
 # Interval between attempts to get pages, in seconds.
 RETRY_S = 0.005
+# Copies of a prefetch's pages together, by their number: in a full pool, loads evict each other's pages.
+MAX_TIMES = 2
 
 
 class LoadCopies:
@@ -42,7 +44,7 @@ class LoadCopies:
 
     def start(self, prefetch: Prefetch, now: float) -> bool:
         """Begins to copy found pages that are not cached. Returns False if the prefetch cannot go on: its first pages
-        were evicted."""
+        were evicted, or others too often."""
         limit = min(MAX_LOAD_PAGES, self._max_held - self.num_held)
         if not self._rate.is_known(now):
             limit = 0 if self._loading else min(limit, PROBE_PAGES)
@@ -55,6 +57,8 @@ class LoadCopies:
         slots = prefetch.slots[max(prefetch.num_entered, 0) :][:limit]
         if prefetch.num_entered < 0 or not slots:
             return prefetch.num_entered >= 0
+        if prefetch.num_copied + len(slots) > MAX_TIMES * len(prefetch.keys):
+            return False
         handle = self._cache.acquire_behind(
             prefix, len(slots), prefetch.namespace, prefetch.priority, self._num_reserved
         )
@@ -63,6 +67,7 @@ class LoadCopies:
             return True
         copy = self._copies.copy_in(slots, handle.page_ids)
         self.num_held += len(slots)
+        prefetch.num_copied += len(slots)
         prefetch.load = Load(handle, prefix, copy)
         self._loading.append(prefetch)
         return True

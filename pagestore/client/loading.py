@@ -18,6 +18,8 @@ from tandem.worker.page_tier import PrefetchKey, TierHits
 MAX_FINDS = 16
 # Limit on the store's first answer, in seconds.
 ANSWER_S = 1.0
+# Limit on a prompt's wait while nothing says how long computing takes, in seconds: the disk may be slow.
+UNKNOWN_S = 5.0
 # Poll interval for ended copies, in seconds.
 POLL_S = 0.0005
 
@@ -74,16 +76,18 @@ class PageLoader:
         if cached.num_pages >= num_pages:
             return
         num_left = num_pages - cached.num_pages
-        deadline = self._clock() + self._compute_s(cached.num_pages * size, num_left * size)
+        now, compute_s = self._clock(), self._compute_s(cached.num_pages * size, num_left * size)
+        deadline = now + compute_s
+        waits_until = deadline if math.isfinite(deadline) else now + UNKNOWN_S
         order = -priority, next(self._numbers)
-        prefetch = Prefetch(key, token_ids, namespace, priority, order, deadline, num_pages, cached)
+        prefetch = Prefetch(key, token_ids, namespace, priority, order, deadline, waits_until, num_pages, cached)
         self._by_key[key] = prefetch
         self._first_deadline = min(self._first_deadline, deadline)
         self._wait(prefetch)
 
     def is_loading(self, key: PrefetchKey) -> bool:
         prefetch = self._by_key.get(key)
-        if prefetch is None or self._clock() >= prefetch.deadline:
+        if prefetch is None or self._clock() >= prefetch.waits_until:
             return False
         return not prefetch.is_over or (prefetch.load is not None and prefetch.load.may_enter)
 

@@ -28,7 +28,8 @@ class Prefetch:
 
     Attributes:
         order: sort key: priority, then age.
-        deadline: computing the pages would be done then.
+        deadline: computing the pages would be done then; infinite if that is unknown.
+        waits_until: the request waits no longer.
         num_pages: full pages of the prompt that may be loaded.
         cached: cached prefix found last.
         base: place in the prompt of the first key's page.
@@ -40,6 +41,7 @@ class Prefetch:
         num_coming: pages that the store is still reading; meaningless before the first answer.
         is_asking: whether the store asks other nodes for more.
         num_entered: pages of `keys` that are in the tree, loaded or not.
+        num_copied: copies of pages that have begun; more than pages, if some were evicted.
         leader: other prefetch that loads pages of this one.
         shared_end: number of the leader's keys up to the last that is this one's too.
         loaded: tier by place in the prompt, of pages that this prefetch or its leaders have loaded.
@@ -53,6 +55,7 @@ class Prefetch:
     priority: int
     order: tuple[int, int]
     deadline: float
+    waits_until: float
     num_pages: int
     cached: CachedPrefix = NO_PREFIX
     base: int = 0
@@ -66,6 +69,7 @@ class Prefetch:
     num_coming: int = 0
     is_asking: bool = False
     num_entered: int = 0
+    num_copied: int = 0
     load: Load | None = None
     leader: "Prefetch | None" = None
     shared_end: int = 0

@@ -4,6 +4,7 @@ touches no pages."""
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import grpc
 
@@ -73,6 +74,10 @@ class StoreSession:
                 if is_cancelled():
                     raise
                 self._log_failure("the call was cancelled")
+            except Exception:
+                # Without this task the worker would serve without a store for good, and a new store wait for its word.
+                logger.exception("the session with the page store failed")
+                delay_s = MAX_RETRY_DELAY_S
             await asyncio.sleep(delay_s)
 
     def _log_failure(self, reason: str) -> None:
@@ -82,6 +87,7 @@ class StoreSession:
     async def _run_once(self) -> None:
         """Runs one session to its end, and that of its copies. Raises an error if it did not open."""
         writer = BatchWriter(STORE_CLIENT_CODEC)
+        self._hello = replace(self._hello, attempt=self._hello.attempt + 1)
         writer.send([self._hello])
         try:
             async with self._credentials.open_channel(self._address) as channel:
@@ -114,8 +120,15 @@ class StoreSession:
             self._pass_on(rest)
             while (batch := await call.read()) is not grpc.aio.EOF:
                 self._pass_on(STORE_SERVER_CODEC.decode(batch))
-        except (grpc.aio.AioRpcError, ValueError) as error:
-            reason = (error.details() or reason) if isinstance(error, grpc.aio.AioRpcError) else str(error)
+        except grpc.aio.AioRpcError as error:
+            reason = error.details() or reason
+        except Exception as error:
+            reason = str(error) or type(error).__name__
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            # The end of the call, like any other: copies may still run.
+            reason = "the call was cancelled"
         finally:
             self._epoch, self._writer = "", None
             writer.close()

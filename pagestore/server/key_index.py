@@ -27,7 +27,7 @@ class KeyIndex:
 
     def clear(self) -> None:
         """Forgets all keys. Their memory is freed by `free_some`."""
-        self._dropped.extend(self._parts)
+        self._dropped += filter(None, self._parts)
         self._parts = _new_parts()
 
     def free_some(self) -> None:

@@ -73,6 +73,10 @@ class PageMemory:
 
     def next_tick(self) -> None:
         self.tick += 1
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Frees a part of the memory that a purge has left behind."""
         self._index.free_some()
 
     def use(self, slot: int) -> None:
@@ -162,6 +166,8 @@ class PageMemory:
 
     def purge(self) -> None:
         """Unlists all pages. Slots in use are freed by their last user."""
+        if self.num_free == len(self):
+            return
         self.changes.remove_all(self._slots.purge())
         self._index.clear()
         self._num_orphans = {}

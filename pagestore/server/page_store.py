@@ -86,6 +86,12 @@ class PageStore:
         """Returns the pages that the session of another node's store would find."""
         return self._finds.run_of(keys) if self._is_quiet else []
 
+    def check_attempt(self, hello: StoreHello) -> None:
+        """Raises ValueError: the worker has opened a session since it sent this, and its copies may run."""
+        last = self._sessions.last_attempt(hello.incarnation)
+        if hello.attempt < last:
+            raise ValueError(f"attempt {hello.attempt} to open a session comes after attempt {last}")
+
     def open_session(self, session: str, hello: StoreHello, is_gone: Callable[[], bool]) -> None:
         """Begins a session and ends the earlier ones of the same incarnation, whose copies are over.
 
@@ -94,9 +100,10 @@ class PageStore:
             is_gone: whether the worker's process has exited, and settled.
 
         Raises:
-            ValueError: the name is in use.
+            ValueError: the name is in use, or as for `check_attempt`.
         """
-        self._sessions.open(session, hello.incarnation, is_gone)
+        self.check_attempt(hello)
+        self._sessions.open(session, hello.incarnation, is_gone, hello.attempt)
         for name in self._sessions.names_of(hello.incarnation):
             if name != session:
                 self.close_session(name)
@@ -151,6 +158,7 @@ class PageStore:
 
     def poll(self) -> None:
         """Notices exits, ended transfers and passed deadlines, and starts transfers."""
+        self._memory.tidy()
         if self._former_users:
             self._former_users = {pid: is_gone for pid, is_gone in self._former_users.items() if not is_gone()}
         for settled in self._sessions.take_settled():

@@ -1,6 +1,7 @@
 """The process of a node's page store: region, server, disk, reports, metrics. Light: no torch."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -40,7 +41,7 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
 STOP_GRACE_S = 0.5
 PROBE_TIMEOUT_S = 5.0
-# Interval between polls, in seconds: exits of workers may wait that long, transfers of slower tiers may not.
+# Largest interval between polls, in seconds: exits of workers may wait that long. Ended transfers of the disk do not.
 POLL_INTERVAL_S = 0.02
 
 
@@ -101,7 +102,14 @@ class StoreProcess:
             raise ValueError(f"the region of {self._region.num_bytes} bytes holds no page of {page_format.page_bytes}")
         if (disk := self._config.disk) is not None:
             self._disk = DiskTier(
-                Path(disk.directory), disk.num_bytes, page_format, self._region.map(), page_format.page_bytes
+                Path(disk.directory),
+                disk.num_bytes,
+                page_format,
+                self._region.map(),
+                page_format.page_bytes,
+                on_ended=self._poll_soon,
+                # The supervising process has made it. Without its mount, pages would fill the disk below.
+                make_folder=False,
             )
         logger.info("%d slots of %d bytes", num_slots, page_format.page_bytes)
         former = {pid: watch.is_gone for pid, watch in self._former_users.items()}
@@ -113,6 +121,14 @@ class StoreProcess:
 
     def _hear_purges(self, names: Sequence[bytes]) -> bool:
         return self._peers is not None and self._peers.hear_purges(names)
+
+    def _poll_soon(self) -> None:
+        """Called by threads of the disk."""
+        loop = self._loop_thread.loop
+        # Closed, if the process ends.
+        with contextlib.suppress(RuntimeError):
+            if loop is not None:
+                loop.call_soon_threadsafe(self._sessions.poll_soon)
 
     async def _report(self, store: PageStore, peers: PeerTier) -> None:
         config = self._config

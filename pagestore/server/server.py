@@ -95,17 +95,20 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
         store_pb2_grpc.add_PageStoreServicer_to_server(self, server)
 
     async def run(self, poll_interval_s: float) -> None:
-        """Polls the store until cancelled."""
-        while True:
-            if self.store is not None:
-                with self._crash_on_errors():
+        """Polls the store until cancelled. Every error is a crash: without polls no slot of a dead worker returns."""
+        try:
+            while True:
+                if self.store is not None:
                     self.store.poll()
-                self._deliver(self.store)
-                self.latest_stats = self.store.stats()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(poll_interval_s):
-                    await self._poll_now.wait()
-            self._poll_now.clear()
+                    self._deliver(self.store)
+                    self.latest_stats = self.store.stats()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(poll_interval_s):
+                        await self._poll_now.wait()
+                self._poll_now.clear()
+        except Exception:
+            self._crash()
+            raise
 
     def poll_soon(self) -> None:
         """Polls before the interval is over. Called on the loop."""
@@ -215,9 +218,12 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
         except ValueError:
             raise
         except Exception:
-            logger.exception("the page store failed")
-            self._on_crash()
+            self._crash()
             raise
+
+    def _crash(self) -> None:
+        logger.exception("the page store failed")
+        self._on_crash()
 
     def _store_for(self, hello: StoreHello) -> PageStore:
         """Raises ValueError: the session is refused."""
@@ -225,7 +231,9 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
             raise ValueError(f"protocol version {hello.protocol_version} is not {PROTOCOL_VERSION}")
         if self.store is None or self._page_format is None:
             self.store, self._page_format = self._make_store(hello.page_format), hello.page_format
-        return self.store_of(hello.page_format, "the worker")
+        store = self.store_of(hello.page_format, "the worker")
+        store.check_attempt(hello)
+        return store
 
 
 class StoreAdmin(store_pb2_grpc.StoreAdminServicer):

@@ -15,6 +15,7 @@ class Session:
     """One stream of a worker. After its end the worker's copies may still run: its slots and pins stay until `is_gone`.
 
     Attributes:
+        attempt: of its StoreHello.
         writing: generations of the slots that the worker writes, by slot.
         for_peer: of the store of another node, not of a worker.
         finds: by number.
@@ -23,7 +24,7 @@ class Session:
     name: str
     incarnation: str
     is_gone: Callable[[], bool]
-    is_open: bool = True
+    attempt: int = 0
     for_peer: bool = False
     writing: dict[int, int] = field(default_factory=dict)
     finds: dict[int, RunningFind] = field(default_factory=dict)
@@ -52,11 +53,11 @@ class Sessions:
     def num_closed(self) -> int:
         return len(self._closed)
 
-    def open(self, name: str, incarnation: str, is_gone: Callable[[], bool]) -> Session:
+    def open(self, name: str, incarnation: str, is_gone: Callable[[], bool], attempt: int = 0) -> Session:
         """Raises ValueError if the name is in use."""
         if name in self._open:
             raise ValueError(f"session {name} is open already")
-        self._open[name] = Session(name, incarnation, is_gone)
+        self._open[name] = Session(name, incarnation, is_gone, attempt)
         return self._open[name]
 
     def get(self, name: str) -> Session:
@@ -69,13 +70,16 @@ class Sessions:
         """Returns the session, whose finds the caller stops; None if it is not open."""
         session = self._open.pop(name, None)
         if session is not None:
-            session.is_open = False
             self._closed.append(session)
         return session
 
     def names_of(self, incarnation: str) -> list[str]:
         """Returns the names of the open sessions of a worker's life."""
         return [session.name for session in self._open.values() if session.incarnation == incarnation]
+
+    def last_attempt(self, incarnation: str) -> int:
+        """Returns the last attempt of the sessions of a worker's life whose copies may run; 0 without one."""
+        return max((session.attempt for session in self if session.incarnation == incarnation), default=0)
 
     def take_closed(self, incarnation: str) -> list[Session]:
         """Removes the closed sessions of a worker's life, whose copies have ended."""

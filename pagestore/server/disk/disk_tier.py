@@ -56,9 +56,11 @@ class DiskTier(SlowTier):
     background, and frees what segments leave behind. A transfer that the kernel does not end keeps its slot.
 
     Args:
-        directory: made (0700) if it is not there; no other store may use it.
+        directory: no other store may use it.
         region: all slots, page-aligned for O_DIRECT. Must stay open until `close` returns.
         page_bytes: size of a slot.
+        on_ended: called by any thread when transfers have ended; must not block.
+        make_folder: as for `open_folder`.
 
     Attributes:
         is_loaded: whether all pages of earlier lives are found.
@@ -76,9 +78,12 @@ class DiskTier(SlowTier):
         page_bytes: int,
         num_threads: int = 4,
         clock: Callable[[], float] = time.monotonic,
+        on_ended: Callable[[], None] = lambda: None,
+        make_folder: bool = True,
     ) -> None:
         self._directory = directory
         self._clock = clock
+        self._on_ended = on_ended
         self._lock = threading.Lock()
         self._work_ready = threading.Condition(self._lock)
         self._tidying_ready = threading.Condition(self._lock)
@@ -95,7 +100,7 @@ class DiskTier(SlowTier):
         self._folder: Folder | None = None
         self._threads: list[threading.Thread] = []
         try:
-            self._folder = Folder(directory)
+            self._folder = Folder(directory, make=make_folder)
         except OSError as error:
             self._turn_off(_reason(error))
             return
@@ -290,6 +295,7 @@ class DiskTier(SlowTier):
                 self._work_ready.notify()
             if self._book.has_retired:
                 self._tidying_ready.notify()
+        self._on_ended()
 
     def _end_first_locked(self, run: Run, ok: bool) -> None:
         transfer = run.transfers.popleft()

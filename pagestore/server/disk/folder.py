@@ -20,25 +20,30 @@ _FIELDS = struct.Struct(f"<{_NAME_BYTES}sQ")
 _CHECKSUM = struct.Struct("<I")
 
 
-def open_folder(directory: Path) -> int:
-    """Opens a folder that belongs to this user alone, and makes it (0700) if it is not there. Returns its descriptor.
+def open_folder(directory: Path, *, make: bool = True) -> int:
+    """Opens a folder that belongs to this user alone. Returns its descriptor.
+
+    Args:
+        make: makes it (0700) if it is not there. Without, it was fit before: whatever is wrong now is a failing disk.
 
     Raises ValueError if the folder cannot be made or is open to others, OSError if the disk fails.
     """
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if make:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        if error.errno in (errno.EIO, errno.EROFS, errno.ENOSPC, errno.ESTALE, errno.ENXIO, errno.ENODEV):
+        if not make or error.errno in (errno.EIO, errno.EROFS, errno.ENOSPC, errno.ESTALE, errno.ENXIO, errno.ENODEV):
             raise
         raise ValueError(f"{directory} cannot be used as a folder of pages: {error.strerror}") from error
     about = os.fstat(descriptor)
     if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077:
         os.close(descriptor)
-        raise ValueError(
+        refusal = (
             f"{directory} has owner {about.st_uid} and mode {stat.S_IMODE(about.st_mode):04o}, but holds pages and a "
             f"secret: give it owner {os.geteuid()} and mode 0700"
         )
+        raise ValueError(refusal) if make else PermissionError(errno.EPERM, refusal)
     return descriptor
 
 
@@ -51,11 +56,11 @@ class Folder:
         num_purges: since the folder has this name.
     """
 
-    def __init__(self, directory: Path) -> None:
-        """Raises ValueError if the folder is in use, open to others or cannot be made; OSError if the disk fails."""
+    def __init__(self, directory: Path, *, make: bool = True) -> None:
+        """As `open_folder`; raises ValueError if the folder is in use, too."""
         self.path = directory
         with contextlib.ExitStack() as undo:
-            self.descriptor = open_folder(directory)
+            self.descriptor = open_folder(directory, make=make)
             undo.callback(os.close, self.descriptor)
             self._lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT, 0o600, dir_fd=self.descriptor)
             undo.callback(os.close, self._lock)

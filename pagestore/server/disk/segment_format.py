@@ -14,6 +14,7 @@ import json
 import struct
 import zlib
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from typing import NamedTuple
 
 from tandem.pagestore.keys import KEY_BYTES
@@ -30,7 +31,7 @@ _MAGIC = b"TandemPg"
 # Magic, version, length of the fields, checksum of the fields.
 _HEAD = struct.Struct("<8sIII")
 # Checksum of the rest, checksum of the page, key, length of the parent's key, that key, identity, length of the
-# namespace, namespace in UTF-8.
+# namespace, namespace in UTF-8; of a longer one, its digest.
 _ENTRY = struct.Struct(f"<II{KEY_BYTES}sB{KEY_BYTES}s{IDENTITY_BYTES}sB{MAX_NAMESPACE_BYTES}s")
 _CHECKSUM = struct.Struct("<I")
 ENTRY_BYTES = _ENTRY.size
@@ -118,18 +119,16 @@ def page_checksum(key: bytes, content: memoryview) -> int:
 
 
 def is_storable(page: StoredPage) -> bool:
-    """Returns whether the page's names fit an entry."""
-    return (
-        len(page.key) == KEY_BYTES
-        and len(page.parent) in (0, KEY_BYTES)
-        and len(page.identity) == IDENTITY_BYTES
-        and len(page.namespace.encode()) <= MAX_NAMESPACE_BYTES
-    )
+    """Returns whether the page's keys fit an entry."""
+    return len(page.key) == KEY_BYTES and len(page.parent) in (0, KEY_BYTES) and len(page.identity) == IDENTITY_BYTES
 
 
 def encode_entry(epoch: str, entry: Entry) -> bytes:
     (key, parent, identity, namespace), checksum = entry
     encoded_name = namespace.encode()
+    if len(encoded_name) > MAX_NAMESPACE_BYTES:
+        # Clients choose names. The key covers the whole name; this one serves quotas alone.
+        encoded_name = blake2b(encoded_name, digest_size=KEY_BYTES).hexdigest().encode()
     rest = _ENTRY.pack(0, checksum, key, len(parent), parent, identity, len(encoded_name), encoded_name)[
         _CHECKSUM.size :
     ]

@@ -88,6 +88,15 @@ def test_only_the_token_opens(path: Path) -> None:
     take_region(path, TOKEN)
 
 
+@pytest.mark.parametrize("packet", [b"", b"\xff", b"null", b"[]", b'{"token": "\\ud800", "do": "take"}', b"[" * 60000])
+def test_a_caller_that_sends_nonsense_gets_nothing_and_ends_nothing(path: Path, packet: bytes) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+        caller.connect(str(path))
+        caller.send(packet)
+        assert caller.recv(1) == b""
+    take_region(path, TOKEN)
+
+
 @pytest.mark.parametrize("packet", [b"", b"\xff", b"[]", b"{}", b'{"token": 1}', b"9" * 70000])
 def test_nonsense_gets_no_descriptor_and_harms_nobody(packet: bytes, path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:

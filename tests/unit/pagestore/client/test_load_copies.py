@@ -92,6 +92,20 @@ def test_pages_evicted_between_two_copies_are_loaded_again() -> None:
     side.leaks_nothing()
 
 
+def test_loads_in_a_full_pool_do_not_evict_each_others_pages_for_ever() -> None:
+    side = TierSide(num_pages=64)
+    side.hold(tokens(30, 9000))
+    prompt = tokens(40, extra=1)
+    find = found(side, prompt)
+    for _ in range(100):
+        side.clock.advance(load_copies.RETRY_S)
+        side.turn()
+        side.copies.end_all()
+    assert 34 <= sum(len(copy.sources) for copy in side.copies.ins) <= load_copies.MAX_TIMES * len(find.keys)
+    assert side.ended() == [find.number] and not side.tier.is_loading(FIRST)
+    side.check_contents(prompt)
+
+
 def test_loaded_pages_are_not_offered_but_their_continuation_is() -> None:
     side = TierSide()
     found(side, PROMPT)

@@ -1,5 +1,7 @@
 """Stored pages on their way into the tree."""
 
+import math
+
 import pytest
 
 from tandem.pagestore.client import load_copies, loading, node_keys
@@ -97,6 +99,24 @@ def test_nothing_is_asked_for_what_is_cached_or_without_a_session() -> None:
     side.turn()
     assert side.take(Find) == [] and not side.tier.is_loading(SECOND)
     assert side.tier.end(FIRST) == side.tier.end(SECOND) == TierHits()
+
+
+def test_a_prompt_waits_for_a_bounded_time_while_computing_is_not_measured() -> None:
+    """A fresh worker above a slow disk."""
+    side = TierSide()
+    side.compute_s = math.inf
+    find = begin(side)
+    side.answer(Found(find.number, 0, (), (), (), 5))
+    side.clock.advance(loading.UNKNOWN_S - 0.1)
+    side.turn()
+    assert side.tier.is_loading(FIRST)
+    side.clock.advance(0.2)
+    assert not side.tier.is_loading(FIRST)
+    # A decode worker measures no computing, and loads on until its request has pages.
+    side.turn()
+    assert side.ended() == []
+    side.tier.end(FIRST)
+    assert side.ended() == [find.number]
 
 
 def test_empty_answer_is_a_miss() -> None:

@@ -19,6 +19,7 @@ from tandem.pagestore.server.server import StoreServer
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.credentials import ClusterCredentials
+from tandem.v1 import store_pb2_grpc
 from tandem.worker.events import Event
 
 T = TypeVar("T", bound=Event)
@@ -126,6 +127,64 @@ def test_the_next_session_waits_until_copies_have_ended() -> None:
             kept.send(first.epoch, [PUT])
             kept.send(second.epoch, [FIND])
             assert isinstance((await engine.expect(FromStore)).message, Found)
+
+    asyncio.run(scenario())
+
+
+def test_the_next_session_waits_for_copies_after_a_cancelled_call_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC cancels a call whose messages it cannot write."""
+    calls: list[Any] = []
+
+    class Stub(store_pb2_grpc.PageStoreStub):
+        def __init__(self, channel: Any) -> None:
+            super().__init__(channel)
+            begin = self.Session
+
+            def keep(*args: Any, **kwargs: Any) -> Any:
+                calls.append(begin(*args, **kwargs))
+                return calls[-1]
+
+            self.Session = keep
+
+    async def scenario() -> None:
+        monkeypatch.setattr(store_pb2_grpc, "PageStoreStub", Stub)
+        store, engine = Store(), Engine()
+        await store.start()
+        async with running(store, engine):
+            await engine.expect(StoreOpened)
+            calls[0].cancel()
+            closed = await engine.expect(StoreClosed)
+            await asyncio.sleep(0.3)
+            assert engine.is_idle and len(calls) == 1
+            closed.when_quiet()
+            await engine.expect(StoreOpened)
+
+    asyncio.run(scenario())
+
+
+def test_an_unexpected_error_ends_the_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(session, "MAX_RETRY_DELAY_S", 0.02)
+        store, engine = Store(), Engine()
+        await store.start()
+        async with running(store, engine) as kept:
+            first = await engine.expect(StoreOpened)
+            with monkeypatch.context() as planted:
+                planted.setattr(kept, "_pass_on", lambda messages: 1 / 0)
+                kept.send(first.epoch, [PUT])
+                closed = await engine.expect(StoreClosed)
+            await asyncio.sleep(0.1)
+            assert engine.is_idle
+            closed.when_quiet()
+            await engine.expect(StoreOpened)
+            assert kept._hello.attempt == 2
+            with monkeypatch.context() as planted:
+                planted.setattr(kept, "_run_once", lambda: 1 / 0)
+                await store.end()
+                (await engine.expect(StoreClosed)).when_quiet()
+                await asyncio.sleep(0.1)
+            await store.start()
+            await engine.expect(StoreOpened)
 
     asyncio.run(scenario())
 

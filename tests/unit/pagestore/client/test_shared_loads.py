@@ -9,7 +9,7 @@ KEYS = [b"a", b"b", b"c", b"d"]
 
 
 def prefetch(name: str, keys: list[bytes], base: int = 0) -> Prefetch:
-    made = Prefetch((name, 0, "prefill"), [], "", 0, (0, 0), 1.0, base + len(keys), NO_PREFIX, base)
+    made = Prefetch((name, 0, "prefill"), [], "", 0, (0, 0), 1.0, 1.0, base + len(keys), NO_PREFIX, base)
     made.keys = keys
     return made
 

@@ -25,3 +25,12 @@ def test_cleared_keys_are_gone_at_once_and_freed_bit_by_bit() -> None:
     for _ in range(300):
         index.free_some()
     assert index.get(key("a")) == 2
+
+
+def test_clearing_again_and_again_keeps_nothing() -> None:
+    index = KeyIndex()
+    for _ in range(1000):
+        index.add(key("a"), 1)
+        index.clear()
+        index.free_some()
+    assert len(index._dropped) <= 1

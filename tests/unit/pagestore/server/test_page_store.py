@@ -1,5 +1,7 @@
 """Sessions, writers, readers and restarts of a store."""
 
+from dataclasses import replace
+
 import pytest
 
 from tandem.pagestore.messages import (
@@ -122,6 +124,22 @@ def test_a_new_session_of_the_same_life_ends_the_old_ones_copies() -> None:
     with pytest.raises(ValueError, match="no session old"):
         store.receive("old", EndFind(1))
     assert again.num_stored(["a"]) == 1
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_hello_that_was_overtaken_frees_nothing(is_open: bool) -> None:
+    """Its worker waited in vain for an answer, opened a session since, and may copy in that one."""
+    store = new_store(num_slots=1)
+    later = replace(hello("life"), attempt=2)
+    store.open_session("later", later, lambda: False)
+    store.receive("later", Put(1, "", b"", (key("a"),), (identity("a"),)))
+    if not is_open:
+        store.close_session("later")
+    with pytest.raises(ValueError, match="attempt 1 to open a session comes after attempt 2"):
+        store.open_session("late", replace(later, attempt=1), lambda: False)
+    assert store.stats().num_free == 0 and store.check_integrity() == ""
+    store.open_session("next", replace(later, attempt=3), lambda: False)
+    assert store.stats().num_free == 1
 
 
 def test_a_purge_frees_slots_after_their_users() -> None:

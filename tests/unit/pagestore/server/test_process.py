@@ -42,6 +42,7 @@ from tandem.pagestore.messages import (
 from tandem.pagestore.region import GIB, Region
 from tandem.pagestore.region_client import take_region
 from tandem.pagestore.region_holder import RegionHolder
+from tandem.pagestore.server import process as process_of_store
 from tandem.pagestore.server.disk.folder import Folder
 from tandem.pagestore.server.process import StoreProcess
 from tandem.router.config import RouterConfig
@@ -178,8 +179,25 @@ def session(config: StoreConfig) -> Iterator[tuple[Send, Answer]]:
         call.cancel()
 
 
+def new_disk(folder: Path) -> StoreDisk:
+    Folder(folder).close()
+    return StoreDisk(str(folder), 2**20)
+
+
+@pytest.mark.parametrize("folder", ["mount", "mount/disk"])
+def test_a_store_whose_disk_is_unmounted_serves_from_memory(config: StoreConfig, tmp_path: Path, folder: str) -> None:
+    (tmp_path / "mount").mkdir(mode=0o755)
+    config = replace(config, disk=StoreDisk(str(tmp_path / folder), 2**20))
+    with running(config) as process, session(config) as (send, answer):
+        send(PUT)
+        granted = answer()
+        assert isinstance(granted, PutGranted) and granted.slots == (0,)
+        wait_until(lambda: metrics_of(process).get("disk_up") == 0)
+    assert list((tmp_path / "mount").iterdir()) == []
+
+
 def test_pages_on_disk_outlive_the_store_and_its_memory(config: StoreConfig, tmp_path: Path) -> None:
-    config = replace(config, disk=StoreDisk(str(tmp_path / "disk"), 2**20))
+    config = replace(config, disk=new_disk(tmp_path / "disk"))
     region = take_region(Path(config.region_socket), TOKEN).region.map()
     with running(config) as process, session(config) as (send, answer):
         send(PUT)
@@ -203,8 +221,27 @@ def test_pages_on_disk_outlive_the_store_and_its_memory(config: StoreConfig, tmp
             assert metrics[name] == 1
 
 
+def test_reads_of_the_disk_are_answered_before_the_next_poll(
+    config: StoreConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(config, disk=new_disk(tmp_path / "disk"))
+    with running(config) as process, session(config) as (send, answer):
+        send(PUT)
+        granted = answer()
+        assert isinstance(granted, PutGranted)
+        send(Wrote(granted.slots, granted.generations))
+        wait_until(lambda: metrics_of(process).get("disk_pages") == 1)
+    monkeypatch.setattr(process_of_store, "POLL_INTERVAL_S", 3600.0)
+    with running(config) as process, session(config) as (send, answer):
+        wait_until(lambda: process._disk is not None and process._disk.stats().num_pages == 1)
+        send(Find(2, "", PUT.keys))
+        for num_coming in (1, 0):
+            found = answer()
+            assert isinstance(found, Found) and found.num_coming == num_coming
+
+
 def test_a_folder_in_use_refuses_the_session(config: StoreConfig, tmp_path: Path) -> None:
-    config = replace(config, disk=StoreDisk(str(tmp_path / "disk"), 2**20))
+    config = replace(config, disk=new_disk(tmp_path / "disk"))
     folder = Folder(tmp_path / "disk")
     with running(config):
         (refused,) = answers(config, 1, num_answers=1)

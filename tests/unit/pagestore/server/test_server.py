@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc
@@ -47,7 +48,14 @@ def hello(incarnation: str = "life", *, pid: int = 1, page_format: PageFormat = 
 
 
 class Served:
-    """A server with its store of `num_slots`. Attributes: num_crashes: errors of the store."""
+    """A server with its store of `num_slots`.
+
+    Attributes:
+        num_crashes: errors of the store.
+        polls: the task that polls it.
+    """
+
+    polls: "asyncio.Task[None]"
 
     def __init__(self, num_slots: int) -> None:
         self.num_crashes = 0
@@ -73,11 +81,11 @@ async def served(num_slots: int = 4) -> AsyncIterator[Served]:
     registry = store_registry("store-0", lambda: one.sessions.latest_stats, lambda: None, 0)
     StoreAdmin(one.sessions, registry).add_to(server)
     await server.start()
-    polls = asyncio.create_task(one.sessions.run(0.01))
+    one.polls = asyncio.create_task(one.sessions.run(0.01))
     try:
         yield one
     finally:
-        polls.cancel()
+        one.polls.cancel()
         one.sessions.stop()
         await server.stop(0.0)
 
@@ -153,6 +161,18 @@ def test_what_opens_no_session_is_refused(first: Any, reason: str) -> None:
             assert reason in refused.reason and await one.read() is None
             # The next worker may open the store.
             assert isinstance((await opened(store.address))[0], StoreWelcome)
+
+    asyncio.run(scenario())
+
+
+def test_a_hello_that_was_overtaken_ends_no_session() -> None:
+    async def scenario() -> None:
+        async with served() as store, client(store.address, replace(hello(), attempt=2)) as one:
+            await one.expect(StoreWelcome)
+            async with client(store.address, replace(hello(), attempt=1)) as late:
+                assert "comes after attempt 2" in (await late.expect(StoreRefused)).reason
+            one.send(PUT)
+            await one.expect(PutGranted)
 
     asyncio.run(scenario())
 
@@ -233,6 +253,25 @@ def test_an_error_of_the_store_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
             monkeypatch.setattr(store.sessions.store, "receive", lambda *_: 1 / 0)
             one.send(FIND)
             assert await one.read() is None
+            assert store.num_crashes == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyError])
+@pytest.mark.parametrize("method", ["poll", "take_outgoing", "stats"])
+def test_an_error_of_a_poll_is_a_crash(monkeypatch: pytest.MonkeyPatch, error: type[Exception], method: str) -> None:
+    """Without polls, no slot of a dead worker would return."""
+
+    def fail() -> None:
+        raise error("planted")
+
+    async def scenario() -> None:
+        async with served() as store, client(store.address, hello()) as one:
+            await one.expect(StoreWelcome)
+            monkeypatch.setattr(store.sessions.store, method, fail)
+            with pytest.raises(error):
+                await asyncio.wait_for(store.polls, 5.0)
             assert store.num_crashes == 1
 
     asyncio.run(scenario())

@@ -589,10 +589,10 @@ def test_a_disk_that_fails_at_the_start_is_off(
     assert "Read-only file system" in off_line(caplog)
 
 
-def test_a_page_whose_names_fit_no_entry_is_not_written(folder: Path) -> None:
+def test_a_page_whose_keys_fit_no_entry_is_not_written(folder: Path) -> None:
     with DiskPages(folder) as pages:
         pages.wait_loaded()
-        assert pages.tier.write(stored_page(0, namespace="n" * 200), pages.fill(0))
+        assert pages.tier.write(stored_page(0)._replace(parent=b"short"), pages.fill(0))
         assert [ended.ok for ended in pages.ended(1)] == [False]
         assert not pages.tier.stats().is_off
 
