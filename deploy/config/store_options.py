@@ -13,7 +13,7 @@ def parse_size(field: str, text: str) -> int:
     """Returns a size in bytes. Raises ValueError: it is none; the message names `field`."""
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise ValueError(f"{field} must be a size such as 64GiB, in {', '.join(_UNITS)}, not {text!r}")
+        raise ValueError(f"{field} must be a size such as 64GiB, a whole number of {', '.join(_UNITS)}, not {text!r}")
     return int(found[1]) * _UNITS[found[2]]
 
 

@@ -35,7 +35,9 @@ def open_disk(disk: StoreDisk) -> str:
         Folder(directory).close()
         return namespace_secret(directory)
     except OSError as error:
-        raise ValueError(f"{directory} cannot be used as a folder of pages: {error.strerror}") from error
+        raise ValueError(
+            f"{directory} cannot be used as a folder of pages ({error.strerror}): name another in store_disk"
+        ) from error
 
 
 class Stores:

@@ -35,13 +35,15 @@ def open_folder(directory: Path, *, make: bool = True) -> int:
     except OSError as error:
         if not make or error.errno in (errno.EIO, errno.EROFS, errno.ENOSPC, errno.ESTALE, errno.ENXIO, errno.ENODEV):
             raise
-        raise ValueError(f"{directory} cannot be used as a folder of pages: {error.strerror}") from error
+        raise ValueError(
+            f"{directory} cannot be used as a folder of pages ({error.strerror}): name another in store_disk"
+        ) from error
     about = os.fstat(descriptor)
     if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077:
         os.close(descriptor)
         refusal = (
-            f"{directory} has owner {about.st_uid} and mode {stat.S_IMODE(about.st_mode):04o}, but holds pages and a "
-            f"secret: give it owner {os.geteuid()} and mode 0700"
+            f"{directory} has owner {about.st_uid} and mode {stat.S_IMODE(about.st_mode):04o}, but pages would "
+            f"lie there in the clear: give it owner {os.geteuid()} and mode 0700, or name another folder"
         )
         raise ValueError(refusal) if make else PermissionError(errno.EPERM, refusal)
     return descriptor

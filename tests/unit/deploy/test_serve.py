@@ -397,4 +397,4 @@ def test_folders_that_no_page_store_can_use(
     folder.close()
     pages.chmod(0o755)
     assert "give it owner" in refusal(capsys, *store, f"{pages}:1GiB")
-    assert "/proc/pages cannot be used as a folder of pages: " in refusal(capsys, *store, "/proc/pages:1GiB")
+    assert "/proc/pages cannot be used as a folder of pages (" in refusal(capsys, *store, "/proc/pages:1GiB")

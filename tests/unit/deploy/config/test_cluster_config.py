@@ -62,7 +62,7 @@ from tandem.worker.config import WorkerConfig
         ),
         (
             lambda: ClusterConfig("m", store_memory="64"),
-            "^store_memory must be a size such as 64GiB, in KiB, MiB, GiB, TiB, not '64'$",
+            "^store_memory must be a size such as 64GiB, a whole number of KiB, MiB, GiB, TiB, not '64'$",
         ),
         (lambda: ClusterConfig("m", store_disk="/d:1GiB"), "^store_disk is for a page store: it needs store_memory$"),
         (lambda: ClusterConfig("m", store_write_after=2), "^store_write_after is for a page store: it needs store_mem"),
