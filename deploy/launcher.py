@@ -21,9 +21,11 @@ from tandem.deploy.host.certificates import given_certificates, make_certificate
 from tandem.deploy.host.ports import ClientAddresses, ClusterPorts, ReservedPorts
 from tandem.deploy.host.request_lines import RequestLineServer
 from tandem.deploy.host.run_record import default_directory
+from tandem.deploy.host.store_folder import open_disk
 from tandem.deploy.nodes.node_placement import NodePlacement, SavedPlacement
 from tandem.deploy.on_ray.hosted_ray import STATE, HostedRay
 from tandem.deploy.on_ray.local_ray import LocalRay
+from tandem.deploy.on_ray.own_node import own_address
 from tandem.deploy.on_ray.ray_base import RayBase, StartError
 from tandem.deploy.on_ray.ray_module import ray
 from tandem.deploy.plan import (
@@ -37,13 +39,13 @@ from tandem.deploy.plan import (
 from tandem.deploy.supervise.change import Change, ChangeJob, ChangeQueue
 from tandem.deploy.supervise.installed import CheckInstalled
 from tandem.deploy.supervise.newest_keys import NewestKeys
+from tandem.deploy.supervise.node_stores import NodeStores, SavedStore
 from tandem.deploy.supervise.processes import OnProgress, Processes
 from tandem.deploy.supervise.restarting import RestartedKind, Restarting, RestartJob
 from tandem.deploy.supervise.role_planner import RolePlanner
 from tandem.deploy.supervise.role_plans import RolePlans
 from tandem.deploy.supervise.room import check_num_gpus, has_room
 from tandem.deploy.supervise.scaling import ScaleJob, Scaling, check_kinds, in_counts
-from tandem.deploy.supervise.stores import open_disk
 from tandem.deploy.supervise.supervisor import ProcessKind, Supervisor
 from tandem.engine.weights.resolve import resolve_model
 from tandem.router.config import RouterAddresses, RouterConfig
@@ -69,6 +71,7 @@ class ClusterState:
     worker_plans: dict[str, WorkerPlan]
     num_starts: dict[str, int]
     nodes: SavedPlacement | None
+    stores: dict[str, SavedStore]
     has_started: bool
     drains_until: float | None = None
 
@@ -102,7 +105,9 @@ class Cluster:
         self._hosted = hosted
         self._nodes: NodePlacement | None = None
         self._ray: RayBase = hosted or LocalRay(default_directory())
-        self._processes = Processes(config, self._ray, on_progress, on_request_line, before_start=self._save)
+        # On an existing Ray, the regions outlive this process.
+        self._node_stores = NodeStores(hosted) if hosted is not None else None
+        self._processes = Processes(config, self._ray, on_progress, on_request_line, self._save, self._node_stores)
         self._has_started = False
         # Wall-clock time: the process that takes over may run on another host.
         self._drains_until: float | None = None
@@ -121,8 +126,9 @@ class Cluster:
 
     @property
     def store_address(self) -> str:
-        """The page store's address; empty without one."""
-        return self._cluster_ports.store
+        """The first page store's address; empty without one."""
+        first = next(iter(self._processes.stores.configs.values()), None)
+        return f"{first.host}:{first.port}" if first is not None else ""
 
     @property
     def router_ready_s(self) -> float:
@@ -156,7 +162,8 @@ class Cluster:
             if config.tls_cert:
                 check_validity(config.tls_cert)
             # Without a disk, pages and the names of their namespaces end with the cluster.
-            namespace_secret = open_disk(config.disk) if config.disk is not None else ""
+            own_disk = config.disk if self._hosted is None else None
+            namespace_secret = open_disk(own_disk) if own_disk is not None else ""
             if config.internal_tls_cert:
                 self.cluster_tls = given_certificates(
                     config.internal_tls_ca, config.internal_tls_cert, config.internal_tls_key
@@ -185,7 +192,10 @@ class Cluster:
         self._on_progress("model", "ready")
         if config.store_memory:
             with refusals():
-                self._processes.stores.open(config, default_directory(), ports, self.cluster_token)
+                if self._node_stores is None:
+                    self._processes.stores.open(config, default_directory(), ports, self.cluster_token)
+                else:
+                    namespace_secret = self._open_node_stores(self._node_stores)
         router_configs = [replace(c, namespace_secret=namespace_secret) for c in router_configs]
         router_configs = self._with_request_lines(router_configs)
         if not needs_ray_first:
@@ -209,6 +219,14 @@ class Cluster:
         workers = [name for name, _ in worker_names(self._config)]
         self._nodes = NodePlacement(self._config, self._hosted, workers, router_names(self._config))
         return self._nodes.place(str(model_dir.absolute()))
+
+    def _open_node_stores(self, stores: NodeStores) -> str:
+        self._on_progress("page store", "taking memory on each node")
+        nodes = self._nodes.store_hosts() if self._nodes is not None else {own_address(): "127.0.0.1"}
+        routers = [addresses.cluster for addresses in self.routers.values()]
+        namespace_secret = stores.open_on(nodes, self._config, routers, self.cluster_token)
+        self._on_progress("page store", "ready")
+        return namespace_secret
 
     def _with_request_lines(self, routers: list[RouterConfig]) -> list[RouterConfig]:
         if not self._config.log_requests:
@@ -246,6 +264,9 @@ class Cluster:
         router_configs = {name: replace(c, workers=planned) for name, c in saved.router_configs.items()}
         first = next(iter(router_configs.values()))
         self.model_name = first.model_name
+        if saved.stores and self._node_stores is not None:
+            routers = [addresses.cluster for addresses in self.routers.values()]
+            self._node_stores.restore(saved.stores, self._config, routers, self.cluster_token, first.namespace_secret)
         self._processes.configure(
             router_configs, saved.worker_plans, self._nodes, self.cluster_tls, num_starts=saved.num_starts
         )
@@ -257,6 +278,7 @@ class Cluster:
         self._drains_until = saved.drains_until
         self._processes.take_over(self._hosted.find_actors() if saved.has_started else {})
         holders = self._nodes.holders() if self._nodes is not None else []
+        holders += self._node_stores.actors() if self._node_stores is not None else []
         self._hosted.end_all(besides=[*self._processes.actors.values(), *holders])
         if not saved.has_started:
             self._start_all()
@@ -337,8 +359,12 @@ class Cluster:
         self._ports.close()
         if ray.is_initialized() and self._ray.is_up():
             self._processes.stop()
-        self._processes.stores.close()
+        if self._node_stores is None:
+            self._processes.stores.close()
         if ray.is_initialized() and self._ray.is_up():
+            # The owners of regions end last.
+            if self._node_stores is not None:
+                self._node_stores.close()
             if self._nodes is not None:
                 self._nodes.close()
             if self._hosted is not None:
@@ -431,6 +457,7 @@ class Cluster:
                     self._processes.worker_plans,
                     dict(self._processes.num_starts),
                     self._nodes.saved() if self._nodes is not None else None,
+                    self._node_stores.saved() if self._node_stores is not None else {},
                     self._has_started,
                     self._drains_until,
                 ),

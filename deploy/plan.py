@@ -88,7 +88,7 @@ def plan(
     Args:
         num_running: workers that are running already, with their pools.
         nodes: the workers' nodes; None: this host.
-        untouched_bytes: memory of this host that a running page store will still take.
+        untouched_bytes: without `nodes`, memory of this host that a running page store will still take.
 
     Raises:
         ValueError: the configuration does not fit model or memory, or model or chat template cannot be used.
@@ -117,15 +117,18 @@ def plan(
             f"{engine.num_pages} pages of {engine.page_size} tokens hold {longest} tokens, fewer than "
             f"max_model_len {max_model_len}; use a larger num_pages or a smaller max_model_len"
         )
-    if num_running:
-        beside_store = available_memory_bytes() - untouched_bytes
+    if nodes:
+        # A worker added to a cluster over several nodes checks its memory itself: its node is not chosen yet.
+        pools = [] if num_running else [_beside_store(config, engine, model_config, node) for node in nodes.pools()]
     else:
-        beside_store = _memory_beside_store(config, engine, model_config)
-    # A GPU worker checks its share of the memory itself. So does a worker added to a cluster over several
-    # nodes: its node is not chosen yet.
-    if engine.device == "cpu" and not (nodes and num_running):
-        here = PoolsOfNode("", max(0, config.num_workers - num_running), beside_store)
-        _check_memory(nodes.pools() if nodes else [here], engine, model_config)
+        here = PoolsOfNode("", max(0, config.num_workers - num_running), available_memory_bytes())
+        if num_running:
+            pools = [here._replace(available_bytes=here.available_bytes - untouched_bytes)]
+        else:
+            pools = [_beside_store(config, engine, model_config, here)]
+    # So does a GPU worker.
+    if engine.device == "cpu":
+        _check_memory(pools, engine, model_config)
     router = config.router(str(model_dir), config.model.rstrip("/").rpartition("/")[2], max_model_len, cluster_token)
     num_threads_of = nodes.num_threads if nodes and not config.num_threads else None
     workers = [
@@ -145,13 +148,17 @@ def _check_memory(nodes: Iterable[PoolsOfNode], engine: EngineConfig, model_conf
             check_memory(engine, model_config, layout, available, num_workers=num_pools, where=where)
 
 
-def _memory_beside_store(config: ClusterConfig, engine: EngineConfig, model_config: ModelConfig) -> int:
-    """Returns the memory that this host has for pools. Raises ValueError: it is not enough for the page store, or this
-    cannot hold a page."""
-    available = available_memory_bytes()
+def _beside_store(
+    config: ClusterConfig, engine: EngineConfig, model_config: ModelConfig, pools: PoolsOfNode
+) -> PoolsOfNode:
+    """Takes the page store's memory from that of a node. Raises ValueError: there is not enough, or the store cannot
+    hold a page."""
     if not config.store_memory:
-        return available
-    check_region(config.store_memory_bytes, available)
+        return pools
+    try:
+        check_region(config.store_memory_bytes, pools.available_bytes)
+    except ValueError as error:
+        raise ValueError(f"node {pools.node}: {error}" if pools.node else str(error)) from None
     layout = page_layout_of(model_config, engine.page_size, engine.dtype, engine.kv_cache_dtype)
     if config.store_memory_bytes < layout.page_bytes:
         raise ValueError(
@@ -161,7 +168,7 @@ def _memory_beside_store(config: ClusterConfig, engine: EngineConfig, model_conf
         raise ValueError(
             f"store_disk {config.store_disk} is too small for pages of {layout.page_bytes} bytes: use a larger size"
         )
-    return available - config.store_memory_bytes
+    return pools._replace(available_bytes=pools.available_bytes - config.store_memory_bytes)
 
 
 def check_before_fetching(config: ClusterConfig, model_dir: Path) -> None:
@@ -170,8 +177,8 @@ def check_before_fetching(config: ClusterConfig, model_dir: Path) -> None:
     model_config = ModelConfig.from_dir(model_dir)
     engine = config.engine(str(model_dir), 1)
     if engine.device == "cpu" and not config.spans_nodes:
-        beside_store = _memory_beside_store(config, engine, model_config)
-        _check_memory([PoolsOfNode("", config.num_workers, beside_store)], engine, model_config)
+        here = PoolsOfNode("", config.num_workers, available_memory_bytes())
+        _check_memory([_beside_store(config, engine, model_config, here)], engine, model_config)
 
 
 def worker_names(config: ClusterConfig) -> Iterator[tuple[str, Role]]:

@@ -29,6 +29,7 @@ class StoreHello:
 
     Attributes:
         attempt: counts up with each session that the worker tries to open. One that comes after a later one is void.
+        region_id: of the region that the sender maps; a node whose holder was replaced has another.
     """
 
     protocol_version: int
@@ -37,6 +38,7 @@ class StoreHello:
     pid: int
     page_format: PageFormat
     attempt: int = 0
+    region_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

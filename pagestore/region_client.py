@@ -17,9 +17,14 @@ _RETRY_S = 0.05
 
 
 class TakenRegion(NamedTuple):
-    """Attributes: users: other processes that have taken the region and may use it."""
+    """
+    Attributes:
+        region_id: new for each region; processes exchange slots only within one.
+        users: other processes that have taken the region and may use it.
+    """
 
     region: Region
+    region_id: str
     users: tuple[ProcessId, ...]
 
 
@@ -28,7 +33,7 @@ def take_region(path: Path, token: str) -> TakenRegion:
     answer, fds = _ask(path, token, TAKE)
     if len(fds) != 1:
         raise OSError(f"{path} sent {len(fds)} descriptors instead of 1")
-    return TakenRegion(Region(fds[0]), tuple(ProcessId(*user) for user in answer["users"]))
+    return TakenRegion(Region(fds[0]), answer["region_id"], tuple(ProcessId(*user) for user in answer["users"]))
 
 
 def give_back_region(path: Path, token: str) -> None:

@@ -7,6 +7,7 @@ slot before each of them has spoken or is gone.
 import contextlib
 import json
 import os
+import secrets
 import selectors
 import socket
 import struct
@@ -39,6 +40,7 @@ class RegionHolder:
         self._path = path
         self._tokens = TokenSet([token])
         self._region = region
+        self._region_id = secrets.token_hex(8)
         self._users: dict[ProcessId, ExitWatch] = {}
         path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -98,7 +100,8 @@ class RegionHolder:
         # Before the caller has it.
         self._users.setdefault(user, ExitWatch(user))
         try:
-            socket.send_fds(caller, [json.dumps({"users": others}).encode()], [self._region.fileno()])
+            answer = {"users": others, "region_id": self._region_id}
+            socket.send_fds(caller, [json.dumps(answer).encode()], [self._region.fileno()])
         except OSError:
             if is_new:
                 del self._users[user]

@@ -22,8 +22,8 @@ class StoreActor(SealedActor[StoreConfig]):
         self._process: StoreProcess | None = None
         self._stopped = StopWait()
 
-    def start(self) -> str:
-        """As StoreProcess.start."""
+    def start(self, *_waited_for: object) -> str:
+        """As StoreProcess.start. Args: _waited_for: results of Ray calls that must finish first."""
         config = self._wait_order()
         logs.configure(config.store_id, config.log)
         with no_collections():

@@ -1,5 +1,6 @@
 """A worker of any role as a Ray actor. The launcher imports this too, so the worker's own imports come in `start`."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,13 +12,13 @@ from tandem.deploy.host.garbage import collect_seldom, freeze_objects, no_collec
 from tandem.deploy.host.gpu_opening import GpuOpening
 from tandem.deploy.host.gpu_turn import GpuTurn
 from tandem.deploy.host.run_record import default_directory
+from tandem.deploy.on_ray.own_node import own_address, own_rack
 from tandem.deploy.on_ray.sealed_actor import SealedActor
 
 if TYPE_CHECKING:
     from tandem.worker.process import WorkerProcess
 
-# Node labels that name a rack. The first one present counts.
-RACK_LABELS = ("rack", "ray.io/availability-zone")
+logger = logging.getLogger(__name__)
 
 
 class WorkerActor(SealedActor[WorkerPlan]):
@@ -41,6 +42,8 @@ class WorkerActor(SealedActor[WorkerPlan]):
         plan = _with_node_address(self._wait_order())
         worker = plan.worker
         logs.configure(worker.worker_id, worker.log)
+        if plan.stores and worker.store is None:
+            logger.warning("the node %s has no page store, serving without one", own_address())
         self._set_progress("importing")
         turn = GpuTurn(default_directory(), lambda: self._set_progress("waiting for other workers on its GPU"))
         with turn:
@@ -81,14 +84,9 @@ class WorkerActor(SealedActor[WorkerPlan]):
 
 
 def _with_node_address(plan: WorkerPlan) -> WorkerPlan:
-    """Adds this node's address and rack. Raises ValueError: no address of the node fits."""
+    """Adds this node's address, rack and page store. Raises ValueError: no address of the node fits."""
     if not plan.spans_nodes:
         return plan
-    from tandem.deploy.on_ray.ray_module import ray, ray_worker
-
-    assert ray_worker._global_node is not None
-    node = ray_worker._global_node.node_ip_address
+    node = own_address()
     host = hosts.choose_address(hosts.own_addresses(), plan.interface, node)
-    labels = ray.get_runtime_context().get_node_labels()
-    rack = next((labels[name] for name in RACK_LABELS if labels.get(name)), "")
-    return replace(plan, worker=replace(plan.worker, host=host, rack=rack))
+    return replace(plan, worker=replace(plan.worker, host=host, rack=own_rack(), store=plan.stores.get(node)))

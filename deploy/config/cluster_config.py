@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from tandem.prefill_worker.config import PrefillConfig, PrefillOptions
 from tandem.router.config import RouterConfig, RouterOptions
 from tandem.router.policies.table import LEAST_COST
 from tandem.router.workers.placement import AUTO
-from tandem.worker.config import WorkerConfig
+from tandem.worker.config import StoreAccess, WorkerConfig
 
 MAX_MODEL_NAME_LEN = 256
 # Ray counts a GPU in parts of this size.
@@ -74,6 +74,7 @@ class WorkerPlan:
         itl_objective_s: in role `both`: ITL to keep beside prompts.
         spans_nodes: other hosts reach the worker's ports, on the address of its node.
         interface: selects that address (tandem.hosts.choose_address).
+        stores: with spans_nodes, the page store of each node that has one, by Ray address.
     """
 
     worker: WorkerConfig
@@ -84,6 +85,7 @@ class WorkerPlan:
     itl_objective_s: float = 0.0
     spans_nodes: bool = False
     interface: str = ""
+    stores: dict[str, StoreAccess] = field(default_factory=dict)
 
     @property
     def kind(self) -> WorkerKind:
@@ -187,10 +189,6 @@ class ClusterConfig(ClusterOptions):
             parse_size("store_memory", self.store_memory)
         if self.store_disk:
             parse_disk("store_disk", self.store_disk)
-        require(
-            not (self.store_memory and self.ray_address),
-            "store_memory needs a cluster that starts its own Ray, and this one joins the Ray at ray_address",
-        )
 
     @property
     def store_memory_bytes(self) -> int:
@@ -275,7 +273,13 @@ class ClusterConfig(ClusterOptions):
         )
 
     def store(
-        self, store_id: str, address: str, routers: tuple[str, ...], region_socket: str, cluster_token: str
+        self,
+        store_id: str,
+        address: str,
+        routers: tuple[str, ...],
+        region_socket: str,
+        cluster_token: str,
+        rack: str = "",
     ) -> StoreConfig:
         """Args: address: of the store's port. routers: addresses of their ports for workers and stores."""
         host, _, port = address.rpartition(":")
@@ -285,6 +289,7 @@ class ClusterConfig(ClusterOptions):
             host,
             int(port),
             routers,
+            rack,
             disk=self.disk,
             cluster_token=cluster_token,
             api_keys=self.api_keys,

@@ -203,8 +203,8 @@ class ClusterOptions(PrefillOptions, EngineOptions, RouterOptions):
     )
     store_memory: str = option(
         "",
-        "host memory for a page store beside the workers, which keeps pages that their pools evict: a size such as "
-        "64GiB",
+        "host memory, on each node, for a page store beside the workers, which keeps pages that their pools evict: a "
+        "size such as 64GiB",
         metavar="SIZE",
         shown="none: no page store",
     )

@@ -21,7 +21,7 @@ class ClusterPorts:
     Attributes:
         shared: client ports, at which every router listens.
         routers: each router's own addresses by name; a single router's client ports are the shared ones.
-        store: the page store's address; "" without one.
+        store: address of this host's page store, if this process owns its region; else "".
     """
 
     shared: ClientAddresses
@@ -70,7 +70,7 @@ class ReservedPorts:
             )
             for name in names
         }
-        store = self.reserve("127.0.0.1", 0, "host") if config.store_memory else ""
+        store = self.reserve("127.0.0.1", 0, "host") if config.store_memory and not config.ray_address else ""
         return ClusterPorts(ClientAddresses(grpc, http), routers, store)
 
     def reserve(self, host: str, port: int, field: str) -> str:

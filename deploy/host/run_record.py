@@ -1,9 +1,11 @@
 """Records of this host's running clusters: if guard and launcher are killed at once, the next start ends leftovers."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
+import socket
 import stat
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -137,6 +139,19 @@ def ray_token_path(directory: Path, launcher: ProcessId) -> Path:
 def region_path(directory: Path, launcher: ProcessId) -> Path:
     """Path of the socket of a page store's region. Removed with the run's record."""
     return _path_stem(directory, launcher).with_suffix(".region")
+
+
+def remove_stale_regions(directory: Path) -> None:
+    """Removes sockets of regions whose holder was killed. Args: directory: private to the user."""
+    for path in directory.glob("*.region"):
+        pid, _, start_time = path.stem.partition("-")
+        if not (pid.isdigit() and start_time.isdigit()) or ProcessId(int(pid), int(start_time)).is_alive():
+            continue
+        # Pids of another container mean other processes, but sockets answer across containers.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller, contextlib.suppress(OSError):
+            caller.setblocking(False)
+            if caller.connect_ex(str(path)) == errno.ECONNREFUSED and not path.with_suffix(".json").exists():
+                path.unlink()
 
 
 def check_private(directory: Path) -> None:

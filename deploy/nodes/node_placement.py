@@ -1,7 +1,8 @@
 """Places the processes of a cluster on several Ray nodes.
 
 Each process has a placement group of one bundle, which keeps its CPU and GPU during a restart. Ray moves the workers'
-groups of a lost node, or queues them. A router's group waits for its node, whose address is known.
+groups of a lost node, or queues them. A router's group waits for its node, whose address is known, and so does that of
+a page store, which each node with workers has.
 """
 
 import logging
@@ -18,6 +19,7 @@ from tandem.deploy.host.ports import ClientAddresses, ClusterPorts
 from tandem.deploy.nodes.node_facts import SENT_MODULES, NodeFacts, node_facts
 from tandem.deploy.nodes.port_holder import PortHolder, WantedPort
 from tandem.deploy.on_ray.hosted_ray import HostedRay
+from tandem.deploy.on_ray.own_node import own_address
 from tandem.deploy.on_ray.ray_module import (
     NodeAffinitySchedulingStrategy,
     PlacementGroup,
@@ -27,7 +29,6 @@ from tandem.deploy.on_ray.ray_module import (
     placement_group,
     placement_group_table,
     ray,
-    ray_worker,
     remove_placement_group,
     state,
 )
@@ -78,6 +79,7 @@ class SavedPlacement:
     router_nodes: dict[str, str]
     node_of_worker: dict[str, str]
     holders: dict[str, tuple[int, list[WantedPort]]]
+    store_nodes: dict[str, str]
 
 
 class NodePlacement:
@@ -96,6 +98,7 @@ class NodePlacement:
         # As first chosen, by process name.
         self._router_nodes: dict[str, str] = {}
         self._node_of_worker: dict[str, str] = {}
+        self._store_nodes: dict[str, str] = {}
         self._holders: dict[str, _Holder] = {}
 
     @staticmethod
@@ -108,6 +111,7 @@ class NodePlacement:
         }
         placement._facts = saved.facts
         placement._router_nodes, placement._node_of_worker = saved.router_nodes, saved.node_of_worker
+        placement._store_nodes = saved.store_nodes
         running = hosted.find_actors()
         for node, (life, wanted) in saved.holders.items():
             if (actor := running.get(_HOLDER.format(node), {}).get(life)) is not None:
@@ -126,6 +130,7 @@ class NodePlacement:
             self._router_nodes,
             self._node_of_worker,
             {node: (holder.life, holder.wanted) for node, holder in self._holders.items()},
+            self._store_nodes,
         )
 
     def holders(self) -> list[Any]:
@@ -156,9 +161,17 @@ class NodePlacement:
     def actor_options(self, name: str) -> dict[str, Any]:
         return {"num_cpus": 1, "scheduling_strategy": PlacementGroupSchedulingStrategy(self._processes[name].group, 0)}
 
-    def is_here(self, router: str) -> bool:
-        assert ray_worker._global_node is not None
-        return self._router_nodes[router] == ray_worker._global_node.node_ip_address
+    def is_here(self, name: str) -> bool:
+        """Args: name: of a router or page store."""
+        return self._fixed_nodes[name] == own_address()
+
+    def store_hosts(self) -> dict[str, str]:
+        """Returns the address at which other nodes reach each node with a page store, by Ray address."""
+        interface = self._config.interface
+        return {
+            node: hosts.choose_address(self._facts[node].addresses, interface, node)
+            for node in self._store_nodes.values()
+        }
 
     def is_placed(self, name: str) -> bool:
         return bool(_node_of(self._processes[name].group))
@@ -169,8 +182,8 @@ class NodePlacement:
         node_id = _node_of(process.group)
         if not node_id:
             if not process.is_waiting:
-                if name in self._router_nodes:
-                    logger.warning("%s waits for the node %s to be in the Ray", name, self._router_nodes[name])
+                if (node := self._fixed_nodes.get(name)) is not None:
+                    logger.warning("%s waits for the node %s to be in the Ray", name, node)
                 else:
                     amounts = ", ".join(f"{amount:g} {resource}" for resource, amount in process.need.items())
                     logger.warning("%s waits: no node of the Ray has room for it (%s)", name, amounts)
@@ -225,6 +238,11 @@ class NodePlacement:
             remove_placement_group(self._processes.pop(name).group)
 
     @property
+    def _fixed_nodes(self) -> dict[str, str]:
+        """Nodes of the processes that Ray does not move."""
+        return self._router_nodes | self._store_nodes
+
+    @property
     def _worker_need(self) -> dict[str, float]:
         return _need(self._config.gpus_per_worker)
 
@@ -234,13 +252,19 @@ class NodePlacement:
         for_routers = nodes if hosts.is_any(config.host) else nodes[:1]
         places = choose_nodes(for_routers, [_need(0)] * len(self._routers), config.placement_strategy)
         self._router_nodes = dict(zip(self._routers, places, strict=True))
+        # Of a node that may get workers, and a page store with them.
+        num_stores = 1 if config.store_memory else 0
         left = [
-            node._replace(free={**node.free, "CPU": node.free.get("CPU", 0.0) - places.count(node.address)})
+            node._replace(
+                free={**node.free, "CPU": node.free.get("CPU", 0.0) - places.count(node.address) - num_stores}
+            )
             for node in nodes
         ]
         places = choose_nodes(left, [self._worker_need] * len(self._workers), config.placement_strategy)
         self._node_of_worker = dict(zip(self._workers, places, strict=True))
-        return self._node_of_worker | self._router_nodes
+        if config.store_memory:
+            self._store_nodes = {f"store-{i}": node for i, node in enumerate(dict.fromkeys(places))}
+        return self._node_of_worker | self._fixed_nodes
 
     def _check_nodes(self, nodes: Mapping[str, str], model_dir: str) -> None:
         own = NodeFacts(**node_facts(CODE, model_dir))
@@ -284,7 +308,7 @@ class NodePlacement:
             "name": self._hosted.group_name(name),
             "lifetime": "detached",
         }
-        if name in self._router_nodes:
+        if name in self._fixed_nodes:
             need = {**_need(0), _OF_NODE.format(address): _ON_NODE}
             group = placement_group([need], **options)
         else:

@@ -39,7 +39,7 @@ class Processes:
 
     Attributes:
         router_configs, worker_plans: configurations for the next start, by name.
-        stores: the page store, if the cluster has one.
+        stores: the page stores, if the cluster has any.
         router_ready_s: seconds from the creation of the router processes until their ports were open.
     """
 
@@ -50,7 +50,9 @@ class Processes:
         on_progress: OnProgress,
         on_request_line: Callable[[str], None],
         before_start: Callable[[], None],
+        stores: Stores | None = None,
     ) -> None:
+        """Args: stores: None: this host's."""
         self._config = config
         self._ray = ray_in_use
         self._on_progress = on_progress
@@ -59,7 +61,7 @@ class Processes:
         self.actors: dict[str, Any] = {}
         self.router_configs: dict[str, RouterConfig] = {}
         self.worker_plans: dict[str, WorkerPlan] = {}
-        self.stores = Stores()
+        self.stores = stores or Stores()
         self.num_starts: Counter[str] = Counter()
         # Ray logs the traceback of a failed call whose reference is dropped unread, so `stop` reads these.
         self._unread: list[Any] = []
@@ -102,14 +104,15 @@ class Processes:
     def take_over(self, found: Mapping[str, Mapping[int, Any]]) -> None:
         """Keeps the latest joined actors, and kills all others. Args: found: actors by name and number of the start."""
         asked = {}
-        for name in (*self.router_configs, *self.worker_plans):
+        kinds, _ = self.kinds()
+        for name in (*self.router_configs, *self.worker_plans, *self.stores.configs):
             if (latest := max(found.get(name, {}).items(), default=None)) is not None:
                 self.actors[name] = actor = latest[1]
-                asked[name] = self.join_router(actor) if name in self.router_configs else actor.progress.remote()
+                asked[name] = self.join_router(actor) if name in self.router_configs else kinds[name].probe(actor)
         for name, ref in asked.items():
             try:
                 said = ray.get(ref, timeout=RECOVER_TIMEOUT_S)
-                takes_part = name in self.router_configs or said == "ready"
+                takes_part = name not in self.worker_plans or said == "ready"
             except TimeoutError:
                 # Busy: the supervisor will probe it.
                 takes_part = True
@@ -141,7 +144,8 @@ class Processes:
             api_keys=self._any_router_config.api_keys,
         )
         self._on_progress(name, "starting")
-        actor = self._create(name, WorkerActor, replace(plan, worker=worker), self._config.gpus_per_worker)
+        order = replace(plan, worker=worker, stores=self.stores.access_by_node)
+        actor = self._create(name, WorkerActor, order, self._config.gpus_per_worker)
         return actor.start.remote()
 
     def start_store(self, name: str) -> Any:
@@ -151,7 +155,9 @@ class Processes:
         self._on_progress(name, "starting")
         keys = self._any_router_config.api_keys
         config = self.stores.config(name, self.num_starts[name], self._cluster_tls, keys)
-        return self._create(name, StoreActor, config).start.remote()
+        # First, because the state that `_create` saves includes it.
+        waited_for = self.stores.prepare_start(name)
+        return self._create(name, StoreActor, config).start.remote(*waited_for)
 
     def _create(self, name: str, cls: type, order: object, num_gpus: float = 0) -> Any:
         actor_class = self._actor_class(name, cls, num_gpus)
@@ -217,7 +223,10 @@ class Processes:
         far_router = replace(router, silence_limit_s=worker.silence_limit_s)
         is_here = self._nodes.is_here if self._nodes is not None else lambda _: True
         routers = {name: router if is_here(name) else far_router for name in self.router_configs}
-        stores = self.stores.kinds(self.start_store)
+        stores = {
+            name: kind if is_here(name) else replace(kind, silence_limit_s=worker.silence_limit_s)
+            for name, kind in self.stores.kinds(self.start_store).items()
+        }
         return routers | stores | dict.fromkeys(self.worker_plans, worker), worker
 
     def drain(self, timeout_s: float) -> int:

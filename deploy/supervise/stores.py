@@ -1,4 +1,4 @@
-"""This host's page store: its region, which this process owns, and its process."""
+"""The page stores of a cluster. On a Ray of its own: this host's, whose region this process owns."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -12,11 +12,9 @@ from tandem.deploy.host.ports import ClusterPorts
 from tandem.deploy.host.run_record import check_private, region_path
 from tandem.deploy.supervise.supervisor import ProcessKind
 from tandem.engine.kvcache.host_memory import available_memory_bytes
-from tandem.pagestore.config import StoreConfig, StoreDisk
+from tandem.pagestore.config import StoreConfig
 from tandem.pagestore.region import Region
 from tandem.pagestore.region_holder import RegionHolder
-from tandem.pagestore.server.disk.folder import Folder
-from tandem.pagestore.server.disk.secret import namespace_secret
 from tandem.processes import ProcessId
 from tandem.worker.config import StoreAccess
 
@@ -25,38 +23,25 @@ PROBE_INTERVAL_S = 1.0
 SILENCE_LIMIT_S = 5.0
 
 
-def open_disk(disk: StoreDisk) -> str:
-    """Checks that a store can use the folder, which is made if it is not there. Returns its secret of cache namespaces.
-
-    Raises ValueError if it cannot.
-    """
-    directory = Path(disk.directory)
-    try:
-        Folder(directory).close()
-        return namespace_secret(directory)
-    except OSError as error:
-        raise ValueError(
-            f"{directory} cannot be used as a folder of pages ({error.strerror}): name another in store_disk"
-        ) from error
-
-
 class Stores:
     """The page stores of a cluster: none, or one on this host.
 
     Attributes:
         configs: configurations for the next start, by name.
-        access: for the workers; None without a store.
+        access: for the workers of a cluster on this host; None without a store.
+        access_by_node: for the workers of a cluster over several nodes, by Ray address; {} without a store.
     """
 
     def __init__(self) -> None:
         self.configs: dict[str, StoreConfig] = {}
         self.access: StoreAccess | None = None
+        self.access_by_node: dict[str, StoreAccess] = {}
         self._holder: RegionHolder | None = None
         self._region: Region | None = None
 
     @property
     def untouched_bytes(self) -> int:
-        """Memory of this host that the region will still take."""
+        """Memory that the regions will still take."""
         return self._region.num_untouched_bytes if self._region is not None else 0
 
     def open(self, config: ClusterConfig, directory: Path, ports: ClusterPorts, cluster_token: str) -> None:
@@ -85,6 +70,10 @@ class Stores:
     ) -> StoreConfig:
         """Returns the configuration of a start."""
         return replace(self.configs[name], num_restarts=num_restarts, cluster_tls=cluster_tls, api_keys=tuple(api_keys))
+
+    def prepare_start(self, name: str) -> tuple[Any, ...]:
+        """Returns references for the store's start to await."""
+        return ()
 
     def kinds(self, start: Callable[[str], Any]) -> dict[str, ProcessKind]:
         """Returns the kind of each process, by name. Args: start: as ProcessKind.start."""

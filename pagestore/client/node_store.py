@@ -34,6 +34,7 @@ class NodeStore(StoreConnection):
     def __init__(self, access: StoreAccess, cluster_token: str) -> None:
         self._access = access
         self._token = cluster_token
+        self._region_id = ""
         self._copies: RegionCopies | None = None
         self._tier: PageTier = NoTier()
         self._session: StoreSession | None = None
@@ -66,7 +67,14 @@ class NodeStore(StoreConnection):
     def start(self, hello: Hello, credentials: ClusterCredentials, post: Callable[[Event], None]) -> None:
         if self._copies is None:
             return
-        own = StoreHello(PROTOCOL_VERSION, hello.worker_id, hello.incarnation, os.getpid(), hello.page_format)
+        own = StoreHello(
+            PROTOCOL_VERSION,
+            hello.worker_id,
+            hello.incarnation,
+            os.getpid(),
+            hello.page_format,
+            region_id=self._region_id,
+        )
         self._session = StoreSession(self._access.address, own, credentials, post)
         self._task = asyncio.create_task(self._session.run())
 
@@ -91,7 +99,8 @@ class NodeStore(StoreConnection):
             RuntimeError: the GPU refuses it.
         """
         socket = Path(self._access.region_socket)
-        region = take_region(socket, self._token).region
+        taken = take_region(socket, self._token)
+        region, self._region_id = taken.region, taken.region_id
         try:
             mapped = region.map()
             page_bytes = engine.pool.layout.page_bytes

@@ -71,7 +71,7 @@ class StoreProcess:
         """
         raise_open_files_limit()
         taken = take_region(Path(self._config.region_socket), self._config.cluster_token)
-        self._region = taken.region
+        self._region, self._sessions.region_id = taken.region, taken.region_id
         self._slots = memoryview(taken.region.map())
         self._former_users = {user.pid: ExitWatch(user) for user in taken.users}
         self._loop_thread.start()

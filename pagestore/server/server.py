@@ -73,6 +73,7 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
     Attributes:
         store: None before the first session, which decides the format of pages.
         latest_stats: of the store, for other threads; replaced as a whole.
+        region_id: of the store's region; sessions of another are refused.
     """
 
     def __init__(self, make_store: Callable[[PageFormat], PageStore], on_crash: Callable[[], None]) -> None:
@@ -83,6 +84,7 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
         """
         self.store: PageStore | None = None
         self.latest_stats: StoreStats | None = None
+        self.region_id = ""
         self._make_store = make_store
         self._on_crash = on_crash
         self._page_format: PageFormat | None = None
@@ -229,6 +231,8 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
         """Raises ValueError: the session is refused."""
         if hello.protocol_version != PROTOCOL_VERSION:
             raise ValueError(f"protocol version {hello.protocol_version} is not {PROTOCOL_VERSION}")
+        if hello.region_id != self.region_id:
+            raise ValueError("the worker maps memory of an earlier store of this node; restart the worker")
         if self.store is None or self._page_format is None:
             self.store, self._page_format = self._make_store(hello.page_format), hello.page_format
         store = self.store_of(hello.page_format, "the worker")

@@ -140,20 +140,22 @@ class StoreServerMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[StoreWelcome, _Mapping]] = ..., refused: _Optional[_Union[StoreRefused, _Mapping]] = ..., granted: _Optional[_Union[PutGranted, _Mapping]] = ..., found: _Optional[_Union[Found, _Mapping]] = ...) -> None: ...
 
 class StoreHello(_message.Message):
-    __slots__ = ("protocol_version", "worker_id", "incarnation", "pid", "page_format", "attempt")
+    __slots__ = ("protocol_version", "worker_id", "incarnation", "pid", "page_format", "attempt", "region_id")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     PAGE_FORMAT_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    REGION_ID_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     worker_id: str
     incarnation: str
     pid: int
     page_format: _worker_pb2.PageFormat
     attempt: int
-    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., pid: _Optional[int] = ..., page_format: _Optional[_Union[_worker_pb2.PageFormat, _Mapping]] = ..., attempt: _Optional[int] = ...) -> None: ...
+    region_id: str
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., pid: _Optional[int] = ..., page_format: _Optional[_Union[_worker_pb2.PageFormat, _Mapping]] = ..., attempt: _Optional[int] = ..., region_id: _Optional[str] = ...) -> None: ...
 
 class StoreWelcome(_message.Message):
     __slots__ = ("epoch", "num_slots")

@@ -230,7 +230,7 @@ def test_node_lost_and_restored(clusters: Clusters, config: ClusterConfig, tiny_
         tempfile.TemporaryDirectory(prefix="rayc-", dir="/tmp", ignore_cleanup_errors=True) as directory,
     ):
         load = Load(served, client)
-        again = Node(namespace, interface, OTHER, Path(directory))
+        again = Node(namespace, interface, OTHER, Path(directory), Path(os.environ["TANDEM_TEST_DISKS"].split()[0]))
         try:
             time.sleep(2.0)
             lost_at = time.monotonic()

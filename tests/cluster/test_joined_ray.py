@@ -13,6 +13,7 @@ from tandem.deploy.host.process_tree import descendants, end_processes
 from tests.cluster.command import GONE_S, Server, start, tandem
 from tests.cluster.conftest import wait_until
 from tests.cluster.joinable_ray import TOKEN, JoinableRay, joinable_ray
+from tests.cluster.test_page_store import regions_of
 
 NUM_CPUS = 4
 # Ray notices a killed node only by its silence.
@@ -72,6 +73,38 @@ def test_two_clusters_on_one_ray(
     again = start(*flags, runtime_dir=tmp_path)
     again.process.terminate()
     assert again.finish() == 0 and joinable.answers()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_cluster_on_one_host_has_its_page_store(
+    joinable: JoinableRay, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    of_store = ("ray::RegionKeeper", "ray::StoreActor")
+    secrets = []
+    for _ in range(2):
+        stored = ("--store-memory", "16MiB", "--store-disk", f"{tmp_path}/pages:64MiB")
+        server = start(
+            *("--model", str(tiny_model_dir), "--ray-address", joinable.address, *ONE_WORKER, *stored),
+            runtime_dir=tmp_path,
+        )
+        try:
+            assert len(joinable.processes(*of_store)) == 2
+            (region,) = {frozenset(regions_of(p.pid)) for p in joinable.processes("ray::WorkerActor", *of_store)}
+            assert len(region) == 1
+            assert tandem("generate", "--max-tokens", "4", "--address", server.address, "hello").returncode == 0
+            asked = ("restart", server.name, "store-0", "--ray-address", joinable.address)
+            restarted = tandem(*asked)
+            assert restarted.returncode == 0, restarted.stderr
+            assert {frozenset(regions_of(p.pid)) for p in joinable.processes(*of_store)} == {region}
+            secrets.append((tmp_path / "pages" / "secret").read_bytes())
+            server.process.terminate()
+            assert server.finish() == 0
+        finally:
+            finish(server)
+        wait_until(lambda: joinable.processes(*of_store) == [], GONE_S, "nothing is left of the store")
+    assert secrets[0] == secrets[1]
 
 
 @pytest.mark.slow

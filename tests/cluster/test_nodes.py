@@ -1,6 +1,7 @@
 """A cluster over two Ray nodes, in two network namespaces.
 
-The tests themselves are in inside_nodes.py and inside_wire.py, because clients must run inside a namespace.
+The tests themselves are in inside_nodes.py, inside_stores.py and inside_wire.py, because clients must run inside a
+namespace.
 """
 
 import os
@@ -43,6 +44,7 @@ def passes(hosts: TwoHosts, name: str, tmp_path: Path, on: Node | None = None) -
             "TANDEM_TEST_OTHER": f"{hosts.other.namespace} {hosts.other.interface}",
             "TANDEM_TEST_CABLE": f"{hosts.cables[1].switch} {hosts.cables[1].port}",
             "TANDEM_TEST_INTERFACE": node.interface,
+            "TANDEM_TEST_DISKS": " ".join(map(str, [node.disk, *(each.own_disk for each in hosts.nodes)])),
         },
     )
     print(done.stdout[-6000:])
@@ -68,6 +70,10 @@ def test_cable_cut_and_mended(hosts: TwoHosts, tmp_path: Path) -> None:
 
 def test_logs_come_from_either_node(hosts: TwoHosts, tmp_path: Path) -> None:
     passes(hosts, "inside_nodes.py::test_logs_come_from_either_node", tmp_path)
+
+
+def test_each_node_has_a_page_store(hosts: TwoHosts, tmp_path: Path) -> None:
+    passes(hosts, "inside_stores.py", tmp_path)
 
 
 # Last, because it replaces the other node.

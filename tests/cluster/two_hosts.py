@@ -24,10 +24,13 @@ BRIDGE = "switch"
 
 @dataclass
 class Node:
+    """Attributes: disk: path at which processes of the node see `own_disk`."""
+
     namespace: str
     interface: str
     address: str
     directory: Path
+    disk: Path
     process: subprocess.Popen[bytes] | None = None
 
     def run(self, *command: str, **options: object) -> "subprocess.CompletedProcess[str]":
@@ -42,11 +45,14 @@ class Node:
 
     def start(self) -> None:
         is_head = self.address == HEAD
+        self.own_disk.mkdir(mode=0o700, exist_ok=True)
         where = ("--head", f"--port={RAY_PORT}", "--include-dashboard=false") if is_head else ()
         log = (self.directory / f"{self.namespace}.log").open("wb")
         with log:
             self.process = subprocess.Popen(
                 self.command(
+                    # Each `ip netns exec` has its own mounts.
+                    *("sh", "-c", 'mount --bind "$0" "$1" && shift && exec "$@"', str(self.own_disk), str(self.disk)),
                     str(Path(sys.executable).with_name("ray")),
                     *("start", "--block", f"--node-ip-address={self.address}", *where),
                     *(() if is_head else (f"--address={HEAD}:{RAY_PORT}",)),
@@ -64,6 +70,10 @@ class Node:
                     "RAY_worker_niceness": "0",
                 },
             )
+
+    @property
+    def own_disk(self) -> Path:
+        return self.directory / "disk"
 
     def is_up(self) -> bool:
         assert self.process is not None and self.process.poll() is None, "its Ray has ended"
@@ -131,9 +141,10 @@ def two_hosts() -> Iterator[TwoHosts]:
         stack.callback(ip, "netns", "del", switch)
         ip("-n", switch, "link", "add", BRIDGE, "type", "bridge")
         ip("-n", switch, "link", "set", BRIDGE, "up")
+        disk = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-disk-")))
         for letter, address in (("a", HEAD), ("b", OTHER)):
             made = tempfile.TemporaryDirectory(prefix=f"ray{letter}-", dir="/tmp", ignore_cleanup_errors=True)
-            node = Node(f"tandem-{os.getpid()}{letter}", f"td{letter}", address, Path(stack.enter_context(made)))
+            node = Node(f"tandem-{os.getpid()}{letter}", f"td{letter}", address, Path(stack.enter_context(made)), disk)
             ip("netns", "add", node.namespace)
             stack.callback(ip, "netns", "del", node.namespace)
             stack.callback(node.end)

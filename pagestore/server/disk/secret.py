@@ -39,17 +39,44 @@ def namespace_secret(directory: Path) -> str:
     return secret.hex()
 
 
+def adopt_secret(directory: Path, secret: str) -> None:
+    """Replaces the folder's secret with that of another node's folder.
+
+    Pages whose namespace was made with the old secret are not found again.
+
+    Raises ValueError if the folder is open to others, OSError if the disk fails.
+    """
+    folder = open_folder(directory)
+    try:
+        temporary = _write(folder, bytes.fromhex(secret))
+        os.rename(temporary, _NAME, src_dir_fd=folder, dst_dir_fd=folder)
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
 def _make(folder: int) -> None:
     """Makes the secret, unless another process is faster. No process ever sees a part of it."""
-    temporary = f"{_NAME}.{os.urandom(8).hex()}"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+    temporary = _write(folder, os.urandom(SECRET_BYTES))
     try:
-        os.write(descriptor, os.urandom(SECRET_BYTES))
-        os.fsync(descriptor)
         os.link(temporary, _NAME, src_dir_fd=folder, dst_dir_fd=folder)
         os.fsync(folder)
     except FileExistsError:
         pass
     finally:
-        os.close(descriptor)
         os.unlink(temporary, dir_fd=folder)
+
+
+def _write(folder: int, secret: bytes) -> str:
+    """Returns the name of a new file."""
+    temporary = f"{_NAME}.{os.urandom(8).hex()}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+    try:
+        os.write(descriptor, secret)
+        os.fsync(descriptor)
+    except OSError:
+        os.unlink(temporary, dir_fd=folder)
+        raise
+    finally:
+        os.close(descriptor)
+    return temporary

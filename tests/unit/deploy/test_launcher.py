@@ -121,6 +121,7 @@ def recovered(
         {p.worker.worker_id: p for p in workers},
         dict.fromkeys(NAMES, 1),
         None,
+        {},
         has_started,
         drains_until,
     )

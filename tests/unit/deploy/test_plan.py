@@ -105,6 +105,17 @@ def test_a_page_store_and_the_pools_fit_together(model_dir: Path, monkeypatch: p
         check(replace(stored, store_disk="/d:64KiB"), 2**40)
 
 
+def test_each_node_has_memory_for_its_page_store(model_dir: Path, pool_bytes: int) -> None:
+    weight_bytes = num_weight_bytes(CONFIG.engine(""), ModelConfig.from_dir(model_dir))
+    needed = pool_bytes + weight_bytes
+    stored = replace(CONFIG, store_memory="64MiB")
+    plan(stored, model_dir, "", PORTS, nodes=Nodes(needed + 2**26, 2 * needed + 2**26))
+    with pytest.raises(ValueError, match=r"^node 10\.0\.0\.2: 2 pools of"):
+        plan(stored, model_dir, "", PORTS, nodes=Nodes(9 * needed + 2**26, 2 * needed + 2**26 - 1))
+    with pytest.raises(ValueError, match=r"^node 10\.0\.0\.1: store_memory is 0\.06 GiB, but only"):
+        plan(stored, model_dir, "", PORTS, nodes=Nodes(2**26 - 1, 9 * needed + 2**26))
+
+
 def test_a_worker_that_is_added_looks_itself(model_dir: Path, pool_bytes: int) -> None:
     plan(CONFIG, model_dir, "", PORTS, num_running=2, nodes=Nodes(0, 0))
 

@@ -1,6 +1,8 @@
 """A worker's start, with a fake GPU and a fake process."""
 
+import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ from tandem.deploy.actors import worker_actor
 from tandem.deploy.actors.worker_actor import WorkerActor
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.host.gpu_turn import GpuTurn
+from tandem.worker.config import StoreAccess
 
 GPU = "0000:C1:00.0"
 
@@ -69,3 +72,28 @@ def test_a_worker_that_shares_its_gpu_starts_alone(
         with pytest.raises(ValueError, match="too large"):
             actor.start()
     assert process.is_alone == is_alone and is_free(tmp_path)
+
+
+@pytest.mark.parametrize(("node", "has_store"), [("10.0.0.1", True), ("10.0.0.3", False)])
+def test_a_worker_uses_the_page_store_of_the_node_where_it_starts(
+    node: str, has_store: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = FakeProcess(tmp_path)
+    plans = []
+    roles = SimpleNamespace(worker_process=lambda plan, on_progress: plans.append(plan) or process)
+    monkeypatch.setitem(sys.modules, "tandem.deploy.actors.worker_roles", roles)
+    monkeypatch.setattr(worker_actor, "default_directory", lambda: tmp_path)
+    monkeypatch.setattr(worker_actor, "own_address", lambda: node)
+    monkeypatch.setattr(worker_actor, "own_rack", lambda: "rack")
+    for name in ("freeze_objects", "collect_seldom"):
+        monkeypatch.setattr(worker_actor, name, lambda: None)
+    monkeypatch.setattr(worker_actor.logs, "configure", lambda *_: None)
+    config = ClusterConfig("m", ray_address="127.0.0.1:1", placement_strategy="spread", store_memory="1GiB")
+    stores = {f"10.0.0.{i}": StoreAccess(f"10.0.0.{i}:9", "/socket") for i in (1, 2)}
+    actor: Any = WorkerActor(replace(config.worker("both-0", "both", config.engine("m"), 9), stores=stores))
+    with caplog.at_level(logging.WARNING):
+        actor.start()
+    (plan,) = plans
+    assert (plan.worker.host, plan.worker.rack, plan.worker.store) == (node, "rack", stores.get(node))
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ([] if has_store else ["the node 10.0.0.3 has no page store, serving without one"])

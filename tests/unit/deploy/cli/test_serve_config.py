@@ -48,6 +48,8 @@ OTHER_VALUES = {
     "worker_wait_timeout_s": 3.5,
     "drain_timeout_s": 2.5,
     "mem_fraction_static": 0.5,
+    "store_memory": "1GiB",
+    "store_disk": "/data/pages:1TiB",
 }
 
 
@@ -99,6 +101,8 @@ def test_every_field_has_a_flag_and_a_key(field: str, tmp_path: Path) -> None:
     needed: tuple[str, ...] = files if "tls" in field else ()
     if field in ("placement_strategy", "interface", "ship_code"):
         needed = ("ray_address", "placement_strategy")
+    if field in ("store_disk", "store_write_after"):
+        needed = ("store_memory",)
     if field == "workers_per_gpu":
         needed = ("device",)
     together = {f: other_value(f) for f in needed}

@@ -75,10 +75,6 @@ from tandem.worker.config import WorkerConfig
             lambda: ClusterConfig("m", store_memory="1GiB", store_disk="/d:all"),
             "^the size of store_disk must be a size such as 64GiB, .* not 'all'$",
         ),
-        (
-            lambda: ClusterConfig("m", store_memory="1GiB", ray_address="127.0.0.1:6379"),
-            "^store_memory needs a cluster that starts its own Ray, and this one joins the Ray at ray_address$",
-        ),
     ],
 )
 def test_nonsense_is_refused_by_name(make: object, message: str) -> None:

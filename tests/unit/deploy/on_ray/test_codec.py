@@ -17,8 +17,12 @@ from tandem.deploy.launcher import ClusterState
 from tandem.deploy.nodes.node_facts import NodeFacts
 from tandem.deploy.nodes.node_placement import SavedPlacement
 from tandem.deploy.nodes.port_holder import WantedPort
+from tandem.deploy.nodes.region_keeper import KeptRegion, RegionOrder
 from tandem.deploy.on_ray.codec import decode, encode
+from tandem.deploy.supervise.node_stores import SavedStore
+from tandem.pagestore.config import StoreDisk
 from tandem.router.config import RouterAddresses
+from tandem.worker.config import StoreAccess
 
 CONFIG = ClusterConfig("m", api_keys=("a-secret", "another 3"), served_model_name=("a", "b"), chat_template="t.jinja")
 TLS = ClusterTls(b"-----BEGIN", b"\xff\x00", b"key")
@@ -32,7 +36,12 @@ ROUTER = replace(
     log=LogConfig("debug", "/logs"),
 )
 PLAN = CONFIG.worker("both-0", "both", CONFIG.engine("/m", 3), 4096, "token")
-PLAN = replace(PLAN, worker=replace(PLAN.worker, cluster_tls=TLS), itl_objective_s=float("inf"))
+PLAN = replace(
+    PLAN,
+    worker=replace(PLAN.worker, cluster_tls=TLS),
+    itl_objective_s=float("inf"),
+    stores={"10.0.0.2": StoreAccess("10.0.0.2:7", "/socket", 2)},
+)
 PLACEMENT = SavedPlacement(
     ("both-0",),
     ("router-0",),
@@ -41,7 +50,10 @@ PLACEMENT = SavedPlacement(
     {"router-0": "10.0.0.1"},
     {"both-0": "10.0.0.2"},
     {"10.0.0.1": (1, [WantedPort("10.0.0.1", 1, "grpc_port")])},
+    {"store-0": "10.0.0.2"},
 )
+REGION = RegionOrder(2**20, "10.0.0.2:0", "", "token", StoreDisk("/d", 2**30), "a-secret")
+STORE = CONFIG.store("store-0", "10.0.0.2:7", ("10.0.0.1:3",), "/socket", "token", "rack")
 STATE = ClusterState(
     "token",
     TLS,
@@ -51,11 +63,12 @@ STATE = ClusterState(
     {"both-0": PLAN},
     {"both-0": 2},
     PLACEMENT,
+    {"store-0": SavedStore("10.0.0.2", KeptRegion("10.0.0.2:7", "/socket", "rack", "folder"), 1)},
     True,
     1.5,
 )
 ORDER = SupervisorOrder(CONFIG, {"HF_TOKEN": "a-secret"})
-MESSAGES = (ORDER, STATE, replace(STATE, nodes=None, cluster_tls=None, drains_until=None), ROUTER, PLAN)
+MESSAGES = (ORDER, STATE, replace(STATE, nodes=None, cluster_tls=None, drains_until=None), ROUTER, PLAN, REGION, STORE)
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)

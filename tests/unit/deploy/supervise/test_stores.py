@@ -7,8 +7,9 @@ import pytest
 
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.host.ports import ClientAddresses, ClusterPorts
+from tandem.deploy.host.store_folder import open_disk
 from tandem.deploy.supervise import stores as module
-from tandem.deploy.supervise.stores import Stores, open_disk
+from tandem.deploy.supervise.stores import Stores
 from tandem.pagestore.config import StoreDisk
 from tandem.pagestore.region_client import take_region
 from tandem.pagestore.server.disk.folder import Folder

@@ -83,9 +83,17 @@ def process(config: StoreConfig) -> Iterator[StoreProcess]:
     process.stop()
 
 
+def hello_of(config: StoreConfig, worker: str, pid: int, page_bytes: int = PAGE_BYTES) -> StoreHello:
+    taken = take_region(Path(config.region_socket), config.cluster_token)
+    taken.region.close()
+    return StoreHello(
+        PROTOCOL_VERSION, "w", worker, pid, PageFormat("model", page_bytes, "fake"), region_id=taken.region_id
+    )
+
+
 def answers(config: StoreConfig, pid: int, *, num_answers: int, page_bytes: int = PAGE_BYTES) -> list[object]:
     """Returns the first answers to a session that offers a page."""
-    hello = StoreHello(PROTOCOL_VERSION, "w", f"life {pid}", pid, PageFormat("model", page_bytes, "fake"))
+    hello = hello_of(config, f"life {pid}", pid, page_bytes)
     with grpc.insecure_channel(f"{config.host}:{config.port}") as channel:
         batches = iter([STORE_CLIENT_CODEC.encode([hello, PUT])])
         stub = store_pb2_grpc.PageStoreStub(channel)
@@ -168,7 +176,7 @@ Answer = Callable[[], StoreServerMessage]
 @contextmanager
 def session(config: StoreConfig) -> Iterator[tuple[Send, Answer]]:
     messages: queue.SimpleQueue[StoreClientMessage | None] = queue.SimpleQueue()
-    messages.put(StoreHello(PROTOCOL_VERSION, "w", "life", os.getpid(), PageFormat("model", PAGE_BYTES, "fake")))
+    messages.put(hello_of(config, "life", os.getpid()))
     with grpc.insecure_channel(f"{config.host}:{config.port}") as channel:
         batches = (STORE_CLIENT_CODEC.encode([message]) for message in iter(messages.get, None) if message)
         call = store_pb2_grpc.PageStoreStub(channel).Session(batches, metadata=cluster_metadata(TOKEN), timeout=20.0)
@@ -312,11 +320,11 @@ async def test_two_stores_learn_of_each_other_from_a_router_and_share_pages() ->
             )
         processes = [StoreProcess(config) for config in configs]
         clients = []
-        for process in processes:
+        for process, config in zip(processes, configs, strict=True):
             address = await asyncio.to_thread(process.start)
             channel = open_channel(address)
             clients.append(Client(channel, ROUTER_TOKEN))
-            clients[-1].send(StoreHello(PROTOCOL_VERSION, "w", address, 1, PageFormat("model", PAGE_BYTES, "fake")))
+            clients[-1].send(hello_of(config, address, 1))
             await clients[-1].read()
         try:
             clients[0].send(PUT)

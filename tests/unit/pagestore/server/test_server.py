@@ -150,6 +150,7 @@ def test_a_page_that_one_session_wrote_is_found_by_another() -> None:
     ("first", "reason"),
     [
         (StoreHello(PROTOCOL_VERSION + 1, "w", "life", 1, FORMAT), f"protocol version {PROTOCOL_VERSION + 1} is not"),
+        (StoreHello(PROTOCOL_VERSION, "w", "life", 1, FORMAT, region_id="lost"), "maps memory of an earlier store"),
         (hello(page_format=PageFormat("unwanted", 64, "fake")), "this model is unwanted"),
         (FIND, "a session begins with StoreHello"),
     ],

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tandem.pagestore.server.disk.folder import Folder
-from tandem.pagestore.server.disk.secret import namespace_secret
+from tandem.pagestore.server.disk.secret import adopt_secret, namespace_secret
 
 
 def test_a_secret_lasts(tmp_path: Path) -> None:
@@ -29,6 +29,18 @@ def test_callers_at_once_get_one_secret(tmp_path: Path) -> None:
         for i in range(50):
             assert len({*threads.map(namespace_secret, [tmp_path / str(i)] * 8)}) == 1
             assert [path.name for path in (tmp_path / str(i)).iterdir()] == ["secret"]
+
+
+def test_a_folder_adopts_the_secret_of_another(tmp_path: Path) -> None:
+    secret = namespace_secret(tmp_path / "a")
+    folder = Folder(tmp_path / "b")
+    namespace_secret(tmp_path / "b")
+    adopt_secret(tmp_path / "b", secret)
+    adopt_secret(tmp_path / "c", secret)
+    assert namespace_secret(tmp_path / "b") == namespace_secret(tmp_path / "c") == secret
+    assert [path.name for path in (tmp_path / "c").iterdir()] == ["secret"]
+    assert stat.S_IMODE((tmp_path / "c" / "secret").stat().st_mode) == 0o600
+    folder.close()
 
 
 def test_a_folder_open_to_others_is_refused(tmp_path: Path) -> None:
