@@ -35,8 +35,9 @@ def open_folder(directory: Path, *, make: bool = True) -> int:
     except OSError as error:
         if not make or error.errno in (errno.EIO, errno.EROFS, errno.ENOSPC, errno.ESTALE, errno.ENXIO, errno.ENODEV):
             raise
+        reason = "not a folder" if isinstance(error, FileExistsError) else error.strerror
         raise ValueError(
-            f"{directory} cannot be used as a folder of pages ({error.strerror}): name another in store_disk"
+            f"{directory} cannot be used as a folder of pages ({reason}): name another in store_disk"
         ) from error
     about = os.fstat(descriptor)
     if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077:

@@ -76,5 +76,6 @@ def test_a_folder_of_others_or_on_a_failing_disk_is_refused_in_one_line(tmp_path
     tmp_path.chmod(0o755)
     with pytest.raises(ValueError, match=r"give it owner .* and mode 0700"):
         open_disk(StoreDisk(str(tmp_path), 2**30))
-    with pytest.raises(ValueError, match=r"^/proc/pages cannot be used as a folder of pages \([^\n]*\): name another in store_disk$"):
+    message = r"^/proc/pages cannot be used as a folder of pages \([^\n]*\): name another in store_disk$"
+    with pytest.raises(ValueError, match=message):
         open_disk(StoreDisk("/proc/pages", 2**30))

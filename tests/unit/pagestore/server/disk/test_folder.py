@@ -42,7 +42,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="file cannot be used as a folder of pages"):
+    with pytest.raises(ValueError, match=r"file cannot be used as a folder of pages \(not a folder\)"):
         open_folder(tmp_path / "file")
 
 
