@@ -16,10 +16,11 @@ from tandem.worker.page_tier import PrefetchKey, TierHits
 
 # Finds under way at a time.
 MAX_FINDS = 16
-# Limit on the store's first answer, in seconds.
-ANSWER_S = 1.0
 # Limit on a prompt's wait while nothing says how long computing takes, in seconds: the disk may be slow.
 UNKNOWN_S = 5.0
+# Limits on the store's first answer to a Find, and on each next one, in seconds. The store ends a Find whose next page
+# does not come within 10 s, and says so: one that is silent for longer stands still.
+ANSWER_S, NEXT_ANSWER_S = 1.0, 12.0
 # Poll interval for ended copies, in seconds.
 POLL_S = 0.0005
 
@@ -167,8 +168,9 @@ class PageLoader:
         now = self._clock()
         if now >= self._first_deadline:
             self._expire(now)
-        for prefetch in [p for p in self._asked.values() if p.answered_at is None and now >= p.asked_at + ANSWER_S]:
-            self.rate.answered(now - prefetch.asked_at, now)
+        for prefetch in [p for p in self._asked.values() if now >= _answer_deadline(p)]:
+            if prefetch.answered_at is None:
+                self.rate.answered(now - prefetch.asked_at, now)
             self._finish(prefetch)
         for prefetch in self._shared.take_free():
             self._wait(prefetch)
@@ -186,9 +188,8 @@ class PageLoader:
         if self._waiting and len(self._asked) < MAX_FINDS:
             deadlines.append(now)
         for prefetch in self._asked.values():
-            if prefetch.answered_at is None:
-                deadlines.append(prefetch.asked_at + ANSWER_S)
-            elif prefetch.load is None and prefetch.num_entered < len(prefetch.slots):
+            deadlines.append(_answer_deadline(prefetch))
+            if prefetch.load is None and prefetch.num_entered < len(prefetch.slots):
                 deadlines.append(max(now + POLL_S, prefetch.retry_at))
         return min(deadlines, default=None)
 
@@ -295,3 +296,12 @@ class PageLoader:
         self._copies.abandon()
         for prefetch in [*self._by_key.values(), *self._asked.values()]:
             self._finish(prefetch)
+
+
+def _answer_deadline(prefetch: Prefetch) -> float:
+    """Returns the time by which the store must answer; infinite if nothing more is expected."""
+    if prefetch.is_over:
+        return math.inf
+    if prefetch.answered_at is None:
+        return prefetch.asked_at + ANSWER_S
+    return prefetch.answered_at + NEXT_ANSWER_S if prefetch.expects_answer else math.inf

@@ -78,14 +78,14 @@ class Prefetch:
     is_over: bool = False
 
     @property
+    def expects_answer(self) -> bool:
+        """Whether the store will still say something about the Find."""
+        return self.answered_at is None or self.num_coming > 0 or self.is_asking
+
+    @property
     def has_all(self) -> bool:
         """Whether all pages that the store had are in the tree."""
-        return (
-            self.answered_at is not None
-            and not self.num_coming
-            and not self.is_asking
-            and self.num_entered >= len(self.slots)
-        )
+        return not self.expects_answer and self.num_entered >= len(self.slots)
 
     @property
     def runs(self) -> bool:

@@ -6,6 +6,7 @@ import pytest
 
 from tandem.pagestore.client import load_copies, loading, node_keys
 from tandem.pagestore.messages import DISK, HOST, PEER, Find, Found
+from tandem.pagestore.server import finds
 from tandem.worker.page_tier import TierHits
 from tests.fakes.store_tier import FIRST, SECOND, TierSide, keys_of, tokens
 
@@ -168,6 +169,45 @@ def test_silent_store_delays_a_request_by_a_limited_time() -> None:
     side.store(find)
     side.turn()
     assert side.copies.ins == []
+
+
+@pytest.mark.parametrize("is_asking", [False, True])
+def test_store_silent_after_its_first_answer_delays_a_request_by_a_limited_time(is_asking: bool) -> None:
+    """A worker that has measured nothing expects to compute forever, so the deadline of its prompts is no limit."""
+    side = TierSide()
+    side.compute_s = math.inf
+    find = begin(side)
+    side.copies.region[50] = find.keys[0]
+    side.answer(Found(find.number, 0, (50,), (1,), (HOST,), 0 if is_asking else 3, is_asking=is_asking))
+    side.turn()
+    side.copies.end_all()
+    side.turn()
+    side.clock.advance(loading.NEXT_ANSWER_S - 0.1)
+    side.turn()
+    assert side.tier.is_loading(FIRST), "the store still looks for pages"
+    side.clock.advance(0.1)
+    deadline = side.tier.next_deadline()
+    assert deadline is not None and deadline <= side.clock()
+    side.turn()
+    assert not side.tier.is_loading(FIRST) and side.cached(PROMPT) == 1
+    assert side.ended() == [find.number]
+    side.leaks_nothing()
+
+
+def test_each_answer_begins_the_wait_for_the_next_one_anew() -> None:
+    side = TierSide()
+    side.compute_s = math.inf
+    find = begin(side)
+    side.store(find, 0, num_coming=3)
+    for i in range(3):
+        side.clock.advance(finds.PATIENCE_S)
+        side.copies.region[50 + i] = find.keys[i]
+        side.answer(Found(find.number, i, (50 + i,), (1,), (DISK,), 2 - i))
+        side.turn()
+        assert side.tier.is_loading(FIRST)
+        side.copies.end_all()
+        side.turn()
+    assert side.ended() == [find.number] and side.cached(PROMPT) == 3
 
 
 def test_request_waits_no_longer_than_computing_takes() -> None:
