@@ -365,7 +365,7 @@ class StoreMachine(RuleBasedStateMachine):
                 if not self.has_tiers:
                     assert victim.name in removed
                 else:
-                    victim = next(entry for entry in victims if entry.name in removed)
+                    victim = next(entry for entry in victims if entry.slot == slot)
                 removed.remove(victim.name)
                 self.drop(victim)
             assert self.users(slot) == []
