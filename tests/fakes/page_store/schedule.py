@@ -4,6 +4,7 @@ A schedule is a tape of bytes; each byte chooses the next event. When the tape e
 must finish.
 """
 
+from math import inf
 from pathlib import Path
 from unittest.mock import patch
 
@@ -61,7 +62,7 @@ def _run(tape: Tape, is_recounted: bool, folder: Path | None) -> World:
         num_pages=LARGEST_PAGES + tape.draw(5),
         num_slots=(20, 8, 30, 4)[tape.draw(4)],
         write_after=(0, 0, 0, 2)[tape.draw(4)],
-        token_s=(100.0, 1000.0, 0.1, 1000.0, 10.0, 1e-6, 1000.0)[tape.draw(7)],
+        token_s=(100.0, 1000.0, 0.1, 1000.0, 10.0, 1e-6, inf)[tape.draw(7)],
         is_recounted=is_recounted,
     )
     max_disk_pages = (8, 0, 20)[tape.draw(3)]

@@ -148,7 +148,7 @@ class SimWorker:
             PAGE_FORMAT,
             self._send,
             world.clock,
-            lambda cached_len, num_tokens: num_tokens * world.token_s,
+            lambda cached_len, num_tokens: world.compute_s(num_tokens),
             world.write_after,
         )
         self.jobs = JobScheduler(self)

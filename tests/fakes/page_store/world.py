@@ -35,7 +35,7 @@ UP, DOWN, COPIES, DISK, FORWARDS = 1, 2, 4, 8, 16
 class Sizes:
     """
     Attributes:
-        token_s: time to compute a token, in seconds.
+        token_s: expected time to compute a token, in seconds; infinite: the workers have measured none.
         is_recounted: the parts check their own books now and then, too.
     """
 
@@ -76,6 +76,10 @@ class World:
     @property
     def num_resets(self) -> int:
         return self.resets.last
+
+    def compute_s(self, num_tokens: int) -> float:
+        """Returns the expected time to compute tokens; infinite for none, too, if nothing was measured."""
+        return inf if self.token_s == inf else num_tokens * self.token_s
 
     # --- requests ---
 
