@@ -5,7 +5,7 @@ import os
 import random
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,16 @@ import ray
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.rpc.auth import cluster_metadata
 from tandem.v1 import store_pb2_grpc, worker_pb2
-from tests.cluster.conftest import MAX_MODEL_LEN, RESTART_S, Answer, Oracle, ServedCluster, random_ids, wait_until
+from tests.cluster.conftest import (
+    MAX_MODEL_LEN,
+    RESTART_S,
+    Answer,
+    Clusters,
+    Oracle,
+    ServedCluster,
+    random_ids,
+    wait_until,
+)
 from tests.cluster.inside import open_inside
 
 pytestmark = pytest.mark.timeout(300)
@@ -32,11 +41,9 @@ def with_store(tiny_config: ClusterConfig) -> ClusterConfig:
     return replace(tiny_config, num_pages=NUM_PAGES, store_memory="16MiB")
 
 
-@pytest.fixture(scope="module")
-def served(tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
-    cluster = ServedCluster(replace(with_store(tiny_config), num_prefill=1, num_decode=1))
-    yield cluster
-    cluster.close()
+@pytest.fixture
+def served(clusters: Clusters, tiny_config: ClusterConfig) -> ServedCluster:
+    return clusters.get(replace(with_store(tiny_config), num_prefill=1, num_decode=1))
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tandem.deploy.config.cluster_config import ClusterConfig
-from tests.cluster.conftest import API_KEYS, Oracle, ServedCluster, random_ids, wait_until
+from tests.cluster.conftest import API_KEYS, Clusters, Oracle, ServedCluster, random_ids, wait_until
 from tests.cluster.test_page_store import NUM_PROMPTS, PROMPT_TOKENS, pid_of, serve, store_metrics, with_store
 from tests.cluster.test_restart import finish
 from tests.cluster.wire import http
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 
 def wait_on_disk(served: ServedCluster, prompts: Sequence[Sequence[int]]) -> None:
@@ -59,8 +59,10 @@ def check_restart(served: ServedCluster, oracle: Oracle, prompts: Sequence[list[
 
 
 def test_a_cluster_restarted_on_the_same_disk_answers_from_it(
-    tiny_config: ClusterConfig, tiny_oracle: Oracle, tmp_path: Path
+    clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle, tmp_path: Path
 ) -> None:
+    # A process keeps one cluster at a time.
+    clusters.close()
     rng = random.Random(0)
     prompts = [random_ids(rng, PROMPT_TOKENS) for _ in range(NUM_PROMPTS)]
     # With keys, the cache namespaces are the same only by the folder's secret.

@@ -1,5 +1,6 @@
 """Ray's ports listen on loopback only, and require a secret token."""
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -109,9 +110,14 @@ def test_ray_token_is_private(server: Server) -> None:
         assert token not in " ".join(process.cmdline())
         assert token not in " ".join(process.environ().values())
     logs = default_directory() / "ray"
-    files = [p for p in logs.glob("session_*/**/*") if p.is_file() and p.stat().st_mtime > path.stat().st_mtime - 1]
-    assert len(files) > 5
-    assert [file for file in files if token.encode() in file.read_bytes()] == []
+    num_files = 0
+    for file in logs.glob("session_*/**/*"):
+        # Files of other clusters may vanish at any moment.
+        with contextlib.suppress(FileNotFoundError):
+            if file.is_file() and file.stat().st_mtime > path.stat().st_mtime - 1:
+                num_files += 1
+                assert token.encode() not in file.read_bytes(), f"{file} holds the token"
+    assert num_files > 5
     assert token not in "".join(server.output)
     server.process.terminate()
     server.process.wait(GONE_S)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.fakes.page_store.schedule import run_schedule
 
-NUM_SCHEDULES = int(os.environ.get("TANDEM_SCHEDULES", "240"))
+NUM_SCHEDULES = int(os.environ.get("TANDEM_SCHEDULES", "160"))
 NUM_PARTS = 4
 # Events that many schedules must have had.
 EVENTS = (

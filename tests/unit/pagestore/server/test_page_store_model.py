@@ -602,4 +602,4 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestStoreMachine.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
