@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.engine.kvcache.radix_cache import RadixNode
 from tandem.messages import PageFormat
-from tandem.pagestore.keys import page_key, root_key
+from tandem.pagestore.keys import page_key, page_keys, root_key
 
 # Pages hashed in a turn of the engine thread, at 1.5 us each.
 HASHES_PER_TURN = 128
@@ -53,10 +53,9 @@ class NodeKeys:
         Args:
             before: key of the page before the first.
         """
-        size = self._cache.page_size
-        for i in range(first + len(keys), end):
-            if not self._num_left:
-                return False
-            self._num_left -= 1
-            keys.append(page_key(keys[-1] if keys else before, token_ids[i * size : (i + 1) * size]))
-        return True
+        size, begin = self._cache.page_size, first + len(keys)
+        num_pages = max(0, min(end - begin, self._num_left))
+        self._num_left -= num_pages
+        pages = token_ids[begin * size : (begin + num_pages) * size]
+        keys += page_keys(keys[-1] if keys else before, pages, size)
+        return begin + num_pages >= end
