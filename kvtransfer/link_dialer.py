@@ -24,6 +24,7 @@ from tandem.messages import (
 )
 from tandem.repeat_limit import RepeatLimit
 from tandem.rpc.batch_writer import BatchWriter, is_cancelled
+from tandem.rpc.calls import reason_of
 from tandem.rpc.codec import RECEIVER_CODEC, SENDER_CODEC
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import kv_link_pb2_grpc
@@ -154,8 +155,8 @@ class LinkDialer:
                 await self._wait_without_transport(peer, failures, str(error))
                 continue
             except (grpc.RpcError, TimeoutError, ConnectionError) as error:
-                details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-                if limit.allows(str(details)):
+                details = reason_of(error)
+                if limit.allows(details):
                     logger.info("link to %s: %s", peer.worker_id, details)
             except asyncio.CancelledError:
                 # gRPC cancels calls whose messages it could not write; only our own cancellation ends the task.

@@ -25,6 +25,7 @@ from tandem.messages import (
 from tandem.repeat_limit import RepeatLimit
 from tandem.request_ids import router_of
 from tandem.rpc.batch_writer import BatchWriter
+from tandem.rpc.calls import read_first, reason_of
 from tandem.rpc.codec import ROUTER_CODEC, WORKER_CODEC
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.rpc.prefix_feed import CacheAccount, PrefixFeed
@@ -115,21 +116,17 @@ class ControlClient:
             async with self._credentials.open_channel(self.address) as channel:
                 stub = worker_pb2_grpc.ClusterStub(channel)
                 call = stub.Control(writer.batches(), metadata=self._credentials.metadata)
-                async with asyncio.timeout(WELCOME_TIMEOUT_S):
-                    first = await call.read()
-                if first is grpc.aio.EOF:
-                    await call.code()
-                    raise ConnectionError(await call.details())
+                first = await read_first(call, WELCOME_TIMEOUT_S)
                 self._receive(ROUTER_CODEC.decode(first))
                 beats = asyncio.create_task(self._beat(writer))
                 while (batch := await call.read()) is not grpc.aio.EOF:
                     self._receive(ROUTER_CODEC.decode(batch))
                 logger.info("the router ended the control stream: %s", await call.details() or "no reason given")
         except (grpc.RpcError, TimeoutError, ValueError, ConnectionError) as error:
-            details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+            details = reason_of(error)
             if isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                 raise RefusedError(details) from error
-            if self._failures.allows(str(details)):
+            if self._failures.allows(details):
                 logger.info("control stream to %s: %s", self.address, details)
         finally:
             writer.close()

@@ -19,6 +19,7 @@ from tandem.pagestore.messages import (
 )
 from tandem.repeat_limit import RepeatLimit
 from tandem.rpc.batch_writer import BatchWriter, is_cancelled
+from tandem.rpc.calls import read_first, reason_of
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import store_pb2_grpc
 from tandem.worker.events import Event
@@ -66,8 +67,7 @@ class StoreSession:
                 await self._run_once()
                 delay_s = RETRY_DELAY_S
             except (grpc.RpcError, TimeoutError, ValueError, ConnectionError) as error:
-                details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-                self._log_failure(str(details) or type(error).__name__)
+                self._log_failure(reason_of(error) or type(error).__name__)
                 delay_s = min(MAX_RETRY_DELAY_S, 2 * delay_s)
             except asyncio.CancelledError:
                 # gRPC cancels calls whose messages it could not write; only our own cancellation ends the task.
@@ -93,11 +93,7 @@ class StoreSession:
             async with self._credentials.open_channel(self._address) as channel:
                 stub = store_pb2_grpc.PageStoreStub(channel)
                 call = stub.Session(writer.batches(), metadata=self._credentials.metadata)
-                async with asyncio.timeout(WELCOME_TIMEOUT_S):
-                    first = await call.read()
-                if first is grpc.aio.EOF:
-                    await call.code()
-                    raise ConnectionError(await call.details())
+                first = await read_first(call, WELCOME_TIMEOUT_S)
                 (welcome, *rest) = STORE_SERVER_CODEC.decode(first)
                 if isinstance(welcome, StoreRefused):
                     raise ConnectionError(f"refused: {welcome.reason}")

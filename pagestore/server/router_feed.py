@@ -11,6 +11,7 @@ from tandem.messages import Peer, Peers, RepeatPrefixes, StoreBeat, StoreJoin, W
 from tandem.peer_union import PeerUnion
 from tandem.repeat_limit import RepeatLimit
 from tandem.rpc.batch_writer import BatchWriter, is_cancelled
+from tandem.rpc.calls import read_first, reason_of
 from tandem.rpc.codec import ROUTER_CODEC, STORE_REPORT_CODEC
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.rpc.prefix_feed import CacheAccount, PrefixChanges, PrefixFeed
@@ -123,11 +124,7 @@ class _RouterStream:
             async with self._credentials.open_channel(self._address) as channel:
                 stub = store_pb2_grpc.StoreReportsStub(channel)
                 call = stub.Report(writer.batches(), metadata=self._credentials.metadata)
-                async with asyncio.timeout(WELCOME_TIMEOUT_S):
-                    first = await call.read()
-                if first is grpc.aio.EOF:
-                    await call.code()
-                    raise ConnectionError(await call.details())
+                first = await read_first(call, WELCOME_TIMEOUT_S)
                 self._receive(first, writer)
                 self._failures.forget()
                 beats = asyncio.create_task(self._send_beats(writer))
@@ -135,8 +132,8 @@ class _RouterStream:
                     self._receive(batch, writer)
                 logger.info("the router at %s ended the store's stream", self._address)
         except (grpc.RpcError, TimeoutError, ValueError, ConnectionError) as error:
-            details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-            if self._failures.allows(str(details)):
+            details = reason_of(error)
+            if self._failures.allows(details):
                 logger.info("store's stream to the router at %s: %s", self._address, details)
         except asyncio.CancelledError:
             # gRPC cancels a call with unwritable messages. Only a cancellation of this task ends it.
