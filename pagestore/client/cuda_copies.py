@@ -14,6 +14,7 @@ from tandem.engine.kvcache.batched_copies import PageCopies
 from tandem.engine.kvcache.cuda_pool import CudaKvPool, check
 from tandem.pagestore.client.base import RegionCopies, RegionCopy
 from tandem.pagestore.client.copy_thread import CopyThread
+from tandem.pagestore.client.populate import populated
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +46,7 @@ class RegisteredMemory:
             )
         self._pieces: list[int] = []
         began = time.monotonic()
-        for start in range(0, num_bytes, piece_bytes):
-            size = min(piece_bytes, num_bytes - start)
+        for start, size in populated(address, num_bytes, piece_bytes):
             try:
                 check(runtime.cudaHostRegister(address + start, size, runtime.cudaHostRegisterDefault))
             except RuntimeError as error:
