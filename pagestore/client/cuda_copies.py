@@ -32,11 +32,12 @@ class RegisteredMemory:
     """
 
     def __init__(self, address: int, num_bytes: int, page_bytes: int) -> None:
-        """Registers memory that begins at a page of the operating system.
+        """Registers memory with the current device. It begins at a page of the operating system.
 
         Raises:
-            RuntimeError: CUDA refuses it. Then nothing stays registered.
+            RuntimeError: CUDA or this class refuses it. Then nothing stays registered.
         """
+        self._check_device()
         step = math.lcm(page_bytes, mmap.PAGESIZE)
         piece_bytes = MAX_REGISTERED_BYTES // step * step
         if not piece_bytes:
@@ -69,6 +70,13 @@ class RegisteredMemory:
         """Ends the registration. No copy runs."""
         while self._pieces:
             check(runtime.cudaHostUnregister(self._pieces.pop()))
+
+    @staticmethod
+    def _check_device() -> None:
+        # Batched copies take the host's addresses as the device's; on WSL2 these differ, and the copies fault.
+        attribute = runtime.cudaDeviceAttr.cudaDevAttrCanUseHostPointerForRegisteredMem
+        if not check(runtime.cudaDeviceGetAttribute(attribute, check(runtime.cudaGetDevice()))):
+            raise RuntimeError("the GPU cannot use the addresses of registered host memory: it may run under WSL2")
 
     @staticmethod
     def _forget_error() -> None:

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -51,12 +51,20 @@ def config_for(base: ClusterConfig, transport: str) -> ClusterConfig:
     )
 
 
+def random_prompt(rng: random.Random) -> list[int]:
+    return random_ids(rng, rng.randint(*PROMPT_TOKENS))
+
+
 class Traffic:
     """Clients that send long prompts one after another, so that pages are nearly always in flight."""
 
-    def __init__(self, served: ServedCluster, seed: str) -> None:
+    def __init__(
+        self, served: ServedCluster, seed: str, prompt: Callable[[random.Random], list[int]] = random_prompt
+    ) -> None:
+        """Args: prompt: makes the ids of the next prompt."""
         self.streams: list[LiveStream] = []
         self._served = served
+        self._prompt = prompt
         self._stopping = threading.Event()
         self._num_finished: Counter[int] = Counter()
         self._errors: list[Exception] = []
@@ -87,7 +95,7 @@ class Traffic:
 
     def _send(self, number: int, rng: random.Random) -> None:
         while not self._stopping.is_set():
-            prompt_ids = random_ids(rng, rng.randint(*PROMPT_TOKENS))
+            prompt_ids = self._prompt(rng)
             try:
                 stream = LiveStream(
                     self._served,

@@ -28,12 +28,14 @@ class FakeRegistration:
         pieces: size of each registered piece by its address.
         max_bytes: the driver refuses more.
         num_forgotten: errors that were taken from the device.
+        has_own_addresses: whether the device has other addresses for registered memory.
     """
 
     def __init__(self) -> None:
         self.pieces: dict[int, int] = {}
         self.max_bytes = 2**40
         self.num_forgotten = 0
+        self.has_own_addresses = False
 
     def register(self, address: int, num_bytes: int, flags: int) -> tuple[int]:
         if sum(self.pieces.values()) + num_bytes > self.max_bytes:
@@ -58,6 +60,9 @@ def registration(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistration]:
         "cudaHostUnregister": registration.unregister,
         "cudaHostRegisterDefault": 0,
         "cudaGetLastError": registration.forget,
+        "cudaGetDevice": lambda: (0, 0),
+        "cudaDeviceAttr": SimpleNamespace(cudaDevAttrCanUseHostPointerForRegisteredMem=91),
+        "cudaDeviceGetAttribute": lambda attribute, device: (0, not registration.has_own_addresses),
         "cudaGetErrorName": lambda status: (0, b"cudaErrorMemoryAllocation"),
         "cudaGetErrorString": lambda status: (0, b"out of memory"),
     }
@@ -126,6 +131,13 @@ def test_refused_registration_leaves_nothing(registration: FakeRegistration) -> 
     ):
         open_copies(2, 15)
     assert registration.pieces == {} and registration.num_forgotten == 1
+
+
+def test_device_with_own_addresses_of_host_memory_is_refused(registration: FakeRegistration) -> None:
+    registration.has_own_addresses = True
+    with pytest.raises(RuntimeError, match="cannot use the addresses of registered host memory"):
+        open_copies(2, 2)
+    assert registration.pieces == {}
 
 
 def test_page_that_fits_no_piece_is_refused(registration: FakeRegistration) -> None:
