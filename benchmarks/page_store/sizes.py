@@ -7,7 +7,9 @@ from dataclasses import dataclass
 class Sizes:
     """
     Attributes:
-        prefix_tokens, num_prefixes: of the prompts whose TTFT is measured, and of documents beside streams.
+        prefix_tokens: of the prompts whose TTFT is measured, and of documents beside streams.
+        num_prefixes: number of these prompts.
+        num_documents: documents beside streams, more than the small pool holds.
         question_tokens: behind each prefix, new in each request.
         num_streams, stream_tokens: running streams and their outputs.
         rate, seconds: arrivals of questions beside the streams.
@@ -21,6 +23,7 @@ class Sizes:
 
     prefix_tokens: int
     num_prefixes: int
+    num_documents: int
     question_tokens: int
     num_streams: int
     stream_tokens: int
@@ -40,7 +43,9 @@ class Sizes:
 SIZES = {
     "cuda": Sizes(
         prefix_tokens=8192,
-        num_prefixes=16,
+        # A GiB each, on disk too.
+        num_prefixes=8,
+        num_documents=16,
         question_tokens=64,
         num_streams=64,
         stream_tokens=2048,
@@ -52,14 +57,15 @@ SIZES = {
         # 64 streams of up to 2,112 tokens, and three prefixes.
         small_pool_pages=64 * 132 + 3 * 520,
         large_pool_pages=64 * 132 + 20 * 520,
-        store_memory="40GiB",
-        store_disk="40GiB",
+        store_memory="32GiB",
+        store_disk="24GiB",
         copied_bytes=4 * 2**30,
         start_timeout_s=150.0,
     ),
     "cpu": Sizes(
         prefix_tokens=240,
         num_prefixes=6,
+        num_documents=6,
         question_tokens=16,
         num_streams=2,
         stream_tokens=192,

@@ -28,7 +28,7 @@ def measure_streams(cluster: Cluster, sizes: Sizes, vocab_size: int) -> dict[str
     Raises EndpointError, RuntimeError, TandemError.
     """
     make = PromptMaker(0, "ids", vocab_size)
-    documents = [make.part("user", sizes.prefix_tokens, f"document/{number}") for number in range(sizes.num_prefixes)]
+    documents = [make.part("user", sizes.prefix_tokens, f"document/{number}") for number in range(sizes.num_documents)]
     for document in documents:
         cluster.ask(document.token_ids or ())
     cluster.warm_up(_STREAM_INPUT_TOKENS)
