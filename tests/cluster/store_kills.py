@@ -23,6 +23,7 @@ from tests.cluster.test_page_store import STORE, pid_of, regions_of, store_metri
 NUM_DOCUMENTS = 24
 DOCUMENT_TOKENS = (240, 400)
 QUESTION_TOKENS = (8, 40)
+LOADED_S = 60.0
 # Copies queued in the meantime do not begin.
 HOLD_S = 3.0
 QUEUED_S = 1.0
@@ -92,7 +93,7 @@ class StoreKillDrill:
         pids = {STORE: pid_of(served, STORE), self._worker_id: worker.pid}
         traffic = Traffic(served, f"{victims} {number}", self._prompt)
         try:
-            traffic.wait_served()
+            wait_until(lambda: num_loaded(traffic), LOADED_S, "prompts are loaded from the store")
             queued = wait_until(self._queue, RESTART_S, "copies are queued in both directions")
             for victim in victims:
                 os.kill(pids[victim], signal.SIGKILL)
@@ -112,10 +113,8 @@ class StoreKillDrill:
         served.wait_clean()
         self._check_slots()
         self._check_region()
-        loaded = sum(stream.answer.last.usage.host_tokens for stream in traffic.streams)
-        assert loaded, "nothing was loaded"
         whole_s = time.monotonic() - started
-        return StoreKill(victims, queued, len(traffic.streams), loaded, granted - struck, whole_s)
+        return StoreKill(victims, queued, len(traffic.streams), num_loaded(traffic), granted - struck, whole_s)
 
     def _prompt(self, rng: random.Random) -> list[int]:
         return [*rng.choice(self._documents), *random_ids(rng, rng.randint(*QUESTION_TOKENS))]
@@ -225,6 +224,11 @@ class StoreKillDrill:
         for worker in self._served.client.server_info().workers:
             assert regions_of(worker.pid) == own and len(own) == 1
             assert ray.get(self._served.cluster.actor(worker.worker_id).__ray_call__.remote(is_registered))
+
+
+def num_loaded(traffic: Traffic) -> int:
+    """Return the prompt tokens that came from the store's memory."""
+    return sum(stream.answer.last.usage.host_tokens for stream in list(traffic.streams))
 
 
 def kills_of(worker_id: str) -> Sequence[Sequence[str]]:
