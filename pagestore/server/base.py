@@ -10,7 +10,7 @@ class StoredPage(NamedTuple):
         key: tandem.pagestore.keys.
         parent: key of the page before it; b"" for the first of a prompt.
         identity: 8-byte name for routing.
-        namespace: cache namespace, for quotas.
+        namespace: cache namespace, or its owner (namespaces.owner_of), for quotas.
     """
 
     key: bytes

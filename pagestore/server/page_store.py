@@ -61,7 +61,7 @@ class PageStore:
             tiers: slower tiers with their numbers in Found.tiers, in the order of preference.
             former_users: processes that may still copy for the store's last life, by pid; the callable tells whether
                 the process has exited, and settled. Nothing is granted or found until each has said Hello or is gone.
-            max_namespace_share: largest part of the slots for one namespace.
+            max_namespace_share: as for PageMemory.
         """
         self.epoch = secrets.token_hex(16)
         self._former_users = dict(former_users or {})

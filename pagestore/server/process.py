@@ -115,7 +115,9 @@ class StoreProcess:
         former = {pid: watch.is_gone for pid, watch in self._former_users.items()}
         self._peers = PeerTier(self._slots, page_format, self._credentials, time.monotonic, self._sessions.poll_soon)
         tiers: list[tuple[int, SlowTier]] = [(DISK, self._disk)] if self._disk is not None else []
-        store = PageStore(num_slots, time.monotonic, [*tiers, (PEER, self._peers)], former)
+        store = PageStore(
+            num_slots, time.monotonic, [*tiers, (PEER, self._peers)], former, self._config.namespace_share
+        )
         self._tasks.append(asyncio.create_task(self._report(store, self._peers)))
         return store
 

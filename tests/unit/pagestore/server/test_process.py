@@ -132,6 +132,18 @@ def test_a_later_life_grants_nothing_before_every_former_user_has_spoken(config:
             user.kill()
 
 
+def test_a_key_has_its_share_of_the_memory(config: StoreConfig) -> None:
+    # One of three slots.
+    with running(replace(config, namespace_share=0.34)) as process, session(config) as (send, answer):
+        for number, namespace in enumerate(("key/a", "key/b", "other/a")):
+            send(replace(PUT, number=number, namespace=namespace, keys=(bytes([number]) * 32,)))
+            granted = answer()
+            assert isinstance(granted, PutGranted)
+            # The slot of the first key is being written.
+            assert (granted.slots == (NO_ROOM,)) == (number == 1)
+        process.probe()
+
+
 def test_metrics_are_served_to_holders_of_a_key(config: StoreConfig) -> None:
     process = StoreProcess(replace(config, api_keys=("a-key",)))
     process.start()
