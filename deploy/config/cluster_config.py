@@ -287,6 +287,7 @@ class ClusterConfig(ClusterOptions):
         region_socket: str,
         cluster_token: str,
         rack: str = "",
+        namespace_secret: str = "",
     ) -> StoreConfig:
         """Args: address: of the store's port. routers: addresses of their ports for workers and stores."""
         host, _, port = address.rpartition(":")
@@ -298,6 +299,7 @@ class ClusterConfig(ClusterOptions):
             routers,
             rack,
             disk=self.disk,
+            namespace_secret=namespace_secret,
             namespace_share=self.store_namespace_share,
             cluster_token=cluster_token,
             api_keys=self.api_keys,

@@ -39,6 +39,11 @@ class SlowTier(ABC):
     A slot belongs to the tier from `read` or `write` until the transfer is reported as ended.
     """
 
+    @property
+    def is_purging(self) -> bool:
+        """Whether pages of before the last purge would be found again if the process died now."""
+        return False
+
     @abstractmethod
     def find(self, key: bytes) -> StoredPage | None:
         """Returns the page if the tier is known to hold it."""

@@ -11,6 +11,7 @@ from tandem.pagestore.messages import (
     PRESENT,
     EndFind,
     Find,
+    Found,
     GaveUp,
     Put,
     StoreClientMessage,
@@ -181,6 +182,17 @@ def test_a_namespace_takes_the_place_of_its_own_pages() -> None:
     assert client.put(["e"], namespace="x") == [(NO_ROOM, 0)]
     assert client.put(["e"], namespace="y")[0][0] >= 0
     assert all(found.slots for found in held) and client.store.check_integrity() == ""
+
+
+def test_answers_wait_for_a_purge_that_the_store_s_death_would_undo() -> None:
+    disk = FakeSlowTier()
+    client = StoreClient(store := PageStore(4, FakeClock(), [(DISK, disk)]))
+    client.purge()
+    disk.has_unrecorded_purge = True
+    store.receive(client.session, Find(1, "", (key("a"),)))
+    assert store.take_outgoing() == {}
+    disk.has_unrecorded_purge = False
+    assert [type(message) for message in store.take_outgoing()[client.session]] == [Found]
 
 
 def test_a_key_gains_nothing_by_many_namespaces() -> None:
