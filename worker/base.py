@@ -138,6 +138,11 @@ class StoreConnection(ABC):
             stats: returns the worker's latest statistics.
         """
 
+    @property
+    @abstractmethod
+    def is_up(self) -> bool:
+        """Whether the worker uses the store now. Callable from any thread."""
+
     @abstractmethod
     def tiered(self, scheduler: Scheduler) -> Scheduler:
         """Returns a scheduler that runs the tier too."""

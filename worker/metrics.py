@@ -16,13 +16,19 @@ class WorkerCollector(Collector):
     """Converts the worker's latest heartbeat to metrics, on any thread: heartbeats are immutable."""
 
     def __init__(
-        self, role: str, worker_id: str, heartbeat: Callable[[], Heartbeat], experts: ExpertBalance | None
+        self,
+        role: str,
+        worker_id: str,
+        heartbeat: Callable[[], Heartbeat],
+        experts: ExpertBalance | None,
+        is_store_up: Callable[[], bool] | None,
     ) -> None:
-        """Args: experts: None without mixtures of experts."""
+        """Args: as for `worker_registry`."""
         self._role = role
         self._worker_id = worker_id
         self._heartbeat = heartbeat
         self._experts = experts
+        self._is_store_up = is_store_up
 
     def collect(self) -> Iterator[Metric]:
         heartbeat = self._heartbeat()
@@ -38,6 +44,10 @@ class WorkerCollector(Collector):
         ):
             pages.add_metric((self._role, self._worker_id, state), num_pages)
         yield pages
+        if self._is_store_up is not None:
+            yield self._gauge(
+                "worker_store_up", "0 while the worker serves without the page store.", self._is_store_up()
+            )
         yield self._gauge("worker_queue_length", "Requests that wait for their turn or for pages.", stats.num_queued)
         yield self._gauge("worker_running_requests", "Requests being computed or handed over.", stats.num_running)
         yield self._counter("worker_steps", "Turns of the scheduler loop, including idle ones.", heartbeat.step)
@@ -134,8 +144,13 @@ def worker_registry(
     heartbeat: Callable[[], Heartbeat],
     num_restarts: int = 0,
     experts: ExpertBalance | None = None,
+    is_store_up: Callable[[], bool] | None = None,
 ) -> CollectorRegistry:
-    """Args: experts: None without mixtures of experts."""
+    """
+    Args:
+        experts: None without mixtures of experts.
+        is_store_up: whether the worker uses its node's page store; None: the cluster has none.
+    """
     registry = process_registry(num_restarts)
-    registry.register(WorkerCollector(role, worker_id, heartbeat, experts))
+    registry.register(WorkerCollector(role, worker_id, heartbeat, experts, is_store_up))
     return registry

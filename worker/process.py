@@ -188,7 +188,15 @@ class WorkerProcess:
         config, engine = self._config, self._engine
         server = self._server = new_server([cluster_auth(config.cluster_token)], host=config.host)
         address = bind(server, config.host, 0, self._credentials.for_server())
-        registry = worker_registry(config.role, config.worker_id, self._heartbeat, config.num_restarts, self._experts)
+        store = self._store
+        registry = worker_registry(
+            config.role,
+            config.worker_id,
+            self._heartbeat,
+            config.num_restarts,
+            self._experts,
+            (lambda: store.is_up) if store is not None else None,
+        )
         if not self._credentials.secure:
             # With TLS, routers serve the metrics: readers have no certificate of the cluster.
             self._metrics = MetricsServer(registry, config.host, config.api_keys)

@@ -91,6 +91,36 @@ async def fed(store: ScriptedStore, *ports: RouterPort, token: str = TOKEN) -> A
 
 
 @run
+async def test_a_router_s_reset_is_answered_once_it_is_done() -> None:
+    port, purges, is_done = RouterPort(), [0], asyncio.Event()
+    router = await port.start()
+
+    async def purge() -> None:
+        purges[0] += 1
+        await is_done.wait()
+
+    feed = RouterFeed([port.address], JOIN, ClusterCredentials(TOKEN), ScriptedStore().take_changes, purge=purge)
+    task = asyncio.create_task(feed.run())
+    await wait_until(lambda: bool(list(router.stores)))
+    router.reset_caches()
+    await wait_until(lambda: purges == [1])
+    for is_answered in (False, True):
+        (store,) = router.stores
+        router.stores.lose(store, "its stream broke")
+        await wait_until(lambda: bool(list(router.stores)))
+        if is_answered:
+            await asyncio.sleep(0.05)
+            assert purges == [2], "an answered reset is not repeated"
+        else:
+            await wait_until(lambda: purges == [2])
+            is_done.set()
+            await wait_until(lambda: router.stores._resets_done == {"store-0": 1})
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await port.stop()
+
+
+@run
 async def test_routers_know_each_tier_also_after_a_restart() -> None:
     store, ports = ScriptedStore(), [RouterPort(), RouterPort()]
     for port in ports:
