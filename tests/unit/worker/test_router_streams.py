@@ -286,6 +286,33 @@ async def test_a_worker_gives_up_when_no_router_is_left(worker: WorkerEnd, runni
         await running
 
 
+def test_a_cancelled_call_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC cancels a call whose messages it cannot write."""
+    calls: list[Any] = []
+
+    class Stub(worker_pb2_grpc.ClusterStub):
+        def __init__(self, channel: Any) -> None:
+            super().__init__(channel)
+            begin = self.Control
+
+            def keep(*args: Any, **kwargs: Any) -> Any:
+                calls.append(begin(*args, **kwargs))
+                return calls[-1]
+
+            self.Control = keep
+
+    monkeypatch.setattr(worker_pb2_grpc, "ClusterStub", Stub)
+
+    @scenario_of(2)
+    async def scenario(worker: WorkerEnd, running: Any, *routers: RouterPort) -> None:
+        calls[0].cancel()
+        await wait_until(lambda: worker.num_welcomes == 3)
+        assert len([event for event in worker.events if isinstance(event, RouterLost)]) == 1
+        assert not running.done()
+
+    scenario()
+
+
 def test_refused_worker_does_not_retry() -> None:
     async def scenario() -> None:
         server = new_server()
