@@ -111,8 +111,8 @@ def dummy_weights(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields random weights for measurements without a checkpoint: outputs are finite, but meaningless.
 
-    A tensor depends only on its name, shape, dtype and the seed. Vectors are ones, except biases; embeddings are uniform
-    in [-8, 8), the rest in [-0.02, 0.02), for FP8 by scale.
+    A tensor depends only on its name, shape, dtype and the seed. Vectors are ones, except biases; embeddings are
+    uniform in [-8, 8), the rest in [-0.02, 0.02), for FP8 by scale.
     """
     for name, shape, dtype in shapes:
         if name.endswith("_scale"):

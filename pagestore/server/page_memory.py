@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from tandem.page_changes import PageChangeLog
 from tandem.pagestore.server.base import StoredPage
-from tandem.pagestore.server.changes import PageChangeLog
 from tandem.pagestore.server.eviction_queue import EvictionQueue
 from tandem.pagestore.server.key_index import KeyIndex
 from tandem.pagestore.server.namespaces import Namespace, Namespaces, owner_of

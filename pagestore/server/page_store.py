@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from tandem.page_changes import PageChanges
 from tandem.pagestore.keys import KEY_BYTES
 from tandem.pagestore.messages import (
     DISK,
@@ -28,7 +29,6 @@ from tandem.pagestore.messages import (
     Wrote,
 )
 from tandem.pagestore.server.base import SlowTier, StoredPage
-from tandem.pagestore.server.changes import PageChanges
 from tandem.pagestore.server.finds import Finds
 from tandem.pagestore.server.page_memory import PageMemory
 from tandem.pagestore.server.sessions import Session, Sessions

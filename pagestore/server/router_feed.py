@@ -17,13 +17,14 @@ from tandem.messages import (
     StoreJoin,
     Welcome,
 )
+from tandem.page_changes import PageChanges
 from tandem.peer_union import PeerUnion
 from tandem.repeat_limit import RepeatLimit
 from tandem.rpc.batch_writer import BatchWriter, is_cancelled
 from tandem.rpc.calls import read_first, reason_of
 from tandem.rpc.codec import ROUTER_CODEC, STORE_REPORT_CODEC
 from tandem.rpc.credentials import ClusterCredentials
-from tandem.rpc.prefix_feed import CacheAccount, PrefixChanges, PrefixFeed
+from tandem.rpc.prefix_feed import CacheAccount, PrefixFeed
 from tandem.v1 import store_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class RouterFeed:
         addresses: Sequence[str],
         join: StoreJoin,
         credentials: ClusterCredentials,
-        take_changes: Callable[[], Mapping[int, PrefixChanges]],
+        take_changes: Callable[[], Mapping[int, PageChanges]],
         beat: Callable[[], StoreBeat] = StoreBeat,
         on_peers: Callable[[Sequence[Peer]], None] = lambda peers: None,
         purge: Callable[[], Awaitable[None]] = _purge_nothing,

@@ -36,6 +36,7 @@ VOCABULARY = (
     "tandem.messages",
     "tandem.open_files",
     "tandem.options",
+    "tandem.page_changes",
     "tandem.peer_union",
     "tandem.prefix",
     "tandem.printable",
