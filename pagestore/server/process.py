@@ -17,12 +17,12 @@ from tandem.hosts import host_id
 from tandem.key_file import watched_keys
 from tandem.messages import PROTOCOL_VERSION, PageFormat, Peer, StoreBeat, StoreJoin
 from tandem.open_files import raise_open_files_limit
+from tandem.page_changes import PageChanges
 from tandem.pagestore.config import StoreConfig
 from tandem.pagestore.messages import DISK, PEER
 from tandem.pagestore.region import Region
 from tandem.pagestore.region_client import TakenRegion, take_region
 from tandem.pagestore.server.base import SlowTier
-from tandem.pagestore.server.changes import PageChanges
 from tandem.pagestore.server.disk.disk_tier import DiskStats, DiskTier
 from tandem.pagestore.server.disk.folder import FolderInUse
 from tandem.pagestore.server.disk.opened_folder import purge_folder

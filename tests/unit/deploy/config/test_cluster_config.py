@@ -71,7 +71,7 @@ from tandem.worker.config import WorkerConfig
         (lambda: ClusterConfig("m", store_namespace_share=0.5), "^store_namespace_share is for a page store: it needs"),
         *(
             (
-                lambda share=share: ClusterConfig("m", store_memory="1GiB", store_namespace_share=share),  # type: ignore[misc]
+                lambda share=share: ClusterConfig("m", store_memory="1GiB", store_namespace_share=share),
                 f"^store_namespace_share must be above 0 and at most 1, but is {share}$",
             )
             for share in (0.0, -0.5, 1.5, math.nan)
