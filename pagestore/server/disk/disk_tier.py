@@ -91,7 +91,8 @@ class DiskTier(SlowTier):
         self._tidying_ready = threading.Condition(self._lock)
         run_len = min(MAX_BUFFERS, max(1, _RUN_BYTES // page_bytes))
         self._queue = TransferQueue(run_len, max(2 * run_len, _QUEUED_WRITE_BYTES // page_bytes))
-        self._watch = StallWatch(_STALL_LIMIT_S)
+        self._watch, self._purge_watch = StallWatch(_STALL_LIMIT_S), StallWatch(_STALL_LIMIT_S)
+        self._num_io_threads = num_threads
         self._running: set[Run] = set()
         self._max_write_runs = max(1, num_threads // 2)
         self._ended: list[EndedTransfer] = []
@@ -154,8 +155,13 @@ class DiskTier(SlowTier):
             waiting = [number for run in self._running for number in run.numbers]
             waiting += (each for each in (self._queue.first_read, self._opening, self._purge) if each is not None)
             is_stalled = self._watch.is_stalled(waiting, self._clock())
+            purges = [self._purge] if self._purge is not None else []
+            is_purge_stalled = self._purge_watch.is_stalled(purges, self._clock())
+            # A thread that is free records the purge: the kernel may keep others for ever.
+            has_free_thread = self._opening is None and len(self._running) < self._num_io_threads
         if is_stalled:
             self._turn_off(f"a transfer takes more than {_STALL_LIMIT_S:.0f} s")
+        if is_purge_stalled or (is_stalled and not has_free_thread):
             self._give_up_purge()
         with self._lock:
             ended, self._ended = self._ended, []
@@ -365,12 +371,14 @@ class DiskTier(SlowTier):
             # The opening may have taken too long.
             if is_wanted := not self._is_off:
                 self._folder, self._book, self._io = opened
-            if is_wanted and self._purge is not None:
+            # Later purges are recorded by io threads: two records at once could lose the later one.
+            must_record = is_wanted and self._purge is not None
+            if must_record:
                 self._book.purge_locked()
                 self._is_recording = True
         if not is_wanted:
             opened.close()
-        elif self._is_recording:
+        elif must_record:
             self._record_purges()
 
     def _tidy(self) -> None:

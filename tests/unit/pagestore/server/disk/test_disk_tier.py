@@ -644,6 +644,33 @@ def test_the_caller_never_waits_for_the_folder(folder: Path, slow_state: threadi
         assert pages.read(range(5)) == [] and not pages.tier.stats().is_off
 
 
+def test_a_hanging_read_keeps_no_purge_from_its_record(
+    folder: Path, blocked: threading.Event, slow_state: threading.Event
+) -> None:
+    now = [0.0]
+    blocked.set()
+    slow_state.set()
+    with DiskPages(folder, clock=lambda: now[0]) as pages:
+        pages.write(range(3))
+        blocked.clear()
+        pages.tier.read(stored_page(0), 0)
+        until(lambda: len(pages.tier._running) == 1)
+        for _ in range(12):
+            now[0] += 1
+            pages.tier.take_ended()
+        assert_off(pages)
+        slow_state.clear()
+        pages.tier.purge()
+        pages.tier.take_ended()
+        assert pages.tier.is_purging, "a thread is free for the record"
+        slow_state.set()
+        until(lambda: not pages.tier.is_purging)
+        blocked.set()
+    with DiskPages(folder) as pages:
+        pages.wait_loaded()
+        assert pages.read(range(3)) == []
+
+
 def test_a_purge_that_cannot_be_recorded_ends_with_a_line(
     folder: Path, caplog: pytest.LogCaptureFixture, slow_state: threading.Event
 ) -> None:
