@@ -7,6 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -68,6 +69,10 @@ class StoreProcess:
         self._server: grpc.aio.Server | None = None
         self._metrics: MetricsServer | None = None
         self._disk: DiskTier | None = None
+        # Purges of an unopened folder wait for the disk, one at a time: they must not take all threads of the loop.
+        self._folder_thread = ThreadPoolExecutor(1, "folder")
+        # Whether the folder has pages that a purge did not reach.
+        self._has_purged_pages = False
         self._peers: PeerTier | None = None
         self._named_peers: Sequence[Peer] = ()
         self._tasks: list[asyncio.Task[None]] = []
@@ -106,6 +111,7 @@ class StoreProcess:
         if self._loop_thread.loop is not None:
             self._loop_thread.call(self._close(), STOP_TIMEOUT_S)
             self._loop_thread.stop()
+        self._folder_thread.shutdown(wait=False, cancel_futures=True)
         if self._disk is not None:
             self._disk.close()
         if self._metrics is not None:
@@ -147,6 +153,8 @@ class StoreProcess:
                 make_folder=False,
                 namespace_secret=self._config.namespace_secret,
             )
+            if self._has_purged_pages:
+                self._disk.purge()
         logger.info("%d slots of %d bytes", num_slots, page_format.page_bytes)
         former = {pid: watch.is_gone for pid, watch in self._former_users.items()}
         self._peers = PeerTier(self._slots, page_format, self._credentials, time.monotonic, self._sessions.poll_soon)
@@ -173,8 +181,10 @@ class StoreProcess:
         if self._config.disk is None:
             return
         directory = Path(self._config.disk.directory)
+        self._has_purged_pages = True
         try:
-            await asyncio.to_thread(purge_folder, directory)
+            await asyncio.get_running_loop().run_in_executor(self._folder_thread, purge_folder, directory)
+            self._has_purged_pages = False
         except FolderInUse:
             if self._disk is None:
                 logger.exception("disk tier %s: a purge is not recorded, so pages stay: remove the folder", directory)

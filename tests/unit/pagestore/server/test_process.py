@@ -7,6 +7,7 @@ import queue
 import re
 import socket
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -360,6 +361,46 @@ def test_a_router_s_reset_purges_memory_and_disk_without_a_worker(
             send(Find(2, "", PUT.keys))
             found = answer()
             assert isinstance(found, Found) and (found.slots, found.num_coming) == ((), 0)
+
+
+def test_a_purge_of_a_folder_in_use_is_made_up_for(
+    config: StoreConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened_folder, "IN_USE_LIMIT_S", 0.05)
+    config = replace(config, disk=new_disk(tmp_path / "disk"))
+    with running(config) as process, session(config) as (send, answer):
+        send(PUT)
+        granted = answer()
+        assert isinstance(granted, PutGranted)
+        send(Wrote(granted.slots, granted.generations))
+        wait_until(lambda: metrics_of(process).get("disk_pages") == 1)
+    with running(config) as process:
+        folder = Folder(tmp_path / "disk")
+        process._loop_thread.call(process._sessions.purge(), 10.0)
+        folder.close()
+        with session(config) as (send, answer):
+            assert process._disk is not None
+            wait_until(lambda: process._disk.is_loaded)  # type: ignore[union-attr]
+            send(Find(2, "", PUT.keys))
+            found = answer()
+            assert isinstance(found, Found) and (found.slots, found.num_coming) == ((), 0)
+
+
+def test_purges_that_wait_for_the_disk_leave_the_loop_its_threads(
+    config: StoreConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr(process_of_store, "purge_folder", lambda directory: go_on.wait(10.0))
+    with running(replace(config, disk=new_disk(tmp_path / "disk"))) as process:
+
+        async def ask() -> None:
+            purges = [asyncio.create_task(process._sessions.purge()) for _ in range(40)]
+            await asyncio.sleep(0)
+            await asyncio.wait_for(asyncio.to_thread(int), 5.0)
+            go_on.set()
+            await asyncio.gather(*purges)
+
+        process._loop_thread.call(ask(), 10.0)
 
 
 def test_routers_are_told_of_a_disk_that_is_off(config: StoreConfig, tmp_path: Path) -> None:
