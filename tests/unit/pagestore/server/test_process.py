@@ -226,6 +226,24 @@ def new_disk(folder: Path) -> StoreDisk:
     return StoreDisk(str(folder), 2**20)
 
 
+def leave_a_page_on_disk(config: StoreConfig) -> None:
+    with running(config) as process, session(config) as (send, answer):
+        send(PUT)
+        granted = answer()
+        assert isinstance(granted, PutGranted)
+        send(Wrote(granted.slots, granted.generations))
+        wait_until(lambda: metrics_of(process).get("disk_pages") == 1)
+
+
+def assert_page_is_gone(config: StoreConfig, process: StoreProcess) -> None:
+    with session(config) as (send, answer):
+        assert process._disk is not None
+        wait_until(lambda: process._disk.is_loaded)  # type: ignore[union-attr]
+        send(Find(2, "", PUT.keys))
+        found = answer()
+        assert isinstance(found, Found) and (found.slots, found.num_coming) == ((), 0)
+
+
 @pytest.mark.parametrize("folder", ["mount", "mount/disk"])
 def test_a_store_whose_disk_is_unmounted_serves_from_memory(config: StoreConfig, tmp_path: Path, folder: str) -> None:
     (tmp_path / "mount").mkdir(mode=0o755)
@@ -267,12 +285,7 @@ def test_reads_of_the_disk_are_answered_before_the_next_poll(
     config: StoreConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(config, disk=new_disk(tmp_path / "disk"))
-    with running(config) as process, session(config) as (send, answer):
-        send(PUT)
-        granted = answer()
-        assert isinstance(granted, PutGranted)
-        send(Wrote(granted.slots, granted.generations))
-        wait_until(lambda: metrics_of(process).get("disk_pages") == 1)
+    leave_a_page_on_disk(config)
     monkeypatch.setattr(process_of_store, "POLL_INTERVAL_S", 3600.0)
     with running(config) as process, session(config) as (send, answer):
         wait_until(lambda: process._disk is not None and process._disk.stats().num_pages == 1)
@@ -342,12 +355,7 @@ def test_a_router_s_reset_purges_memory_and_disk_without_a_worker(
     config: StoreConfig, tmp_path: Path, has_store: bool
 ) -> None:
     config = replace(config, disk=new_disk(tmp_path / "disk"))
-    with running(config) as process, session(config) as (send, answer):
-        send(PUT)
-        granted = answer()
-        assert isinstance(granted, PutGranted)
-        send(Wrote(granted.slots, granted.generations))
-        wait_until(lambda: metrics_of(process).get("disk_pages") == 1)
+    leave_a_page_on_disk(config)
     with a_router() as (router, address), running(replace(config, routers=(address,))) as process:
         if has_store:
             with session(config):
@@ -355,12 +363,7 @@ def test_a_router_s_reset_purges_memory_and_disk_without_a_worker(
         wait_until(lambda: len(list(router.stores)) == 1)
         assert router.reset_caches() == 0
         wait_until(lambda: router.stores._resets_done == {"store-0": 1})
-        with session(config) as (send, answer):
-            assert process._disk is not None
-            wait_until(lambda: process._disk.is_loaded)  # type: ignore[union-attr]
-            send(Find(2, "", PUT.keys))
-            found = answer()
-            assert isinstance(found, Found) and (found.slots, found.num_coming) == ((), 0)
+        assert_page_is_gone(config, process)
 
 
 def test_a_purge_of_a_folder_in_use_is_made_up_for(
@@ -368,22 +371,12 @@ def test_a_purge_of_a_folder_in_use_is_made_up_for(
 ) -> None:
     monkeypatch.setattr(opened_folder, "IN_USE_LIMIT_S", 0.05)
     config = replace(config, disk=new_disk(tmp_path / "disk"))
-    with running(config) as process, session(config) as (send, answer):
-        send(PUT)
-        granted = answer()
-        assert isinstance(granted, PutGranted)
-        send(Wrote(granted.slots, granted.generations))
-        wait_until(lambda: metrics_of(process).get("disk_pages") == 1)
+    leave_a_page_on_disk(config)
     with running(config) as process:
         folder = Folder(tmp_path / "disk")
         process._loop_thread.call(process._sessions.purge(), 10.0)
         folder.close()
-        with session(config) as (send, answer):
-            assert process._disk is not None
-            wait_until(lambda: process._disk.is_loaded)  # type: ignore[union-attr]
-            send(Find(2, "", PUT.keys))
-            found = answer()
-            assert isinstance(found, Found) and (found.slots, found.num_coming) == ((), 0)
+        assert_page_is_gone(config, process)
 
 
 def test_purges_that_wait_for_the_disk_leave_the_loop_its_threads(
