@@ -55,6 +55,7 @@ def run_estimate(arguments: argparse.Namespace) -> int:
             arguments.kv_cache_dtype,
             arguments.mixed_steps == ON,
             arguments.workers_per_gpu,
+            arguments.itl_objective / 1e3,
         )
         prompt_len, output_len = arguments.workload
         limits = arguments.slo
@@ -219,10 +220,10 @@ def _print(worker: Worker, load: Load, found: dict[str, Any]) -> None:
     _show(table)
     of_decode = found["decode_worker_rate"]
     print(
-        f"\na prefill worker serves {found['prefill_worker_rate']:.1f} requests a second"
+        f"\na prefill worker serves {_rate(found['prefill_worker_rate'])} requests a second"
         + ("" if found["prefill_worker_rate"] else f" (a prompt alone takes {_ms(_alone_s(found))})")
         + ", a decode worker "
-        + ("any number" if of_decode is None else f"{of_decode:.1f}")
+        + ("any number" if of_decode is None else _rate(of_decode))
         + (
             f", at most {found['decode_batch_size']} at once"
             if found["decode_batch_size"]
@@ -249,7 +250,7 @@ def _print_splits(shared: Sequence[Split], rate: float | None, workers_per_gpu: 
     table = _table("split", "requests/s", "limited by", "decode batch", "prompt tokens a forward")
     for split in shared:
         table.add_row(
-            str(split), f"{split.rate:.1f}", split.bottleneck, str(split.batch_size or ""), str(split.chunk_size or "")
+            str(split), _rate(split.rate), split.bottleneck, str(split.batch_size or ""), str(split.chunk_size or "")
         )
     _show(table)
 
@@ -264,6 +265,10 @@ def _table(first: str, *others: str) -> Table:
 
 def _show(table: Table) -> None:
     Console(highlight=False).print(table)
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:.{2 if 0 < rate < 1 else 1}f}"
 
 
 def _ms(seconds: float) -> str:

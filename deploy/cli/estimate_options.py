@@ -106,6 +106,13 @@ def add_estimate_options(parser: argparse.ArgumentParser) -> None:
         help="whether workers of role both prefill and decode in the same forward pass (default: %(default)s)",
     )
     served.add_argument(
+        "--itl-objective",
+        type=_positive,
+        default=0.0,
+        metavar="MS",
+        help="ITL that workers of role both keep to beside prompts (default: the limit on itl)",
+    )
+    served.add_argument(
         "--kv-cache-dtype",
         choices=tuple(KV_CACHE_DTYPES),
         default=default_of(EngineConfig, "kv_cache_dtype"),

@@ -1,7 +1,7 @@
 """Waiting times and batch sizes under Poisson arrivals. docs/estimate.md explains the formulas."""
 
 from collections.abc import Callable, Sequence
-from math import exp, inf, log
+from math import exp, inf, lgamma, log
 
 _BISECTIONS = 24
 # The batch size changes several times in a request's life. So P(over 5 % of its steps are slow) is this multiple of
@@ -40,16 +40,22 @@ class Running:
     def mean(self) -> float:
         return sum(number * share for number, share in enumerate(self.shares))
 
-    def crowded(self, largest: int) -> float:
-        """Returns the share of requests with over 5 % of their steps above `largest`; at the maximum, without a place.
+    def slow_share(self, by_others: Sequence[float]) -> float:
+        """Returns the share of requests with over 5 % slow steps; if no step is slow, of those without a place.
 
         An arriving request sees the time average and adds itself.
+
+        Args:
+            by_others: share of slow requests among those that find 0, 1, ... others, one for each place.
         """
         if not self.is_stable:
             return 1.0
-        if largest + 1 == len(self.shares):
-            return self.shares[-1]
-        return min(1.0, PEAKS_PER_LIFE * sum(self.shares[largest:]))
+        *shares, without_place = self.shares
+        if not any(by_others):
+            return without_place
+        crowded = without_place + sum(share for share, slow in zip(shares, by_others, strict=True) if slow)
+        found = without_place + sum(share * slow for share, slow in zip(shares, by_others, strict=True))
+        return found * min(PEAKS_PER_LIFE, 1 / crowded) if crowded else 0.0
 
 
 def late(num_servers: int, utilisation: float, service: float, wait: float) -> float:
@@ -81,3 +87,8 @@ def highest(is_served: Callable[[float], bool], limit: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if is_served(middle) else (low, middle)
     return low
+
+
+def more_than(number: int, mean: float) -> float:
+    """Returns P(a Poisson variable > number). Args: mean: above 0."""
+    return max(0.0, 1 - sum(exp(count * log(mean) - mean - lgamma(count + 1)) for count in range(number + 1)))

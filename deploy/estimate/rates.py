@@ -4,7 +4,7 @@ Assumes Poisson arrivals and equal lengths. docs/estimate.md explains the formul
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -86,9 +86,7 @@ def splits(worker: Worker, load: Load, num_gpus: int) -> list[Split]:
     Raises:
         ValueError: a request does not fit a worker's pool.
     """
-    num_workers = num_gpus * worker.workers_per_gpu
-    found = [*_disaggregated_splits(worker, load, num_workers), _both(worker, load, num_workers)]
-    return sorted(found, key=lambda split: -split.rate)
+    return _splits(worker, load, num_gpus, _both_steps(worker, load))
 
 
 def splits_for(worker: Worker, load: Load, rate: float) -> list[Split]:
@@ -96,14 +94,29 @@ def splits_for(worker: Worker, load: Load, rate: float) -> list[Split]:
     # The rate never falls with more GPUs.
     too_few, enough = 0, MAX_GPUS + 1
     found: list[Split] = []
+    steps = _both_steps(worker, load)
     while enough - too_few > 1:
         num_gpus = (too_few + enough) // 2
-        tried = splits(worker, load, num_gpus)
+        tried = _splits(worker, load, num_gpus, steps)
         if tried[0].rate >= rate:
             enough, found = num_gpus, tried
         else:
             too_few = num_gpus
     return found
+
+
+def _splits(worker: Worker, load: Load, num_gpus: int, steps: BothSteps | None) -> list[Split]:
+    num_workers = num_gpus * worker.workers_per_gpu
+    found = [*_disaggregated_splits(worker, load, num_workers), _both(worker, load, num_workers, steps)]
+    return sorted(found, key=lambda split: -split.rate)
+
+
+def _both_steps(worker: Worker, load: Load) -> BothSteps | None:
+    """Returns None if the output of one token needs no steps."""
+    if load.output_len == 1:
+        return None
+    plain, prompt = _decode_steps(worker, load, "both"), prompt_of_load(worker, load)
+    return BothSteps(worker, plain, prompt.num_computed, load.kv_len, load.itl, load.output_len - 1, prompt.num_before)
 
 
 def prompt_of_load(worker: Worker, load: Load) -> Prompt:
@@ -117,7 +130,7 @@ def prefill_s(worker: Worker, prompt: Prompt) -> float:
 
 def largest_batch(worker: Worker, load: Load) -> int:
     """Returns a decode worker's largest batch within the ITL limit and its pool; 0: none."""
-    return _largest_within(_decode_steps(worker, load, "decode"), load.itl)
+    return bisect_right(_decode_steps(worker, load, "decode"), load.itl)
 
 
 def prefill_rate(worker: Worker, load: Load, num_workers: int) -> float:
@@ -131,10 +144,10 @@ def decode_rate(worker: Worker, load: Load) -> float:
     if load.output_len == 1:
         return inf
     steps = _decode_steps(worker, load, "decode")
-    largest = _largest_within(steps, load.itl)
+    slow = _slow_shares(steps, load)
 
     def is_served(rate: float) -> bool:
-        return _itl_share(Running(steps, rate * (load.output_len - 1)), largest, load) >= load.good_share
+        return _itl_share(Running(steps, rate * (load.output_len - 1)), slow, load) >= load.good_share
 
     return highest(is_served, _max_decode_rate(steps, load))
 
@@ -155,14 +168,14 @@ def _disaggregated(
     most = prefill_rate(worker, load, num_prefill)
     if load.output_len == 1:
         return Split(num_prefill, num_decode, 0, most, "prefill", 0, worker.chunk_size)
-    largest = _largest_within(steps, load.itl)
+    slow = _slow_shares(steps, load)
 
     def running(rate: float) -> Running:
         return Running(steps, rate / num_decode * (load.output_len - 1), num_decode)
 
     def is_served(rate: float) -> bool:
         in_time = 1 - _late(worker, load, num_prefill, rate)
-        return in_time * _itl_share(running(rate), largest, load) >= load.good_share
+        return in_time * _itl_share(running(rate), slow, load) >= load.good_share
 
     rate = highest(is_served, min(most, num_decode * _max_decode_rate(steps, load)))
     num_running = round(running(rate).mean) if rate else 0
@@ -170,13 +183,11 @@ def _disaggregated(
     return Split(num_prefill, num_decode, 0, rate, bottleneck, num_running, worker.chunk_size)
 
 
-def _both(worker: Worker, load: Load, num_workers: int) -> Split:
-    if load.output_len == 1:
+def _both(worker: Worker, load: Load, num_workers: int, steps: BothSteps | None) -> Split:
+    if steps is None:
         rate = prefill_rate(worker, load, num_workers)
         return Split(0, 0, num_workers, rate, "both", 0, worker.chunk_size)
-    plain = _decode_steps(worker, load, "both")
     prompt = prompt_of_load(worker, load)
-    steps = BothSteps(worker, plain, prompt.num_computed, load.kv_len, load.itl, prompt.num_before)
 
     def running(rate: float) -> Running:
         return Running(steps.steps(rate / num_workers), rate / num_workers * (load.output_len - 1), num_workers)
@@ -185,18 +196,20 @@ def _both(worker: Worker, load: Load, num_workers: int) -> Split:
         found = running(rate)
         in_time = 1 - steps.late(rate / num_workers, num_workers, load.ttft, found)
         in_time *= 1 - _late_loads(prompt, rate / num_workers, load.ttft - prefill_s(worker, prompt))
-        return in_time * _itl_share(found, steps.num_within(rate / num_workers), load) >= load.good_share
+        return in_time * _itl_share(found, steps.slow_shares(rate / num_workers), load) >= load.good_share
 
-    rate = highest(is_served, num_workers * _max_decode_rate(plain, load))
+    rate = highest(is_served, num_workers * _max_decode_rate(steps.plain, load))
     num_running = round(running(rate).mean) if rate else 0
-    return Split(0, 0, num_workers, rate, "both", num_running, steps.chunk_sizes[max(0, num_running - 1)])
+    chunk_size = round(prompt.num_computed / steps.chunks[max(0, num_running - 1)].number)
+    return Split(0, 0, num_workers, rate, "both", num_running, chunk_size)
 
 
-def _itl_share(running: Running, largest: int, load: Load) -> float:
+def _itl_share(running: Running, slow: list[float], load: Load) -> float:
+    """Args: slow: share of slow requests by number of others."""
     if load.itl == inf:
         # Any wait is in time, unless the queue grows without bound.
         return float(running.is_stable)
-    return 1 - running.crowded(largest)
+    return 1 - running.slow_share(slow)
 
 
 def _late(worker: Worker, load: Load, num_workers: int, rate: float) -> float:
@@ -223,9 +236,9 @@ def _decode_steps(worker: Worker, load: Load, role: Role) -> list[float]:
     return [worker.decode_step(size, load.kv_len) for size in range(1, num_running + 1)]
 
 
-def _largest_within(steps: list[float], limit: float) -> int:
-    return bisect_right(steps, limit)
+def _slow_shares(steps: list[float], load: Load) -> list[float]:
+    return [float(step > load.itl) for step in steps]
 
 
-def _max_decode_rate(steps: list[float], load: Load) -> float:
+def _max_decode_rate(steps: Sequence[float], load: Load) -> float:
     return max(size / step for size, step in enumerate(steps, 1)) / (load.output_len - 1)

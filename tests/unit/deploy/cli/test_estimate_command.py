@@ -104,6 +104,18 @@ def test_a_model_with_experts(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "weights: 61.06 GB, of which a step of one token reads 6.08; KV: 98,304 bytes" in capsys.readouterr().out
 
 
+def test_an_objective_above_the_limit_makes_fewer_but_longer_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(EXPERTS))
+    flags = ["--model", str(tmp_path), "--gpu", "h200", "--slo", "ttft=500ms,itl=15ms", "--gpus", "1"]
+    (of_limit,) = estimate(capsys, *flags)["splits"]
+    (above,) = estimate(capsys, *flags, "--itl-objective", "25")["splits"]
+    assert above["chunk_size"] > of_limit["chunk_size"] and above["rate"] > 2 * of_limit["rate"] > 0
+    assert main(["estimate", "--workload", "4096/256", *flags, "--itl-objective", "25"]) == 0
+    assert f"{above['rate']:.2f}" in capsys.readouterr().out, "a low rate needs two digits"
+
+
 def test_figures_of_another_gpu(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--gpu-memory", "141", "--bandwidth", "4800", "--flops", "989", "--link", "450"]
     other = estimate(capsys, "--model", model_dir, *given)

@@ -15,6 +15,7 @@ from tandem.deploy.cli.main import main
         (["--slo", "itl=5ms,itl=6ms"], "each once"),
         (["--slo", "ttft=500"], "a duration is a number with its unit"),
         (["--slo", "ttft=0ms"], "the limit on ttft must be above 0"),
+        (["--itl-objective", "0"], "must be above 0, not 0"),
         (["--gpus", "0"], "must be at least 1"),
         (["--gpus", "2", "--rate", "3"], "not allowed with argument"),
         (["--gpus", "two"], "must be a whole number, not 'two'"),

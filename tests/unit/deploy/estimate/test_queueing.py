@@ -1,11 +1,11 @@
 """Queues and batch sizes against simulations."""
 
 import random
-from math import inf
+from math import exp, inf
 
 import pytest
 
-from tandem.deploy.estimate.queueing import Running, highest, late
+from tandem.deploy.estimate.queueing import Running, highest, late, more_than
 
 
 @pytest.mark.parametrize("num_servers", [1, 3])
@@ -36,14 +36,34 @@ def test_as_many_run_at_once_as_are_simulated_to() -> None:
     assert running.mean == pytest.approx(sum(numbers) / len(numbers), rel=0.1)
     # For one request in ten, the slow steps are larger.
     largest = sorted(slow)[int(0.9 * len(slow))]
-    assert running.crowded(largest + 5) < 0.1 < running.crowded(largest - 5)
+    assert slow_share(running, largest + 5) < 0.1 < slow_share(running, largest - 5)
 
 
 def test_more_workers_even_out_and_too_many_requests_are_too_many_for_any_number() -> None:
     steps = [4.6e-3 + 0.155e-3 * number for number in range(1, 257)]
     alone, shared = (Running(steps, 3700.0, num_workers) for num_workers in (1, 4))
-    assert shared.crowded(60) < alone.crowded(60)
-    assert Running(steps, 7000.0).crowded(256) == 1.0
+    assert slow_share(shared, 60) < slow_share(alone, 60)
+    assert slow_share(Running(steps, 7000.0), 256) == 1.0
+
+
+def slow_share(running: Running, largest: int) -> float:
+    """Returns the share of slow requests if all steps of more than `largest` are slow."""
+    return running.slow_share([float(others >= largest) for others in range(len(running.shares) - 1)])
+
+
+def test_rarely_slow_requests_add_up_by_their_time() -> None:
+    running = Running([4.6e-3 + 0.155e-3 * number for number in range(1, 257)], 3700.0)
+    rarely = running.slow_share([0.1] * 256)
+    assert rarely == pytest.approx(0.1, rel=0.01)
+    assert running.slow_share([0.0] * 256) < 1e-6
+    assert slow_share(running, 0) == pytest.approx(1.0)
+
+
+def test_more_than_a_number_of_arrivals() -> None:
+    assert more_than(0, 0.5) == pytest.approx(1 - exp(-0.5))
+    assert more_than(1, 0.5) == pytest.approx(1 - 1.5 * exp(-0.5))
+    assert more_than(800, 750.0) == pytest.approx(0.034, abs=0.003)
+    assert more_than(12, 1e4) == 1.0
 
 
 def _simulated(rate: float, output_len: int, steps: list[float]) -> tuple[list[int], list[int]]:

@@ -124,8 +124,8 @@ def test_without_a_limit_few_places_are_no_fault(max_batch_size: int) -> None:
 
 def test_stricter_limits_give_no_higher_rate() -> None:
     for name in ("ttft", "itl"):
-        for limits in pairwise([0.1, 0.05, 0.025, 0.015, 0.01]):
-            loose, strict = (splits(WORKER, Load(1024, 128, **{name: limit}), 3) for limit in limits)
+        limits = (0.1, 0.05, 0.025, 0.015, 0.01)
+        for loose, strict in pairwise(splits(WORKER, Load(1024, 128, **{name: limit}), 3) for limit in limits):
             for split in strict:
                 assert split.rate <= rate_of(loose, str(split)) * 1.001
 
