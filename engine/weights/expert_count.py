@@ -1,13 +1,13 @@
-"""Compares the number of experts in a checkpoint with config.json's. Imports no torch."""
+"""Compares the experts in a checkpoint with config.json's. Imports no torch."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from tandem.engine.models.experts import ExpertsConfig
 
 
 def check_expert_count(tensors: Iterable[str], experts: ExpertsConfig) -> None:
-    """Checks all layers together: a layer that lacks an expert is noticed when its tensors are loaded.
+    """Checks all layers together.
 
     Args:
         tensors: names of all tensors of the checkpoint.
@@ -28,3 +28,24 @@ def check_expert_count(tensors: Iterable[str], experts: ExpertsConfig) -> None:
     num_found = max(map(int, indices)) + 1
     if num_found != experts.num_experts:
         raise ValueError(f"{experts.count_key} is {experts.num_experts}, but the weights have {num_found} experts")
+
+
+def check_expert_weights(tensors: Set[str], experts: ExpertsConfig, num_layers: int) -> None:
+    """Checks that each expert of each sparse layer has its weights.
+
+    Args:
+        tensors: names of all tensors of the checkpoint.
+
+    Raises:
+        ValueError: a weight is missing; the message names the first.
+    """
+    names = experts.names
+    for layer in range(num_layers):
+        if layer in experts.dense_layers:
+            continue
+        for expert in range(experts.num_experts):
+            for projection in (names.gate, names.up, names.down):
+                name = f"model.layers.{layer}.{names.mlp}.experts.{expert}.{projection}.weight"
+                if name not in tensors:
+                    # The others are not counted: config.json may say any number.
+                    raise ValueError(f"tensor {name} is missing")
