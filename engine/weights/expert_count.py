@@ -1,9 +1,10 @@
 """Compares the experts in a checkpoint with config.json's. Imports no torch."""
 
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 
 from tandem.engine.models.experts import ExpertsConfig
+from tandem.engine.models.quantization import Quantization
 
 
 def check_expert_count(tensors: Iterable[str], experts: ExpertsConfig) -> None:
@@ -39,13 +40,21 @@ def check_expert_weights(tensors: Set[str], experts: ExpertsConfig, num_layers: 
     Raises:
         ValueError: a weight is missing; the message names the first.
     """
+    for layer in experts.sparse_layers(num_layers):
+        for module in _modules(experts, layer):
+            if f"{module}.weight" not in tensors:
+                # The others are not counted: config.json may say any number.
+                raise ValueError(f"tensor {module}.weight is missing")
+
+
+def check_expert_quantization(quantization: Quantization, experts: ExpertsConfig, num_layers: int) -> None:
+    """Raises ValueError if only some experts of a layer are FP8; the message names two modules."""
+    for layer in experts.sparse_layers(num_layers):
+        quantization.covers(list(_modules(experts, layer)))
+
+
+def _modules(experts: ExpertsConfig, layer: int) -> Iterator[str]:
     names = experts.names
-    for layer in range(num_layers):
-        if layer in experts.dense_layers:
-            continue
-        for expert in range(experts.num_experts):
-            for projection in (names.gate, names.up, names.down):
-                name = f"model.layers.{layer}.{names.mlp}.experts.{expert}.{projection}.weight"
-                if name not in tensors:
-                    # The others are not counted: config.json may say any number.
-                    raise ValueError(f"tensor {name} is missing")
+    for expert in range(experts.num_experts):
+        for projection in (names.gate, names.up, names.down):
+            yield f"model.layers.{layer}.{names.mlp}.experts.{expert}.{projection}"

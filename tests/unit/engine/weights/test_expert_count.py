@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from tandem.engine.models.experts import ExpertNames, ExpertsConfig, Routing
-from tandem.engine.weights.expert_count import check_expert_count, check_expert_weights
+from tandem.engine.models.quantization import Quantization
+from tandem.engine.weights.expert_count import check_expert_count, check_expert_quantization, check_expert_weights
 
 EXPERTS = ExpertsConfig(4, 16, Routing("softmax", 2))
 MIXTRAL = ExpertsConfig(
@@ -63,3 +64,13 @@ def test_every_sparse_layer_has_every_expert() -> None:
     with pytest.raises(ValueError, match=f"^tensor {first} is missing$"):
         check_expert_weights(stored, EXPERTS, 3)
     check_expert_weights(stored, replace(EXPERTS, dense_layers=(2,)), 3)
+
+
+def test_experts_of_a_layer_are_all_fp8_or_none() -> None:
+    for ignored in ((), ("lm_head", "model.layers.0.mlp.gate"), ("model.layers.1.mlp.experts",), ("re:.*experts",)):
+        check_expert_quantization(Quantization(ignored=ignored), EXPERTS, 2)
+    up = "model.layers.1.mlp.experts.2.up_proj"
+    message = f"^quantization_config ignores {up}, but not model.layers.1.mlp.experts.0.gate_proj: "
+    with pytest.raises(ValueError, match=message):
+        check_expert_quantization(Quantization(ignored=(up,)), EXPERTS, 2)
+    check_expert_quantization(Quantization(ignored=(up,)), replace(EXPERTS, dense_layers=(1,)), 2)

@@ -186,3 +186,9 @@ def test_experts_are_checked_before_a_process_starts(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": dict.fromkeys([*names[:7], *names[8:12]], "model.safetensors")}))
     with pytest.raises(ValueError, match=f"^{tmp_path}: tensor {names[7]} is missing$"):
         resolve_model(str(tmp_path))
+    index.unlink()
+    save_file({name: np.zeros((4, 4), np.float32) for name in names[:12]}, tmp_path / "model.safetensors")
+    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "ignored_layers": ["model.layers.0.mlp.experts.3"]}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": fp8}))
+    with pytest.raises(ValueError, match=f"^{tmp_path}: quantization_config ignores model.layers.0.mlp.experts.3.g"):
+        resolve_model(str(tmp_path))
