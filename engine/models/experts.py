@@ -117,6 +117,9 @@ class ExpertsConfig:
         if chosen > most:
             raise ValueError(f"num_experts_per_tok {chosen} is more than the {most} experts of topk_group {used}")
 
+    def sparse_layers(self, num_layers: int) -> list[int]:
+        return [layer for layer in range(num_layers) if layer not in self.dense_layers]
+
     def num_sparse_layers(self, num_layers: int) -> int:
         return num_layers - len(self.dense_layers)
 

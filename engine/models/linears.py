@@ -37,13 +37,5 @@ class Linears:
 
     def quantization(self, modules: Sequence[str]) -> Quantization | None:
         """Returns None for plain modules. Raises ValueError if only some are FP8."""
-        if self.config.quantization is None:
-            return None
-        covered = self.config.quantization.covered(modules)
-        if len(set(covered)) > 1:
-            plain, fp8 = modules[covered.index(False)], modules[covered.index(True)]
-            raise ValueError(
-                f"quantization_config ignores {plain}, but not {fp8}: ignore all or none of projections that are one "
-                "matrix, and of a layer's experts"
-            )
-        return self.config.quantization if covered[0] else None
+        quantization = self.config.quantization
+        return quantization if quantization is not None and quantization.covers(modules) else None

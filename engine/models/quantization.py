@@ -1,7 +1,7 @@
 """FP8 scheme of a checkpoint. Imports no torch."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,6 +49,17 @@ class Quantization:
             names.isdisjoint(_ends(module)) and not any(pattern.match(module) for pattern in patterns)
             for module in modules
         ]
+
+    def covers(self, modules: Sequence[str]) -> bool:
+        """Returns whether modules that must be alike have FP8 weights. Raises ValueError if only some have."""
+        covered = self.covered(modules)
+        if len(set(covered)) > 1:
+            plain, fp8 = modules[covered.index(False)], modules[covered.index(True)]
+            raise ValueError(
+                f"quantization_config ignores {plain}, but not {fp8}: ignore all or none of projections that are one "
+                "matrix, and of a layer's experts"
+            )
+        return covered[0]
 
 
 AT_LOAD = Quantization(at_load=True)

@@ -1,13 +1,14 @@
-"""Compares the number of experts in a checkpoint with config.json's. Imports no torch."""
+"""Compares the experts in a checkpoint with config.json's. Imports no torch."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Set
 
 from tandem.engine.models.experts import ExpertsConfig
+from tandem.engine.models.quantization import Quantization
 
 
 def check_expert_count(tensors: Iterable[str], experts: ExpertsConfig) -> None:
-    """Checks all layers together: a layer that lacks an expert is noticed when its tensors are loaded.
+    """Checks all layers together.
 
     Args:
         tensors: names of all tensors of the checkpoint.
@@ -28,3 +29,32 @@ def check_expert_count(tensors: Iterable[str], experts: ExpertsConfig) -> None:
     num_found = max(map(int, indices)) + 1
     if num_found != experts.num_experts:
         raise ValueError(f"{experts.count_key} is {experts.num_experts}, but the weights have {num_found} experts")
+
+
+def check_expert_weights(tensors: Set[str], experts: ExpertsConfig, num_layers: int) -> None:
+    """Checks that each expert of each sparse layer has its weights.
+
+    Args:
+        tensors: names of all tensors of the checkpoint.
+
+    Raises:
+        ValueError: a weight is missing; the message names the first.
+    """
+    for layer in experts.sparse_layers(num_layers):
+        for module in _modules(experts, layer):
+            if f"{module}.weight" not in tensors:
+                # The others are not counted: config.json may say any number.
+                raise ValueError(f"tensor {module}.weight is missing")
+
+
+def check_expert_quantization(quantization: Quantization, experts: ExpertsConfig, num_layers: int) -> None:
+    """Raises ValueError if only some experts of a layer are FP8; the message names two modules."""
+    for layer in experts.sparse_layers(num_layers):
+        quantization.covers(list(_modules(experts, layer)))
+
+
+def _modules(experts: ExpertsConfig, layer: int) -> Iterator[str]:
+    names = experts.names
+    for expert in range(experts.num_experts):
+        for projection in (names.gate, names.up, names.down):
+            yield f"model.layers.{layer}.{names.mlp}.experts.{expert}.{projection}"

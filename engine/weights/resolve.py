@@ -13,7 +13,7 @@ from typing import Any
 
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.weights.conversions import ConversionCache, default_directory
-from tandem.engine.weights.expert_count import check_expert_count
+from tandem.engine.weights.expert_count import check_expert_count, check_expert_quantization, check_expert_weights
 from tandem.engine.weights.headers import tensor_names
 
 Progress = Callable[[str, float], None]
@@ -102,11 +102,16 @@ def _check_tensors(model_dir: Path) -> None:
     for file, expected in checkpoint_files(model_dir).items():
         found = tensor_names(file, expected)
         names += found if expected is None else expected
-    experts = ModelConfig.from_dir(model_dir).experts
-    if experts is None:
+    config = ModelConfig.from_dir(model_dir)
+    if config.experts is None:
         return
     try:
-        check_expert_count(names, experts)
+        check_expert_count(names, config.experts)
+        # Workers would notice only after minutes of loading.
+        check_expert_weights(frozenset(names), config.experts, config.num_layers)
+        if config.quantization is not None:
+            # On every device: CPUs could expand such weights, but GPUs could not serve them.
+            check_expert_quantization(config.quantization, config.experts, config.num_layers)
     except ValueError as error:
         raise ValueError(f"{model_dir}: {error}") from error
 

@@ -135,6 +135,11 @@ BAD_EXPERTS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         {},
         ["gate_up_proj"],
     ),
+    "weights that lack an expert's matrix": (
+        "Qwen3Moe",
+        {"mlp_only_layers": [0]},
+        [f"{i}.{part}_proj" for i in range(4) for part in ("gate", "up", "down") if (i, part) != (3, "up")],
+    ),
 }
 
 
@@ -145,7 +150,7 @@ def test_mixtures_of_experts_that_cannot_be_served(
     family, changes, stored = BAD_EXPERTS[name]
     config = {**TINY_LLAMA, **TINY_EXPERTS, "architectures": [f"{family}ForCausalLM"], **changes}
     (model_dir / "config.json").write_text(json.dumps(config))
-    tensors = {f"model.layers.0.mlp.experts.{part}.weight": np.zeros((16, 16), np.float32) for part in stored}
+    tensors = {f"model.layers.1.mlp.experts.{part}.weight": np.zeros((16, 16), np.float32) for part in stored}
     save_file(tensors, model_dir / "model.safetensors")
     assert documented(name, model_dir) in refusal(capsys, "--model", str(model_dir), *PORTS)
 

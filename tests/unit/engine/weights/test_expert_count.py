@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from tandem.engine.models.experts import ExpertNames, ExpertsConfig, Routing
-from tandem.engine.weights.expert_count import check_expert_count
+from tandem.engine.models.quantization import Quantization
+from tandem.engine.weights.expert_count import check_expert_count, check_expert_quantization, check_expert_weights
 
 EXPERTS = ExpertsConfig(4, 16, Routing("softmax", 2))
 MIXTRAL = ExpertsConfig(
@@ -27,8 +30,6 @@ def test_takes_the_configured_number() -> None:
     # Names of other modules do not count, nor do indices that are too long for one.
     check_expert_count([*names(4), "model.layers.0.mlp.experts.9.router.weight", "experts.9.up_proj.weight"], EXPERTS)
     check_expert_count([*names(4), f"model.layers.0.mlp.experts.{'9' * 5000}.up_proj.weight"], EXPERTS)
-    # Loading names a layer's missing expert.
-    check_expert_count([name for name in names(4) if ".0.mlp.experts.3" not in name], EXPERTS)
 
 
 @pytest.mark.parametrize("num_found", [1, 3, 5, 128])
@@ -44,3 +45,32 @@ def test_names_a_tensor_if_there_are_no_experts(stored: list[str]) -> None:
     message = "^num_experts is 4, but the weights have no tensor like model.layers.0.mlp.experts.0.gate_proj.weight$"
     with pytest.raises(ValueError, match=message):
         check_expert_count(stored, EXPERTS)
+
+
+ALL = ("gate_proj", "up_proj", "down_proj")
+
+
+def test_every_sparse_layer_has_every_expert() -> None:
+    stored = frozenset(names(4, projections=ALL))
+    check_expert_weights(stored, EXPERTS, 2)
+    check_expert_weights(frozenset(names(4, "block_sparse_moe", ("w1", "w2", "w3"))), MIXTRAL, 2)
+    lacking = "model.layers.1.mlp.experts.2.up_proj.weight"
+    with pytest.raises(ValueError, match=f"^tensor {lacking} is missing$"):
+        check_expert_weights(stored - {lacking}, EXPERTS, 2)
+    # Scales alone are no weights.
+    with pytest.raises(ValueError, match=f"^tensor {lacking} is missing$"):
+        check_expert_weights(stored - {lacking} | {f"{lacking}_scale"}, EXPERTS, 2)
+    first = "model.layers.2.mlp.experts.0.gate_proj.weight"
+    with pytest.raises(ValueError, match=f"^tensor {first} is missing$"):
+        check_expert_weights(stored, EXPERTS, 3)
+    check_expert_weights(stored, replace(EXPERTS, dense_layers=(2,)), 3)
+
+
+def test_experts_of_a_layer_are_all_fp8_or_none() -> None:
+    for ignored in ((), ("lm_head", "model.layers.0.mlp.gate"), ("model.layers.1.mlp.experts",), ("re:.*experts",)):
+        check_expert_quantization(Quantization(ignored=ignored), EXPERTS, 2)
+    up = "model.layers.1.mlp.experts.2.up_proj"
+    message = f"^quantization_config ignores {up}, but not model.layers.1.mlp.experts.0.gate_proj: "
+    with pytest.raises(ValueError, match=message):
+        check_expert_quantization(Quantization(ignored=(up,)), EXPERTS, 2)
+    check_expert_quantization(Quantization(ignored=(up,)), replace(EXPERTS, dense_layers=(1,)), 2)

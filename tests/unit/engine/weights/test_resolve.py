@@ -170,15 +170,25 @@ def test_the_demo_model_is_found(smollm2_dir: Path) -> None:
     assert resolve_model("smollm2-135m-instruct") == smollm2_dir
 
 
-def test_the_number_of_experts_is_checked_before_a_process_starts(tmp_path: Path) -> None:
-    config: dict[str, Any] = {**TINY_LLAMA, **TINY_EXPERTS, "architectures": ["Qwen3MoeForCausalLM"]}
+def test_experts_are_checked_before_a_process_starts(tmp_path: Path) -> None:
+    one_layer = {"num_hidden_layers": 1, "architectures": ["Qwen3MoeForCausalLM"]}
+    config: dict[str, Any] = {**TINY_LLAMA, **TINY_EXPERTS, **one_layer}
     make_model(tmp_path, weights=False, **config)
-    names = [f"model.layers.0.mlp.experts.{expert}.up_proj.weight" for expert in range(6)]
+    parts = ("gate_proj", "up_proj", "down_proj")
+    names = [f"model.layers.0.mlp.experts.{expert}.{part}.weight" for expert in range(6) for part in parts]
     save_file({name: np.zeros((4, 4), np.float32) for name in names}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=f"^{tmp_path}: num_experts is 4, but the weights have 6 experts$"):
         resolve_model(str(tmp_path))
     # Tensors outside the index are not loaded.
-    (tmp_path / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": dict.fromkeys(names[:4], "model.safetensors")})
-    )
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names[:12], "model.safetensors")}))
     assert resolve_model(str(tmp_path)) == tmp_path
+    index.write_text(json.dumps({"weight_map": dict.fromkeys([*names[:7], *names[8:12]], "model.safetensors")}))
+    with pytest.raises(ValueError, match=f"^{tmp_path}: tensor {names[7]} is missing$"):
+        resolve_model(str(tmp_path))
+    index.unlink()
+    save_file({name: np.zeros((4, 4), np.float32) for name in names[:12]}, tmp_path / "model.safetensors")
+    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "ignored_layers": ["model.layers.0.mlp.experts.3"]}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": fp8}))
+    with pytest.raises(ValueError, match=f"^{tmp_path}: quantization_config ignores model.layers.0.mlp.experts.3.g"):
+        resolve_model(str(tmp_path))
