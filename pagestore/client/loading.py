@@ -238,7 +238,7 @@ class PageLoader:
         prefetch.find, prefetch.asked_at = next(self._numbers), now
         self._asked[prefetch.find] = prefetch
         self._shared.lead(prefetch)
-        self._send(Find(prefetch.find, prefetch.namespace, tuple(prefetch.keys)))
+        self._send(Find(prefetch.find, tuple(prefetch.keys)))
 
     # --- Decisions ---
 

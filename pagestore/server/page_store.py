@@ -20,6 +20,7 @@ from tandem.pagestore.messages import (
     Find,
     GaveUp,
     Purge,
+    Purged,
     Put,
     PutGranted,
     StoreClientMessage,
@@ -70,6 +71,8 @@ class PageStore:
         self._sessions = Sessions()
         self._counts = StoreCounts()
         self._outgoing: dict[str, list[StoreServerMessage]] = {}
+        # Sessions that wait for Purged, with its number.
+        self._purging: list[tuple[str, int]] = []
         self._write_behind = [WriteBehind(self._memory, tier) for number, tier in tiers if number == DISK]
         self._finds = Finds(self._memory, self._tiers, clock, self._counts, self._send, self._on_ready)
 
@@ -117,6 +120,7 @@ class PageStore:
         closed = self._sessions.close(session)
         if closed is not None:
             self._outgoing.pop(session, None)
+            self._purging = [waiting for waiting in self._purging if waiting[0] != session]
             for find in closed.finds.values():
                 self._finds.stop(find, keep_pins=True)
 
@@ -153,6 +157,9 @@ class PageStore:
                     self._finds.stop(find, keep_pins=False)
             case Purge():
                 self.purge()
+                if message.number:
+                    self._purging.append((session, message.number))
+                    self._tell_purged()
             case StoreHello():
                 raise ValueError("StoreHello within a session")
 
@@ -172,20 +179,21 @@ class PageStore:
                     raise RuntimeError(f"a tier ended a transfer of slot {transfer.slot}, which it does not own")
         self._finds.poll()
         self._start_writes()
+        self._tell_purged()
 
     def take_outgoing(self) -> dict[str, list[StoreServerMessage]]:
-        """Returns the messages to send since the last call, by session, in order.
-
-        They wait while a tier is purging: a worker takes an answer as the word that its earlier purge is done for good.
-        """
-        if self.is_purging:
-            return {}
+        """Returns the messages to send since the last call, by session, in order."""
         outgoing, self._outgoing = self._outgoing, {}
         return outgoing
 
     @property
     def is_purging(self) -> bool:
         return any(tier.is_purging for _, tier in self._tiers)
+
+    @property
+    def purge_failure(self) -> str:
+        """As SlowTier.purge_failure, of all tiers."""
+        return next((tier.purge_failure for _, tier in self._tiers if tier.purge_failure), "")
 
     def take_changes(self) -> Mapping[int, PageChanges]:
         """Returns the changes of each tier since the last call; tiers without changes are absent."""
@@ -261,6 +269,13 @@ class PageStore:
         for _, tier in self._tiers:
             tier.purge()
         self._finds.on_purge()
+
+    def _tell_purged(self) -> None:
+        if self._purging and not self.is_purging:
+            told, self._purging = self._purging, []
+            if not self.purge_failure:
+                for session, number in told:
+                    self._send(session, Purged(number))
 
     def _free_all(self, session: Session) -> None:
         """Frees what a settled session used."""

@@ -61,7 +61,7 @@ class RouterFeed:
             take_changes: returns the store's changes since its last call, by tier.
             beat: returns the store's state.
             on_peers: receives the stores of other nodes that any router names.
-            purge: purges the store; returns when that outlives its process.
+            purge: purges the store for good. Raises OSError: its next life may find pages of before.
         """
         self._take_changes = take_changes
         self._on_peers = on_peers
@@ -186,8 +186,12 @@ class _RouterStream:
                     raise ValueError(f"unexpected {message!r:.100} from the router")
 
     async def _reset(self, number: int, writer: BatchWriter) -> None:
-        await self._purge()
-        writer.send([CacheWasReset(number)])
+        failure = ""
+        try:
+            await self._purge()
+        except OSError as error:
+            failure = str(error) or type(error).__name__
+        writer.send([CacheWasReset(number, failure)])
 
     async def _send_beats(self, writer: BatchWriter) -> None:
         while True:
