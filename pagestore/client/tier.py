@@ -10,6 +10,7 @@ from tandem.pagestore.client.base import RegionCopies
 from tandem.pagestore.client.events import FromStore, StoreClosed, StoreOpened
 from tandem.pagestore.client.loading import PageLoader
 from tandem.pagestore.client.node_keys import NodeKeys
+from tandem.pagestore.client.turn_budget import TurnBudget
 from tandem.pagestore.client.writing import PageWriter
 from tandem.pagestore.client.yielding import Yielding
 from tandem.pagestore.messages import DISK, HOST, PEER, Found, Purge, Purged, PutGranted, StoreClientMessage
@@ -58,6 +59,7 @@ class StoreTier(PageTier):
         # Mark of pages that were offered lately, in this epoch.
         self._mark = 1
         self._marked_at = clock()
+        self._budget = TurnBudget(clock)
         self._keys = NodeKeys(cache, page_format)
         self._loader = PageLoader(cache, copies, self._keys, clock, compute_s, self._numbers, self._send)
         self._writer = PageWriter(cache, launches, copies, self._keys, clock, write_after, self._numbers, self._send)
@@ -105,7 +107,9 @@ class StoreTier(PageTier):
                 self._purge_number = None
 
     def settle(self) -> bool:
-        self._keys.begin_turn()
+        num_pages = self._budget.begin()
+        self._keys.begin_turn(num_pages)
+        self._loader.begin_turn(num_pages)
         has_loaded = self._loader.collect(self._mark)
         self._writer.collect()
         self._tell_quiet()

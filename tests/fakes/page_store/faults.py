@@ -219,10 +219,9 @@ def pages_entered_before_their_copy_ends(patch: MonkeyPatch) -> None:
     entered: set[int] = set()
 
     def start(self: LoadCopies, prefetch: Prefetch, now: float) -> bool:
-        before = prefetch.load
+        num_before = len(prefetch.loads)
         result = original(self, prefetch, now)
-        load = prefetch.load
-        if load is not None and load is not before:
+        for load in list(prefetch.loads)[num_before:]:
             page_ids = load.handle.page_ids
             self._enter(prefetch, load, 0)
             load.handle.page_ids, load.may_enter = page_ids, False
@@ -244,9 +243,7 @@ def loads_freed_with_their_epoch(patch: MonkeyPatch) -> None:
 
     def close(self: PageLoader) -> None:
         original(self)
-        for prefetch in self._copies._loading:
-            load = prefetch.load
-            assert load is not None
+        for load in [load for prefetch in self._copies._loading for load in prefetch.loads]:
             self._cache.release_pages(load.handle)
             empty = self._cache.acquire_pages([], 0, max_cached_len=0)
             assert empty is not None
