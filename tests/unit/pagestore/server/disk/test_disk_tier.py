@@ -681,6 +681,7 @@ def test_a_purge_that_cannot_be_recorded_ends_with_a_line(
         pages.wait_loaded()
         slow_state.clear()
         pages.tier.purge()
+        until(lambda: pages.tier._is_recording)
         for _ in range(12):
             now[0] += 1
             pages.tier.take_ended()
