@@ -5,7 +5,6 @@ O(pages of the message), save `check_integrity` and the exit of a worker. `Purge
 """
 
 import secrets
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -31,9 +30,10 @@ from tandem.pagestore.messages import (
 )
 from tandem.pagestore.server.base import SlowTier, StoredPage
 from tandem.pagestore.server.finds import Finds
+from tandem.pagestore.server.integrity import check_owners
 from tandem.pagestore.server.page_memory import PageMemory
 from tandem.pagestore.server.sessions import Session, Sessions
-from tandem.pagestore.server.slots import READING, STATE_NAMES, UNLISTED, WRITING
+from tandem.pagestore.server.slots import WRITING
 from tandem.pagestore.server.stats import StoreCounts, StoreStats
 from tandem.pagestore.server.write_behind import WriteBehind
 from tandem.prefix import IDENTITY_BYTES
@@ -321,32 +321,9 @@ class PageStore:
 
     def check_integrity(self) -> str:
         """Recounts every slot's owner; "" or the first violation. O(slots)."""
-        finds = [find for session in self._sessions for find in session.finds.values()]
-        return self._memory.check_integrity() or self._finds.check_integrity(finds) or self._check_owners()
-
-    def _check_owners(self) -> str:
-        writers = Counter(slot for session in self._sessions for slot in session.writing)
-        reads = set(self._finds.slots_being_read())
-        pins = Counter(slot for writes in self._write_behind for slot in writes.slots_being_written())
-        for session in self._sessions:
-            for slot, generation in session.writing.items():
-                if self._memory.generations[slot] != generation:
-                    return f"session {session.name} writes generation {generation} of slot {slot}, which is over"
-            for find in session.finds.values():
-                pins.update(find.slots)
-                pins.update(slot for slot, _ in find.arrived.values())
-        for slot in self._memory.in_use():
-            state = self._memory.states[slot] & ~UNLISTED
-            if writers.pop(slot, 0) != (state == WRITING):
-                return f"slot {slot} is {STATE_NAMES[state]}, or has two writers"
-            if (slot in reads) != (state == READING):
-                return f"slot {slot} is {STATE_NAMES[state]}, and read into: {slot in reads}"
-            if self._memory.num_pins(slot) != pins.pop(slot, 0):
-                return f"slot {slot} has {self._memory.num_pins(slot)} pins, but other users"
-            reads.discard(slot)
-        if writers or pins or reads:
-            return f"free slots are used: written {sorted(writers)}, read {sorted(reads)}, pinned {sorted(pins)}"
-        return ""
+        return self._memory.check_integrity() or check_owners(
+            self._memory, list(self._sessions), self._finds, self._write_behind
+        )
 
 
 def _check_keys(keys: Sequence[bytes]) -> None:

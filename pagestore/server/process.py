@@ -25,7 +25,8 @@ from tandem.pagestore.messages import DISK, PEER
 from tandem.pagestore.region import Region
 from tandem.pagestore.region_client import TakenRegion, take_region
 from tandem.pagestore.server.base import SlowTier
-from tandem.pagestore.server.disk.disk_tier import DiskStats, DiskTier
+from tandem.pagestore.server.disk.disk_stats import DiskStats
+from tandem.pagestore.server.disk.disk_tier import DiskTier
 from tandem.pagestore.server.disk.folder import reason_of
 from tandem.pagestore.server.disk.opened_folder import purge_folder
 from tandem.pagestore.server.metrics import store_registry

@@ -9,14 +9,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from tandem.messages import PageFormat
 from tandem.pagestore.server.base import EndedTransfer, SlowTier, StoredPage
+from tandem.pagestore.server.disk.disk_stats import DiskStats
 from tandem.pagestore.server.disk.folder import Folder, reason_of
 from tandem.pagestore.server.disk.opened_folder import OpenedFolder
-from tandem.pagestore.server.disk.page_index import Segment
-from tandem.pagestore.server.disk.segment_files import MAX_BUFFERS, segment_name
+from tandem.pagestore.server.disk.run_io import RunIo
+from tandem.pagestore.server.disk.segment_files import MAX_BUFFERS
 from tandem.pagestore.server.disk.segment_format import is_storable
 from tandem.pagestore.server.disk.transfers import Run, StallWatch, TransferQueue
 
@@ -27,27 +27,6 @@ _QUEUED_WRITE_BYTES = 1 << 26
 _STALL_LIMIT_S = 10.0
 _CLOSE_LIMIT_S = 10.0
 _STALLED = f"a transfer takes more than {_STALL_LIMIT_S:.0f} s"
-
-
-class DiskStats(NamedTuple):
-    """
-    Attributes:
-        num_bytes: of all segments; the one being written counts in full.
-        num_pages: found in the tier.
-        num_read, num_written: pages, without failures.
-        num_failed: transfers that ended with ok=False.
-        read_s, write_s: time of all io threads together.
-        is_off: a failure has turned the tier off, until the store restarts.
-    """
-
-    num_bytes: int
-    num_pages: int
-    num_read: int
-    num_written: int
-    num_failed: int
-    read_s: float
-    write_s: float
-    is_off: bool
 
 
 class DiskTier(SlowTier):
@@ -103,7 +82,7 @@ class DiskTier(SlowTier):
         self._ended: list[EndedTransfer] = []
         self._num_read = self._num_written = self._num_failed = 0
         self._read_s = self._write_s = 0.0
-        self._is_closing = self._has_damage = False
+        self._is_closing = False
         # Why the tier is off, and why the last purge may not last; "": neither.
         self._off_reason = self._purge_failure = ""
         self.is_loaded = self._is_recording = False
@@ -264,7 +243,7 @@ class DiskTier(SlowTier):
                 self._work_ready.wait()
 
     def _carry_out(self, run: Run) -> None:
-        self._or_turn_off(partial(self._read_run if run.is_read else self._write_run, run))
+        self._or_turn_off(partial(self._runs.carry_out, run))
         self._end_run(run)
 
     def _record_purges(self) -> None:
@@ -301,56 +280,6 @@ class DiskTier(SlowTier):
                 self._directory,
                 reason,
             )
-
-    def _read_run(self, run: Run) -> None:
-        reads = list(run.transfers)
-        place = reads[0].place
-        assert place is not None
-        with self._lock:
-            segment = self._book.index.segments.get(place.segment)
-        if segment is None:
-            return
-        try:
-            are_whole = self._io.read(segment, place, reads)
-        except OSError:
-            if self._has(segment):
-                raise
-            return
-        with self._lock:
-            for read, ok in zip(reads, are_whole, strict=True):
-                self._end_first_locked(run, ok)
-                if not ok:
-                    assert read.place is not None
-                    self._book.index.forget(read.page.key, read.place)
-            is_first = not all(are_whole) and not self._has_damage
-            self._has_damage |= is_first
-        if is_first:
-            logger.warning(
-                "disk tier %s: a page of %s does not match its checksum; more such pages count as failures only",
-                self._directory,
-                segment_name(place.segment),
-            )
-
-    def _write_run(self, run: Run) -> None:
-        while run.transfers and (positions := self._book.allot(len(run.transfers), run.num_purges)):
-            writes = list(run.transfers)[: positions.num]
-            try:
-                entries = self._io.write(positions, writes)
-            except OSError:
-                if self._has(positions.segment):
-                    raise
-                return
-            with self._lock:
-                is_there = self._book.index.segments.get(positions.segment.number) is positions.segment
-                for position, entry in enumerate(entries, positions.first):
-                    if is_there:
-                        self._book.index.add(positions.segment, position, entry)
-                    self._end_first_locked(run, is_there)
-
-    def _has(self, segment: Segment) -> bool:
-        """Returns whether a segment was neither purged nor evicted, which removes its file."""
-        with self._lock:
-            return self._book.index.segments.get(segment.number) is segment
 
     def _end_run(self, run: Run) -> None:
         with self._lock:
@@ -396,6 +325,7 @@ class DiskTier(SlowTier):
             # The opening may have taken too long.
             if is_wanted := not self._is_off:
                 self._folder, self._book, self._io = opened
+                self._runs = RunIo(self._directory, self._book, self._io, self._lock, self._end_first_locked)
             # Later purges are recorded by io threads: two records at once could lose the later one.
             must_record = is_wanted and self._purge is not None
             if must_record:
