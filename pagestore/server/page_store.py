@@ -71,8 +71,8 @@ class PageStore:
         self._sessions = Sessions()
         self._counts = StoreCounts()
         self._outgoing: dict[str, list[StoreServerMessage]] = {}
-        # Sessions that wait for Purged, with its number.
-        self._purging: list[tuple[str, int]] = []
+        # Number of the last Purge of each session that waits for Purged: of this purge, or of a later one that lasts.
+        self._purging: dict[str, int] = {}
         self._write_behind = [WriteBehind(self._memory, tier) for number, tier in tiers if number == DISK]
         self._finds = Finds(self._memory, self._tiers, clock, self._counts, self._send, self._on_ready)
 
@@ -120,7 +120,7 @@ class PageStore:
         closed = self._sessions.close(session)
         if closed is not None:
             self._outgoing.pop(session, None)
-            self._purging = [waiting for waiting in self._purging if waiting[0] != session]
+            self._purging.pop(session, None)
             for find in closed.finds.values():
                 self._finds.stop(find, keep_pins=True)
 
@@ -158,7 +158,7 @@ class PageStore:
             case Purge():
                 self.purge()
                 if message.number:
-                    self._purging.append((session, message.number))
+                    self._purging[session] = message.number
                     self._tell_purged()
             case StoreHello():
                 raise ValueError("StoreHello within a session")
@@ -271,11 +271,10 @@ class PageStore:
         self._finds.on_purge()
 
     def _tell_purged(self) -> None:
-        if self._purging and not self.is_purging:
-            told, self._purging = self._purging, []
-            if not self.purge_failure:
-                for session, number in told:
-                    self._send(session, Purged(number))
+        if self._purging and not self.is_purging and not self.purge_failure:
+            told, self._purging = self._purging, {}
+            for session, number in told.items():
+                self._send(session, Purged(number))
 
     def _free_all(self, session: Session) -> None:
         """Frees what a settled session used."""
