@@ -100,7 +100,7 @@ class Churn:
     def run(self, num_turns: int) -> None:
         for _ in range(num_turns):
             put, put_again = self._put(self.num_turns), self._put(self._recent())
-            find = Find(self.num_turns, put_again.namespace, put_again.keys)
+            find = Find(self.num_turns, put_again.keys)
             elapsed = cpu_time(partial(self._turn, put, find))
             self.longest_s, self.total_s = max(self.longest_s, elapsed), self.total_s + elapsed
             self.num_turns += 1

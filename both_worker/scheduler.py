@@ -113,7 +113,7 @@ class BothScheduler(Scheduler):
         own = self._prefill.own_stats(), self._decode.own_stats()
         return worker_stats(self._engine, self._cache, self._timer, *own)
 
-    def take_cache_changes(self) -> PageChanges | None:
+    def take_cache_changes(self) -> PageChanges:
         return self._cache.take_changes()
 
     def check_integrity(self) -> str:

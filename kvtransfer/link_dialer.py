@@ -23,8 +23,8 @@ from tandem.messages import (
     SenderMessage,
 )
 from tandem.repeat_limit import RepeatLimit
-from tandem.rpc.batch_writer import BatchWriter, is_cancelled
-from tandem.rpc.calls import reason_of
+from tandem.rpc.batch_writer import BatchWriter
+from tandem.rpc.calls import call_errors, reason_of
 from tandem.rpc.codec import RECEIVER_CODEC, SENDER_CODEC
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import kv_link_pb2_grpc
@@ -134,7 +134,8 @@ class LinkDialer:
         limit = RepeatLimit()
         while True:
             try:
-                await self._run_epoch(peer, failures)
+                with call_errors():
+                    await self._run_epoch(peer, failures)
                 limit.forget()
             except _SenderEndError as error:
                 failures[error.transport] = str(error)
@@ -158,11 +159,6 @@ class LinkDialer:
                 details = reason_of(error)
                 if limit.allows(details):
                     logger.info("link to %s: %s", peer.worker_id, details)
-            except asyncio.CancelledError:
-                # gRPC cancels calls whose messages it could not write; only our own cancellation ends the task.
-                if is_cancelled():
-                    raise
-                logger.error("link to %s: the call was cancelled", peer.worker_id)
             except Exception:
                 # Keep trying: otherwise the pair of workers is lost.
                 logger.exception("link to %s failed", peer.worker_id)

@@ -80,7 +80,6 @@ class Find:
     """Asks for the longest stored run of pages from the first key on, pinned until EndFind."""
 
     number: int
-    namespace: str
     keys: tuple[bytes, ...]
 
 
@@ -93,7 +92,13 @@ class EndFind:
 
 @dataclass(frozen=True, slots=True)
 class Purge:
-    """Removes all pages from memory, disk and peers. Pages being written never become visible."""
+    """Removes all pages from memory, disk and peers. Pages being written never become visible.
+
+    Attributes:
+        number: for Purged; 0: no answer.
+    """
+
+    number: int = 0
 
 
 StoreClientMessage = StoreHello | Put | Wrote | GaveUp | Find | EndFind | Purge
@@ -149,7 +154,15 @@ class Found:
     is_asking: bool = False
 
 
-StoreServerMessage = StoreWelcome | StoreRefused | PutGranted | Found
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """Answers Purge once no page of before can be found again, whatever process or machine ends. A purge that the disk
+    cannot keep is not answered."""
+
+    number: int
+
+
+StoreServerMessage = StoreWelcome | StoreRefused | PutGranted | Found | Purged
 
 STORE_CLIENT_CODEC = BatchCodec(StoreClientMessage, store_pb2.StoreClientBatch)
 STORE_SERVER_CODEC = BatchCodec(StoreServerMessage, store_pb2.StoreServerBatch)

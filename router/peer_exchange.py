@@ -9,7 +9,7 @@ import grpc
 
 from tandem.repeat_limit import RepeatLimit
 from tandem.router.workers.peer_counts import AssignedLoad, PeerCounts, RouterCounts
-from tandem.rpc.batch_writer import is_cancelled
+from tandem.rpc.calls import call_errors, reason_of
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import router_pb2 as pb
 from tandem.v1 import router_pb2_grpc
@@ -68,16 +68,14 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
         limit = RepeatLimit()
         while True:
             try:
-                async with self._credentials.open_channel(address) as channel:
-                    stub = router_pb2_grpc.RouterPeerStub(channel)
-                    await stub.ShareCounts(self._messages(), metadata=self._credentials.metadata)
-            except grpc.aio.AioRpcError as error:
-                if limit.allows(str(error.details())):
-                    logger.info("router at %s: %s", address, error.details())
-            except asyncio.CancelledError:
-                # gRPC cancels a call with unwritable messages. Only a cancellation of this task ends it.
-                if is_cancelled():
-                    raise
+                with call_errors():
+                    async with self._credentials.open_channel(address) as channel:
+                        stub = router_pb2_grpc.RouterPeerStub(channel)
+                        await stub.ShareCounts(self._messages(), metadata=self._credentials.metadata)
+            except (grpc.aio.AioRpcError, ConnectionError) as error:
+                details = reason_of(error)
+                if limit.allows(details):
+                    logger.info("router at %s: %s", address, details)
             await asyncio.sleep(RETRY_DELAY_S)
 
     async def _messages(self) -> AsyncIterator[pb.RouterCounts]:

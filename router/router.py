@@ -64,6 +64,8 @@ from tandem.router.workers.worker_registry import WorkerRegistry
 logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 0.25
+# Interval between looks at the stores' answers to a reset, in seconds.
+RESET_POLL_S = 0.01
 # Seconds for a client to read an ended output.
 DELIVERY_TIMEOUT_S = 30.0
 SHUTTING_DOWN = "the server is shutting down"
@@ -252,6 +254,17 @@ class Router:
             worker.send([ResetCache()])
         return len(workers)
 
+    async def finish_reset(self) -> None:
+        """Waits until the last reset of the page stores lasts.
+
+        Raises UnavailableError: some of them may still find pages of before.
+        """
+        while unreset := self.stores.unreset():
+            if self.stores.is_reset_late:
+                reasons = "; ".join(f"{name} ({reason})" for name, reason in unreset.items())
+                raise UnavailableError(f"page stores that may still find pages of before the reset: {reasons}")
+            await asyncio.sleep(RESET_POLL_S)
+
     def stop_recording(self) -> Recording:
         for request in self._requests:
             if ENDED not in request.tracker.moments:
@@ -387,6 +400,7 @@ class Router:
         for worker, kind, reason in self.workers.find_lost():
             self.lose_worker(worker, kind, reason)
         self.stores.lose_silent()
+        self.stores.repeat_failed_resets()
         now = self._clock()
         if now >= self._leans_until:
             # The planner is gone.

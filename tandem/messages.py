@@ -9,7 +9,7 @@ from tandem.embedding import EmbeddingParams
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,9 +458,15 @@ class StoreBeat:
 
 @dataclass(frozen=True, slots=True)
 class CacheWasReset:
-    """Answers ResetCache once the purge outlives the store's process. Attributes: number: ResetCache.number."""
+    """Answers ResetCache.
+
+    Attributes:
+        number: ResetCache.number.
+        failure: why a later life of the store may find pages of before; "": none can.
+    """
 
     number: int
+    failure: str = ""
 
 
 # --- router to worker ------------------------------------------------------------------------------------------
@@ -575,7 +581,7 @@ class ResetCache:
 
     Attributes:
         number: counts up with the resets of a router. A page store answers with it, and gets the message again until
-            then.
+            it has purged for good.
     """
 
     number: int = 0

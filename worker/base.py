@@ -64,8 +64,8 @@ class Scheduler(ABC):
         """Returns the worker's statistics."""
 
     @abstractmethod
-    def take_cache_changes(self) -> PageChanges | None:
-        """Returns pages that entered or left the cache since the last call; None if there are none."""
+    def take_cache_changes(self) -> PageChanges:
+        """Returns pages that entered or left the cache since the last call."""
 
     @abstractmethod
     def check_integrity(self) -> str:
@@ -85,7 +85,7 @@ class ForwardScheduler(Scheduler):
     def stats(self) -> WorkerStats:
         return worker_stats(self._engine, self._cache, self._timer, self.own_stats())
 
-    def take_cache_changes(self) -> PageChanges | None:
+    def take_cache_changes(self) -> PageChanges:
         return self._cache.take_changes()
 
     def check_integrity(self) -> str:

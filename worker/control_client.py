@@ -24,8 +24,8 @@ from tandem.messages import (
 )
 from tandem.repeat_limit import RepeatLimit
 from tandem.request_ids import router_of
-from tandem.rpc.batch_writer import BatchWriter, is_cancelled
-from tandem.rpc.calls import read_first, reason_of
+from tandem.rpc.batch_writer import BatchWriter
+from tandem.rpc.calls import call_errors, read_first, reason_of
 from tandem.rpc.codec import ROUTER_CODEC, WORKER_CODEC
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.rpc.prefix_feed import CacheAccount, PrefixFeed
@@ -113,25 +113,21 @@ class ControlClient:
         self._begin_stream(writer)
         beats: asyncio.Task[None] | None = None
         try:
-            async with self._credentials.open_channel(self.address) as channel:
-                stub = worker_pb2_grpc.ClusterStub(channel)
-                call = stub.Control(writer.batches(), metadata=self._credentials.metadata)
-                first = await read_first(call, WELCOME_TIMEOUT_S)
-                self._receive(ROUTER_CODEC.decode(first))
-                beats = asyncio.create_task(self._beat(writer))
-                while (batch := await call.read()) is not grpc.aio.EOF:
-                    self._receive(ROUTER_CODEC.decode(batch))
-                logger.info("the router ended the control stream: %s", await call.details() or "no reason given")
+            with call_errors():
+                async with self._credentials.open_channel(self.address) as channel:
+                    stub = worker_pb2_grpc.ClusterStub(channel)
+                    call = stub.Control(writer.batches(), metadata=self._credentials.metadata)
+                    first = await read_first(call, WELCOME_TIMEOUT_S)
+                    self._receive(ROUTER_CODEC.decode(first))
+                    beats = asyncio.create_task(self._beat(writer))
+                    while (batch := await call.read()) is not grpc.aio.EOF:
+                        self._receive(ROUTER_CODEC.decode(batch))
+                    logger.info("the router ended the control stream: %s", await call.details() or "no reason given")
         except (grpc.RpcError, TimeoutError, ValueError, ConnectionError) as error:
             details = reason_of(error)
             if isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                 raise RefusedError(details) from error
             self._log_failure(details)
-        except asyncio.CancelledError:
-            # gRPC cancels calls whose messages it could not write; only our own cancellation ends the task.
-            if is_cancelled():
-                raise
-            self._log_failure("the call was cancelled")
         finally:
             writer.close()
             if beats is not None:

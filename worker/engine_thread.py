@@ -165,7 +165,7 @@ class EngineThread:
 
     def _pass_on_changes(self, scheduler: Scheduler) -> None:
         now = time.monotonic()
-        if now >= self._changes_due and (changes := scheduler.take_cache_changes()) is not None:
+        if now >= self._changes_due and any(changes := scheduler.take_cache_changes()):
             self._changes_due = now + CHANGES_INTERVAL_S
             self._outbox.pass_on_changes(changes)
 

@@ -22,7 +22,7 @@ from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, PageFormat
 from tandem.open_files import raise_open_files_limit
 from tandem.recording import Recorder
 from tandem.rpc.auth import cluster_auth
-from tandem.rpc.batch_writer import is_cancelled
+from tandem.rpc.calls import is_cancelled
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.rpc.loop_thread import LoopThread

@@ -246,7 +246,7 @@ class _Worker:
             scheduler.receive(self._events.popleft()[1])
         worked = scheduler.step()
         self._stats = scheduler.stats()
-        if self.clock.now() >= self._changes_due and (changes := scheduler.take_cache_changes()) is not None:
+        if self.clock.now() >= self._changes_due and any(changes := scheduler.take_cache_changes()):
             self._changes_due = self.clock.now() + 0.1
             self._outbox.pass_on_changes(changes)
         self._outbox.flush()

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tandem import logs
-from tandem.deploy.actors.stop_wait import StopWait
+from tandem.deploy.actors.process_actor import ProcessActor
 from tandem.deploy.host.garbage import collect_young_seldom, freeze_objects, no_collections
-from tandem.deploy.on_ray.sealed_actor import SealedActor
 from tandem.router.config import RouterAddresses, RouterConfig
 
 if TYPE_CHECKING:
@@ -17,15 +16,11 @@ if TYPE_CHECKING:
 MAX_LINES_BYTES = 64 << 10
 
 
-class RouterActor(SealedActor[RouterConfig]):
-    """Runs a router process. Requests never travel over Ray."""
+class RouterActor(ProcessActor[RouterConfig]):
+    """Runs a router process."""
 
     order_type = RouterConfig
-
-    def __init__(self, config: RouterConfig | None) -> None:
-        super().__init__(config)
-        self._process: RouterProcess | None = None
-        self._stopped = StopWait()
+    _process: "RouterProcess | None"
 
     def start(self, *_waited_for: None) -> RouterAddresses:
         """Args: _waited_for: results of Ray calls that must finish first."""
@@ -67,10 +62,6 @@ class RouterActor(SealedActor[RouterConfig]):
         if self._process is not None:
             self._process.look_at_files()
 
-    def wait_stopped(self) -> None:
-        """Returns after `stop` or the next call of this method. The caller gets an error if the process dies."""
-        self._stopped.wait()
-
     def leave(self) -> int:
         """As RouterProcess.leave."""
         return self._process.leave() if self._process is not None else 0
@@ -79,8 +70,5 @@ class RouterActor(SealedActor[RouterConfig]):
         return self._process.drain(timeout_s) if self._process is not None else 0
 
     def stop(self) -> list[str]:
-        """Returns all request lines left."""
-        if self._process is not None:
-            self._process.stop()
-        self._stopped.set()
+        super().stop()
         return self._process.take_request_lines() if self._process is not None else []

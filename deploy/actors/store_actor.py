@@ -3,24 +3,19 @@
 from typing import TYPE_CHECKING
 
 from tandem import logs
-from tandem.deploy.actors.stop_wait import StopWait
+from tandem.deploy.actors.process_actor import ProcessActor
 from tandem.deploy.host.garbage import collect_young_seldom, freeze_objects, no_collections
-from tandem.deploy.on_ray.sealed_actor import SealedActor
 from tandem.pagestore.config import StoreConfig
 
 if TYPE_CHECKING:
     from tandem.pagestore.server.process import StoreProcess
 
 
-class StoreActor(SealedActor[StoreConfig]):
-    """Runs a store process. Neither pages nor their messages travel over Ray."""
+class StoreActor(ProcessActor[StoreConfig]):
+    """Runs a store process."""
 
     order_type = StoreConfig
-
-    def __init__(self, config: StoreConfig | None) -> None:
-        super().__init__(config)
-        self._process: StoreProcess | None = None
-        self._stopped = StopWait()
+    _process: "StoreProcess | None"
 
     def start(self, *_waited_for: object) -> str:
         """As StoreProcess.start. Args: _waited_for: results of Ray calls that must finish first."""
@@ -38,12 +33,3 @@ class StoreActor(SealedActor[StoreConfig]):
         """Raises TimeoutError: the store's event loop does not run."""
         assert self._process is not None
         self._process.probe()
-
-    def wait_stopped(self) -> None:
-        """As RouterActor.wait_stopped."""
-        self._stopped.wait()
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.stop()
-        self._stopped.set()

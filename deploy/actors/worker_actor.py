@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tandem import hosts, logs
-from tandem.deploy.actors.stop_wait import StopWait
+from tandem.deploy.actors.process_actor import ProcessActor
 from tandem.deploy.config.cluster_config import WorkerPlan
 from tandem.deploy.host.garbage import collect_seldom, freeze_objects, no_collections
 from tandem.deploy.host.gpu_opening import GpuOpening
 from tandem.deploy.host.gpu_turn import GpuTurn
 from tandem.deploy.host.run_record import default_directory
 from tandem.deploy.on_ray.own_node import own_address, own_rack
-from tandem.deploy.on_ray.sealed_actor import SealedActor
 
 if TYPE_CHECKING:
     from tandem.worker.process import WorkerProcess
@@ -21,16 +20,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class WorkerActor(SealedActor[WorkerPlan]):
-    """Runs a worker process. Requests never travel over Ray."""
+class WorkerActor(ProcessActor[WorkerPlan]):
+    """Runs a worker process."""
 
     order_type = WorkerPlan
+    _process: "WorkerProcess | None"
 
     def __init__(self, plan: WorkerPlan | None) -> None:
         super().__init__(plan)
         self._progress = "starting"
-        self._process: WorkerProcess | None = None
-        self._stopped = StopWait()
 
     def start(self) -> None:
         """Loads the model.
@@ -69,15 +67,6 @@ class WorkerActor(SealedActor[WorkerPlan]):
     def mapped_workers(self) -> list[str]:
         """Returns the workers, also dead ones, whose memory this worker maps."""
         return self._process.mapped_workers() if self._process is not None else []
-
-    def wait_stopped(self) -> None:
-        """As RouterActor.wait_stopped."""
-        self._stopped.wait()
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.stop()
-        self._stopped.set()
 
     def _set_progress(self, progress: str) -> None:
         self._progress = progress

@@ -330,9 +330,8 @@ class CacheManager:
     def drop_cached_pages(self) -> None:
         self._evict(self.num_cached_pages)
 
-    def take_changes(self) -> PageChanges | None:
-        changes = self._tree.changes.take()
-        return changes if any(changes) else None
+    def take_changes(self) -> PageChanges:
+        return self._tree.changes.take()
 
     def check_integrity(self) -> str:
         """Recounts every page's owners; returns the first violation, or ""."""

@@ -2,9 +2,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from tandem.pagestore.client.base import RegionCopy
+from tandem.pagestore.client.base import RegionCopies, RegionCopy
 
 # Limit on all copies at the end, in seconds.
 CLOSE_S = 30.0
@@ -43,6 +43,31 @@ class _Copy(NamedTuple):
     sources: Sequence[int]
     destinations: Sequence[int]
     copied: _Copied
+
+
+class CopyDirection(Protocol):
+    def start(self, sources: Sequence[int], destinations: Sequence[int], /) -> RegionCopy: ...
+
+    def close(self) -> None:
+        """Waits for all copies. Raises RuntimeError: one does not end."""
+
+
+class TwoWayCopies(RegionCopies):
+    """Copies of two directions that do not wait for each other."""
+
+    def __init__(self, out: CopyDirection, into: CopyDirection) -> None:
+        self._out = out
+        self._in = into
+
+    def copy_out(self, page_ids: Sequence[int], slots: Sequence[int]) -> RegionCopy:
+        return self._out.start(page_ids, slots)
+
+    def copy_in(self, slots: Sequence[int], page_ids: Sequence[int]) -> RegionCopy:
+        return self._in.start(slots, page_ids)
+
+    def close(self) -> None:
+        self._out.close()
+        self._in.close()
 
 
 class CopyThread:

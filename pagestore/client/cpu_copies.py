@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tandem.pagestore.client.base import RegionCopies, RegionCopy
-from tandem.pagestore.client.copy_thread import CopyThread
+from tandem.pagestore.client.copy_thread import CopyThread, TwoWayCopies
 
 
-class CpuRegionCopies(RegionCopies):
+class CpuRegionCopies(TwoWayCopies):
     def __init__(self, pool: np.ndarray, region: np.ndarray) -> None:
         """
         Args:
@@ -16,18 +15,10 @@ class CpuRegionCopies(RegionCopies):
             region: (num_slots, page_bytes) uint8.
         """
         assert pool.shape[1] == region.shape[1]
-        self._out = CopyThread("copy-out", lambda pages, slots: _copy_rows(pool, pages, region, slots))
-        self._in = CopyThread("copy-in", lambda slots, pages: _copy_rows(region, slots, pool, pages))
-
-    def copy_out(self, page_ids: Sequence[int], slots: Sequence[int]) -> RegionCopy:
-        return self._out.start(page_ids, slots)
-
-    def copy_in(self, slots: Sequence[int], page_ids: Sequence[int]) -> RegionCopy:
-        return self._in.start(slots, page_ids)
-
-    def close(self) -> None:
-        self._out.close()
-        self._in.close()
+        super().__init__(
+            CopyThread("copy-out", lambda pages, slots: _copy_rows(pool, pages, region, slots)),
+            CopyThread("copy-in", lambda slots, pages: _copy_rows(region, slots, pool, pages)),
+        )
 
 
 def _copy_rows(source: np.ndarray, rows: Sequence[int], destination: np.ndarray, to_rows: Sequence[int]) -> None:

@@ -13,8 +13,8 @@ from cuda.bindings import runtime
 
 from tandem.engine.kvcache.batched_copies import PageCopies
 from tandem.engine.kvcache.cuda_pool import CudaKvPool, check
-from tandem.pagestore.client.base import RegionCopies, RegionCopy
-from tandem.pagestore.client.copy_thread import CopyThread
+from tandem.pagestore.client.base import RegionCopy
+from tandem.pagestore.client.copy_thread import CopyThread, TwoWayCopies
 from tandem.pagestore.client.populate import populated
 
 logger = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class _Direction:
         return _Recorded(began, ended)
 
 
-class CudaRegionCopies(RegionCopies):
+class CudaRegionCopies(TwoWayCopies):
     """Loads need no order with forward passes: their pages enter the tree after the host has seen the copy's event, and
     only passes launched later use them. Neither do copies out: `LaunchList.num_ready` counts completed passes only."""
 
@@ -164,18 +164,13 @@ class CudaRegionCopies(RegionCopies):
         self._device = pool.device
         with torch.cuda.device(self._device):
             self._memory = RegisteredMemory(address, region.nbytes, page_bytes)
-        self._out = _Direction("copy-out", self._device, page_bytes, pool.address, address)
-        self._in = _Direction("copy-in", self._device, page_bytes, address, pool.address)
-
-    def copy_out(self, page_ids: Sequence[int], slots: Sequence[int]) -> RegionCopy:
-        return self._out.start(page_ids, slots)
-
-    def copy_in(self, slots: Sequence[int], page_ids: Sequence[int]) -> RegionCopy:
-        return self._in.start(slots, page_ids)
+        super().__init__(
+            _Direction("copy-out", self._device, page_bytes, pool.address, address),
+            _Direction("copy-in", self._device, page_bytes, address, pool.address),
+        )
 
     def close(self) -> None:
-        self._out.close()
-        self._in.close()
+        super().close()
         with torch.cuda.device(self._device):
             self._memory.close()
         self._region = None

@@ -90,7 +90,7 @@ class PageLoader:
         prefetch = self._by_key.get(key)
         if prefetch is None or self._clock() >= prefetch.waits_until:
             return False
-        return not prefetch.is_over or (prefetch.load is not None and prefetch.load.may_enter)
+        return not prefetch.is_over or any(load.may_enter for load in prefetch.loads)
 
     def end(self, key: PrefetchKey) -> TierHits:
         prefetch = self._by_key.pop(key, None)
@@ -119,7 +119,7 @@ class PageLoader:
         """Returns the first violation of the accounting of finds and loads, or ""."""
         if any(prefetch.find != number for number, prefetch in self._asked.items()):
             return "a find's number is not that of its prefetch"
-        if any(p.is_over and p.load is None for p in self._asked.values()):
+        if any(p.is_over and not p.loads for p in self._asked.values()):
             return "a prefetch without a copy is over, but its find is not"
         if any(p.is_over or p.runs for p in self._waiting):
             return "a prefetch that waits is over, or has a find"
@@ -149,6 +149,10 @@ class PageLoader:
         if prefetch.has_all or not (prefetch.is_asking or self._still_gains(prefetch, now)):
             self._finish(prefetch)
 
+    def begin_turn(self, num_pages: int) -> None:
+        """Args: num_pages: that a long turn may load."""
+        self._copies.begin_turn(num_pages)
+
     def collect(self, mark: int) -> bool:
         """Enters the pages of ended copies into the tree. Returns whether there were any.
 
@@ -164,8 +168,7 @@ class PageLoader:
         return bool(ended)
 
     def go_on(self, *, may_start: bool) -> None:
-        """Asks for pages, and starts a copy if allowed."""
-        self._copies.begin_turn()
+        """Asks for pages, and starts copies if allowed."""
         now = self._clock()
         if now >= self._first_deadline:
             self._expire(now)
@@ -178,7 +181,7 @@ class PageLoader:
         self._ask_waiting(now)
         if may_start:
             for prefetch in sorted(self._asked.values(), key=lambda p: p.order):
-                if prefetch.load is None and not prefetch.is_over and now >= prefetch.retry_at:
+                if not prefetch.is_over and now >= prefetch.retry_at:
                     self._start_load(prefetch, now)
 
     def next_deadline(self) -> float | None:
@@ -190,7 +193,7 @@ class PageLoader:
             deadlines.append(now)
         for prefetch in self._asked.values():
             deadlines.append(_answer_deadline(prefetch))
-            if prefetch.load is None and prefetch.num_entered < len(prefetch.slots):
+            if not prefetch.loads and prefetch.num_entered < len(prefetch.slots):
                 deadlines.append(max(now + POLL_S, prefetch.retry_at))
         return min(deadlines, default=None)
 
@@ -238,7 +241,7 @@ class PageLoader:
         prefetch.find, prefetch.asked_at = next(self._numbers), now
         self._asked[prefetch.find] = prefetch
         self._shared.lead(prefetch)
-        self._send(Find(prefetch.find, prefetch.namespace, tuple(prefetch.keys)))
+        self._send(Find(prefetch.find, tuple(prefetch.keys)))
 
     # --- Decisions ---
 
@@ -258,7 +261,7 @@ class PageLoader:
         return load_s < self._compute_s((prefetch.base + prefetch.num_entered) * size, num_left * size)
 
     def _start_load(self, prefetch: Prefetch, now: float) -> None:
-        if prefetch.num_entered >= len(prefetch.slots):
+        if prefetch.num_begun >= len(prefetch.slots):
             return
         if not self._still_gains(prefetch, now) or not self._copies.start(prefetch, now) or prefetch.has_all:
             self._finish(prefetch)
@@ -283,7 +286,7 @@ class PageLoader:
 
     def _end_find(self, prefetch: Prefetch) -> None:
         """Ends a Find, if there is one and no copy from its slots runs."""
-        if prefetch.find is not None and prefetch.load is None:
+        if prefetch.find is not None and not prefetch.loads:
             self._send(EndFind(prefetch.find))
             self._forget_find(prefetch)
 

@@ -7,7 +7,7 @@ from tandem.engine.kvcache.radix_cache import RadixNode
 from tandem.messages import PageFormat
 from tandem.pagestore.keys import page_key, page_keys, root_key
 
-# Pages hashed in a turn of the engine thread, at 1.5 us each.
+# Pages hashed in a turn of the engine thread at least, at 1.5 us each.
 HASHES_PER_TURN = 128
 
 
@@ -17,8 +17,9 @@ class NodeKeys:
         self._page_format = page_format
         self._num_left = HASHES_PER_TURN
 
-    def begin_turn(self) -> None:
-        self._num_left = HASHES_PER_TURN
+    def begin_turn(self, num_pages: int = 0) -> None:
+        """Args: num_pages: that a long turn may hash."""
+        self._num_left = max(HASHES_PER_TURN, num_pages)
 
     @property
     def num_left(self) -> int:

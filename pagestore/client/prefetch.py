@@ -1,3 +1,4 @@
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,14 +13,18 @@ class Load:
     """A copy from slots into pages that the handle holds.
 
     Attributes:
-        prefix: cached prefix that the pages continue.
+        first: place in the prompt of the first page.
         may_enter: False: the pages must not enter the tree.
     """
 
     handle: PageHandle
-    prefix: CachedPrefix
+    first: int
     copy: RegionCopy
     may_enter: bool = True
+
+    @property
+    def num_pages(self) -> int:
+        return len(self.handle.page_ids)
 
 
 @dataclass(eq=False, slots=True)
@@ -31,7 +36,7 @@ class Prefetch:
         deadline: computing the pages would be done then; infinite if that is unknown.
         waits_until: the request waits no longer.
         num_pages: full pages of the prompt that may be loaded.
-        cached: cached prefix found last.
+        cached: cached prefix found last; while loads run, the one that the first of them continues.
         base: place in the prompt of the first key's page.
         before: key of the page before it; None until it is known.
         keys: of the pages from `base` on.
@@ -41,6 +46,7 @@ class Prefetch:
         num_coming: pages that the store is still reading; meaningless before the first answer.
         is_asking: whether the store asks other nodes for more.
         num_entered: pages of `keys` that are in the tree, loaded or not.
+        loads: running copies, each behind the pages of the one before.
         num_copied: copies of pages that have begun; more than pages, if some were evicted.
         leader: other prefetch that loads pages of this one.
         shared_end: number of the leader's keys up to the last that is this one's too.
@@ -70,7 +76,7 @@ class Prefetch:
     is_asking: bool = False
     num_entered: int = 0
     num_copied: int = 0
-    load: Load | None = None
+    loads: deque[Load] = field(default_factory=deque)
     leader: "Prefetch | None" = None
     shared_end: int = 0
     loaded: dict[int, int] = field(default_factory=dict)
@@ -90,7 +96,15 @@ class Prefetch:
     @property
     def runs(self) -> bool:
         """Whether a copy or a Find of it is under way."""
-        return self.load is not None or self.find is not None
+        return bool(self.loads) or self.find is not None
+
+    @property
+    def num_begun(self) -> int:
+        """Pages of `keys` that are in the tree or being copied."""
+        if not self.loads:
+            return self.num_entered
+        last = self.loads[-1]
+        return last.first + last.num_pages - self.base
 
     def num_loaded(self, tier: int) -> int:
         return sum(t == tier for t in self.loaded.values())

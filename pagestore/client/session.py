@@ -18,8 +18,8 @@ from tandem.pagestore.messages import (
     StoreWelcome,
 )
 from tandem.repeat_limit import RepeatLimit
-from tandem.rpc.batch_writer import BatchWriter, is_cancelled
-from tandem.rpc.calls import read_first, reason_of
+from tandem.rpc.batch_writer import BatchWriter
+from tandem.rpc.calls import call_errors, read_first, reason_of
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import store_pb2_grpc
 from tandem.worker.events import Event
@@ -78,16 +78,12 @@ class StoreSession:
                 if not self._has_begun:
                     await asyncio.to_thread(self._begin)
                     self._has_begun = True
-                await self._run_once()
+                with call_errors():
+                    await self._run_once()
                 delay_s = RETRY_DELAY_S
             except (grpc.RpcError, OSError, ValueError) as error:
                 self._log_failure(reason_of(error) or type(error).__name__)
                 delay_s = min(MAX_RETRY_DELAY_S, 2 * delay_s)
-            except asyncio.CancelledError:
-                # gRPC cancels calls whose messages it could not write; only our own cancellation ends the task.
-                if is_cancelled():
-                    raise
-                self._log_failure("the call was cancelled")
             except Exception:
                 # Without this task the worker would serve without a store for good, and a new store wait for its word.
                 logger.exception("the session with the page store failed")
@@ -128,17 +124,13 @@ class StoreSession:
         self._post(StoreOpened(welcome.epoch, welcome.num_slots))
         try:
             self._pass_on(rest)
-            while (batch := await call.read()) is not grpc.aio.EOF:
-                self._pass_on(STORE_SERVER_CODEC.decode(batch))
+            with call_errors():
+                while (batch := await call.read()) is not grpc.aio.EOF:
+                    self._pass_on(STORE_SERVER_CODEC.decode(batch))
         except grpc.aio.AioRpcError as error:
             reason = error.details() or reason
         except Exception as error:
             reason = str(error) or type(error).__name__
-        except asyncio.CancelledError:
-            if is_cancelled():
-                raise
-            # The end of the call, like any other: copies may still run.
-            reason = "the call was cancelled"
         finally:
             self._epoch, self._writer = "", None
             writer.close()

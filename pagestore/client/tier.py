@@ -10,9 +10,10 @@ from tandem.pagestore.client.base import RegionCopies
 from tandem.pagestore.client.events import FromStore, StoreClosed, StoreOpened
 from tandem.pagestore.client.loading import PageLoader
 from tandem.pagestore.client.node_keys import NodeKeys
+from tandem.pagestore.client.turn_budget import TurnBudget
 from tandem.pagestore.client.writing import PageWriter
 from tandem.pagestore.client.yielding import Yielding
-from tandem.pagestore.messages import DISK, HOST, PEER, Found, Purge, PutGranted, StoreClientMessage
+from tandem.pagestore.messages import DISK, HOST, PEER, Found, Purge, Purged, PutGranted, StoreClientMessage
 from tandem.worker.events import Event
 from tandem.worker.page_tier import PageTier, PrefetchKey, TierHits
 
@@ -53,11 +54,12 @@ class StoreTier(PageTier):
         self._when_quiet: list[Callable[[], None]] = []
         # Of Finds, Puts and Purges, in the order of sending.
         self._numbers = count(1)
-        # Number of the last Purge while it may be lost; None: the store has it.
+        # Number of the last Purge until it lasts, whatever becomes of the store.
         self._purge_number: int | None = None
         # Mark of pages that were offered lately, in this epoch.
         self._mark = 1
         self._marked_at = clock()
+        self._budget = TurnBudget(clock)
         self._keys = NodeKeys(cache, page_format)
         self._loader = PageLoader(cache, copies, self._keys, clock, compute_s, self._numbers, self._send)
         self._writer = PageWriter(cache, launches, copies, self._keys, clock, write_after, self._numbers, self._send)
@@ -90,7 +92,7 @@ class StoreTier(PageTier):
             self._loader.open()
             self._writer.open()
             if self._purge_number is not None:
-                self._purge()
+                self._send(Purge(self._purge_number))
         elif isinstance(event, StoreClosed):
             if event.epoch == self._epoch:
                 self._close()
@@ -98,14 +100,16 @@ class StoreTier(PageTier):
             self._tell_quiet()
         elif isinstance(event, FromStore) and event.epoch == self._epoch:
             if isinstance(event.message, Found):
-                self._confirm_purge(event.message.number)
                 self._loader.receive(event.message)
             elif isinstance(event.message, PutGranted):
-                self._confirm_purge(event.message.number)
                 self._writer.receive(event.message)
+            elif isinstance(event.message, Purged) and event.message.number == self._purge_number:
+                self._purge_number = None
 
     def settle(self) -> bool:
-        self._keys.begin_turn()
+        num_pages = self._budget.begin()
+        self._keys.begin_turn(num_pages)
+        self._loader.begin_turn(num_pages)
         has_loaded = self._loader.collect(self._mark)
         self._writer.collect()
         self._tell_quiet()
@@ -128,7 +132,8 @@ class StoreTier(PageTier):
         self._loader.reset()
         self._writer.reset()
         self._change_mark()
-        self._purge()
+        self._purge_number = next(self._numbers)
+        self._send(Purge(self._purge_number))
 
     def check_integrity(self) -> str:
         num_held = self._cache.num_held_pages
@@ -143,15 +148,6 @@ class StoreTier(PageTier):
     def _send(self, message: StoreClientMessage) -> None:
         if self._epoch is not None:
             self._send_in_epoch(self._epoch, message)
-
-    def _purge(self) -> None:
-        self._purge_number = next(self._numbers)
-        self._send(Purge())
-
-    def _confirm_purge(self, answered: int) -> None:
-        """Takes the number of an answered message: the store has taken all messages before it."""
-        if self._purge_number is not None and answered > self._purge_number:
-            self._purge_number = None
 
     def _change_mark(self) -> None:
         self._mark += 1

@@ -36,7 +36,7 @@ class TieredScheduler(Scheduler):
     def stats(self) -> WorkerStats:
         return replace(self._scheduler.stats(), load_token_s=self._tier.load_token_s())
 
-    def take_cache_changes(self) -> PageChanges | None:
+    def take_cache_changes(self) -> PageChanges:
         return self._scheduler.take_cache_changes()
 
     def check_integrity(self) -> str:

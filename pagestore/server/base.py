@@ -41,8 +41,13 @@ class SlowTier(ABC):
 
     @property
     def is_purging(self) -> bool:
-        """Whether pages of before the last purge would be found again if the process died now."""
+        """Whether the last purge is still being made to last."""
         return False
+
+    @property
+    def purge_failure(self) -> str:
+        """Why a later life may find pages of before the last purge, once it is no longer purging; "": none can."""
+        return ""
 
     @abstractmethod
     def find(self, key: bytes) -> StoredPage | None:

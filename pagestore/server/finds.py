@@ -1,14 +1,14 @@
 """Finds: runs of stored pages, from memory and from slower tiers."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from tandem.pagestore.messages import HOST, Found
 from tandem.pagestore.server.base import AskedTier, EndedTransfer, SlowTier, StoredPage
 from tandem.pagestore.server.page_memory import PageMemory
 from tandem.pagestore.server.running_find import RunningFind
-from tandem.pagestore.server.slots import READING, READY, STATE_NAMES, UNLISTED, WRITING
+from tandem.pagestore.server.slots import READING, READY, WRITING
 from tandem.pagestore.server.stats import StoreCounts
 
 # Reads in flight together, and how far one find reads ahead of its answers.
@@ -67,6 +67,25 @@ class Finds:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def reads(self) -> Mapping[int, SlowRead]:
+        """Pages being read, by slot."""
+        return self._reads
+
+    @property
+    def waiting(self) -> Set[RunningFind]:
+        """Finds that expect pages."""
+        return self._waiting.keys()
+
+    @property
+    def queued(self) -> Set[RunningFind]:
+        """Finds that wait for other reads to end."""
+        return self._queue.keys()
+
+    def is_asking(self, find: RunningFind) -> bool:
+        """Returns whether the answer to the find's question is awaited."""
+        return find.question is not None and self._asking.get(find.question) is find
 
     def start(
         self, session: str, number: int, keys: tuple[bytes, ...], is_quiet: bool, for_peer: bool = False
@@ -299,35 +318,3 @@ class Finds:
         find.ahead = min(find.ahead, find.end)
         if find.ahead == find.end:
             self._queue.pop(find, None)
-
-    # --- integrity ----------------------------------------------------------------------------------------------
-
-    def slots_being_read(self) -> Iterator[int]:
-        return iter(self._reads)
-
-    def check_integrity(self, finds: Sequence[RunningFind]) -> str:
-        """Compares reads, waiting finds and all running finds; "" or the first violation."""
-        for slot, read in self._reads.items():
-            state = self._memory.states[slot] & ~UNLISTED
-            if state != READING:
-                return f"slot {slot} is read into, but {STATE_NAMES[state]}"
-            for find, index in read.waiting.items():
-                if find.coming.get(index) != slot:
-                    return f"find {find.number} of {find.session} does not expect slot {slot}"
-        if {find for find in finds if find.is_waiting} != set(self._waiting) or not set(self._queue) <= set(
-            self._waiting
-        ):
-            return f"{len(self._waiting)} finds wait, but others expect pages"
-        for find in finds:
-            if not find.next <= find.ahead <= find.end or set(range(find.next, find.ahead)) != {
-                *find.coming,
-                *find.arrived,
-            }:
-                return f"find {find.number} of {find.session} has lost a page"
-            if len(find.slots) not in (find.next, 0):
-                return f"find {find.number} of {find.session} pins {len(find.slots)} of {find.next} pages"
-            if find.question is not None and self._asking.get(find.question) is not find:
-                return f"find {find.number} of {find.session} waits for no answer"
-            if find.ahead < find.end and not find.coming and not find.arrived and find not in self._queue:
-                return f"find {find.number} of {find.session} waits for nothing"
-        return ""

@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from tandem.pagestore.messages import TIER_NAMES
-from tandem.pagestore.server.disk.disk_tier import DiskStats
+from tandem.pagestore.server.disk.disk_stats import DiskStats
 from tandem.pagestore.server.stats import StoreStats
 from tandem.process_metrics import process_registry
 

@@ -5,7 +5,6 @@ O(pages of the message), save `check_integrity` and the exit of a worker. `Purge
 """
 
 import secrets
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -20,6 +19,7 @@ from tandem.pagestore.messages import (
     Find,
     GaveUp,
     Purge,
+    Purged,
     Put,
     PutGranted,
     StoreClientMessage,
@@ -30,9 +30,10 @@ from tandem.pagestore.messages import (
 )
 from tandem.pagestore.server.base import SlowTier, StoredPage
 from tandem.pagestore.server.finds import Finds
+from tandem.pagestore.server.integrity import check_owners
 from tandem.pagestore.server.page_memory import PageMemory
 from tandem.pagestore.server.sessions import Session, Sessions
-from tandem.pagestore.server.slots import READING, STATE_NAMES, UNLISTED, WRITING
+from tandem.pagestore.server.slots import WRITING
 from tandem.pagestore.server.stats import StoreCounts, StoreStats
 from tandem.pagestore.server.write_behind import WriteBehind
 from tandem.prefix import IDENTITY_BYTES
@@ -70,6 +71,8 @@ class PageStore:
         self._sessions = Sessions()
         self._counts = StoreCounts()
         self._outgoing: dict[str, list[StoreServerMessage]] = {}
+        # Number of the last Purge of each session that waits for Purged: of this purge, or of a later one that lasts.
+        self._purging: dict[str, int] = {}
         self._write_behind = [WriteBehind(self._memory, tier) for number, tier in tiers if number == DISK]
         self._finds = Finds(self._memory, self._tiers, clock, self._counts, self._send, self._on_ready)
 
@@ -117,6 +120,7 @@ class PageStore:
         closed = self._sessions.close(session)
         if closed is not None:
             self._outgoing.pop(session, None)
+            self._purging.pop(session, None)
             for find in closed.finds.values():
                 self._finds.stop(find, keep_pins=True)
 
@@ -153,6 +157,9 @@ class PageStore:
                     self._finds.stop(find, keep_pins=False)
             case Purge():
                 self.purge()
+                if message.number:
+                    self._purging[session] = message.number
+                    self._tell_purged()
             case StoreHello():
                 raise ValueError("StoreHello within a session")
 
@@ -172,20 +179,21 @@ class PageStore:
                     raise RuntimeError(f"a tier ended a transfer of slot {transfer.slot}, which it does not own")
         self._finds.poll()
         self._start_writes()
+        self._tell_purged()
 
     def take_outgoing(self) -> dict[str, list[StoreServerMessage]]:
-        """Returns the messages to send since the last call, by session, in order.
-
-        They wait while a tier is purging: a worker takes an answer as the word that its earlier purge is done for good.
-        """
-        if self.is_purging:
-            return {}
+        """Returns the messages to send since the last call, by session, in order."""
         outgoing, self._outgoing = self._outgoing, {}
         return outgoing
 
     @property
     def is_purging(self) -> bool:
         return any(tier.is_purging for _, tier in self._tiers)
+
+    @property
+    def purge_failure(self) -> str:
+        """As SlowTier.purge_failure, of all tiers."""
+        return next((tier.purge_failure for _, tier in self._tiers if tier.purge_failure), "")
 
     def take_changes(self) -> Mapping[int, PageChanges]:
         """Returns the changes of each tier since the last call; tiers without changes are absent."""
@@ -262,6 +270,12 @@ class PageStore:
             tier.purge()
         self._finds.on_purge()
 
+    def _tell_purged(self) -> None:
+        if self._purging and not self.is_purging and not self.purge_failure:
+            told, self._purging = self._purging, {}
+            for session, number in told.items():
+                self._send(session, Purged(number))
+
     def _free_all(self, session: Session) -> None:
         """Frees what a settled session used."""
         for slot in session.writing:
@@ -306,32 +320,9 @@ class PageStore:
 
     def check_integrity(self) -> str:
         """Recounts every slot's owner; "" or the first violation. O(slots)."""
-        finds = [find for session in self._sessions for find in session.finds.values()]
-        return self._memory.check_integrity() or self._finds.check_integrity(finds) or self._check_owners()
-
-    def _check_owners(self) -> str:
-        writers = Counter(slot for session in self._sessions for slot in session.writing)
-        reads = set(self._finds.slots_being_read())
-        pins = Counter(slot for writes in self._write_behind for slot in writes.slots_being_written())
-        for session in self._sessions:
-            for slot, generation in session.writing.items():
-                if self._memory.generations[slot] != generation:
-                    return f"session {session.name} writes generation {generation} of slot {slot}, which is over"
-            for find in session.finds.values():
-                pins.update(find.slots)
-                pins.update(slot for slot, _ in find.arrived.values())
-        for slot in self._memory.in_use():
-            state = self._memory.states[slot] & ~UNLISTED
-            if writers.pop(slot, 0) != (state == WRITING):
-                return f"slot {slot} is {STATE_NAMES[state]}, or has two writers"
-            if (slot in reads) != (state == READING):
-                return f"slot {slot} is {STATE_NAMES[state]}, and read into: {slot in reads}"
-            if self._memory.num_pins(slot) != pins.pop(slot, 0):
-                return f"slot {slot} has {self._memory.num_pins(slot)} pins, but other users"
-            reads.discard(slot)
-        if writers or pins or reads:
-            return f"free slots are used: written {sorted(writers)}, read {sorted(reads)}, pinned {sorted(pins)}"
-        return ""
+        return self._memory.check_integrity() or check_owners(
+            self._memory, list(self._sessions), self._finds, self._write_behind
+        )
 
 
 def _check_keys(keys: Sequence[bytes]) -> None:

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import secrets
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +25,9 @@ from tandem.pagestore.messages import DISK, PEER
 from tandem.pagestore.region import Region
 from tandem.pagestore.region_client import TakenRegion, take_region
 from tandem.pagestore.server.base import SlowTier
-from tandem.pagestore.server.disk.disk_tier import DiskStats, DiskTier
-from tandem.pagestore.server.disk.folder import FolderInUse
+from tandem.pagestore.server.disk.disk_stats import DiskStats
+from tandem.pagestore.server.disk.disk_tier import DiskTier
+from tandem.pagestore.server.disk.folder import reason_of
 from tandem.pagestore.server.disk.opened_folder import purge_folder
 from tandem.pagestore.server.metrics import store_registry
 from tandem.pagestore.server.page_store import PageStore
@@ -71,6 +73,7 @@ class StoreProcess:
         self._disk: DiskTier | None = None
         # Purges of an unopened folder wait for the disk, one at a time: they must not take all threads of the loop.
         self._folder_thread = ThreadPoolExecutor(1, "folder")
+        self._folder_lock = threading.Lock()
         # Whether the folder has pages that a purge did not reach.
         self._has_purged_pages = False
         self._peers: PeerTier | None = None
@@ -152,6 +155,7 @@ class StoreProcess:
                 # The supervising process has made it. Without its mount, pages would fill the disk below.
                 make_folder=False,
                 namespace_secret=self._config.namespace_secret,
+                folder_lock=self._folder_lock,
             )
             if self._has_purged_pages:
                 self._disk.purge()
@@ -177,19 +181,24 @@ class StoreProcess:
                 loop.call_soon_threadsafe(self._sessions.poll_soon)
 
     async def _purge_unopened(self) -> None:
-        """Purges the folder of pages before the first session opens it."""
+        """Purges the folder of pages before the first session opens it. Raises OSError: it may have pages of before."""
         if self._config.disk is None:
             return
-        directory = Path(self._config.disk.directory)
         self._has_purged_pages = True
         try:
-            await asyncio.get_running_loop().run_in_executor(self._folder_thread, purge_folder, directory)
+            await asyncio.get_running_loop().run_in_executor(self._folder_thread, self._purge_folder)
             self._has_purged_pages = False
-        except FolderInUse:
-            if self._disk is None:
-                logger.exception("disk tier %s: a purge is not recorded, so pages stay: remove the folder", directory)
         except (ValueError, OSError) as error:
-            logger.error("disk tier %s: a purge is not recorded, so pages stay: %s", directory, error)
+            # A store made meanwhile purges the folder itself.
+            if self._disk is None:
+                reason = reason_of(error)
+                logger.error("a purge of the disk is not recorded, so a store may find pages of before: %s", reason)
+                raise OSError(reason) from error
+
+    def _purge_folder(self) -> None:
+        assert self._config.disk is not None
+        with self._folder_lock:
+            purge_folder(Path(self._config.disk.directory), self._config.namespace_secret)
 
     def _take_changes(self) -> Mapping[int, PageChanges]:
         return self._sessions.store.take_changes() if self._sessions.store is not None else {}

@@ -20,8 +20,8 @@ from tandem.messages import (
 from tandem.page_changes import PageChanges
 from tandem.peer_union import PeerUnion
 from tandem.repeat_limit import RepeatLimit
-from tandem.rpc.batch_writer import BatchWriter, is_cancelled
-from tandem.rpc.calls import read_first, reason_of
+from tandem.rpc.batch_writer import BatchWriter
+from tandem.rpc.calls import call_errors, read_first, reason_of
 from tandem.rpc.codec import ROUTER_CODEC, STORE_REPORT_CODEC
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.rpc.prefix_feed import CacheAccount, PrefixFeed
@@ -61,7 +61,7 @@ class RouterFeed:
             take_changes: returns the store's changes since its last call, by tier.
             beat: returns the store's state.
             on_peers: receives the stores of other nodes that any router names.
-            purge: purges the store; returns when that outlives its process.
+            purge: purges the store for good. Raises OSError: its next life may find pages of before.
         """
         self._take_changes = take_changes
         self._on_peers = on_peers
@@ -141,24 +141,21 @@ class _RouterStream:
         writer.send([self._join])
         beats: asyncio.Task[None] | None = None
         try:
-            async with self._credentials.open_channel(self._address) as channel:
-                stub = store_pb2_grpc.StoreReportsStub(channel)
-                call = stub.Report(writer.batches(), metadata=self._credentials.metadata)
-                first = await read_first(call, WELCOME_TIMEOUT_S)
-                self._receive(first, writer)
-                self._failures.forget()
-                beats = asyncio.create_task(self._send_beats(writer))
-                while (batch := await call.read()) is not grpc.aio.EOF:
-                    self._receive(batch, writer)
-                logger.info("the router at %s ended the store's stream", self._address)
+            with call_errors():
+                async with self._credentials.open_channel(self._address) as channel:
+                    stub = store_pb2_grpc.StoreReportsStub(channel)
+                    call = stub.Report(writer.batches(), metadata=self._credentials.metadata)
+                    first = await read_first(call, WELCOME_TIMEOUT_S)
+                    self._receive(first, writer)
+                    self._failures.forget()
+                    beats = asyncio.create_task(self._send_beats(writer))
+                    while (batch := await call.read()) is not grpc.aio.EOF:
+                        self._receive(batch, writer)
+                    logger.info("the router at %s ended the store's stream", self._address)
         except (grpc.RpcError, TimeoutError, ValueError, ConnectionError) as error:
             details = reason_of(error)
             if self._failures.allows(details):
                 logger.info("store's stream to the router at %s: %s", self._address, details)
-        except asyncio.CancelledError:
-            # gRPC cancels a call with unwritable messages. Only a cancellation of this task ends it.
-            if is_cancelled():
-                raise
         finally:
             self._feed = None
             self._union.forget_router(self._address)
@@ -186,8 +183,12 @@ class _RouterStream:
                     raise ValueError(f"unexpected {message!r:.100} from the router")
 
     async def _reset(self, number: int, writer: BatchWriter) -> None:
-        await self._purge()
-        writer.send([CacheWasReset(number)])
+        failure = ""
+        try:
+            await self._purge()
+        except OSError as error:
+            failure = str(error) or type(error).__name__
+        writer.send([CacheWasReset(number, failure)])
 
     async def _send_beats(self, writer: BatchWriter) -> None:
         while True:

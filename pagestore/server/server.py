@@ -30,6 +30,8 @@ from tandem.v1 import store_pb2, store_pb2_grpc, worker_pb2
 logger = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 5.0
+# Limit on a purge, in seconds: a disk that hangs for longer than a tier waits for it.
+PURGE_TIMEOUT_S = 15.0
 
 
 async def _purge_nothing() -> None:
@@ -64,7 +66,7 @@ class PeerSession:
 
     async def find(self, keys: Sequence[bytes]) -> AsyncIterator[int]:
         """Yields the slots of the run as its pages arrive. They are pinned until the session ends. Called once."""
-        self.ask(Find(1, "", tuple(keys)))
+        self.ask(Find(1, tuple(keys)))
         while (found := await self._answers.get()) is not None:
             for slot in found.slots:
                 yield slot
@@ -91,7 +93,7 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
         Args:
             make_store: raises ValueError if it cannot; the message refuses the session.
             on_crash: called after an error that leaves slots in an unknown state.
-            purge_unopened: purges what a store would find if it were made now.
+            purge_unopened: purges what a store would find if it were made now. Raises OSError: it may still find pages.
         """
         self.store: PageStore | None = None
         self.latest_stats: StoreStats | None = None
@@ -131,7 +133,17 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
         self._poll_now.set()
 
     async def purge(self) -> None:
-        """Purges all pages. Returns when no death of this process can undo that. `run` runs meanwhile."""
+        """Purges all pages. Returns when no end of a process or a machine can undo that. `run` runs meanwhile.
+
+        Raises OSError: a later life of the store may find pages on the disk. Memory has none.
+        """
+        try:
+            async with asyncio.timeout(PURGE_TIMEOUT_S):
+                await self._purge()
+        except TimeoutError:
+            raise OSError(f"the disk has not recorded the purge within {PURGE_TIMEOUT_S:.0f} s") from None
+
+    async def _purge(self) -> None:
         if self.store is None:
             await self._purge_unopened()
         if (store := self.store) is not None:
@@ -141,6 +153,8 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
                 self._polled.clear()
                 await self._polled.wait()
             self._deliver(store)
+            if store.purge_failure:
+                raise OSError(store.purge_failure)
 
     def stop(self) -> None:
         for writer in self._writers.values():

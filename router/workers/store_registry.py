@@ -1,6 +1,7 @@
 """The connected page stores, by the hosts whose workers they serve."""
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 # Identities of all stores together: 11 bytes each, about 180 MB.
 MAX_IDENTITIES = 2**24
+# Interval between repeats of a failed reset, and time after which it is repeated only to a store that connects.
+RESET_RETRY_S, RESET_LIMIT_S = 2.0, 20.0
 
 
 @dataclass(eq=False, slots=True)
@@ -33,6 +36,8 @@ class Store:
         disconnect: ends the stream, with a reason.
         beat: its last one.
         peers: other stores that it was told last.
+        reset_failure: why the last reset does not last; "": it does, or the store has not answered.
+        reset_again_at: time to repeat the reset.
     """
 
     join: StoreJoin
@@ -42,6 +47,8 @@ class Store:
     prefixes: StorePrefixes
     beat: StoreBeat = field(default_factory=StoreBeat)
     peers: tuple[Peer, ...] = ()
+    reset_failure: str = ""
+    reset_again_at: float = math.inf
 
 
 class NodeStore:
@@ -69,7 +76,8 @@ class StoreRegistry:
         self._is_full = False
         self._stores: dict[str, Store] = {}
         self._num_resets = 0
-        # Number of the last reset that each store has carried out, by name.
+        self._reset_until = -math.inf
+        # Number of the last reset that each store has carried out for good, by name; 0: none.
         self._resets_done: dict[str, int] = {}
         self._nodes: WeakValueDictionary[str, NodeStore] = WeakValueDictionary()
 
@@ -93,6 +101,7 @@ class StoreRegistry:
             self.lose(old, "it has connected again")
         store = Store(join, send, disconnect, self._clock(), StorePrefixes(self._room))
         self._stores[join.store_id] = store
+        self._resets_done.setdefault(join.store_id, 0)
         self._place_all()
         logger.info("page store %s joined", join.store_id)
         return store
@@ -109,20 +118,54 @@ class StoreRegistry:
             case StoreBeat():
                 store.beat = message
             case CacheWasReset():
-                self._resets_done[store.join.store_id] = message.number
+                self._take_reset(store, message)
             case _:
                 raise ValueError(f"unexpected {type(message).__name__} from a page store")
 
     def reset(self) -> None:
         """Has all stores purge their pages; a store that is not connected now does when it connects."""
         self._num_resets += 1
+        self._reset_until = self._clock() + RESET_LIMIT_S
         for store in self:
             self.repeat_reset(store)
 
     def repeat_reset(self, store: Store) -> None:
         """Sends the last reset, unless the store has carried it out."""
-        if self._resets_done.get(store.join.store_id, 0) < self._num_resets:
+        store.reset_again_at = math.inf
+        if self._resets_done[store.join.store_id] < self._num_resets:
             store.send([ResetCache(self._num_resets)])
+
+    def repeat_failed_resets(self) -> None:
+        now = self._clock()
+        for store in self:
+            if store.reset_again_at <= now < self._reset_until:
+                self.repeat_reset(store)
+
+    @property
+    def is_reset_late(self) -> bool:
+        """Whether the last reset was long ago."""
+        return self._clock() >= self._reset_until
+
+    def unreset(self) -> dict[str, str]:
+        """Returns the stores that may still find pages of before the last reset, and why, by name."""
+        reasons = {}
+        for name, number in self._resets_done.items():
+            if number < self._num_resets:
+                store = self._stores.get(name)
+                reasons[name] = store.reset_failure or "no answer" if store is not None else "not connected"
+        return reasons
+
+    def _take_reset(self, store: Store, answer: CacheWasReset) -> None:
+        if not answer.failure:
+            self._resets_done[store.join.store_id] = answer.number
+            store.reset_failure = ""
+        elif answer.number == self._num_resets:
+            if answer.failure != store.reset_failure:
+                logger.warning(
+                    "page store %s may find pages of before the reset again: %s", store.join.store_id, answer.failure
+                )
+            store.reset_failure = answer.failure
+            store.reset_again_at = self._clock() + RESET_RETRY_S
 
     def lose(self, store: Store, reason: str) -> None:
         """Forgets the store's pages at once."""

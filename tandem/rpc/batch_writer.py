@@ -71,9 +71,3 @@ class BatchWriter:
             middle = len(messages) // 2
             yield from self._encode(messages[:middle])
             yield from self._encode(messages[middle:])
-
-
-def is_cancelled() -> bool:
-    """Return whether the current task was cancelled, as opposed to one of its calls."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

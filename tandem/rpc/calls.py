@@ -1,6 +1,8 @@
 """The reading side of a gRPC call, for the end that dialed."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -20,6 +22,24 @@ async def read_first(call: grpc.aio.StreamStreamCall, timeout_s: float) -> Any:
         await call.code()
         raise ConnectionError(await call.details())
     return first
+
+
+@contextmanager
+def call_errors() -> Iterator[None]:
+    """Raises ConnectionError where gRPC cancels a call: it does so if it could not write a message. Only a cancellation
+    of the task itself ends the task."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        if is_cancelled():
+            raise
+        raise ConnectionError("the call was cancelled") from None
+
+
+def is_cancelled() -> bool:
+    """Returns whether the current task was cancelled, as opposed to one of its calls."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def reason_of(error: Exception) -> str:

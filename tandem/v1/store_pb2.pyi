@@ -102,10 +102,12 @@ class StoreBeat(_message.Message):
     def __init__(self, num_slots: _Optional[int] = ..., num_host_pages: _Optional[int] = ..., num_disk_pages: _Optional[int] = ..., num_disk_bytes: _Optional[int] = ..., is_disk_off: _Optional[bool] = ...) -> None: ...
 
 class CacheWasReset(_message.Message):
-    __slots__ = ("number",)
+    __slots__ = ("number", "failure")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     number: int
-    def __init__(self, number: _Optional[int] = ...) -> None: ...
+    failure: str
+    def __init__(self, number: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class StoreClientBatch(_message.Message):
     __slots__ = ("messages",)
@@ -138,16 +140,18 @@ class StoreClientMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[StoreHello, _Mapping]] = ..., put: _Optional[_Union[Put, _Mapping]] = ..., wrote: _Optional[_Union[Wrote, _Mapping]] = ..., gave_up: _Optional[_Union[GaveUp, _Mapping]] = ..., find: _Optional[_Union[Find, _Mapping]] = ..., end_find: _Optional[_Union[EndFind, _Mapping]] = ..., purge: _Optional[_Union[Purge, _Mapping]] = ...) -> None: ...
 
 class StoreServerMessage(_message.Message):
-    __slots__ = ("welcome", "refused", "granted", "found")
+    __slots__ = ("welcome", "refused", "granted", "found", "purged")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     FOUND_FIELD_NUMBER: _ClassVar[int]
+    PURGED_FIELD_NUMBER: _ClassVar[int]
     welcome: StoreWelcome
     refused: StoreRefused
     granted: PutGranted
     found: Found
-    def __init__(self, welcome: _Optional[_Union[StoreWelcome, _Mapping]] = ..., refused: _Optional[_Union[StoreRefused, _Mapping]] = ..., granted: _Optional[_Union[PutGranted, _Mapping]] = ..., found: _Optional[_Union[Found, _Mapping]] = ...) -> None: ...
+    purged: Purged
+    def __init__(self, welcome: _Optional[_Union[StoreWelcome, _Mapping]] = ..., refused: _Optional[_Union[StoreRefused, _Mapping]] = ..., granted: _Optional[_Union[PutGranted, _Mapping]] = ..., found: _Optional[_Union[Found, _Mapping]] = ..., purged: _Optional[_Union[Purged, _Mapping]] = ...) -> None: ...
 
 class StoreHello(_message.Message):
     __slots__ = ("protocol_version", "worker_id", "incarnation", "pid", "page_format", "attempt", "region_id")
@@ -222,14 +226,12 @@ class GaveUp(_message.Message):
     def __init__(self, slots: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Find(_message.Message):
-    __slots__ = ("number", "namespace", "keys")
+    __slots__ = ("number", "keys")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
-    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     number: int
-    namespace: str
     keys: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, number: _Optional[int] = ..., namespace: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Found(_message.Message):
     __slots__ = ("number", "first", "slots", "generations", "tiers", "num_coming", "is_asking")
@@ -256,5 +258,13 @@ class EndFind(_message.Message):
     def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class Purge(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class Purged(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...

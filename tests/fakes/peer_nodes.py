@@ -112,7 +112,7 @@ class Node:
     async def find(self, names: Sequence[str]) -> tuple[list[bytes], list[int], list[Found]]:
         """Returns contents and tiers of the run, and all answers."""
         number = self._last = next(self._numbers)
-        answers = [await self.ask(Find(number, "space", tuple(map(key, names))))]
+        answers = [await self.ask(Find(number, tuple(map(key, names))))]
         while answers[-1].num_coming or answers[-1].is_asking:  # type: ignore[attr-defined]
             answers.append(await self.next())
         found = [answer for answer in answers if isinstance(answer, Found)]

@@ -12,11 +12,13 @@ class FakeSlowTier(SlowTier):
         capacity: largest number of writes in flight.
         reads, writes: pages in flight, by slot.
         has_unrecorded_purge: its `is_purging`.
+        failure: its `purge_failure`.
     """
 
     def __init__(self, capacity: int = 1000) -> None:
         self.capacity = capacity
         self.has_unrecorded_purge = False
+        self.failure = ""
         self.pages: dict[bytes, StoredPage] = {}
         self.reads: dict[int, StoredPage] = {}
         self.writes: dict[int, StoredPage] = {}
@@ -54,6 +56,10 @@ class FakeSlowTier(SlowTier):
     @property
     def is_purging(self) -> bool:
         return self.has_unrecorded_purge
+
+    @property
+    def purge_failure(self) -> str:
+        return self.failure
 
     def find(self, key: bytes) -> StoredPage | None:
         return self.pages.get(key)

@@ -92,7 +92,7 @@ class StoreClient:
 
     def find(self, names: Sequence[str]) -> Found:
         self._number += 1
-        self.store.receive(self.session, Find(self._number, "", tuple(map(key, names))))
+        self.store.receive(self.session, Find(self._number, tuple(map(key, names))))
         (found,) = self.take(Found)
         assert (found.number, found.first) == (self._number, 0)
         return found

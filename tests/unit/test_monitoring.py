@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tandem.engine.expert_balance import ExpertBalance
 from tandem.engine.layers.experts.counts import ExpertCounts
 from tandem.messages import Heartbeat, Shipped, WorkerStats
-from tandem.pagestore.server.disk.disk_tier import DiskStats
+from tandem.pagestore.server.disk.disk_stats import DiskStats
 from tandem.pagestore.server.metrics import store_registry
 from tandem.pagestore.server.page_store import PageStore
 from tandem.worker.metrics import worker_registry

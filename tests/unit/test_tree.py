@@ -53,6 +53,7 @@ TESTED_ELSEWHERE = {
     "pagestore/client/prefetch.py": "unit/pagestore/client/test_loading.py",
     "pagestore/messages.py": "unit/pagestore/test_keys.py",
     "pagestore/region_client.py": "unit/pagestore/test_region_holder.py",
+    "pagestore/server/disk/run_io.py": "unit/pagestore/server/disk/test_disk_tier.py",
     "pagestore/server/metrics.py": "unit/pagestore/server/test_server.py",
     "prefill_worker/job.py": "unit/prefill_worker/test_scheduler.py",
     "worker/page_tier.py": "unit/pagestore/test_keys.py",

@@ -5,17 +5,18 @@ import mmap
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from tandem.messages import PageFormat
 from tandem.pagestore.server.base import EndedTransfer, SlowTier, StoredPage
-from tandem.pagestore.server.disk.folder import Folder
+from tandem.pagestore.server.disk.disk_stats import DiskStats
+from tandem.pagestore.server.disk.folder import Folder, reason_of
 from tandem.pagestore.server.disk.opened_folder import OpenedFolder
-from tandem.pagestore.server.disk.page_index import Segment
-from tandem.pagestore.server.disk.segment_files import MAX_BUFFERS, segment_name
+from tandem.pagestore.server.disk.run_io import RunIo
+from tandem.pagestore.server.disk.segment_files import MAX_BUFFERS
 from tandem.pagestore.server.disk.segment_format import is_storable
 from tandem.pagestore.server.disk.transfers import Run, StallWatch, TransferQueue
 
@@ -25,27 +26,7 @@ _RUN_BYTES = 1 << 21
 _QUEUED_WRITE_BYTES = 1 << 26
 _STALL_LIMIT_S = 10.0
 _CLOSE_LIMIT_S = 10.0
-
-
-class DiskStats(NamedTuple):
-    """
-    Attributes:
-        num_bytes: of all segments; the one being written counts in full.
-        num_pages: found in the tier.
-        num_read, num_written: pages, without failures.
-        num_failed: transfers that ended with ok=False.
-        read_s, write_s: time of all io threads together.
-        is_off: a failure has turned the tier off, until the store restarts.
-    """
-
-    num_bytes: int
-    num_pages: int
-    num_read: int
-    num_written: int
-    num_failed: int
-    read_s: float
-    write_s: float
-    is_off: bool
+_STALLED = f"a transfer takes more than {_STALL_LIMIT_S:.0f} s"
 
 
 class DiskTier(SlowTier):
@@ -62,6 +43,7 @@ class DiskTier(SlowTier):
         on_ended: called by any thread when transfers have ended; must not block.
         make_folder: as for `open_folder`.
         namespace_secret: given to the folder if it has none; "": the folder keeps its own.
+        folder_lock: held by others of this process that use the folder before the tier does.
 
     Attributes:
         is_loaded: whether all pages of earlier lives are found.
@@ -82,8 +64,10 @@ class DiskTier(SlowTier):
         on_ended: Callable[[], None] = lambda: None,
         make_folder: bool = True,
         namespace_secret: str = "",
+        folder_lock: AbstractContextManager[object] | None = None,
     ) -> None:
         self._directory = directory
+        self._folder_lock = folder_lock or nullcontext()
         self._clock = clock
         self._on_ended = on_ended
         self._lock = threading.Lock()
@@ -98,7 +82,9 @@ class DiskTier(SlowTier):
         self._ended: list[EndedTransfer] = []
         self._num_read = self._num_written = self._num_failed = 0
         self._read_s = self._write_s = 0.0
-        self._is_off = self._is_closing = self._has_damage = False
+        self._is_closing = False
+        # Why the tier is off, and why the last purge may not last; "": neither.
+        self._off_reason = self._purge_failure = ""
         self.is_loaded = self._is_recording = False
         # None until the folder is open, and once it is closed.
         self._folder: Folder | None = None
@@ -160,9 +146,9 @@ class DiskTier(SlowTier):
             # A thread that is free records the purge: the kernel may keep others for ever.
             has_free_thread = self._opening is None and len(self._running) < self._num_io_threads
         if is_stalled:
-            self._turn_off(f"a transfer takes more than {_STALL_LIMIT_S:.0f} s")
+            self._turn_off(_STALLED)
         if is_purge_stalled or (is_stalled and not has_free_thread):
-            self._give_up_purge()
+            self._give_up_purge(_STALLED)
         with self._lock:
             ended, self._ended = self._ended, []
             return ended
@@ -183,11 +169,15 @@ class DiskTier(SlowTier):
             self._work_ready.notify()
             is_lost = self._folder is None and self._opening is None
         if is_lost:
-            self._give_up_purge()
+            self._give_up_purge(self._off_reason)
 
     @property
     def is_purging(self) -> bool:
         return self._purge is not None
+
+    @property
+    def purge_failure(self) -> str:
+        return self._purge_failure
 
     def close(self) -> None:
         with self._lock:
@@ -205,6 +195,10 @@ class DiskTier(SlowTier):
             self._folder.close()
             self._folder = None
             self._io.close()
+
+    @property
+    def _is_off(self) -> bool:
+        return bool(self._off_reason)
 
     @property
     def _is_usable(self) -> bool:
@@ -249,84 +243,43 @@ class DiskTier(SlowTier):
                 self._work_ready.wait()
 
     def _carry_out(self, run: Run) -> None:
-        self._or_turn_off(partial(self._read_run if run.is_read else self._write_run, run))
+        self._or_turn_off(partial(self._runs.carry_out, run))
         self._end_run(run)
 
     def _record_purges(self) -> None:
-        """Writes a few bytes to the page cache, so that the process may die from then on."""
         failure = ""
         try:
             self._book.record_purges()
         except OSError as error:
-            failure = _reason(error)
+            self._turn_off(reason_of(error))
+            try:
+                self._book.drop_record()
+            except OSError:
+                failure = reason_of(error)
         if failure:
-            self._turn_off(failure)
-            self._give_up_purge()
+            self._give_up_purge(failure)
         with self._lock:
             self._is_recording = False
             assert self._folder is not None
-            if self._folder.num_recorded == self._folder.num_purges:
-                self._purge = None
-            else:
+            if self._folder.num_recorded != self._folder.num_purges:
                 self._work_ready.notify()
+            elif not failure:
+                self._purge, self._purge_failure = None, ""
             self._tidying_ready.notify()
         self._on_ended()
 
-    def _give_up_purge(self) -> None:
+    def _give_up_purge(self, reason: str) -> None:
         with self._lock:
-            is_lost, self._purge = self._purge is not None, None
-        if is_lost:
-            logger.error("disk tier %s: a purge is not recorded, so pages stay: remove the folder", self._directory)
-
-    def _read_run(self, run: Run) -> None:
-        reads = list(run.transfers)
-        place = reads[0].place
-        assert place is not None
-        with self._lock:
-            segment = self._book.index.segments.get(place.segment)
-        if segment is None:
-            return
-        try:
-            are_whole = self._io.read(segment, place, reads)
-        except OSError:
-            if self._has(segment):
-                raise
-            return
-        with self._lock:
-            for read, ok in zip(reads, are_whole, strict=True):
-                self._end_first_locked(run, ok)
-                if not ok:
-                    assert read.place is not None
-                    self._book.index.forget(read.page.key, read.place)
-            is_first = not all(are_whole) and not self._has_damage
-            self._has_damage |= is_first
-        if is_first:
-            logger.warning(
-                "disk tier %s: a page of %s does not match its checksum; more such pages count as failures only",
-                self._directory,
-                segment_name(place.segment),
-            )
-
-    def _write_run(self, run: Run) -> None:
-        while run.transfers and (positions := self._book.allot(len(run.transfers), run.num_purges)):
-            writes = list(run.transfers)[: positions.num]
-            try:
-                entries = self._io.write(positions, writes)
-            except OSError:
-                if self._has(positions.segment):
-                    raise
+            if self._purge is None:
                 return
-            with self._lock:
-                is_there = self._book.index.segments.get(positions.segment.number) is positions.segment
-                for position, entry in enumerate(entries, positions.first):
-                    if is_there:
-                        self._book.index.add(positions.segment, position, entry)
-                    self._end_first_locked(run, is_there)
-
-    def _has(self, segment: Segment) -> bool:
-        """Returns whether a segment was neither purged nor evicted, which removes its file."""
-        with self._lock:
-            return self._book.index.segments.get(segment.number) is segment
+            self._purge = None
+            is_news, self._purge_failure = reason != self._purge_failure, reason
+        if is_news:
+            logger.error(
+                "disk tier %s: a purge is not recorded, so the next store may find pages of before: %s",
+                self._directory,
+                reason,
+            )
 
     def _end_run(self, run: Run) -> None:
         with self._lock:
@@ -363,14 +316,16 @@ class DiskTier(SlowTier):
 
     def _open(self) -> None:
         try:
-            opened = self._open_folder()
+            with self._folder_lock:
+                opened = self._open_folder()
         except ValueError as error:
-            self._turn_off(str(error))
+            self._turn_off(reason_of(error))
             return
         with self._lock:
             # The opening may have taken too long.
             if is_wanted := not self._is_off:
                 self._folder, self._book, self._io = opened
+                self._runs = RunIo(self._directory, self._book, self._io, self._lock, self._end_first_locked)
             # Later purges are recorded by io threads: two records at once could lose the later one.
             must_record = is_wanted and self._purge is not None
             if must_record:
@@ -387,7 +342,7 @@ class DiskTier(SlowTier):
             self._opening = None
             is_open = self._folder is not None
         if not is_open:
-            self._give_up_purge()
+            self._give_up_purge(self._off_reason)
             self._on_ended()
             return
         self._or_turn_off(self._load)
@@ -410,7 +365,7 @@ class DiskTier(SlowTier):
         try:
             act()
         except OSError as error:
-            self._turn_off(_reason(error))
+            self._turn_off(reason_of(error))
         except Exception as error:
             logger.exception("disk tier %s: an unexpected failure", self._directory)
             self._turn_off(repr(error))
@@ -419,13 +374,9 @@ class DiskTier(SlowTier):
         with self._lock:
             if self._is_off:
                 return
-            self._is_off = True
+            self._off_reason = reason
             self._drop_queue_locked()
             if self._folder is not None:
                 self._book.close_locked()
                 self._tidying_ready.notify()
         logger.error("disk tier %s is off until the store restarts: %s", self._directory, reason)
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or repr(error)

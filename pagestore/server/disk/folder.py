@@ -50,6 +50,11 @@ def open_folder(directory: Path, *, make: bool = True) -> int:
     return descriptor
 
 
+def reason_of(error: ValueError | OSError) -> str:
+    """Returns what is wrong with the folder or its disk."""
+    return getattr(error, "strerror", None) or str(error) or repr(error)
+
+
 class FolderInUse(ValueError):
     """Another store holds the folder."""
 
@@ -83,20 +88,22 @@ class Folder:
             undo.pop_all()
 
     def record_purges(self) -> None:
-        """Writes `num_purges` down, which makes all segments of before invalid: from here on for this process's death,
-        after `sync` for the machine's.
-
-        Raises OSError.
-        """
+        """Writes `num_purges` to the disk, which makes all segments of before invalid. Raises OSError."""
         num_purges = self.num_purges
         try:
             os.pwrite(self._state, self._record(), 0)
+            os.fsync(self._state)
         finally:
             self.num_recorded = num_purges
 
-    def sync(self) -> None:
-        """Waits until purges are on the disk. Raises OSError."""
-        os.fsync(self._state)
+    def drop_record(self) -> None:
+        """Makes all segments invalid once this folder is closed: the next one to open it gives it another name.
+
+        Raises OSError.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_STATE, dir_fd=self.descriptor)
+        os.fsync(self.descriptor)
 
     def close(self) -> None:
         for descriptor in (self._state, self._lock, self.descriptor):

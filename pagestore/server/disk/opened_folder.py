@@ -63,16 +63,23 @@ class OpenedFolder(NamedTuple):
         self.io.close()
 
 
-def purge_folder(directory: Path) -> None:
+def purge_folder(directory: Path, namespace_secret: str) -> None:
     """Purges a folder that no store has open. Raises FolderInUse: one has; ValueError, OSError: as `OpenedFolder.open`.
 
     Waits for the disk.
+
+    Args:
+        namespace_secret: of the cluster; another one's folder is left alone. "": none.
     """
     folder = _folder(directory, lambda: False, make=False)
     try:
+        if namespace_secret:
+            keep_secret(folder.descriptor, directory, namespace_secret)
         folder.num_purges += 1
-        folder.record_purges()
-        folder.sync()
+        try:
+            folder.record_purges()
+        except OSError:
+            folder.drop_record()
     finally:
         folder.close()
 

@@ -133,8 +133,12 @@ class SegmentBook:
         self._forget_all(remove=True)
 
     def record_purges(self) -> None:
-        """Makes the purges outlive this process. Raises OSError: they cannot be recorded."""
+        """Makes the purges outlive this process and the machine. Raises OSError: the disk fails."""
         self._folder.record_purges()
+
+    def drop_record(self) -> None:
+        """Makes all pages invalid for the next life, if purges cannot be recorded. Raises OSError."""
+        self._folder.drop_record()
 
     def close_locked(self) -> None:
         """Forgets all pages, whose files stay, and finds or takes none any more."""
@@ -143,7 +147,6 @@ class SegmentBook:
 
     def tidy(self) -> None:
         """Frees the memory of retired segments, and removes their files. Raises OSError."""
-        is_synced = False
         while True:
             with self._lock:
                 if not self.has_retired:
@@ -151,10 +154,6 @@ class SegmentBook:
                 segment, remove = self._retired.popleft()
                 self.index.clean(segment)
             if remove:
-                # Else the file's end may reach the disk before the purge does.
-                if not is_synced:
-                    self._folder.sync()
-                    is_synced = True
                 self._remove(segment.number)
 
     def load(self) -> Iterator[None]:

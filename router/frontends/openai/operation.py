@@ -66,10 +66,12 @@ def add_operation(app: FastAPI, frontend: Frontend) -> None:
 
     @app.post("/reset_prefix_cache")
     async def reset_prefix_cache() -> Reset:
-        """Has all workers drop their cached prefixes; pages in use stay."""
+        """Has all workers drop their cached prefixes, and page stores all pages; pages in use stay."""
         if not frontend.config.allow_cache_reset:
             raise HTTPException(404, "caches are reset only where the server was started with --allow-cache-reset")
-        return Reset(num_workers=router.reset_caches())
+        num_workers = router.reset_caches()
+        await router.finish_reset()
+        return Reset(num_workers=num_workers)
 
 
 def _server_info(frontend: Frontend) -> dict[str, Any]:

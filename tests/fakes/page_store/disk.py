@@ -50,7 +50,7 @@ class SimTier(SlowTier):
 
 
 class Disk(ABC):
-    """What survives the store's process. Attributes: fails: every transfer fails, and none begins."""
+    """What survives the store's process. Attributes: fails: every transfer fails, none begins, and no purge lasts."""
 
     fails = False
 
@@ -77,9 +77,16 @@ class SimDiskTier(SimTier):
         self._ended: list[EndedTransfer] = []
         self._added = [page.identity for page, _ in disk.pages.values()]
         self._removed: list[bytes] = []
+        # After a purge that does not last, the tier is off for the rest of its life.
+        self._is_off = False
+        self._purge_failure = ""
+
+    @property
+    def purge_failure(self) -> str:
+        return self._purge_failure
 
     def find(self, key: bytes) -> StoredPage | None:
-        found = self._disk.pages.get(key)
+        found = None if self._is_off else self._disk.pages.get(key)
         return None if found is None else found[0]
 
     def read(self, page: StoredPage, slot: int) -> None:
@@ -89,7 +96,7 @@ class SimDiskTier(SimTier):
         self.in_flight.append(transfer)
 
     def write(self, page: StoredPage, slot: int) -> bool:
-        if self._disk.fails or len(self.in_flight) >= MAX_IN_FLIGHT:
+        if self._disk.fails or self._is_off or len(self.in_flight) >= MAX_IN_FLIGHT:
             return False
         self._world.check_is_stored(slot, page.key, "is written to the disk")
         self.in_flight.append(DiskTransfer(page, slot, False, [b"", b""]))
@@ -105,8 +112,13 @@ class SimDiskTier(SimTier):
         return changes
 
     def purge(self) -> None:
-        for key in list(self._disk.pages):
-            self._forget(key)
+        if self._disk.fails:
+            self._world.counts["purges failed"] += 1
+            self._is_off, self._purge_failure = True, "the disk fails"
+        else:
+            self._purge_failure = ""
+            for key in list(self._disk.pages):
+                self._forget(key)
         for transfer in self.in_flight:
             transfer.purged = True
 
@@ -132,7 +144,7 @@ class SimDiskTier(SimTier):
         self.in_flight.remove(transfer)
         page = transfer.page
         if transfer.is_read:
-            if not ok:
+            if not ok and not transfer.purged:
                 self._forget(page.key)
             self._world.counts["read from disk"] += ok
         elif ok:

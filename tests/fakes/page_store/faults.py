@@ -123,6 +123,10 @@ def purges_that_leave_the_disk(patch: MonkeyPatch) -> None:
     patch.setattr(PageStore, "purge", purge)
 
 
+def failed_purges_reported_as_done(patch: MonkeyPatch) -> None:
+    patch.setattr(PageStore, "purge_failure", "")
+
+
 def failed_reads_taken_for_pages(patch: MonkeyPatch) -> None:
     original = Finds.on_ended_read
 
@@ -215,10 +219,9 @@ def pages_entered_before_their_copy_ends(patch: MonkeyPatch) -> None:
     entered: set[int] = set()
 
     def start(self: LoadCopies, prefetch: Prefetch, now: float) -> bool:
-        before = prefetch.load
+        num_before = len(prefetch.loads)
         result = original(self, prefetch, now)
-        load = prefetch.load
-        if load is not None and load is not before:
+        for load in list(prefetch.loads)[num_before:]:
             page_ids = load.handle.page_ids
             self._enter(prefetch, load, 0)
             load.handle.page_ids, load.may_enter = page_ids, False
@@ -240,9 +243,7 @@ def loads_freed_with_their_epoch(patch: MonkeyPatch) -> None:
 
     def close(self: PageLoader) -> None:
         original(self)
-        for prefetch in self._copies._loading:
-            load = prefetch.load
-            assert load is not None
+        for load in [load for prefetch in self._copies._loading for load in prefetch.loads]:
             self._cache.release_pages(load.handle)
             empty = self._cache.acquire_pages([], 0, max_cached_len=0)
             assert empty is not None
@@ -316,6 +317,7 @@ FAULTS: dict[str, Fault] = {
     "slots granted before former users are quiet": Fault(slots_granted_before_former_users_are_quiet, "is granted"),
     "purges that leave pages being written": Fault(purges_that_leave_pages_being_written, "before reset"),
     "purges that leave the disk": Fault(purges_that_leave_the_disk, "before reset"),
+    "failed purges reported as done": Fault(failed_purges_reported_as_done, "before reset"),
     "failed reads taken for pages": Fault(failed_reads_taken_for_pages, "another content"),
     "slots freed while the disk reads into them": Fault(
         slots_freed_while_the_disk_reads_into_them, "the disk uses it", first=236

@@ -89,6 +89,10 @@ class WatchedDiskTier(SimTier):
     def is_purging(self) -> bool:
         return self._tier.is_purging
 
+    @property
+    def purge_failure(self) -> str:
+        return self._tier.purge_failure
+
     def close(self) -> None:
         self._tier.close()
 

@@ -1,4 +1,4 @@
-"""Resets of all caches: each is complete when the store has taken the purge of the last worker that carried it out."""
+"""Resets of all caches: each is complete when the store has said so to the last worker that carried it out."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING

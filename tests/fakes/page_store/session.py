@@ -16,9 +16,15 @@ END = "END"
 
 @dataclass(frozen=True)
 class SentPurge:
-    """A Purge on its way. Attributes: number: of the last reset that its worker had carried out."""
+    """A Purge on its way.
+
+    Attributes:
+        number: of the Purge.
+        reset: number of the last reset that its worker had carried out.
+    """
 
     number: int
+    reset: int
 
 
 @dataclass(eq=False)

@@ -10,6 +10,7 @@ from tandem.pagestore.messages import (
     Found,
     GaveUp,
     Purge,
+    Purged,
     Put,
     PutGranted,
     StoreClientMessage,
@@ -40,8 +41,6 @@ class Ledger:
     def __init__(self, world: "World") -> None:
         self._world = world
         self._asked: dict[tuple[type, str, int], tuple[bytes, ...]] = {}
-        # Puts whose answers, which wait for a purge, grant slots of before a later one.
-        self._purged: set[tuple[type, str, int]] = set()
         self._workers: dict[str, SimWorker] = {}
         self.writers: dict[int, tuple[str, int, bytes]] = {}
         self.finds: defaultdict[tuple[str, int], dict[int, bytes]] = defaultdict(dict)
@@ -74,15 +73,12 @@ class Ledger:
         if session not in self._workers:
             return
         if isinstance(message, PutGranted):
-            asked = Put, session, message.number
-            is_purged = asked in self._purged
-            for key, slot, generation in zip(self._asked.pop(asked), message.slots, message.generations, strict=True):
+            keys = self._asked.pop((Put, session, message.number))
+            for key, slot, generation in zip(keys, message.slots, message.generations, strict=True):
                 if slot >= 0:
                     self._world.check_untouched(slot, "is granted")
-                    assert is_purged or all(key != writer[2] for writer in self.writers.values()), (
-                        "a key has two writers"
-                    )
-                    self.writers[slot] = session, generation, b"" if is_purged else key
+                    assert all(key != writer[2] for writer in self.writers.values()), "a key has two writers"
+                    self.writers[slot] = session, generation, key
         elif isinstance(message, Found):
             keys = self._asked[Find, session, message.number]
             assert message.first + len(message.slots) + message.num_coming <= len(keys), "more is found than asked for"
@@ -99,7 +95,6 @@ class Ledger:
     def purged(self) -> None:
         """Pages being written never become visible, so their keys may have other writers."""
         self.writers = {slot: (session, number, b"") for slot, (session, number, _) in self.writers.items()}
-        self._purged |= {asked for asked in self._asked if asked[0] is Put}
 
     def _forget(self, session: str) -> None:
         del self._workers[session]
@@ -129,6 +124,8 @@ class SimStore:
         )
         self.sessions: dict[str, SimSession] = {}
         self.to_probe: list[StoreServerMessage] = []
+        # Resets by session and number of the Purge.
+        self._resets: dict[tuple[str, int], int] = {}
 
     @property
     def runs(self) -> bool:
@@ -137,9 +134,9 @@ class SimStore:
     def deliver(self, session: SimSession) -> None:
         """Takes the next message of a session."""
         message: Any = session.up.popleft()
-        number = 0
         if isinstance(message, SentPurge):
-            number, message = message.number, Purge()
+            self._resets[session.name, message.number] = message.reset
+            message = Purge(message.number)
         self.ledger.note_exits()
         if message is END:
             self._close(session)
@@ -154,7 +151,6 @@ class SimStore:
             self.pages.receive(session.name, message)
             if isinstance(message, Purge):
                 self.ledger.purged()
-                self.world.resets.purged(session.worker, number)
         self.send()
 
     def poll(self) -> None:
@@ -194,6 +190,8 @@ class SimStore:
                 if isinstance(message, StoreWelcome):
                     assert message.num_slots == self.world.num_slots and message.epoch == self.pages.epoch
                 self.ledger.sent(name, message)
+                if isinstance(message, Purged):
+                    self.world.resets.purged(self.sessions[name].worker, self._resets[name, message.number])
                 if name == PROBE:
                     self.to_probe.append(message)
                 elif (session := self.sessions.get(name)) is not None and not session.is_cut:

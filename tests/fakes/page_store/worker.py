@@ -237,7 +237,7 @@ class SimWorker:
         while self.outbox:
             epoch, message, number = self.outbox.popleft()
             if self.session is not None and self.session.epoch == epoch and not self.session.is_cut:
-                self.session.send_up(SentPurge(number) if isinstance(message, Purge) else message)
+                self.session.send_up(SentPurge(message.number, number) if isinstance(message, Purge) else message)
         return worked
 
     def deliver(self, session: SimSession) -> None:

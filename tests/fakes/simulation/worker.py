@@ -161,7 +161,7 @@ class SimWorker:
         while self.inbox:
             self._take_from_router(self.inbox.popleft())
         worked = self.scheduler.step()
-        if (changes := self.cache.take_changes()) is not None:
+        if any(changes := self.cache.take_changes()):
             self.routers.tell_changes(changes)
         self.check()
         return worked

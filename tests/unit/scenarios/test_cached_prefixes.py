@@ -98,7 +98,7 @@ class Scene:
         self.cache.release_pages(acquired)
 
     def publish(self) -> None:
-        if (changes := self.cache.take_changes()) is not None:
+        if any(changes := self.cache.take_changes()):
             self._account.apply(changes)
             stored, removed = b"".join(changes.stored), b"".join(changes.removed)
             for reader in (self.quick, self.slow):

@@ -32,8 +32,8 @@ class Counting(Scheduler):
     def stats(self) -> WorkerStats:
         return WorkerStats()
 
-    def take_cache_changes(self) -> PageChanges | None:
-        return None
+    def take_cache_changes(self) -> PageChanges:
+        return PageChanges((), ())
 
     def check_integrity(self) -> str:
         return ""
@@ -61,7 +61,7 @@ class Caching(Counting):
         time.sleep(0.001)
         return True
 
-    def take_cache_changes(self) -> PageChanges | None:
+    def take_cache_changes(self) -> PageChanges:
         begin, self._num_told = self._num_told, self.num_steps
         return PageChanges(tuple(bytes([number % 256]) for number in range(begin, self.num_steps)), ())
 

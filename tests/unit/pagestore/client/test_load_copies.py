@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tandem.pagestore.client import load_copies
+from tandem.pagestore.client.turn_budget import MAX_TURN_S, PAGE_S, SHARE
 from tandem.pagestore.messages import Find
 from tests.fakes.store_tier import FIRST, SECOND, TierSide, keys_of, tokens
 
@@ -130,16 +131,22 @@ def test_wait_for_the_engine_thread_is_no_part_of_a_copys_time() -> None:
     assert side.tier.load_token_s()[0] == pytest.approx(0.01 / 2)
 
 
-def test_turn_starts_one_copy_and_enters_one() -> None:
-    """Turns that start and enter many pages would delay running requests."""
-    side = TierSide(num_pages=256)
-    prompts = {FIRST: tokens(4, extra=1), SECOND: tokens(4, start=1000, extra=1)}
-    found(side, tokens(2, start=2000, extra=1))
+def measured(side: TierSide) -> None:
+    """Lets the tier measure the rate of a load."""
+    found(side, tokens(2, start=100_000, extra=1))
     side.turn()
     side.copies.end_all()
     side.turn()
     side.tier.end(FIRST)
-    num_copies = len(side.copies.ins)
+    side.copies.ins.clear()
+
+
+def test_short_turn_starts_and_enters_few_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns that start and enter many pages would delay running requests."""
+    monkeypatch.setattr(load_copies, "MAX_LOAD_PAGES", 4)
+    side = TierSide(num_pages=256)
+    measured(side)
+    prompts = {FIRST: tokens(4, extra=1), SECOND: tokens(4, start=1000, extra=1)}
     for key, prompt in prompts.items():
         side.tier.prefetch(key, prompt, "")
     side.turn()
@@ -148,7 +155,7 @@ def test_turn_starts_one_copy_and_enters_one() -> None:
     num_started = []
     for _ in range(2):
         side.turn()
-        num_started.append(len(side.copies.ins) - num_copies)
+        num_started.append(len(side.copies.ins))
     assert num_started == [1, 2]
     side.copies.end_all()
     num_entered = []
@@ -156,3 +163,71 @@ def test_turn_starts_one_copy_and_enters_one() -> None:
         side.turn()
         num_entered.append(sum(side.cached(prompt) for prompt in prompts.values()))
     assert num_entered == [4, 8]
+
+
+def test_long_turns_do_not_cap_the_rate() -> None:
+    """A mixed step of 25 ms at pages of 2 MiB, copied at 54 GB/s."""
+    turn_s, page_s, num_pages = 0.025, 2**21 / 54e9, 3000
+    side = TierSide(num_pages=16384)
+    side.copies.page_s = page_s
+    measured(side)
+    prompt = tokens(num_pages, extra=1)
+    side.tier.prefetch(FIRST, prompt, "")
+    num_loading_turns = num_started = 0
+    most = int(turn_s * SHARE / PAGE_S)
+    while side.cached(prompt) < num_pages:
+        side.turn()
+        for find in side.take(Find):
+            side.store(find)
+        started = sum(len(copy.sources) for copy in side.copies.ins) - num_started
+        num_started += started
+        num_loading_turns += started > 0
+        assert started <= most and num_started - side.cached(prompt) <= min(most + 64, turn_s / page_s)
+        side.clock.advance(turn_s)
+        side.copies.end_all()
+    assert side.ended()[-1] == find.number
+    side.check_contents(prompt)
+    side.leaks_nothing()
+    assert num_pages * 2**21 / (num_loading_turns * turn_s) > 25e9
+
+
+def test_copies_behind_an_evicted_prefix_are_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_copies, "MAX_LOAD_PAGES", 4)
+    side = TierSide(num_pages=256)
+    measured(side)
+    side.compute(tokens(2))
+    prompt = tokens(20, extra=1)
+    side.tier.prefetch(SECOND, prompt, "")
+    side.turn()
+    side.store(side.find())
+    for _ in range(2):
+        side.clock.advance(MAX_TURN_S)
+        side.turn()
+    assert len(side.copies.ins) > 1 and side.cached(prompt) == 2
+    side.cache.drop_cached_pages()
+    side.copies.end_all()
+    side.turn(3)
+    assert side.cached(prompt) == 0 and not side.tier.is_loading(SECOND)
+    side.leaks_nothing()
+
+
+def test_copies_that_end_out_of_order_enter_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_copies, "MAX_LOAD_PAGES", 4)
+    side = TierSide(num_pages=256)
+    measured(side)
+    prompt = tokens(8, extra=1)
+    side.tier.prefetch(SECOND, prompt, "")
+    side.turn()
+    side.store(side.find())
+    side.clock.advance(MAX_TURN_S)
+    side.turn()
+    first, second = side.copies.ins
+    second.end()
+    side.turn()
+    assert side.cached(prompt) == 0
+    first.end()
+    side.clock.advance(MAX_TURN_S)
+    side.turn()
+    assert side.cached(prompt) == 8
+    side.check_contents(prompt)
+    side.leaks_nothing()

@@ -26,7 +26,7 @@ T = TypeVar("T", bound=Event)
 TOKEN = "token"
 HELLO = StoreHello(PROTOCOL_VERSION, "worker-0", "life", 1, PageFormat("model", 64, "fake"))
 PUT = Put(1, "", b"", (b"k" * 32,), (b"identity",))
-FIND = Find(2, "", (b"k" * 32,))
+FIND = Find(2, (b"k" * 32,))
 
 
 class Store:
@@ -126,7 +126,7 @@ def test_messages_go_both_ways_within_an_epoch() -> None:
                 assert event.epoch == opened.epoch and isinstance(event.message, kind)
             # Messages of another life have no effect.
             kept.send("another epoch", [PUT])
-            kept.send(opened.epoch, [Find(3, "", FIND.keys)])
+            kept.send(opened.epoch, [Find(3, FIND.keys)])
             assert isinstance((await engine.expect(FromStore)).message, Found)
         closed = await engine.expect(StoreClosed)
         assert closed.epoch == opened.epoch

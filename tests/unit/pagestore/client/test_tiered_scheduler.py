@@ -61,7 +61,7 @@ class ScriptedScheduler(Scheduler):
     def stats(self) -> WorkerStats:
         return WorkerStats(num_running=3)
 
-    def take_cache_changes(self) -> PageChanges | None:
+    def take_cache_changes(self) -> PageChanges:
         return PageChanges((b"1",), ())
 
     def check_integrity(self) -> str:

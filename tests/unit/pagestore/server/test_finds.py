@@ -304,7 +304,7 @@ def test_a_peer_s_find_asks_no_further_peer_and_is_not_counted() -> None:
     asking.client.find(chain("a", 2))
     before = asking.store.stats().counts
     asking.store.open_peer_session("peer")
-    asking.store.receive("peer", Find(1, "", (key("a0"), key("a1"))))
+    asking.store.receive("peer", Find(1, (key("a0"), key("a1"))))
     (found,) = asking.store.take_outgoing()["peer"]
     assert isinstance(found, Found)
     assert (len(found.slots), found.num_coming, found.is_asking) == (1, 0, False)

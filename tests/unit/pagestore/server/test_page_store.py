@@ -11,8 +11,9 @@ from tandem.pagestore.messages import (
     PRESENT,
     EndFind,
     Find,
-    Found,
     GaveUp,
+    Purge,
+    Purged,
     Put,
     StoreClientMessage,
     Wrote,
@@ -184,15 +185,32 @@ def test_a_namespace_takes_the_place_of_its_own_pages() -> None:
     assert all(found.slots for found in held) and client.store.check_integrity() == ""
 
 
-def test_answers_wait_for_a_purge_that_the_store_s_death_would_undo() -> None:
+def test_a_purge_is_answered_once_it_lasts() -> None:
     disk = FakeSlowTier()
     client = StoreClient(store := PageStore(4, FakeClock(), [(DISK, disk)]))
-    client.purge()
+    store.receive(client.session, Purge(7))
+    assert client.take(Purged) == [Purged(7)]
     disk.has_unrecorded_purge = True
-    store.receive(client.session, Find(1, "", (key("a"),)))
-    assert store.take_outgoing() == {}
+    store.receive(client.session, Purge(8))
+    store.poll()
+    assert client.num_stored(["a"]) == 0, "other answers do not wait"
     disk.has_unrecorded_purge = False
-    assert [type(message) for message in store.take_outgoing()[client.session]] == [Found]
+    store.poll()
+    assert client.take(Purged) == [Purged(8)]
+
+
+def test_a_purge_that_the_disk_cannot_keep_is_answered_once_a_later_one_lasts() -> None:
+    disk = FakeSlowTier()
+    client = StoreClient(store := PageStore(4, FakeClock(), [(DISK, disk)]))
+    other = StoreClient(store, "other", pid=2)
+    disk.failure = "Input/output error"
+    store.receive(client.session, Purge(1))
+    store.poll()
+    assert store.purge_failure == "Input/output error" and client.take(Purged) == []
+    disk.failure = ""
+    other.purge()
+    store.poll()
+    assert client.take(Purged) == [Purged(1)]
 
 
 def test_a_key_gains_nothing_by_many_namespaces() -> None:
@@ -228,8 +246,8 @@ def test_changes_of_memory_and_disk_are_told_apart() -> None:
         Put(1, "", b"short", (key("a"),), (identity("a"),)),
         Put(1, "", b"", (key("a"),), ()),
         Put(1, "", b"", (key("a"), key("a")), (identity("a"), identity("a"))),
-        Find(1, "", (b"short",)),
-        Find(1, "", (key("a"), key("a"))),
+        Find(1, (b"short",)),
+        Find(1, (key("a"), key("a"))),
         Wrote((1, 2), (1,)),
         GaveUp((), (1,)),
     ],
@@ -255,11 +273,11 @@ def test_numbers_that_are_unknown_have_no_effect() -> None:
 
 def test_a_number_names_one_find_at_a_time() -> None:
     client = StoreClient(new_store())
-    client.store.receive("s", Find(5, "", ()))
+    client.store.receive("s", Find(5, ()))
     with pytest.raises(ValueError, match="running already"):
-        client.store.receive("s", Find(5, "", ()))
+        client.store.receive("s", Find(5, ()))
     client.store.receive("s", EndFind(5))
-    client.store.receive("s", Find(5, "", ()))
+    client.store.receive("s", Find(5, ()))
 
 
 def test_stats_count_slots_and_answers() -> None:

@@ -431,7 +431,7 @@ class StoreMachine(RuleBasedStateMachine):
             expected += 1
         read = Read(session, self.num_names, names)
         worker.reads.append(read)
-        self.store.receive(session, Find(self.num_names, namespace_of(path), tuple(map(key, names))))
+        self.store.receive(session, Find(self.num_names, tuple(map(key, names))))
         outgoing = self.store.take_outgoing()
         (found,) = outgoing.pop(session)
         assert isinstance(found, Found) and not outgoing
@@ -524,7 +524,7 @@ class StoreMachine(RuleBasedStateMachine):
         num_found = len(self.store.run_of(keys))
         self.store.open_peer_session(peer.session)
         self.tick += 1
-        self.store.receive(peer.session, Find(1, "", keys))
+        self.store.receive(peer.session, Find(1, keys))
         self.follow()
         (read,) = peer.reads
         assert not read.is_asking and len(read.slots) + read.num_coming <= len(names)

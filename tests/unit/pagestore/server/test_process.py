@@ -1,6 +1,7 @@
 """A store process within this one, over a real region."""
 
 import asyncio
+import errno
 import itertools
 import os
 import queue
@@ -46,9 +47,11 @@ from tandem.pagestore.server.disk import opened_folder
 from tandem.pagestore.server.disk.folder import Folder
 from tandem.pagestore.server.process import StoreProcess
 from tandem.router.config import RouterConfig
+from tandem.router.errors import UnavailableError
 from tandem.router.policies.least_cost import LeastCost
 from tandem.router.router import Router
 from tandem.router.store_reports import StoreReports
+from tandem.router.workers import store_registry
 from tandem.rpc.auth import cluster_auth, cluster_metadata
 from tandem.rpc.channel import bind, new_server, open_channel
 from tandem.rpc.loop_thread import LoopThread
@@ -239,7 +242,7 @@ def assert_page_is_gone(config: StoreConfig, process: StoreProcess) -> None:
     with session(config) as (send, answer):
         assert process._disk is not None
         wait_until(lambda: process._disk.is_loaded)  # type: ignore[union-attr]
-        send(Find(2, "", PUT.keys))
+        send(Find(2, PUT.keys))
         found = answer()
         assert isinstance(found, Found) and (found.slots, found.num_coming) == ((), 0)
 
@@ -269,7 +272,7 @@ def test_pages_on_disk_outlive_the_store_and_its_memory(config: StoreConfig, tmp
     region[:PAGE_BYTES] = bytes(PAGE_BYTES)
     with running(config) as process, session(config) as (send, answer):
         wait_until(lambda: metrics_of(process).get("disk_pages") == 1)
-        send(Find(2, "", PUT.keys))
+        send(Find(2, PUT.keys))
         found = answer()
         assert isinstance(found, Found) and (found.slots, found.num_coming) == ((), 1)
         found = answer()
@@ -289,7 +292,7 @@ def test_reads_of_the_disk_are_answered_before_the_next_poll(
     monkeypatch.setattr(process_of_store, "POLL_INTERVAL_S", 3600.0)
     with running(config) as process, session(config) as (send, answer):
         wait_until(lambda: process._disk is not None and process._disk.stats().num_pages == 1)
-        send(Find(2, "", PUT.keys))
+        send(Find(2, PUT.keys))
         for num_coming in (1, 0):
             found = answer()
             assert isinstance(found, Found) and found.num_coming == num_coming
@@ -374,7 +377,8 @@ def test_a_purge_of_a_folder_in_use_is_made_up_for(
     leave_a_page_on_disk(config)
     with running(config) as process:
         folder = Folder(tmp_path / "disk")
-        process._loop_thread.call(process._sessions.purge(), 10.0)
+        with pytest.raises(OSError, match="is in use by another page store"):
+            process._loop_thread.call(process._sessions.purge(), 10.0)
         folder.close()
         assert_page_is_gone(config, process)
 
@@ -383,7 +387,7 @@ def test_purges_that_wait_for_the_disk_leave_the_loop_its_threads(
     config: StoreConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
-    monkeypatch.setattr(process_of_store, "purge_folder", lambda directory: go_on.wait(10.0))
+    monkeypatch.setattr(process_of_store, "purge_folder", lambda directory, secret: go_on.wait(10.0))
     with running(replace(config, disk=new_disk(tmp_path / "disk"))) as process:
 
         async def ask() -> None:
@@ -394,6 +398,57 @@ def test_purges_that_wait_for_the_disk_leave_the_loop_its_threads(
             await asyncio.gather(*purges)
 
         process._loop_thread.call(ask(), 10.0)
+
+
+def test_a_folder_that_is_being_purged_is_waited_for(
+    config: StoreConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(config, disk=new_disk(tmp_path / "disk"))
+    leave_a_page_on_disk(config)
+    go_on, record = threading.Event(), Folder.record_purges
+    monkeypatch.setattr(opened_folder, "IN_USE_LIMIT_S", 0.05)
+    monkeypatch.setattr(Folder, "record_purges", lambda folder: (go_on.wait(10.0), record(folder)))
+    with running(config) as process:
+        purge = asyncio.run_coroutine_threadsafe(process._sessions.purge(), process._loop_thread.loop)  # type: ignore[arg-type]
+        with session(config):
+            wait_until(lambda: process._disk is not None)
+            time.sleep(0.2)
+            assert process._disk is not None and not process._disk.stats().is_off and not purge.done()
+            go_on.set()
+            purge.result(10.0)
+        assert_page_is_gone(config, process)
+        assert not process._disk.stats().is_off
+
+
+@pytest.mark.parametrize("has_store", [True, False], ids=["after the last worker", "before the first worker"])
+def test_a_reset_that_the_disk_cannot_keep_is_repeated_until_it_can(
+    config: StoreConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_store: bool
+) -> None:
+    def fail(folder: Folder) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(store_registry, "RESET_RETRY_S", 0.05)
+    config = replace(config, disk=new_disk(tmp_path / "disk"))
+    leave_a_page_on_disk(config)
+    with a_router() as (router, address), running(replace(config, routers=(address,))) as process:
+        if has_store:
+            with session(config):
+                wait_until(lambda: metrics_of(process).get("disk_pages") == 1)
+        wait_until(lambda: len(list(router.stores)) == 1)
+        with monkeypatch.context() as broken:
+            broken.setattr(store_registry, "RESET_LIMIT_S", 0.5)
+            broken.setattr(Folder, "record_purges", fail)
+            broken.setattr(Folder, "drop_record", fail)
+            router.reset_caches()
+            wait_until(lambda: router.stores.unreset() == {"store-0": "Read-only file system"})
+            with pytest.raises(UnavailableError, match=r"of before the reset: store-0 \(Read-only file system\)"):
+                asyncio.run(router.finish_reset())
+        router.reset_caches()
+        router.check_deadlines()
+        asyncio.run(router.finish_reset())
+        assert not router.stores.unreset()
+    with running(config) as process:
+        assert_page_is_gone(config, process)
 
 
 def test_routers_are_told_of_a_disk_that_is_off(config: StoreConfig, tmp_path: Path) -> None:
@@ -448,7 +503,7 @@ async def test_two_stores_learn_of_each_other_from_a_router_and_share_pages() ->
             clients[0].send(Wrote(granted.slots, granted.generations))
             async with asyncio.timeout(20.0):
                 for number in itertools.count():
-                    clients[1].send(Find(number, "", PUT.keys))
+                    clients[1].send(Find(number, PUT.keys))
                     answers = [await clients[1].read()]
                     while answers[-1].num_coming or answers[-1].is_asking:
                         answers.append(await clients[1].read())

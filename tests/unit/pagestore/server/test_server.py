@@ -40,7 +40,7 @@ T = TypeVar("T")
 TOKEN = "token"
 FORMAT = PageFormat("model", 64, "fake")
 PUT = Put(1, "", b"", (b"k" * 32,), (b"identity",))
-FIND = Find(2, "", (b"k" * 32,))
+FIND = Find(2, (b"k" * 32,))
 
 
 def hello(incarnation: str = "life", *, pid: int = 1, page_format: PageFormat = FORMAT) -> StoreHello:
@@ -208,7 +208,7 @@ def test_a_violation_of_the_protocol_ends_only_its_session() -> None:
             await other.read()
             async with client(store.address, hello("b")) as one:
                 await one.expect(StoreWelcome)
-                one.send(Find(1, "", (b"short",)))
+                one.send(Find(1, (b"short",)))
                 assert await one.read() is None
             other.send(FIND)
             await other.expect(Found)

@@ -14,7 +14,7 @@ from tandem.messages import (
     StoreBeat,
     StoreJoin,
 )
-from tandem.router.workers.store_registry import Store, StoreRegistry
+from tandem.router.workers.store_registry import RESET_LIMIT_S, RESET_RETRY_S, Store, StoreRegistry
 from tests.fakes.clock import FakeClock
 
 
@@ -121,6 +121,31 @@ def test_a_reset_reaches_every_store_also_one_that_is_away() -> None:
     registry.receive(here, CacheWasReset(2))
     registry.repeat_reset(here)
     assert sent[-1] == ResetCache(3)
+
+
+def test_a_reset_that_does_not_last_is_repeated_for_a_limited_time() -> None:
+    stores = Stores()
+    registry, sent = stores.registry, stores.sent
+    store = stores.connect("store-0", "a")
+    registry.reset()
+    assert registry.unreset() == {"store-0": "no answer"}
+    failed = CacheWasReset(1, "Input/output error")
+    while not registry.is_reset_late:
+        registry.receive(store, failed)
+        registry.repeat_failed_resets()
+        stores.clock.advance(RESET_RETRY_S)
+        registry.repeat_failed_resets()
+        registry.repeat_failed_resets()
+    assert sent == [ResetCache(1)] * int(RESET_LIMIT_S / RESET_RETRY_S)
+    assert registry.is_reset_late and registry.unreset() == {"store-0": "Input/output error"}
+    registry.lose(store, "it died")
+    assert registry.unreset() == {"store-0": "not connected"}
+    # Each later life is told again.
+    store = stores.connect("store-0", "a")
+    registry.repeat_reset(store)
+    assert sent.pop() == ResetCache(1)
+    registry.receive(store, CacheWasReset(1))
+    assert registry.unreset() == {}
 
 
 def test_another_message_is_an_error() -> None:

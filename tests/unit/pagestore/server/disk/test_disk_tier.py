@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tandem.pagestore.server.disk import folder as folder_module
 from tandem.pagestore.server.disk import opened_folder, segment_files
 from tandem.pagestore.server.disk.folder import Folder
 from tandem.pagestore.server.disk.secret import namespace_secret
@@ -680,13 +681,53 @@ def test_a_purge_that_cannot_be_recorded_ends_with_a_line(
         pages.wait_loaded()
         slow_state.clear()
         pages.tier.purge()
+        until(lambda: pages.tier._is_recording)
         for _ in range(12):
             now[0] += 1
             pages.tier.take_ended()
         assert_off(pages)
         assert not pages.tier.is_purging
-        assert any("a purge is not recorded, so pages stay: remove the folder" in line for line in warnings(caplog))
+        assert pages.tier.purge_failure == "a transfer takes more than 10 s"
+        assert any("the next store may find pages of before: a transfer" in line for line in warnings(caplog))
+        # The disk goes on after all.
         slow_state.set()
+        until(lambda: pages.tier.purge_failure == "")
+
+
+def test_a_purge_lasts_on_a_disk_that_takes_no_record(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with DiskPages(folder) as pages:
+        pages.write(range(3))
+        monkeypatch.setattr(folder_module.os, "pwrite", fail_with(errno.ENOSPC))
+        pages.purge()
+        assert_off(pages)
+        assert pages.tier.purge_failure == ""
+        monkeypatch.undo()
+    with DiskPages(folder) as pages:
+        pages.wait_loaded()
+        assert pages.read(range(3)) == []
+
+
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_a_purge_that_does_not_last_may_be_repeated(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, is_repeated: bool
+) -> None:
+    with DiskPages(folder) as pages:
+        pages.write(range(3))
+        for function in ("pwrite", "unlink"):
+            monkeypatch.setattr(folder_module.os, function, fail_with(errno.EROFS))
+        for _ in range(2):
+            pages.purge()
+            assert_off(pages)
+            assert pages.tier.purge_failure == "Read-only file system"
+        monkeypatch.undo()
+        if is_repeated:
+            pages.purge()
+            assert pages.tier.purge_failure == ""
+    lines = [line for line in warnings(caplog) if "the next store may find pages of before" in line]
+    assert len(lines) == 1
+    with DiskPages(folder) as pages:
+        pages.wait_loaded()
+        assert pages.read(range(3)) == ([] if is_repeated else [0, 1, 2])
 
 
 def test_an_emptied_folder_gets_the_cluster_s_secret_again(folder: Path) -> None:
@@ -720,6 +761,7 @@ def test_a_disk_that_fails_at_the_start_is_off(
         assert_off(pages)
         assert pages.tier.take_changes() == ((), ())
         pages.purge()
+        assert pages.tier.purge_failure == "Read-only file system"
     assert "Read-only file system" in off_line(caplog)
 
 

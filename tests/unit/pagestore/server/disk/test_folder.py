@@ -14,7 +14,6 @@ def test_a_folder_keeps_its_name_and_counts_purges(tmp_path: Path) -> None:
     folder.num_purges += 2
     folder.record_purges()
     assert folder.num_recorded == 2
-    folder.sync()
     folder.close()
     again = Folder(tmp_path / "parent" / "pages")
     assert (again.name, again.num_purges) == (name, 2)

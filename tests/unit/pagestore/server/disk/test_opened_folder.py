@@ -1,3 +1,4 @@
+import errno
 import mmap
 import threading
 import time
@@ -8,6 +9,7 @@ import pytest
 from tandem.pagestore.server.disk import opened_folder
 from tandem.pagestore.server.disk.folder import Folder, FolderInUse
 from tandem.pagestore.server.disk.opened_folder import OpenedFolder, purge_folder
+from tandem.pagestore.server.disk.secret import namespace_secret
 from tests.fakes.disk_pages import NUM_SLOTS, PAGE_BYTES, PAGE_FORMAT
 
 
@@ -46,13 +48,30 @@ def test_a_folder_in_use_is_waited_for_until_the_caller_closes(tmp_path: Path, m
 def test_a_folder_is_purged_without_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tmp_path / "pages"
     with pytest.raises(FileNotFoundError):
-        purge_folder(directory)
+        purge_folder(directory, "")
     folder = Folder(directory)
     monkeypatch.setattr(opened_folder, "IN_USE_LIMIT_S", 0.05)
     with pytest.raises(FolderInUse):
-        purge_folder(directory)
+        purge_folder(directory, "")
     folder.close()
-    purge_folder(directory)
+    own = namespace_secret(directory)
+    purge_folder(directory, own)
+    with pytest.raises(ValueError, match="another folder took its place"):
+        purge_folder(directory, "ab" * 32)
     again = Folder(directory)
     assert (again.num_purges, again.name) == (1, folder.name)
+    again.close()
+
+
+def test_a_folder_that_takes_no_record_gets_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(tmp_path / "pages")
+    folder.close()
+
+    def fail(self: Folder) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Folder, "record_purges", fail)
+    purge_folder(tmp_path / "pages", "")
+    again = Folder(tmp_path / "pages")
+    assert again.name != folder.name
     again.close()

@@ -1,10 +1,12 @@
 """HTTP routes for operators and benchmarks."""
 
+import asyncio
 import json
 
 from tandem import __version__
-from tandem.messages import ResetCache
+from tandem.messages import PROTOCOL_VERSION, CacheWasReset, ResetCache, StoreJoin
 from tandem.router.frontends.openai.operation import SHOWN
+from tandem.router.workers.store_registry import RESET_LIMIT_S
 from tests.fakes.http_cluster import KEYS, HttpCluster
 from tests.fakes.http_requests import HttpAnswer, http_request
 from tests.fakes.router_harness import run, settle
@@ -54,6 +56,22 @@ async def test_caches_are_reset_where_that_is_allowed() -> None:
     assert (await ask(cluster, "POST", "/reset_prefix_cache")).json == {"num_workers": 2}
     assert cluster.p.of(ResetCache) == cluster.d.of(ResetCache) == [ResetCache()]
     assert (await ask(HttpCluster([1]), "POST", "/reset_prefix_cache")).status == 404
+
+
+@run
+async def test_a_reset_that_does_not_last_is_an_error() -> None:
+    cluster = HttpCluster([1], allow_cache_reset=True)
+    stores = cluster.routers[0].router.stores
+    store = stores.connect(StoreJoin(PROTOCOL_VERSION, "store-0", "a", "host"), lambda messages: None, lambda _: None)
+    call = asyncio.create_task(ask(cluster, "POST", "/reset_prefix_cache"))
+    await settle()
+    stores.receive(store, CacheWasReset(1, "Read-only file system"))
+    cluster.routers[0].clock.advance(RESET_LIMIT_S)
+    answer = await call
+    assert answer.status == 503
+    assert answer.json["error"]["message"] == (
+        "page stores that may still find pages of before the reset: store-0 (Read-only file system)"
+    )
 
 
 @run
