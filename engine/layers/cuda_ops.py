@@ -68,25 +68,34 @@ class CudaOps(LayerOps):
         # Saves a pass over memory.
         return torch.addmm(residual, x, linear.weight.t(), out=residual)
 
-    def gated_mlp(self, x: torch.Tensor, norm: Norm, gate_up: LinearBase, down: LinearBase) -> torch.Tensor:
+    def gated_mlp(
+        self,
+        x: torch.Tensor,
+        norm: Norm,
+        gate_up: LinearBase,
+        down: LinearBase,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         if not isinstance(down, Fp8Linear) or self._gates_at_once(x, gate_up):
-            return super().gated_mlp(x, norm, gate_up, down)
+            return super().gated_mlp(x, norm, gate_up, down, residual)
         projected = self.norm_linear(x, norm, gate_up)
-        return self._fp8.multiply(quantize(projected, down, is_gated=True), down, x)
+        return self._fp8.multiply(quantize(projected, down, is_gated=True), down, x if residual is None else residual)
 
     def _gates_at_once(self, x: torch.Tensor, gate_up: LinearBase) -> bool:
         return self._few_rows.fits(x, gate_up) or self._products.tile(len(x), gate_up, is_gated=True) is not None
 
-    def mixture(self, x: torch.Tensor, norm: Norm, experts: Experts) -> torch.Tensor:
+    def mixture(
+        self, x: torch.Tensor, norm: Norm, experts: Experts, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
         shared = experts.shared
         if shared is None:
-            return self._experts.mixture(x, norm, experts)
+            return self._experts.mixture(x, norm, experts, residual)
         hidden = self.norm_gated(x, norm, shared.gate_up)
         if shared.gate is None:
-            return self.linear_add(hidden, shared.down, self._experts.mixture(x, norm, experts))
+            return self.linear_add(hidden, shared.down, self._experts.mixture(x, norm, experts, residual))
         logits = (rms_norm(x, norm).float() * shared.gate.float()).sum(-1, keepdim=True)  # (num_tokens, 1)
         output = self.linear_add(hidden, shared.down, torch.zeros_like(x))
-        return self._experts.mixture(x, norm, experts).addcmul_(logits.sigmoid().to(x.dtype), output)
+        return self._experts.mixture(x, norm, experts, residual).addcmul_(logits.sigmoid().to(x.dtype), output)
 
     def captures(self, experts: Experts) -> bool:
         return self._experts.captures(experts)

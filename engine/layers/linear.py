@@ -22,7 +22,10 @@ class LinearBase(ABC):
     Attributes:
         weight: (sum(out_sizes), in_size); the dtype depends on the subclass.
         bias: (sum(out_sizes),) of the model's dtype, or None.
+        is_partial: True if the matrix has some of the whole's columns, so that results are one rank's partial sums.
     """
+
+    is_partial: bool = False
 
     def __init__(self, out_sizes: list[int], weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._out_sizes = out_sizes

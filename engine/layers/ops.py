@@ -28,13 +28,22 @@ class LayerOps(ABC):
     def linear_add(self, x: torch.Tensor, linear: LinearBase, residual: torch.Tensor) -> torch.Tensor:
         """Returns residual + projection of x; may overwrite `residual`."""
 
-    def gated_mlp(self, x: torch.Tensor, norm: Norm, gate_up: LinearBase, down: LinearBase) -> torch.Tensor:
-        """Returns x + projection `down` of norm_gated(x); may overwrite `x`."""
-        return self.linear_add(self.norm_gated(x, norm, gate_up), down, x)
+    def gated_mlp(
+        self,
+        x: torch.Tensor,
+        norm: Norm,
+        gate_up: LinearBase,
+        down: LinearBase,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Returns residual + projection `down` of norm_gated(x). Args: residual: may be overwritten; None: x."""
+        return self.linear_add(self.norm_gated(x, norm, gate_up), down, x if residual is None else residual)
 
     @abstractmethod
-    def mixture(self, x: torch.Tensor, norm: Norm, experts: Experts) -> torch.Tensor:
-        """Returns x + the mixture of experts of rms_norm(x); may overwrite `x`."""
+    def mixture(
+        self, x: torch.Tensor, norm: Norm, experts: Experts, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Returns residual + the mixture of experts of rms_norm(x). Args: residual: as for gated_mlp."""
 
     def captures(self, experts: Experts) -> bool:
         """Returns whether a CUDA graph can capture `mixture`, because it never waits for the device."""
@@ -61,8 +70,10 @@ class TorchOps(LayerOps):
     def linear_add(self, x: torch.Tensor, linear: LinearBase, residual: torch.Tensor) -> torch.Tensor:
         return residual + linear(x)
 
-    def mixture(self, x: torch.Tensor, norm: Norm, experts: Experts) -> torch.Tensor:
-        return x + mixture(rms_norm(x, *norm), experts)
+    def mixture(
+        self, x: torch.Tensor, norm: Norm, experts: Experts, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return (x if residual is None else residual) + mixture(rms_norm(x, *norm), experts)
 
     def normalize(self, x: torch.Tensor, norm: Norm) -> None:
         x.copy_(rms_norm(x, *norm))

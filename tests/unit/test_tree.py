@@ -43,6 +43,7 @@ TESTED_ELSEWHERE = {
     "engine/layers/experts/grouped_kernels.py": "gpu/engine/layers/experts/test_grouped.py",
     "engine/layers/few_rows.py": "gpu/engine/layers/test_cuda_ops.py",
     "engine/layers/gated_products.py": "gpu/engine/layers/test_cuda_ops.py",
+    "engine/layers/linear.py": "unit/engine/models/test_decoder.py",
     "engine/layers/ops.py": "unit/engine/models/test_decoder.py",
     "engine/token_sequence.py": "unit/engine/test_batch.py",
     "kvtransfer/transport_choice.py": "unit/kvtransfer/test_link_dialer_fallback.py",

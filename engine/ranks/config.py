@@ -1,0 +1,58 @@
+"""A worker's ranks: processes on one host, each with a part of the model. Imports no torch."""
+
+from dataclasses import dataclass
+
+MAX_DEGREE = 8
+# Rows of the vocabulary are cut at multiples of this, because kernels read 16 bytes at a time.
+VOCABULARY_STEP = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RankConfig:
+    """One rank of a worker.
+
+    Attributes:
+        rank: 0 is the leader, which schedules and samples; the others only compute.
+        degree: number of ranks of the worker.
+    """
+
+    rank: int = 0
+    degree: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.degree <= MAX_DEGREE:
+            raise ValueError(f"rank {self.rank} of {self.degree} does not exist; a worker has 1 to {MAX_DEGREE} ranks")
+
+    @property
+    def is_leader(self) -> bool:
+        return self.rank == 0
+
+    def share(self, size: int) -> range:
+        """Returns this rank's part of `size` things cut into equal parts. The degree divides `size`."""
+        each, rest = divmod(size, self.degree)
+        assert not rest, f"{size} cannot be cut into {self.degree} equal parts"
+        return range(self.rank * each, (self.rank + 1) * each)
+
+    def kv_heads(self, num_kv_heads: int) -> range:
+        """Returns the key and value heads that this rank's query heads need.
+
+        With more ranks than heads, consecutive ranks hold the same head. The degree divides `num_kv_heads` or is a
+        multiple of it.
+        """
+        if self.degree <= num_kv_heads:
+            return self.share(num_kv_heads)
+        assert self.degree % num_kv_heads == 0
+        head = self.rank * num_kv_heads // self.degree
+        return range(head, head + 1)
+
+    def kv_head_copies(self, num_kv_heads: int) -> int:
+        """Returns the number of ranks that hold the same key and value head."""
+        return max(1, self.degree // num_kv_heads)
+
+    def vocabulary(self, size: int) -> range:
+        """Returns this rank's tokens of a vocabulary. All ranks but the last that has any hold equally many."""
+        each = -(-size // (self.degree * VOCABULARY_STEP)) * VOCABULARY_STEP if self.degree > 1 else size
+        return range(min(size, self.rank * each), min(size, (self.rank + 1) * each))
+
+
+SINGLE_RANK = RankConfig()

@@ -1,0 +1,29 @@
+"""An engine's view of the other ranks of its worker, while it serves."""
+
+from abc import ABC, abstractmethod
+
+from tandem.engine.batch import Batch
+
+
+class RankLaunches(ABC):
+    """What the leader's engine tells the followers, and hears from them. Used by the engine thread alone."""
+
+    @abstractmethod
+    def publish(self, batch: Batch, num_fed: int) -> int:
+        """Publishes a forward pass, which the followers then launch too. Call it before the leader's own launch.
+
+        Waits until the followers have taken the record whose place this one gets.
+
+        Args:
+            num_fed: rows of the output that feeds the batch; 0 if the host knows all tokens.
+
+        Returns:
+            The number of the forward pass, from 1 without gaps.
+
+        Raises:
+            TimeoutError: a follower stands still.
+        """
+
+    @abstractmethod
+    def num_completed(self) -> int:
+        """Returns the number of the last forward pass that the devices of all followers have completed."""
