@@ -16,18 +16,13 @@ def check_degree(model: ModelConfig, degree: int) -> None:
     if degree == 1:
         return
     _require_divided("the model's query heads", model.num_q_heads, degree)
-    if model.latent is None and model.num_kv_heads % degree and degree % model.num_kv_heads:
-        raise ValueError(
-            f"{degree} ranks cannot share the model's {model.num_kv_heads} key heads: use a number that divides them, "
-            "or a multiple of them"
-        )
+    if model.latent is None:
+        kv_heads = RankConfig(0, degree).kv_heads(model.num_kv_heads)
+        _require_aligned(model, "rows of queries", model.num_q_heads // degree * model.head_dim)
+        _require_aligned(model, "rows of keys", kv_heads.num * model.head_dim)
     for what, size in _cut_sizes(model, degree):
         _require_divided(what, size, degree)
         _require_aligned(model, what, size // degree)
-    kv_heads = len(RankConfig(0, degree).kv_heads(model.num_kv_heads))
-    if model.latent is None:
-        _require_aligned(model, "rows of queries", model.num_q_heads // degree * model.head_dim)
-        _require_aligned(model, "rows of keys", kv_heads * model.head_dim)
 
 
 def cuts_by_expert(model: ModelConfig, degree: int) -> bool:

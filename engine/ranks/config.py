@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from tandem.head_slice import HeadSlice
+
 MAX_DEGREE = 8
 # Rows of the vocabulary are cut at multiples of this, because kernels read 16 bytes at a time.
 VOCABULARY_STEP = 8
@@ -33,17 +35,13 @@ class RankConfig:
         assert not rest, f"{size} cannot be cut into {self.degree} equal parts"
         return range(self.rank * each, (self.rank + 1) * each)
 
-    def kv_heads(self, num_kv_heads: int) -> range:
+    def kv_heads(self, num_kv_heads: int) -> HeadSlice:
         """Returns the key and value heads that this rank's query heads need.
 
-        With more ranks than heads, consecutive ranks hold the same head. The degree divides `num_kv_heads` or is a
-        multiple of it.
+        Raises:
+            ValueError: neither the degree nor the number of heads divides the other.
         """
-        if self.degree <= num_kv_heads:
-            return self.share(num_kv_heads)
-        assert self.degree % num_kv_heads == 0
-        head = self.rank * num_kv_heads // self.degree
-        return range(head, head + 1)
+        return HeadSlice.of(num_kv_heads, self.rank, self.degree)
 
     def kv_head_copies(self, num_kv_heads: int) -> int:
         """Returns the number of ranks that hold the same key and value head."""

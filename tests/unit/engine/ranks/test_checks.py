@@ -29,7 +29,7 @@ def test_heads_are_cut_or_replicated(tmp_path: Path, num_kv_heads: int, degree: 
     [
         ({}, 9, "a worker has 1 to 8 ranks, not 9"),
         ({}, 3, "3 ranks cannot share the model's query heads, 8"),
-        ({"num_attention_heads": 6, "num_key_value_heads": 2}, 3, "3 ranks cannot share the model's 2 key heads"),
+        ({"num_attention_heads": 6, "num_key_value_heads": 2}, 3, "3 ranks cannot share 2 KV heads"),
         ({"intermediate_size": 250}, 4, "4 ranks cannot share intermediate_size, 250"),
         ({"intermediate_size": 24}, 4, "a rank would have 6 of intermediate_size, no multiple of 4"),
     ],
@@ -40,7 +40,7 @@ def test_other_degrees_are_refused(tmp_path: Path, values: dict[str, Any], degre
 
 
 def test_blocks_of_fp8_weights_are_not_cut(tmp_path: Path) -> None:
-    blocks = replace(model(tmp_path), quantization=Quantization("block", "group"))
+    blocks = replace(model(tmp_path, head_dim=128), quantization=Quantization("block", "group"))
     with pytest.raises(ValueError, match="a rank would have 64 of intermediate_size, no multiple of 128"):
         check_degree(blocks, 4)
 

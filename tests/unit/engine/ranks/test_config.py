@@ -12,8 +12,9 @@ def test_each_rank_holds_the_heads_that_its_queries_read(degree: int, num_kv_hea
     for rank in range(degree):
         ranks = RankConfig(rank, degree)
         needed = {head * num_kv_heads // num_q_heads for head in ranks.share(num_q_heads)}
-        assert needed == set(ranks.kv_heads(num_kv_heads))
-    holders = [rank for rank in range(degree) if 0 in RankConfig(rank, degree).kv_heads(num_kv_heads)]
+        held = ranks.kv_heads(num_kv_heads)
+        assert needed == set(range(held.first, held.end))
+    holders = [rank for rank in range(degree) if RankConfig(rank, degree).kv_heads(num_kv_heads).first == 0]
     assert len(holders) == RankConfig(0, degree).kv_head_copies(num_kv_heads)
 
 
