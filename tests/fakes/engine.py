@@ -220,7 +220,7 @@ class FakeEngine(EngineBase):
         self._queue.popleft().run()
 
     def run_until(self, output: FakeForwardOutput) -> None:
-        while not output.done():
+        while output.sampled is None:
             self.run_next()
 
     def write(self, page_ids: Sequence[int], start: int, token_ids: Sequence[int]) -> None:

@@ -3,11 +3,9 @@ import pytest
 from tandem.engine.ranks.config import RankConfig
 
 
-@pytest.mark.parametrize("degree", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("degree", [1, 2, 4, 8])
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4, 8])
 def test_each_rank_holds_the_heads_that_its_queries_read(degree: int, num_kv_heads: int) -> None:
-    if num_kv_heads % degree and degree % num_kv_heads:
-        pytest.skip("refused")
     num_q_heads = 24
     for rank in range(degree):
         ranks = RankConfig(rank, degree)
