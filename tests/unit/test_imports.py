@@ -31,6 +31,7 @@ VOCABULARY = (
     "tandem.exit_watch",
     "tandem.forward_times",
     "tandem.grammar_limits",
+    "tandem.head_slice",
     "tandem.hosts",
     "tandem.key_file",
     "tandem.messages",
