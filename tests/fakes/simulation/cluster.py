@@ -198,7 +198,7 @@ class Simulation:
                 del self.links[old]
         self.links[epoch] = SimLink(epoch, sender, receiver)
         hello = LinkHello(
-            PROTOCOL_VERSION, sender.worker_id, sender.incarnation, 1, receiver.incarnation, PAGE_FORMAT, ("sim",)
+            PROTOCOL_VERSION, sender.worker_id, sender.incarnation, receiver.incarnation, PAGE_FORMAT, ("sim",), ()
         )
         transport: ReceiverTransport = SharedMemoryReceiver(receiver.engine.pool)
         if self.two_sided:

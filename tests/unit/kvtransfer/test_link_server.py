@@ -13,17 +13,21 @@ from tandem.exit_watch import SETTLE_S
 from tandem.hosts import host_id
 from tandem.kvtransfer.events import ReceiverLinkClosed, ReceiverLinkOpened
 from tandem.kvtransfer.transports import opening
-from tandem.messages import PROTOCOL_VERSION, LinkHello, LinkRefused, LinkWelcome, PageFormat, Renewed
+from tandem.messages import PROTOCOL_VERSION, LinkHello, LinkRank, LinkRefused, LinkWelcome, PageFormat, Renewed
 from tandem.rpc.batch_writer import BatchWriter
 from tandem.rpc.channel import open_channel
 from tandem.rpc.codec import RECEIVER_CODEC, SENDER_CODEC
 from tandem.v1 import kv_link_pb2_grpc
-from tests.fakes.link_ends import PAGE_FORMAT, ReceiverEnd, SenderEnd, wait_until
+from tests.fakes.link_ends import ALL_HEADS, ONE_RANK, PAGE_FORMAT, ReceiverEnd, SenderEnd, wait_until
 from tests.fakes.transport import ScriptedOpening
 
 
 def hello_to(receiver: ReceiverEnd, *transports: str, life: str = "p life") -> LinkHello:
-    return LinkHello(PROTOCOL_VERSION, "p", life, 1, receiver.peer.incarnation, PAGE_FORMAT, transports)
+    return LinkHello(PROTOCOL_VERSION, "p", life, receiver.peer.incarnation, PAGE_FORMAT, transports, ONE_RANK)
+
+
+def on(gpu: str) -> tuple[LinkRank, ...]:
+    return (LinkRank(1, gpu, ALL_HEADS),)
 
 
 async def answer_to(receiver: ReceiverEnd, message: Any) -> Any:
@@ -76,7 +80,7 @@ def test_sender_s_preferred_common_transport_is_used() -> None:
         async with ReceiverEnd(transports) as receiver:
             answer = await answer_to(receiver, hello_to(receiver, "unknown", "second", "first"))
             assert isinstance(answer, LinkWelcome)
-            assert (answer.transport, answer.endpoint) == ("second", b"scripted")
+            assert (answer.transport, answer.endpoints) == ("second", (b"scripted",))
             refused = await answer_to(receiver, hello_to(receiver, "unknown"))
             assert refused == LinkRefused("no common transport: unknown at the sender, first, second here", True)
 
@@ -149,7 +153,7 @@ def test_a_sender_on_this_gpu_that_offers_nothing_else_is_told() -> None:
         between = ScriptedOpening()
         between.between_gpus = True
         async with ReceiverEnd({"between": between}, gpu="0000:C1:00.0") as receiver:
-            hello = replace(hello_to(receiver, "between"), sender_host=host_id(), sender_gpu="0000:C1:00.0")
+            hello = replace(hello_to(receiver, "between"), sender_host=host_id(), ranks=on("0000:C1:00.0"))
             answer = await answer_to(receiver, hello)
             assert isinstance(answer, LinkRefused) and answer.no_transport
             assert "between: it needs a GPU for each end, and both are on 0000:C1:00.0" in answer.reason
@@ -167,7 +171,7 @@ def test_sender_exit_is_seen_only_on_this_host(is_here: bool) -> None:
     async def scenario(sender: "subprocess.Popen[bytes]") -> None:
         async with ReceiverEnd({"only": ScriptedOpening()}) as receiver:
             host = host_id() if is_here else "another"
-            hello = replace(hello_to(receiver, "only"), sender_pid=sender.pid, sender_host=host)
+            hello = replace(hello_to(receiver, "only"), ranks=(LinkRank(sender.pid, "", ALL_HEADS),), sender_host=host)
             assert isinstance(await answer_to(receiver, hello), LinkWelcome)
             (opened,) = [event for event in receiver.events if isinstance(event, ReceiverLinkOpened)]
             sender.kill()
