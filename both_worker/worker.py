@@ -63,7 +63,9 @@ def make_both_scheduler(
     )
     handover: Handover = LocalHandover(decode_scheduler)
     if has_links:
-        elsewhere = LinkHandover(engine.pool.layout, engine.launches, outbox, clock, max_pages_in_flight, recorder)
+        elsewhere = LinkHandover(
+            engine.pool.layout.whole, engine.launches, outbox, clock, max_pages_in_flight, recorder
+        )
         handover = ChoosingHandover(worker_id, cache, LocalHandover(decode_scheduler), elsewhere)
     pages = SharedPages(cache, decode_scheduler, worker_id)
     budget = StepBudget(itl_objective_s, prefill.chunk_size, timer, engine)

@@ -35,7 +35,7 @@ class PrefillRole(WorkerRole):
         recorder: Recorder,
         tier: PageTier | None = None,
     ) -> Scheduler:
-        handover = LinkHandover(engine.pool.layout, engine.launches, outbox, time.monotonic, recorder=recorder)
+        handover = LinkHandover(engine.pool.layout.whole, engine.launches, outbox, time.monotonic, recorder=recorder)
         return PrefillScheduler(engine, cache, handover, outbox, self._prefill, time.monotonic, recorder, tier=tier)
 
     def build_links(

@@ -129,7 +129,8 @@ class _RemoteSender(SenderTransport):
 
     @property
     def failure(self) -> str:
-        return self._lane.latest().failure
+        # Copies under way are polled, which takes reports; an idle link's failure shows with its next push.
+        return self._lane.report.failure
 
     def copy_pages(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
         self._lane.rank.send(Push(self._lane.number, link_seq, src_pages, dst_pages))
@@ -148,7 +149,8 @@ class _RemoteReceiver(ReceiverTransport):
 
     @property
     def failure(self) -> str:
-        return self._lane.latest().failure
+        # Copies under way are polled, which takes reports; an idle link's failure shows with its next push.
+        return self._lane.report.failure
 
     def endpoint(self) -> bytes:
         return self._lane.report.endpoint

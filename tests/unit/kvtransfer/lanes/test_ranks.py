@@ -138,6 +138,7 @@ def test_one_lane_s_failure_is_the_epoch_s(broken: int, num_pushed: int) -> None
         def has_failed() -> bool:
             # A closed connection shows at a later push.
             copies.append(sending.copy_pages(num_pushed + len(copies), [0], [0]))
+            copies[-1].done()
             return bool(sending.failure)
 
         wait_for(has_failed)
