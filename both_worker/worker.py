@@ -14,6 +14,7 @@ from tandem.decode_worker.scheduler import DecodeScheduler
 from tandem.engine.base import EngineBase
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.kvtransfer.config import LinkConfig
+from tandem.kvtransfer.lanes.ranks import LinkRanks
 from tandem.kvtransfer.link_dialer import LinkDialer
 from tandem.kvtransfer.link_server import LinkServer
 from tandem.kvtransfer.sender_link import MAX_PAGES_IN_FLIGHT
@@ -62,7 +63,9 @@ def make_both_scheduler(
     )
     handover: Handover = LocalHandover(decode_scheduler)
     if has_links:
-        elsewhere = LinkHandover(engine.pool.layout, engine.launches, outbox, clock, max_pages_in_flight, recorder)
+        elsewhere = LinkHandover(
+            engine.pool.layout.whole, engine.launches, outbox, clock, max_pages_in_flight, recorder
+        )
         handover = ChoosingHandover(worker_id, cache, LocalHandover(decode_scheduler), elsewhere)
     pages = SharedPages(cache, decode_scheduler, worker_id)
     budget = StepBudget(itl_objective_s, prefill.chunk_size, timer, engine)
@@ -137,7 +140,7 @@ class BothRole(WorkerRole):
         if self._links is None:
             return NoLinks()
         transports = load_transports(self._links.transports, engine.pool, config.host, credentials)
-        gpu = engine.pool.gpu
-        out = LinkDialer(hello.worker_id, hello.incarnation, hello.page_format, transports, post, credentials, gpu)
-        into = LinkServer(hello.incarnation, hello.page_format, transports, post, gpu)
+        ranks = LinkRanks.of(engine.pool, transports)
+        out = LinkDialer(hello.worker_id, hello.incarnation, hello.page_format, ranks, post, credentials)
+        into = LinkServer(hello.incarnation, hello.page_format, ranks, post)
         return TwoWayLinks(hello.worker_id, out, into)

@@ -8,6 +8,7 @@ from tandem.decode_worker.scheduler import DecodeScheduler
 from tandem.engine.base import EngineBase
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.kvtransfer.config import LinkConfig
+from tandem.kvtransfer.lanes.ranks import LinkRanks
 from tandem.kvtransfer.link_server import LinkServer
 from tandem.kvtransfer.transports.opening import load_transports
 from tandem.messages import Hello
@@ -48,4 +49,4 @@ class DecodeRole(WorkerRole):
         post: Callable[[Event], None],
     ) -> LinkConnections:
         transports = load_transports(self._links.transports, engine.pool, config.host, credentials)
-        return LinkServer(hello.incarnation, hello.page_format, transports, post, engine.pool.gpu)
+        return LinkServer(hello.incarnation, hello.page_format, LinkRanks.of(engine.pool, transports), post)

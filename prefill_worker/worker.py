@@ -6,6 +6,7 @@ from collections.abc import Callable
 from tandem.engine.base import EngineBase
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.kvtransfer.config import LinkConfig
+from tandem.kvtransfer.lanes.ranks import LinkRanks
 from tandem.kvtransfer.link_dialer import LinkDialer
 from tandem.kvtransfer.transports.opening import load_transports
 from tandem.messages import Hello
@@ -34,7 +35,7 @@ class PrefillRole(WorkerRole):
         recorder: Recorder,
         tier: PageTier | None = None,
     ) -> Scheduler:
-        handover = LinkHandover(engine.pool.layout, engine.launches, outbox, time.monotonic, recorder=recorder)
+        handover = LinkHandover(engine.pool.layout.whole, engine.launches, outbox, time.monotonic, recorder=recorder)
         return PrefillScheduler(engine, cache, handover, outbox, self._prefill, time.monotonic, recorder, tier=tier)
 
     def build_links(
@@ -46,6 +47,5 @@ class PrefillRole(WorkerRole):
         post: Callable[[Event], None],
     ) -> LinkConnections:
         transports = load_transports(self._links.transports, engine.pool, config.host, credentials)
-        return LinkDialer(
-            hello.worker_id, hello.incarnation, hello.page_format, transports, post, credentials, engine.pool.gpu
-        )
+        ranks = LinkRanks.of(engine.pool, transports)
+        return LinkDialer(hello.worker_id, hello.incarnation, hello.page_format, ranks, post, credentials)

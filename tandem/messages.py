@@ -6,10 +6,11 @@ Schedulers and routers use these classes; tandem.rpc.codec translates them to th
 from dataclasses import dataclass, field
 
 from tandem.embedding import EmbeddingParams
+from tandem.head_slice import HeadSlice
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -569,25 +570,40 @@ class ResetCache:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkRank:
+    """One process of a linked worker.
+
+    Attributes:
+        gpu: PCI id; "" on a CPU.
+        heads: KV heads in its pages.
+    """
+
+    pid: int
+    gpu: str
+    heads: HeadSlice
+
+
+@dataclass(frozen=True, slots=True)
 class LinkHello:
     """Opens an epoch.
 
-    Refused if version, incarnation or page format differ, or if the receiver can open no offered transport.
+    Refused if version, incarnation or page format differ, if the ranks' heads do not fit, or if the receiver can open
+    no offered transport.
 
     Attributes:
-        sender_host: tandem.hosts.host_id; `sender_pid` and `sender_gpu` are meaningful only there.
-        sender_gpu: PCI id; "" on a CPU.
+        page_format: of pages with all heads.
+        ranks: the sender's processes.
+        sender_host: tandem.hosts.host_id; ids of processes and GPUs are meaningful only there.
     """
 
     protocol_version: int
     sender_id: str
     sender_incarnation: str
-    sender_pid: int
     receiver_incarnation: str
     page_format: PageFormat
     transports: tuple[str, ...]
+    ranks: tuple[LinkRank, ...]
     sender_host: str = ""
-    sender_gpu: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -658,13 +674,15 @@ class LinkWelcome:
     """Opens the epoch.
 
     Attributes:
-        endpoint: address of the receiving end, opaque to all but the transport.
+        heads: KV heads in the pages of each of the receiver's ranks.
+        endpoints: address of each lane's receiving end, opaque to all but the transport.
         passed_over: "name: reason" for each skipped transport of the offer.
     """
 
     epoch: str
     transport: str
-    endpoint: bytes
+    heads: tuple[HeadSlice, ...]
+    endpoints: tuple[bytes, ...]
     passed_over: tuple[str, ...] = ()
 
 

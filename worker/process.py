@@ -197,7 +197,7 @@ class WorkerProcess:
                 # This worker may have started again since the file was replaced.
                 await asyncio.to_thread(keys.poll)
                 self._key_task = asyncio.create_task(watch([keys]))
-        layout = engine.pool.layout
+        layout = engine.pool.layout.whole
         hello = self._hello = Hello(
             PROTOCOL_VERSION,
             config.worker_id,

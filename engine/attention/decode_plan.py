@@ -19,12 +19,24 @@ ITEM_SIZE = 8
 
 
 class DecodeBlocks(NamedTuple):
+    """
+    Attributes:
+        cut: items begin at multiples of it, in tokens.
+    """
+
     num_warps: int
     num_per_sm: int
+    cut: int
 
     @property
     def turn(self) -> int:
+        """Tokens that the warps of a block process at a time."""
         return self.num_warps * TILE
+
+    @property
+    def turn_cuts(self) -> int:
+        """The same, in cuts."""
+        return self.turn // self.cut
 
 
 class DecodePlan:
@@ -45,9 +57,9 @@ class DecodePlan:
         self._dummy_page = dummy_page
         # Fastest on an H200 with head_dim 128: as many loads in flight as registers hold.
         is_large = layout.head_dim > 64 and not layout.quantized_to
-        self._blocks_of_many = DecodeBlocks(num_warps=4, num_per_sm=3 if is_large else 4)
-        # Few sequences: more warps end each block sooner.
-        self._blocks_of_few = DecodeBlocks(num_warps=8, num_per_sm=1 if is_large else 2)
+        self._blocks_of_many = DecodeBlocks(num_warps=4, num_per_sm=3 if is_large else 4, cut=4 * TILE)
+        # Few sequences: more warps end each block sooner, and finer cuts give all blocks an equal share.
+        self._blocks_of_few = DecodeBlocks(num_warps=8, num_per_sm=1 if is_large else 2, cut=TILE)
 
     def blocks(self, num_rows: int) -> DecodeBlocks:
         few = self._blocks_of_few
@@ -78,11 +90,18 @@ class DecodePlan:
         tables.append(self._dummy_page)
         lengths = np.ones(num_rows, dtype=np.int32)
         lengths[: len(sequences)] = [s.device_len for s in sequences]
-        turn = self.blocks(num_rows).turn
-        num_turns = -(-lengths // turn)
-        ends = num_turns.cumsum()
-        row_starts = ends - num_turns
-        block_starts = _union([0], self._cuts(num_turns, ends, self.max_blocks(num_rows)))
+        blocks = self.blocks(num_rows)
+        num_cuts = -(-lengths // blocks.cut)
+        ends = num_cuts.cumsum()
+        row_starts = ends - num_cuts
+        num_turns = -(-lengths // blocks.turn)
+        # Each block has at least one turn.
+        num_blocks = min(self.max_blocks(num_rows), int(num_turns.sum()))
+        item_cost = ITEM_COST * blocks.turn_cuts
+        block_starts = _even_starts(num_cuts, row_starts, num_blocks, item_cost)
+        if block_starts is None:
+            costs = num_turns * blocks.turn_cuts + item_cost
+            block_starts = _union([0], _cuts(num_cuts, ends, costs, num_blocks, item_cost))
         starts = _union(row_starts, block_starts)
         total = len(starts)
         assert total <= self.max_items(num_rows)
@@ -95,8 +114,8 @@ class DecodePlan:
         plan[0] = len(block_starts)
         columns: tuple[np.ndarray[Any, Any], ...] = (
             rows,
-            begins * turn,
-            np.minimum(item_ends * turn, lengths[rows]),
+            begins * blocks.cut,
+            np.minimum(item_ends * blocks.cut, lengths[rows]),
             lengths[rows],
             np.array(table_starts)[rows],
             np.arange(total) - first_of_row[rows],
@@ -115,21 +134,49 @@ class DecodePlan:
     def _first_items(self, num_rows: int) -> int:
         return HEAD_SIZE + ITEM_SIZE * self.max_items(num_rows)
 
-    def _cuts(
-        self, num_turns: "np.ndarray[Any, Any]", ends: "np.ndarray[Any, Any]", num_blocks: int
-    ) -> "np.ndarray[Any, Any]":
-        """Turns at which the blocks after the first begin.
 
-        Args:
-            num_turns, ends: turns of each row and their cumulative sum; (num_rows,).
-        """
-        costs = num_turns + ITEM_COST
-        cost_ends = costs.cumsum()
-        places = np.arange(1, num_blocks) * (cost_ends[-1] / num_blocks)
-        rows = np.searchsorted(cost_ends, places, side="right")
-        within = np.rint(places - (cost_ends - costs)[rows] - ITEM_COST).astype(np.int64)
-        cuts = (ends - num_turns)[rows] + np.clip(within, 0, num_turns[rows])
-        return cuts[cuts < ends[-1]]
+def _even_starts(
+    num_cuts: "np.ndarray[Any, Any]", row_starts: "np.ndarray[Any, Any]", num_blocks: int, item_cost: float
+) -> "np.ndarray[Any, Any] | None":
+    """Gives each row blocks of its own, which then have one item each.
+
+    Args:
+        num_cuts, row_starts: cuts of each row and of the rows before it; (num_rows,).
+
+    Returns:
+        The cuts at which the blocks begin; None if the largest block would cost more than blocks that share rows.
+    """
+    if len(num_cuts) > num_blocks:
+        return None
+    total = int(num_cuts.sum())
+    shares = np.maximum(1, num_cuts * num_blocks // total)
+    num_shares = int(shares.sum())
+    # A block that shares rows has one item more.
+    if num_shares > num_blocks or (-(-num_cuts // shares)).max() > total / num_blocks + item_cost:
+        return None
+    numbers = np.arange(num_shares) - np.repeat(shares.cumsum() - shares, shares)
+    return np.repeat(row_starts, shares) + numbers * np.repeat(num_cuts, shares) // np.repeat(shares, shares)
+
+
+def _cuts(
+    num_cuts: "np.ndarray[Any, Any]",
+    ends: "np.ndarray[Any, Any]",
+    costs: "np.ndarray[Any, Any]",
+    num_blocks: int,
+    item_cost: float,
+) -> "np.ndarray[Any, Any]":
+    """Cuts at which the blocks after the first begin; rows may share a block.
+
+    Args:
+        num_cuts, ends: cuts of each row and their cumulative sum; (num_rows,).
+        costs: of each row, in cuts.
+    """
+    cost_ends = costs.cumsum()
+    places = np.arange(1, num_blocks) * (cost_ends[-1] / num_blocks)
+    rows = np.searchsorted(cost_ends, places, side="right")
+    within = np.rint(places - (cost_ends - costs)[rows] - item_cost).astype(np.int64)
+    cuts = (ends - num_cuts)[rows] + np.clip(within, 0, num_cuts[rows])
+    return cuts[cuts < ends[-1]]
 
 
 def _union(one: "np.ndarray[Any, Any] | list[int]", other: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":

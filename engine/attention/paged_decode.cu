@@ -11,9 +11,10 @@
 // bytes (8 bytes for values of 64 dimensions in FP8). FP8 numbers become float16 just before the mma, as do queries
 // and weights. The scales of keys and values apply to scores and output.
 //
-// The plan and the pages of earlier steps do not depend on earlier kernels of this step. So the first pages are
-// requested before this kernel waits for its inputs (programmatic dependent launch). Buffers that earlier kernels
-// write are not __restrict__: the compiler could read them too early.
+// The plan, the pages of earlier steps and the constants do not depend on earlier kernels of this step. So a block
+// requests its first pages before it waits for its inputs (programmatic dependent launch). Only the newest token's key
+// and value are new: a block attends to its own copy in shared memory. Buffers that earlier kernels write are not
+// __restrict__: the compiler could read them too early.
 //
 // Macros for NVRTC:
 //   HEAD_DIM     64 or 128
@@ -27,6 +28,10 @@
 
 #define HALF (HEAD_DIM / 2)
 #define LANE_DIMS (HALF / 32)
+// Heads of an item that a warp prepares: the queries, the newest key and the newest value.
+#define WARP_HEADS ((GROUP + 2 + WARPS - 1) / WARPS)
+// Outputs are added up four at a time.
+#define HEAD_QUADS (HEAD_DIM / 4)
 #define TILE 16
 #define ITEM_SIZE 8
 #define NEGATIVE -1e30f
@@ -83,14 +88,14 @@ __device__ __forceinline__ unsigned int pack_operands(float low, float high) {
 __device__ __forceinline__ unsigned int pack_operands(float low, float high) { return pack(low, high); }
 #endif
 
-// Divides by the scale and writes into a page, saturating; NaN stays NaN.
-__device__ __forceinline__ void store(Stored* p, float x, float inverse_scale) {
+// Divides by the scale and rounds as pages do, saturating; NaN stays NaN.
+__device__ __forceinline__ Stored stored(float x, float inverse_scale) {
 #if FP8
     unsigned short pair;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x * inverse_scale));
-    *p = pair & 0xffu;
+    return pair & 0xffu;
 #else
-    *p = pack(x, 0.0f) & 0xffffu;
+    return pack(x, 0.0f) & 0xffffu;
 #endif
 }
 
@@ -110,6 +115,18 @@ __device__ __forceinline__ Chunk load_value(const Stored* p) {
     return c;
 #else
     return load(p);
+#endif
+}
+
+// Likewise from shared memory.
+__device__ __forceinline__ Chunk load_own(const Stored* p) { return *reinterpret_cast<const Chunk*>(p); }
+
+__device__ __forceinline__ Chunk load_own_value(const Stored* p) {
+#if FP8 && HEAD_DIM == 64
+    const uint2 two = *reinterpret_cast<const uint2*>(p);
+    return Chunk{two.x, two.y};
+#else
+    return load_own(p);
 #endif
 }
 
@@ -134,69 +151,96 @@ __device__ __forceinline__ float exp2(float x) {
     return y;
 }
 
+// A lane's dimensions in one half of a head.
+struct __align__(2 * LANE_DIMS) Lane {
+    unsigned short x[LANE_DIMS];
+};
+
+struct Head {
+    Lane low, high;
+};
+
+__device__ __forceinline__ Head head_at(const unsigned short* head, int lane) {
+    const Lane* lanes = reinterpret_cast<const Lane*>(head);
+    return Head{lanes[lane], lanes[32 + lane]};
+}
+
+struct Turn {
+    float cos[LANE_DIMS], sin[LANE_DIMS];
+};
+
 // One warp normalizes and rotates a head, and calls put(dimension, number).
 template <class Put>
-__device__ __forceinline__ void turn(const unsigned short* head, const unsigned short* norm_weight, float eps,
-                                     const float* cos, const float* sin, int lane, Put put) {
-    float a[LANE_DIMS], b[LANE_DIMS], scale = 1.0f;
-#pragma unroll
-    for (int i = 0; i < LANE_DIMS; i++) {
-        a[i] = number(head[lane * LANE_DIMS + i]);
-        b[i] = number(head[HALF + lane * LANE_DIMS + i]);
-    }
+__device__ __forceinline__ void turn(const Head& head, const unsigned short* norm, float eps, const Turn& angle, int lane, Put put) {
+    float scale = 1.0f;
 #if NORM
     float square = 0.0f;
 #pragma unroll
-    for (int i = 0; i < LANE_DIMS; i++) square += a[i] * a[i] + b[i] * b[i];
+    for (int i = 0; i < LANE_DIMS; i++) {
+        const float a = number(head.low.x[i]), b = number(head.high.x[i]);
+        square += a * a + b * b;
+    }
 #pragma unroll
     for (int mask = 16; mask; mask /= 2) square += __shfl_xor_sync(0xffffffffu, square, mask);
     scale = rsqrtf(square / HEAD_DIM + eps);
+    const Head weight = head_at(norm, lane);
 #endif
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
         const int dim = lane * LANE_DIMS + i;
-        float first = a[i], second = b[i];
+        float first = number(head.low.x[i]), second = number(head.high.x[i]);
 #if NORM
-        first *= scale * number(norm_weight[dim]);
-        second *= scale * number(norm_weight[HALF + dim]);
+        first *= scale * number(weight.low.x[i]);
+        second *= scale * number(weight.high.x[i]);
 #endif
-        const float c = cos[dim], s = sin[dim];
-        put(dim, first * c - second * s);
-        put(HALF + dim, second * c + first * s);
+        put(dim, first * angle.cos[i] - second * angle.sin[i]);
+        put(HALF + dim, second * angle.cos[i] + first * angle.sin[i]);
     }
+}
+
+__device__ __forceinline__ float4 add(float4 a, float4 b, float share) {
+    return make_float4(a.x + b.x * share, a.y + b.y * share, a.z + b.z * share, a.w + b.w * share);
+}
+
+// Writes four outputs.
+__device__ __forceinline__ void put_out(unsigned short* target, float4 value, float total, float value_scale) {
+    *reinterpret_cast<uint2*>(target) =
+        make_uint2(pack(value.x / total * value_scale, value.y / total * value_scale),
+                   pack(value.z / total * value_scale, value.w / total * value_scale));
 }
 
 // One block adds up the parts of a row's key head. Args: first_item: the row's first.
 __device__ __forceinline__ void add_up(const float* parts, const float* part_scales, long long first_item, int num_parts,
                                        int kv_head, float value_scale, unsigned short* target) {
-    for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += WARPS * 32) {
-        const int g = i / HEAD_DIM;
-        float top = NEGATIVE, total = 0.0f, value = 0.0f;
+    for (int i = threadIdx.x; i < GROUP * HEAD_QUADS; i += WARPS * 32) {
+        float top = NEGATIVE, total = 0.0f;
+        float4 value = {};
         for (int first = 0; first < num_parts; first += AT_ONCE) {
-            float part_max[AT_ONCE], part_sum[AT_ONCE], part_value[AT_ONCE];
+            float2 scales[AT_ONCE];
+            float4 values[AT_ONCE];
 #pragma unroll
             for (int p = 0; p < AT_ONCE; p++) {
                 const bool exists = first + p < num_parts;
-                const long long head = ((first_item + first + p) * NUM_KV + kv_head) * GROUP + g;
-                part_max[p] = exists ? __ldcg(part_scales + head * 2) : NEGATIVE;
-                part_sum[p] = exists ? __ldcg(part_scales + head * 2 + 1) : 0.0f;
-                part_value[p] = exists ? __ldcg(parts + head * HEAD_DIM + i % HEAD_DIM) : 0.0f;
+                const long long head = ((first_item + first + p) * NUM_KV + kv_head) * GROUP + i / HEAD_QUADS;
+                scales[p] = exists ? __ldcg(reinterpret_cast<const float2*>(part_scales) + head) : make_float2(NEGATIVE, 0.0f);
+                values[p] = exists ? __ldcg(reinterpret_cast<const float4*>(parts) + head * HEAD_QUADS + i % HEAD_QUADS)
+                                   : float4{};
             }
             float highest = top;
 #pragma unroll
-            for (int p = 0; p < AT_ONCE; p++) highest = fmaxf(highest, part_max[p]);
+            for (int p = 0; p < AT_ONCE; p++) highest = fmaxf(highest, scales[p].x);
             const float keep = exp2(top - highest);
             total *= keep;
-            value *= keep;
+            value = add(float4{}, value, keep);
             top = highest;
 #pragma unroll
             for (int p = 0; p < AT_ONCE; p++) {
-                const float share = exp2(part_max[p] - top);
-                total += part_sum[p] * share;
-                value += part_value[p] * share;
+                const float share = exp2(scales[p].x - top);
+                total += scales[p].y * share;
+                value = add(value, values[p], share);
             }
         }
-        target[i] = pack(value / total * value_scale, 0.0f) & 0xffffu;
+        put_out(target + i * 4, value, total, value_scale);
     }
 }
 
@@ -223,14 +267,20 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
     float value_scale, float inverse_key_scale, float inverse_value_scale) {
     asm volatile("griddepcontrol.launch_dependents;");
     __shared__ __align__(16) unsigned short queries[8][HEAD_DIM];
+    __shared__ __align__(16) Stored newest[2][HEAD_DIM];  // key and value
+    __shared__ __align__(16) unsigned short norms[2][HEAD_DIM];
     __shared__ float warp_max[WARPS][8], warp_sum[WARPS][8];
     __shared__ __align__(16) float warp_out[WARPS][GROUP][HEAD_DIM];
     __shared__ bool is_last;
 
     // Heads of an item run side by side, because their keys and values are adjacent in memory.
     const int block = blockIdx.y, kv_head = blockIdx.x;
-    if (block >= plan[0]) return;
     const int* first_items = plan + 4 + max_items * ITEM_SIZE;
+    // Read together: one latency.
+    const int num_blocks = plan[0];
+    int index = first_items[block];
+    const int end_index = first_items[block + 1];
+    if (block >= num_blocks) return;
     const int* tables = first_items + (gridDim.y + 4) / 4 * 4 + num_rows;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
     const int half_page = PAGE_SIZE * NUM_KV * HEAD_DIM;
@@ -254,12 +304,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
     };
 
     Chunk keys[2][KEY_LOADS], values[4][VALUE_LOADS];
-    // Tokens beyond the item's end read as zeros.
+    // Tokens beyond the item's end, and the newest, read as zeros.
     auto ask_keys = [&](const Item& item, const Stored* first, int tile) {
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             const int i = j * 8 + group;
-            const bool exists = tile + i < item.end;
+            const bool exists = tile + i < min(item.end, item.length - 1);
             const Stored* key = exists ? place_in(item, first, tile, i) + part * KEY_WIDTH : nullptr;
 #pragma unroll
             for (int s = 0; s < KEY_LOADS; s++) keys[j][s] = exists ? load(key + s * 4 * KEY_WIDTH) : Chunk{};
@@ -269,7 +319,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             const int i = part * 2 + j % 2 + j / 2 * 8;
-            const bool exists = tile + i < item.end;
+            const bool exists = tile + i < min(item.end, item.length - 1);
             const Stored* value = exists ? place_in(item, first, tile, i) + half_page + group * VALUE_WIDTH : nullptr;
 #pragma unroll
             for (int s = 0; s < VALUE_LOADS; s++) values[j][s] = exists ? load_value(value + s * 8 * VALUE_WIDTH) : Chunk{};
@@ -293,47 +343,76 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
 #endif
     };
 
-    int index = first_items[block];
-    const int end_index = first_items[block + 1];
-    Item item = item_at(index);
-    int tile = item.begin + warp * TILE;
-    // The page of the new token is not written yet.
-    bool is_early = tile + TILE < item.length;
-    if (is_early) {
+    // The newest token is in the row's last item, in the last tile.
+    auto has_newest = [&](const Item& item) { return item.end == item.length; };
+    auto is_newest = [&](const Item& item, int tile) { return tile + TILE >= item.length; };
+
+    Item item;
+    int tile;
+    Turn angle;
+    auto begin = [&](int index) {
+        item = item_at(index);
+        tile = item.begin + warp * TILE;
         const Stored* first = place_of(item, tile);
         ask_keys(item, first, tile);
         ask_values(item, first, tile);
-    }
+#pragma unroll
+        for (int i = 0; i < LANE_DIMS; i++) {
+            const long long place = (long long)(item.length - 1) * HALF + lane * LANE_DIMS + i;
+            angle.cos[i] = cos_table[place];
+            angle.sin[i] = sin_table[place];
+        }
+    };
+    Head heads[WARP_HEADS];
+    auto ask_heads = [&] {
+        const unsigned short* row = qkv + (long long)item.row * (GROUP + 2) * NUM_KV * HEAD_DIM;
+#pragma unroll
+        for (int n = 0; n < WARP_HEADS; n++) {
+            const int h = warp + n * WARPS;
+            if (h < (has_newest(item) ? GROUP + 2 : GROUP))
+                heads[n] = head_at(row + (h < GROUP ? kv_head * GROUP + h : h * NUM_KV + kv_head) * HEAD_DIM, lane);
+        }
+    };
+
+    begin(index);
+#if NORM
+    for (int i = threadIdx.x; i < 2 * HEAD_DIM; i += WARPS * 32) norms[i / HEAD_DIM][i % HEAD_DIM] = norm_weight[i];
+    __syncthreads();
+#endif
     for (int g = GROUP + warp; g < 8; g += WARPS)
         for (int i = lane; i < HEAD_DIM; i += 32) queries[g][i] = 0;
     asm volatile("griddepcontrol.wait;" ::: "memory");
+    ask_heads();
 
     while (true) {
-        const float* cos = cos_table + (long long)(item.length - 1) * HALF;
-        const float* sin = sin_table + (long long)(item.length - 1) * HALF;
-        const unsigned short* heads = qkv + (long long)item.row * (GROUP + 2) * NUM_KV * HEAD_DIM;
-        for (int g = warp; g < GROUP; g += WARPS) {
-            turn(heads + (kv_head * GROUP + g) * HEAD_DIM, norm_weight, eps, cos, sin, lane,
-                 [&](int dim, float x) { queries[g][dim] = pack_operands(x, 0.0f) & 0xffffu; });
-        }
-        if (item.end == item.length && warp == WARPS - 1) {
-            Stored* key = place(item, item.length - 1);
-            turn(heads + (GROUP * NUM_KV + kv_head) * HEAD_DIM, norm_weight + HEAD_DIM, eps, cos, sin, lane,
-                 [&](int dim, float x) { store(key + dim, x, inverse_key_scale); });
-            const unsigned short* value = heads + ((GROUP + 1) * NUM_KV + kv_head) * HEAD_DIM;
-            for (int i = lane; i < HEAD_DIM; i += 32) store(key + half_page + i, number(value[i]), inverse_value_scale);
+#pragma unroll
+        for (int n = 0; n < WARP_HEADS; n++) {
+            const int h = warp + n * WARPS;
+            if (h < GROUP) {
+                turn(heads[n], norms[0], eps, angle, lane,
+                     [&](int dim, float x) { queries[h][dim] = pack_operands(x, 0.0f) & 0xffffu; });
+            } else if (has_newest(item) && h == GROUP) {
+                turn(heads[n], norms[1], eps, angle, lane,
+                     [&](int dim, float x) { newest[0][dim] = stored(x, inverse_key_scale); });
+            } else if (has_newest(item) && h == GROUP + 1) {
+#pragma unroll
+                for (int i = 0; i < LANE_DIMS; i++) {
+                    newest[1][lane * LANE_DIMS + i] = stored(number(heads[n].low.x[i]), inverse_value_scale);
+                    newest[1][HALF + lane * LANE_DIMS + i] = stored(number(heads[n].high.x[i]), inverse_value_scale);
+                }
+            }
         }
         __syncthreads();
+        if (has_newest(item) && warp < 2) {
+            Stored* slot = place(item, item.length - 1) + warp * half_page;
+            for (int i = lane; i < (int)(HEAD_DIM * sizeof(Stored) / sizeof(int2)); i += 32)
+                reinterpret_cast<int2*>(slot)[i] = reinterpret_cast<const int2*>(newest[warp])[i];
+        }
 
         Chunk query[HEAD_DIM / 32];
 #pragma unroll
         for (int s = 0; s < HEAD_DIM / 32; s++)
             query[s] = *reinterpret_cast<const Chunk*>(&queries[group][key_dim(part, s)]);
-        if (!is_early && tile < item.end) {
-            const Stored* first = place_of(item, tile);
-            ask_keys(item, first, tile);
-            ask_values(item, first, tile);
-        }
 
         // This thread's heads are part * 2 and part * 2 + 1. Scores are base 2.
         float largest[2] = {NEGATIVE, NEGATIVE}, sum[2] = {};
@@ -341,6 +420,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
         for (; tile < item.end; tile += WARPS * TILE) {
             const int next = tile + WARPS * TILE;
             const Stored* first = place_of(item, next);
+            if (is_newest(item, tile)) {
+#pragma unroll
+                for (int j = 0; j < 2; j++)
+                    if (tile + j * 8 + group == item.length - 1)
+#pragma unroll
+                        for (int s = 0; s < KEY_LOADS; s++) keys[j][s] = load_own(newest[0] + (part + s * 4) * KEY_WIDTH);
+            }
             // Two tokens (group and group + 8) by two heads.
             float scores[4] = {};
 #pragma unroll
@@ -384,6 +470,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
             }
             const unsigned int b0 = transpose(pack_operands(weights[0], weights[1]));
             const unsigned int b1 = transpose(pack_operands(weights[2], weights[3]));
+            if (is_newest(item, tile)) {
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    if (tile + part * 2 + j % 2 + j / 2 * 8 == item.length - 1)
+#pragma unroll
+                        for (int s = 0; s < VALUE_LOADS; s++)
+                            values[j][s] = load_own_value(newest[1] + (group + s * 8) * VALUE_WIDTH);
+            }
 #pragma unroll
             for (int s = 0; s < HEAD_DIM / 64; s++)
 #pragma unroll
@@ -397,14 +491,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
         const int done_index = index++;
         const bool is_over = index == end_index;
         if (!is_over) {
-            item = item_at(index);
-            tile = item.begin + warp * TILE;
-            is_early = tile + TILE < item.length;
-            if (is_early) {
-                const Stored* first = place_of(item, tile);
-                ask_keys(item, first, tile);
-                ask_values(item, first, tile);
-            }
+            begin(index);
+            ask_heads();
         }
 
 #pragma unroll
@@ -431,40 +519,37 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
 
         const long long first_head = (long long)done_index * NUM_KV + kv_head;
         unsigned short* target = out + ((long long)done.row * NUM_KV + kv_head) * GROUP * HEAD_DIM;
-        for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += WARPS * 32) {
-            const int g = i / HEAD_DIM, dim = i % HEAD_DIM;
-            float top = NEGATIVE, total = 0.0f, value = 0.0f;
+        for (int i = threadIdx.x; i < GROUP * HEAD_QUADS; i += WARPS * 32) {
+            const int g = i / HEAD_QUADS, quad = i % HEAD_QUADS;
+            float top = NEGATIVE, total = 0.0f;
+            float4 value = {};
 #pragma unroll
             for (int w = 0; w < WARPS; w++) top = fmaxf(top, warp_max[w][g]);
 #pragma unroll
             for (int w = 0; w < WARPS; w++) {
                 const float share = exp2(warp_max[w][g] - top);
                 total += warp_sum[w][g] * share;
-                value += warp_out[w][g][dim] * share;
+                value = add(value, reinterpret_cast<const float4*>(warp_out[w][g])[quad], share);
             }
             if (done.parts == 1) {
-                target[i] = pack(value / total * value_scale, 0.0f) & 0xffffu;
+                put_out(target + i * 4, value, total, value_scale);
             } else {
-                parts[first_head * GROUP * HEAD_DIM + i] = value;
-                if (dim == 0) {
-                    part_scales[(first_head * GROUP + g) * 2] = top;
-                    part_scales[(first_head * GROUP + g) * 2 + 1] = total;
-                }
+                reinterpret_cast<float4*>(parts)[first_head * GROUP * HEAD_QUADS + i] = value;
+                if (quad == 0) reinterpret_cast<float2*>(part_scales)[first_head * GROUP + g] = make_float2(top, total);
             }
         }
         if (done.parts > 1) {
-            __threadfence();
             __syncthreads();
             if (threadIdx.x == 0) {
                 unsigned int* arrived = arrivals + done.row * NUM_KV + kv_head;
+                // With the barriers, one thread's fences order the accesses of its block.
+                __threadfence();
                 is_last = atomicAdd(arrived, 1) == done.parts - 1;
                 if (is_last) *arrived = 0;
+                __threadfence();
             }
             __syncthreads();
-            if (is_last) {
-                __threadfence();
-                add_up(parts, part_scales, done_index - done.number, done.parts, kv_head, value_scale, target);
-            }
+            if (is_last) add_up(parts, part_scales, done_index - done.number, done.parts, kv_head, value_scale, target);
         }
         if (is_over) return;
     }

@@ -4,40 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.kvcache.page_part import PagePart
 from tandem.head_slice import HeadSlice
 
 
 @dataclass(frozen=True, slots=True)
-class PagePart:
-    """Some heads' place in a page: equal pieces at equal distances, one for each token's keys or values in a layer.
-
-    Attributes:
-        offset: start of the first piece, in bytes.
-        stride: distance between the starts of two pieces, in bytes.
-        piece_bytes: length of a piece.
-    """
-
-    num_pieces: int
-    offset: int
-    stride: int
-    piece_bytes: int
-
-    @property
-    def num_bytes(self) -> int:
-        return self.num_pieces * self.piece_bytes
-
-    @property
-    def page_bytes(self) -> int:
-        return self.num_pieces * self.stride
-
-    @property
-    def is_whole(self) -> bool:
-        return self.piece_bytes == self.stride
-
-
-@dataclass(frozen=True, slots=True)
 class Lane:
-    """Way of some heads from one rank's pages to another's.
+    """Way of some KV heads from one rank's pages to another's.
 
     Attributes:
         heads: the carried heads.
@@ -50,12 +23,20 @@ class Lane:
     sender_heads: HeadSlice
     receiver_heads: HeadSlice
 
-    def sender_part(self, layout: PageLayout) -> PagePart:
-        """Args: layout: of any rank of this model."""
-        return _part(layout, self.sender_heads, self.heads)
+    def source(self, layout: PageLayout) -> PagePart:
+        """Returns the heads' place in the sending rank's pages. Args: layout: of any rank of the model."""
+        return PagePart.of(layout, self.sender_heads, self.heads)
 
-    def receiver_part(self, layout: PageLayout) -> PagePart:
-        return _part(layout, self.receiver_heads, self.heads)
+    def destination(self, layout: PageLayout) -> PagePart:
+        """Returns the heads' place in the receiving rank's pages."""
+        return PagePart.of(layout, self.receiver_heads, self.heads)
+
+
+def lane_parts(layout: PageLayout, lane: Lane | None) -> tuple[PagePart, PagePart]:
+    """Returns the place of a lane's heads in the sending and in the receiving rank's pages. None: of all bytes."""
+    if lane is None or lane.heads == lane.sender_heads == lane.receiver_heads:
+        return PagePart.whole(layout.page_bytes), PagePart.whole(layout.page_bytes)
+    return lane.source(layout), lane.destination(layout)
 
 
 def plan_lanes(senders: Sequence[HeadSlice], receivers: Sequence[HeadSlice]) -> tuple[Lane, ...]:
@@ -96,10 +77,3 @@ def _total(ranks: Sequence[HeadSlice], name: str) -> int:
         if heads != (expected := HeadSlice.of(total, rank, len(ranks))):
             raise ValueError(f"rank {rank} of {len(ranks)} of the {name} holds {heads}, not {expected}")
     return total
-
-
-def _part(layout: PageLayout, page: HeadSlice, heads: HeadSlice) -> PagePart:
-    head_bytes = layout.head_bytes
-    num_pieces = layout.page_bytes // (layout.heads.num * head_bytes)
-    offset = (heads.first - page.first) * head_bytes
-    return PagePart(num_pieces, offset, page.num * head_bytes, heads.num * head_bytes)

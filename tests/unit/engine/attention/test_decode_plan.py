@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.engine.attention.decode_plan import HEAD_SIZE, ITEM_COST, ITEM_SIZE, DecodePlan
+from tandem.engine.attention.decode_plan import HEAD_SIZE, ITEM_COST, ITEM_SIZE, TILE, DecodePlan
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.token_sequence import TokenSequence
 
@@ -62,7 +62,7 @@ def test_items_cover_every_token_once(num_kv_heads: int, page_size: int, lengths
         mine = [item for item in items if item[0] == row]
         begins, ends = [item[1] for item in mine], [item[2] for item in mine]
         assert begins == [0, *ends[:-1]] and ends[-1] == row_length
-        assert all(begin % plans.blocks(num_rows).turn == 0 for begin in begins)
+        assert all(begin % plans.blocks(num_rows).cut == 0 for begin in begins)
         start = mine[0][4]
         for number, item in enumerate(mine):
             assert item[3:] == [row_length, start, number, len(mine), 0]
@@ -100,3 +100,16 @@ def test_blocks_have_similar_work(lengths: list[int]) -> None:
     ]
     # Cuts are at whole turns, and a cut row costs one more item.
     assert max(costs) <= sum(costs) / plans.max_blocks(num_rows) + 1 + ITEM_COST
+
+
+@pytest.mark.parametrize(("num_rows", "num_kv_heads"), [(1, 4), (3, 4), (8, 4), (16, 4), (2, 8), (8, 8), (16, 8)])
+def test_few_equal_rows_have_equal_items_in_blocks_of_their_own(num_rows: int, num_kv_heads: int) -> None:
+    plans = plan_of(num_kv_heads)
+    plan = plans.build([sequence_of(4_000, 16, 0) for _ in range(num_rows)], num_rows)
+    first_items = items_of_blocks(plans, plan, num_rows)
+    assert [stop - start for start, stop in itertools.pairwise(first_items)] == [1] * int(plan[0])
+    items = plan[HEAD_SIZE : HEAD_SIZE + first_items[-1] * ITEM_SIZE].reshape(-1, ITEM_SIZE)
+    assert len({int(item[6]) for item in items}) == 1
+    # The cut at the end of a row may be shorter.
+    lengths = [-(-int(end - begin) // TILE) for _, begin, end, *_ in items]
+    assert max(lengths) - min(lengths) <= 1

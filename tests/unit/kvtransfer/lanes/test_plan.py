@@ -10,8 +10,9 @@ import pytest
 from tandem.engine.attention.latent_layout import LatentLayout
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.kvcache.page_part import PagePart
 from tandem.head_slice import HeadSlice
-from tandem.kvtransfer.lanes.plan import PagePart, plan_lanes
+from tandem.kvtransfer.lanes.plan import plan_lanes
 
 DEGREES = range(1, 9)
 
@@ -46,10 +47,8 @@ def page_of(layout: PageLayout) -> np.ndarray:
     return np.ascontiguousarray(by_head[:, heads.first : heads.end]).view(np.uint8).reshape(-1)
 
 
-def places(part: PagePart) -> np.ndarray:
-    """Positions of the part's bytes in its page, in order."""
-    starts = part.offset + part.stride * np.arange(part.num_pieces)
-    return (starts[:, None] + np.arange(part.piece_bytes)).reshape(-1)
+def place(part: PagePart, page: np.ndarray) -> np.ndarray:
+    return part.view(page[None])[0]
 
 
 @pytest.mark.parametrize("num_heads", [0, 1, 2, 4, 8])
@@ -62,12 +61,12 @@ def test_every_byte_arrives_once_at_its_place(num_heads: int) -> None:
         times = [np.zeros(rank.page_bytes, np.uint8) for rank in receivers]
         for lane in plan_lanes([rank.heads for rank in senders], [rank.heads for rank in receivers]):
             # Both ends compute the same parts, each from its own layout.
-            source, destination = lane.sender_part(layout), lane.receiver_part(layout)
-            assert source == lane.sender_part(senders[lane.sender_rank])
-            assert destination == lane.receiver_part(receivers[lane.receiver_rank])
+            source, destination = lane.source(layout), lane.destination(layout)
+            assert source == lane.source(senders[lane.sender_rank])
+            assert destination == lane.destination(receivers[lane.receiver_rank])
             assert source.page_bytes == len(sent[lane.sender_rank]) and source.num_bytes == destination.num_bytes
-            arrived[lane.receiver_rank][places(destination)] = sent[lane.sender_rank][places(source)]
-            times[lane.receiver_rank][places(destination)] += 1
+            place(destination, arrived[lane.receiver_rank])[:] = place(source, sent[lane.sender_rank])
+            place(destination, times[lane.receiver_rank])[:] += 1
         assert all((count == 1).all() for count in times), (num_senders, num_receivers)
         expected = [page_of(rank) for rank in receivers]
         assert all(map(np.array_equal, arrived, expected)), (num_senders, num_receivers)
@@ -97,20 +96,20 @@ def test_ranks_of_equal_degrees_copy_whole_pages_each_to_its_like(num_heads: int
         heads = [rank.heads for rank in ranks_of(layout, degree)]
         lanes = plan_lanes(heads, heads)
         assert [(lane.sender_rank, lane.receiver_rank) for lane in lanes] == [(r, r) for r in range(degree)]
-        assert all(lane.sender_part(layout).is_whole and lane.receiver_part(layout).is_whole for lane in lanes)
+        assert all(lane.source(layout).is_whole and lane.destination(layout).is_whole for lane in lanes)
 
 
 def test_latents_come_whole_from_one_rank() -> None:
     lanes = plan_lanes([HeadSlice(0, 1, 1)] * 4, [HeadSlice(0, 1, 1)] * 2)
     assert [(lane.sender_rank, lane.receiver_rank) for lane in lanes] == [(0, 0), (2, 1)]
-    assert all(lane.receiver_part(layout_of(0)).is_whole for lane in lanes)
+    assert all(lane.destination(layout_of(0)).is_whole for lane in lanes)
 
 
 def test_a_page_of_another_number_of_tokens_has_other_pieces() -> None:
     layout = replace(KvHeadLayout(2, 16, 4, 8, "float32"), quantized_to="float8_e4m3fn")
     (lane, _) = plan_lanes([layout.heads], [layout.shard(rank, 2).heads for rank in range(2)])
-    assert lane.sender_part(layout) == PagePart(num_pieces=2 * 2 * 16, offset=0, stride=32, piece_bytes=16)
-    assert lane.receiver_part(layout) == PagePart(num_pieces=2 * 2 * 16, offset=0, stride=16, piece_bytes=16)
+    assert lane.source(layout) == PagePart(num_pieces=2 * 2 * 16, offset=0, stride=32, piece_bytes=16)
+    assert lane.destination(layout) == PagePart(num_pieces=2 * 2 * 16, offset=0, stride=16, piece_bytes=16)
 
 
 ALL = HeadSlice(0, 4, 4)
