@@ -1,0 +1,75 @@
+"""What the ranks of a worker have done, in memory that all of them map."""
+
+from enum import IntEnum
+
+from tandem.engine.ranks.config import RankConfig
+
+# A cache line for each rank, and one for the orders to all.
+LINE_BYTES = 64
+_WORD_BYTES = 8
+_WORDS_PER_LINE = LINE_BYTES // _WORD_BYTES
+
+
+class _Order(IntEnum):
+    ABORT = 0
+    STOP = 1
+
+
+class _Word(IntEnum):
+    BEAT = 0
+    COMPLETED_FORWARD = 1
+
+
+class Progress:
+    """Counters of each rank and orders to all, without locks: each word has one writer and is stored whole."""
+
+    def __init__(self, memory: memoryview, degree: int) -> None:
+        """Args: memory: num_bytes(degree) bytes, zeroed, aligned to LINE_BYTES."""
+        self.degree = degree
+        self._words = memory[: self.num_bytes(degree)].cast("q")
+
+    @staticmethod
+    def num_bytes(degree: int) -> int:
+        return (1 + degree) * LINE_BYTES
+
+    def close(self) -> None:
+        self._words.release()
+
+    def beat(self, ranks: RankConfig) -> None:
+        """Shows that a rank's loop moves."""
+        self._words[_index(ranks.rank, _Word.BEAT)] += 1
+
+    def beats(self) -> list[int]:
+        """Returns the beats of the followers, by rank from 1."""
+        return self._of_followers(_Word.BEAT)
+
+    def complete_forward(self, ranks: RankConfig, number: int) -> None:
+        """Posts the number of the last forward pass that the rank's device has completed."""
+        self._words[_index(ranks.rank, _Word.COMPLETED_FORWARD)] = number
+
+    def completed_forward(self) -> int:
+        """Returns the last forward pass that all followers have completed."""
+        return min(self._of_followers(_Word.COMPLETED_FORWARD))
+
+    def abort(self) -> None:
+        """Releases operations that wait for other ranks. All ranks must end."""
+        self._words[_Order.ABORT] = 1
+
+    @property
+    def is_aborted(self) -> bool:
+        return bool(self._words[_Order.ABORT])
+
+    def stop(self) -> None:
+        """Asks the followers to end after what they have been told."""
+        self._words[_Order.STOP] = 1
+
+    @property
+    def is_stopping(self) -> bool:
+        return bool(self._words[_Order.STOP])
+
+    def _of_followers(self, word: _Word) -> list[int]:
+        return [self._words[_index(rank, word)] for rank in range(1, self.degree)]
+
+
+def _index(rank: int, word: _Word) -> int:
+    return (1 + rank) * _WORDS_PER_LINE + word

@@ -1,0 +1,39 @@
+"""Memory shared by the ranks of a worker."""
+
+import mmap
+import os
+
+from tandem.engine.ranks.progress import Progress
+
+
+class RankMemory:
+    """Mapped by each rank. It has no name, so it ends with the processes.
+
+    Attributes:
+        fd: descriptor that followers inherit.
+        progress: of all ranks.
+    """
+
+    def __init__(self, fd: int, degree: int) -> None:
+        """Args: fd: made by `create`; this object closes it."""
+        self.fd = fd
+        self._map = mmap.mmap(fd, _num_bytes(degree))
+        self._view = memoryview(self._map)
+        self.progress = Progress(self._view, degree)
+
+    @classmethod
+    def create(cls, degree: int) -> "RankMemory":
+        fd = os.memfd_create("tandem-ranks")
+        os.ftruncate(fd, _num_bytes(degree))
+        return cls(fd, degree)
+
+    def close(self) -> None:
+        """All users of the views have ended."""
+        self.progress.close()
+        self._view.release()
+        self._map.close()
+        os.close(self.fd)
+
+
+def _num_bytes(degree: int) -> int:
+    return Progress.num_bytes(degree)
