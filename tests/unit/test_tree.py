@@ -45,6 +45,7 @@ TESTED_ELSEWHERE = {
     "engine/layers/gated_products.py": "gpu/engine/layers/test_cuda_ops.py",
     "engine/layers/linear.py": "unit/engine/models/test_decoder.py",
     "engine/layers/ops.py": "unit/engine/models/test_decoder.py",
+    "engine/models/linears.py": "unit/engine/models/test_decoder_ranks.py",
     "engine/token_sequence.py": "unit/engine/test_batch.py",
     "kvtransfer/transport_choice.py": "unit/kvtransfer/test_link_dialer_fallback.py",
     "kvtransfer/events.py": "unit/kvtransfer/test_link_dialer.py",
