@@ -70,6 +70,7 @@ class Fp8Linear(LinearBase):
                 yield f"{name}.input_scale", scale
 
     def loaded(self) -> None:
+        super().loaded()
         if self._input_scales is not None:
             self.input_scale = self._input_scales.max().view(1)
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from tandem.engine.layers.experts.base import Experts
 from tandem.engine.layers.experts.reference import mixture
 from tandem.engine.layers.linear import LinearBase
-from tandem.engine.layers.norm import Norm, rms_norm
+from tandem.engine.layers.norm import Norm, WholeNorm, rms_norm
 
 
 class LayerOps(ABC):
@@ -52,6 +52,10 @@ class LayerOps(ABC):
     @abstractmethod
     def normalize(self, x: torch.Tensor, norm: Norm) -> None:
         """Replaces x, (num_tokens, size), whose rows may be apart, by rms_norm(x)."""
+
+    def normalize_across(self, x: torch.Tensor, norm: WholeNorm) -> None:
+        """Replaces x by this rank's part of the norm across all ranks. Args: x: as for normalize."""
+        self.normalize(x, norm.norm)
 
 
 class TorchOps(LayerOps):

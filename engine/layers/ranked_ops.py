@@ -5,7 +5,7 @@ import torch
 from tandem.engine.collectives.base import Collectives
 from tandem.engine.layers.experts.base import Experts
 from tandem.engine.layers.linear import LinearBase
-from tandem.engine.layers.norm import Norm
+from tandem.engine.layers.norm import Norm, WholeNorm
 from tandem.engine.layers.ops import LayerOps
 
 
@@ -55,6 +55,12 @@ class RankedOps(LayerOps):
 
     def normalize(self, x: torch.Tensor, norm: Norm) -> None:
         self._inner.normalize(x, norm)
+
+    def normalize_across(self, x: torch.Tensor, norm: WholeNorm) -> None:
+        numbers = x.float()
+        squares = self._collectives.all_reduce(numbers.square().sum(-1, keepdim=True))
+        mean = squares / (norm.num_copies * norm.size)
+        x.copy_((numbers * torch.rsqrt(mean + norm.norm.eps)).to(x.dtype) * norm.norm.weight)
 
     def _reduced(self, partial: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return self._collectives.all_reduce_add(partial, residual)

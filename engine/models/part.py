@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+# The held indices of an axis, in the order in which they are held; None: all.
+Ranges = tuple[range, ...] | None
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -16,11 +18,11 @@ class Part:
 
     Attributes:
         whole: shape of the whole tensor.
-        ranges: for each axis the held indices, in the order in which they are held; None: all.
+        ranges: the held indices of each axis.
     """
 
     whole: tuple[int, ...]
-    ranges: tuple[tuple[range, ...] | None, ...]
+    ranges: tuple[Ranges, ...]
 
     def __post_init__(self) -> None:
         assert len(self.whole) == len(self.ranges)

@@ -24,6 +24,9 @@ from tandem.engine.weights.resolve import checkpoint_files
 # A prime above the number of rows of any matrix, so that no two rows are equal.
 _DUMMY_PERIOD = 262_147
 _DUMMY_SCALE = 0.02
+# Every layer adds about the same vector to all tokens. Large embeddings outweigh it, so that tokens stay different and
+# choose experts evenly, as floors assume.
+_DUMMY_EMBEDDING_SCALE = 8.0
 # A projection's inputs seldom exceed 16.
 _DUMMY_INPUT_SCALE = 16 / FP8_MAX
 _REPORT_INTERVAL_S = 0.1
@@ -108,8 +111,8 @@ def dummy_weights(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields random weights for measurements without a checkpoint: outputs are finite, but meaningless.
 
-    A tensor depends only on its name, shape, dtype and the seed. Vectors are ones, except biases; the rest is uniform
-    in [-0.02, 0.02), for FP8 by scale.
+    A tensor depends only on its name, shape, dtype and the seed. Vectors are ones, except biases; embeddings are uniform
+    in [-8, 8), the rest in [-0.02, 0.02), for FP8 by scale.
     """
     for name, shape, dtype in shapes:
         if name.endswith("_scale"):
@@ -122,7 +125,8 @@ def dummy_weights(
         count = math.prod(shape)
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode(), seed))
         # Large tensors repeat one stretch: drawing billions takes too long.
-        largest = FP8_MAX if dtype is FP8_DTYPE else _DUMMY_SCALE
+        of_plain = _DUMMY_EMBEDDING_SCALE if name.endswith("embed_tokens.weight") else _DUMMY_SCALE
+        largest = FP8_MAX if dtype is FP8_DTYPE else of_plain
         drawn = torch.empty(min(count, _DUMMY_PERIOD)).uniform_(-largest, largest, generator=generator)
         # On the CPU, for the same numbers on every device.
         stretch = drawn.to(dtype).to(device)

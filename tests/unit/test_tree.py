@@ -46,6 +46,7 @@ TESTED_ELSEWHERE = {
     "engine/layers/gated_products.py": "gpu/engine/layers/test_cuda_ops.py",
     "engine/layers/linear.py": "unit/engine/models/test_decoder.py",
     "engine/layers/ops.py": "unit/engine/models/test_decoder.py",
+    "engine/models/linears.py": "unit/engine/models/test_decoder_ranks.py",
     "engine/token_sequence.py": "unit/engine/test_batch.py",
     "kvtransfer/lanes/follower.py": "unit/kvtransfer/lanes/test_ranks.py",
     "kvtransfer/lanes/remote.py": "unit/kvtransfer/lanes/test_ranks.py",

@@ -57,6 +57,7 @@ def test_dummy_weights_depend_on_name_and_seed_alone() -> None:
         ("small.weight", (8, 4), torch.float32),
         ("norm.weight", (4,), torch.float32),
         ("q_proj.bias", (4,), torch.float32),
+        ("model.embed_tokens.weight", (8, 4), torch.float32),
     ]
     first, again = dict(dummy_weights(shapes)), dict(dummy_weights(reversed(shapes)))
     for name, shape, dtype in shapes:
@@ -65,6 +66,7 @@ def test_dummy_weights_depend_on_name_and_seed_alone() -> None:
         assert first[name].isfinite().all()
     assert torch.equal(first["norm.weight"], torch.ones(4))
     assert 0 < first["q_proj.bias"].abs().max() <= 0.02 and first["big.weight"].abs().max() <= 0.02
+    assert 4 < first["model.embed_tokens.weight"].abs().max() <= 8
     assert not torch.equal(first["big.weight"][0], first["big.weight"][1])
     assert len(set(map(tuple, first["big.weight"][:, :8].tolist()))) == 1200, "rows repeat"
     other = dict(dummy_weights(shapes, seed=1))
