@@ -9,7 +9,7 @@ from tandem.engine.collectives.base import Collectives
 from tandem.engine.layers.experts.counts import ExpertCounts
 from tandem.engine.layers.ops import LayerOps
 from tandem.engine.models.config import ModelConfig
-from tandem.engine.models.part import Part
+from tandem.engine.models.part import NO_PARTS, Part
 
 
 class Model(ABC):
@@ -51,7 +51,7 @@ class Model(ABC):
 
         Whole tensors are not in it, and neither are those of single experts.
         """
-        return {}
+        return NO_PARTS
 
     def projections(self) -> Iterator[str]:
         """Yields the names of all modules that FP8 applies to, like model.layers.0.mlp.up_proj."""

@@ -1,7 +1,8 @@
 """The part of a checkpoint's tensor that a rank holds."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -66,3 +67,7 @@ class Part:
 
 def _indices(size: int, ranges: Iterable[range] | None) -> Int64s:
     return np.arange(size) if ranges is None else np.concatenate([np.arange(r.start, r.stop) for r in ranges])
+
+
+# Of whole models.
+NO_PARTS: Mapping[str, Part] = MappingProxyType({})

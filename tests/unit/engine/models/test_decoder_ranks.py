@@ -17,12 +17,15 @@ from tandem.engine.batch import Batch
 from tandem.engine.collectives.base import Collectives
 from tandem.engine.collectives.gloo import GlooCollectives
 from tandem.engine.kvcache.pool import CpuKvPool
+from tandem.engine.models.base import Model
 from tandem.engine.models.build import build_model
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.page_layout import page_layout_of
 from tandem.engine.ranks.checks import check_degree, cuts_by_expert
 from tandem.engine.ranks.config import SINGLE_RANK
 from tandem.engine.token_sequence import TokenSequence
+from tandem.engine.weights.fingerprint import model_fingerprint
+from tandem.engine.weights.loader import load_weights
 from tests.fakes.random_weights import spread_weights
 from tests.fakes.rank_threads import ThreadCollectives, ThreadGroup, run_ranks
 
@@ -160,3 +163,46 @@ def test_ranks_generate_what_the_whole_model_generates(variant: str, degree: int
         assert leader.ids == expected.ids
         torch.testing.assert_close(leader.logits, expected.logits, atol=2e-4, rtol=1e-4)
         assert all(follower.ids == leader.ids for follower in followers)
+
+
+@pytest.mark.parametrize("variant", MODELS)
+def test_dummies_are_parts_of_the_whole_models_and_fingerprints_are_equal(variant: str, root: Path) -> None:
+    config = ModelConfig.from_dir(_directory(variant, root))
+
+    def filled(collectives: Collectives | None) -> Model:
+        model = build_model(config, torch.float32, CPU, collectives)
+        load_weights(model, Path(), "dummy", None, CPU, lambda doing: None)
+        return model
+
+    whole = filled(None)
+    tensors = dict(whole.stacked_parameters())
+
+    def run(group: ThreadGroup, collectives: ThreadCollectives) -> str:
+        model = filled(collectives)
+        parts = model.parts()
+        num_cut = 0
+        for name, held in model.stacked_parameters():
+            if name in parts:
+                assert torch.equal(parts[name].of(tensors[name]), held), name
+                num_cut += 1
+            elif not name.endswith("bias"):
+                assert torch.equal(tensors[name], held), name
+        assert num_cut > 5
+        return model_fingerprint(model, group=group)
+
+    for degree in (2, 4):
+        assert run_ranks(degree, run) == [model_fingerprint(whole)] * degree
+
+
+def test_a_rank_refuses_a_checkpoint_of_another_shape(root: Path) -> None:
+    directory = _directory("llama_2", root)
+    weights = load_file(directory / "model.safetensors")
+    # The shape of the rank's part.
+    weights["model.layers.0.mlp.up_proj.weight"] = torch.zeros(56, 64)
+
+    def load(group: ThreadGroup, collectives: ThreadCollectives) -> None:
+        model = build_model(ModelConfig.from_dir(directory), torch.float32, CPU, collectives)
+        with pytest.raises(ValueError, match=r"up_proj.weight has shape \(56, 64\), not \(112, 64\)$"):
+            model.load_weights(weights.items())
+
+    run_ranks(2, load)
