@@ -52,7 +52,12 @@ class DecodeRole(WorkerRole):
         followers: Sequence[FollowerLinks] = (),
     ) -> LinkConnections:
         transports = load_transports(self._links.transports, engine.pool, config.host, credentials)
-        return LinkServer(hello.incarnation, hello.page_format, LinkRanks.of(engine.pool, transports, [RemoteRank(*one) for one in followers]), post)
+        return LinkServer(
+            hello.incarnation,
+            hello.page_format,
+            LinkRanks.of(engine.pool, transports, [RemoteRank(*one) for one in followers]),
+            post,
+        )
 
     def build_lanes(
         self, engine: EngineBase, config: WorkerConfig, credentials: ClusterCredentials

@@ -226,7 +226,9 @@ class WorkerProcess:
             time.monotonic() - self._began,
             self._leader.follower_pids,
         )
-        self._links = self._role.build_links(engine, hello, config, self._credentials, self._engine_thread.post, self._leader.followers)
+        self._links = self._role.build_links(
+            engine, hello, config, self._credentials, self._engine_thread.post, self._leader.followers
+        )
         self._links.add_to(server)
         WorkerAdmin(self._engine_thread.post, registry).add_to(server)
         post = self._engine_thread.post
@@ -244,7 +246,7 @@ class WorkerProcess:
             router_addresses,
             self._hello,
             credentials=self._credentials,
-            heartbeat=self._heartbeat,
+            heartbeat=lambda: None if self._leader.is_silent() else self._heartbeat(),
             heartbeat_interval_s=self._config.heartbeat_interval_s,
             records=RecordKeeper(self._config.max_record_bytes),
             connect_timeout_s=self._config.connect_timeout_s,

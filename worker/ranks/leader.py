@@ -8,12 +8,13 @@ from collections.abc import Callable
 from tandem import exit_codes
 from tandem.engine.base import EngineBase
 from tandem.engine.build import build_engine
+from tandem.engine.ranks.recorder import ForwardRecorder
 from tandem.messages import LinkRank
 from tandem.worker.base import FollowerLinks, WorkerRole
 from tandem.worker.config import WorkerConfig
 from tandem.worker.ranks.processes import RankProcesses
 from tandem.worker.ranks.serving import serve_follower
-from tandem.worker.ranks.standstill import GroupSteps
+from tandem.worker.ranks.standstill import GroupPulse, GroupSteps
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class Leader:
         self._incarnation = incarnation
         self._processes: RankProcesses | None = None
         self._steps: GroupSteps | None = None
+        self._pulse: GroupPulse | None = None
         self._has_failed = threading.Event()
 
     def build(self, on_progress: Callable[[str], None], num_steps: Callable[[], int]) -> EngineBase:
@@ -52,8 +54,10 @@ class Leader:
         processes = self._processes = RankProcesses(
             self._config, self._role, self._incarnation, serve_follower, self._on_death
         )
+        memory = processes.memory
+        recorder = ForwardRecorder(memory.ring, memory.progress, engine_config.page_size)
         try:
-            engine = build_engine(engine_config, self._incarnation, on_progress, processes.group)
+            engine = build_engine(engine_config, self._incarnation, on_progress, processes.group, recorder)
             ranks = processes.group.gathered(LinkRank(os.getpid(), engine.pool.gpu, engine.pool.layout.heads))
         except Exception as error:
             self._has_failed.set()
@@ -64,7 +68,8 @@ class Leader:
                 raise
             raise cause from error
         self.followers = tuple(map(FollowerLinks, ranks[1:], processes.channels))
-        self._steps = GroupSteps(num_steps, processes.memory.progress.beats)
+        self._steps = GroupSteps(num_steps, memory.progress.beats)
+        self._pulse = GroupPulse(memory.progress.pulses)
         return engine
 
     @property
@@ -79,10 +84,15 @@ class Leader:
         """Returns the worker's steps as far as all ranks move. Args: own: of this process."""
         return self._steps.count() if self._steps is not None else own
 
+    def is_silent(self) -> bool:
+        """Returns whether the process of a follower does not run, so that this worker must seem silent too."""
+        return self._pulse is not None and self._pulse.is_silent()
+
     def stop(self, timeout_s: float) -> None:
         """Ends the followers. The engine thread has ended."""
         if self._processes is not None:
-            processes, self._processes, self._steps = self._processes, None, None
+            processes, self._processes = self._processes, None
+            self._steps = self._pulse = None
             processes.stop(timeout_s)
 
     def _on_death(self, text: str) -> None:
