@@ -26,6 +26,11 @@ class Model(ABC):
     expert_counts: ExpertCounts | None = None
     collectives: Collectives | None = None
 
+    @property
+    def samples(self) -> bool:
+        """True if `logits` returns all columns: on the leader of the ranks."""
+        return self.collectives is None or self.collectives.ranks.is_leader
+
     @abstractmethod
     def __init__(
         self,

@@ -1,21 +1,26 @@
 """An engine's view of the other ranks of its worker, while it serves."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from tandem.engine.batch import Batch
+from tandem.engine.prompt_logprobs import ScoredRows
+from tandem.engine.ranks.record import GraphSize
 
 
 class RankLaunches(ABC):
     """What the leader's engine tells the followers, and hears from them. Used by the engine thread alone."""
 
     @abstractmethod
-    def publish(self, batch: Batch, num_fed: int) -> int:
+    def publish(self, batch: Batch, num_fed: int, graph: GraphSize, scored: Sequence[ScoredRows]) -> int:
         """Publishes a forward pass, which the followers then launch too. Call it before the leader's own launch.
 
         Waits until the followers have taken the record whose place this one gets.
 
         Args:
             num_fed: rows of the output that feeds the batch; 0 if the host knows all tokens.
+            graph: CUDA graph that runs the batch.
+            scored: rows of prompts that need logits for log probabilities.
 
         Returns:
             The number of the forward pass, from 1 without gaps.
