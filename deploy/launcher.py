@@ -409,7 +409,9 @@ class Cluster:
         wanted = {p.worker.worker_id: p for p in plans}
         joining = {name: p for name, p in wanted.items() if name not in self._processes.worker_plans}
         leaving = [name for name in self._processes.worker_plans if name not in wanted]
-        join_first = has_room(self._config, self._ray, len(joining), len(leaving))
+        num_joining = sum(p.worker.engine.degree for p in joining.values())
+        num_leaving = sum(self._processes.worker_plans[name].worker.engine.degree for name in leaving)
+        join_first = has_room(self._config, self._ray, num_joining, num_leaving)
         return Scaling(job, self, supervisor, kind, joining, leaving, join_first=join_first)
 
     def _role_plans(self) -> RolePlans | None:

@@ -52,13 +52,13 @@ class EngineOptions:
     )
     workers_per_gpu: int = option(
         1,
-        "workers that share each GPU, in equal shares of its memory",
+        "workers, or ranks of workers, that share each GPU, in equal shares of its memory",
         metavar="N",
         detail=" ([gpu.md](gpu.md#several-workers-on-a-gpu))",
     )
     num_threads: int = option(
         0,
-        "CPU threads per worker, at most the host's CPUs; 0: cores / workers",
+        "CPU threads per rank of a worker, at most the host's CPUs; 0: cores / ranks",
         name="threads",
         metavar="N",
     )

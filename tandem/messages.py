@@ -178,6 +178,7 @@ class Hello:
         rack: equal for hosts of one rack; "" if unknown.
         max_batch_size: maximum requests in a decode step; 0 if unknown.
         start_s: time that the worker took to load; 0 if unknown.
+        follower_pids: of its ranks after the first, whose pid is `pid`.
     """
 
     protocol_version: int
@@ -198,6 +199,11 @@ class Hello:
     rack: str = ""
     max_batch_size: int = 0
     start_s: float = 0.0
+    follower_pids: tuple[int, ...] = ()
+
+    @property
+    def num_ranks(self) -> int:
+        return 1 + len(self.follower_pids)
 
 
 @dataclass(frozen=True, slots=True)

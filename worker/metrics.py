@@ -16,13 +16,19 @@ class WorkerCollector(Collector):
     """Converts the worker's latest heartbeat to metrics, on any thread: heartbeats are immutable."""
 
     def __init__(
-        self, role: str, worker_id: str, heartbeat: Callable[[], Heartbeat], experts: ExpertBalance | None
+        self,
+        role: str,
+        worker_id: str,
+        heartbeat: Callable[[], Heartbeat],
+        experts: ExpertBalance | None,
+        num_ranks: int,
     ) -> None:
         """Args: experts: None without mixtures of experts."""
         self._role = role
         self._worker_id = worker_id
         self._heartbeat = heartbeat
         self._experts = experts
+        self._num_ranks = num_ranks
 
     def collect(self) -> Iterator[Metric]:
         heartbeat = self._heartbeat()
@@ -40,6 +46,7 @@ class WorkerCollector(Collector):
         yield pages
         yield self._gauge("worker_queue_length", "Requests that wait for their turn or for pages.", stats.num_queued)
         yield self._gauge("worker_running_requests", "Requests being computed or handed over.", stats.num_running)
+        yield self._gauge("worker_ranks", "Processes that share the worker's model.", self._num_ranks)
         yield self._counter("worker_steps", "Turns of the scheduler loop, including idle ones.", heartbeat.step)
         yield self._counter(
             "prefix_cached_tokens",
@@ -134,8 +141,9 @@ def worker_registry(
     heartbeat: Callable[[], Heartbeat],
     num_restarts: int = 0,
     experts: ExpertBalance | None = None,
+    num_ranks: int = 1,
 ) -> CollectorRegistry:
     """Args: experts: None without mixtures of experts."""
     registry = process_registry(num_restarts)
-    registry.register(WorkerCollector(role, worker_id, heartbeat, experts))
+    registry.register(WorkerCollector(role, worker_id, heartbeat, experts, num_ranks))
     return registry

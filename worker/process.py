@@ -13,7 +13,6 @@ import grpc
 
 from tandem import exit_codes
 from tandem.engine.base import EngineBase
-from tandem.engine.build import build_engine
 from tandem.engine.expert_balance import ExpertBalance
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.hosts import host_id
@@ -36,6 +35,7 @@ from tandem.worker.control_client import RefusedError
 from tandem.worker.engine_thread import EngineThread, Outgoing
 from tandem.worker.events import StartRecording, StopRecording
 from tandem.worker.metrics import worker_registry
+from tandem.worker.ranks.leader import Leader
 from tandem.worker.records import RecordKeeper
 from tandem.worker.router_streams import RouterStreams
 
@@ -68,6 +68,7 @@ class WorkerProcess:
         self._began = time.monotonic()
         self._incarnation = uuid.uuid4().hex
         self._engine: EngineBase | None = None
+        self._leader = Leader(config, role, self._incarnation)
         self._recorder = Recorder()
         self._experts: ExpertBalance | None = None
         self._engine_thread = EngineThread(
@@ -132,6 +133,7 @@ class WorkerProcess:
         if self._metrics is not None:
             self._metrics.close()
         self._engine_thread.stop(STOP_TIMEOUT_S)
+        self._leader.stop(STOP_TIMEOUT_S)
         if self._store is not None:
             self._store.close()
         if self._engine is not None:
@@ -142,7 +144,7 @@ class WorkerProcess:
 
     def _build(self, outbox: Outbox) -> Scheduler:
         config = self._config
-        engine = self._engine = build_engine(config.engine, self._incarnation, self._on_progress)
+        engine = self._engine = self._leader.build(self._on_progress, lambda: self._engine_thread.num_steps)
         if engine.expert_counts is not None:
             self._experts = ExpertBalance(engine.expert_counts)
         num_pages, page_size = engine.pool.num_pages, engine.pool.layout.page_size
@@ -179,7 +181,10 @@ class WorkerProcess:
         return self._links.mapped_workers() if self._links is not None else []
 
     def _heartbeat(self) -> Heartbeat:
-        return Heartbeat(self._engine_thread.num_steps, self._engine_thread.latest_stats)
+        return Heartbeat(self._num_steps(), self._engine_thread.latest_stats)
+
+    def _num_steps(self) -> int:
+        return self._leader.num_steps(self._engine_thread.num_steps)
 
     # --- Asyncio thread ---
 
@@ -188,7 +193,9 @@ class WorkerProcess:
         config, engine = self._config, self._engine
         server = self._server = new_server([cluster_auth(config.cluster_token)], host=config.host)
         address = bind(server, config.host, 0, self._credentials.for_server())
-        registry = worker_registry(config.role, config.worker_id, self._heartbeat, config.num_restarts, self._experts)
+        registry = worker_registry(
+            config.role, config.worker_id, self._heartbeat, config.num_restarts, self._experts, self._leader.num_ranks
+        )
         if not self._credentials.secure:
             # With TLS, routers serve the metrics: readers have no certificate of the cluster.
             self._metrics = MetricsServer(registry, config.host, config.api_keys)
@@ -217,8 +224,11 @@ class WorkerProcess:
             config.rack,
             self._role.max_batch_size,
             time.monotonic() - self._began,
+            self._leader.follower_pids,
         )
-        self._links = self._role.build_links(engine, hello, config, self._credentials, self._engine_thread.post)
+        self._links = self._role.build_links(
+            engine, hello, config, self._credentials, self._engine_thread.post, self._leader.followers
+        )
         self._links.add_to(server)
         WorkerAdmin(self._engine_thread.post, registry).add_to(server)
         post = self._engine_thread.post
@@ -236,7 +246,7 @@ class WorkerProcess:
             router_addresses,
             self._hello,
             credentials=self._credentials,
-            heartbeat=self._heartbeat,
+            heartbeat=lambda: None if self._leader.is_silent() else self._heartbeat(),
             heartbeat_interval_s=self._config.heartbeat_interval_s,
             records=RecordKeeper(self._config.max_record_bytes),
             connect_timeout_s=self._config.connect_timeout_s,
@@ -272,8 +282,8 @@ class WorkerProcess:
         loop = asyncio.get_running_loop()
         num_steps, moved_at = -1, loop.time()
         while True:
-            if self._engine_thread.num_steps != num_steps:
-                num_steps, moved_at = self._engine_thread.num_steps, loop.time()
+            if (now_at := self._num_steps()) != num_steps:
+                num_steps, moved_at = now_at, loop.time()
             elif loop.time() - moved_at > self._config.stall_timeout_s:
                 logger.error("no scheduler step for %.0f s", self._config.stall_timeout_s)
                 logging.shutdown()

@@ -18,6 +18,7 @@ class _Order(IntEnum):
 class _Word(IntEnum):
     BEAT = 0
     COMPLETED_FORWARD = 1
+    PULSE = 2
 
 
 class Progress:
@@ -42,6 +43,14 @@ class Progress:
     def beats(self) -> list[int]:
         """Returns the beats of the followers, by rank from 1."""
         return self._of_followers(_Word.BEAT)
+
+    def pulse(self, ranks: RankConfig) -> None:
+        """Shows that a rank's process runs, although its loop may be busy."""
+        self._words[_index(ranks.rank, _Word.PULSE)] += 1
+
+    def pulses(self) -> list[int]:
+        """Returns the pulses of the followers, by rank from 1."""
+        return self._of_followers(_Word.PULSE)
 
     def complete_forward(self, ranks: RankConfig, number: int) -> None:
         """Posts the number of the last forward pass that the rank's device has completed."""

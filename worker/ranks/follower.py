@@ -5,6 +5,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time
 from multiprocessing.connection import Connection
 
 from tandem import exit_codes, logs
@@ -14,6 +16,7 @@ from tandem.worker.ranks.channel import MessageChannel
 from tandem.worker.ranks.group import FollowerGroup, StartFailure
 from tandem.worker.ranks.memory import RankMemory
 from tandem.worker.ranks.seat import FollowerOrder, Seat
+from tandem.worker.ranks.standstill import PULSE_INTERVAL_S
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +38,19 @@ def main(leader_pid: int, control_fd: int, lanes_fd: int, memory_fd: int) -> int
         logs.configure(log_name(order), order.worker.log)
         lanes = MessageChannel(socket.socket(fileno=lanes_fd))
         seat = Seat(order, FollowerGroup(ranks, leader), RankMemory(memory_fd, ranks.degree), lanes)
+        threading.Thread(target=_pulse, args=(seat,), name="pulse", daemon=True).start()
         order.run(seat)
     except Exception as error:
         logger.exception("a follower failed")
         _tell(leader, StartFailure(str(error) or type(error).__name__, isinstance(error, ValueError)))
         return exit_codes.RANK_FAILED
     return 0
+
+
+def _pulse(seat: Seat) -> None:
+    while True:
+        seat.memory.progress.pulse(seat.order.ranks)
+        time.sleep(PULSE_INTERVAL_S)
 
 
 def log_name(order: FollowerOrder) -> str:

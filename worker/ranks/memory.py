@@ -4,6 +4,7 @@ import mmap
 import os
 
 from tandem.engine.ranks.progress import Progress
+from tandem.engine.ranks.ring import Ring
 
 
 class RankMemory:
@@ -12,6 +13,7 @@ class RankMemory:
     Attributes:
         fd: descriptor that followers inherit.
         progress: of all ranks.
+        ring: records of forward passes, from the leader to the followers.
     """
 
     def __init__(self, fd: int, degree: int) -> None:
@@ -20,6 +22,8 @@ class RankMemory:
         self._map = mmap.mmap(fd, _num_bytes(degree))
         self._view = memoryview(self._map)
         self.progress = Progress(self._view, degree)
+        self._behind = self._view[Progress.num_bytes(degree) :]
+        self.ring = Ring(self._behind, degree - 1)
 
     @classmethod
     def create(cls, degree: int) -> "RankMemory":
@@ -29,6 +33,8 @@ class RankMemory:
 
     def close(self) -> None:
         """All users of the views have ended."""
+        self.ring.close()
+        self._behind.release()
         self.progress.close()
         self._view.release()
         self._map.close()
@@ -36,4 +42,4 @@ class RankMemory:
 
 
 def _num_bytes(degree: int) -> int:
-    return Progress.num_bytes(degree)
+    return Progress.num_bytes(degree) + Ring.num_bytes(degree - 1)

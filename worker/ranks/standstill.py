@@ -1,6 +1,12 @@
-"""Followers that stand still count as a worker that stands still."""
+"""Followers that stand still count as a worker that stands still, and stopped ones as a silent worker."""
 
+import time
 from collections.abc import Callable
+
+# A busy follower's thread may run this late.
+SILENCE_S = 1.0
+# Interval between pulses of a follower, in seconds.
+PULSE_INTERVAL_S = 0.1
 
 
 class GroupSteps:
@@ -24,3 +30,23 @@ class GroupSteps:
         if all(beat != last for beat, last in zip(beats, self._last_beats, strict=True)):
             self._last_beats, self._last = beats, self._num_steps()
         return self._last
+
+
+class GroupPulse:
+    """Tells whether the processes of all followers run."""
+
+    def __init__(self, pulses: Callable[[], list[int]], clock: Callable[[], float] = time.monotonic) -> None:
+        """Args: pulses: of the followers; each rises every PULSE_INTERVAL_S."""
+        self._pulses = pulses
+        self._clock = clock
+        self._last = pulses()
+        self._moved_at = [clock()] * len(self._last)
+
+    def is_silent(self) -> bool:
+        """Returns whether a follower has not run for SILENCE_S. Call it more often than that."""
+        now, pulses = self._clock(), self._pulses()
+        for i, (pulse, last) in enumerate(zip(pulses, self._last, strict=True)):
+            if pulse != last:
+                self._moved_at[i] = now
+        self._last = pulses
+        return now - min(self._moved_at) > SILENCE_S

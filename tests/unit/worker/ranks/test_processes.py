@@ -17,7 +17,7 @@ from tandem.processes import ProcessId
 from tandem.worker.config import WorkerConfig
 from tandem.worker.ranks.processes import RankProcesses
 from tandem.worker.ranks.seat import Seat
-from tandem.worker.ranks.standstill import GroupSteps
+from tandem.worker.ranks.standstill import SILENCE_S, GroupPulse, GroupSteps
 from tests.unit.worker.ranks.lives import NoRole, agree_and_echo, never_end, refuse
 
 TIMEOUT_S = 20.0
@@ -105,6 +105,16 @@ def test_a_stopped_follower_holds_the_workers_steps() -> None:
         assert steps.count() == 7
         os.kill(ranks.pids[1], signal.SIGCONT)
         wait_until(lambda: steps.count() == 9)
+
+
+def test_a_follower_that_does_not_run_makes_the_worker_silent() -> None:
+    now, pulses = 0.0, [0, 0]
+    group = GroupPulse(lambda: list(pulses), lambda: now)
+    for number in range(1, 20):
+        now, pulses = number * 0.25, [number, min(number, 4)]
+        assert group.is_silent() == (now > 1.0 + SILENCE_S)
+    pulses = [99, 99]
+    assert not group.is_silent()
 
 
 def is_stopped_process(pid: int) -> bool:

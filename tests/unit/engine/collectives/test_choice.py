@@ -1,0 +1,33 @@
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandem.engine.collectives.choice import open_collectives
+from tandem.engine.ranks.group import SINGLE_GROUP
+from tests.fakes.rank_threads import ThreadCollectives, ThreadGroup, run_ranks
+
+
+def test_ranks_on_cpus_are_connected_and_leave_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def total(group: ThreadGroup, _: ThreadCollectives) -> float:
+        collectives = open_collectives(group, torch.device("cpu"))
+        assert collectives is not None
+        return collectives.all_reduce(torch.tensor([1.0 + group.ranks.rank])).item()
+
+    assert run_ranks(4, total) == [10.0] * 4
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_rank_needs_none() -> None:
+    assert open_collectives(SINGLE_GROUP, torch.device("cpu")) is None
+
+
+def test_devices_without_collectives_are_refused_on_every_rank() -> None:
+    def refused(group: ThreadGroup, _: ThreadCollectives) -> None:
+        with pytest.raises(ValueError, match="2 ranks cannot compute together on device cuda"):
+            open_collectives(group, torch.device("cuda"))
+
+    run_ranks(2, refused)

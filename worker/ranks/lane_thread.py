@@ -1,0 +1,54 @@
+"""The thread of a follower that drives its lanes: a long launch must not delay a copy."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from tandem import exit_codes
+from tandem.timer_slack import sleep_exactly
+from tandem.worker.base import LaneDriver
+from tandem.worker.ranks.channel import MessageChannel
+
+logger = logging.getLogger(__name__)
+
+# Interval between looks at copies under way, in seconds.
+BUSY_POLL_S = 1e-4
+IDLE_WAIT_S = 1.0
+
+
+class LaneThread:
+    """Ends with the process."""
+
+    def __init__(self, build: Callable[[], LaneDriver | None], channel: MessageChannel) -> None:
+        """Args: build: called on the thread; None: the worker has no links."""
+        self._build = build
+        self._channel = channel
+        self._thread = threading.Thread(target=self._run, name="lanes", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        sleep_exactly()
+        try:
+            driver = self._build()
+            while driver is not None:
+                self._turn(driver)
+        except ConnectionError:
+            logger.info("the leader has ended")
+        except BaseException:
+            # Copies may touch pages without an end.
+            logger.exception("the lanes failed")
+            logging.shutdown()
+            os._exit(exit_codes.RANK_FAILED)
+
+    def _turn(self, driver: LaneDriver) -> None:
+        messages = self._channel.receive()
+        for message in messages:
+            driver.obey(message)
+        for report in driver.poll():
+            self._channel.send(report)
+        if driver.is_busy:
+            time.sleep(BUSY_POLL_S)
+        elif not messages:
+            self._channel.wait(IDLE_WAIT_S)

@@ -1,0 +1,45 @@
+"""The life of a follower: it builds its part of the engine and obeys its leader."""
+
+import logging
+import os
+
+import torch
+
+from tandem.engine.build import build_engine
+from tandem.engine.ranks.config import RankConfig
+from tandem.engine.ranks.follower import FollowerLoop
+from tandem.messages import LinkRank
+from tandem.rpc.credentials import ClusterCredentials
+from tandem.worker.base import LaneDriver
+from tandem.worker.ranks.lane_thread import LaneThread
+from tandem.worker.ranks.seat import Seat
+
+logger = logging.getLogger(__name__)
+
+
+def serve_follower(seat: Seat) -> None:
+    """Returns when the leader stops the worker.
+
+    Raises:
+        ValueError: the model cannot be served as configured.
+    """
+    order, config = seat.order, seat.order.worker
+    use_device(config.engine.device, order.ranks)
+    engine = build_engine(
+        config.engine, order.incarnation, lambda doing: logger.info("%s", doing.partition(" (")[0]), seat.group
+    )
+    seat.group.gathered(LinkRank(os.getpid(), engine.pool.gpu, engine.pool.layout.heads))
+    credentials = ClusterCredentials(config.cluster_token, config.cluster_tls)
+
+    def build_lanes() -> LaneDriver | None:
+        use_device(config.engine.device, order.ranks)
+        return order.role.build_lanes(engine, config, credentials)
+
+    LaneThread(build_lanes, seat.lanes)
+    FollowerLoop(engine, seat.memory.ring, seat.memory.progress).run()
+
+
+def use_device(device: str, ranks: RankConfig) -> None:
+    """Makes the rank's GPU the calling thread's. Ranks share the visible GPUs evenly."""
+    if device == "cuda":
+        torch.cuda.set_device(ranks.rank * torch.cuda.device_count() // ranks.degree)
