@@ -1,7 +1,6 @@
 """The record of a forward pass: all that a follower's engine needs to launch it."""
 
 import struct
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,17 +28,20 @@ class GraphSize(NamedTuple):
 NO_GRAPH = GraphSize(0, 0)
 
 
-class TableUpdate(NamedTuple):
-    """Page ids of a table from an index on.
+class TableUpdates(NamedTuple):
+    """Page ids of tables, each from an index on.
 
     Attributes:
-        copy_id: of the table at the followers.
-        first: index of the first page id; 0: the table is new.
+        copy_ids: of the tables at the followers.
+        firsts: of each table, the index of its first page id here; 0: the table is new.
+        counts: of each table, its page ids here.
+        page_ids: of all tables, one after another.
     """
 
-    copy_id: int
-    first: int
-    page_ids: "array[int]"
+    copy_ids: Int32s
+    firsts: Int32s
+    counts: Int32s
+    page_ids: Int32s
 
 
 class PromptFlag:
@@ -78,7 +80,7 @@ class ForwardRecord:
     flags: Int32s
     fed_rows: Int32s | None
     new_ids: Int32s
-    updates: Sequence[TableUpdate] = ()
+    updates: TableUpdates
     scored: Sequence[ScoredRows] = ()
 
     def encode(self) -> bytes:
@@ -90,14 +92,9 @@ class ForwardRecord:
             self.flags,
             b"" if self.fed_rows is None else self.fed_rows,
             self.new_ids,
+            *self.updates,
         ]
-        num_page_ids = num_scored_rows = 0
-        if self.updates:
-            heads = array("i")
-            for copy_id, first, page_ids in self.updates:
-                heads.extend((copy_id, first, len(page_ids)))
-                num_page_ids += len(page_ids)
-            parts += [heads, *(update.page_ids for update in self.updates)]
+        num_scored_rows = 0
         for rows, step in self.scored:
             parts += [np.array((step, len(rows)), np.int32), rows.astype(np.int32)]
             num_scored_rows += len(rows)
@@ -112,8 +109,8 @@ class ForwardRecord:
             len(self.device_lens),
             -1 if self.fed_rows is None else len(self.fed_rows),
             len(self.new_ids),
-            len(self.updates),
-            num_page_ids,
+            len(self.updates.copy_ids),
+            len(self.updates.page_ids),
             len(self.scored),
             num_scored_rows,
         )
@@ -132,15 +129,13 @@ class ForwardRecord:
             num_prompts,
             max(0, num_fed_rows),
             num_new_ids,
-            3 * num_updates,
+            num_updates,
+            num_updates,
+            num_updates,
             num_page_ids,
         )
-        *arrays, heads, page_ids, rest = np.split(numbers, np.cumsum(sizes))
-        copy_ids, cached_lens, device_lens, flags, fed_rows, new_ids = arrays
-        updates = []
-        for copy_id, first, num_ids in heads.reshape(-1, 3).tolist():
-            updates.append(TableUpdate(copy_id, first, array("i", page_ids[:num_ids].tobytes())))
-            page_ids = page_ids[num_ids:]
+        *arrays, rest = np.split(numbers, np.cumsum(sizes))
+        copy_ids, cached_lens, device_lens, flags, fed_rows, new_ids, *updates = arrays
         scored = []
         for _ in range(num_scored):
             step, num_rows = rest[:2].tolist()
@@ -159,6 +154,6 @@ class ForwardRecord:
             flags,
             None if num_fed_rows < 0 else fed_rows,
             new_ids,
-            updates,
+            TableUpdates(*updates),
             scored,
         )

@@ -57,7 +57,10 @@ class Replay:
 
     def batch(self, record: ForwardRecord) -> ReplayedBatch:
         """Returns the record's batch. The sequences are valid until the next call."""
-        for copy_id, first, page_ids in record.updates:
+        updates, end = record.updates, 0
+        for copy_id, first, count in zip(*(numbers.tolist() for numbers in updates[:3]), strict=True):
+            page_ids = array("i", updates.page_ids[end : end + count].tobytes())
+            end += count
             if first:
                 table = self._sequences[copy_id].page_ids
                 assert isinstance(table, array) and len(table) == first

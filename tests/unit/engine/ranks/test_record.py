@@ -1,6 +1,5 @@
 """Records of forward passes, from the leader's batch to the follower's."""
 
-from array import array
 from dataclasses import fields
 from typing import cast
 
@@ -14,7 +13,7 @@ from tandem.engine.output import Feed, ForwardOutput
 from tandem.engine.prompt_logprobs import ScoredRows
 from tandem.engine.ranks.config import RankConfig
 from tandem.engine.ranks.progress import Progress
-from tandem.engine.ranks.record import NO_GRAPH, ForwardRecord, GraphSize, TableUpdate
+from tandem.engine.ranks.record import NO_GRAPH, ForwardRecord, GraphSize, TableUpdates
 from tandem.engine.ranks.recorder import ForwardRecorder
 from tandem.engine.ranks.replay import Replay, ReplayedBatch
 from tandem.engine.ranks.ring import Ring
@@ -89,7 +88,7 @@ def test_a_record_survives_its_encoding() -> None:
         flags,
         fed_rows,
         new_ids,
-        [TableUpdate(3, 0, array("i", [8, 9])), TableUpdate(9, 2, array("i", [1]))],
+        TableUpdates(*(np.array(values, np.int32) for values in ([3, 9], [0, 2], [2, 1], [8, 9, 1]))),
         [ScoredRows(np.array([2, 3]), 8), ScoredRows(np.array([4]), 64)],
     )
     decoded = ForwardRecord.decode(record.encode())
@@ -97,6 +96,8 @@ def test_a_record_survives_its_encoding() -> None:
         ours, theirs = getattr(record, field.name), getattr(decoded, field.name)
         if field.name == "scored":
             ours, theirs = ([(rows.tolist(), step) for rows, step in parts] for parts in (ours, theirs))
+        if field.name == "updates":
+            ours, theirs = ([numbers.tolist() for numbers in updates] for updates in (ours, theirs))
         if isinstance(ours, np.ndarray):
             ours, theirs = ours.tolist(), theirs.tolist()
         assert theirs == ours, field.name
@@ -140,7 +141,8 @@ def test_only_new_page_ids_are_sent_and_replaced_ones_again() -> None:
         grown.complete_extend()
         grown.token_ids.append(1)
         grown.extend(1)
-        return [(update.first, list(update.page_ids)) for update in replayed.record.updates]
+        _, firsts, _, page_ids = (numbers.tolist() for numbers in replayed.record.updates)
+        return [(first, page_ids) for first in firsts]
 
     assert sent() == [(0, [0])]
     table.extend([5, 6])

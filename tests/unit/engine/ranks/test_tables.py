@@ -10,16 +10,15 @@ from tandem.engine.token_sequence import TokenSequence
 PAGE_SIZE = 4
 
 
-@pytest.mark.parametrize("num_copies", [2, 3])
+@pytest.mark.parametrize("num_copies", [2, 3, 5])
 def test_copies_of_tables_give_way_to_new_ones(num_copies: int) -> None:
     writer = TableWriter(PAGE_SIZE, num_copies)
-    sequences = [TokenSequence([0] * PAGE_SIZE, PAGE_SIZE, PageTable([page_id])) for page_id in range(4)]
+    sequences = [TokenSequence([0] * PAGE_SIZE, PAGE_SIZE, PageTable([page_id])) for page_id in range(8)]
     copies: dict[int, list[int]] = {}
-    for pair in ([0, 1], [1, 2], [0, 2], [3, 1], [3, 0], [0, 3], [1, 2]):
+    for pair in ([0, 1], [1, 2], [3, 4], [0, 2], [4, 5], [3, 1], [6, 7], [3, 0], [0, 6], [1, 2]):
         chosen = [sequences[i] for i in pair]
         copy_ids, updates = writer.update(chosen, np.array([PAGE_SIZE] * 2, np.int32))
-        for copy_id, first, page_ids in updates:
-            assert not first
-            copies[copy_id] = list(page_ids)
+        assert not any(updates.firsts) and set(updates.counts.tolist()) <= {1}
+        copies.update((copy_id, [page]) for copy_id, page in zip(updates.copy_ids, updates.page_ids, strict=True))
         assert [copies[copy_id] for copy_id in copy_ids.tolist()] == [list(s.page_ids) for s in chosen]
     assert len(copies) == num_copies
