@@ -83,6 +83,12 @@ class LaunchList:
     def is_oldest_done(self) -> bool:
         return bool(self._launches) and self._launches[0].output.done()
 
+    @property
+    def is_lagging(self) -> bool:
+        """True while a collected forward pass runs on other ranks, which send no event when it is done."""
+        self._drop_done()
+        return bool(self._collected)
+
     def collect_oldest(self) -> None:
         launch = self._launches.popleft()
         # First, because its parts release pages when they end.

@@ -75,9 +75,11 @@ class Simulation:
         largest_request_pages: int = 0,
         placement: str = AUTO,
         num_lanes: int = 1,
+        num_ranks: int = 1,
     ) -> None:
         """
         Args:
+            num_ranks: of each worker; each holds a part of every page, and completes forward passes by itself.
             num_lanes: lanes of each link: each carries a part of every page.
             largest_request_pages: pages of the largest request that workers of role both accept.
             asynchronous: forward passes overlap; each runs at the simulation's command.
@@ -93,6 +95,7 @@ class Simulation:
         # Times each request was overtaken in a queue, over all its attempts.
         self.num_overtaken: Counter[str] = Counter()
         self.num_lanes = num_lanes
+        self.num_ranks = num_ranks
         self.channels: dict[str, list[SimChannel]] = {}
         self.clock = FakeClock()
         self._began_at, self._began_ns = self.clock.now, now_ns()
@@ -135,6 +138,7 @@ class Simulation:
             # The device of a stopped process keeps running.
             if worker.engine.num_launched:
                 actions.append(worker.run_device)
+            actions += worker.engine.follower_actions()
         self.streams = [s for s in self.streams if not s.is_over]
         for stream in self.streams:
             if stream.to_worker and stream.worker.runs:

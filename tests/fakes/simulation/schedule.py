@@ -40,12 +40,13 @@ class Tape:
         return value % limit
 
 
-def run_schedule(data: bytes, asynchronous: bool = False, two_way: bool = False) -> Simulation:
+def run_schedule(data: bytes, asynchronous: bool = False, two_way: bool = False, num_ranks: int = 1) -> Simulation:
     """Run a schedule to its end.
 
     Args:
         asynchronous: forward passes overlap.
         two_way: workers prefill and decode, with links both ways.
+        num_ranks: of each worker, which then are slower or faster than each other.
 
     Raises:
         AssertionError: a guarantee is broken.
@@ -96,6 +97,7 @@ def run_schedule(data: bytes, asynchronous: bool = False, two_way: bool = False)
         workers_have_time=only_routers_fail,
         # Workers of several ranks.
         num_lanes=(1, 2, 3)[tape.draw(3)],
+        num_ranks=num_ranks,
     )
     while not tape.ended:
         _happen(simulation, tape, only_routers_fail, is_fast)
