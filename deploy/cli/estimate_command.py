@@ -47,7 +47,7 @@ def run_estimate(arguments: argparse.Namespace) -> int:
     try:
         worker = Worker(
             read_model(arguments.model, arguments.quantization),
-            _gpu(arguments).shared_by(arguments.workers_per_gpu),
+            _gpu(arguments).shared_by(arguments.workers_per_gpu).joined(arguments.tp),
             arguments.mem_fraction_static,
             arguments.chunk_size,
             arguments.max_batch_size,
@@ -55,6 +55,7 @@ def run_estimate(arguments: argparse.Namespace) -> int:
             arguments.kv_cache_dtype,
             arguments.mixed_steps == ON,
             arguments.workers_per_gpu,
+            arguments.tp,
         )
         prompt_len, output_len = arguments.workload
         limits = arguments.slo
@@ -92,7 +93,7 @@ def run_estimate(arguments: argparse.Namespace) -> int:
     else:
         _print(worker, load, found)
         if shared:
-            _print_splits(shared, arguments.rate, arguments.workers_per_gpu)
+            _print_splits(shared, arguments.rate, worker)
     if shared == []:
         print(f"{arguments.name}: {_why_not(found, arguments.rate)}", file=sys.stderr)
         return exit_codes.FAILED
@@ -241,10 +242,10 @@ def _loads(load: Load, found: dict[str, Any]) -> str:
     return f"page store: {prefill['loaded_tokens']:,} tokens in {_ms(prefill['loading_s'])} at {rate:.0f} GB/s\n"
 
 
-def _print_splits(shared: Sequence[Split], rate: float | None, workers_per_gpu: int) -> None:
+def _print_splits(shared: Sequence[Split], rate: float | None, worker: Worker) -> None:
     num_workers = max(split.num_prefill + split.num_decode + split.num_both for split in shared)
     asked = f" for {rate:g} requests a second" if rate else ""
-    num_gpus = num_workers // workers_per_gpu
+    num_gpus = -(-num_workers * worker.degree // worker.workers_per_gpu)
     print(f"\n{num_gpus} GPU{'s' if num_gpus > 1 else ''}{asked}, prefill:decode workers, the best first:\n")
     table = _table("split", "requests/s", "limited by", "decode batch", "prompt tokens a forward")
     for split in shared:

@@ -86,7 +86,9 @@ def splits(worker: Worker, load: Load, num_gpus: int) -> list[Split]:
     Raises:
         ValueError: a request does not fit a worker's pool.
     """
-    num_workers = num_gpus * worker.workers_per_gpu
+    num_workers = num_gpus * worker.workers_per_gpu // worker.degree
+    if not num_workers:
+        raise ValueError(f"{num_gpus} GPUs are too few for a worker of {worker.degree} ranks")
     found = [*_disaggregated_splits(worker, load, num_workers), _both(worker, load, num_workers)]
     return sorted(found, key=lambda split: -split.rate)
 
@@ -94,7 +96,7 @@ def splits(worker: Worker, load: Load, num_gpus: int) -> list[Split]:
 def splits_for(worker: Worker, load: Load, rate: float) -> list[Split]:
     """Returns `splits` of the fewest GPUs that reach `rate`; empty: MAX_GPUS are too few."""
     # The rate never falls with more GPUs.
-    too_few, enough = 0, MAX_GPUS + 1
+    too_few, enough = -(-worker.degree // worker.workers_per_gpu) - 1, MAX_GPUS + 1
     found: list[Split] = []
     while enough - too_few > 1:
         num_gpus = (too_few + enough) // 2

@@ -24,6 +24,7 @@ TESTED_ELSEWHERE = {
     "deploy/cli/serve_options.py": "unit/deploy/cli/test_serve_config.py",
     "both_worker/local_worker.py": "unit/scenarios/test_engine_under_pressure.py",
     "both_worker/worker.py": "unit/both_worker/test_scheduler.py",
+    "decode_worker/worker.py": "cluster/test_ranks.py",
     "decode_worker/job.py": "unit/decode_worker/test_scheduler.py",
     "decode_worker/lease.py": "unit/decode_worker/test_leases.py",
     "deploy/actors/router_actor.py": "cluster/test_cluster.py",

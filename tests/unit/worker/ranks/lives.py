@@ -3,6 +3,8 @@
 import os
 import time
 
+from tandem.head_slice import HeadSlice
+from tandem.messages import LinkRank
 from tandem.worker.ranks.seat import Seat
 
 POLL_S = 0.002
@@ -36,3 +38,29 @@ def never_end(seat: Seat) -> None:
     seat.group.gathered(None)
     while True:
         time.sleep(60)
+
+
+def build_and_wait(seat: Seat) -> None:
+    _build(seat)
+    while not seat.memory.progress.is_stopping:
+        time.sleep(POLL_S)
+
+
+def build_and_die(seat: Seat) -> None:
+    _build(seat)
+    if seat.order.ranks.rank == 2:
+        os._exit(3)
+    while not seat.memory.progress.is_stopping:
+        time.sleep(POLL_S)
+
+
+def refuse_at_once(seat: Seat) -> None:
+    """Rank 2 refuses; the others lose it."""
+    if seat.order.ranks.rank == 2:
+        raise ValueError("too little memory")
+    _build(seat)
+
+
+def _build(seat: Seat) -> None:
+    seat.group.check_equal("the number of pages", 8)
+    seat.group.gathered(LinkRank(os.getpid(), "", HeadSlice.of(1, 0, 1)))
