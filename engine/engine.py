@@ -153,9 +153,10 @@ class Engine(EngineBase):
     def _publish(self, ranks: RankLaunches, batch: Batch, fed_ids: torch.Tensor | None) -> OnFollowers:
         num_fed = 0 if fed_ids is None else len(fed_ids)
         scored = scored_rows(batch, self.model.config.vocab_size) if batch.scores_prompts else ()
+        assert self._collectives is not None
+        self._collectives.check()
         number = ranks.publish(batch, num_fed, self.graph_of(batch, num_fed), scored)
         if fed_ids is not None:
-            assert self._collectives is not None
             # Before the graph overwrites them.
             self._collectives.broadcast(fed_ids)
         return OnFollowers(ranks, number)

@@ -4,7 +4,7 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from tandem.engine.batch import Batch
 from tandem.engine.collectives.base import Collectives
 from tandem.engine.collectives.gloo import GlooCollectives
 from tandem.engine.engine import Engine
+from tandem.engine.graph_runner import DecodeGraphs
 from tandem.engine.kvcache.base import Completion
 from tandem.engine.kvcache.page_table import PageTable
 from tandem.engine.kvcache.pool import CpuKvPool
@@ -31,6 +32,7 @@ from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.weights.loader import load_weights
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import ALL_LOGPROBS, SamplingParams
+from tests.fakes.graphs import NUM_HEADS, FixedSizes, replay_in_torch
 from tests.fakes.rank_threads import ThreadCollectives, ThreadGroup, run_ranks
 
 CPU = torch.device("cpu")
@@ -237,6 +239,42 @@ def test_a_forward_pass_is_done_once_the_slowest_rank_has_completed_it(
         return found
 
     assert on_ranks(2, run)[0] == [True, False]
+
+
+def test_graphs_of_all_ranks_find_the_tokens_of_one_rank(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay_in_torch(monkeypatch)
+
+    def decode(collectives: Collectives | None) -> list[list[int]]:
+        engine = engine_of(model_dir, collectives)
+        driver = Driver(engine)
+        sequences = [driver.prompt(5), driver.prompt(6)]
+        num_heads = NUM_HEADS if collectives is None else NUM_HEADS // collectives.ranks.degree
+        attention = FixedSizes(engine.pool, num_heads)
+        graphs = DecodeGraphs(engine.model, attention, CPU, 4, 6, lambda doing: None)
+        for sequence in sequences:
+            sequence.extend(sequence.length - 1)
+        engine.forward(Batch("prefill", sequences))
+        for sequence in sequences:
+            sequence.complete_extend()
+            sequence.extend(1)
+        first = graphs.run(Batch("decode", sequences), None)
+        assert first is not None
+        steps = [first.most_likely.tolist()]
+        for sequence in sequences:
+            sequence.complete_extend()
+            sequence.num_pending = 1
+            sequence.extend(1)
+        fed_ids = first.most_likely
+        if collectives is not None:
+            # A follower has the tokens in memory of its own.
+            fed_ids = fed_ids if collectives.ranks.is_leader else torch.zeros(2, dtype=torch.int64)
+            collectives.broadcast(fed_ids)
+        fed = graphs.run(Batch("decode", sequences, Feed(cast(ForwardOutput, None), [1, 0])), fed_ids)
+        assert fed is not None
+        return [*steps, fed.most_likely.tolist()]
+
+    leader, _ = on_ranks(2, lambda group, collectives, memory: decode(collectives))
+    assert leader == decode(None)
 
 
 def test_a_follower_with_another_graph_ends(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
