@@ -135,6 +135,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "tandem.bench",
         "tandem.engine.config",
         "tandem.engine.floors",
+        "tandem.engine.ranks.config",
         "tandem.engine.weights.conversions",
     ),
 }
