@@ -1,10 +1,10 @@
 from tandem.both_worker.pages import SharedPages
 from tandem.decode_worker.scheduler import DecodeScheduler
 from tandem.engine.base import EngineBase
-from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.kvtransfer.events import ReceiverLinkEvent, SenderLinkEvent
 from tandem.messages import WorkerStats
+from tandem.page_changes import PageChanges
 from tandem.prefill_worker.forward import PromptChunks
 from tandem.prefill_worker.scheduler import PrefillScheduler
 from tandem.worker.base import Scheduler
@@ -113,7 +113,7 @@ class BothScheduler(Scheduler):
         own = self._prefill.own_stats(), self._decode.own_stats()
         return worker_stats(self._engine, self._cache, self._timer, *own)
 
-    def take_cache_changes(self) -> CacheChanges | None:
+    def take_cache_changes(self) -> PageChanges | None:
         return self._cache.take_changes()
 
     def check_integrity(self) -> str:

@@ -193,7 +193,9 @@ class Cluster:
         if config.store_memory:
             with refusals():
                 if self._node_stores is None:
-                    self._processes.stores.open(config, default_directory(), ports, self.cluster_token)
+                    self._processes.stores.open(
+                        config, default_directory(), ports, self.cluster_token, namespace_secret
+                    )
                 else:
                     namespace_secret = self._open_node_stores(self._node_stores)
         router_configs = [replace(c, namespace_secret=namespace_secret) for c in router_configs]

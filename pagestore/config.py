@@ -25,6 +25,8 @@ class StoreConfig:
         routers: the routers' ports for workers and stores, each "host:port".
         rack: equal for hosts of one rack; "" if unknown.
         disk: None: there is no tier on disk.
+        namespace_secret: secret of the cluster's cache namespaces, which the disk's folder keeps; "" without a disk.
+        namespace_share: largest part of the memory for the pages of one API key.
         cluster_token, cluster_tls, num_restarts, api_keys, key_file, log: as in WorkerConfig.
     """
 
@@ -35,6 +37,8 @@ class StoreConfig:
     routers: tuple[str, ...] = ()
     rack: str = ""
     disk: StoreDisk | None = None
+    namespace_secret: str = field(default="", repr=False)
+    namespace_share: float = 1.0
     cluster_token: str = field(default="", repr=False)
     cluster_tls: ClusterTls | ClusterTlsFiles | None = None
     num_restarts: int = 0

@@ -8,7 +8,7 @@ from typing import Self
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 GIB = 2**30
 # Unit of st_blocks.
-_BLOCK_BYTES = 512
+BLOCK_BYTES = 512
 
 
 def check_region(num_bytes: int, available_bytes: int) -> None:
@@ -54,7 +54,7 @@ class Region:
     @property
     def num_untouched_bytes(self) -> int:
         """Bytes that take no memory yet."""
-        return max(0, self.num_bytes - _BLOCK_BYTES * os.fstat(self._fd).st_blocks)
+        return max(0, self.num_bytes - BLOCK_BYTES * os.fstat(self._fd).st_blocks)
 
     def fileno(self) -> int:
         return self._fd

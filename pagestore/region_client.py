@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tandem.pagestore.region import Region
-from tandem.pagestore.region_holder import GIVE_BACK, MAX_PACKET_BYTES, TAKE
+from tandem.pagestore.region_holder import BEGIN, MAP, MAX_PACKET_BYTES, SERVE
 from tandem.processes import ProcessId
 
 # The holder may be busy with all workers of a node.
@@ -20,32 +20,39 @@ class TakenRegion(NamedTuple):
     """
     Attributes:
         region_id: new for each region; processes exchange slots only within one.
-        users: other processes that have taken the region and may use it.
+        users: for a store: workers that may copy for earlier stores.
+        stores: for a store: earlier stores that have not exited. A worker may begin with them, so users that are read
+            meanwhile are not all.
     """
 
     region: Region
     region_id: str
     users: tuple[ProcessId, ...]
+    stores: tuple[ProcessId, ...]
 
 
-def take_region(path: Path, token: str) -> TakenRegion:
+def take_region(path: Path, token: str, *, as_store: bool = False) -> TakenRegion:
     """Raises OSError: the holder does not answer or refuses."""
-    answer, fds = _ask(path, token, TAKE)
+    answer, fds = _ask(path, token, SERVE if as_store else MAP)
     if len(fds) != 1:
         raise OSError(f"{path} sent {len(fds)} descriptors instead of 1")
-    return TakenRegion(Region(fds[0]), answer["region_id"], tuple(ProcessId(*user) for user in answer["users"]))
+    users, stores = (tuple(ProcessId(*each) for each in answer.get(name, ())) for name in ("users", "stores"))
+    return TakenRegion(Region(fds[0]), answer["region_id"], users, stores)
 
 
-def give_back_region(path: Path, token: str) -> None:
-    """Tells the holder that this process maps the region no more. Raises OSError: as for `take_region`."""
-    _ask(path, token, GIVE_BACK)
+def begin_use(path: Path, token: str, region_id: str) -> None:
+    """Tells the holder that this process may copy from now on. A worker calls it before its first session.
+
+    Raises OSError: as for `take_region`, or the holder has another region.
+    """
+    _ask(path, token, BEGIN, region_id=region_id)
 
 
-def _ask(path: Path, token: str, do: str) -> tuple[dict[str, Any], list[int]]:
+def _ask(path: Path, token: str, do: str, **more: str) -> tuple[dict[str, Any], list[int]]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as holder:
         holder.settimeout(TIMEOUT_S)
         _connect(holder, path)
-        holder.send(json.dumps({"token": token, "do": do}).encode())
+        holder.send(json.dumps({"token": token, "do": do, **more}).encode())
         packet, fds, _, _ = socket.recv_fds(holder, MAX_PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
     if not packet:
         raise ConnectionError(f"{path} gave no answer")

@@ -1,7 +1,8 @@
 """Owns a node's region and hands it to the cluster's processes, from a thread of the supervising process.
 
-So the region outlives every process that uses it. The holder remembers who may still touch it: a new store grants no
-slot before each of them has spoken or is gone.
+So the region outlives every process that uses it. The holder remembers who may copy for a store: a new store grants no
+slot before each of them has spoken or is gone. A worker that only maps the region is none of them. It says so before it
+opens its first session (BEGIN), so a worker unknown to the holder has no slot of any store.
 """
 
 import contextlib
@@ -12,14 +13,17 @@ import selectors
 import socket
 import struct
 import threading
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tandem.exit_watch import ExitWatch
 from tandem.pagestore.region import Region
 from tandem.processes import ProcessId
 from tandem.rpc.auth import TokenSet
 
-TAKE, GIVE_BACK = "take", "give_back"
+# Requests: of a worker for the region, of a store for the region, of a worker that is about to open sessions.
+MAP, SERVE, BEGIN = "map", "serve", "begin"
 # One caller is served at a time, within this time.
 CALLER_TIMEOUT_S = 2.0
 MAX_PACKET_BYTES = 65536
@@ -42,6 +46,7 @@ class RegionHolder:
         self._region = region
         self._region_id = secrets.token_hex(8)
         self._users: dict[ProcessId, ExitWatch] = {}
+        self._stores: dict[ProcessId, ExitWatch] = {}
         path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(path))
@@ -77,7 +82,8 @@ class RegionHolder:
         try:
             asked = json.loads(caller.recv(MAX_PACKET_BYTES))
             is_known, do = str(asked["token"]) in self._tokens, asked["do"]
-        except (ValueError, KeyError, TypeError, RecursionError):
+            region_id = asked.get("region_id")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             # Not JSON, no such fields, a token that is not Unicode, or lists nested too deep.
             return
         if not is_known:
@@ -87,25 +93,32 @@ class RegionHolder:
             user = ProcessId.of(pid)
         except ProcessLookupError:
             return
-        if do == TAKE:
-            self._hand_over(caller, user)
-        elif do == GIVE_BACK:
-            self._users.pop(user, None)
+        if do == MAP:
+            self._hand_over(caller, {})
+        elif do == SERVE:
+            self._users, self._stores = _without_gone(self._users), _without_gone(self._stores)
+            # Before the caller has the region.
+            self._stores.setdefault(user, ExitWatch(user))
+            stores = [other for other in self._stores if other != user]
+            self._hand_over(caller, {"users": _named(self._users), "stores": _named(stores)})
+        elif do == BEGIN and region_id == self._region_id:
+            self._users.setdefault(user, ExitWatch(user))
             _say(caller, {})
+        elif do == BEGIN:
+            _say(caller, {"error": "the memory of the page store has been replaced: restart this worker to use it"})
 
-    def _hand_over(self, caller: socket.socket, user: ProcessId) -> None:
-        self._users = {other: watch for other, watch in self._users.items() if not watch.is_gone()}
-        others = [[other.pid, other.start_time] for other in self._users if other != user]
-        is_new = user not in self._users
-        # Before the caller has it.
-        self._users.setdefault(user, ExitWatch(user))
-        try:
-            answer = {"users": others, "region_id": self._region_id}
-            socket.send_fds(caller, [json.dumps(answer).encode()], [self._region.fileno()])
-        except OSError:
-            if is_new:
-                del self._users[user]
+    def _hand_over(self, caller: socket.socket, answer: dict[str, Any]) -> None:
+        answer["region_id"] = self._region_id
+        socket.send_fds(caller, [json.dumps(answer).encode()], [self._region.fileno()])
 
 
-def _say(caller: socket.socket, answer: dict[str, str]) -> None:
+def _without_gone(processes: dict[ProcessId, ExitWatch]) -> dict[ProcessId, ExitWatch]:
+    return {process: watch for process, watch in processes.items() if not watch.is_gone()}
+
+
+def _named(processes: Iterable[ProcessId]) -> list[tuple[int, int]]:
+    return [(process.pid, process.start_time) for process in processes]
+
+
+def _say(caller: socket.socket, answer: dict[str, Any]) -> None:
     caller.send(json.dumps(answer).encode())

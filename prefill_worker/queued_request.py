@@ -53,6 +53,9 @@ class PagesInWork:
     def __init__(self) -> None:
         self._num_jobs: dict[int, int] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._num_jobs)
+
     def enter_work(self, prefix_ids: Sequence[int]) -> None:
         for identity in prefix_ids:
             self._num_jobs[identity] = self._num_jobs.get(identity, 0) + 1

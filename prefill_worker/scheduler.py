@@ -278,7 +278,8 @@ class PrefillScheduler(ForwardScheduler):
     def _must_wait_for_prefix(self, queued: QueuedRequest) -> bool:
         """Returns whether a job is computing this request's next pages, which it then waits for without holding
         anything."""
-        if queued.computes_all:
+        # Mostly nothing is in work, and a look at a long prefix in each turn would delay decode steps.
+        if queued.computes_all or not self._in_work:
             return False
         num_cached_pages = len(self._cache.peek(queued.token_ids, queued.request.cache_namespace))
         num_shared = self._in_work.num_next_in_work(queued.prefix_ids, num_cached_pages)

@@ -244,7 +244,9 @@ class Router:
             worker.set_load_elsewhere(self.elsewhere.assigned_to(worker.worker_id))
 
     def reset_caches(self) -> int:
-        """Clears all workers' cached prefixes."""
+        """Clears all workers' cached prefixes, and the page stores. Returns the number of workers."""
+        # Workers tell their stores too: pages that they write just now must not follow the reset.
+        self.stores.reset()
         workers = list(self.workers)
         for worker in workers:
             worker.send([ResetCache()])

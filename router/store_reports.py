@@ -37,6 +37,7 @@ class StoreReports(store_pb2_grpc.StoreReportsServicer):
         writer = BatchWriter(ROUTER_CODEC)
         store = stores.connect(join, writer.send, lambda _: writer.close())
         store.send([Welcome(self._router.incarnation, self._router.wants_prefixes)])
+        stores.repeat_reset(store)
         stores.name_peers()
         reader = asyncio.create_task(self._read(store, rest, batches))
         try:

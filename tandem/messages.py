@@ -428,7 +428,7 @@ class StoreJoin:
     """A page store introduces itself.
 
     Attributes:
-        incarnation: the store's epoch.
+        incarnation: random name of this life of the store.
         host: tandem.hosts.host_id, equal to that of the workers it serves.
         rack: equal for hosts of one rack; "" if unknown.
         address: its gRPC server's; "" if it serves no peers.
@@ -453,12 +453,21 @@ class StoreBeat:
         num_slots: pages that its memory holds at most.
         num_host_pages, num_disk_pages: pages in memory and on disk; a page may be in both.
         num_disk_bytes: size of its files.
+        is_disk_off: a failure has turned the disk off, until the store restarts.
     """
 
     num_slots: int = 0
     num_host_pages: int = 0
     num_disk_pages: int = 0
     num_disk_bytes: int = 0
+    is_disk_off: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CacheWasReset:
+    """Answers ResetCache once the purge outlives the store's process. Attributes: number: ResetCache.number."""
+
+    number: int
 
 
 # --- router to worker ------------------------------------------------------------------------------------------
@@ -569,7 +578,14 @@ class RepeatPrefixes:
 
 @dataclass(frozen=True, slots=True)
 class ResetCache:
-    """Drop all cached prefixes, except pages in use."""
+    """Drop all cached prefixes, except pages in use; to a page store: all pages.
+
+    Attributes:
+        number: counts up with the resets of a router. A page store answers with it, and gets the message again until
+            then.
+    """
+
+    number: int = 0
 
 
 # --- prefill worker to decode worker, on their link ------------------------------------------------------------
@@ -756,7 +772,7 @@ WorkerMessage = (
     | Progress
     | CachedPrefixes
 )
-StoreReport = StoreJoin | StoreBeat | CachedPrefixes
+StoreReport = StoreJoin | StoreBeat | CachedPrefixes | CacheWasReset
 RouterMessage = Welcome | Peers | Admit | Prefill | Abort | Recall | ResetCache | RepeatPrefixes | ClockProbe
 SenderMessage = LinkHello | LeaseRequest | Pushing | Renewed | Committed | Released
 ReceiverMessage = LinkWelcome | LinkRefused | Granted | Refused | Revoke

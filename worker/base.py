@@ -7,9 +7,9 @@ from typing import NamedTuple, Protocol
 import grpc
 
 from tandem.engine.base import EngineBase
-from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Hello, LinkRank, Peer, ReceiverMessage, SenderMessage, WorkerMessage, WorkerStats
+from tandem.page_changes import PageChanges
 from tandem.pagestore.messages import StoreClientMessage
 from tandem.recording import Recorder
 from tandem.rpc.credentials import ClusterCredentials
@@ -64,7 +64,7 @@ class Scheduler(ABC):
         """Returns the worker's statistics."""
 
     @abstractmethod
-    def take_cache_changes(self) -> CacheChanges | None:
+    def take_cache_changes(self) -> PageChanges | None:
         """Returns pages that entered or left the cache since the last call; None if there are none."""
 
     @abstractmethod
@@ -85,7 +85,7 @@ class ForwardScheduler(Scheduler):
     def stats(self) -> WorkerStats:
         return worker_stats(self._engine, self._cache, self._timer, self.own_stats())
 
-    def take_cache_changes(self) -> CacheChanges | None:
+    def take_cache_changes(self) -> PageChanges | None:
         return self._cache.take_changes()
 
     def check_integrity(self) -> str:
@@ -171,6 +171,11 @@ class StoreConnection(ABC):
         Args:
             stats: returns the worker's latest statistics.
         """
+
+    @property
+    @abstractmethod
+    def is_up(self) -> bool:
+        """Whether the worker uses the store now. Callable from any thread."""
 
     @abstractmethod
     def tiered(self, scheduler: Scheduler) -> Scheduler:

@@ -24,7 +24,7 @@ from tandem.messages import (
 )
 from tandem.repeat_limit import RepeatLimit
 from tandem.request_ids import router_of
-from tandem.rpc.batch_writer import BatchWriter
+from tandem.rpc.batch_writer import BatchWriter, is_cancelled
 from tandem.rpc.calls import read_first, reason_of
 from tandem.rpc.codec import ROUTER_CODEC, WORKER_CODEC
 from tandem.rpc.credentials import ClusterCredentials
@@ -129,13 +129,21 @@ class ControlClient:
             details = reason_of(error)
             if isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                 raise RefusedError(details) from error
-            if self._failures.allows(details):
-                logger.info("control stream to %s: %s", self.address, details)
+            self._log_failure(details)
+        except asyncio.CancelledError:
+            # gRPC cancels calls whose messages it could not write; only our own cancellation ends the task.
+            if is_cancelled():
+                raise
+            self._log_failure("the call was cancelled")
         finally:
             writer.close()
             if beats is not None:
                 beats.cancel()
             self._end_stream()
+
+    def _log_failure(self, reason: str) -> None:
+        if self._failures.allows(reason):
+            logger.info("control stream to %s: %s", self.address, reason)
 
     def _begin_stream(self, writer: BatchWriter) -> None:
         self._writer = writer

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.lifecycle import now_ns
 from tandem.messages import ReceiverMessage, SenderMessage, WorkerMessage, WorkerStats
+from tandem.page_changes import PageChanges
 from tandem.pagestore.messages import StoreClientMessage
 from tandem.recording import INBOX, Recorder
 from tandem.timer_slack import sleep_exactly
@@ -40,7 +40,7 @@ class Outgoing:
     to_links: dict[str, list[SenderMessage | ReceiverMessage]]
     closed_links: dict[str, str]
     to_store: dict[str, list[StoreClientMessage]]
-    cache_changes: CacheChanges | None = None
+    cache_changes: PageChanges | None = None
 
 
 class StepOutbox(Outbox):
@@ -60,7 +60,7 @@ class StepOutbox(Outbox):
     def to_store(self, epoch: str, message: StoreClientMessage) -> None:
         self._outgoing.to_store.setdefault(epoch, []).append(message)
 
-    def pass_on_changes(self, changes: CacheChanges) -> None:
+    def pass_on_changes(self, changes: PageChanges) -> None:
         self._outgoing.cache_changes = changes
 
     def flush(self) -> bool:

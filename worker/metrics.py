@@ -21,13 +21,15 @@ class WorkerCollector(Collector):
         worker_id: str,
         heartbeat: Callable[[], Heartbeat],
         experts: ExpertBalance | None,
+        is_store_up: Callable[[], bool] | None,
         num_ranks: int,
     ) -> None:
-        """Args: experts: None without mixtures of experts."""
+        """Args: as for `worker_registry`."""
         self._role = role
         self._worker_id = worker_id
         self._heartbeat = heartbeat
         self._experts = experts
+        self._is_store_up = is_store_up
         self._num_ranks = num_ranks
 
     def collect(self) -> Iterator[Metric]:
@@ -44,6 +46,10 @@ class WorkerCollector(Collector):
         ):
             pages.add_metric((self._role, self._worker_id, state), num_pages)
         yield pages
+        if self._is_store_up is not None:
+            yield self._gauge(
+                "worker_store_up", "0 while the worker serves without the page store.", self._is_store_up()
+            )
         yield self._gauge("worker_queue_length", "Requests that wait for their turn or for pages.", stats.num_queued)
         yield self._gauge("worker_running_requests", "Requests being computed or handed over.", stats.num_running)
         yield self._gauge("worker_ranks", "Processes that share the worker's model.", self._num_ranks)
@@ -141,9 +147,14 @@ def worker_registry(
     heartbeat: Callable[[], Heartbeat],
     num_restarts: int = 0,
     experts: ExpertBalance | None = None,
+    is_store_up: Callable[[], bool] | None = None,
     num_ranks: int = 1,
 ) -> CollectorRegistry:
-    """Args: experts: None without mixtures of experts."""
+    """
+    Args:
+        experts: None without mixtures of experts.
+        is_store_up: whether the worker uses its node's page store; None: the cluster has none.
+    """
     registry = process_registry(num_restarts)
-    registry.register(WorkerCollector(role, worker_id, heartbeat, experts, num_ranks))
+    registry.register(WorkerCollector(role, worker_id, heartbeat, experts, is_store_up, num_ranks))
     return registry

@@ -193,8 +193,15 @@ class WorkerProcess:
         config, engine = self._config, self._engine
         server = self._server = new_server([cluster_auth(config.cluster_token)], host=config.host)
         address = bind(server, config.host, 0, self._credentials.for_server())
+        store = self._store
         registry = worker_registry(
-            config.role, config.worker_id, self._heartbeat, config.num_restarts, self._experts, self._leader.num_ranks
+            config.role,
+            config.worker_id,
+            self._heartbeat,
+            config.num_restarts,
+            self._experts,
+            (lambda: store.is_up) if store is not None else None,
+            self._leader.num_ranks,
         )
         if not self._credentials.secure:
             # With TLS, routers serve the metrics: readers have no certificate of the cluster.

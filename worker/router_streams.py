@@ -10,7 +10,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.messages import (
     CachedPrefixes,
     ClockReply,
@@ -24,6 +23,7 @@ from tandem.messages import (
     Tokens,
     WorkerMessage,
 )
+from tandem.page_changes import PageChanges
 from tandem.peer_union import PeerUnion
 from tandem.request_ids import router_of
 from tandem.rpc.credentials import ClusterCredentials
@@ -95,7 +95,7 @@ class RouterStreams:
         for router, own in _by_router(messages, tuple(clients)).items():
             clients[router].send(own)
 
-    def tell_changes(self, changes: CacheChanges) -> None:
+    def tell_changes(self, changes: PageChanges) -> None:
         self._account.apply(changes)
         stored, removed = b"".join(changes.stored), b"".join(changes.removed)
         for client in self._clients:

@@ -2,6 +2,7 @@
 
 copies    GB/s between pool and store in each direction, beside a plain copy of the same run; the cost of registering
 tiers     TTFT of a long prefix, computed, from the pool, from the store's memory and from its disk
+host      CPU time of a worker's turns beside loads, with an engine that computes nothing
 serving   two tables: ITL of running streams beside prompts that are loaded from the store and written to it, against
           the same prompts in the pool; hit rate of a killed worker's next requests, with and without the store
 
@@ -23,6 +24,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.page_store.copies import CpuEnds, Ends, measure_copies
+from benchmarks.page_store.host import HostSizes, measure_host
 from benchmarks.page_store.serving import Cluster
 from benchmarks.page_store.sizes import SIZES, Sizes
 from benchmarks.page_store.streams import compare, measure_streams
@@ -65,6 +67,9 @@ class Benchmark:
             with self._cluster("tiers", ("--num-pages", str(sizes.small_pool_pages), *store)) as cluster:
                 return {"tiers": measure_tiers(cluster, sizes)}
 
+    def host(self) -> dict[str, list[Row]]:
+        return {"host": measure_host(HostSizes())}
+
     def serving(self) -> dict[str, list[Row]]:
         """Two clusters: a small pool above a store, and a pool for everything without one."""
         sizes, vocab_size = self._sizes, self._arguments.vocab_size
@@ -86,6 +91,7 @@ class Benchmark:
 PARTS: dict[str, Callable[[Benchmark], dict[str, list[Row]]]] = {
     "copies": Benchmark.copies,
     "tiers": Benchmark.tiers,
+    "host": Benchmark.host,
     "serving": Benchmark.serving,
 }
 

@@ -90,9 +90,10 @@ def _stores(stores: Iterable[pb.StoreStatus]) -> Table:
     for column in ("store", "pid", "at", "pages", "in memory", "on disk", "GB on disk"):
         table.add_column(column, justify="left" if column in ("store", "pid", "at") else "right")
     for store in stores:
-        numbers = (store.num_slots, store.num_host_pages, store.num_disk_pages)
+        on_disk = "[red]off[/]" if store.is_disk_off else str(store.num_disk_pages)
         size = f"{store.num_disk_bytes / 1e9:.2f}"
-        table.add_row(store.store_id, str(store.pid), store.address, *map(str, numbers), size)
+        numbers = (str(store.num_slots), str(store.num_host_pages), on_disk, size)
+        table.add_row(store.store_id, str(store.pid), store.address, *numbers)
     return table
 
 

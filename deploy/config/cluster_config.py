@@ -209,10 +209,17 @@ class ClusterConfig(ClusterOptions):
         )
 
     def _check_store(self) -> None:
-        for name in ("store_disk", "store_write_after"):
-            require(
-                bool(self.store_memory) or not getattr(self, name), f"{name} is for a page store: it needs store_memory"
-            )
+        given = {
+            "store_disk": bool(self.store_disk),
+            "store_write_after": self.store_write_after > 0,
+            "store_namespace_share": self.store_namespace_share != 1.0,
+        }
+        for name, is_given in given.items():
+            require(bool(self.store_memory) or not is_given, f"{name} is for a page store: it needs store_memory")
+        require(
+            0 < self.store_namespace_share <= 1,
+            f"store_namespace_share must be above 0 and at most 1, but is {self.store_namespace_share}",
+        )
         if self.store_memory:
             parse_size("store_memory", self.store_memory)
         if self.store_disk:
@@ -337,6 +344,7 @@ class ClusterConfig(ClusterOptions):
         region_socket: str,
         cluster_token: str,
         rack: str = "",
+        namespace_secret: str = "",
     ) -> StoreConfig:
         """Args: address: of the store's port. routers: addresses of their ports for workers and stores."""
         host, _, port = address.rpartition(":")
@@ -348,6 +356,8 @@ class ClusterConfig(ClusterOptions):
             routers,
             rack,
             disk=self.disk,
+            namespace_secret=namespace_secret,
+            namespace_share=self.store_namespace_share,
             cluster_token=cluster_token,
             api_keys=self.api_keys,
             key_file=self.key_file,

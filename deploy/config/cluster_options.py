@@ -58,6 +58,7 @@ GROUPS = {
         "store_memory",
         "store_disk",
         "store_write_after",
+        "store_namespace_share",
         "routing",
         "placement",
         "ttft_objective_ms",
@@ -228,6 +229,12 @@ class ClusterOptions(PrefillOptions, EngineOptions, RouterOptions):
     )
     store_write_after: int = option(
         0, "hits in a worker's cache before a page is written to the page store; 0: every page", metavar="N"
+    )
+    store_namespace_share: float = option(
+        1.0,
+        "largest share of the page store's memory for the pages of one API key; without keys, of one cache namespace",
+        metavar="SHARE",
+        detail=" ([store.md](store.md#fair-shares))",
     )
     routing: str = option(
         AUTO,

@@ -187,7 +187,13 @@ class NodeStores(Stores):
         for name, keeper in self._keepers.items():
             kept = keeper.kept
             self.configs[name] = self._config.store(
-                name, kept.address, tuple(routers), kept.socket, self._cluster_token, kept.rack
+                name,
+                kept.address,
+                tuple(routers),
+                kept.socket,
+                self._cluster_token,
+                kept.rack,
+                self._namespace_secret,
             )
             access = StoreAccess(kept.address, kept.socket, self._config.store_write_after)
             self.access_by_node[keeper.node] = access

@@ -44,12 +44,20 @@ class Stores:
         """Memory that the regions will still take."""
         return self._region.num_untouched_bytes if self._region is not None else 0
 
-    def open(self, config: ClusterConfig, directory: Path, ports: ClusterPorts, cluster_token: str) -> None:
+    def open(
+        self,
+        config: ClusterConfig,
+        directory: Path,
+        ports: ClusterPorts,
+        cluster_token: str,
+        namespace_secret: str = "",
+    ) -> None:
         """Creates the region and serves it to processes that know the token. The region outlives all of them.
 
         Args:
             directory: private to the user.
             ports: one is reserved for the store.
+            namespace_secret: of the folder of pages; "" without a disk.
 
         Raises:
             ValueError: there is not enough memory.
@@ -61,7 +69,9 @@ class Stores:
         self._region = Region.create(config.store_memory_bytes, available_memory_bytes())
         self._holder = RegionHolder(path, cluster_token, self._region)
         routers = tuple(addresses.cluster for addresses in ports.routers.values())
-        store = config.store("store-0", ports.store, routers, str(path), cluster_token)
+        store = config.store(
+            "store-0", ports.store, routers, str(path), cluster_token, namespace_secret=namespace_secret
+        )
         self.configs = {store.store_id: store}
         self.access = StoreAccess(ports.store, str(path), config.store_write_after)
 

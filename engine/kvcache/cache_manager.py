@@ -5,12 +5,12 @@ from itertools import count
 
 from tandem.engine.kvcache.allocator import PageAllocator
 from tandem.engine.kvcache.base import Completion
-from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.engine.kvcache.deferred_frees import DeferredFree, DeferredFrees
 from tandem.engine.kvcache.eviction.table import EVICTION_POLICIES
 from tandem.engine.kvcache.page_ceiling import PageCeiling
 from tandem.engine.kvcache.page_table import PageTable
 from tandem.engine.kvcache.radix_cache import CachedPrefix, RadixCache, RadixNode, TreeWatch
+from tandem.page_changes import PageChanges
 
 NO_PREFIX = CachedPrefix(None, 0)
 
@@ -330,8 +330,9 @@ class CacheManager:
     def drop_cached_pages(self) -> None:
         self._evict(self.num_cached_pages)
 
-    def take_changes(self) -> CacheChanges | None:
-        return self._tree.changes.take()
+    def take_changes(self) -> PageChanges | None:
+        changes = self._tree.changes.take()
+        return changes if any(changes) else None
 
     def check_integrity(self) -> str:
         """Recounts every page's owners; returns the first violation, or ""."""

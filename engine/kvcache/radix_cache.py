@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tandem.engine.kvcache.cache_changes import ChangeLog
 from tandem.engine.kvcache.eviction.base import EvictionPolicy
+from tandem.page_changes import PageChangeLog
 from tandem.prefix import namespace_identity, page_identity
 
 # Matched prefixes kept by a TreeWatch; the oldest go first.
@@ -118,7 +118,7 @@ class RadixCache:
         self.page_size = page_size
         self.num_pages = 0
         self.num_locked_pages = 0
-        self.changes = ChangeLog()
+        self.changes = PageChangeLog()
         self.watch: TreeWatch | None = None
         self._eviction_key = policy.key
         self._roots: dict[str, RadixNode] = {}

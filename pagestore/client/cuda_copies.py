@@ -4,6 +4,7 @@ import logging
 import math
 import mmap
 import time
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,8 +22,9 @@ logger = logging.getLogger(__name__)
 GIB = 2**30
 # Bytes that one call registers: the driver fails at some hundred GiB.
 MAX_REGISTERED_BYTES = GIB
-# Pages submitted at once: the copy engine begins while the rest is submitted.
-BATCH_PAGES = 16
+# Bytes submitted at once, and batches submitted before the first has ended. A copy engine may take the copies of all
+# streams in order of submission: then the small copies of a forward pass wait for all that is submitted here.
+BATCH_BYTES, MAX_SUBMITTED = 8 * 2**20, 2
 
 
 class RegisteredMemory:
@@ -98,7 +100,7 @@ class _Recorded:
 
 
 class _Direction:
-    """Submits copies on a stream of its own, in a thread of its own: submission takes microseconds per page."""
+    """Submits copies on a stream of its own, in a thread of its own, which waits for earlier ones."""
 
     def __init__(self, name: str, device: torch.device, page_bytes: int, source: int, destination: int) -> None:
         self._device = device
@@ -107,6 +109,9 @@ class _Direction:
         # Ordered with no other stream: forward passes and copies would delay each other.
         self._stream = torch.cuda.Stream(device)
         self._copies = PageCopies(page_bytes)
+        self._batch_pages = max(1, BATCH_BYTES // page_bytes)
+        # Ends of submitted batches.
+        self._submitted: deque[torch.cuda.Event] = deque()
         self._thread = CopyThread(name, self._copy)
         self.start = self._thread.start
 
@@ -119,8 +124,10 @@ class _Direction:
         began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         with torch.cuda.device(self._device):
             began.record(self._stream)
-            for start in range(0, len(sources), BATCH_PAGES):
-                end = start + BATCH_PAGES
+            for start in range(0, len(sources), self._batch_pages):
+                if len(self._submitted) == MAX_SUBMITTED:
+                    self._submitted.popleft().synchronize()
+                end = start + self._batch_pages
                 self._copies.copy(
                     self._destination,
                     destinations[start:end],
@@ -128,6 +135,10 @@ class _Direction:
                     sources[start:end],
                     self._stream.cuda_stream,
                 )
+                # Waited for without the interpreter's lock and without spinning.
+                submitted = torch.cuda.Event(blocking=True)
+                submitted.record(self._stream)
+                self._submitted.append(submitted)
             ended.record(self._stream)
         return _Recorded(began, ended)
 

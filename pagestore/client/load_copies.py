@@ -7,8 +7,8 @@ from tandem.pagestore.client.base import RegionCopies
 from tandem.pagestore.client.load_rate import LoadRate
 from tandem.pagestore.client.prefetch import Load, Prefetch
 
-# Pages of a copy: it enters the tree in one turn, at 3 us a page.
-MAX_LOAD_PAGES = 256
+# Pages of a copy. A turn starts one and enters one, at 4 us a page each: a turn that delays the next step is short.
+MAX_LOAD_PAGES = 64
 # Pages of a copy while the rate is not known.
 PROBE_PAGES = 16
 # Shares of the pool: loads hold at most one, and leave the other.
@@ -36,19 +36,23 @@ class LoadCopies:
         self._max_held = max(1, int(cache.num_pages * HELD_SHARE))
         self._num_reserved = int(cache.num_pages * RESERVED_SHARE)
         self._loading: list[Prefetch] = []
+        self._has_started = False
         self.num_held = 0
 
     @property
     def is_running(self) -> bool:
         return bool(self._loading)
 
+    def begin_turn(self) -> None:
+        self._has_started = False
+
     def start(self, prefetch: Prefetch, now: float) -> bool:
-        """Begins to copy found pages that are not cached. Returns False if the prefetch cannot go on: its first pages
-        were evicted, or others too often."""
+        """Begins to copy found pages that are not cached, unless this turn has begun a copy. Returns False if the
+        prefetch cannot go on: its first pages were evicted, or others too often."""
         limit = min(MAX_LOAD_PAGES, self._max_held - self.num_held)
         if not self._rate.is_known(now):
             limit = 0 if self._loading else min(limit, PROBE_PAGES)
-        if limit <= 0:
+        if limit <= 0 or self._has_started:
             return True
         # The tree may have gained or lost pages since the Find.
         prefix = self._cache.find_cached(prefetch.token_ids, prefetch.namespace, prefetch.cached)
@@ -69,27 +73,29 @@ class LoadCopies:
         self.num_held += len(slots)
         prefetch.num_copied += len(slots)
         prefetch.load = Load(handle, prefix, copy)
+        self._has_started = True
         self._loading.append(prefetch)
         return True
 
     def collect(self, mark: int) -> list[Prefetch]:
-        """Enters the pages of ended copies into the tree. Returns their prefetches.
+        """Handles ended copies, up to the first whose pages enter the tree. Returns their prefetches.
 
         Args:
             mark: of pages that the store has.
         """
-        ended = [p for p in self._loading if p.load is not None and p.load.copy.done()]
-        for prefetch in ended:
+        ended = []
+        for prefetch in [p for p in self._loading if p.load is not None and p.load.copy.done()]:
             load, prefetch.load = prefetch.load, None
             assert load is not None
+            ended.append(prefetch)
             self._loading.remove(prefetch)
             num_pages = len(load.handle.page_ids)
             self.num_held -= num_pages
             self._rate.copied(num_pages, load.copy.seconds, self._clock())
             if load.may_enter:
                 self._enter(prefetch, load, mark)
-            else:
-                self._cache.release_pages(load.handle)
+                break
+            self._cache.release_pages(load.handle)
         return ended
 
     def abandon(self) -> None:

@@ -164,7 +164,8 @@ class PageLoader:
         return bool(ended)
 
     def go_on(self, *, may_start: bool) -> None:
-        """Asks for pages, and starts copies if allowed."""
+        """Asks for pages, and starts a copy if allowed."""
+        self._copies.begin_turn()
         now = self._clock()
         if now >= self._first_deadline:
             self._expire(now)

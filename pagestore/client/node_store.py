@@ -1,11 +1,11 @@
 """A worker's use of its node's page store: the mapped region, the tier above it and the session."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from tandem.pagestore.client.session import StoreSession
 from tandem.pagestore.client.tier import StoreTier
 from tandem.pagestore.client.tiered_scheduler import TieredScheduler
 from tandem.pagestore.messages import StoreClientMessage, StoreHello
-from tandem.pagestore.region_client import give_back_region, take_region
+from tandem.pagestore.region_client import begin_use, take_region
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.worker.base import Outbox, Scheduler, StoreConnection
 from tandem.worker.config import StoreAccess
@@ -46,8 +46,8 @@ class NodeStore(StoreConnection):
         try:
             self._copies = self._map(engine)
         except (OSError, RuntimeError) as error:
-            # A device that refuses the region may serve without it.
-            logger.warning("no region of the page store, serving without it: %s", error)
+            # Not tried again: a GPU registers memory only before it serves, and a lost owner has nothing to give.
+            logger.warning("no memory of the page store: this worker serves without it until it restarts: %s", error)
             return self._tier
         self._tier = StoreTier(
             cache,
@@ -60,6 +60,10 @@ class NodeStore(StoreConnection):
             self._access.write_after,
         )
         return self._tier
+
+    @property
+    def is_up(self) -> bool:
+        return self._session is not None and self._session.is_open
 
     def tiered(self, scheduler: Scheduler) -> Scheduler:
         return TieredScheduler(scheduler, self._tier)
@@ -75,7 +79,8 @@ class NodeStore(StoreConnection):
             hello.page_format,
             region_id=self._region_id,
         )
-        self._session = StoreSession(self._access.address, own, credentials, post)
+        begin = partial(begin_use, Path(self._access.region_socket), self._token, self._region_id)
+        self._session = StoreSession(self._access.address, own, credentials, post, begin)
         self._task = asyncio.create_task(self._session.run())
 
     def send(self, epoch: str, messages: Sequence[StoreClientMessage]) -> None:
@@ -98,8 +103,7 @@ class NodeStore(StoreConnection):
             OSError: no holder gives it, or there is no room in the address space.
             RuntimeError: the GPU refuses it.
         """
-        socket = Path(self._access.region_socket)
-        taken = take_region(socket, self._token)
+        taken = take_region(Path(self._access.region_socket), self._token)
         region, self._region_id = taken.region, taken.region_id
         try:
             mapped = region.map()
@@ -113,10 +117,6 @@ class NodeStore(StoreConnection):
                 assert isinstance(engine.pool, CudaKvPool)
                 return CudaRegionCopies(engine.pool, slots)
             return CpuRegionCopies(engine.pool.memory.numpy(), slots)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                give_back_region(socket, self._token)
-            raise
         finally:
             region.close()
 

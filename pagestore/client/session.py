@@ -44,15 +44,26 @@ class StoreSession:
         hello: StoreHello,
         credentials: ClusterCredentials,
         post: Callable[[Event], None],
+        begin: Callable[[], None] = lambda: None,
     ) -> None:
-        """Args: address: of the store, which a restarted one keeps."""
+        """
+        Args:
+            address: of the store, which a restarted one keeps.
+            begin: makes this process known as one that may copy; may block. Raises OSError: it did not.
+        """
         self._address = address
         self._hello = hello
         self._credentials = credentials
         self._post = post
+        self._begin = begin
+        self._has_begun = False
         self._epoch = ""
         self._writer: BatchWriter | None = None
         self._failures = RepeatLimit()
+
+    @property
+    def is_open(self) -> bool:
+        return self._writer is not None
 
     def send(self, epoch: str, messages: Sequence[StoreClientMessage]) -> None:
         """Sends messages of an epoch. Drops them if it has ended."""
@@ -64,9 +75,12 @@ class StoreSession:
         delay_s = RETRY_DELAY_S
         while True:
             try:
+                if not self._has_begun:
+                    await asyncio.to_thread(self._begin)
+                    self._has_begun = True
                 await self._run_once()
                 delay_s = RETRY_DELAY_S
-            except (grpc.RpcError, TimeoutError, ValueError, ConnectionError) as error:
+            except (grpc.RpcError, OSError, ValueError) as error:
                 self._log_failure(reason_of(error) or type(error).__name__)
                 delay_s = min(MAX_RETRY_DELAY_S, 2 * delay_s)
             except asyncio.CancelledError:

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
-from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.messages import ResetCache, WorkerStats
+from tandem.page_changes import PageChanges
 from tandem.pagestore.client.events import StoreEvent
 from tandem.worker.base import Scheduler
 from tandem.worker.events import Event, FromRouter
@@ -36,7 +36,7 @@ class TieredScheduler(Scheduler):
     def stats(self) -> WorkerStats:
         return replace(self._scheduler.stats(), load_token_s=self._tier.load_token_s())
 
-    def take_cache_changes(self) -> CacheChanges | None:
+    def take_cache_changes(self) -> PageChanges | None:
         return self._scheduler.take_cache_changes()
 
     def check_integrity(self) -> str:

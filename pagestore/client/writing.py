@@ -84,6 +84,8 @@ class PageWriter:
         self._writes: list[_Write] = []
         self._num_held = 0
         self._paused_until = 0.0
+        # Page that a forward pass was writing: until its end, no other is looked at.
+        self._unready: int | None = None
 
     @property
     def num_held_pages(self) -> int:
@@ -209,8 +211,11 @@ class PageWriter:
                     node.store_mark = 0
 
     def _offer(self, mark: int, now: float) -> None:
+        if self._unready is not None and not self._launches.num_ready([self._unready]):
+            return
         nodes = list(self._candidates(mark, min(PUT_PAGES, MAX_ASKED - self._num_unanswered)))
         num_ready = self._launches.num_ready([node.page_id for node in nodes]) if nodes else 0
+        self._unready = nodes[num_ready].page_id if num_ready < len(nodes) else None
         # The rest is looked at again in the next turn, before its descendants.
         for node in reversed(nodes[num_ready:]):
             node.store_mark = 0

@@ -10,7 +10,7 @@ class StoredPage(NamedTuple):
         key: tandem.pagestore.keys.
         parent: key of the page before it; b"" for the first of a prompt.
         identity: 8-byte name for routing.
-        namespace: cache namespace, for quotas.
+        namespace: cache namespace, or its owner (namespaces.owner_of), for quotas.
     """
 
     key: bytes
@@ -38,6 +38,11 @@ class SlowTier(ABC):
 
     A slot belongs to the tier from `read` or `write` until the transfer is reported as ended.
     """
+
+    @property
+    def is_purging(self) -> bool:
+        """Whether pages of before the last purge would be found again if the process died now."""
+        return False
 
     @abstractmethod
     def find(self, key: bytes) -> StoredPage | None:

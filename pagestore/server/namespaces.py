@@ -1,4 +1,4 @@
-"""Slots by cache namespace, and quotas."""
+"""Slots by the owners of cache namespaces, and quotas."""
 
 from array import array
 from collections import Counter
@@ -8,9 +8,15 @@ from dataclasses import dataclass
 from tandem.pagestore.server.eviction_queue import EvictionQueue
 
 
+def owner_of(namespace: str) -> str:
+    """Returns the part of a cache namespace that quotas count by: the API key's digest, or the name of a namespace
+    without one, up to its first "/"."""
+    return namespace.partition("/")[0]
+
+
 @dataclass(slots=True, eq=False)
 class Namespace:
-    """A namespace that has slots.
+    """An owner of namespaces that has slots.
 
     Attributes:
         number: stands for the name in the table of slots.

@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from tandem.page_changes import PageChangeLog
 from tandem.pagestore.server.base import StoredPage
-from tandem.pagestore.server.changes import PageChangeLog
 from tandem.pagestore.server.eviction_queue import EvictionQueue
 from tandem.pagestore.server.key_index import KeyIndex
-from tandem.pagestore.server.namespaces import Namespace, Namespaces
+from tandem.pagestore.server.namespaces import Namespace, Namespaces, owner_of
 from tandem.pagestore.server.slots import PINNED, READY, UNLISTED, SlotTable
 
 
@@ -15,7 +15,7 @@ class PageMemory:
     """Keeps one page per key. A page is named by its slot, which stays its own while the page is written or pinned.
 
     Evicts only ready, unpinned pages without a child in the region, the least recently used first. A page whose
-    namespace has its full share takes the place of one of its own namespace.
+    namespaces' owner has its full share takes the place of one of the same owner.
 
     Attributes:
         states, generations: of the slots (slots.py). Read only.
@@ -28,7 +28,7 @@ class PageMemory:
     def __init__(self, num_slots: int, max_namespace_share: float = 1.0) -> None:
         """
         Args:
-            max_namespace_share: largest part of the slots that pages of one namespace may have, above 0.
+            max_namespace_share: largest part of the slots for the namespaces of one owner (`owner_of`), above 0.
         """
         self._slots = SlotTable(num_slots)
         self.states = self._slots.states
@@ -58,7 +58,7 @@ class PageMemory:
         return self._slots.num_free
 
     def page(self, slot: int) -> StoredPage:
-        """Returns the page of a slot in use."""
+        """Returns the page of a slot in use, with its namespace's owner."""
         key, parent = self._slots.keys(slot)
         return StoredPage(key, parent, self._slots.identity(slot), self._namespaces.of(slot).name)
 
@@ -93,13 +93,14 @@ class PageMemory:
             The slot; None if there is no room.
         """
         key, parent, identity, namespace = page
+        owner = owner_of(namespace)
         if parent:
             before = self.slot(parent)
             if before is None:
                 self._num_orphans[parent] = self._num_orphans.get(parent, 0) + 1
             else:
                 self._num_children[before] += 1
-        if (self._has_quotas or not self._slots.num_free) and not self._make_room(namespace):
+        if (self._has_quotas or not self._slots.num_free) and not self._make_room(owner):
             if parent:
                 self._remove_child(parent)
             return None
@@ -107,7 +108,7 @@ class PageMemory:
         self._last_uses[slot] = self.tick
         self._num_children[slot] = self._num_orphans.pop(key, 0) if self._num_orphans else 0
         self._index.add(key, slot)
-        self._namespaces.add_slot(slot, namespace)
+        self._namespaces.add_slot(slot, owner)
         return slot
 
     def make_ready(self, slot: int) -> bool:

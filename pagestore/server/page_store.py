@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from tandem.page_changes import PageChanges
 from tandem.pagestore.keys import KEY_BYTES
 from tandem.pagestore.messages import (
     DISK,
@@ -28,7 +29,6 @@ from tandem.pagestore.messages import (
     Wrote,
 )
 from tandem.pagestore.server.base import SlowTier, StoredPage
-from tandem.pagestore.server.changes import PageChanges
 from tandem.pagestore.server.finds import Finds
 from tandem.pagestore.server.page_memory import PageMemory
 from tandem.pagestore.server.sessions import Session, Sessions
@@ -61,7 +61,7 @@ class PageStore:
             tiers: slower tiers with their numbers in Found.tiers, in the order of preference.
             former_users: processes that may still copy for the store's last life, by pid; the callable tells whether
                 the process has exited, and settled. Nothing is granted or found until each has said Hello or is gone.
-            max_namespace_share: largest part of the slots for one namespace.
+            max_namespace_share: as for PageMemory.
         """
         self.epoch = secrets.token_hex(16)
         self._former_users = dict(former_users or {})
@@ -152,7 +152,7 @@ class PageStore:
                 if find is not None:
                     self._finds.stop(find, keep_pins=False)
             case Purge():
-                self._purge()
+                self.purge()
             case StoreHello():
                 raise ValueError("StoreHello within a session")
 
@@ -174,9 +174,18 @@ class PageStore:
         self._start_writes()
 
     def take_outgoing(self) -> dict[str, list[StoreServerMessage]]:
-        """Returns the messages to send since the last call, by session, in order."""
+        """Returns the messages to send since the last call, by session, in order.
+
+        They wait while a tier is purging: a worker takes an answer as the word that its earlier purge is done for good.
+        """
+        if self.is_purging:
+            return {}
         outgoing, self._outgoing = self._outgoing, {}
         return outgoing
+
+    @property
+    def is_purging(self) -> bool:
+        return any(tier.is_purging for _, tier in self._tiers)
 
     def take_changes(self) -> Mapping[int, PageChanges]:
         """Returns the changes of each tier since the last call; tiers without changes are absent."""
@@ -242,7 +251,9 @@ class PageStore:
                 slots.append(slot)
         return slots
 
-    def _purge(self) -> None:
+    def purge(self) -> None:
+        """Removes all pages. Pages being written never become visible."""
+        self._memory.next_tick()
         self._counts.purges += 1
         self._memory.purge()
         for writes in self._write_behind:

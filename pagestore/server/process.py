@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -14,20 +16,24 @@ from tandem import exit_codes
 from tandem.exit_watch import ExitWatch
 from tandem.hosts import host_id
 from tandem.key_file import watched_keys
-from tandem.messages import PROTOCOL_VERSION, PageFormat, StoreBeat, StoreJoin
+from tandem.messages import PROTOCOL_VERSION, PageFormat, Peer, StoreBeat, StoreJoin
 from tandem.open_files import raise_open_files_limit
+from tandem.page_changes import PageChanges
 from tandem.pagestore.config import StoreConfig
 from tandem.pagestore.messages import DISK, PEER
 from tandem.pagestore.region import Region
-from tandem.pagestore.region_client import take_region
+from tandem.pagestore.region_client import TakenRegion, take_region
 from tandem.pagestore.server.base import SlowTier
 from tandem.pagestore.server.disk.disk_tier import DiskStats, DiskTier
+from tandem.pagestore.server.disk.folder import FolderInUse
+from tandem.pagestore.server.disk.opened_folder import purge_folder
 from tandem.pagestore.server.metrics import store_registry
 from tandem.pagestore.server.page_store import PageStore
 from tandem.pagestore.server.peers.peer_tier import PeerTier
 from tandem.pagestore.server.peers.service import PeerPages
 from tandem.pagestore.server.router_feed import RouterFeed
 from tandem.pagestore.server.server import StoreAdmin, StoreServer
+from tandem.processes import ProcessId
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.credentials import ClusterCredentials
@@ -38,6 +44,9 @@ from tandem.watched_files import watch
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 30.0
+# A killed store is gone and its copies have settled by then, in seconds.
+EARLIER_STORES_S = 1.0
+LOOK_INTERVAL_S = 0.05
 STOP_TIMEOUT_S = 5.0
 STOP_GRACE_S = 0.5
 PROBE_TIMEOUT_S = 5.0
@@ -55,11 +64,17 @@ class StoreProcess:
         self._region: Region | None = None
         self._slots = memoryview(b"")
         self._former_users: dict[int, ExitWatch] = {}
-        self._sessions = StoreServer(self._make_store, _end_process)
+        self._earlier_stores: Sequence[ProcessId] = ()
+        self._sessions = StoreServer(self._make_store, _end_process, self._purge_unopened)
         self._server: grpc.aio.Server | None = None
         self._metrics: MetricsServer | None = None
         self._disk: DiskTier | None = None
+        # Purges of an unopened folder wait for the disk, one at a time: they must not take all threads of the loop.
+        self._folder_thread = ThreadPoolExecutor(1, "folder")
+        # Whether the folder has pages that a purge did not reach.
+        self._has_purged_pages = False
         self._peers: PeerTier | None = None
+        self._named_peers: Sequence[Peer] = ()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> str:
@@ -70,10 +85,16 @@ class StoreProcess:
             OSError: the holder of the region does not answer.
         """
         raise_open_files_limit()
-        taken = take_region(Path(self._config.region_socket), self._config.cluster_token)
+        taken = self._take_region()
+        deadline = time.monotonic() + EARLIER_STORES_S
+        while taken.stores and time.monotonic() < deadline:
+            taken.region.close()
+            time.sleep(LOOK_INTERVAL_S)
+            taken = self._take_region()
         self._region, self._sessions.region_id = taken.region, taken.region_id
         self._slots = memoryview(taken.region.map())
         self._former_users = {user.pid: ExitWatch(user) for user in taken.users}
+        self._earlier_stores = taken.stores
         self._loop_thread.start()
         return self._loop_thread.call(self._serve(), START_TIMEOUT_S)
 
@@ -90,10 +111,30 @@ class StoreProcess:
         if self._loop_thread.loop is not None:
             self._loop_thread.call(self._close(), STOP_TIMEOUT_S)
             self._loop_thread.stop()
+        self._folder_thread.shutdown(wait=False, cancel_futures=True)
         if self._disk is not None:
             self._disk.close()
         if self._metrics is not None:
             self._metrics.close()
+
+    def _take_region(self) -> TakenRegion:
+        return take_region(Path(self._config.region_socket), self._config.cluster_token, as_store=True)
+
+    async def _wait_for_earlier_stores(self) -> None:
+        """Workers may begin with an earlier store as long as it lives: the users of its end are the former users."""
+        logger.warning("waiting for the end of earlier stores of this node: %s", self._earlier_stores)
+        try:
+            while (taken := await asyncio.to_thread(self._take_region)).stores:
+                taken.region.close()
+                await asyncio.sleep(LOOK_INTERVAL_S)
+            taken.region.close()
+            if taken.region_id != self._sessions.region_id:
+                raise OSError("the memory has another owner now")
+        except Exception:
+            logger.exception("the page store failed")
+            _end_process()
+        self._former_users = {user.pid: ExitWatch(user) for user in taken.users}
+        self._sessions.refusal = ""
 
     def _make_store(self, page_format: PageFormat) -> PageStore:
         assert self._region is not None
@@ -110,13 +151,18 @@ class StoreProcess:
                 on_ended=self._poll_soon,
                 # The supervising process has made it. Without its mount, pages would fill the disk below.
                 make_folder=False,
+                namespace_secret=self._config.namespace_secret,
             )
+            if self._has_purged_pages:
+                self._disk.purge()
         logger.info("%d slots of %d bytes", num_slots, page_format.page_bytes)
         former = {pid: watch.is_gone for pid, watch in self._former_users.items()}
         self._peers = PeerTier(self._slots, page_format, self._credentials, time.monotonic, self._sessions.poll_soon)
+        self._peers.set_peers(self._named_peers)
         tiers: list[tuple[int, SlowTier]] = [(DISK, self._disk)] if self._disk is not None else []
-        store = PageStore(num_slots, time.monotonic, [*tiers, (PEER, self._peers)], former)
-        self._tasks.append(asyncio.create_task(self._report(store, self._peers)))
+        store = PageStore(
+            num_slots, time.monotonic, [*tiers, (PEER, self._peers)], former, self._config.namespace_share
+        )
         return store
 
     def _hear_purges(self, names: Sequence[bytes]) -> bool:
@@ -130,12 +176,35 @@ class StoreProcess:
             if loop is not None:
                 loop.call_soon_threadsafe(self._sessions.poll_soon)
 
-    async def _report(self, store: PageStore, peers: PeerTier) -> None:
+    async def _purge_unopened(self) -> None:
+        """Purges the folder of pages before the first session opens it."""
+        if self._config.disk is None:
+            return
+        directory = Path(self._config.disk.directory)
+        self._has_purged_pages = True
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._folder_thread, purge_folder, directory)
+            self._has_purged_pages = False
+        except FolderInUse:
+            if self._disk is None:
+                logger.exception("disk tier %s: a purge is not recorded, so pages stay: remove the folder", directory)
+        except (ValueError, OSError) as error:
+            logger.error("disk tier %s: a purge is not recorded, so pages stay: %s", directory, error)
+
+    def _take_changes(self) -> Mapping[int, PageChanges]:
+        return self._sessions.store.take_changes() if self._sessions.store is not None else {}
+
+    def _set_peers(self, peers: Sequence[Peer]) -> None:
+        self._named_peers = peers
+        if self._peers is not None:
+            self._peers.set_peers(peers)
+
+    async def _report(self) -> None:
         config = self._config
         join = StoreJoin(
             PROTOCOL_VERSION,
             config.store_id,
-            store.epoch,
+            secrets.token_hex(16),
             host_id(),
             config.rack,
             f"{config.host}:{config.port}",
@@ -144,7 +213,13 @@ class StoreProcess:
         )
         try:
             await RouterFeed(
-                config.routers, join, self._credentials, store.take_changes, self._beat, peers.set_peers
+                config.routers,
+                join,
+                self._credentials,
+                self._take_changes,
+                self._beat,
+                self._set_peers,
+                self._sessions.purge,
             ).run()
         except Exception:
             logger.exception("the page store failed")
@@ -157,6 +232,7 @@ class StoreProcess:
             num_host_pages=stats.num_ready if stats is not None else 0,
             num_disk_pages=disk.num_pages if disk is not None else 0,
             num_disk_bytes=disk.num_bytes if disk is not None else 0,
+            is_disk_off=disk is not None and disk.is_off,
         )
 
     def _disk_stats(self) -> DiskStats | None:
@@ -177,11 +253,15 @@ class StoreProcess:
                 # This store may have started again since the file was replaced.
                 await asyncio.to_thread(keys.poll)
                 self._tasks.append(asyncio.create_task(watch([keys])))
+        if self._earlier_stores:
+            self._sessions.refusal = "an earlier page store of this node has not ended yet"
+            self._tasks.append(asyncio.create_task(self._wait_for_earlier_stores()))
         self._sessions.add_to(server)
         PeerPages(self._sessions, self._slots, self._hear_purges).add_to(server)
         StoreAdmin(self._sessions, registry).add_to(server)
         await server.start()
         self._tasks.append(asyncio.create_task(self._sessions.run(POLL_INTERVAL_S)))
+        self._tasks.append(asyncio.create_task(self._report()))
         return address
 
     async def _close(self) -> None:

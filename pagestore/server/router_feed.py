@@ -3,18 +3,28 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import grpc
 
-from tandem.messages import Peer, Peers, RepeatPrefixes, StoreBeat, StoreJoin, Welcome
+from tandem.messages import (
+    CacheWasReset,
+    Peer,
+    Peers,
+    RepeatPrefixes,
+    ResetCache,
+    StoreBeat,
+    StoreJoin,
+    Welcome,
+)
+from tandem.page_changes import PageChanges
 from tandem.peer_union import PeerUnion
 from tandem.repeat_limit import RepeatLimit
 from tandem.rpc.batch_writer import BatchWriter, is_cancelled
 from tandem.rpc.calls import read_first, reason_of
 from tandem.rpc.codec import ROUTER_CODEC, STORE_REPORT_CODEC
 from tandem.rpc.credentials import ClusterCredentials
-from tandem.rpc.prefix_feed import CacheAccount, PrefixChanges, PrefixFeed
+from tandem.rpc.prefix_feed import CacheAccount, PrefixFeed
 from tandem.v1 import store_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -28,6 +38,10 @@ WELCOME_TIMEOUT_S = 5.0
 PART_IDENTITIES = 512
 
 
+async def _purge_nothing() -> None:
+    pass
+
+
 class RouterFeed:
     """Keeps every router informed. Belongs to the asyncio loop that drives the store."""
 
@@ -36,9 +50,10 @@ class RouterFeed:
         addresses: Sequence[str],
         join: StoreJoin,
         credentials: ClusterCredentials,
-        take_changes: Callable[[], Mapping[int, PrefixChanges]],
+        take_changes: Callable[[], Mapping[int, PageChanges]],
         beat: Callable[[], StoreBeat] = StoreBeat,
         on_peers: Callable[[Sequence[Peer]], None] = lambda peers: None,
+        purge: Callable[[], Awaitable[None]] = _purge_nothing,
     ) -> None:
         """
         Args:
@@ -46,6 +61,7 @@ class RouterFeed:
             take_changes: returns the store's changes since its last call, by tier.
             beat: returns the store's state.
             on_peers: receives the stores of other nodes that any router names.
+            purge: purges the store; returns when that outlives its process.
         """
         self._take_changes = take_changes
         self._on_peers = on_peers
@@ -53,7 +69,7 @@ class RouterFeed:
         self._union = PeerUnion(time.monotonic)
         self._peers: tuple[Peer, ...] = ()
         self._streams = [
-            _RouterStream(address, join, credentials, self._account, beat, self._union) for address in addresses
+            _RouterStream(address, join, credentials, self._account, beat, self._union, purge) for address in addresses
         ]
 
     async def run(self) -> None:
@@ -92,6 +108,7 @@ class _RouterStream:
         account: CacheAccount,
         beat: Callable[[], StoreBeat],
         union: PeerUnion,
+        purge: Callable[[], Awaitable[None]],
     ) -> None:
         self._address = address
         self._join = join
@@ -99,6 +116,9 @@ class _RouterStream:
         self._account = account
         self._beat = beat
         self._union = union
+        self._purge = purge
+        # A purge outlives the stream that asked for it.
+        self._purges: set[asyncio.Task[None]] = set()
         self._failures = RepeatLimit()
         # None while the router has not asked for prefixes.
         self._feed: PrefixFeed | None = None
@@ -155,11 +175,19 @@ class _RouterStream:
                         self._feed.catch_up()
                 case Peers():
                     self._union.set_named(self._address, message.peers)
+                case ResetCache():
+                    task = asyncio.create_task(self._reset(message.number, writer))
+                    self._purges.add(task)
+                    task.add_done_callback(self._purges.discard)
                 case RepeatPrefixes():
                     if self._feed is not None:
                         self._feed.begin_anew()
                 case _:
                     raise ValueError(f"unexpected {message!r:.100} from the router")
+
+    async def _reset(self, number: int, writer: BatchWriter) -> None:
+        await self._purge()
+        writer.send([CacheWasReset(number)])
 
     async def _send_beats(self, writer: BatchWriter) -> None:
         while True:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -30,6 +30,10 @@ from tandem.v1 import store_pb2, store_pb2_grpc, worker_pb2
 logger = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 5.0
+
+
+async def _purge_nothing() -> None:
+    pass
 
 
 class Receiver(Protocol):
@@ -74,22 +78,31 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
         store: None before the first session, which decides the format of pages.
         latest_stats: of the store, for other threads; replaced as a whole.
         region_id: of the store's region; sessions of another are refused.
+        refusal: why all sessions are refused; "": they are not.
     """
 
-    def __init__(self, make_store: Callable[[PageFormat], PageStore], on_crash: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        make_store: Callable[[PageFormat], PageStore],
+        on_crash: Callable[[], None],
+        purge_unopened: Callable[[], Awaitable[None]] = _purge_nothing,
+    ) -> None:
         """
         Args:
             make_store: raises ValueError if it cannot; the message refuses the session.
             on_crash: called after an error that leaves slots in an unknown state.
+            purge_unopened: purges what a store would find if it were made now.
         """
         self.store: PageStore | None = None
         self.latest_stats: StoreStats | None = None
-        self.region_id = ""
+        self.region_id = self.refusal = ""
         self._make_store = make_store
         self._on_crash = on_crash
+        self._purge_unopened = purge_unopened
         self._page_format: PageFormat | None = None
         self._writers: dict[str, Receiver] = {}
         self._poll_now = asyncio.Event()
+        self._polled = asyncio.Event()
         # Session of each incarnation of a worker.
         self._sessions: dict[str, str] = {}
 
@@ -104,6 +117,7 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
                     self.store.poll()
                     self._deliver(self.store)
                     self.latest_stats = self.store.stats()
+                    self._polled.set()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(poll_interval_s):
                         await self._poll_now.wait()
@@ -115,6 +129,18 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
     def poll_soon(self) -> None:
         """Polls before the interval is over. Called on the loop."""
         self._poll_now.set()
+
+    async def purge(self) -> None:
+        """Purges all pages. Returns when no death of this process can undo that. `run` runs meanwhile."""
+        if self.store is None:
+            await self._purge_unopened()
+        if (store := self.store) is not None:
+            with self._crash_on_errors():
+                store.purge()
+            while store.is_purging:
+                self._polled.clear()
+                await self._polled.wait()
+            self._deliver(store)
 
     def stop(self) -> None:
         for writer in self._writers.values():
@@ -231,6 +257,8 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
         """Raises ValueError: the session is refused."""
         if hello.protocol_version != PROTOCOL_VERSION:
             raise ValueError(f"protocol version {hello.protocol_version} is not {PROTOCOL_VERSION}")
+        if self.refusal:
+            raise ValueError(self.refusal)
         if hello.region_id != self.region_id:
             raise ValueError("the worker maps memory of an earlier store of this node; restart the worker")
         if self.store is None or self._page_format is None:

@@ -159,6 +159,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     num_host_pages=store.beat.num_host_pages,
                     num_disk_pages=store.beat.num_disk_pages,
                     num_disk_bytes=store.beat.num_disk_bytes,
+                    is_disk_off=store.beat.is_disk_off,
                 )
                 for store in router.stores
             ],

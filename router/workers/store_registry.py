@@ -7,9 +7,11 @@ from weakref import WeakValueDictionary
 
 from tandem.messages import (
     CachedPrefixes,
+    CacheWasReset,
     Peer,
     Peers,
     RepeatPrefixes,
+    ResetCache,
     RouterMessage,
     StoreBeat,
     StoreJoin,
@@ -66,6 +68,9 @@ class StoreRegistry:
         self._max_identities = max_identities
         self._is_full = False
         self._stores: dict[str, Store] = {}
+        self._num_resets = 0
+        # Number of the last reset that each store has carried out, by name.
+        self._resets_done: dict[str, int] = {}
         self._nodes: WeakValueDictionary[str, NodeStore] = WeakValueDictionary()
 
     def __iter__(self) -> Iterator[Store]:
@@ -103,8 +108,21 @@ class StoreRegistry:
                     store.send([RepeatPrefixes()])
             case StoreBeat():
                 store.beat = message
+            case CacheWasReset():
+                self._resets_done[store.join.store_id] = message.number
             case _:
                 raise ValueError(f"unexpected {type(message).__name__} from a page store")
+
+    def reset(self) -> None:
+        """Has all stores purge their pages; a store that is not connected now does when it connects."""
+        self._num_resets += 1
+        for store in self:
+            self.repeat_reset(store)
+
+    def repeat_reset(self, store: Store) -> None:
+        """Sends the last reset, unless the store has carried it out."""
+        if self._resets_done.get(store.join.store_id, 0) < self._num_resets:
+            store.send([ResetCache(self._num_resets)])
 
     def lose(self, store: Store, reason: str) -> None:
         """Forgets the store's pages at once."""

@@ -4,11 +4,11 @@ The owner of the pages only passes changes to an account on the asyncio thread, 
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
-from typing import Protocol
 
 from tandem.messages import CachedPrefixes
+from tandem.page_changes import PageChanges
 from tandem.prefix import IDENTITY_BYTES
 from tandem.rpc.batch_writer import BatchWriter
 
@@ -16,16 +16,6 @@ from tandem.rpc.batch_writer import BatchWriter
 PART_IDENTITIES = 2048
 # Limit of unread changes, and of unread parts of the whole account: a few seconds of a busy worker.
 MAX_UNREAD_BYTES = 2**20
-
-
-class PrefixChanges(Protocol):
-    """Net changes since the last ones: no identity is in both."""
-
-    @property
-    def stored(self) -> Sequence[bytes]: ...
-
-    @property
-    def removed(self) -> Sequence[bytes]: ...
 
 
 class CacheAccount:
@@ -42,7 +32,7 @@ class CacheAccount:
     def __len__(self) -> int:
         return sum(map(len, self._by_tier.values()))
 
-    def apply(self, changes: PrefixChanges, tier: int = 0) -> None:
+    def apply(self, changes: PageChanges, tier: int = 0) -> None:
         identities = self._by_tier.setdefault(tier, set())
         identities.difference_update(changes.removed)
         identities.update(changes.stored)

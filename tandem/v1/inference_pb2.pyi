@@ -356,7 +356,7 @@ class RouterStatus(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., grpc_address: _Optional[str] = ..., http_address: _Optional[str] = ..., alive: _Optional[bool] = ..., num_requests: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class StoreStatus(_message.Message):
-    __slots__ = ("store_id", "pid", "address", "alive", "metrics_address", "num_slots", "num_host_pages", "num_disk_pages", "num_disk_bytes")
+    __slots__ = ("store_id", "pid", "address", "alive", "metrics_address", "num_slots", "num_host_pages", "num_disk_pages", "num_disk_bytes", "is_disk_off")
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -366,6 +366,7 @@ class StoreStatus(_message.Message):
     NUM_HOST_PAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_DISK_PAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IS_DISK_OFF_FIELD_NUMBER: _ClassVar[int]
     store_id: str
     pid: int
     address: str
@@ -375,7 +376,8 @@ class StoreStatus(_message.Message):
     num_host_pages: int
     num_disk_pages: int
     num_disk_bytes: int
-    def __init__(self, store_id: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., alive: _Optional[bool] = ..., metrics_address: _Optional[str] = ..., num_slots: _Optional[int] = ..., num_host_pages: _Optional[int] = ..., num_disk_pages: _Optional[int] = ..., num_disk_bytes: _Optional[int] = ...) -> None: ...
+    is_disk_off: bool
+    def __init__(self, store_id: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., alive: _Optional[bool] = ..., metrics_address: _Optional[str] = ..., num_slots: _Optional[int] = ..., num_host_pages: _Optional[int] = ..., num_disk_pages: _Optional[int] = ..., num_disk_bytes: _Optional[int] = ..., is_disk_off: _Optional[bool] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("worker_id", "role", "device", "pid", "address", "alive", "scheduler_step", "linked_to", "stats", "metrics_address", "rack", "lean", "follower_pids")

@@ -56,14 +56,16 @@ class StoreReportBatch(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[StoreReport, _Mapping]]] = ...) -> None: ...
 
 class StoreReport(_message.Message):
-    __slots__ = ("join", "beat", "cached_prefixes")
+    __slots__ = ("join", "beat", "cached_prefixes", "cache_was_reset")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     CACHED_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    CACHE_WAS_RESET_FIELD_NUMBER: _ClassVar[int]
     join: StoreJoin
     beat: StoreBeat
     cached_prefixes: _worker_pb2.CachedPrefixes
-    def __init__(self, join: _Optional[_Union[StoreJoin, _Mapping]] = ..., beat: _Optional[_Union[StoreBeat, _Mapping]] = ..., cached_prefixes: _Optional[_Union[_worker_pb2.CachedPrefixes, _Mapping]] = ...) -> None: ...
+    cache_was_reset: CacheWasReset
+    def __init__(self, join: _Optional[_Union[StoreJoin, _Mapping]] = ..., beat: _Optional[_Union[StoreBeat, _Mapping]] = ..., cached_prefixes: _Optional[_Union[_worker_pb2.CachedPrefixes, _Mapping]] = ..., cache_was_reset: _Optional[_Union[CacheWasReset, _Mapping]] = ...) -> None: ...
 
 class StoreJoin(_message.Message):
     __slots__ = ("protocol_version", "store_id", "incarnation", "host", "rack", "address", "pid", "metrics_address")
@@ -86,16 +88,24 @@ class StoreJoin(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., store_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., rack: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., metrics_address: _Optional[str] = ...) -> None: ...
 
 class StoreBeat(_message.Message):
-    __slots__ = ("num_slots", "num_host_pages", "num_disk_pages", "num_disk_bytes")
+    __slots__ = ("num_slots", "num_host_pages", "num_disk_pages", "num_disk_bytes", "is_disk_off")
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
     NUM_HOST_PAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_DISK_PAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IS_DISK_OFF_FIELD_NUMBER: _ClassVar[int]
     num_slots: int
     num_host_pages: int
     num_disk_pages: int
     num_disk_bytes: int
-    def __init__(self, num_slots: _Optional[int] = ..., num_host_pages: _Optional[int] = ..., num_disk_pages: _Optional[int] = ..., num_disk_bytes: _Optional[int] = ...) -> None: ...
+    is_disk_off: bool
+    def __init__(self, num_slots: _Optional[int] = ..., num_host_pages: _Optional[int] = ..., num_disk_pages: _Optional[int] = ..., num_disk_bytes: _Optional[int] = ..., is_disk_off: _Optional[bool] = ...) -> None: ...
+
+class CacheWasReset(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class StoreClientBatch(_message.Message):
     __slots__ = ("messages",)

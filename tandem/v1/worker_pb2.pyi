@@ -507,8 +507,10 @@ class Recall(_message.Message):
     def __init__(self, recall_id: _Optional[str] = ..., record_id: _Optional[str] = ...) -> None: ...
 
 class ResetCache(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class CachedPrefixes(_message.Message):
     __slots__ = ("number", "is_whole", "stored", "removed", "tier")

@@ -252,7 +252,9 @@ def test_streams_wait_for_frozen_workers(
     served.wait_clean()
 
 
-@pytest.mark.parametrize("role", ["decode", pytest.param("prefill", marks=pytest.mark.slow)])
+# test_cluster.py kills the only worker of each role under one stream.
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["decode", "prefill"])
 def test_streams_wait_for_the_only_worker_of_a_role(
     clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle, role: str
 ) -> None:

@@ -1,4 +1,5 @@
-"""Mixtures of experts through the whole cluster: every stream has transformers' tokens."""
+"""Mixtures of experts through the whole cluster: every stream has transformers' tokens, and every expert's tokens are
+counted."""
 
 import random
 import re
@@ -6,14 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.request import ProxyHandler, build_opener
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.client import make_request
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.host.process_tree import end_processes
+from tandem.engine.expert_balance import MIN_MEAN
 from tests.cluster.command import start, tandem
-from tests.cluster.conftest import CHUNK_SIZE, Answer, Clusters, ServedCluster, random_ids
+from tests.cluster.conftest import CHUNK_SIZE, Answer, Clusters, ServedCluster, random_ids, wait_until
 from tests.cluster.faults import LiveStream, QuickConfig, wait_whole
 from tests.cluster.tiny_experts import FAMILIES, ClearOracle, save_tiny_experts
 
@@ -30,6 +34,10 @@ MAX_TOKENS = 24
 LENGTHS = (1, 16, 17, 47, 48, 49, 100, 150, 230)
 NUM_RUNNING = 4
 NUM_WAITING = 6
+NUM_EXPERTS, NUM_CHOSEN = FAMILIES[SAMPLE]["num_experts"], FAMILIES[SAMPLE]["num_experts_per_tok"]
+COUNTED_TOKENS = 120
+COUNTED_LENGTHS = (200, 131, 17)
+LAYERS = ("0-0", "1-1")
 
 
 def slow_except(quick: str, names: Iterable[str]) -> list[Any]:
@@ -69,6 +77,46 @@ def served(clusters: Clusters, config: ClusterConfig) -> Iterator[ServedCluster]
     wait_whole(served)
     yield served
     served.wait_clean()
+
+
+def scrape(served: ServedCluster, worker_id: str) -> dict[tuple[str, str], float]:
+    """Return values by name and layers, without buckets."""
+    worker = served.worker(worker_id)
+    assert worker is not None
+    with build_opener(ProxyHandler({})).open(f"http://{worker.metrics_address}/metrics", timeout=5.0) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    samples = [sample for family in families for sample in family.samples if "le" not in sample.labels]
+    return {(sample.name, sample.labels.get("layers", "")): sample.value for sample in samples}
+
+
+# The first test: it counts from the workers' start.
+@pytest.mark.parametrize(("model_dir", "config"), [(SAMPLE, "1P1D")], indirect=True)
+def test_every_computed_token_counts_once_per_chosen_expert(served: ServedCluster) -> None:
+    rng = random.Random(1)
+    prompts = [random_ids(rng, length) for length in COUNTED_LENGTHS]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = list(pool.map(lambda p: served.complete(p, max_tokens=COUNTED_TOKENS, ignore_eos=True), prompts))
+    assert all(len(answer.token_ids) == COUNTED_TOKENS for answer in answers)
+    num_decoded = len(prompts) * (COUNTED_TOKENS - 1)
+    # The last layer computes only the rows that a sampled token follows.
+    expected = {"prefill-0": (sum(COUNTED_LENGTHS), len(prompts)), "decode-0": (num_decoded, num_decoded)}
+    for worker_id, num_tokens in expected.items():
+
+        def counted(worker_id: str = worker_id) -> list[float]:
+            scraped = scrape(served, worker_id)
+            return [scraped["tandem_expert_tokens_total", layers] for layers in LAYERS]
+
+        wanted = [NUM_CHOSEN * number for number in num_tokens]
+        wait_until(lambda counted=counted, wanted=wanted: counted() == wanted, 10.0, f"{worker_id} counts {wanted}")
+    # Once read, counters stand still.
+    for worker_id, num_tokens in expected.items():
+        scraped = scrape(served, worker_id)
+        for layers, number in zip(LAYERS, num_tokens, strict=True):
+            num_observed = scraped["tandem_expert_imbalance_count", layers]
+            total = scraped["tandem_expert_imbalance_sum", layers]
+            most = NUM_CHOSEN * number / NUM_EXPERTS // MIN_MEAN
+            assert (num_observed == 0) == (most == 0) and num_observed <= most
+            assert num_observed <= total <= num_observed * NUM_EXPERTS / NUM_CHOSEN
 
 
 def test_greedy_tokens_in_chunks_and_batches(served: ServedCluster, oracle: ClearOracle) -> None:

@@ -207,7 +207,7 @@ def violates(description: dict[str, Any], path: str, body: Any) -> bool:
     return not jsonschema.Draft202012Validator(schema).is_valid(body)
 
 
-@amount(3, 1000)
+@amount(2, 1000)
 def test_http_conforms_to_openapi(unharmed: ServedCluster, num_examples: int) -> None:
     load_all_checks()
     checks = CHECKS.get_by_names([*CHECK_NAMES, "negative_data_rejection"])
@@ -250,7 +250,7 @@ def test_http_conforms_to_openapi(unharmed: ServedCluster, num_examples: int) ->
 # --- gRPC --------------------------------------------------------------------------------------------------------
 
 
-@amount(300, 5000)
+@amount(120, 5000)
 @pytest.mark.parametrize(
     "kind", ["requests", "bytes_of_requests", "embed_requests", "bytes_of_embed_requests", "random_bytes"]
 )

@@ -56,6 +56,27 @@ if __name__ == "__main__":
     sys.exit(run_guarded(main))
 """
 
+# A run of one process besides the launcher.
+RECORDED = """
+import signal, subprocess, sys, time
+from pathlib import Path
+from tandem.deploy.host.guard import run_guarded
+from tandem.deploy.host.process_tree import descendants
+from tandem.deploy.host.run_record import RunOwner, write_record
+
+def main():
+    subprocess.Popen(["sleep", "60"])
+    write_record(Path(sys.argv[1]), RunOwner.of_launcher(), descendants())
+    print("ready ", flush=True)
+    time.sleep(60)
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.exit(run_guarded(main))
+"""
+# Ray may end all of its own processes; the other one stays.
+RAY_AND_ANOTHER = RAY.replace("import ray\n", "import ray, subprocess\n    subprocess.Popen(['sleep', '60'])\n")
+
 # Starts a process that ignores SIGTERM and left the session, then runs the test's action.
 PLAIN = """
 import os, signal, subprocess, sys, time
@@ -196,14 +217,19 @@ def test_sigterm_or_killed_guard_or_launcher_leaves_no_process(start: Start) -> 
     assert orphaned.finish() == (128 + signal.SIGKILL, "")
 
 
-def test_next_start_ends_leftovers_of_killed_processes(start: Start, tmp_path: Path) -> None:
-    # Ray may end all of its own processes; this one stays.
-    command = start(RAY.replace("import ray\n", "import ray, subprocess\n    subprocess.Popen(['sleep', '60'])\n"))
+@pytest.mark.parametrize(
+    "script", [pytest.param(RECORDED, id="plain"), pytest.param(RAY_AND_ANOTHER, id="ray", marks=pytest.mark.slow)]
+)
+def test_next_start_ends_leftovers_of_killed_processes(start: Start, tmp_path: Path, script: str) -> None:
+    command = start(script)
     assert end_leftovers(tmp_path / "runs") == []
     began = time.monotonic()
-    os.kill(command.guard.pid, signal.SIGKILL)
-    os.kill(command.launcher.pid, signal.SIGKILL)
-    while len(command.left()) > 2 and time.monotonic() - began < 4.0:
+    killed = (command.guard, command.launcher)
+    # Neither may see the other's death and end the rest.
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for process in killed:
+            os.kill(process.pid, number)
+    while (any(p.is_alive() for p in killed) or len(command.left()) > 2) and time.monotonic() - began < 4.0:
         time.sleep(0.1)
     assert end_leftovers(tmp_path / "runs")
     command.wait_until_gone(ALL_GONE_S - (time.monotonic() - began))

@@ -78,7 +78,8 @@ class Load:
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(("router-0", "router-1"), id="routers"),
+        pytest.param(("router-0",), id="router"),
+        pytest.param(("router-0", "router-1"), id="routers", marks=pytest.mark.slow),
         pytest.param(("decode-0", "prefill-0"), id="workers", marks=pytest.mark.slow),
     ],
 )

@@ -71,7 +71,7 @@ class FakeStream:
 class FakeEvent:
     """As in CUDA, an event that was never recorded counts as done."""
 
-    def __init__(self, enable_timing: bool = False) -> None:
+    def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
         self._recorded: Callable[[], bool] = lambda: True
         self._time = 0.0
 
@@ -97,6 +97,12 @@ class FakeEvent:
 
     def query(self) -> bool:
         return self._recorded()
+
+    def synchronize(self) -> None:
+        deadline = time.monotonic() + SYNCHRONIZE_TIMEOUT_S
+        while not self._recorded():
+            assert time.monotonic() < deadline, "the event never happens"
+            time.sleep(0.001)
 
     def elapsed_time(self, end: "FakeEvent") -> float:
         """Return milliseconds."""

@@ -38,10 +38,20 @@ class DiskPages:
         page_bytes: int = PAGE_BYTES,
         num_threads: int = 2,
         clock: Callable[[], float] = time.monotonic,
+        namespace_secret: str = "",
     ) -> None:
         self.region = mmap.mmap(-1, NUM_SLOTS * page_bytes)
         self.page_bytes = page_bytes
-        self.tier = DiskTier(directory, max_bytes, page_format, self.region, page_bytes, num_threads, clock)
+        self.tier = DiskTier(
+            directory,
+            max_bytes,
+            page_format,
+            self.region,
+            page_bytes,
+            num_threads,
+            clock,
+            namespace_secret=namespace_secret,
+        )
 
     def __enter__(self) -> "DiskPages":
         return self
@@ -105,6 +115,11 @@ class DiskPages:
         until(have_ended)
         assert len(ended) == num
         return ended
+
+    def purge(self) -> None:
+        """Purges, and waits until that outlives this process."""
+        self.tier.purge()
+        until(lambda: not self.tier.is_purging)
 
     def wait_loaded(self) -> None:
         """Waits until the pages of earlier lives are known."""

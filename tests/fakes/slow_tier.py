@@ -11,10 +11,12 @@ class FakeSlowTier(SlowTier):
     Attributes:
         capacity: largest number of writes in flight.
         reads, writes: pages in flight, by slot.
+        has_unrecorded_purge: its `is_purging`.
     """
 
     def __init__(self, capacity: int = 1000) -> None:
         self.capacity = capacity
+        self.has_unrecorded_purge = False
         self.pages: dict[bytes, StoredPage] = {}
         self.reads: dict[int, StoredPage] = {}
         self.writes: dict[int, StoredPage] = {}
@@ -48,6 +50,10 @@ class FakeSlowTier(SlowTier):
             self.add(page)
         self._purged.discard(slot)
         self._ended.append(EndedTransfer(page, slot, ok))
+
+    @property
+    def is_purging(self) -> bool:
+        return self.has_unrecorded_purge
 
     def find(self, key: bytes) -> StoredPage | None:
         return self.pages.get(key)

@@ -37,6 +37,7 @@ VOCABULARY = (
     "tandem.messages",
     "tandem.open_files",
     "tandem.options",
+    "tandem.page_changes",
     "tandem.peer_union",
     "tandem.prctl",
     "tandem.prefix",

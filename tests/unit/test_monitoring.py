@@ -53,7 +53,7 @@ def exported() -> dict[str, dict[str, set[str]]]:
     # Frontends add their metrics when the application is made.
     texts = [exposition.decode() for exposition in (router_exposition(), new_metrics().exposition())]
     for role in ("prefill", "decode", "both"):
-        registry = worker_registry(role, f"{role}-0", lambda: Heartbeat(1, stats), experts=experts)
+        registry = worker_registry(role, f"{role}-0", lambda: Heartbeat(1, stats), experts=experts, is_store_up=bool)
         texts.append(generate_latest(registry).decode())
     store = PageStore(1, lambda: 0.0).stats()
     disk = DiskStats(0, 0, 0, 0, 0, 0.0, 0.0, is_off=False)

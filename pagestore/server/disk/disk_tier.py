@@ -13,10 +13,9 @@ from typing import NamedTuple
 from tandem.messages import PageFormat
 from tandem.pagestore.server.base import EndedTransfer, SlowTier, StoredPage
 from tandem.pagestore.server.disk.folder import Folder
+from tandem.pagestore.server.disk.opened_folder import OpenedFolder
 from tandem.pagestore.server.disk.page_index import Segment
-from tandem.pagestore.server.disk.page_io import PageIo
-from tandem.pagestore.server.disk.segment_book import SegmentBook
-from tandem.pagestore.server.disk.segment_files import MAX_BUFFERS, SegmentFiles, segment_name
+from tandem.pagestore.server.disk.segment_files import MAX_BUFFERS, segment_name
 from tandem.pagestore.server.disk.segment_format import is_storable
 from tandem.pagestore.server.disk.transfers import Run, StallWatch, TransferQueue
 
@@ -52,8 +51,9 @@ class DiskStats(NamedTuple):
 class DiskTier(SlowTier):
     """Pages in segments, written in order; the oldest segment leaves when the tier is full.
 
-    Io threads move pages between the region and the files. A further thread finds the pages of earlier lives, in the
-    background, and frees what segments leave behind. A transfer that the kernel does not end keeps its slot.
+    Io threads move pages between the region and the files, and record purges. A further thread opens the folder, finds
+    the pages of earlier lives, in the background, and frees what segments leave behind. The caller's thread touches no
+    file. A transfer that the kernel does not end keeps its slot.
 
     Args:
         directory: no other store may use it.
@@ -61,12 +61,13 @@ class DiskTier(SlowTier):
         page_bytes: size of a slot.
         on_ended: called by any thread when transfers have ended; must not block.
         make_folder: as for `open_folder`.
+        namespace_secret: given to the folder if it has none; "": the folder keeps its own.
 
     Attributes:
         is_loaded: whether all pages of earlier lives are found.
 
-    Raises ValueError if the folder is in use or open to others, or max_bytes holds no page. A failing disk raises
-    nothing: the tier is off.
+    Raises nothing: the tier is off if the disk fails, the folder is in use, open to others or another one, or max_bytes
+    holds no page.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class DiskTier(SlowTier):
         clock: Callable[[], float] = time.monotonic,
         on_ended: Callable[[], None] = lambda: None,
         make_folder: bool = True,
+        namespace_secret: str = "",
     ) -> None:
         self._directory = directory
         self._clock = clock
@@ -89,42 +91,45 @@ class DiskTier(SlowTier):
         self._tidying_ready = threading.Condition(self._lock)
         run_len = min(MAX_BUFFERS, max(1, _RUN_BYTES // page_bytes))
         self._queue = TransferQueue(run_len, max(2 * run_len, _QUEUED_WRITE_BYTES // page_bytes))
-        self._watch = StallWatch(_STALL_LIMIT_S)
+        self._watch, self._purge_watch = StallWatch(_STALL_LIMIT_S), StallWatch(_STALL_LIMIT_S)
+        self._num_io_threads = num_threads
         self._running: set[Run] = set()
         self._max_write_runs = max(1, num_threads // 2)
         self._ended: list[EndedTransfer] = []
         self._num_read = self._num_written = self._num_failed = 0
         self._read_s = self._write_s = 0.0
         self._is_off = self._is_closing = self._has_damage = False
-        self.is_loaded = False
+        self.is_loaded = self._is_recording = False
+        # None until the folder is open, and once it is closed.
         self._folder: Folder | None = None
-        self._threads: list[threading.Thread] = []
-        try:
-            self._folder = Folder(directory, make=make_folder)
-        except OSError as error:
-            self._turn_off(_reason(error))
-            return
-        files = SegmentFiles(self._folder, page_bytes)
-        self._io = PageIo(region, page_bytes, files)
-        page_format = replace(page_format, page_bytes=page_bytes)
-        try:
-            self._book = SegmentBook(self._folder, files, page_format, max_bytes, self._lock)
-        except ValueError:
-            self._io.close()
-            self._folder.close()
-            raise
-        self._threads += (threading.Thread(target=self._work, name="disk-io", daemon=True) for _ in range(num_threads))
-        self._threads.append(threading.Thread(target=self._tidy, name="disk-tidy", daemon=True))
+        # Numbers of the opening and of an unrecorded purge, among those of transfers.
+        self._opening: int | None = self._queue.next_number()
+        self._purge: int | None = None
+        self._open_folder = partial(
+            OpenedFolder.open,
+            directory,
+            max_bytes,
+            replace(page_format, page_bytes=page_bytes),
+            region,
+            self._lock,
+            lambda: self._is_closing,
+            make=make_folder,
+            namespace_secret=namespace_secret,
+        )
+        self._threads = [
+            *(threading.Thread(target=self._work, name="disk-io", daemon=True) for _ in range(num_threads)),
+            threading.Thread(target=self._tidy, name="disk-tidy", daemon=True),
+        ]
         for thread in self._threads:
             thread.start()
 
     def find(self, key: bytes) -> StoredPage | None:
         with self._lock:
-            return None if self._is_off else self._book.index.find(key)
+            return self._book.index.find(key) if self._is_usable else None
 
     def read(self, page: StoredPage, slot: int) -> None:
         with self._lock:
-            place = None if self._is_off or self._is_closing else self._book.index.place(page.key)
+            place = self._book.index.place(page.key) if self._is_usable and not self._is_closing else None
             if place is None:
                 self._end_locked(page, slot, False)
             else:
@@ -134,7 +139,7 @@ class DiskTier(SlowTier):
 
     def write(self, page: StoredPage, slot: int) -> bool:
         with self._lock:
-            if self._is_off or self._is_closing or not self._book.is_listed or not self._queue.takes_writes:
+            if not self._is_usable or self._is_closing or not self._book.is_listed or not self._queue.takes_writes:
                 return False
             if self._book.index.place(page.key) is not None:
                 self._end_locked(page, slot, True)
@@ -148,11 +153,16 @@ class DiskTier(SlowTier):
     def take_ended(self) -> Sequence[EndedTransfer]:
         with self._lock:
             waiting = [number for run in self._running for number in run.numbers]
-            if self._queue.first_read is not None:
-                waiting.append(self._queue.first_read)
-            is_stalled = self._watch.is_stalled(waiting, self._clock()) and not self._is_off
+            waiting += (each for each in (self._queue.first_read, self._opening, self._purge) if each is not None)
+            is_stalled = self._watch.is_stalled(waiting, self._clock())
+            purges = [self._purge] if self._purge is not None else []
+            is_purge_stalled = self._purge_watch.is_stalled(purges, self._clock())
+            # A thread that is free records the purge: the kernel may keep others for ever.
+            has_free_thread = self._opening is None and len(self._running) < self._num_io_threads
         if is_stalled:
             self._turn_off(f"a transfer takes more than {_STALL_LIMIT_S:.0f} s")
+        if is_purge_stalled or (is_stalled and not has_free_thread):
+            self._give_up_purge()
         with self._lock:
             ended, self._ended = self._ended, []
             return ended
@@ -164,21 +174,20 @@ class DiskTier(SlowTier):
             return self._book.index.changes.take()
 
     def purge(self) -> None:
-        if self._folder is None:
-            logger.error("disk tier %s: off, so its pages stay: remove the folder", self._directory)
-            return
-        failure = ""
         with self._lock:
-            # One write of a few bytes to the page cache, so that the process may die from here on.
-            try:
-                self._book.purge_locked()
-            except OSError as error:
-                failure = _reason(error)
             self._drop_queue_locked()
-            self._tidying_ready.notify()
-        if failure:
-            logger.error("disk tier %s: the purge is not recorded: remove the folder", self._directory)
-            self._turn_off(failure)
+            if self._folder is not None:
+                self._book.purge_locked()
+            if self._purge is None:
+                self._purge = self._queue.next_number()
+            self._work_ready.notify()
+            is_lost = self._folder is None and self._opening is None
+        if is_lost:
+            self._give_up_purge()
+
+    @property
+    def is_purging(self) -> bool:
+        return self._purge is not None
 
     def close(self) -> None:
         with self._lock:
@@ -197,6 +206,10 @@ class DiskTier(SlowTier):
             self._folder = None
             self._io.close()
 
+    @property
+    def _is_usable(self) -> bool:
+        return self._folder is not None and not self._is_off
+
     def stats(self) -> DiskStats:
         with self._lock:
             index = self._book.index if self._folder else None
@@ -212,13 +225,17 @@ class DiskTier(SlowTier):
             )
 
     def _work(self) -> None:
-        while (run := self._next_run()) is not None:
-            self._or_turn_off(partial(self._read_run if run.is_read else self._write_run, run))
-            self._end_run(run)
+        while (act := self._next_act()) is not None:
+            act()
 
-    def _next_run(self) -> Run | None:
+    def _next_act(self) -> Callable[[], None] | None:
         with self._work_ready:
-            while not self._is_closing:
+            while True:
+                if self._purge is not None and self._folder is not None and not self._is_recording:
+                    self._is_recording = True
+                    return self._record_purges
+                if self._is_closing:
+                    return None
                 num_write_runs = sum(not run.is_read for run in self._running)
                 may_write = num_write_runs < self._max_write_runs
                 transfers, is_read = self._queue.take_reads(may_write), True
@@ -228,9 +245,38 @@ class DiskTier(SlowTier):
                     assert self._folder is not None
                     run = Run(is_read, transfers, self._folder.num_purges, self._clock())
                     self._running.add(run)
-                    return run
+                    return partial(self._carry_out, run)
                 self._work_ready.wait()
-            return None
+
+    def _carry_out(self, run: Run) -> None:
+        self._or_turn_off(partial(self._read_run if run.is_read else self._write_run, run))
+        self._end_run(run)
+
+    def _record_purges(self) -> None:
+        """Writes a few bytes to the page cache, so that the process may die from then on."""
+        failure = ""
+        try:
+            self._book.record_purges()
+        except OSError as error:
+            failure = _reason(error)
+        if failure:
+            self._turn_off(failure)
+            self._give_up_purge()
+        with self._lock:
+            self._is_recording = False
+            assert self._folder is not None
+            if self._folder.num_recorded == self._folder.num_purges:
+                self._purge = None
+            else:
+                self._work_ready.notify()
+            self._tidying_ready.notify()
+        self._on_ended()
+
+    def _give_up_purge(self) -> None:
+        with self._lock:
+            is_lost, self._purge = self._purge is not None, None
+        if is_lost:
+            logger.error("disk tier %s: a purge is not recorded, so pages stay: remove the folder", self._directory)
 
     def _read_run(self, run: Run) -> None:
         reads = list(run.transfers)
@@ -315,7 +361,35 @@ class DiskTier(SlowTier):
         for transfer in self._queue.take_all():
             self._end_locked(transfer.page, transfer.slot, False)
 
+    def _open(self) -> None:
+        try:
+            opened = self._open_folder()
+        except ValueError as error:
+            self._turn_off(str(error))
+            return
+        with self._lock:
+            # The opening may have taken too long.
+            if is_wanted := not self._is_off:
+                self._folder, self._book, self._io = opened
+            # Later purges are recorded by io threads: two records at once could lose the later one.
+            must_record = is_wanted and self._purge is not None
+            if must_record:
+                self._book.purge_locked()
+                self._is_recording = True
+        if not is_wanted:
+            opened.close()
+        elif must_record:
+            self._record_purges()
+
     def _tidy(self) -> None:
+        self._or_turn_off(self._open)
+        with self._lock:
+            self._opening = None
+            is_open = self._folder is not None
+        if not is_open:
+            self._give_up_purge()
+            self._on_ended()
+            return
         self._or_turn_off(self._load)
         while True:
             with self._tidying_ready:

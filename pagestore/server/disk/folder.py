@@ -50,6 +50,10 @@ def open_folder(directory: Path, *, make: bool = True) -> int:
     return descriptor
 
 
+class FolderInUse(ValueError):
+    """Another store holds the folder."""
+
+
 class Folder:
     """A folder that one store holds.
 
@@ -57,10 +61,11 @@ class Folder:
         descriptor: all paths are relative to it, so a folder that replaces this one is never touched.
         name: random, in hexadecimal digits; a new one if the record was lost.
         num_purges: since the folder has this name.
+        num_recorded: those of them that `record_purges` has carried out.
     """
 
     def __init__(self, directory: Path, *, make: bool = True) -> None:
-        """As `open_folder`; raises ValueError if the folder is in use, too."""
+        """As `open_folder`; raises FolderInUse, too."""
         self.path = directory
         with contextlib.ExitStack() as undo:
             self.descriptor = open_folder(directory, make=make)
@@ -70,19 +75,24 @@ class Folder:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ValueError(
+                raise FolderInUse(
                     f"{directory} is in use by another page store: give each a folder of its own"
                 ) from None
             self._state = self._open_state()
+            self.num_recorded = self.num_purges
             undo.pop_all()
 
-    def record_purge(self) -> None:
-        """Makes all segments of before invalid: at once for this process's death, after `sync` for the machine's.
+    def record_purges(self) -> None:
+        """Writes `num_purges` down, which makes all segments of before invalid: from here on for this process's death,
+        after `sync` for the machine's.
 
         Raises OSError.
         """
-        self.num_purges += 1
-        os.pwrite(self._state, self._record(), 0)
+        num_purges = self.num_purges
+        try:
+            os.pwrite(self._state, self._record(), 0)
+        finally:
+            self.num_recorded = num_purges
 
     def sync(self) -> None:
         """Waits until purges are on the disk. Raises OSError."""

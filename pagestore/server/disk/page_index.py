@@ -4,9 +4,9 @@ import struct
 import sys
 from typing import NamedTuple
 
+from tandem.page_changes import PageChangeLog
 from tandem.pagestore.keys import KEY_BYTES
 from tandem.pagestore.server.base import StoredPage
-from tandem.pagestore.server.changes import PageChangeLog
 from tandem.pagestore.server.disk.segment_format import MAX_PAGES, Entry
 from tandem.prefix import IDENTITY_BYTES
 

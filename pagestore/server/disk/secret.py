@@ -18,18 +18,40 @@ def namespace_secret(directory: Path) -> str:
     folder = open_folder(directory)
     try:
         try:
-            descriptor = os.open(_NAME, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
+            return _read(folder, directory / _NAME)
         except FileNotFoundError:
-            _make(folder)
-            descriptor = os.open(_NAME, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
-        try:
-            about = os.fstat(descriptor)
-            secret = os.read(descriptor, SECRET_BYTES + 1)
-        finally:
-            os.close(descriptor)
+            _make(folder, os.urandom(SECRET_BYTES))
+            return _read(folder, directory / _NAME)
     finally:
         os.close(folder)
+
+
+def keep_secret(folder: int, directory: Path, secret: str) -> None:
+    """Gives a folder that was emptied under a running cluster the cluster's secret again.
+
+    Args:
+        folder: open descriptor.
+        directory: for messages.
+
+    Raises ValueError: it has another secret, so its pages are not the cluster's; OSError: the disk fails.
+    """
     path = directory / _NAME
+    try:
+        own = _read(folder, path)
+    except FileNotFoundError:
+        _make(folder, bytes.fromhex(secret))
+        own = _read(folder, path)
+    if own != secret:
+        raise ValueError(f"{path} is not the secret that this cluster began with: another folder took its place")
+
+
+def _read(folder: int, path: Path) -> str:
+    descriptor = os.open(_NAME, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        about = os.fstat(descriptor)
+        secret = os.read(descriptor, SECRET_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077:
         raise ValueError(
             f"{path} has mode {stat.S_IMODE(about.st_mode):04o}: give it mode 0600 and owner {os.geteuid()}"
@@ -55,9 +77,9 @@ def adopt_secret(directory: Path, secret: str) -> None:
         os.close(folder)
 
 
-def _make(folder: int) -> None:
+def _make(folder: int, secret: bytes) -> None:
     """Makes the secret, unless another process is faster. No process ever sees a part of it."""
-    temporary = _write(folder, os.urandom(SECRET_BYTES))
+    temporary = _write(folder, secret)
     try:
         os.link(temporary, _NAME, src_dir_fd=folder, dst_dir_fd=folder)
         os.fsync(folder)

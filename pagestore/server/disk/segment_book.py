@@ -93,7 +93,12 @@ class SegmentBook:
 
     @property
     def has_retired(self) -> bool:
-        return bool(self._retired)
+        """Whether `tidy` has something to do."""
+        return bool(self._retired) and (self._is_recorded or not self._retired[0][1])
+
+    @property
+    def _is_recorded(self) -> bool:
+        return self._folder.num_recorded == self._folder.num_purges
 
     def allot(self, num_pages: int, num_purges: int) -> Positions | None:
         """Returns positions for some of the pages, in a new segment if the last is full. Raises OSError.
@@ -123,11 +128,13 @@ class SegmentBook:
             return None
 
     def purge_locked(self) -> None:
-        """Forgets all pages and removes their files. Raises OSError if the purge cannot be recorded."""
-        try:
-            self._folder.record_purge()
-        finally:
-            self._forget_all(remove=True)
+        """Forgets all pages. Their files leave once `record_purges` has run."""
+        self._folder.num_purges += 1
+        self._forget_all(remove=True)
+
+    def record_purges(self) -> None:
+        """Makes the purges outlive this process. Raises OSError: they cannot be recorded."""
+        self._folder.record_purges()
 
     def close_locked(self) -> None:
         """Forgets all pages, whose files stay, and finds or takes none any more."""
@@ -139,7 +146,7 @@ class SegmentBook:
         is_synced = False
         while True:
             with self._lock:
-                if not self._retired:
+                if not self.has_retired:
                     return
                 segment, remove = self._retired.popleft()
                 self.index.clean(segment)

@@ -75,6 +75,10 @@ class TransferQueue:
         """Number of the oldest read."""
         return self._reads[0].number if self._reads else None
 
+    def next_number(self) -> int:
+        """Returns a number for an act that is no transfer."""
+        return next(self._numbers)
+
     def add_read(self, page: StoredPage, slot: int, place: Place, checksum: int) -> None:
         self._reads.append(Transfer(page, slot, next(self._numbers), place, checksum))
 

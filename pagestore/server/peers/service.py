@@ -38,6 +38,10 @@ class PeerPages(store_pb2_grpc.PeerPagesServicer):
         store_pb2_grpc.add_PeerPagesServicer_to_server(self, server)
 
     async def Look(self, request: store_pb2.LookRequest, context: grpc.aio.ServicerContext) -> store_pb2.PageRun:
+        if self._sessions.store is None:
+            if request.purges:
+                await self._sessions.purge()
+            return store_pb2.PageRun()
         store = await self._checked(request, MAX_LOOK_KEYS, context)
         if self._hear_purges(request.purges):
             with self._sessions.peer_session(store) as session:

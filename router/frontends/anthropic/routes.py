@@ -22,6 +22,7 @@ from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.openai.body import run_beside
 from tandem.router.frontends.openai.chat import begin_chat, count_prompt_tokens
 from tandem.router.frontends.openai.chat_plan import ChatPlan, plan_chat
+from tandem.router.frontends.openai.errors import described_error
 from tandem.router.frontends.openai.one_output import STREAMED, OneOutput, fields_named, respond
 from tandem.router.frontends.openai.request import count_unknown_fields
 
@@ -30,7 +31,8 @@ LastEventId = Annotated[str | None, Header(include_in_schema=False)]
 
 def add_messages(app: FastAPI, frontend: Frontend) -> None:
     errors: dict[int | str, dict[str, Any]] = {
-        status: {**described, "model": AnthropicErrorBody} for status, described in app.router.responses.items()
+        status: described_error(AnthropicErrorBody, described["description"])
+        for status, described in app.router.responses.items()
     }
 
     @app.post(PATH, response_model=MessageObject, responses={**errors, 200: {"content": STREAMED}})

@@ -18,6 +18,7 @@ from tandem.router.config import port_of
 from tandem.router.errors import RequestError, UnknownModelError
 from tandem.router.frontends.anthropic.door import AnthropicDoor
 from tandem.router.frontends.anthropic.routes import add_messages
+from tandem.router.frontends.anthropic.schema import AnthropicErrorBody
 from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.kept_responses import KeptResponses
 from tandem.router.frontends.openai.answer_schema import ChatCompletion, Completion, ErrorBody, Model, ModelList
@@ -26,7 +27,13 @@ from tandem.router.frontends.openai.chat import serve_chat
 from tandem.router.frontends.openai.completions import serve_completion
 from tandem.router.frontends.openai.embeddings import add_embeddings
 from tandem.router.frontends.openai.envelope import EnvelopeMiddleware, with_cors
-from tandem.router.frontends.openai.errors import error_response, invalid_body, json_response, status_response
+from tandem.router.frontends.openai.errors import (
+    described_error,
+    error_response,
+    invalid_body,
+    json_response,
+    status_response,
+)
 from tandem.router.frontends.openai.middleware import AccessMiddleware
 from tandem.router.frontends.openai.off_loop import OffLoop
 from tandem.router.frontends.openai.operation import add_operation
@@ -47,7 +54,7 @@ from tandem.rpc.credentials import ClusterCredentials
 
 STATUS_CLIENT_GONE = 499
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody, "description": description}
+    status: described_error(ErrorBody, description)
     for status, description in {
         400: "bad input",
         401: "no API key, or a wrong one",
@@ -121,13 +128,17 @@ def make_app(
 
 
 def _description(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Removes the framework's 422, which is never sent."""
+    """Removes the framework's 422, which is never sent, and adds the schemas of errors."""
     description = describe()
+    schemas = description["components"]["schemas"]
+    for body in (ErrorBody, AnthropicErrorBody):
+        schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas.update({**schema.pop("$defs"), body.__name__: schema})
     for operations in description["paths"].values():
         for operation in operations.values():
             operation["responses"].pop("422", None)
     for name in ("HTTPValidationError", "ValidationError"):
-        description["components"]["schemas"].pop(name, None)
+        schemas.pop(name, None)
     return description
 
 

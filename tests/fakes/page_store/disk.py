@@ -33,6 +33,11 @@ class DiskTransfer:
 class SimTier(SlowTier):
     """One life of a tier. Attributes: in_flight: transfers that have not ended."""
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something goes on that no action of the schedule ends."""
+        return False
+
     def __init__(self) -> None:
         self.in_flight: list[DiskTransfer] = []
 

@@ -62,6 +62,7 @@ def _rest(world: World) -> None:
     quiet = 0
     for _ in range(MAX_ROUNDS):
         is_quiet = not world.round() and world.next_deadline() > world.clock.now + REST_S
+        is_quiet = is_quiet and not (world.store.disk is not None and world.store.disk.is_busy)
         quiet = quiet + 1 if is_quiet else 0
         if quiet > QUIET_ROUNDS:
             return

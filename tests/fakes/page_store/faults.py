@@ -113,14 +113,14 @@ def purges_that_leave_pages_being_written(patch: MonkeyPatch) -> None:
 
 
 def purges_that_leave_the_disk(patch: MonkeyPatch) -> None:
-    original = PageStore._purge
+    original = PageStore.purge
 
     def purge(self: PageStore) -> None:
         tiers, self._tiers = self._tiers, ()
         original(self)
         self._tiers = tiers
 
-    patch.setattr(PageStore, "_purge", purge)
+    patch.setattr(PageStore, "purge", purge)
 
 
 def failed_reads_taken_for_pages(patch: MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The store's disk tier on a folder, whose io threads move pages whenever they like."""
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,11 @@ class RealDisk(Disk):
 
     def damage(self, number: int) -> None:
         """Changes bytes of a file, in the half with more pages than heads."""
+        # The tier may remove files at any time.
+        with contextlib.suppress(FileNotFoundError):
+            self._damage(number)
+
+    def _damage(self, number: int) -> None:
         files = sorted(path for path in self._folder.rglob("*") if path.is_file() and path.stat().st_size > PAGE_BYTES)
         if files:
             path = files[number % len(files)]
@@ -59,6 +65,8 @@ class WatchedDiskTier(SimTier):
         return is_taken
 
     def take_ended(self) -> Sequence[EndedTransfer]:
+        if self.is_busy:
+            time.sleep(WAIT_S)
         ended = self._tier.take_ended()
         for transfer in ended:
             (begun,) = [begun for begun in self.in_flight if begun.slot == transfer.slot]
@@ -72,6 +80,14 @@ class WatchedDiskTier(SimTier):
 
     def purge(self) -> None:
         self._tier.purge()
+
+    @property
+    def is_busy(self) -> bool:
+        return self.is_purging or not (self._tier.is_loaded or self._tier.stats().is_off)
+
+    @property
+    def is_purging(self) -> bool:
+        return self._tier.is_purging
 
     def close(self) -> None:
         self._tier.close()

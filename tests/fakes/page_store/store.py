@@ -40,6 +40,8 @@ class Ledger:
     def __init__(self, world: "World") -> None:
         self._world = world
         self._asked: dict[tuple[type, str, int], tuple[bytes, ...]] = {}
+        # Puts whose answers, which wait for a purge, grant slots of before a later one.
+        self._purged: set[tuple[type, str, int]] = set()
         self._workers: dict[str, SimWorker] = {}
         self.writers: dict[int, tuple[str, int, bytes]] = {}
         self.finds: defaultdict[tuple[str, int], dict[int, bytes]] = defaultdict(dict)
@@ -72,13 +74,15 @@ class Ledger:
         if session not in self._workers:
             return
         if isinstance(message, PutGranted):
-            for key, slot, generation in zip(
-                self._asked.pop((Put, session, message.number)), message.slots, message.generations, strict=True
-            ):
+            asked = Put, session, message.number
+            is_purged = asked in self._purged
+            for key, slot, generation in zip(self._asked.pop(asked), message.slots, message.generations, strict=True):
                 if slot >= 0:
                     self._world.check_untouched(slot, "is granted")
-                    assert all(key != writer[2] for writer in self.writers.values()), "a key has two writers"
-                    self.writers[slot] = session, generation, key
+                    assert is_purged or all(key != writer[2] for writer in self.writers.values()), (
+                        "a key has two writers"
+                    )
+                    self.writers[slot] = session, generation, b"" if is_purged else key
         elif isinstance(message, Found):
             keys = self._asked[Find, session, message.number]
             assert message.first + len(message.slots) + message.num_coming <= len(keys), "more is found than asked for"
@@ -95,6 +99,7 @@ class Ledger:
     def purged(self) -> None:
         """Pages being written never become visible, so their keys may have other writers."""
         self.writers = {slot: (session, number, b"") for slot, (session, number, _) in self.writers.items()}
+        self._purged |= {asked for asked in self._asked if asked[0] is Put}
 
     def _forget(self, session: str) -> None:
         del self._workers[session]

@@ -119,6 +119,7 @@ class SimWorker:
         inbox: events for its engine thread.
         outbox: messages of its engine thread that the asyncio thread has not sent yet.
         late: messages of a former life of the store that have not reached the engine thread.
+        has_begun: it has opened a session once, so it may copy.
         seen_reset: number of the last reset that it has carried out.
     """
 
@@ -134,6 +135,7 @@ class SimWorker:
         self.late: list[tuple[str, Any]] = []
         self.session: SimSession | None = None
         self.may_dial = True
+        self.has_begun = False
         self.view = SessionView(world)
         # A worker that starts has nothing to forget.
         self.seen_reset = world.num_resets
@@ -224,6 +226,7 @@ class SimWorker:
         if not self.may_dial or self.session is not None or not store.alive:
             return False
         self.session = SimSession(f"s{next(self.world.numbers)}", self, store)
+        self.has_begun = True
         self.session.up.append(StoreHello(PROTOCOL_VERSION, self.name, self.incarnation, self.pid, PAGE_FORMAT))
         self.world.sessions.append(self.session)
         return True

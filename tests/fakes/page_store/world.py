@@ -237,7 +237,7 @@ class World:
 
     def revive_store(self) -> None:
         if not self.store.alive:
-            former = [worker for worker in (*self.workers, *self.dead) if not worker.is_gone()]
+            former = [each for each in (*self.workers, *self.dead) if each.has_begun and not each.is_gone()]
             self.store = SimStore(self, former)
 
     # --- progress ---

@@ -1,6 +1,9 @@
 """The page store's benchmark, as far as it needs no cluster."""
 
+import pytest
+
 from benchmarks.page_store.copies import CpuEnds, measure_copies
+from benchmarks.page_store.host import HostSizes, measure
 from benchmarks.page_store.streams import compare
 
 
@@ -25,3 +28,20 @@ def test_streams_beside_loads_are_held_to_those_beside_hits() -> None:
     rows = {row.name.strip(): row for row in compare(idle, busy)}
     assert not rows["ratio of p99"].ok
     assert rows["loaded from the store"].value == 99.0
+
+
+def test_turns_are_measured_while_prompts_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.page_store.host.freeze_objects", lambda: None)
+    monkeypatch.setattr("benchmarks.page_store.host.collect_seldom", lambda: None)
+    sizes = HostSizes(
+        num_streams=2,
+        stream_tokens=400,
+        num_documents=4,
+        prefix_tokens=320,
+        question_tokens=16,
+        seconds=1.0,
+        small_pool_pages=2 * 40 + 44,
+    )
+    measured = measure(sizes, sizes.small_pool_pages, 200)
+    assert measured.num_loaded > 0 and len(measured.gaps_s) > 50
+    assert 0.0 <= max(measured.idle_s) < 1.0

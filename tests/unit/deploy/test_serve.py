@@ -398,3 +398,5 @@ def test_folders_that_no_page_store_can_use(
     pages.chmod(0o755)
     assert "give it owner" in refusal(capsys, *store, f"{pages}:1GiB")
     assert "/proc/pages cannot be used as a folder of pages (" in refusal(capsys, *store, "/proc/pages:1GiB")
+    too_large = refusal(capsys, *store, f"{tmp_path / 'own'}:1000000TiB")
+    assert "--store-disk may take 1024000000.00 GiB in " in too_large and " GiB are free there" in too_large

@@ -2,12 +2,12 @@
 
 import json
 import mmap
-import os
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,19 +15,43 @@ import pytest
 from tandem import exit_watch
 from tandem.pagestore import region_holder
 from tandem.pagestore.region import GIB, Region
-from tandem.pagestore.region_client import give_back_region, take_region
-from tandem.pagestore.region_holder import TAKE, RegionHolder
+from tandem.pagestore.region_client import TakenRegion, begin_use, take_region
+from tandem.pagestore.region_holder import BEGIN, MAP, SERVE, RegionHolder
 from tandem.processes import ProcessId
 
 TOKEN = "the cluster's token"
-OTHER_USER = """
-import sys, pathlib
-from tandem.pagestore.region_client import take_region
-taken = take_region(pathlib.Path(sys.argv[1]), sys.argv[2])
+# Arguments: path, token, and what it is: "mapper", "user" or "store".
+OTHER_PROCESS = """
+import itertools, pathlib, sys
+from tandem.pagestore.region_client import begin_use, take_region
+path, token, kind = pathlib.Path(sys.argv[1]), *sys.argv[2:]
+taken = take_region(path, token, as_store=kind == "store")
 taken.region.map()[:4] = b"mark"
 print("has it", flush=True)
-sys.stdin.read()
+for line in itertools.chain([kind], sys.stdin):
+    if line.strip() == "user":
+        begin_use(path, token, taken.region_id)
+        print("has begun", flush=True)
 """
+
+
+@contextmanager
+def other_process(path: Path, kind: str) -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-c", OTHER_PROCESS, str(path), TOKEN, kind]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "has it\n"
+        if kind == "user":
+            assert process.stdout.readline() == "has begun\n"
+        yield process
+        process.kill()
+
+
+def begin(process: "subprocess.Popen[str]") -> None:
+    """Has a mapper begin."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write("user\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "has begun\n"
 
 
 @pytest.fixture
@@ -40,44 +64,49 @@ def path(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def other(path: Path) -> Iterator["subprocess.Popen[str]"]:
-    """Another process that has taken the region."""
-    command = [sys.executable, "-c", OTHER_USER, str(path), TOKEN]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "has it\n"
+    """Another process that may copy."""
+    with other_process(path, "user") as process:
         yield process
-        process.kill()
 
 
-def test_a_later_process_gets_the_same_memory_and_the_names_of_others(
+def serve(path: Path) -> TakenRegion:
+    return take_region(path, TOKEN, as_store=True)
+
+
+def test_a_store_gets_the_same_memory_and_the_names_of_users_and_earlier_stores(
     path: Path, other: "subprocess.Popen[str]"
 ) -> None:
-    taken = take_region(path, TOKEN)
-    assert taken.users == (ProcessId.of(other.pid),)
-    assert taken.region.map()[:4] == b"mark"
-    # The caller itself is not one of the others.
-    assert take_region(path, TOKEN).users == taken.users
+    with other_process(path, "store") as store:
+        taken = serve(path)
+        assert taken.users == (ProcessId.of(other.pid),)
+        assert taken.region.map()[:4] == b"mark"
+        # The caller itself is not one of the others.
+        assert serve(path).stores == taken.stores == (ProcessId.of(store.pid),)
+    mapped = take_region(path, TOKEN)
+    assert (mapped.users, mapped.stores, mapped.region_id) == ((), (), taken.region_id)
+
+
+def test_a_process_that_only_maps_the_region_is_no_user(path: Path) -> None:
+    with other_process(path, "mapper") as worker:
+        assert serve(path).users == ()
+        begin(worker)
+        begin(worker)
+        assert serve(path).users == (ProcessId.of(worker.pid),)
+
+
+def test_who_maps_another_region_cannot_begin(path: Path) -> None:
+    with pytest.raises(PermissionError, match="has been replaced: restart this worker to use it"):
+        begin_use(path, TOKEN, "of an earlier holder")
+    assert serve(path).users == ()
 
 
 def test_a_process_is_forgotten_once_it_is_gone_for_the_settle_time(path: Path, other: "subprocess.Popen[str]") -> None:
     user = ProcessId.of(other.pid)
     other.kill()
     other.wait()
-    assert take_region(path, TOKEN).users == (user,)
+    assert serve(path).users == (user,)
     time.sleep(exit_watch.SETTLE_S + 0.05)
-    assert take_region(path, TOKEN).users == ()
-
-
-def test_a_process_that_gave_the_region_back_is_no_user(path: Path) -> None:
-    take_region(path, TOKEN)
-    script = "import sys, pathlib\nfrom tandem.pagestore.region_client import take_region\n"
-    script += "print(take_region(pathlib.Path(sys.argv[1]), sys.argv[2]).users)"
-
-    def users() -> str:
-        return subprocess.run([sys.executable, "-c", script, str(path), TOKEN], capture_output=True, text=True).stdout
-
-    assert str(ProcessId.of(os.getpid())) in users()
-    give_back_region(path, TOKEN)
-    assert str(ProcessId.of(os.getpid())) not in users()
+    assert serve(path).users == ()
 
 
 def test_only_the_token_opens(path: Path) -> None:
@@ -109,10 +138,11 @@ def test_nonsense_gets_no_descriptor_and_harms_nobody(packet: bytes, path: Path)
 
 
 def test_an_unknown_request_gets_no_descriptor(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
-        caller.connect(str(path))
-        caller.send(json.dumps({"token": TOKEN, "do": f"{TAKE}n"}).encode())
-        assert socket.recv_fds(caller, 1024, 1)[:2] == (b"", [])
+    for do in (f"{MAP}n", SERVE.upper(), "take", [BEGIN]):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+            caller.connect(str(path))
+            caller.send(json.dumps({"token": TOKEN, "do": do}).encode())
+            assert socket.recv_fds(caller, 1024, 1)[:2] == (b"", [])
 
 
 def test_a_silent_caller_delays_others_only_for_a_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,9 @@ def test_pages_are_in_work_until_every_job_has_computed_them() -> None:
     in_work.leave_work([2])
     assert in_work.num_next_in_work([1, 2, 3], 1) == 0
     assert in_work.num_next_in_work([1, 2, 3], 2) == 1
+    assert in_work
+    in_work.leave_work([3])
+    assert not in_work
 
 
 def test_only_contiguous_pages_after_the_cached_prefix_count() -> None:

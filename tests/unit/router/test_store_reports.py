@@ -6,7 +6,16 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.messages import PROTOCOL_VERSION, CachedPrefixes, RepeatPrefixes, StoreBeat, StoreJoin, Welcome
+from tandem.messages import (
+    PROTOCOL_VERSION,
+    CachedPrefixes,
+    CacheWasReset,
+    RepeatPrefixes,
+    ResetCache,
+    StoreBeat,
+    StoreJoin,
+    Welcome,
+)
 from tandem.router import store_reports
 from tandem.router.config import RouterConfig
 from tandem.router.policies.base import RoutingPolicy
@@ -70,6 +79,19 @@ async def test_a_store_is_known_as_long_as_its_stream() -> None:
     with pytest.raises(StopAsyncIteration):
         await stream.next()
     assert node.prefixes is None
+
+
+@run
+async def test_a_reset_without_workers_purges_a_store_that_comes_back() -> None:
+    router = new_router()
+    assert router.reset_caches() == 0
+    for message in (CacheWasReset(1), StoreBeat()):
+        stream = Stream(router)
+        stream.say(JOIN, message)
+        answers = await stream.next()
+        assert (ResetCache(1) in answers) == isinstance(message, CacheWasReset)
+        await settle()
+        stream.end()
 
 
 @run

@@ -140,8 +140,8 @@ def test_no_large_request_holds_the_loop(path: str, body: dict[str, Any]) -> Non
 def test_no_long_conversation_holds_the_loop() -> None:
     async def scenario() -> None:
         served, previous = cluster(), None
-        items = [{"role": ("user", "assistant")[number % 2], "content": "hi"} for number in range(255)]
-        for _ in range(8):
+        items = [{"role": ("user", "assistant")[number % 2], "content": "hi"} for number in range(681)]
+        for _ in range(3):
             watch = LoopWatch()
             body = {"input": items, "max_output_tokens": 1, "previous_response_id": previous}
             answer = await ask(served, "/v1/responses", body, watch)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.fakes.page_store.schedule import run_schedule
 
-NUM_SCHEDULES = int(os.environ.get("TANDEM_SCHEDULES", "160"))
+NUM_SCHEDULES = int(os.environ.get("TANDEM_SCHEDULES", "96"))
 NUM_PARTS = 4
 # Events that many schedules must have had.
 EVENTS = (
@@ -61,7 +61,7 @@ def test_schedules_with_a_folder_keep_all_guarantees(tmp_path: Path) -> None:
 
 def test_schedules_reach_everything() -> None:
     counts: Counter[str] = Counter()
-    for number in range(50):
+    for number in range(30):
         counts += run_schedule(random.Random(number).randbytes(400)).counts
     assert {name: counts[name] for name in EVENTS if counts[name] < 5} == {}
 

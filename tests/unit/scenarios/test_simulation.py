@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.fakes.simulation.schedule import run_schedule
 
 # Half run without and half with overlapping forward passes; half of each with workers of one role, half with role both.
-NUM_SCHEDULES = int(os.environ.get("TANDEM_SCHEDULES", "240"))
+NUM_SCHEDULES = int(os.environ.get("TANDEM_SCHEDULES", "128"))
 NUM_PARTS = 4
 # Of each worker, by part.
 NUM_RANKS = (1, 2, 1, 3)

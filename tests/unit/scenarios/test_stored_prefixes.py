@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.engine.kvcache.cache_changes import ChangeLog
+from tandem.page_changes import PageChangeLog
 from tandem.router.workers.store_prefixes import NUM_OWN_TIERS, StorePrefixes
 from tandem.rpc.prefix_feed import CacheAccount, PrefixFeed
 
@@ -54,7 +54,7 @@ class Reader:
 def test_routers_know_the_store(seed: int) -> None:
     chance = random.Random(seed)
     held: list[set[int]] = [set() for _ in range(NUM_OWN_TIERS)]
-    logs = [ChangeLog() for _ in held]
+    logs = [PageChangeLog() for _ in held]
     account = CacheAccount(part_identities=2)
     quick, slow = Reader(account), Reader(account)
 

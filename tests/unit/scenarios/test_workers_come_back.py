@@ -35,7 +35,7 @@ def kill_all_decode_workers(simulation: Simulation) -> None:
                 stream.deliver_to_router()
 
 
-@pytest.mark.parametrize("num_routers", [1, 2])
+@pytest.mark.parametrize("num_routers", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("routing", ["round_robin", "least_loaded", "power_of_two", "cache_aware", "least_cost"])
 def test_returning_workers_share_the_waiting_requests(routing: str, num_routers: int) -> None:
     simulation = Simulation(

@@ -4,9 +4,9 @@ import threading
 import time
 from concurrent.futures import Future
 
-from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.lifecycle import now_ns
 from tandem.messages import WorkerStats
+from tandem.page_changes import PageChanges
 from tandem.pagestore.messages import EndFind
 from tandem.recording import INBOX, Recorder, Recording
 from tandem.worker.base import Outbox, Scheduler
@@ -32,7 +32,7 @@ class Counting(Scheduler):
     def stats(self) -> WorkerStats:
         return WorkerStats()
 
-    def take_cache_changes(self) -> CacheChanges | None:
+    def take_cache_changes(self) -> PageChanges | None:
         return None
 
     def check_integrity(self) -> str:
@@ -61,9 +61,9 @@ class Caching(Counting):
         time.sleep(0.001)
         return True
 
-    def take_cache_changes(self) -> CacheChanges | None:
+    def take_cache_changes(self) -> PageChanges | None:
         begin, self._num_told = self._num_told, self.num_steps
-        return CacheChanges(tuple(bytes([number % 256]) for number in range(begin, self.num_steps)), ())
+        return PageChanges(tuple(bytes([number % 256]) for number in range(begin, self.num_steps)), ())
 
 
 def wait_until(condition: object) -> None:
@@ -100,7 +100,7 @@ def test_event_posted_at_recording_start_has_a_valid_wait_time() -> None:
 
 
 def test_cache_changes_are_passed_on_at_once_then_batched() -> None:
-    told: list[CacheChanges] = []
+    told: list[PageChanges] = []
 
     def deliver(outgoing: Outgoing) -> None:
         assert outgoing.cache_changes is not None

@@ -65,6 +65,14 @@ def sample(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
     return name, frozenset(labels.items())
 
 
+@pytest.mark.parametrize("is_up", [True, False])
+def test_a_worker_says_whether_it_uses_the_page_store(is_up: bool) -> None:
+    for is_store_up, shown in ((lambda: is_up, {float(is_up)}), (None, set())):
+        registry = worker_registry("both", "w", lambda: Heartbeat(17, STATS), is_store_up=is_store_up)
+        found = samples(generate_latest(registry).decode())
+        assert {value for (name, _), value in found.items() if name == "tandem_worker_store_up"} == shown
+
+
 def test_worker_exports_its_stats() -> None:
     registry = worker_registry("decode", "decode-0", lambda: Heartbeat(17, STATS), num_restarts=2, num_ranks=4)
     worker = {"role": "decode", "worker": "decode-0"}

@@ -27,6 +27,7 @@ TIMEOUT_S = 10.0
 class Store(StoreConnection):
     """Attributes: on_close: called by `close`."""
 
+    is_up = True
     on_close: Callable[[], None]
 
     def build_tier(

@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.messages import (
     Abort,
     Admit,
@@ -28,6 +27,7 @@ from tandem.messages import (
     Tokens,
     Welcome,
 )
+from tandem.page_changes import PageChanges
 from tandem.request_ids import make_request_id, router_of
 from tandem.rpc.batch_writer import BatchWriter
 from tandem.rpc.channel import bind, new_server
@@ -240,12 +240,12 @@ async def test_any_router_may_have_caches_forgotten(worker: WorkerEnd, running: 
 @scenario_of(2)
 async def test_router_gets_cached_prefixes_on_request(worker: WorkerEnd, running: Any, *routers: RouterPort) -> None:
     uninterested, other = routers
-    worker.streams.tell_changes(CacheChanges((b"page-one", b"page-two"), ()))
+    worker.streams.tell_changes(PageChanges((b"page-one", b"page-two"), ()))
     await other.stop()
     other.wants_prefixes = True
     await other.start()
     await wait_until(lambda: worker.num_welcomes == 3)
-    worker.streams.tell_changes(CacheChanges((), (b"page-one",)))
+    worker.streams.tell_changes(PageChanges((), (b"page-one",)))
     changed = CachedPrefixes(1, is_whole=False, stored=b"", removed=b"page-one")
     await wait_until(lambda: changed in other.heard)
     whole = other.heard[0]
@@ -300,6 +300,33 @@ async def test_a_worker_gives_up_when_no_router_is_left(worker: WorkerEnd, runni
     await routers[1].stop()
     with pytest.raises(ConnectionError, match=f"no router at {routers[0].address}, {routers[1].address} for 1 s"):
         await running
+
+
+def test_a_cancelled_call_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC cancels a call whose messages it cannot write."""
+    calls: list[Any] = []
+
+    class Stub(worker_pb2_grpc.ClusterStub):
+        def __init__(self, channel: Any) -> None:
+            super().__init__(channel)
+            begin = self.Control
+
+            def keep(*args: Any, **kwargs: Any) -> Any:
+                calls.append(begin(*args, **kwargs))
+                return calls[-1]
+
+            self.Control = keep
+
+    monkeypatch.setattr(worker_pb2_grpc, "ClusterStub", Stub)
+
+    @scenario_of(2)
+    async def scenario(worker: WorkerEnd, running: Any, *routers: RouterPort) -> None:
+        calls[0].cancel()
+        await wait_until(lambda: worker.num_welcomes == 3)
+        assert len([event for event in worker.events if isinstance(event, RouterLost)]) == 1
+        assert not running.done()
+
+    scenario()
 
 
 def test_refused_worker_does_not_retry() -> None:

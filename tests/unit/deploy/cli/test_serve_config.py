@@ -50,6 +50,7 @@ OTHER_VALUES = {
     "mem_fraction_static": 0.5,
     "store_memory": "1GiB",
     "store_disk": "/data/pages:1TiB",
+    "store_namespace_share": 0.25,
 }
 
 
@@ -101,7 +102,7 @@ def test_every_field_has_a_flag_and_a_key(field: str, tmp_path: Path) -> None:
     needed: tuple[str, ...] = files if "tls" in field else ()
     if field in ("placement_strategy", "interface", "ship_code"):
         needed = ("ray_address", "placement_strategy")
-    if field in ("store_disk", "store_write_after"):
+    if field in ("store_disk", "store_write_after", "store_namespace_share"):
         needed = ("store_memory",)
     if field == "workers_per_gpu":
         needed = ("device",)

@@ -99,5 +99,8 @@ def test_page_stores_are_shown_with_their_pages(capsys: pytest.CaptureFixture[st
     print_status(pb.ServerInfo(model="m", ready=True, stores=[store]))
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("store-0")]
     assert rows == [["store-0", "7", "127.0.0.1:99", "8000", "5000", "70000", "146.80"]]
+    off = pb.StoreStatus(store_id="store-0", pid=7, address="127.0.0.1:99", num_slots=8000, is_disk_off=True)
+    print_status(pb.ServerInfo(model="m", ready=True, stores=[off]))
+    assert "store-0 7 127.0.0.1:99 8000 0 off 0.00" in " ".join(capsys.readouterr().out.split())
     print_status(pb.ServerInfo(model="m", ready=True))
     assert "on disk" not in capsys.readouterr().out

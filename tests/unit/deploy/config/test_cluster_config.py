@@ -1,5 +1,6 @@
 """Checks of the configuration."""
 
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -87,6 +88,14 @@ from tandem.worker.config import WorkerConfig
         (lambda: ClusterConfig("m", store_disk="/d:1GiB"), "^store_disk is for a page store: it needs store_memory$"),
         (lambda: ClusterConfig("m", store_write_after=2), "^store_write_after is for a page store: it needs store_mem"),
         (lambda: ClusterConfig("m", store_memory="1GiB", store_write_after=-1), "store_write_after must not be negat"),
+        (lambda: ClusterConfig("m", store_namespace_share=0.5), "^store_namespace_share is for a page store: it needs"),
+        *(
+            (
+                lambda share=share: ClusterConfig("m", store_memory="1GiB", store_namespace_share=share),
+                f"^store_namespace_share must be above 0 and at most 1, but is {share}$",
+            )
+            for share in (0.0, -0.5, 1.5, math.nan)
+        ),
         (
             lambda: ClusterConfig("m", store_memory="1GiB", store_disk="/d"),
             "^store_disk must be a directory and a size, such as /data/pages:500GiB, not '/d'$",
@@ -161,7 +170,7 @@ def test_every_option_of_the_cluster_is_used() -> None:
         *("model", "served_model_name", "dtype", "num_pages", "chunk_size", "max_batch_size", "mixed_steps"),
         *("disable_overlap_schedule", "tp", "prefill_tp", "decode_tp", "routing", "transport", "log_level", "log_dir"),
         *("tls_cert", "tls_key", "tls_client_ca"),
-        *("store_memory", "store_disk", "store_write_after"),
+        *("store_memory", "store_disk", "store_write_after", "store_namespace_share"),
     }
     own = {f.name for options in (EngineOptions, PrefillOptions, RouterOptions) for f in fields(options)}
     assert {f.name for f in fields(ClusterConfig)} - own - {"key_file"} == used_by_the_launcher | used_by_cluster_config

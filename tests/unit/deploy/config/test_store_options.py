@@ -34,10 +34,13 @@ def test_a_disk_needs_a_directory_and_a_size(text: str) -> None:
 
 
 def test_a_store_gets_its_own_address_and_the_cluster_s_keys() -> None:
-    config = ClusterConfig("m", store_memory="1MiB", store_disk="/d:1KiB", api_keys=("key",))
+    config = ClusterConfig(
+        "m", store_memory="1MiB", store_disk="/d:1KiB", store_namespace_share=0.25, api_keys=("key",)
+    )
     store = config.store("store-0", "127.0.0.1:99", ("127.0.0.1:98",), "/socket", "token")
     assert (store.host, store.port, store.region_socket) == ("127.0.0.1", 99, "/socket")
     assert store.routers == ("127.0.0.1:98",)
     assert store.disk == config.disk == StoreDisk("/d", 1024)
+    assert (store.namespace_share, ClusterConfig("m").store_namespace_share) == (0.25, 1.0)
     assert (store.cluster_token, store.api_keys) == ("token", ("key",))
     assert (config.store_memory_bytes, ClusterConfig("m").store_memory_bytes) == (2**20, 0)

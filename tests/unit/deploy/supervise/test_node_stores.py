@@ -112,6 +112,7 @@ def test_each_node_has_a_store_at_its_address(ray: FakeRay) -> None:
     assert stores.access is None
     first, second = stores.configs["store-0"], stores.configs["store-1"]
     assert (first.host, second.host, second.port, second.rack) == ("10.1.0.1", "10.1.0.2", 7, "rack of 10.0.0.2")
+    assert first.namespace_secret == second.namespace_secret == "secret"
     assert second.routers == ("10.1.0.1:98",) and second.cluster_token == "token"
     access = stores.access_by_node["10.0.0.2"]
     assert (access.address, access.region_socket, access.write_after) == ("10.1.0.2:7", "/socket of 10.0.0.2", 2)

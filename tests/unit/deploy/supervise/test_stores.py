@@ -1,6 +1,8 @@
 """This host's page store, without its process."""
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,9 +41,10 @@ def test_the_region_is_there_until_the_cluster_stops(tmp_path: Path) -> None:
 
 def test_a_restarted_store_gets_the_newest_keys(tmp_path: Path) -> None:
     stores = Stores()
-    stores.open(CONFIG, tmp_path, PORTS, "token")
+    stores.open(CONFIG, tmp_path, PORTS, "token", "secret")
     config = stores.config("store-0", 2, None, ["new"])
     assert (config.num_restarts, config.api_keys, config.port) == (2, ("new",), 99)
+    assert config.namespace_secret == "secret" and "secret'" not in repr(config)
     assert config.routers == ("127.0.0.1:98",)
     kinds = stores.kinds(lambda name: f"started {name}")
     assert kinds.keys() == {"store-0"} and kinds["store-0"].start("store-0") == "started store-0"
@@ -70,6 +73,22 @@ def test_a_folder_is_opened_for_its_secret_and_left_to_the_store(tmp_path: Path)
     with pytest.raises(ValueError, match="is in use by another page store"):
         open_disk(disk)
     store.close()
+
+
+def test_a_size_beyond_the_free_space_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "pages"
+    open_disk(StoreDisk(str(folder), 2**20))
+    (folder / "segment-000000000000.pages").write_bytes(bytes(2**20))
+    about = SimpleNamespace(f_bavail=2**18, f_frsize=4096)
+    monkeypatch.setattr(os, "fstatvfs", lambda descriptor: about)
+    # Pages of before leave for new ones.
+    open_disk(StoreDisk(str(folder), 2**30 + 2**20))
+    message = (
+        rf"^store_disk may take 2.00 GiB in {folder}, but only 1.00 GiB are free there, pages of before included: "
+        "use a smaller size, or free space$"
+    )
+    with pytest.raises(ValueError, match=message):
+        open_disk(StoreDisk(str(folder), 2**31))
 
 
 def test_a_folder_of_others_or_on_a_failing_disk_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -153,23 +153,28 @@ def test_close_waits_for_copies_before_it_ends_the_registration(registration: Fa
     assert completion.done() and (region == memory.numpy()).all()
 
 
-def test_engine_thread_submits_nothing(registration: FakeRegistration, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submitted_copies_are_few_and_not_of_the_engine_thread(
+    registration: FakeRegistration, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tandem.engine.kvcache.batched_copies import PageCopies
+    from tandem.pagestore.client import cuda_copies
 
-    threads = []
-    batches = []
+    monkeypatch.setattr(cuda_copies, "BATCH_BYTES", 16 * PAGE_BYTES)
+    threads, batches, unfinished = [], [], []
     original = PageCopies.copy
+    _, memory, region = opened = open_copies(72, 72)
 
     def copy(self: PageCopies, dst: int, dst_pages: Any, src: int, src_pages: Any, stream: int) -> None:
         threads.append(threading.current_thread().name)
         batches.append(len(src_pages))
         original(self, dst, dst_pages, src, src_pages, stream)
+        unfinished.append(sum(batches) - int((region == memory.numpy()).all(axis=1).sum()))
 
     monkeypatch.setattr(PageCopies, "copy", copy)
-    copies, _, _ = open_copies(40, 40)
-    wait(copies.copy_out(range(40), range(40)))
-    assert batches == [16, 16, 8] and set(threads) == {"copy-out"}
-    copies.close()
+    wait(opened[0].copy_out(range(72), range(72)))
+    assert batches == [16, 16, 16, 16, 8] and set(threads) == {"copy-out"}
+    assert max(unfinished) <= 2 * 16
+    opened[0].close()
 
 
 def test_failed_submission_is_reported(registration: FakeRegistration, monkeypatch: pytest.MonkeyPatch) -> None:

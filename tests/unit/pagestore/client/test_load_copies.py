@@ -6,7 +6,7 @@ import pytest
 
 from tandem.pagestore.client import load_copies
 from tandem.pagestore.messages import Find
-from tests.fakes.store_tier import FIRST, TierSide, keys_of, tokens
+from tests.fakes.store_tier import FIRST, SECOND, TierSide, keys_of, tokens
 
 PROMPT = tokens(5, extra=1)
 
@@ -128,3 +128,31 @@ def test_wait_for_the_engine_thread_is_no_part_of_a_copys_time() -> None:
     side.clock.advance(0.5)
     side.turn()
     assert side.tier.load_token_s()[0] == pytest.approx(0.01 / 2)
+
+
+def test_turn_starts_one_copy_and_enters_one() -> None:
+    """Turns that start and enter many pages would delay running requests."""
+    side = TierSide(num_pages=256)
+    prompts = {FIRST: tokens(4, extra=1), SECOND: tokens(4, start=1000, extra=1)}
+    found(side, tokens(2, start=2000, extra=1))
+    side.turn()
+    side.copies.end_all()
+    side.turn()
+    side.tier.end(FIRST)
+    num_copies = len(side.copies.ins)
+    for key, prompt in prompts.items():
+        side.tier.prefetch(key, prompt, "")
+    side.turn()
+    for find in side.take(Find):
+        side.store(find)
+    num_started = []
+    for _ in range(2):
+        side.turn()
+        num_started.append(len(side.copies.ins) - num_copies)
+    assert num_started == [1, 2]
+    side.copies.end_all()
+    num_entered = []
+    for _ in range(2):
+        side.turn()
+        num_entered.append(sum(side.cached(prompt) for prompt in prompts.values()))
+    assert num_entered == [4, 8]

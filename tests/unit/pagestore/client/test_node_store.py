@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -100,6 +101,7 @@ def test_what_one_worker_computed_another_loads(tmp_path: Path) -> None:
                 worker.start()
             first.compute(PROMPT)
             await first.run_until(lambda: _num_ready(process) == NUM_PAGES)
+            assert first.store.is_up
             second.tier.prefetch(KEY, [*PROMPT, 99], "")
             await second.run_until(lambda: len(second.cache.peek(PROMPT)) == NUM_PAGES)
             assert second.tier.end(KEY).host == NUM_PAGES * PAGE_SIZE
@@ -119,14 +121,37 @@ def test_a_worker_without_a_region_serves_without_a_tier(tmp_path: Path, caplog:
         assert isinstance(worker.tier, NoTier)
         worker.start()
         worker.store.send("epoch", [])
+        assert not worker.store.is_up
         await worker.close()
 
     asyncio.run(scenario())
     (record,) = caplog.records
-    assert record.getMessage().startswith("no region of the page store, serving without it: ")
+    assert record.getMessage().startswith(
+        "no memory of the page store: this worker serves without it until it restarts: "
+    )
 
 
-def test_a_region_that_cannot_be_used_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_worker_that_opens_sessions_is_a_user_of_the_region(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with store(tmp_path) as (access, _):
+            worker = Worker(access, "worker")
+            assert users_of(access) == "()\n"
+            worker.start()
+            await worker.run_until(lambda: worker.store._session is not None and worker.store._session._has_begun)
+            assert str(os.getpid()) in users_of(access)
+            await worker.close()
+
+    asyncio.run(scenario())
+
+
+def users_of(access: StoreAccess) -> str:
+    script = "import sys, pathlib\nfrom tandem.pagestore.region_client import take_region\n"
+    script += f"print(take_region(pathlib.Path(sys.argv[1]), {TOKEN!r}, as_store=True).users)"
+    command = [sys.executable, "-c", script, access.region_socket]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_region_that_cannot_be_used_has_no_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise RuntimeError("the device refuses it")
 
@@ -134,10 +159,7 @@ def test_a_region_that_cannot_be_used_is_given_back(tmp_path: Path, monkeypatch:
     holder = RegionHolder(tmp_path / "region", TOKEN, Region.create(2**20, GIB))
     worker = Worker(StoreAccess("127.0.0.1:1", str(tmp_path / "region")), "worker")
     assert isinstance(worker.tier, NoTier)
-    script = "import sys, pathlib\nfrom tandem.pagestore.region_client import take_region\n"
-    script += f"print(take_region(pathlib.Path(sys.argv[1]), {TOKEN!r}).users)"
-    command = [sys.executable, "-c", script, str(tmp_path / "region")]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "()\n"
+    assert users_of(StoreAccess("127.0.0.1:1", str(tmp_path / "region"))) == "()\n"
     holder.close()
 
 

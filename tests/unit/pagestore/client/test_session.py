@@ -87,6 +87,32 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "RETRY_DELAY_S", 0.02)
 
 
+def test_a_worker_says_that_it_may_copy_before_it_says_hello() -> None:
+    async def scenario() -> None:
+        store, engine, begun = Store(), Engine(), 0
+
+        def begin() -> None:
+            nonlocal begun
+            begun += 1
+            assert engine.is_idle
+            if begun == 1:
+                raise ConnectionRefusedError("no holder")
+
+        await store.start()
+        kept = StoreSession(store.address, HELLO, ClusterCredentials(TOKEN), engine.post, begin)
+        task = asyncio.create_task(kept.run())
+        assert (await engine.expect(StoreOpened)).num_slots == 4 and begun == 2
+        await store.end()
+        await engine.expect(StoreClosed)
+        await store.start()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await store.end()
+        assert begun == 2, "once for all sessions"
+
+    asyncio.run(scenario())
+
+
 def test_messages_go_both_ways_within_an_epoch() -> None:
     async def scenario() -> None:
         store, engine = Store(), Engine()

@@ -1,7 +1,7 @@
 """Order of a tier's and a scheduler's turns."""
 
-from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.messages import ResetCache, WorkerStats
+from tandem.page_changes import PageChanges
 from tandem.pagestore.client.events import StoreClosed, StoreOpened
 from tandem.pagestore.client.tiered_scheduler import TieredScheduler
 from tandem.worker.base import Scheduler
@@ -61,8 +61,8 @@ class ScriptedScheduler(Scheduler):
     def stats(self) -> WorkerStats:
         return WorkerStats(num_running=3)
 
-    def take_cache_changes(self) -> CacheChanges | None:
-        return CacheChanges((b"1",), ())
+    def take_cache_changes(self) -> PageChanges | None:
+        return PageChanges((b"1",), ())
 
     def check_integrity(self) -> str:
         return self.violation
@@ -115,4 +115,4 @@ def test_the_rest_is_the_schedulers() -> None:
     scheduler.violation, tier.violation = "", "of the tier"
     assert both.check_integrity() == "of the tier"
     assert both.stats().load_token_s == (1e-5, 1e-4, 0.0)
-    assert both.take_cache_changes() == CacheChanges((b"1",), ())
+    assert both.take_cache_changes() == PageChanges((b"1",), ())

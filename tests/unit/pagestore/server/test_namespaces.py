@@ -1,4 +1,13 @@
-from tandem.pagestore.server.namespaces import Namespaces
+import pytest
+
+from tandem.pagestore.server.namespaces import Namespaces, owner_of
+
+
+@pytest.mark.parametrize(
+    ("namespace", "owner"), [("", ""), ("0f3a/", "0f3a"), ("0f3a/chat/2", "0f3a"), ("tenant", "tenant")]
+)
+def test_an_api_key_owns_all_namespaces_of_its_requests(namespace: str, owner: str) -> None:
+    assert owner_of(namespace) == owner
 
 
 def test_slots_are_counted_by_namespace() -> None:

@@ -11,12 +11,14 @@ from tandem.pagestore.messages import (
     PRESENT,
     EndFind,
     Find,
+    Found,
     GaveUp,
     Put,
     StoreClientMessage,
     Wrote,
 )
 from tandem.pagestore.server.page_store import PageStore
+from tandem.router.frontends.access import CacheNamespaces
 from tests.fakes.clock import FakeClock
 from tests.fakes.slow_tier import FakeSlowTier
 from tests.fakes.store_client import StoreClient, hello, identity, key
@@ -180,6 +182,27 @@ def test_a_namespace_takes_the_place_of_its_own_pages() -> None:
     assert client.put(["e"], namespace="x") == [(NO_ROOM, 0)]
     assert client.put(["e"], namespace="y")[0][0] >= 0
     assert all(found.slots for found in held) and client.store.check_integrity() == ""
+
+
+def test_answers_wait_for_a_purge_that_the_store_s_death_would_undo() -> None:
+    disk = FakeSlowTier()
+    client = StoreClient(store := PageStore(4, FakeClock(), [(DISK, disk)]))
+    client.purge()
+    disk.has_unrecorded_purge = True
+    store.receive(client.session, Find(1, "", (key("a"),)))
+    assert store.take_outgoing() == {}
+    disk.has_unrecorded_purge = False
+    assert [type(message) for message in store.take_outgoing()[client.session]] == [Found]
+
+
+def test_a_key_gains_nothing_by_many_namespaces() -> None:
+    client = StoreClient(new_store(num_slots=4, max_namespace_share=0.5))
+    client.store_pages(["other"], namespace=CacheNamespaces("secret", False).of("another key", ""))
+    for number in range(6):
+        client.store_pages([f"page {number}"], namespace=CacheNamespaces("secret", False).of("key", f"chat {number}"))
+    assert client.num_stored(["other"]) == 1
+    assert [client.num_stored([f"page {number}"]) for number in range(6)] == [0, 0, 0, 0, 1, 1]
+    assert client.store.check_integrity() == ""
 
 
 def test_changes_of_memory_and_disk_are_told_apart() -> None:

@@ -6,9 +6,8 @@ import os
 import queue
 import re
 import socket
-import subprocess
-import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -43,6 +42,7 @@ from tandem.pagestore.region import GIB, Region
 from tandem.pagestore.region_client import take_region
 from tandem.pagestore.region_holder import RegionHolder
 from tandem.pagestore.server import process as process_of_store
+from tandem.pagestore.server.disk import opened_folder
 from tandem.pagestore.server.disk.folder import Folder
 from tandem.pagestore.server.process import StoreProcess
 from tandem.router.config import RouterConfig
@@ -57,7 +57,7 @@ from tests.fakes.router_harness import run
 from tests.unit.pagestore.server.test_router_feed import TOKEN as ROUTER_TOKEN
 from tests.unit.pagestore.server.test_router_feed import RouterPort
 from tests.unit.pagestore.server.test_server import Client
-from tests.unit.pagestore.test_region_holder import OTHER_USER, TOKEN
+from tests.unit.pagestore.test_region_holder import TOKEN, begin, other_process
 
 PAGE_BYTES = 4096
 NUM_SLOTS = 3
@@ -119,17 +119,51 @@ def test_pages_larger_than_the_region_are_refused(config: StoreConfig, process: 
 
 
 def test_a_later_life_grants_nothing_before_every_former_user_has_spoken(config: StoreConfig) -> None:
-    command = [sys.executable, "-c", OTHER_USER, config.region_socket, TOKEN]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as user:
-        assert user.stdout is not None and user.stdout.readline() == "has it\n"
-        process = StoreProcess(config)
-        process.start()
-        try:
-            assert answers(config, 1, num_answers=2)[1].slots == (NO_ROOM,)  # type: ignore[attr-defined]
-            assert answers(config, user.pid, num_answers=2)[1].slots == (0,)  # type: ignore[attr-defined]
-        finally:
-            process.stop()
-            user.kill()
+    with other_process(Path(config.region_socket), "user") as user, running(config):
+        assert answers(config, 1, num_answers=2)[1].slots == (NO_ROOM,)  # type: ignore[attr-defined]
+        assert answers(config, user.pid, num_answers=2)[1].slots == (0,)  # type: ignore[attr-defined]
+
+
+def test_a_worker_that_is_starting_delays_nobody(config: StoreConfig) -> None:
+    with other_process(Path(config.region_socket), "mapper"), running(config):
+        assert answers(config, 1, num_answers=2)[1].slots == (0,)  # type: ignore[attr-defined]
+
+
+def test_a_worker_that_begins_with_an_earlier_store_is_a_former_user(
+    config: StoreConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_of_store, "EARLIER_STORES_S", 0.0)
+    path = Path(config.region_socket)
+    with other_process(path, "store") as store, other_process(path, "mapper") as worker, running(config):
+        (refused,) = answers(config, 1, num_answers=1)
+        assert isinstance(refused, StoreRefused)
+        assert refused.reason == "an earlier page store of this node has not ended yet"
+        # The users that the new store has read lack it.
+        begin(worker)
+        store.kill()
+        wait_until(lambda: isinstance(answers(config, 1, num_answers=1)[0], StoreWelcome))
+        assert answers(config, 1, num_answers=2)[1].slots == (NO_ROOM,)  # type: ignore[attr-defined]
+        assert answers(config, worker.pid, num_answers=2)[1].slots == (0,)  # type: ignore[attr-defined]
+
+
+def test_a_killed_store_s_successor_begins_once_its_copies_have_settled(config: StoreConfig) -> None:
+    with other_process(Path(config.region_socket), "store") as store:
+        store.kill()
+        store.wait()
+        with running(config):
+            assert isinstance(answers(config, 1, num_answers=1)[0], StoreWelcome)
+
+
+def test_a_key_has_its_share_of_the_memory(config: StoreConfig) -> None:
+    # One of three slots.
+    with running(replace(config, namespace_share=0.34)) as process, session(config) as (send, answer):
+        for number, namespace in enumerate(("key/a", "key/b", "other/a")):
+            send(replace(PUT, number=number, namespace=namespace, keys=(bytes([number]) * 32,)))
+            granted = answer()
+            assert isinstance(granted, PutGranted)
+            # The slot of the first key is being written.
+            assert (granted.slots == (NO_ROOM,)) == (number == 1)
+        process.probe()
 
 
 def test_metrics_are_served_to_holders_of_a_key(config: StoreConfig) -> None:
@@ -192,6 +226,24 @@ def new_disk(folder: Path) -> StoreDisk:
     return StoreDisk(str(folder), 2**20)
 
 
+def leave_a_page_on_disk(config: StoreConfig) -> None:
+    with running(config) as process, session(config) as (send, answer):
+        send(PUT)
+        granted = answer()
+        assert isinstance(granted, PutGranted)
+        send(Wrote(granted.slots, granted.generations))
+        wait_until(lambda: metrics_of(process).get("disk_pages") == 1)
+
+
+def assert_page_is_gone(config: StoreConfig, process: StoreProcess) -> None:
+    with session(config) as (send, answer):
+        assert process._disk is not None
+        wait_until(lambda: process._disk.is_loaded)  # type: ignore[union-attr]
+        send(Find(2, "", PUT.keys))
+        found = answer()
+        assert isinstance(found, Found) and (found.slots, found.num_coming) == ((), 0)
+
+
 @pytest.mark.parametrize("folder", ["mount", "mount/disk"])
 def test_a_store_whose_disk_is_unmounted_serves_from_memory(config: StoreConfig, tmp_path: Path, folder: str) -> None:
     (tmp_path / "mount").mkdir(mode=0o755)
@@ -233,12 +285,7 @@ def test_reads_of_the_disk_are_answered_before_the_next_poll(
     config: StoreConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(config, disk=new_disk(tmp_path / "disk"))
-    with running(config) as process, session(config) as (send, answer):
-        send(PUT)
-        granted = answer()
-        assert isinstance(granted, PutGranted)
-        send(Wrote(granted.slots, granted.generations))
-        wait_until(lambda: metrics_of(process).get("disk_pages") == 1)
+    leave_a_page_on_disk(config)
     monkeypatch.setattr(process_of_store, "POLL_INTERVAL_S", 3600.0)
     with running(config) as process, session(config) as (send, answer):
         wait_until(lambda: process._disk is not None and process._disk.stats().num_pages == 1)
@@ -248,17 +295,23 @@ def test_reads_of_the_disk_are_answered_before_the_next_poll(
             assert isinstance(found, Found) and found.num_coming == num_coming
 
 
-def test_a_folder_in_use_refuses_the_session(config: StoreConfig, tmp_path: Path) -> None:
+def test_a_store_whose_folder_is_in_use_serves_from_memory(
+    config: StoreConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(opened_folder, "IN_USE_LIMIT_S", 0.05)
     config = replace(config, disk=new_disk(tmp_path / "disk"))
     folder = Folder(tmp_path / "disk")
-    with running(config):
-        (refused,) = answers(config, 1, num_answers=1)
-        assert isinstance(refused, StoreRefused) and "is in use by another page store" in refused.reason
-        folder.close()
-        assert isinstance(answers(config, 1, num_answers=1)[0], StoreWelcome)
+    with running(config) as process, session(config) as (send, answer):
+        wait_until(lambda: metrics_of(process).get("disk_up") == 0)
+        send(PUT)
+        granted = answer()
+        assert isinstance(granted, PutGranted) and granted.slots == (0,)
+    folder.close()
+    assert "is in use by another page store" in caplog.text
 
 
-def test_routers_learn_who_and_where_the_store_is_and_what_it_holds(config: StoreConfig) -> None:
+@contextmanager
+def a_router() -> Iterator[tuple[Router, str]]:
     router = Router(RouterConfig("nowhere", "fake", 400), LeastCost())
     loop_thread = LoopThread()
     loop_thread.start()
@@ -272,21 +325,82 @@ def test_routers_learn_who_and_where_the_store_is_and_what_it_holds(config: Stor
 
     server, address = loop_thread.call(serve(), 10.0)
     try:
-        with running(replace(config, routers=(address,), rack="r")) as process, session(config) as (send, answer):
-            send(PUT)
-            granted = answer()
-            assert isinstance(granted, PutGranted)
-            send(Wrote(granted.slots, granted.generations))
-            wait_until(lambda: [s.beat.num_host_pages for s in router.stores] == [1])
-            (store,) = router.stores
-            assert store.beat.num_slots == NUM_SLOTS and len(store.prefixes) == 1
-            assert (store.join.store_id, store.join.pid, store.join.rack) == ("store-0", os.getpid(), "r")
-            assert store.join.host == host_id()
-            assert store.join.address == f"{config.host}:{config.port}"
-            assert store.join.metrics_address == process.metrics_address
+        yield router, address
     finally:
         loop_thread.call(server.stop(0.0), 10.0)
         loop_thread.stop()
+
+
+def test_routers_learn_who_and_where_the_store_is_and_what_it_holds(config: StoreConfig) -> None:
+    with (
+        a_router() as (router, address),
+        running(replace(config, routers=(address,), rack="r")) as process,
+        session(config) as (send, answer),
+    ):
+        send(PUT)
+        granted = answer()
+        assert isinstance(granted, PutGranted)
+        send(Wrote(granted.slots, granted.generations))
+        wait_until(lambda: [s.beat.num_host_pages for s in router.stores] == [1])
+        (store,) = router.stores
+        assert store.beat.num_slots == NUM_SLOTS and len(store.prefixes) == 1
+        assert (store.join.store_id, store.join.pid, store.join.rack) == ("store-0", os.getpid(), "r")
+        assert store.join.host == host_id()
+        assert store.join.address == f"{config.host}:{config.port}"
+        assert store.join.metrics_address == process.metrics_address
+
+
+@pytest.mark.parametrize("has_store", [True, False], ids=["after the last worker", "before the first worker"])
+def test_a_router_s_reset_purges_memory_and_disk_without_a_worker(
+    config: StoreConfig, tmp_path: Path, has_store: bool
+) -> None:
+    config = replace(config, disk=new_disk(tmp_path / "disk"))
+    leave_a_page_on_disk(config)
+    with a_router() as (router, address), running(replace(config, routers=(address,))) as process:
+        if has_store:
+            with session(config):
+                wait_until(lambda: metrics_of(process).get("disk_pages") == 1)
+        wait_until(lambda: len(list(router.stores)) == 1)
+        assert router.reset_caches() == 0
+        wait_until(lambda: router.stores._resets_done == {"store-0": 1})
+        assert_page_is_gone(config, process)
+
+
+def test_a_purge_of_a_folder_in_use_is_made_up_for(
+    config: StoreConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened_folder, "IN_USE_LIMIT_S", 0.05)
+    config = replace(config, disk=new_disk(tmp_path / "disk"))
+    leave_a_page_on_disk(config)
+    with running(config) as process:
+        folder = Folder(tmp_path / "disk")
+        process._loop_thread.call(process._sessions.purge(), 10.0)
+        folder.close()
+        assert_page_is_gone(config, process)
+
+
+def test_purges_that_wait_for_the_disk_leave_the_loop_its_threads(
+    config: StoreConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr(process_of_store, "purge_folder", lambda directory: go_on.wait(10.0))
+    with running(replace(config, disk=new_disk(tmp_path / "disk"))) as process:
+
+        async def ask() -> None:
+            purges = [asyncio.create_task(process._sessions.purge()) for _ in range(40)]
+            await asyncio.sleep(0)
+            await asyncio.wait_for(asyncio.to_thread(int), 5.0)
+            go_on.set()
+            await asyncio.gather(*purges)
+
+        process._loop_thread.call(ask(), 10.0)
+
+
+def test_routers_are_told_of_a_disk_that_is_off(config: StoreConfig, tmp_path: Path) -> None:
+    with a_router() as (router, address):
+        config = replace(config, routers=(address,), disk=StoreDisk(str(tmp_path / "none"), 2**20))
+        with running(config), session(config):
+            wait_until(lambda: [store.beat.is_disk_off for store in router.stores] == [True])
 
 
 def test_a_wrong_token_gets_no_region(config: StoreConfig) -> None:

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tandem.engine.kvcache.cache_changes import CacheChanges, ChangeLog
 from tandem.messages import PROTOCOL_VERSION, Peer, RepeatPrefixes, StoreJoin
+from tandem.page_changes import PageChangeLog, PageChanges
 from tandem.pagestore.messages import DISK, HOST, Purge
 from tandem.pagestore.server import router_feed
 from tandem.pagestore.server.page_store import PageStore
@@ -32,7 +32,7 @@ JOIN = StoreJoin(PROTOCOL_VERSION, "store-0", "epoch", "host")
 
 class ScriptedStore:
     def __init__(self) -> None:
-        self._logs = {HOST: ChangeLog(), DISK: ChangeLog()}
+        self._logs = {HOST: PageChangeLog(), DISK: PageChangeLog()}
         self.held: dict[int, set[int]] = {HOST: set(), DISK: set()}
 
     def store(self, tier: int, numbers: Iterable[int]) -> None:
@@ -45,9 +45,9 @@ class ScriptedStore:
             self.held[tier].remove(number)
             self._logs[tier].remove(number.to_bytes(8, "little"))
 
-    def take_changes(self) -> Mapping[int, CacheChanges]:
+    def take_changes(self) -> Mapping[int, PageChanges]:
         taken = {tier: log.take() for tier, log in self._logs.items()}
-        return {tier: changes for tier, changes in taken.items() if changes is not None}
+        return {tier: changes for tier, changes in taken.items() if any(changes)}
 
     def is_known_to(self, router: Router) -> bool:
         prefixes = router.stores.node("host").prefixes
@@ -88,6 +88,36 @@ async def fed(store: ScriptedStore, *ports: RouterPort, token: str = TOKEN) -> A
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+@run
+async def test_a_router_s_reset_is_answered_once_it_is_done() -> None:
+    port, purges, is_done = RouterPort(), [0], asyncio.Event()
+    router = await port.start()
+
+    async def purge() -> None:
+        purges[0] += 1
+        await is_done.wait()
+
+    feed = RouterFeed([port.address], JOIN, ClusterCredentials(TOKEN), ScriptedStore().take_changes, purge=purge)
+    task = asyncio.create_task(feed.run())
+    await wait_until(lambda: bool(list(router.stores)))
+    router.reset_caches()
+    await wait_until(lambda: purges == [1])
+    for is_answered in (False, True):
+        (store,) = router.stores
+        router.stores.lose(store, "its stream broke")
+        await wait_until(lambda: bool(list(router.stores)))
+        if is_answered:
+            await asyncio.sleep(0.05)
+            assert purges == [2], "an answered reset is not repeated"
+        else:
+            await wait_until(lambda: purges == [2])
+            is_done.set()
+            await wait_until(lambda: router.stores._resets_done == {"store-0": 1})
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await port.stop()
 
 
 @run

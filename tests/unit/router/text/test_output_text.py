@@ -85,7 +85,7 @@ def all_text(text: OutputText, groups: Sequence[Sequence[int]]) -> str:
 
 
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_resume_at_every_cut(any_tokenizer: Tokenizer, data: st.DataObject) -> None:
     whole_range = st.integers(0, any_tokenizer.vocab_size - 1)
     few = data.draw(st.lists(whole_range, min_size=1, max_size=6), label="few")

@@ -3,7 +3,17 @@ from typing import Any
 
 import pytest
 
-from tandem.messages import PROTOCOL_VERSION, CachedPrefixes, Peer, Peers, RepeatPrefixes, StoreBeat, StoreJoin
+from tandem.messages import (
+    PROTOCOL_VERSION,
+    CachedPrefixes,
+    CacheWasReset,
+    Peer,
+    Peers,
+    RepeatPrefixes,
+    ResetCache,
+    StoreBeat,
+    StoreJoin,
+)
 from tandem.router.workers.store_registry import Store, StoreRegistry
 from tests.fakes.clock import FakeClock
 
@@ -85,6 +95,32 @@ def test_memory_is_bounded_over_all_stores(caplog: pytest.LogCaptureFixture) -> 
     stores.registry.lose(one, "it died")
     stores.report(other, 3, 6)
     assert other.prefixes.holds(6)
+
+
+def test_a_reset_reaches_every_store_also_one_that_is_away() -> None:
+    stores = Stores()
+    registry, sent = stores.registry, stores.sent
+    here, away = stores.connect("store-0", "a"), stores.connect("store-1", "b")
+    registry.lose(away, "it died")
+    registry.reset()
+    assert sent == [ResetCache(1)]
+    registry.receive(here, CacheWasReset(1))
+    back = stores.connect("store-1", "b")
+    for store in (here, back):
+        registry.repeat_reset(store)
+    assert sent[1:] == [ResetCache(1)], "a store that has answered is not purged again"
+    # It dies before it answers.
+    back = stores.connect("store-1", "b")
+    registry.repeat_reset(back)
+    registry.receive(back, CacheWasReset(1))
+    registry.repeat_reset(stores.connect("store-1", "b"))
+    assert sent[2:] == [ResetCache(1)]
+    # An answer to the last but one is none.
+    registry.reset()
+    registry.reset()
+    registry.receive(here, CacheWasReset(2))
+    registry.repeat_reset(here)
+    assert sent[-1] == ResetCache(3)
 
 
 def test_another_message_is_an_error() -> None:

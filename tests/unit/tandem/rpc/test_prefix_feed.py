@@ -1,7 +1,7 @@
 from typing import Any
 
-from tandem.engine.kvcache.cache_changes import CacheChanges
 from tandem.messages import CachedPrefixes
+from tandem.page_changes import PageChanges
 from tandem.prefix import IDENTITY_BYTES
 from tandem.rpc.prefix_feed import PART_IDENTITIES, CacheAccount, PrefixFeed
 
@@ -27,7 +27,7 @@ def identity(number: int) -> bytes:
 
 def test_router_gets_the_whole_cache_then_changes() -> None:
     account, writer = CacheAccount(), Writer()
-    account.apply(CacheChanges((identity(1),), ()))
+    account.apply(PageChanges((identity(1),), ()))
     feed = PrefixFeed(account, writer)  # type: ignore[arg-type]
     feed.catch_up()
     feed.tell_changes(identity(2), identity(1))
@@ -41,7 +41,7 @@ def test_router_gets_the_whole_cache_then_changes() -> None:
 def test_large_cache_is_sent_in_parts() -> None:
     account, writer = CacheAccount(), Writer()
     count = 2 * PART_IDENTITIES + 5
-    account.apply(CacheChanges(tuple(map(identity, range(count))), ()))
+    account.apply(PageChanges(tuple(map(identity, range(count))), ()))
     PrefixFeed(account, writer).catch_up()  # type: ignore[arg-type]
     told = writer.read()
     assert [message.is_whole for message in told] == [True, False, False]
@@ -62,7 +62,7 @@ def test_slow_router_has_bounded_backlog_and_restarts() -> None:
     feed = PrefixFeed(account, writer, max_unread_bytes=3 * IDENTITY_BYTES)  # type: ignore[arg-type]
     feed.catch_up()
     for number in range(10):
-        account.apply(CacheChanges((identity(number),), ()))
+        account.apply(PageChanges((identity(number),), ()))
         feed.tell_changes(identity(number), b"")
         feed.catch_up()
     assert [message.is_whole for message in writer.read()] == [True, False, False, False]
@@ -85,7 +85,7 @@ def test_large_change_is_sent_as_the_whole_cache() -> None:
 
 def test_tiers_are_told_apart() -> None:
     account, writer = CacheAccount(), Writer()
-    account.apply(CacheChanges((identity(1),), ()), tier=1)
+    account.apply(PageChanges((identity(1),), ()), tier=1)
     feed = PrefixFeed(account, writer)  # type: ignore[arg-type]
     feed.catch_up()
     feed.tell_changes(identity(2), b"", tier=1)
@@ -97,7 +97,7 @@ def test_tiers_are_told_apart() -> None:
 
 def test_large_account_comes_at_the_routers_pace_with_changes_between() -> None:
     account, writer = CacheAccount(part_identities=2), Writer()
-    account.apply(CacheChanges(tuple(map(identity, range(100))), ()))
+    account.apply(PageChanges(tuple(map(identity, range(100))), ()))
     feed = PrefixFeed(account, writer, max_unread_bytes=10 * IDENTITY_BYTES)  # type: ignore[arg-type]
     known: set[bytes] = set()
     feed.catch_up()
@@ -108,7 +108,7 @@ def test_large_account_comes_at_the_routers_pace_with_changes_between() -> None:
             known.difference_update(_split(message.removed))
             known.update(_split(message.stored))
         gone = identity(number - 60)
-        account.apply(CacheChanges((identity(number),), (gone,)))
+        account.apply(PageChanges((identity(number),), (gone,)))
         feed.tell_changes(identity(number), gone)
         feed.catch_up()
         num_turns += bool(writer.told[1:])

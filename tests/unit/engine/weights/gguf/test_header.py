@@ -57,11 +57,12 @@ def test_sizes_that_the_tensors_do_not_have(tmp_path: Path, key: str) -> None:
         assert "has shape" in error or "differs from the head size" in error or "not a multiple" in error
 
 
-@pytest.mark.parametrize("key", sorted(METADATA))
-def test_metadata_of_another_type_or_range(tmp_path: Path, key: str) -> None:
+@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("place", "key"), list(enumerate(sorted(METADATA))))
+def test_metadata_of_another_type_or_range(tmp_path: Path, place: int, key: str, half: int) -> None:
     good = 0
     for number, value in enumerate(WRONG):
-        if isinstance(value, int) and not 0 <= value < 2**32:
+        if (number + place) % 2 != half or (isinstance(value, int) and not 0 <= value < 2**32):
             continue
         path = write_gguf(tmp_path / f"{number}.gguf", {key: value})
         good += not convert(path)
@@ -135,8 +136,11 @@ def test_lists_of_lists_are_refused(tmp_path: Path) -> None:
     assert convert(write_fields(tmp_path / "nested.gguf", deep=deep)).endswith("deep is a list of lists")
 
 
+@pytest.mark.parametrize("num_files", [60, pytest.param(500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model", ["llama", "olmoe"])
-def test_any_damage_is_one_line(tmp_path: Path, checkpoints: Mapping[str, Checkpoint], model: str) -> None:
+def test_any_damage_is_one_line(
+    tmp_path: Path, checkpoints: Mapping[str, Checkpoint], model: str, num_files: int
+) -> None:
     """Changes bytes of the header, a few at a time."""
     good = tmp_path / "good.gguf"
     if model == "llama":
@@ -147,14 +151,14 @@ def test_any_damage_is_one_line(tmp_path: Path, checkpoints: Mapping[str, Checkp
     end_of_header = gguf.GGUFReader(good).data_offset
     rng = random.Random(1)
     num_refused = 0
-    for number in range(150):
+    for number in range(num_files):
         damaged = bytearray(content)
         for _ in range(rng.choice((1, 2, 8))):
             damaged[rng.randrange(end_of_header)] = rng.choice((0, 1, 0x7F, 0xFF, rng.randrange(256)))
         path = tmp_path / f"{number}.gguf"
         path.write_bytes(damaged)
         num_refused += bool(convert(path))
-    assert num_refused > 75
+    assert num_refused > num_files // 2
 
 
 @pytest.mark.parametrize("key", [".expert_count", ".expert_used_count", ".expert_weights_norm", ".expert_gating_func"])

@@ -2,6 +2,7 @@ import errno
 import logging
 import os
 import random
+import re
 import shutil
 import signal
 import stat
@@ -18,7 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tandem.pagestore.server.disk import segment_files
+from tandem.pagestore.server.disk import opened_folder, segment_files
+from tandem.pagestore.server.disk.folder import Folder
+from tandem.pagestore.server.disk.secret import namespace_secret
 from tandem.pagestore.server.disk.segment_format import ENTRY_BYTES, HEAD_BYTES
 from tests.fakes.disk_pages import (
     LIMIT_S,
@@ -133,9 +136,11 @@ def test_the_oldest_segments_leave(folder: Path) -> None:
         assert sum(file.stat().st_size for file in segments(folder)) <= max_bytes // 2
 
 
-def test_a_size_without_room_for_a_page_is_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"may have 8192 bytes, but a page needs \d+: raise its size"):
-        DiskPages(folder, PAGE_BYTES)
+def test_a_size_without_room_for_a_page_turns_the_tier_off(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with DiskPages(folder, PAGE_BYTES) as pages:
+        pages.wait_loaded()
+        assert_off(pages)
+    assert re.search(r"may have 8192 bytes, but a page needs \d+: raise its size$", off_line(caplog))
 
 
 @pytest.mark.parametrize("page_bytes", [1000, 512, 4096, 3 << 20])
@@ -313,7 +318,7 @@ pages = DiskPages(Path(sys.argv[1]))
 pages.write(range(20))
 for number in range(20, 30):
     pages.tier.write(stored_page(number), pages.fill(number))
-pages.tier.purge()
+pages.purge()
 if sys.argv[2] == "write":
     pages.ended(10)
     pages.write(range(30, 33))
@@ -352,7 +357,7 @@ for number in range(10**9):
         pages.tier.take_ended()
     if number % 8 == 7:
         if number % 5 == 0:
-            pages.tier.purge()
+            pages.purge()
             print(number, flush=True)
         pages.ended(8)
 """
@@ -571,11 +576,138 @@ def test_files_that_cannot_be_removed_turn_the_tier_off(
     assert "Read-only file system" in off_line(caplog)
 
 
-def test_one_store_a_folder(folder: Path) -> None:
-    with DiskPages(folder), pytest.raises(ValueError, match="is in use by another page store"):
-        DiskPages(folder)
+def test_one_store_a_folder(folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    with DiskPages(folder) as first:
+        first.wait_loaded()
+        monkeypatch.setattr(opened_folder, "IN_USE_LIMIT_S", 0.05)
+        with DiskPages(folder) as second:
+            second.wait_loaded()
+            assert_off(second)
+    assert "is in use by another page store" in off_line(caplog)
     with DiskPages(folder) as pages:
         assert pages.write(range(2)) == [0, 1]
+
+
+def test_a_store_waits_for_the_end_of_the_one_before(folder: Path) -> None:
+    first = DiskPages(folder)
+    first.write(range(2))
+    with DiskPages(folder) as second:
+        time.sleep(0.1)
+        first.tier.close()
+        second.wait_loaded()
+        assert second.read(range(2)) == [0, 1]
+
+
+@pytest.fixture
+def slow_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Blocks the folder's opening and the record of purges until it is set."""
+    go_on = threading.Event()
+
+    def blocking(function: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*arguments: Any, **named: Any) -> Any:
+            assert threading.current_thread() is not threading.main_thread(), "the store's thread waits for the disk"
+            go_on.wait(LIMIT_S)
+            return function(*arguments, **named)
+
+        return slow
+
+    monkeypatch.setattr(opened_folder, "Folder", blocking(Folder))
+    monkeypatch.setattr(Folder, "record_purges", blocking(Folder.record_purges))
+    yield go_on
+    go_on.set()
+
+
+def test_the_caller_never_waits_for_the_folder(folder: Path, slow_state: threading.Event) -> None:
+    slow_state.set()
+    with DiskPages(folder) as pages:
+        pages.write(range(5))
+    slow_state.clear()
+    with DiskPages(folder) as pages:
+        assert not pages.tier.find(stored_page(0).key) and not pages.tier.write(stored_page(9), pages.fill(9))
+        assert pages.tier.take_changes() == ((), ()) and pages.tier.stats().num_pages == 0
+        # Pages of before are never found, although the folder is not open yet.
+        pages.tier.purge()
+        assert pages.tier.is_purging
+        slow_state.set()
+        until(lambda: not pages.tier.is_purging)
+        pages.wait_loaded()
+        assert pages.read(range(5)) == []
+        assert pages.write(range(2)) == [0, 1]
+        slow_state.clear()
+        pages.tier.purge()
+        pages.tier.purge()
+        assert pages.tier.is_purging and not pages.tier.find(stored_page(0).key)
+        slow_state.set()
+        until(lambda: not pages.tier.is_purging and not segments(folder))
+    with DiskPages(folder) as pages:
+        pages.wait_loaded()
+        assert pages.read(range(5)) == [] and not pages.tier.stats().is_off
+
+
+def test_a_hanging_read_keeps_no_purge_from_its_record(
+    folder: Path, blocked: threading.Event, slow_state: threading.Event
+) -> None:
+    now = [0.0]
+    blocked.set()
+    slow_state.set()
+    with DiskPages(folder, clock=lambda: now[0]) as pages:
+        pages.write(range(3))
+        blocked.clear()
+        pages.tier.read(stored_page(0), 0)
+        until(lambda: len(pages.tier._running) == 1)
+        for _ in range(12):
+            now[0] += 1
+            pages.tier.take_ended()
+        assert_off(pages)
+        slow_state.clear()
+        pages.tier.purge()
+        pages.tier.take_ended()
+        assert pages.tier.is_purging, "a thread is free for the record"
+        slow_state.set()
+        until(lambda: not pages.tier.is_purging)
+        blocked.set()
+    with DiskPages(folder) as pages:
+        pages.wait_loaded()
+        assert pages.read(range(3)) == []
+
+
+def test_a_purge_that_cannot_be_recorded_ends_with_a_line(
+    folder: Path, caplog: pytest.LogCaptureFixture, slow_state: threading.Event
+) -> None:
+    now = [0.0]
+    slow_state.set()
+    with DiskPages(folder, clock=lambda: now[0]) as pages:
+        pages.wait_loaded()
+        slow_state.clear()
+        pages.tier.purge()
+        for _ in range(12):
+            now[0] += 1
+            pages.tier.take_ended()
+        assert_off(pages)
+        assert not pages.tier.is_purging
+        assert any("a purge is not recorded, so pages stay: remove the folder" in line for line in warnings(caplog))
+        slow_state.set()
+
+
+def test_an_emptied_folder_gets_the_cluster_s_secret_again(folder: Path) -> None:
+    secret = namespace_secret(folder)
+    shutil.rmtree(folder)
+    folder.mkdir(0o700)
+    with DiskPages(folder, namespace_secret=secret) as pages:
+        assert pages.write(range(2)) == [0, 1]
+    assert namespace_secret(folder) == secret
+    with DiskPages(folder, namespace_secret=secret) as pages:
+        pages.wait_loaded()
+        assert pages.read(range(2)) == [0, 1]
+
+
+def test_a_folder_of_another_cluster_is_left_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    own = namespace_secret(folder)
+    with DiskPages(folder, namespace_secret="ab" * 32) as pages:
+        pages.wait_loaded()
+        assert_off(pages)
+    assert "is not the secret that this cluster began with: another folder took its place" in off_line(caplog)
+    assert namespace_secret(folder) == own
 
 
 def test_a_disk_that_fails_at_the_start_is_off(
@@ -583,9 +715,11 @@ def test_a_disk_that_fails_at_the_start_is_off(
 ) -> None:
     monkeypatch.setattr(os, "open", fail_with(errno.EROFS))
     with DiskPages(folder) as pages:
+        pages.tier.purge()
+        pages.wait_loaded()
         assert_off(pages)
         assert pages.tier.take_changes() == ((), ())
-        pages.tier.purge()
+        pages.purge()
     assert "Read-only file system" in off_line(caplog)
 
 

@@ -72,6 +72,7 @@ def test_prefixes_that_left_the_memory_come_back_from_the_disk(tmp_path: Path) -
         assert second.pages.tier.stats().num_read > CHAIN_LEN * len(CHAINS)
         assert second.pages.tier.stats().num_written == 0
         second.client.purge()
+        until(lambda: not second.pages.tier.is_purging)
         assert [second.load(names) for names in CHAINS] == [0] * len(CHAINS)
     with life(folder) as third:
         assert [third.load(names) for names in CHAINS] == [0] * len(CHAINS)

@@ -11,8 +11,9 @@ def test_a_folder_keeps_its_name_and_counts_purges(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "parent" / "pages")
     name = folder.name
     assert folder.num_purges == 0
-    folder.record_purge()
-    folder.record_purge()
+    folder.num_purges += 2
+    folder.record_purges()
+    assert folder.num_recorded == 2
     folder.sync()
     folder.close()
     again = Folder(tmp_path / "parent" / "pages")

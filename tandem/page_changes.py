@@ -1,7 +1,7 @@
-"""Changes of a tier's content, for routing."""
+"""Changes of a cache's or a tier's pages, for routing."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ MAX_CHANGES = 16_384
 
 
 class PageChanges(NamedTuple):
-    """Identities (tandem.prefix) of pages added and removed."""
+    """Identities (tandem.prefix) of pages added and removed since the last take. No identity is in both."""
 
     stored: tuple[bytes, ...]
     removed: tuple[bytes, ...]
@@ -44,7 +44,10 @@ class PageChangeLog:
         self._is_stored = {}
 
     def take(self) -> PageChanges:
-        changes: dict[bytes, bool] = {}
+        if not self._purged and len(self._is_stored) <= MAX_CHANGES:
+            changes, self._is_stored = self._is_stored, {}
+            return _sorted_out(changes)
+        changes = {}
         while self._purged and len(changes) < MAX_CHANGES:
             part = dict.fromkeys(islice(self._purged[0], MAX_CHANGES - len(changes)), False)
             changes |= part
@@ -58,10 +61,14 @@ class PageChangeLog:
                     del changes[identity]
                 else:
                     changes[identity] = is_stored
-        return PageChanges(
-            tuple(identity for identity, is_stored in changes.items() if is_stored),
-            tuple(identity for identity, is_stored in changes.items() if not is_stored),
-        )
+        return _sorted_out(changes)
+
+
+def _sorted_out(changes: Mapping[bytes, bool]) -> PageChanges:
+    return PageChanges(
+        tuple(identity for identity, is_stored in changes.items() if is_stored),
+        tuple(identity for identity, is_stored in changes.items() if not is_stored),
+    )
 
 
 def _untold(is_stored: dict[bytes, bool], purged: Iterator[bytes]) -> Iterator[bytes]:

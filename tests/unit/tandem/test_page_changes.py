@@ -1,10 +1,10 @@
-"""What routers are told of a tier."""
+"""What routers are told of the pages of a cache or a tier."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.pagestore.server import changes
-from tandem.pagestore.server.changes import PageChangeLog
+from tandem import page_changes
+from tandem.page_changes import PageChangeLog
 from tests.fakes.store_client import identity
 
 
@@ -19,7 +19,7 @@ def test_what_is_told_adds_up_to_what_is_stored(acts: list[str], max_changes: in
         told.update(changes.stored)
         told.difference_update(changes.removed)
 
-    was, changes.MAX_CHANGES = changes.MAX_CHANGES, max_changes
+    was, page_changes.MAX_CHANGES = page_changes.MAX_CHANGES, max_changes
     try:
         for act in acts:
             if act == "take":
@@ -37,16 +37,16 @@ def test_what_is_told_adds_up_to_what_is_stored(acts: list[str], max_changes: in
             take()
         assert told == set(stored)
     finally:
-        changes.MAX_CHANGES = was
+        page_changes.MAX_CHANGES = was
 
 
 def test_a_large_purge_is_told_in_parts_and_before_later_changes() -> None:
-    log, identities = PageChangeLog(), [number.to_bytes(8, "little") for number in range(changes.MAX_CHANGES + 1)]
+    log, identities = PageChangeLog(), [number.to_bytes(8, "little") for number in range(page_changes.MAX_CHANGES + 1)]
     for each in identities:
         log.store(each)
-    assert [len(log.take().stored) for _ in range(2)] == [changes.MAX_CHANGES, 1]
+    assert [len(log.take().stored) for _ in range(2)] == [page_changes.MAX_CHANGES, 1]
     log.remove_all(iter(identities))
     log.store(identities[-1])
     first, second, third = log.take(), log.take(), log.take()
-    assert (first.stored, len(first.removed)) == ((), changes.MAX_CHANGES)
+    assert (first.stored, len(first.removed)) == ((), page_changes.MAX_CHANGES)
     assert second == third == ((), ()), "removed and stored again"
