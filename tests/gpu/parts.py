@@ -46,7 +46,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     ),
     "pressure-flashinfer": (f"{_PRESSURE}[flashinfer-apart]", f"{_PRESSURE}[flashinfer-mixed]"),
     "pressure-triton": (f"{_PRESSURE}[triton-apart]", f"{_PRESSURE}[triton-mixed]"),
-    "cluster": ("kvtransfer", "pagestore", "test_cluster.py"),
+    "cluster": ("engine/kvcache", "kvtransfer", "pagestore", "test_cluster.py"),
     "kills-store": ("test_store_kills.py",),
     "kills-prefill": (f"{_ONE_GPU_KILLS}[prefill-first]", f"{_ONE_GPU_KILLS}[prefill-second]"),
     "kills-decode": (f"{_ONE_GPU_KILLS}[decode-first]", f"{_ONE_GPU_KILLS}[decode-second]"),
