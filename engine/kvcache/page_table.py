@@ -20,9 +20,10 @@ class PageTable(_Ids):
             one. The copy may be shorter.
     """
 
-    __slots__ = ("copy_id",)
+    __slots__ = ("_outdated", "copy_id")
 
     copy_id: int
+    _outdated: list[int]
 
     def __new__(cls, page_ids: Iterable[int]) -> Self:
         return super().__new__(cls, "i", page_ids)  # type: ignore[return-value]
@@ -32,4 +33,11 @@ class PageTable(_Ids):
 
     def replace(self, index: int, page_id: int) -> None:
         self[index] = page_id
-        self.copy_id = NO_COPY
+        if self.copy_id != NO_COPY:
+            self._outdated.append(self.copy_id)
+            self.copy_id = NO_COPY
+
+    def set_copy(self, copy_id: int, outdated: list[int]) -> None:
+        """Args: outdated: gets copy_id when a page is replaced."""
+        self.copy_id = copy_id
+        self._outdated = outdated

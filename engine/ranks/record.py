@@ -2,7 +2,6 @@
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +15,11 @@ _MODES: tuple[ForwardMode, ...] = ("prefill", "decode", "mixed")
 _HEADER = struct.Struct("<q14i")
 
 Int32s = np.ndarray[Any, np.dtype[np.int32]]
+
+
+def numbers(values: Sequence[int]) -> Int32s:
+    """Returns an array that may not be written. Takes a third of np.array's time."""
+    return np.frombuffer(struct.pack(f"{len(values)}i", *values), np.int32)
 
 
 class GraphSize(NamedTuple):
@@ -49,8 +53,7 @@ class PromptFlag:
     NEEDS_EMBEDDING = 2
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardRecord:
+class ForwardRecord(NamedTuple):
     """A batch without its requests.
 
     Attributes:

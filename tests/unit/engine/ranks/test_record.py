@@ -1,9 +1,10 @@
 """Records of forward passes, from the leader's batch to the follower's."""
 
-from dataclasses import fields
+import random
 from typing import cast
 
 import numpy as np
+import pytest
 
 from tandem.embedding import EmbeddingParams
 from tandem.engine.attention.page_tables import new_positions
@@ -17,6 +18,7 @@ from tandem.engine.ranks.record import NO_GRAPH, ForwardRecord, GraphSize, Table
 from tandem.engine.ranks.recorder import ForwardRecorder
 from tandem.engine.ranks.replay import Replay, ReplayedBatch
 from tandem.engine.ranks.ring import Ring
+from tandem.engine.ranks.tables import MAX_COPIES
 from tandem.engine.token_sequence import TokenSequence
 from tandem.sampling_params import SamplingParams
 
@@ -26,10 +28,10 @@ PAGE_SIZE = 4
 class Line:
     """A recorder and a replay over one ring."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_copies: int = MAX_COPIES) -> None:
         ring = Ring(memoryview(bytearray(Ring.num_bytes(1))), 1, timeout_s=1.0)
         self.progress = Progress(memoryview(bytearray(Progress.num_bytes(2))), 2)
-        self.recorder = ForwardRecorder(ring, self.progress, PAGE_SIZE)
+        self.recorder = ForwardRecorder(ring, self.progress, PAGE_SIZE, max_copies)
         self.reader = ring.reader(1)
         self.replay = Replay()
 
@@ -92,15 +94,15 @@ def test_a_record_survives_its_encoding() -> None:
         [ScoredRows(np.array([2, 3]), 8), ScoredRows(np.array([4]), 64)],
     )
     decoded = ForwardRecord.decode(record.encode())
-    for field in fields(record):
-        ours, theirs = getattr(record, field.name), getattr(decoded, field.name)
-        if field.name == "scored":
+    for name in record._fields:
+        ours, theirs = getattr(record, name), getattr(decoded, name)
+        if name == "scored":
             ours, theirs = ([(rows.tolist(), step) for rows, step in parts] for parts in (ours, theirs))
-        if field.name == "updates":
+        if name == "updates":
             ours, theirs = ([numbers.tolist() for numbers in updates] for updates in (ours, theirs))
         if isinstance(ours, np.ndarray):
             ours, theirs = ours.tolist(), theirs.tolist()
-        assert theirs == ours, field.name
+        assert theirs == ours, name
 
 
 def test_batches_of_all_kinds_arrive() -> None:
@@ -118,14 +120,72 @@ def test_batches_of_all_kinds_arrive() -> None:
     check_equal(batch, replayed)
     assert [part.rows.tolist() for part in replayed.record.scored] == [[4, 5, 6]]
     first.complete_extend()
-    first.num_pending = 1
+    first.token_ids.append(76)
     second.token_ids.append(77)
     for s in (first, second):
         s.extend(1)
-    feed = Feed(cast(ForwardOutput, None), [0, -1])
-    check_equal(batch := Batch("decode", [first, second], feed), line.send(batch, 2))
+    check_equal(batch := Batch("decode", [first]), line.send(batch))
+    first.complete_extend()
+    first.num_pending = 1
+    first.extend(1)
+    feed = Feed(cast(ForwardOutput, None), [-1, 0])
+    check_equal(batch := Batch("decode", [second, first], feed), line.send(batch, 1))
+    first.token_ids.append(78)
+    for s in (first, second):
+        s.complete_extend()
+        s.num_pending = 1
+        s.extend(1)
+    feed = Feed(cast(ForwardOutput, None), [1, 0])
     check_equal(batch := Batch.of([first, second], [late := sequence(11, 50, 4, num_new=3)], feed), line.send(batch, 2))
     assert late.cached_len == 4
+
+
+@pytest.mark.parametrize("max_copies", [8, 12, MAX_COPIES])
+def test_sequences_that_come_and_go_arrive(max_copies: int) -> None:
+    """The leader reads few of them: the others' states follow from the batch before."""
+    chooser, line = random.Random(max_copies), Line(max_copies)
+    waiting: list[TokenSequence] = []
+    last: list[TokenSequence] = []
+    for step in range(400):
+        if len(waiting) < 6:
+            length = chooser.randint(2, 9)
+            waiting.append(sequence(length, 10 * step, length - 1))
+        # Of the last batch, some end; of the waiting ones, some join. A sequence may pause for a step.
+        going_on = [s for s in last if chooser.random() < 0.9]
+        joining = [s for s in waiting if chooser.random() < 0.3][: 6 - len(going_on)]
+        decoded = going_on + joining
+        chooser.shuffle(decoded)
+        for s in joining:
+            waiting.remove(s)
+        for s in decoded:
+            table = s.page_ids
+            assert isinstance(table, PageTable)
+            if s.extend_len == 0:
+                s.extend(1)
+            table.extend(range(1000 + step, 1000 + step - (-s.device_len // PAGE_SIZE) - len(table)))
+            if chooser.random() < 0.05:
+                table.replace(0, 5000 + step)
+        prompts = [sequence(chooser.randint(1, 9), 10 * step + 5) for _ in range(chooser.randint(0, 2))]
+        if not decoded and not prompts:
+            continue
+        rows = [last.index(s) if s in going_on else -1 for s in decoded]
+        feed = Feed(cast(ForwardOutput, None), rows) if max(rows, default=-1) >= 0 else None
+        batch = Batch.of(decoded, prompts, feed)
+        check_equal(batch, line.send(batch, len(last) if feed else 0))
+        for s in decoded:
+            s.complete_extend()
+            s.num_pending = 1
+        for s in last:
+            if s not in decoded:
+                # Its token is known once the step has ended.
+                s.token_ids.append(step)
+                s.num_pending = 0
+                if chooser.random() < 0.5:
+                    waiting.append(s)
+        for s in going_on:
+            s.token_ids.append(step)
+        if decoded:
+            last = decoded
 
 
 def test_only_new_page_ids_are_sent_and_replaced_ones_again() -> None:

@@ -17,7 +17,7 @@ def test_copies_of_tables_give_way_to_new_ones(num_copies: int) -> None:
     copies: dict[int, list[int]] = {}
     for pair in ([0, 1], [1, 2], [3, 4], [0, 2], [4, 5], [3, 1], [6, 7], [3, 0], [0, 6], [1, 2]):
         chosen = [sequences[i] for i in pair]
-        copy_ids, updates = writer.update(chosen, np.array([PAGE_SIZE] * 2, np.int32))
+        copy_ids, _, updates = writer.update(chosen, np.array([PAGE_SIZE] * 2, np.int32), None, ())
         assert not any(updates.firsts) and set(updates.counts.tolist()) <= {1}
         copies.update((copy_id, [page]) for copy_id, page in zip(updates.copy_ids, updates.page_ids, strict=True))
         assert [copies[copy_id] for copy_id in copy_ids.tolist()] == [list(s.page_ids) for s in chosen]
