@@ -62,15 +62,8 @@ class RecordingOps(LayerOps):
     def linear_add(self, x: torch.Tensor, linear: LinearBase, residual: torch.Tensor) -> torch.Tensor:
         return self._ops.linear_add(x, linear, residual)
 
-    def gated_mlp(
-        self,
-        x: torch.Tensor,
-        norm: Norm,
-        gate_up: LinearBase,
-        down: LinearBase,
-        residual: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        return self._ops.gated_mlp(x, norm, gate_up, down, residual)
+    def gated_mlp(self, x: torch.Tensor, norm: Norm, gate_up: LinearBase, down: LinearBase) -> torch.Tensor:
+        return self._ops.gated_mlp(x, norm, gate_up, down)
 
     def mixture(
         self, x: torch.Tensor, norm: Norm, experts: Experts, residual: torch.Tensor | None = None

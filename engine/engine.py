@@ -159,7 +159,7 @@ class Engine(EngineBase):
         if fed_ids is not None:
             # Before the graph overwrites them.
             self._collectives.broadcast(fed_ids)
-        return OnFollowers(ranks, number)
+        return OnFollowers(ranks, number, self._collectives)
 
     def _run(self, batch: Batch, fed_ids: torch.Tensor | None, meanwhile: Callable[[], None]) -> Launched:
         self._attention.plan(batch)

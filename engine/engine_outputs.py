@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 
 from tandem.engine.batch import Batch
+from tandem.engine.collectives.base import Collectives
 from tandem.engine.embeddings import PooledPrompts
 from tandem.engine.kvcache.base import Completion
 from tandem.engine.output import ForwardOutput
@@ -32,9 +33,18 @@ class OnFollowers(NamedTuple):
 
     ranks: RankLaunches
     number: int
+    collectives: Collectives
 
     def done(self) -> bool:
-        return self.ranks.num_completed() >= self.number
+        if self.ranks.num_completed() < self.number:
+            return False
+        self.check()
+        return True
+
+    def check(self) -> None:
+        """Call it after the pass has ended here, before its results are used. Raises RuntimeError if an operation
+        between the ranks was aborted, which ends the pass without results."""
+        self.collectives.check()
 
 
 class EngineOutput(ForwardOutput):
@@ -120,6 +130,8 @@ class CudaForwardOutput(EngineOutput):
 
     def token_ids(self) -> list[int]:
         self._ended.synchronize()
+        if self._on_followers is not None:
+            self._on_followers.check()
         return self._token_ids.tolist()
 
     def duration_s(self) -> float:

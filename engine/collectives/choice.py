@@ -14,12 +14,12 @@ def open_collectives(group: RankGroup, device: torch.device) -> Collectives | No
     """Connects the ranks. All call it; None: there is one rank.
 
     Raises:
-        ValueError: there are no collectives for such devices.
+        ValueError: on every rank, a GPU cannot map another's memory.
     """
     if group.ranks.degree == 1:
         return None
-    if device.type != "cpu":
-        raise ValueError(f"{group.ranks.degree} ranks cannot compute together on device {device.type}: use 1, or cpu")
+    if device.type == "cuda":
+        return _on_gpus(group, device)
     from tandem.engine.collectives.gloo import GlooCollectives
 
     made = Path(tempfile.mkdtemp(prefix="tandem-ranks-")) if group.ranks.is_leader else None
@@ -33,3 +33,12 @@ def open_collectives(group: RankGroup, device: torch.device) -> Collectives | No
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)
     return collectives
+
+
+def _on_gpus(group: RankGroup, device: torch.device) -> Collectives:
+    from tandem.engine.collectives.cuda_ipc import CudaIpcCollectives
+    from tandem.engine.collectives.nccl import NcclSums
+
+    gpus = group.gathered(str(torch.cuda.get_device_properties(device).uuid))
+    nccl = NcclSums(group, device) if len(set(gpus)) == len(gpus) else None
+    return CudaIpcCollectives(group, device, nccl)

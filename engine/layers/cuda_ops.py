@@ -68,18 +68,29 @@ class CudaOps(LayerOps):
         # Saves a pass over memory.
         return torch.addmm(residual, x, linear.weight.t(), out=residual)
 
-    def gated_mlp(
-        self,
-        x: torch.Tensor,
-        norm: Norm,
-        gate_up: LinearBase,
-        down: LinearBase,
-        residual: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def linear(self, x: torch.Tensor, linear: LinearBase) -> torch.Tensor:
+        if self._few_rows.fits(x, linear):
+            return self._few_rows.linear(x, linear)
+        if isinstance(linear, Fp8Linear):
+            return self._fp8.multiply(quantize(x, linear), linear)
+        tile = self._products.tile(len(x), linear)
+        return linear(x) if tile is None else self._products.multiply(x, linear, tile)
+
+    def gated_mlp(self, x: torch.Tensor, norm: Norm, gate_up: LinearBase, down: LinearBase) -> torch.Tensor:
         if not isinstance(down, Fp8Linear) or self._gates_at_once(x, gate_up):
-            return super().gated_mlp(x, norm, gate_up, down, residual)
+            return super().gated_mlp(x, norm, gate_up, down)
+        return self._quantized_mlp(x, norm, gate_up, down, x)
+
+    def gated(self, x: torch.Tensor, norm: Norm, gate_up: LinearBase, down: LinearBase) -> torch.Tensor:
+        if not isinstance(down, Fp8Linear) or self._gates_at_once(x, gate_up):
+            return super().gated(x, norm, gate_up, down)
+        return self._quantized_mlp(x, norm, gate_up, down, None)
+
+    def _quantized_mlp(
+        self, x: torch.Tensor, norm: Norm, gate_up: LinearBase, down: Fp8Linear, residual: torch.Tensor | None
+    ) -> torch.Tensor:
         projected = self.norm_linear(x, norm, gate_up)
-        return self._fp8.multiply(quantize(projected, down, is_gated=True), down, x if residual is None else residual)
+        return self._fp8.multiply(quantize(projected, down, is_gated=True), down, residual)
 
     def _gates_at_once(self, x: torch.Tensor, gate_up: LinearBase) -> bool:
         return self._few_rows.fits(x, gate_up) or self._products.tile(len(x), gate_up, is_gated=True) is not None

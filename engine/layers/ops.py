@@ -28,22 +28,23 @@ class LayerOps(ABC):
     def linear_add(self, x: torch.Tensor, linear: LinearBase, residual: torch.Tensor) -> torch.Tensor:
         """Returns residual + projection of x; may overwrite `residual`."""
 
-    def gated_mlp(
-        self,
-        x: torch.Tensor,
-        norm: Norm,
-        gate_up: LinearBase,
-        down: LinearBase,
-        residual: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Returns residual + projection `down` of norm_gated(x). Args: residual: may be overwritten; None: x."""
-        return self.linear_add(self.norm_gated(x, norm, gate_up), down, x if residual is None else residual)
+    def linear(self, x: torch.Tensor, linear: LinearBase) -> torch.Tensor:
+        """Returns the projection of x."""
+        return linear(x)
+
+    def gated_mlp(self, x: torch.Tensor, norm: Norm, gate_up: LinearBase, down: LinearBase) -> torch.Tensor:
+        """Returns x + projection `down` of norm_gated(x); may overwrite x."""
+        return self.linear_add(self.norm_gated(x, norm, gate_up), down, x)
+
+    def gated(self, x: torch.Tensor, norm: Norm, gate_up: LinearBase, down: LinearBase) -> torch.Tensor:
+        """Returns the projection `down` of norm_gated(x)."""
+        return self.linear(self.norm_gated(x, norm, gate_up), down)
 
     @abstractmethod
     def mixture(
         self, x: torch.Tensor, norm: Norm, experts: Experts, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Returns residual + the mixture of experts of rms_norm(x). Args: residual: as for gated_mlp."""
+        """Returns residual + the mixture of experts of rms_norm(x). Args: residual: may be overwritten; None: x."""
 
     def captures(self, experts: Experts) -> bool:
         """Returns whether a CUDA graph can capture `mixture`, because it never waits for the device."""

@@ -31,23 +31,16 @@ class RankedOps(LayerOps):
     def linear_add(self, x: torch.Tensor, linear: LinearBase, residual: torch.Tensor) -> torch.Tensor:
         if not linear.is_partial:
             return self._inner.linear_add(x, linear, residual)
-        return self._reduced(self._inner.linear_add(x, linear, torch.zeros_like(residual)), residual)
+        return self._reduced(self._inner.linear(x, linear), residual)
 
-    def gated_mlp(
-        self,
-        x: torch.Tensor,
-        norm: Norm,
-        gate_up: LinearBase,
-        down: LinearBase,
-        residual: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        residual = x if residual is None else residual
-        return self._reduced(self._inner.gated_mlp(x, norm, gate_up, down, torch.zeros_like(x)), residual)
+    def gated_mlp(self, x: torch.Tensor, norm: Norm, gate_up: LinearBase, down: LinearBase) -> torch.Tensor:
+        return self._reduced(self._inner.gated(x, norm, gate_up, down), x)
 
     def mixture(
         self, x: torch.Tensor, norm: Norm, experts: Experts, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         residual = x if residual is None else residual
+        # Kernels of experts add to a tensor.
         return self._reduced(self._inner.mixture(x, norm, experts, torch.zeros_like(x)), residual)
 
     def captures(self, experts: Experts) -> bool:

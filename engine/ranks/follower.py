@@ -69,11 +69,12 @@ class FollowerLoop:
 
     def _tend(self) -> None:
         self._progress.beat(self._ranks)
-        if self._progress.is_aborted:
-            raise ConnectionError("another rank of this worker has ended")
         number = 0
         while self._running and self._running[0][1].done():
             number, _ = self._running.popleft()
+        # After the look at the device: an aborted forward pass ends without results.
+        if self._progress.is_aborted:
+            raise ConnectionError("another rank of this worker has ended")
         if number:
             self._progress.complete_forward(self._ranks, number)
 

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from typing import Any, TypeVar
 
 from tandem.engine.ranks.config import SINGLE_RANK, RankConfig
+from tandem.engine.ranks.progress import Progress
 
 T = TypeVar("T")
 
@@ -14,12 +15,16 @@ class RankGroup(ABC):
     All ranks call the same methods in the same order. Values are plain and small. Nothing here is on the path of a
     forward pass.
 
+    Attributes:
+        progress: in memory that all ranks map; None if they are threads.
+
     Raises:
         ConnectionError: from any method, another rank has ended.
         TimeoutError: from any method, another rank has not called it in time.
     """
 
     ranks: RankConfig
+    progress: Progress | None = None
 
     @abstractmethod
     def gathered(self, value: T) -> list[T]:

@@ -1,5 +1,6 @@
 """What the ranks of a worker have done, in memory that all of them map."""
 
+from ctypes import addressof, c_int64
 from enum import IntEnum
 
 from tandem.engine.ranks.config import RankConfig
@@ -67,6 +68,11 @@ class Progress:
     @property
     def is_aborted(self) -> bool:
         return bool(self._words[_Order.ABORT])
+
+    @property
+    def abort_address(self) -> int:
+        """Address of the word that `abort` sets, for devices. Any value but 0 aborts."""
+        return addressof(c_int64.from_buffer(self._words, _Order.ABORT * _WORD_BYTES))
 
     def stop(self) -> None:
         """Asks the followers to end after what they have been told."""

@@ -37,7 +37,8 @@ def main(leader_pid: int, control_fd: int, lanes_fd: int, memory_fd: int) -> int
         ranks = order.ranks
         logs.configure(log_name(order), order.worker.log)
         lanes = MessageChannel(socket.socket(fileno=lanes_fd))
-        seat = Seat(order, FollowerGroup(ranks, leader), RankMemory(memory_fd, ranks.degree), lanes)
+        memory = RankMemory(memory_fd, ranks.degree)
+        seat = Seat(order, FollowerGroup(ranks, leader, memory.progress), memory, lanes)
         threading.Thread(target=_pulse, args=(seat,), name="pulse", daemon=True).start()
         order.run(seat)
     except Exception as error:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from tandem.engine.ranks.config import RankConfig
 from tandem.engine.ranks.group import RankGroup
+from tandem.engine.ranks.progress import Progress
 
 T = TypeVar("T")
 
@@ -26,9 +27,10 @@ class StartFailure:
 class LeaderGroup(RankGroup):
     """The leader collects the values of all ranks and returns them to all."""
 
-    def __init__(self, followers: Sequence[Connection], timeout_s: float = START_TIMEOUT_S) -> None:
+    def __init__(self, followers: Sequence[Connection], progress: Progress, timeout_s: float = START_TIMEOUT_S) -> None:
         """Args: followers: connections by rank, from rank 1."""
         self.ranks = RankConfig(0, 1 + len(followers))
+        self.progress = progress
         self._followers = followers
         self._timeout_s = timeout_s
 
@@ -66,8 +68,11 @@ class LeaderGroup(RankGroup):
 
 
 class FollowerGroup(RankGroup):
-    def __init__(self, ranks: RankConfig, leader: Connection, timeout_s: float = START_TIMEOUT_S) -> None:
+    def __init__(
+        self, ranks: RankConfig, leader: Connection, progress: Progress, timeout_s: float = START_TIMEOUT_S
+    ) -> None:
         self.ranks = ranks
+        self.progress = progress
         self._leader = leader
         self._timeout_s = timeout_s
 

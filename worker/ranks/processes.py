@@ -76,7 +76,7 @@ class RankProcesses:
         self._followers = spawned.result(SPAWN_TIMEOUT_S)
         self.pids = (os.getpid(), *(follower.process.pid for follower in self._followers))
         self.channels = tuple(follower.lanes for follower in self._followers)
-        self.group = LeaderGroup([follower.control for follower in self._followers])
+        self.group = LeaderGroup([follower.control for follower in self._followers], self.memory.progress)
 
     def find_failure(self) -> Exception | None:
         """Returns the error with which a follower ended, if it told one."""

@@ -23,11 +23,3 @@ def test_ranks_on_cpus_are_connected_and_leave_no_files(tmp_path: Path, monkeypa
 
 def test_one_rank_needs_none() -> None:
     assert open_collectives(SINGLE_GROUP, torch.device("cpu")) is None
-
-
-def test_devices_without_collectives_are_refused_on_every_rank() -> None:
-    def refused(group: ThreadGroup, _: ThreadCollectives) -> None:
-        with pytest.raises(ValueError, match="2 ranks cannot compute together on device cuda"):
-            open_collectives(group, torch.device("cuda"))
-
-    run_ranks(2, refused)
