@@ -26,7 +26,7 @@ MAX_PUBLISH_US = 40.0
 
 
 def measure(batch_size: int, num_pages: int, num_steps: int) -> list[Row]:
-    ring = Ring(memoryview(bytearray(Ring.num_bytes(1))), 1)
+    ring = Ring(memoryview(bytearray(Ring.num_bytes(1))), 1, timeout_s=1.0)
     recorder = ForwardRecorder(ring, Progress(memoryview(bytearray(Progress.num_bytes(2))), 2), PAGE_SIZE)
     reader, replay = ring.reader(1), Replay()
     sequences = [_sequence(num_pages, number) for number in range(batch_size)]

@@ -12,9 +12,6 @@ from torch.distributed import FileStore, ProcessGroupGloo, Work
 from tandem.engine.collectives.base import Collectives
 from tandem.engine.ranks.config import RankConfig
 
-# Longest wait of a rank for the others in one operation.
-COLLECTIVE_TIMEOUT_S = 60.0
-
 
 class GlooCollectives(Collectives):
     """Connects the ranks of one host over loopback.
@@ -29,7 +26,7 @@ class GlooCollectives(Collectives):
         RuntimeError: a rank did not come in time. Operations raise it if a rank is lost or late.
     """
 
-    def __init__(self, ranks: RankConfig, store: Path, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
+    def __init__(self, ranks: RankConfig, store: Path, timeout_s: float) -> None:
         self.ranks = ranks
         self._failure: str | None = None
         self._ended = threading.Event()

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import Any, TypeVar
 
+from tandem.config import WORKER_SILENCE_LIMIT_S
 from tandem.engine.ranks.config import SINGLE_RANK, RankConfig
 from tandem.engine.ranks.progress import Progress
 
@@ -17,6 +18,7 @@ class RankGroup(ABC):
 
     Attributes:
         progress: in memory that all ranks map; None if they are threads.
+        stall_timeout_s: longest wait for another rank in a forward pass, in seconds.
 
     Raises:
         ConnectionError: from any method, another rank has ended.
@@ -25,6 +27,7 @@ class RankGroup(ABC):
 
     ranks: RankConfig
     progress: Progress | None = None
+    stall_timeout_s: float = WORKER_SILENCE_LIMIT_S
 
     @abstractmethod
     def gathered(self, value: T) -> list[T]:

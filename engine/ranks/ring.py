@@ -6,8 +6,6 @@ import time
 NUM_SLOTS = 64
 SLOT_BYTES = 64 * 1024
 LINE_BYTES = 64
-# Longest wait for a follower that has not taken its messages, in seconds.
-WRITE_TIMEOUT_S = 60.0
 WAIT_INTERVAL_S = 50e-6
 
 _WORD_BYTES = 8
@@ -24,8 +22,12 @@ class Ring:
     part's number is stored after its bytes. This is enough on x86-64, where other cores see stores in order.
     """
 
-    def __init__(self, memory: memoryview, num_followers: int, timeout_s: float = WRITE_TIMEOUT_S) -> None:
-        """Args: memory: num_bytes(num_followers) bytes, zeroed at first, aligned to LINE_BYTES."""
+    def __init__(self, memory: memoryview, num_followers: int, timeout_s: float) -> None:
+        """
+        Args:
+            memory: num_bytes(num_followers) bytes, zeroed at first, aligned to LINE_BYTES.
+            timeout_s: longest wait for a follower that has not taken its messages, in seconds.
+        """
         self._timeout_s = timeout_s
         self._memory = memory[: self.num_bytes(num_followers)]
         self._words = self._memory.cast("q")

@@ -38,15 +38,19 @@ def model_fingerprint(model: Model, kv_scales: KvScales | None = None, group: Ra
     Each row of a matrix becomes the sum, modulo 2**64, of its 32-bit words times fixed random odd numbers, independent
     of the order of addition. Two given different rows have equal sums with a probability below 2**-31. The host hashes
     the sums. Crafted weights could still collide.
+
+    Raises:
+        ValueError: on every rank, the ranks' tensors do not belong to one model.
     """
     digest = hashlib.blake2b(digest_size=16)
     digest.update(json.dumps([type(model).__name__, _described(model.config)], sort_keys=True).encode())
-    parts = model.parts()
+    parts, tensors = model.parts(), sorted(model.stacked_parameters(), key=lambda named: named[0])
+    heads = [_head(name, tensor, parts.get(name)) for name, tensor in tensors]
+    group.check_equal("the shapes of tensors (digests)", hashlib.blake2b(b"".join(heads), digest_size=8).hexdigest())
     with _one_thread():
-        for name, tensor in sorted(model.stacked_parameters(), key=lambda named: named[0]):
+        for head, (name, tensor) in zip(heads, tensors, strict=True):
             part = parts.get(name)
-            shape = tensor.shape if part is None else part.whole
-            digest.update(json.dumps([name, list(shape), str(tensor.dtype)]).encode())
+            digest.update(head)
             if part is None:
                 digest.update(_row_sums(tensor).cpu().numpy().tobytes())
             else:
@@ -55,6 +59,11 @@ def model_fingerprint(model: Model, kv_scales: KvScales | None = None, group: Ra
         digest.update(json.dumps([kv_scales.keys, kv_scales.values]).encode())
     # Of tensors that every rank has whole, the leader's count.
     return group.of_leader(digest.hexdigest())
+
+
+def _head(name: str, tensor: torch.Tensor, part: Part | None) -> bytes:
+    shape = tensor.shape if part is None else part.whole
+    return json.dumps([name, list(shape), str(tensor.dtype)]).encode()
 
 
 def _sums_of_ranks(tensor: torch.Tensor, part: Part, group: RankGroup) -> Int64s:

@@ -48,6 +48,8 @@ TESTED_ELSEWHERE = {
     "engine/layers/linear.py": "unit/engine/models/test_decoder.py",
     "engine/layers/ops.py": "unit/engine/models/test_decoder.py",
     "engine/models/linears.py": "unit/engine/models/test_decoder_ranks.py",
+    "engine/cuda_build.py": "gpu/engine/test_build.py",
+    "engine/loaded_model.py": "unit/engine/test_build.py",
     "engine/engine_outputs.py": "unit/engine/ranks/test_follower.py",
     "engine/ranks/recorder.py": "unit/engine/ranks/test_record.py",
     "engine/ranks/replay.py": "unit/engine/ranks/test_record.py",

@@ -37,8 +37,9 @@ def main(leader_pid: int, control_fd: int, lanes_fd: int, memory_fd: int) -> int
         ranks = order.ranks
         logs.configure(log_name(order), order.worker.log)
         lanes = MessageChannel(socket.socket(fileno=lanes_fd))
-        memory = RankMemory(memory_fd, ranks.degree)
-        seat = Seat(order, FollowerGroup(ranks, leader, memory.progress), memory, lanes)
+        stall_timeout_s = order.worker.stall_timeout_s
+        memory = RankMemory(memory_fd, ranks.degree, stall_timeout_s)
+        seat = Seat(order, FollowerGroup(ranks, leader, memory.progress, stall_timeout_s), memory, lanes)
         threading.Thread(target=_pulse, args=(seat,), name="pulse", daemon=True).start()
         order.run(seat)
     except Exception as error:

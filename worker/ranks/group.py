@@ -27,10 +27,17 @@ class StartFailure:
 class LeaderGroup(RankGroup):
     """The leader collects the values of all ranks and returns them to all."""
 
-    def __init__(self, followers: Sequence[Connection], progress: Progress, timeout_s: float = START_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        followers: Sequence[Connection],
+        progress: Progress,
+        stall_timeout_s: float,
+        timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
         """Args: followers: connections by rank, from rank 1."""
         self.ranks = RankConfig(0, 1 + len(followers))
         self.progress = progress
+        self.stall_timeout_s = stall_timeout_s
         self._followers = followers
         self._timeout_s = timeout_s
 
@@ -69,10 +76,16 @@ class LeaderGroup(RankGroup):
 
 class FollowerGroup(RankGroup):
     def __init__(
-        self, ranks: RankConfig, leader: Connection, progress: Progress, timeout_s: float = START_TIMEOUT_S
+        self,
+        ranks: RankConfig,
+        leader: Connection,
+        progress: Progress,
+        stall_timeout_s: float,
+        timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         self.ranks = ranks
         self.progress = progress
+        self.stall_timeout_s = stall_timeout_s
         self._leader = leader
         self._timeout_s = timeout_s
 

@@ -68,7 +68,7 @@ class RankProcesses:
         self._run = run
         self._on_death = on_death
         self._is_stopping = threading.Event()
-        self.memory = RankMemory.create(self._degree)
+        self.memory = RankMemory.create(self._degree, worker.stall_timeout_s)
         # The kernel kills followers when the thread that started them ends, so that thread also watches them.
         spawned: Future[list[_Follower]] = Future()
         self._thread = threading.Thread(target=self._watch, args=(spawned,), name="ranks", daemon=True)
@@ -76,7 +76,8 @@ class RankProcesses:
         self._followers = spawned.result(SPAWN_TIMEOUT_S)
         self.pids = (os.getpid(), *(follower.process.pid for follower in self._followers))
         self.channels = tuple(follower.lanes for follower in self._followers)
-        self.group = LeaderGroup([follower.control for follower in self._followers], self.memory.progress)
+        connections = [follower.control for follower in self._followers]
+        self.group = LeaderGroup(connections, self.memory.progress, worker.stall_timeout_s)
 
     def find_failure(self) -> Exception | None:
         """Returns the error with which a follower ended, if it told one."""

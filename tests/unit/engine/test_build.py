@@ -11,6 +11,7 @@ import torch
 
 from tandem.choices import Choices
 from tandem.engine import build as build_module
+from tandem.engine import cuda_build
 from tandem.engine.agreement import agreed_num_pages
 from tandem.engine.attention import choice
 from tandem.engine.attention.base import AttentionBackend
@@ -81,7 +82,7 @@ def test_backend_without_quantized_pages_refuses_them(model_dir: str) -> None:
 
 def test_log_names_the_kv_dtype(model_dir: str, caplog: pytest.LogCaptureFixture) -> None:
     config = EngineConfig(model_dir, load_format="dummy", num_pages=4, kv_cache_dtype="fp8_e4m3")
-    with caplog.at_level(logging.INFO, "tandem.engine.build"):
+    with caplog.at_level(logging.INFO, "tandem.engine.loaded_model"):
         build_engine(config, "build-quantized", list[str]().append)
     assert "keys and values are kept as fp8_e4m3; all scales are 1" in caplog.messages
 
@@ -141,9 +142,9 @@ def test_auto_without_backend_explains_each(model_dir: str, monkeypatch: pytest.
 def test_no_graphs_of_models_that_wait_for_the_device(model_dir: str) -> None:
     engine = build(model_dir, 4)
     graphable = FixedSizes(engine.pool)
-    assert build_module._for_graphs(graphable, engine.model) is graphable
-    assert build_module._for_graphs(engine._attention, engine.model) is None
-    assert build_module._for_graphs(graphable, WaitingModel.__new__(WaitingModel)) is None
+    assert cuda_build._for_graphs(graphable, engine.model) is graphable
+    assert cuda_build._for_graphs(engine._attention, engine.model) is None
+    assert cuda_build._for_graphs(graphable, WaitingModel.__new__(WaitingModel)) is None
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cuda") is not None, reason="the packages for GPUs are here")

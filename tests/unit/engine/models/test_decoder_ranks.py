@@ -156,7 +156,7 @@ def test_ranks_generate_what_the_whole_model_generates(variant: str, degree: int
         expected = _generate(directory, page_size, None)
 
         def run(group: ThreadGroup, _: ThreadCollectives, page_size: int = page_size) -> Run:
-            gloo = GlooCollectives(group.ranks, tmp_path / f"store-{page_size}")
+            gloo = GlooCollectives(group.ranks, tmp_path / f"store-{page_size}", 20.0)
             return _generate(directory, page_size, gloo)
 
         leader, *followers = run_ranks(degree, run)

@@ -172,7 +172,7 @@ def test_every_kind_of_forward_pass_gives_the_results_of_one_rank(kind: str, mod
 
     def run(group: ThreadGroup, collectives: Collectives, memory: Memory) -> list[Step] | int:
         if kind == "gloo":
-            collectives = GlooCollectives(group.ranks, tmp_path / "store")
+            collectives = GlooCollectives(group.ranks, tmp_path / "store", 20.0)
         engine = engine_of(model_dir, collectives, memory)
         if not group.ranks.is_leader:
             FollowerLoop(engine, memory.ring, memory.progress).run()

@@ -216,7 +216,7 @@ def test_only_new_page_ids_are_sent_and_replaced_ones_again() -> None:
 def test_a_leader_reports_the_slowest_follower() -> None:
     memory = bytearray(Progress.num_bytes(3))
     progress = Progress(memoryview(memory), 3)
-    recorder = ForwardRecorder(Ring(memoryview(bytearray(Ring.num_bytes(2))), 2), progress, PAGE_SIZE)
+    recorder = ForwardRecorder(Ring(memoryview(bytearray(Ring.num_bytes(2))), 2, 1.0), progress, PAGE_SIZE)
     progress.complete_forward(RankConfig(1, 3), 4)
     assert recorder.num_completed() == 0
     progress.complete_forward(RankConfig(2, 3), 2)

@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tandem.engine.config import EngineConfig
+from tandem.engine.ranks.ring import NUM_SLOTS
 from tandem.processes import ProcessId
 from tandem.worker.config import WorkerConfig
 from tandem.worker.ranks.processes import RankProcesses
@@ -32,15 +34,17 @@ with started(3, never_end) as (ranks, _):
 """
 
 
-def worker(degree: int) -> WorkerConfig:
+def worker(degree: int, **settings: Any) -> WorkerConfig:
     engine = EngineConfig(model_dir="none", degree=degree)
-    return WorkerConfig("decode-0", "decode", engine, 64, api_keys=("a client's",))
+    return WorkerConfig("decode-0", "decode", engine, 64, api_keys=("a client's",), **settings)
 
 
 @contextmanager
-def started(degree: int, run: Callable[[Seat], None]) -> Iterator[tuple[RankProcesses, "queue.Queue[str]"]]:
+def started(
+    degree: int, run: Callable[[Seat], None], **settings: Any
+) -> Iterator[tuple[RankProcesses, "queue.Queue[str]"]]:
     deaths: queue.Queue[str] = queue.Queue()
-    ranks = RankProcesses(worker(degree), NoRole(), "life", run, deaths.put)  # type: ignore[arg-type]
+    ranks = RankProcesses(worker(degree, **settings), NoRole(), "life", run, deaths.put)  # type: ignore[arg-type]
     try:
         yield ranks, deaths
     finally:
@@ -88,6 +92,15 @@ def test_a_dead_follower_is_reported_and_aborts_what_waits() -> None:
         assert ranks.memory.progress.is_aborted
         with pytest.raises(ConnectionError):
             ranks.channels[1].receive()
+
+
+def test_a_follower_that_takes_no_record_fails_the_leader_at_the_workers_stall_limit() -> None:
+    with started(2, never_end, stall_timeout_s=0.1) as (ranks, _):
+        ranks.group.gathered(None)
+        assert ranks.group.stall_timeout_s == 0.1
+        with pytest.raises(TimeoutError, match=r"^rank 1 has taken no message for 0\.1 s$"):
+            for _ in range(NUM_SLOTS + 1):
+                ranks.memory.ring.write(b"a record")
 
 
 def test_a_stopped_follower_holds_the_workers_steps() -> None:
