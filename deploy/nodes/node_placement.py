@@ -1,9 +1,8 @@
 """Places the processes of a cluster on several Ray nodes.
 
 Each process has a placement group of one bundle, which keeps its CPUs and GPUs during a restart. The ranks of a worker
-share a bundle, and so a node. Ray moves the workers'
-groups of a lost node, or queues them. A router's group waits for its node, whose address is known, and so does that of
-a page store, which each node with workers has.
+share a bundle, and so a node. When a node is lost, Ray moves its workers' groups, or queues them. The group of a router
+waits for its node, whose address is known. So does the group of a page store; each node with workers has one.
 """
 
 import logging
@@ -175,7 +174,11 @@ class NodePlacement:
         }
 
     def is_placed(self, name: str) -> bool:
-        return bool(_node_of(self._processes[name].group))
+        return bool(self.node_of(name))
+
+    def node_of(self, name: str) -> str:
+        """Returns the id of the process's node; "" while Ray has no room for it."""
+        return _node_of(self._processes[name].group)
 
     def has_room(self, name: str) -> bool:
         """Returns whether a process to restart has a node; logs each change once."""
