@@ -65,7 +65,7 @@ struct Round {
     Flag number;
 
     __device__ Round(unsigned char* const* members, Flag* state, Flag* aborted)
-        : members(members), state(state), aborted(aborted), number(*state) {}
+        : members(members), state(state), aborted(aborted), number(*(volatile Flag*)state) {}
 
     template <typename T>
     __device__ T* staging(int rank) const {

@@ -47,6 +47,17 @@ PARTS: dict[str, tuple[str, ...]] = {
     "pressure-flashinfer": (f"{_PRESSURE}[flashinfer-apart]", f"{_PRESSURE}[flashinfer-mixed]"),
     "pressure-triton": (f"{_PRESSURE}[triton-apart]", f"{_PRESSURE}[triton-mixed]"),
     "cluster": ("engine/kvcache", "kvtransfer", "pagestore", "test_cluster.py"),
+    "ranks": (
+        "engine/collectives",
+        "engine/ranks",
+        "test_ranks.py::test_ranks_of_unequal_degrees_hand_over",
+        "test_ranks.py::test_graphs_of_two_ranks_compute_greedy_tokens",
+        "test_ranks.py::test_streams_outlive_each_rank",
+    ),
+    "kills-ranks": (
+        "test_ranks.py::test_streams_outlive_twenty_kills",
+        "test_ranks.py::test_streams_outlive_stopped_ranks",
+    ),
     "kills-store": ("test_store_kills.py",),
     "kills-prefill": (f"{_ONE_GPU_KILLS}[prefill-first]", f"{_ONE_GPU_KILLS}[prefill-second]"),
     "kills-decode": (f"{_ONE_GPU_KILLS}[decode-first]", f"{_ONE_GPU_KILLS}[decode-second]"),

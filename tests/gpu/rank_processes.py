@@ -23,10 +23,12 @@ STOP_TIMEOUT_S = 10.0
 
 
 @contextmanager
-def started(degree: int, run: Callable[[Seat], None]) -> Iterator[tuple[RankProcesses, "queue.Queue[str]"]]:
+def started(
+    degree: int, run: Callable[[Seat], None], engine: EngineConfig | None = None
+) -> Iterator[tuple[RankProcesses, "queue.Queue[str]"]]:
     """Yields the leader's side, and what is told of deaths. Args: run: a function of a module."""
     deaths: queue.Queue[str] = queue.Queue()
-    worker = WorkerConfig("decode-0", "decode", EngineConfig(model_dir="none", degree=degree), 64)
+    worker = WorkerConfig("decode-0", "decode", engine or EngineConfig(model_dir="none", degree=degree), 64)
     ranks = RankProcesses(worker, NoRole(), "life", run, deaths.put)  # type: ignore[arg-type]
     try:
         yield ranks, deaths
