@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import platform
 
 from tandem.engine.ranks.progress import Progress
 from tandem.engine.ranks.ring import Ring
@@ -27,6 +28,12 @@ class RankMemory:
 
     @classmethod
     def create(cls, degree: int) -> "RankMemory":
+        """Raises ValueError: this host's processor does not keep the order of stores."""
+        if platform.machine() != "x86_64":
+            raise ValueError(
+                f"ranks rely on x86-64, where a core sees another's stores in order, but this is {platform.machine()}: "
+                "use tp 1"
+            )
         fd = os.memfd_create("tandem-ranks")
         os.ftruncate(fd, _num_bytes(degree))
         return cls(fd, degree)
