@@ -5,7 +5,6 @@ import pytest
 from tandem.decode_worker.scheduler import POLL_S as DECODE_POLL_S
 from tandem.prefill_worker.config import PrefillConfig
 from tandem.prefill_worker.scheduler import POLL_S
-
 from tests.fakes.engine import FakeForwardOutput
 from tests.fakes.workers import WorkerPair
 
