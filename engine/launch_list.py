@@ -62,6 +62,7 @@ class LaunchList:
         self._page_size = page_size
         self._launches: deque[_Launch] = deque()
         self._collected: deque[_Launch] = deque()
+        self._has_lagged = False
 
     def __len__(self) -> int:
         return len(self._launches)
@@ -85,9 +86,11 @@ class LaunchList:
 
     @property
     def is_lagging(self) -> bool:
-        """True while a collected forward pass runs on other ranks, which send no event when it is done."""
+        """True while a collected forward pass runs on other ranks, which send no event when it is done. True once more
+        after its end: a caller must not sleep before it has freed the pages."""
         self._drop_done()
-        return bool(self._collected)
+        has_lagged, self._has_lagged = self._has_lagged, bool(self._collected)
+        return has_lagged or self._has_lagged
 
     def collect_oldest(self) -> None:
         launch = self._launches.popleft()
@@ -96,6 +99,7 @@ class LaunchList:
         for part in launch.parts:
             part.end()
         self._drop_done()
+        self._has_lagged = self._has_lagged or bool(self._collected)
 
     def collect_all_but(self, num_left: int) -> None:
         while len(self._launches) > num_left:

@@ -32,7 +32,7 @@ from tandem.worker.admin import WorkerAdmin
 from tandem.worker.base import LinkConnections, Outbox, Scheduler, StoreConnection, WorkerRole
 from tandem.worker.config import WorkerConfig
 from tandem.worker.control_client import RefusedError
-from tandem.worker.engine_thread import EngineThread, Outgoing
+from tandem.worker.engine_thread import SWITCH_INTERVAL_S, EngineThread, Outgoing
 from tandem.worker.events import StartRecording, StopRecording
 from tandem.worker.metrics import worker_registry
 from tandem.worker.ranks.leader import Leader
@@ -44,9 +44,6 @@ logger = logging.getLogger(__name__)
 LOAD_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 5.0
 CALL_TIMEOUT_S = 30.0
-# The interpreter's thread switch interval, in seconds. The default of 5 ms is too long: decode steps are composed 0.3
-# ms ahead.
-SWITCH_INTERVAL_S = 0.0002
 
 
 class WorkerProcess:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from tandem import logs
 from tandem.deploy.actors.stop_wait import StopWait
-from tandem.deploy.host.garbage import collect_young_seldom, freeze_objects, no_collections
 from tandem.deploy.on_ray.sealed_actor import SealedActor
+from tandem.garbage import collect_young_seldom, freeze_objects, no_collections
 from tandem.router.config import RouterAddresses, RouterConfig
 
 if TYPE_CHECKING:

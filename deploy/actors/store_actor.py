@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from tandem import logs
 from tandem.deploy.actors.stop_wait import StopWait
-from tandem.deploy.host.garbage import collect_young_seldom, freeze_objects, no_collections
 from tandem.deploy.on_ray.sealed_actor import SealedActor
+from tandem.garbage import collect_young_seldom, freeze_objects, no_collections
 from tandem.pagestore.config import StoreConfig
 
 if TYPE_CHECKING:

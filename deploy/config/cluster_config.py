@@ -198,9 +198,9 @@ class ClusterConfig(ClusterOptions):
                 f"store_memory is for workers of one rank, but {name} is {num_ranks}",
             )
             require(
-                num_ranks <= self.workers_per_gpu or num_ranks % self.workers_per_gpu == 0,
-                f"{name} {num_ranks} with workers_per_gpu {self.workers_per_gpu} fills no whole number of GPUs: use a "
-                "multiple of it, or less",
+                not num_ranks or max(num_ranks, self.workers_per_gpu) % min(num_ranks, self.workers_per_gpu) == 0,
+                f"{name} {num_ranks} with workers_per_gpu {self.workers_per_gpu} fills neither whole GPUs nor equal "
+                "shares of one: use a multiple of it, or a divisor",
             )
         require(
             self.workers_per_gpu == 1 or self.max_degree == 1 or self.num_pages > 0,

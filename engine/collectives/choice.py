@@ -26,7 +26,7 @@ def open_collectives(group: RankGroup, device: torch.device) -> Collectives | No
     try:
         directory = group.of_leader(None if made is None else str(made))
         assert directory is not None
-        collectives = GlooCollectives(group.ranks, Path(directory) / "store", group.stall_timeout_s)
+        collectives = GlooCollectives(group.ranks, Path(directory) / "store", group.wait_timeout_s)
         # The leader removes the file when all are connected.
         group.gathered(None)
     finally:

@@ -20,6 +20,9 @@ def check_degree(model: ModelConfig, degree: int) -> None:
         kv_heads = RankConfig(0, degree).kv_heads(model.num_kv_heads)
         _require_aligned(model, "rows of queries", model.num_q_heads // degree * model.head_dim)
         _require_aligned(model, "rows of keys", kv_heads.num * model.head_dim)
+    else:
+        _require_aligned(model, "rows of queries", model.num_q_heads // degree * model.latent.qk_dim)
+        _require_aligned(model, "values of heads", model.num_q_heads // degree * model.latent.value_dim)
     for what, size in _cut_sizes(model, degree):
         _require_divided(what, size, degree)
         _require_aligned(model, what, size // degree)

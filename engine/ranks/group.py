@@ -18,7 +18,7 @@ class RankGroup(ABC):
 
     Attributes:
         progress: in memory that all ranks map; None if they are threads.
-        stall_timeout_s: longest wait for another rank in a forward pass, in seconds.
+        wait_timeout_s: longest wait for another rank in a forward pass, in seconds.
 
     Raises:
         ConnectionError: from any method, another rank has ended.
@@ -27,7 +27,7 @@ class RankGroup(ABC):
 
     ranks: RankConfig
     progress: Progress | None = None
-    stall_timeout_s: float = WORKER_SILENCE_LIMIT_S
+    wait_timeout_s: float = WORKER_SILENCE_LIMIT_S
 
     @abstractmethod
     def gathered(self, value: T) -> list[T]:

@@ -20,6 +20,7 @@ class _Word(IntEnum):
     BEAT = 0
     COMPLETED_FORWARD = 1
     PULSE = 2
+    LANES_BEAT = 3
 
 
 class Progress:
@@ -41,9 +42,13 @@ class Progress:
         """Shows that a rank's loop moves."""
         self._words[_index(ranks.rank, _Word.BEAT)] += 1
 
+    def beat_lanes(self, ranks: RankConfig) -> None:
+        """Shows that the thread of a rank's lanes moves."""
+        self._words[_index(ranks.rank, _Word.LANES_BEAT)] += 1
+
     def beats(self) -> list[int]:
-        """Returns the beats of the followers, by rank from 1."""
-        return self._of_followers(_Word.BEAT)
+        """Returns the beats of the followers' loops, by rank from 1, then those of their lanes' threads."""
+        return self._of_followers(_Word.BEAT) + self._of_followers(_Word.LANES_BEAT)
 
     def pulse(self, ranks: RankConfig) -> None:
         """Shows that a rank's process runs, although its loop may be busy."""

@@ -101,12 +101,13 @@ class LaneFollower:
                 let_go(end)
                 return LaneReport(number, is_over=True, failure=describe(error))
             lane.end = end
-        while lane.under_way and lane.under_way[0].done():
-            lane.under_way.popleft()
-            lane.num_completed += 1
+        # First: an aborted sender's copies have ended by then, and the last report counts them all.
         is_over = lane.over is not None and lane.over.done()
         if lane.end is None:
             return LaneReport(number, is_over=is_over)
+        while lane.under_way and lane.under_way[0].done():
+            lane.under_way.popleft()
+            lane.num_completed += 1
         # A transport sets its failure before copies end without arrival.
         return LaneReport(
             number, lane.num_completed, True, is_over, lane.end.two_sided, lane.endpoint, lane.end.failure

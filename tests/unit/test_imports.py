@@ -53,6 +53,7 @@ VOCABULARY = (
 
 COMMON = (
     *VOCABULARY,
+    "tandem.garbage",
     "tandem.lifecycle",
     "tandem.linear_fit",
     "tandem.logs",
@@ -71,6 +72,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "tandem.engine": VOCABULARY,
     "tandem.worker": (
         *VOCABULARY,
+        "tandem.garbage",
         "tandem.lifecycle",
         "tandem.linear_fit",
         "tandem.logs",

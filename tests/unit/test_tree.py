@@ -55,7 +55,6 @@ TESTED_ELSEWHERE = {
     "engine/ranks/recorder.py": "unit/engine/ranks/test_record.py",
     "engine/ranks/replay.py": "unit/engine/ranks/test_record.py",
     "engine/token_sequence.py": "unit/engine/test_batch.py",
-    "kvtransfer/lanes/follower.py": "unit/kvtransfer/lanes/test_ranks.py",
     "kvtransfer/lanes/remote.py": "unit/kvtransfer/lanes/test_ranks.py",
     "kvtransfer/transport_choice.py": "unit/kvtransfer/test_link_dialer_fallback.py",
     "kvtransfer/events.py": "unit/kvtransfer/test_link_dialer.py",

@@ -31,13 +31,13 @@ class LeaderGroup(RankGroup):
         self,
         followers: Sequence[Connection],
         progress: Progress,
-        stall_timeout_s: float,
+        wait_timeout_s: float,
         timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         """Args: followers: connections by rank, from rank 1."""
         self.ranks = RankConfig(0, 1 + len(followers))
         self.progress = progress
-        self.stall_timeout_s = stall_timeout_s
+        self.wait_timeout_s = wait_timeout_s
         self._followers = followers
         self._timeout_s = timeout_s
 
@@ -80,12 +80,12 @@ class FollowerGroup(RankGroup):
         ranks: RankConfig,
         leader: Connection,
         progress: Progress,
-        stall_timeout_s: float,
+        wait_timeout_s: float,
         timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         self.ranks = ranks
         self.progress = progress
-        self.stall_timeout_s = stall_timeout_s
+        self.wait_timeout_s = wait_timeout_s
         self._leader = leader
         self._timeout_s = timeout_s
 

@@ -147,4 +147,10 @@ def _connection(end: socket) -> Connection:
 
 
 def _describe(status: int) -> str:
-    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        # Most real-time signals have no name.
+        return f"was ended by signal {-status}"

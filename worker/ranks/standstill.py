@@ -16,7 +16,7 @@ class GroupSteps:
         """
         Args:
             num_steps: the leader's steps.
-            beats: of the followers; each rises at least every 0.1 s.
+            beats: of the followers' threads; each rises at least every 0.1 s.
         """
         self._num_steps = num_steps
         self._beats = beats
@@ -24,8 +24,8 @@ class GroupSteps:
         self._last = num_steps()
 
     def count(self) -> int:
-        """Returns the leader's steps, or the last count while a follower has not moved since. Call it at the interval
-        of heartbeats."""
+        """Returns the leader's steps, or the last count while a thread of a follower has not moved since. Call it at
+        the interval of heartbeats."""
         beats = self._beats()
         if all(beat != last for beat, last in zip(beats, self._last_beats, strict=True)):
             self._last_beats, self._last = beats, self._num_steps()

@@ -117,13 +117,21 @@ def test_a_collected_forward_uses_its_pages_until_all_ranks_are_done(engine: Fak
         assert part.output is not None
         followers.must_complete(number, part.output)
     engine.launches.collect_all_but(0)
-    assert engine.launches.using(a.table_id) == [first.output]
+    assert engine.launches.is_lagging and engine.launches.using(a.table_id) == [first.output]
     assert engine.launches.num_ready([0, 1]) == engine.launches.num_ready([2]) == 0
     followers.num_completed = 1
     assert engine.launches.using(a.table_id) == [] and engine.launches.using(b.table_id) == [second.output]
     assert engine.launches.num_ready([0, 1]) == 2
     followers.num_completed = 2
     assert engine.launches.using(b.table_id) == [] and engine.launches.num_ready([2]) == 1
+    # The caller last looked for freed pages before the end.
+    assert engine.launches.is_lagging and not engine.launches.is_lagging
+
+
+def test_nothing_lags_on_one_rank(engine: FakeEngine) -> None:
+    engine.launch(prompts=Part([], {prompt(8, [0, 1]): 8}))
+    engine.launches.collect_oldest()
+    assert not engine.launches.is_lagging
 
 
 class ScriptedFollowers:

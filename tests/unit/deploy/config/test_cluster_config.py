@@ -79,7 +79,13 @@ from tandem.worker.config import WorkerConfig
         ),
         (
             lambda: ClusterConfig("m", device="cuda", workers_per_gpu=2, decode_tp=3, num_pages=9),
-            "^decode_tp 3 with workers_per_gpu 2 fills no whole number of GPUs: use a multiple of it, or less$",
+            "^decode_tp 3 with workers_per_gpu 2 fills neither whole GPUs nor equal shares of one: use a multiple of "
+            "it, or a divisor$",
+        ),
+        (
+            # The third worker would wait for a third of two GPUs.
+            lambda: ClusterConfig("m", device="cuda", workers_per_gpu=3, tp=2, num_pages=9),
+            "^tp 2 with workers_per_gpu 3 fills neither",
         ),
         (
             lambda: ClusterConfig("m", device="cuda", workers_per_gpu=2, tp=2),

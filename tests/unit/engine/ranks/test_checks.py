@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.latent import LatentConfig
 from tandem.engine.models.quantization import Quantization
 from tandem.engine.ranks.checks import check_degree, cuts_by_expert
 from tests.fakes.model_config import TINY_EXPERTS, TINY_LLAMA
@@ -43,6 +44,20 @@ def test_blocks_of_fp8_weights_are_not_cut(tmp_path: Path) -> None:
     blocks = replace(model(tmp_path, head_dim=128), quantization=Quantization("block", "group"))
     with pytest.raises(ValueError, match="a rank would have 64 of intermediate_size, no multiple of 128"):
         check_degree(blocks, 4)
+
+
+@pytest.mark.parametrize(
+    ("nope_dim", "value_dim", "message"),
+    [
+        (96, 128, "a rank would have 320 of rows of queries, no multiple of 128"),
+        (192, 96, "a rank would have 192 of values of heads, no multiple of 128"),
+    ],
+)
+def test_blocks_of_latent_attention_are_not_cut(tmp_path: Path, nope_dim: int, value_dim: int, message: str) -> None:
+    latent = LatentConfig(q_rank=128, kv_rank=128, nope_dim=nope_dim, rope_dim=64, value_dim=value_dim)
+    blocks = replace(model(tmp_path), num_q_heads=4, latent=latent, quantization=Quantization("block", "group"))
+    with pytest.raises(ValueError, match=message):
+        check_degree(blocks, 2)
 
 
 def test_experts_are_cut_by_number_if_the_degree_divides_it(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ def agree_and_echo(seat: Seat) -> None:
     progress = seat.memory.progress
     while not progress.is_stopping:
         progress.beat(ranks)
+        progress.beat_lanes(ranks)
         for message in seat.lanes.receive():
             seat.lanes.send(bytes([ranks.rank]) + message)
         time.sleep(POLL_S)
@@ -42,7 +43,10 @@ def never_end(seat: Seat) -> None:
 
 def build_and_wait(seat: Seat) -> None:
     _build(seat)
-    while not seat.memory.progress.is_stopping:
+    progress = seat.memory.progress
+    while not progress.is_stopping:
+        progress.beat(seat.order.ranks)
+        progress.beat_lanes(seat.order.ranks)
         time.sleep(POLL_S)
 
 

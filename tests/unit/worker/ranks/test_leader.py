@@ -1,6 +1,9 @@
 """A worker's followers from its own side, with real processes and a stand-in for the engine."""
 
+import os
 import queue
+import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +14,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.ranks.group import RankGroup
 from tandem.processes import ProcessId
 from tandem.worker.config import WorkerConfig
-from tandem.worker.ranks import leader
+from tandem.worker.ranks import leader, standstill
 from tandem.worker.ranks.leader import Leader
 from tandem.worker.ranks.seat import Seat
 from tests.fakes.engine import FakeEngine
@@ -76,3 +79,28 @@ def test_the_worker_ends_with_a_follower(
     worker = started(build_and_die)
     worker.build(lambda _: None, lambda: 5)
     assert exits.get(timeout=TIMEOUT_S) == exit_codes.RANK_FAILED
+
+
+def test_a_stopped_follower_makes_the_worker_silent_and_holds_its_steps(
+    started: Callable[[Callable[[Seat], None]], Leader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standstill, "SILENCE_S", 0.3)
+    worker = started(build_and_wait)
+    num_steps = 5
+    worker.build(lambda _: None, lambda: num_steps)
+    stopped = worker.follower_pids[1]
+    os.kill(stopped, signal.SIGSTOP)
+    wait_until(worker.is_silent)
+    worker.num_steps(0)
+    num_steps = 8
+    assert worker.num_steps(0) == 5
+    os.kill(stopped, signal.SIGCONT)
+    wait_until(lambda: not worker.is_silent())
+    wait_until(lambda: worker.num_steps(0) == 8)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

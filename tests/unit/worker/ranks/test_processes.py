@@ -17,6 +17,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.ranks.ring import NUM_SLOTS
 from tandem.processes import ProcessId
 from tandem.worker.config import WorkerConfig
+from tandem.worker.ranks.memory import RankMemory
 from tandem.worker.ranks.processes import RankProcesses
 from tandem.worker.ranks.seat import Seat
 from tandem.worker.ranks.standstill import SILENCE_S, GroupPulse, GroupSteps
@@ -118,6 +119,32 @@ def test_a_stopped_follower_holds_the_workers_steps() -> None:
         assert steps.count() == 7
         os.kill(ranks.pids[1], signal.SIGCONT)
         wait_until(lambda: steps.count() == 9)
+
+
+def test_one_of_several_followers_holds_the_workers_steps() -> None:
+    beats = [0, 0]
+    steps = GroupSteps(lambda: 7 + sum(beats), lambda: list(beats))
+    for number in range(1, 4):
+        beats[0] = number
+        assert steps.count() == 7
+    beats[1] = 1
+    assert steps.count() == 11
+
+
+@pytest.mark.parametrize(
+    ("signum", "text"), [(9, "rank 1 was ended by SIGKILL"), (35, "rank 1 was ended by signal 35")]
+)
+def test_the_death_of_a_follower_is_told_whatever_the_signal(signum: int, text: str) -> None:
+    with started(2, never_end) as (ranks, deaths):
+        ranks.group.gathered(None)
+        os.kill(ranks.pids[1], signum)
+        assert deaths.get(timeout=TIMEOUT_S) == text
+
+
+def test_ranks_are_refused_where_stores_have_no_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    with pytest.raises(ValueError, match=r"^ranks rely on x86-64, .* but this is aarch64: use tp 1$"):
+        RankMemory.create(2)
 
 
 def test_a_follower_that_does_not_run_makes_the_worker_silent() -> None:
