@@ -13,7 +13,7 @@ from tandem.deploy.config.cluster_options import DEVICE_DEFAULTS, OFF, ON, SWITC
 from tandem.deploy.config.node_choice import HOST
 from tandem.deploy.config.store_options import parse_disk, parse_size
 from tandem.engine.config import DTYPES, EngineConfig, EngineOptions
-from tandem.engine.ranks.config import MAX_DEGREE
+from tandem.engine.ranks.config import MAX_BATCH_SIZE, MAX_DEGREE
 from tandem.hosts import check_network
 from tandem.key_file import KeyFile
 from tandem.kvtransfer.config import LinkConfig
@@ -202,6 +202,10 @@ class ClusterConfig(ClusterOptions):
                 f"{name} {num_ranks} with workers_per_gpu {self.workers_per_gpu} fills neither whole GPUs nor equal "
                 "shares of one: use a multiple of it, or a divisor",
             )
+        require(
+            self.max_degree == 1 or self.max_batch_size <= MAX_BATCH_SIZE,
+            f"max_batch_size must be at most {MAX_BATCH_SIZE} with several ranks, not {self.max_batch_size}",
+        )
         require(
             self.workers_per_gpu == 1 or self.max_degree == 1 or self.num_pages > 0,
             f"ranks that share a GPU (workers_per_gpu {self.workers_per_gpu}) cannot measure its memory together: set "

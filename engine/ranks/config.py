@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from tandem.head_slice import HeadSlice
 
 MAX_DEGREE = 8
+# Decoded sequences of a step, with followers: they keep a copy of each one's page table.
+MAX_BATCH_SIZE = 8192
 # Rows of the vocabulary are cut at multiples of this, because kernels read 16 bytes at a time.
 VOCABULARY_STEP = 8
 

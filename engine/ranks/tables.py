@@ -3,15 +3,17 @@
 from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 
+from tandem.engine.config import MAX_PREFILL_BATCH_SIZE
 from tandem.engine.kvcache.page_table import NO_COPY, PageTable
+from tandem.engine.ranks.config import MAX_BATCH_SIZE
 from tandem.engine.ranks.record import Int32s, TableUpdates, numbers
 from tandem.engine.token_sequence import TokenSequence
 
-# More than the sequences of any batch.
-MAX_COPIES = 8192
+MAX_COPIES = MAX_BATCH_SIZE + MAX_PREFILL_BATCH_SIZE
 # In place of the batch of a free copy.
 _FREE = 1 << 62
 # Rows of a state matrix: the sequence's copy, cached_len, and the tokens that the copy's pages hold.
@@ -42,14 +44,16 @@ class TableWriter:
 
     def __init__(self, page_size: int, max_copies: int = MAX_COPIES) -> None:
         self._page_size = page_size
-        self._tables: list[PageTable | None] = [None] * max_copies
+        # Weak: a table ends with its request, and its copy then has no use.
+        self._tables: list[ref[PageTable] | None] = [None] * max_copies
         self._free = list(range(max_copies))[::-1]
         # Pages sent, and the last batch that sent any, by copy. Lists, because a step changes few.
         self._num_sent = [0] * max_copies
         self._last_sent = [_FREE] * max_copies
         self._num_batches = 0
-        # Copies whose tables have got other pages.
+        # Copies whose tables have got other pages, and those whose tables have ended.
         self._outdated: list[int] = []
+        self._ended: list[int] = []
         # States of the last batch that decoded sequences, of these; whether some have lost their copies.
         self._decoded = np.zeros((3, 0), np.int32)
         self._has_lost = False
@@ -68,6 +72,11 @@ class TableWriter:
         if self._outdated:
             self._forget(self._outdated)
             self._outdated.clear()
+        while self._ended:
+            copy_id = self._ended.pop()
+            # Another table may have the copy by now.
+            if self._table(copy_id) is None:
+                self._release(copy_id)
         if len(self._free) < len(sequences):
             self._free_old(sequences)
         states = self._read(sequences) if fed_rows is None else self._carry(sequences, fed_rows, unfed)
@@ -105,11 +114,15 @@ class TableWriter:
         table = sequence.page_ids
         assert isinstance(table, PageTable)
         if table.copy_id == NO_COPY:
-            copy_id = self._free.pop()
-            self._tables[copy_id] = table
+            copy_id, ended = self._free.pop(), self._ended
+            self._tables[copy_id] = ref(table, lambda _: ended.append(copy_id))
             self._num_sent[copy_id] = 0
             table.set_copy(copy_id, self._outdated)
         return table.copy_id
+
+    def _table(self, copy_id: int) -> PageTable | None:
+        reference = self._tables[copy_id]
+        return None if reference is None else reference()
 
     def _free_old(self, sequences: Sequence[TokenSequence]) -> None:
         """Gives up the oldest copies, but none that the batch needs."""
@@ -122,30 +135,35 @@ class TableWriter:
         oldest = np.argsort(last_sent)[: max(num_wanted, len(self._tables) // 8)]
         freed: list[int] = oldest[last_sent[oldest] != _FREE].tolist()
         for copy_id in freed:
-            table = self._tables[copy_id]
-            assert table is not None
-            table.copy_id = NO_COPY
+            if (table := self._table(copy_id)) is not None:
+                table.copy_id = NO_COPY
         self._forget(freed)
 
     def _forget(self, copy_ids: list[int]) -> None:
         for copy_id in copy_ids:
-            self._tables[copy_id] = None
-            self._last_sent[copy_id] = _FREE
-        self._free += copy_ids
+            self._release(copy_id)
         is_lost = np.isin(self._decoded[_COPY], copy_ids)
         self._decoded[_COPY, is_lost] = NO_COPY
         self._has_lost |= bool(is_lost.any())
+
+    def _release(self, copy_id: int) -> None:
+        if self._tables[copy_id] is not None:
+            self._tables[copy_id] = None
+            self._last_sent[copy_id] = _FREE
+            self._free.append(copy_id)
 
     def _send(self, states: Int32s, indices: "np.ndarray[Any, np.dtype[np.int64]]") -> TableUpdates:
         """Returns all that the copies lack. Args: indices: sequences whose copies are too short."""
         copy_ids: list[int] = states[_COPY].take(indices).tolist()
         if not copy_ids:
             return _NO_UPDATES
-        num_sent, num_batches = self._num_sent, self._num_batches
+        tables, num_sent, num_batches = self._tables, self._num_sent, self._num_batches
         page_ids = array("i")
         firsts, counts, rooms = [], [], []
         for copy_id in copy_ids:
-            table = self._tables[copy_id]
+            reference = tables[copy_id]
+            assert reference is not None
+            table = reference()
             assert table is not None
             first, length = num_sent[copy_id], len(table)
             firsts.append(first)

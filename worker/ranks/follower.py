@@ -16,7 +16,7 @@ from tandem.worker.ranks.channel import MessageChannel
 from tandem.worker.ranks.group import FollowerGroup, StartFailure
 from tandem.worker.ranks.memory import RankMemory
 from tandem.worker.ranks.seat import FollowerOrder, Seat
-from tandem.worker.ranks.standstill import PULSE_INTERVAL_S
+from tandem.worker.ranks.standstill import PULSE_INTERVAL_S, WAIT_FACTOR
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +37,9 @@ def main(leader_pid: int, control_fd: int, lanes_fd: int, memory_fd: int) -> int
         ranks = order.ranks
         logs.configure(log_name(order), order.worker.log)
         lanes = MessageChannel(socket.socket(fileno=lanes_fd))
-        stall_timeout_s = order.worker.stall_timeout_s
-        memory = RankMemory(memory_fd, ranks.degree, stall_timeout_s)
-        seat = Seat(order, FollowerGroup(ranks, leader, memory.progress, stall_timeout_s), memory, lanes)
+        wait_timeout_s = WAIT_FACTOR * order.worker.stall_timeout_s
+        memory = RankMemory(memory_fd, ranks.degree, wait_timeout_s)
+        seat = Seat(order, FollowerGroup(ranks, leader, memory.progress, wait_timeout_s), memory, lanes)
         threading.Thread(target=_pulse, args=(seat,), name="pulse", daemon=True).start()
         order.run(seat)
     except Exception as error:

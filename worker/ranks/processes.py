@@ -21,6 +21,7 @@ from tandem.worker.ranks.channel import MessageChannel
 from tandem.worker.ranks.group import LeaderGroup
 from tandem.worker.ranks.memory import RankMemory
 from tandem.worker.ranks.seat import FollowerOrder, Seat
+from tandem.worker.ranks.standstill import WAIT_FACTOR
 
 if TYPE_CHECKING:
     from tandem.worker.base import WorkerRole
@@ -68,7 +69,8 @@ class RankProcesses:
         self._run = run
         self._on_death = on_death
         self._is_stopping = threading.Event()
-        self.memory = RankMemory.create(self._degree, worker.stall_timeout_s)
+        wait_timeout_s = WAIT_FACTOR * worker.stall_timeout_s
+        self.memory = RankMemory.create(self._degree, wait_timeout_s)
         # The kernel kills followers when the thread that started them ends, so that thread also watches them.
         spawned: Future[list[_Follower]] = Future()
         self._thread = threading.Thread(target=self._watch, args=(spawned,), name="ranks", daemon=True)
@@ -77,7 +79,7 @@ class RankProcesses:
         self.pids = (os.getpid(), *(follower.process.pid for follower in self._followers))
         self.channels = tuple(follower.lanes for follower in self._followers)
         connections = [follower.control for follower in self._followers]
-        self.group = LeaderGroup(connections, self.memory.progress, worker.stall_timeout_s)
+        self.group = LeaderGroup(connections, self.memory.progress, wait_timeout_s)
 
     def find_failure(self) -> Exception | None:
         """Returns the error with which a follower ended, if it told one."""

@@ -7,6 +7,8 @@ from collections.abc import Callable
 SILENCE_S = 1.0
 # Interval between pulses of a follower, in seconds.
 PULSE_INTERVAL_S = 0.1
+# A rank waits longer for another than the worker may stand still: the watch of steps names the cause.
+WAIT_FACTOR = 1.5
 
 
 class GroupSteps:

@@ -83,6 +83,10 @@ from tandem.worker.config import WorkerConfig
             "it, or a divisor$",
         ),
         (
+            lambda: ClusterConfig("m", decode_tp=2, max_batch_size=8193),
+            "^max_batch_size must be at most 8192 with several ranks, not 8193$",
+        ),
+        (
             # The third worker would wait for a third of two GPUs.
             lambda: ClusterConfig("m", device="cuda", workers_per_gpu=3, tp=2, num_pages=9),
             "^tp 2 with workers_per_gpu 3 fills neither",
