@@ -33,6 +33,9 @@ class Collectives(ABC):
     ) -> torch.Tensor | None:
         """Collects a matrix that is cut by columns, at the leader.
 
+        The leader has the result after all ranks have come here, also those without columns, and after all that they
+        launched before. So its tokens tell that the keys and values of all ranks are written.
+
         Args:
             part: (num_rows, n), the columns `ranks.vocabulary(num_columns)`.
             out: (num_rows, num_columns), the leader's result.
