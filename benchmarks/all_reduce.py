@@ -56,6 +56,7 @@ def measure(group: RankGroup, hidden_size: int) -> list[Row]:
 
         rows.append(Row("  NCCL and an addition", _launched_us(by_nccl) / NUM_SUMS, "us"))
     group.gathered(None)
+    own.close()
     return rows
 
 
