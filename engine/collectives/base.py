@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from tandem.engine.ranks.config import SINGLE_RANK, RankConfig
+from tandem.engine.ranks.config import RankConfig
 
 
 class Collectives(ABC):
@@ -33,6 +33,9 @@ class Collectives(ABC):
     ) -> torch.Tensor | None:
         """Collects a matrix that is cut by columns, at the leader.
 
+        The leader has the result after all ranks have come here, also those without columns, and after all that they
+        launched before. So its tokens tell that the keys and values of all ranks are written.
+
         Args:
             part: (num_rows, n), the columns `ranks.vocabulary(num_columns)`.
             out: (num_rows, num_columns), the leader's result.
@@ -56,29 +59,3 @@ class Collectives(ABC):
     @abstractmethod
     def close(self) -> None:
         """Frees memory and connections. All ranks have ended their operations."""
-
-
-class SingleRank(Collectives):
-    """Collectives of one rank: without effect."""
-
-    ranks = SINGLE_RANK
-
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        return x
-
-    def gather_columns(
-        self, part: torch.Tensor, num_columns: int, out: torch.Tensor | None = None
-    ) -> torch.Tensor | None:
-        return part if out is None else out.copy_(part)
-
-    def broadcast(self, x: torch.Tensor) -> None:
-        return
-
-    def check(self) -> None:
-        return
-
-    def abort(self) -> None:
-        return
-
-    def close(self) -> None:
-        return

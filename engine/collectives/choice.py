@@ -1,7 +1,6 @@
 """Opens the collectives of a worker's ranks."""
 
-import shutil
-import tempfile
+import os
 from pathlib import Path
 
 import torch
@@ -20,18 +19,22 @@ def open_collectives(group: RankGroup, device: torch.device) -> Collectives | No
         return None
     if device.type == "cuda":
         return _on_gpus(group, device)
+    return _on_cpus(group)
+
+
+def _on_cpus(group: RankGroup) -> Collectives:
     from tandem.engine.collectives.gloo import GlooCollectives
 
-    made = Path(tempfile.mkdtemp(prefix="tandem-ranks-")) if group.ranks.is_leader else None
+    # A file without a name, which ends with the leader.
+    store = os.memfd_create("tandem-ranks-store") if group.ranks.is_leader else None
     try:
-        directory = group.of_leader(None if made is None else str(made))
-        assert directory is not None
-        collectives = GlooCollectives(group.ranks, Path(directory) / "store", group.wait_timeout_s)
-        # The leader removes the file when all are connected.
+        path = group.of_leader(f"/proc/{os.getpid()}/fd/{store}")
+        collectives = GlooCollectives(group.ranks, Path(path), group.wait_timeout_s)
+        # Until all are connected.
         group.gathered(None)
     finally:
-        if made is not None:
-            shutil.rmtree(made, ignore_errors=True)
+        if store is not None:
+            os.close(store)
     return collectives
 
 

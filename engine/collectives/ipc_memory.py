@@ -52,7 +52,8 @@ class IpcMemory:
             self.abort_address = int(check(runtime.cudaHostGetDevicePointer(self._word, 0)))
 
     def close(self) -> None:
-        """No rank's device uses the memory any more."""
+        """The other ranks' devices do not use this rank's memory any more."""
+        torch.cuda.synchronize(self._device)
         with torch.cuda.device(self._device):
             for rank, address in enumerate(self.addresses):
                 if rank != self._rank:

@@ -36,11 +36,13 @@ def started(
         ranks.stop(STOP_TIMEOUT_S)
 
 
-def connected(group: RankGroup) -> Collectives:
+@contextmanager
+def connected(group: RankGroup) -> Iterator[Collectives]:
     use_device("cuda", group.ranks)
     collectives = open_collectives(group, torch.device("cuda", torch.cuda.current_device()))
     assert collectives is not None
-    return collectives
+    yield collectives
+    collectives.close()
 
 
 def wait_for_the_end(seat: Seat) -> None:

@@ -30,7 +30,7 @@ def test_ranks_of_unequal_degrees_hand_over(
     clusters: Clusters, cuda_config: ClusterConfig, prefill_tp: int, decode_tp: int
 ) -> None:
     degrees = {"prefill_tp": prefill_tp, "decode_tp": decode_tp}
-    served = clusters.get(config_for(cuda_config, device="cuda", workers_per_gpu=3, **degrees))
+    served = clusters.get(config_for(cuda_config, device="cuda", workers_per_gpu=4, **degrees))
     wait_whole(served)
     serve_turns(served, Oracle(Path(cuda_config.model)), PAGE_SIZE)
     (shipped,) = served.integrity()["prefill-0"].stats.shipped

@@ -104,18 +104,18 @@ def digests(found: Iterator[Found]) -> list[tuple[str, str]]:
 
 def compute(seat: Seat) -> None:
     ranks, group = seat.order.ranks, seat.group
-    collectives = connected(group)
-    group.gathered(digests(operations(ranks, collectives)))
-    for _ in gathered(ranks, collectives):
-        pass
-    group.gathered(digests(replayed(ranks, collectives)))
-    wait_for_the_end(seat)
+    with connected(group) as collectives:
+        group.gathered(digests(operations(ranks, collectives)))
+        for _ in gathered(ranks, collectives):
+            pass
+        group.gathered(digests(replayed(ranks, collectives)))
+        wait_for_the_end(seat)
 
 
 def connect_and_wait(seat: Seat) -> None:
-    collectives = connected(seat.group)
-    warm_up(seat.group, collectives)
-    wait_for_the_end(seat)
+    with connected(seat.group) as collectives:
+        warm_up(seat.group, collectives)
+        wait_for_the_end(seat)
 
 
 def warm_up(group: RankGroup, collectives: Collectives) -> None:
@@ -126,9 +126,8 @@ def warm_up(group: RankGroup, collectives: Collectives) -> None:
 
 @pytest.mark.parametrize("degree", [2, 4])
 def test_ranks_get_the_same_bits_and_the_right_ones(degree: int) -> None:
-    with started(degree, compute) as (processes, _):
+    with started(degree, compute) as (processes, _), connected(processes.group) as collectives:
         group = processes.group
-        collectives = connected(group)
         found = list(operations(group.ranks, collectives))
         for other in group.gathered(digests(iter(found))):
             assert other == digests(iter(found))
@@ -148,8 +147,7 @@ def test_ranks_get_the_same_bits_and_the_right_ones(degree: int) -> None:
 
 @pytest.mark.parametrize("cause", ["abort", "death"])
 def test_a_rank_that_waits_for_another_is_released(cause: str) -> None:
-    with started(2, connect_and_wait) as (processes, deaths):
-        collectives = connected(processes.group)
+    with started(2, connect_and_wait) as (processes, deaths), connected(processes.group) as collectives:
         warm_up(processes.group, collectives)
         release = collectives.abort if cause == "abort" else partial(os.kill, processes.pids[1], signal.SIGKILL)
         # The follower never comes.

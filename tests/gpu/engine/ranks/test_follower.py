@@ -48,8 +48,10 @@ def engine_of_two(config: EngineConfig) -> Iterator[Engine]:
     with started(2, follow, config) as (processes, deaths):
         memory = processes.memory
         recorder = ForwardRecorder(memory.ring, memory.progress, config.page_size)
-        yield build_engine(config, "leader", lambda doing: None, processes.group, recorder)
-        assert deaths.empty()
+        engine = build_engine(config, "leader", lambda doing: None, processes.group, recorder)
+        yield engine
+        assert deaths.empty() and engine.model.collectives is not None
+        engine.model.collectives.close()
 
 
 def serve(engine: Engine, num_waves: int, chunk_size: int = 4096) -> dict[tuple[int, ...], list[int]]:
