@@ -17,8 +17,12 @@ T = TypeVar("T")
 
 
 def run(path: Path, degree: int, function: Callable[[GlooCollectives], T], timeout_s: float = 20.0) -> list[T]:
+    connected = threading.Barrier(degree)
+
     def of_rank(rank: int) -> T:
         collectives = GlooCollectives(RankConfig(rank, degree), path / "store", timeout_s)
+        # A rank that ended now would fail those that still connect.
+        connected.wait(timeout_s)
         return function(collectives)
 
     with ThreadPoolExecutor(degree) as pool:
