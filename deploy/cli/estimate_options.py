@@ -98,9 +98,12 @@ def add_estimate_options(parser: argparse.ArgumentParser) -> None:
         ("--max-batch-size", _batch_size, GPU_DEFAULTS.max_batch_size, "N"),
         ("--page-size", _count, default_of(EngineConfig, "page_size"), "N"),
         ("--tp", _degree, default_of(ClusterOptions, "tp"), "N"),
+        ("--prefill-tp", _degree, None, "N"),
+        ("--decode-tp", _degree, None, "N"),
         ("--workers-per-gpu", _workers_per_gpu, default_of(EngineConfig, "workers_per_gpu"), "N"),
     ):
-        served.add_argument(flag, type=parse, default=default, metavar=metavar, help="(default: %(default)s)")
+        shown = "--tp" if default is None else "%(default)s"
+        served.add_argument(flag, type=parse, default=default, metavar=metavar, help=f"(default: {shown})")
     served.add_argument(
         "--mixed-steps",
         choices=(ON, OFF),

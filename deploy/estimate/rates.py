@@ -80,27 +80,34 @@ class Split:
         return f"{self.num_both} both" if self.num_both else f"{self.num_prefill}:{self.num_decode}"
 
 
-def splits(worker: Worker, load: Load, num_gpus: int) -> list[Split]:
+def splits(worker: Worker, load: Load, num_gpus: int, decoder: Worker | None = None) -> list[Split]:
     """Returns all splits, the best first; among equals the one with fewer prefill workers.
 
+    Args:
+        decoder: a decode worker of another degree than `worker`. There is no role both then.
+
     Raises:
-        ValueError: a request does not fit a worker's pool.
+        ValueError: a request does not fit a worker's pool, or the GPUs are too few for workers.
     """
-    num_workers = num_gpus * worker.workers_per_gpu // worker.degree
-    if not num_workers:
-        raise ValueError(f"{num_gpus} GPUs are too few for a worker of {worker.degree} ranks")
-    found = [*_disaggregated_splits(worker, load, num_workers), _both(worker, load, num_workers)]
+    num_ranks = num_gpus * worker.workers_per_gpu
+    found = [*_disaggregated_splits(worker, decoder or worker, load, num_ranks)]
+    if decoder is None and num_ranks >= worker.degree:
+        found.append(_both(worker, load, num_ranks // worker.degree))
+    if not found:
+        degrees = f"{worker.degree}" + ("" if decoder is None else f" and one of {decoder.degree}")
+        raise ValueError(f"{num_gpus} GPUs are too few for a worker of {degrees} ranks")
     return sorted(found, key=lambda split: -split.rate)
 
 
-def splits_for(worker: Worker, load: Load, rate: float) -> list[Split]:
+def splits_for(worker: Worker, load: Load, rate: float, decoder: Worker | None = None) -> list[Split]:
     """Returns `splits` of the fewest GPUs that reach `rate`; empty: MAX_GPUS are too few."""
     # The rate never falls with more GPUs.
-    too_few, enough = -(-worker.degree // worker.workers_per_gpu) - 1, MAX_GPUS + 1
+    num_ranks = worker.degree + (0 if decoder is None else decoder.degree)
+    too_few, enough = -(-num_ranks // worker.workers_per_gpu) - 1, MAX_GPUS + 1
     found: list[Split] = []
     while enough - too_few > 1:
         num_gpus = (too_few + enough) // 2
-        tried = splits(worker, load, num_gpus)
+        tried = splits(worker, load, num_gpus, decoder)
         if tried[0].rate >= rate:
             enough, found = num_gpus, tried
         else:
@@ -141,14 +148,15 @@ def decode_rate(worker: Worker, load: Load) -> float:
     return highest(is_served, _max_decode_rate(steps, load))
 
 
-def _disaggregated_splits(worker: Worker, load: Load, num_workers: int) -> Iterator[Split]:
-    if num_workers < 2:
+def _disaggregated_splits(worker: Worker, decoder: Worker, load: Load, num_ranks: int) -> Iterator[Split]:
+    if num_ranks < worker.degree + decoder.degree:
         return
     worker.pool_tokens("prefill", load.num_tokens)
-    decode_worker_rate = decode_rate(worker, load)
-    steps = _decode_steps(worker, load, "decode") if load.output_len > 1 else []
-    for num_prefill in range(1, num_workers):
-        yield _disaggregated(worker, load, num_prefill, num_workers - num_prefill, decode_worker_rate, steps)
+    decode_worker_rate = decode_rate(decoder, load)
+    steps = _decode_steps(decoder, load, "decode") if load.output_len > 1 else []
+    for num_prefill in range(1, (num_ranks - decoder.degree) // worker.degree + 1):
+        num_decode = (num_ranks - num_prefill * worker.degree) // decoder.degree
+        yield _disaggregated(worker, load, num_prefill, num_decode, decode_worker_rate, steps)
 
 
 def _disaggregated(

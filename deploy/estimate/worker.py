@@ -212,7 +212,8 @@ class Worker:
 
     def _kv_s(self, num_tokens: int) -> float:
         share = FP8_KV_READ_SHARE if self._has_quantized_pages else KV_READ_SHARE
-        num_copies = RankConfig(0, self.degree).kv_head_copies(self.model.num_kv_heads)
+        latent = self.model.latent is not None
+        num_copies = self.degree if latent else RankConfig(0, self.degree).kv_head_copies(self.model.num_kv_heads)
         return num_tokens * num_copies * self.kv_bytes_per_token / (self.gpu.limits.copy_bandwidth * share)
 
     def _sums_s(self, num_tokens: int) -> float:
