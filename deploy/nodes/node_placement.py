@@ -1,9 +1,8 @@
 """Places the processes of a cluster on several Ray nodes.
 
 Each process has a placement group of one bundle, which keeps its CPUs and GPUs during a restart. The ranks of a worker
-share a bundle, and so a node. Ray moves the workers'
-groups of a lost node, or queues them. A router's group waits for its node, whose address is known, and so does that of
-a page store, which each node with workers has.
+share a bundle, and so a node. Ray moves the workers' groups of a lost node, or queues them. A router's group waits for
+its node, whose address is known, and so does that of a page store, which each node with workers has.
 """
 
 import logging
