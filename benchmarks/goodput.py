@@ -6,12 +6,12 @@ and writes the same to --out as JSON.
 
 A cell DOCUMENT+PROMPTxOUTPUTxTURNS@RATE/SET has conversations instead, each with a document of its own before the first
 question. All conversations together are SET times as large as the pools of the workers that compute prompts, and every
-other one has a turn between two turns of one. First turns are not measured: they compute what later turns may find.
+other one has a turn between two turns of one. All first prompts are computed once before turns are measured.
 
   python -m benchmarks.goodput --device cuda --model DIRECTORY --load-format dummy --out results \\
     --layouts "--workers 2" "--prefill 1 --decode 1" "--both 2" --cells 4096x256@10 1024x512@20
   python -m benchmarks.goodput --device cuda --model DIRECTORY --load-format dummy --out results \\
-    --layouts "--both 1" "--both 1 --store-memory 160GiB" --cells 8192+256x64x4@4/0.8 8192+256x64x4@8/3 4096x256@5
+    --layouts "--both 1" "--both 1 --store-memory 330GiB" --cells 8192+64x256x2@6/3 8192+64x256x2@4/0.8 4096x256@4.5
   python -m benchmarks.goodput --model DIRECTORY --load-format dummy --vocab-size 300 --out results \\
     --itl 100 --seconds 8 --layouts "--both 1 --num-pages 256 --max-model-len 512" \\
       "--both 1 --num-pages 256 --max-model-len 512 --store-memory 256MiB" \\
@@ -31,7 +31,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.goodput_cells import GRACE_S, Cell, bench_config
+from benchmarks.goodput_cells import GRACE_S, Cell, bench_config, fill_config
 from benchmarks.served import Served, StartError, within
 from benchmarks.steady_streams import add_model_arguments, serve_flags
 from tandem.bench.clients.base import EndpointError
@@ -62,13 +62,14 @@ def run_cell(address: str, cell: Cell, arguments: argparse.Namespace, num_pool_t
     with within(cell.seconds(num_pool_tokens, arguments.seconds) + 2 * GRACE_S, str(cell)):
         measure(bench_config(address, cell, arguments, is_warmup=True), quiet)
         config = bench_config(address, cell, arguments, is_warmup=False, pool_tokens=num_pool_tokens)
+        if cell.is_conversation:
+            measure(fill_config(config), quiet)
         result, run = measure(config, quiet)
-    records = cell.measured(run.records)
-    requests: Any = summarize(records)
+    requests: Any = summarize(run.records)
     if not requests["num_whole"]:
         raise RuntimeError("no request was served whole: see the routers' logs, and --vocab-size")
     good = {
-        f"{itl:g}": goodput(records, Slo.parse(f"ttft={arguments.ttft}ms,itl_p95={itl}ms"), requests["duration_s"])
+        f"{itl:g}": goodput(run.records, Slo.parse(f"ttft={arguments.ttft}ms,itl_p95={itl}ms"), requests["duration_s"])
         for itl in arguments.itl
     }
     return {

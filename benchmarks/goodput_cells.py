@@ -3,18 +3,18 @@
 import argparse
 import re
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.bench.arrivals import ArrivalConfig
 from tandem.bench.clients.base import EndpointConfig
 from tandem.bench.config import BenchConfig, WorkloadConfig
-from tandem.bench.records import RequestRecord
 from tandem.bench.workloads.synthetic import Lengths
 
 _CELL = re.compile(r"(?:(\d+)\+)?(\d+)x(\d+)(?:x(\d+))?@(\d+(?:\.\d+)?)(?:/(\d+(?:\.\d+)?))?")
 WARMUP_PROMPTS = 8
 GRACE_S = 90.0
+# The longest that a conversation may take to fill the caches, on average.
+FILL_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,10 @@ class Cell:
         return max(1, round(self.working_set * pool_tokens / tokens))
 
     def seconds(self, pool_tokens: int, arriving_s: float) -> float:
-        """Return the expected duration. Args: arriving_s: of single prompts."""
+        """Return a bound of the duration, without warm-up. Args: arriving_s: of single prompts."""
         if not self.is_conversation:
             return arriving_s
-        return self.num_conversations(pool_tokens) * self.num_turns / self.rate
-
-    def measured(self, records: Sequence[RequestRecord]) -> list[RequestRecord]:
-        """Leave out the first turns of conversations, which nothing can have cached."""
-        return [record for record in records if not self.is_conversation or record.index % self.num_turns]
+        return self.num_conversations(pool_tokens) * (self.num_turns / self.rate + FILL_S)
 
 
 def bench_config(
@@ -102,3 +98,10 @@ def bench_config(
         num_processes=1 if is_warmup else arguments.processes,
         label=str(cell),
     )
+
+
+def fill_config(measured: BenchConfig) -> BenchConfig:
+    """Compute the first prompts of all conversations once, as fast as they go, before turns are measured."""
+    workload = replace(measured.workload, output_lengths=Lengths(1, 1), num_turns=1, think_s=0.0)
+    arrivals = ArrivalConfig("closed", concurrency=WARMUP_PROMPTS)
+    return replace(measured, workload=workload, arrivals=arrivals, num_processes=1)

@@ -45,8 +45,9 @@ def _nothing() -> None:
 
 class Engine(EngineBase):
     """
-    Args of a worker with several ranks:
-        ranks: of the leader, to tell the followers; None while all ranks launch the same by themselves.
+    Args:
+        ranks: publishes forward passes to the followers; None on a follower, on the only rank, and during trial passes,
+            which all ranks launch by themselves.
     """
 
     def __init__(

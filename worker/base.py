@@ -147,11 +147,11 @@ class LaneDriver(Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether `poll` may soon have a report although no message comes."""
+        """Whether `poll` may have a report before the next message."""
         ...
 
     def obey(self, message: bytes) -> None:
-        """Begins what a message of the leader says. Never waits."""
+        """Executes a command of the leader. Never waits."""
         ...
 
     def poll(self) -> Sequence[bytes]:

@@ -1,4 +1,4 @@
-"""Places of some KV heads in pages. Imports no torch."""
+"""Location of KV heads within a page. Imports no torch."""
 
 from dataclasses import dataclass
 from typing import Self

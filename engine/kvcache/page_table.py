@@ -16,8 +16,7 @@ class PageTable(_Ids):
     """Page ids, 32 bits each. Pages are appended; replace one with `replace` alone.
 
     Attributes:
-        copy_id: number of the copy that the other ranks of the worker have; NO_COPY if they have none, or an outdated
-            one. The copy may be shorter.
+        copy_id: number of the followers' copy; NO_COPY without a valid one. The copy may be shorter.
     """
 
     __slots__ = ("_outdated", "copy_id")

@@ -8,8 +8,8 @@ from tandem.engine.ranks.config import MAX_DEGREE, RankConfig
 def check_degree(model: ModelConfig, degree: int) -> None:
     """
     Raises:
-        ValueError: the model cannot be cut into so many ranks; the message, of one line, names the size that `degree`
-            does not divide.
+        ValueError: the model cannot be cut into `degree` ranks; the message of one line names the size that does not
+            fit.
     """
     if not 1 <= degree <= MAX_DEGREE:
         raise ValueError(f"a worker has 1 to {MAX_DEGREE} ranks, not {degree}")
@@ -47,7 +47,7 @@ def _cut_sizes(model: ModelConfig, degree: int) -> list[tuple[str, int]]:
 
 def _require_divided(what: str, size: int, degree: int) -> None:
     if size % degree:
-        raise ValueError(f"{degree} ranks cannot share {what}, {size}: use a number of ranks that divides it")
+        raise ValueError(f"{degree} ranks cannot share {what}, {size}: use a number of ranks that divides {size}")
 
 
 def _require_aligned(model: ModelConfig, what: str, size: int) -> None:
@@ -56,4 +56,4 @@ def _require_aligned(model: ModelConfig, what: str, size: int) -> None:
     if model.quantization is not None:
         multiple = BLOCK if model.quantization.weights == "block" else FP8_MULTIPLE
     if size % multiple:
-        raise ValueError(f"a rank would have {size} of {what}, no multiple of {multiple}: use fewer ranks")
+        raise ValueError(f"each rank would hold {size} of {what}, not a multiple of {multiple}: use fewer ranks")

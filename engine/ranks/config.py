@@ -1,4 +1,4 @@
-"""A worker's ranks: processes on one host, each with a part of the model. Imports no torch."""
+"""Ranks of a worker: processes on one host that each hold a part of the model. Imports no torch."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ class RankConfig:
         return self.rank == 0
 
     def share(self, size: int) -> range:
-        """Returns this rank's part of `size` things cut into equal parts. The degree divides `size`."""
+        """Returns this rank's part of range(size), cut into equal parts. The degree divides `size`."""
         each, rest = divmod(size, self.degree)
         assert not rest, f"{size} cannot be cut into {self.degree} equal parts"
         return range(self.rank * each, (self.rank + 1) * each)
@@ -50,7 +50,8 @@ class RankConfig:
         return max(1, self.degree // num_kv_heads)
 
     def vocabulary(self, size: int) -> range:
-        """Returns this rank's tokens of a vocabulary. All ranks but the last that has any hold equally many."""
+        """Returns this rank's token ids of a vocabulary of `size`. Parts are equal; the last ranks may hold fewer or
+        none."""
         each = -(-size // (self.degree * VOCABULARY_STEP)) * VOCABULARY_STEP if self.degree > 1 else size
         return range(min(size, self.rank * each), min(size, (self.rank + 1) * each))
 

@@ -11,10 +11,9 @@ T = TypeVar("T")
 
 
 class RankGroup(ABC):
-    """The hosts' side of a worker's ranks.
+    """Exchanges values between the ranks of a worker while they start.
 
-    All ranks call the same methods in the same order. Values are plain and small. Nothing here is on the path of a
-    forward pass.
+    All ranks call the same methods in the same order. Values are picklable and small.
 
     Attributes:
         progress: in memory that all ranks map; None if they are threads.

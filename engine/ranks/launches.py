@@ -1,4 +1,4 @@
-"""An engine's view of the other ranks of its worker, while it serves."""
+"""Interface of the leader's engine to its followers while it serves."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from tandem.engine.ranks.record import GraphSize
 
 
 class RankLaunches(ABC):
-    """What the leader's engine tells the followers, and hears from them. Used by the engine thread alone."""
+    """Publishes the leader's forward passes to the followers. Used by the engine thread alone."""
 
     @abstractmethod
     def publish(self, batch: Batch, num_fed: int, graph: GraphSize, scored: Sequence[ScoredRows]) -> int:
-        """Publishes a forward pass, which the followers then launch too. Call it before the leader's own launch.
+        """Publishes a forward pass for the followers to launch. Call it before the leader's own launch.
 
-        Waits until the followers have taken the record whose place this one gets.
+        Waits for a free slot if the followers have not taken earlier records.
 
         Args:
             num_fed: rows of the output that feeds the batch; 0 if the host knows all tokens.

@@ -1,4 +1,4 @@
-"""What the ranks of a worker have done, in memory that all of them map."""
+"""Progress of a worker's ranks, in shared memory."""
 
 from ctypes import addressof, c_int64
 from enum import IntEnum
@@ -80,7 +80,7 @@ class Progress:
         return addressof(c_int64.from_buffer(self._words, _Order.ABORT * _WORD_BYTES))
 
     def stop(self) -> None:
-        """Asks the followers to end after what they have been told."""
+        """Asks the followers to end after the records and commands published so far."""
         self._words[_Order.STOP] = 1
 
     @property

@@ -1,4 +1,4 @@
-"""Lanes of a rank that is not the leader. Its process drives them by the leader's commands."""
+"""A follower's side of its lanes: executes the leader's commands."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class LaneFollower:
 
     @property
     def is_busy(self) -> bool:
-        """Whether `poll` may soon have a report although no command comes."""
+        """Whether `poll` may have a report before the next command."""
         return any(lane.end is None or lane.under_way or lane.over is not None for lane in self._lanes.values())
 
     def obey(self, message: bytes) -> None:
@@ -51,7 +51,7 @@ class LaneFollower:
             self._lanes[command.number] = _Driven(self._open(command), LaneReport(command.number))
             return
         lane = self._lanes.get(command.number)
-        # It did not open, and the leader has not heard of it.
+        # It did not open; the leader sent this before it had the report.
         if lane is None:
             return
         if isinstance(command, AbortLane):

@@ -10,7 +10,7 @@ from tandem.head_slice import HeadSlice
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Way of some KV heads from one rank's pages to another's.
+    """Path of consecutive KV heads from one rank's pages to another rank's.
 
     Attributes:
         heads: the carried heads.

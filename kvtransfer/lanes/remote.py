@@ -1,4 +1,4 @@
-"""The leader's side of lanes that another rank of its worker drives."""
+"""The leader's side of a follower's lanes."""
 
 import itertools
 import threading

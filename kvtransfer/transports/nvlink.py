@@ -17,7 +17,7 @@ from tandem.rpc.credentials import ClusterCredentials
 
 # Pages in a push's first batch; each further batch has twice as many.
 FIRST_PAGES = 4
-# Only kernels need it: those of the model otherwise hold all multiprocessors.
+# For the kernel that copies heads: the model's kernels would hold all multiprocessors.
 HIGH_PRIORITY = -1
 
 # Endpoint: size of the pool in bytes, and its CUDA IPC handle.
@@ -59,9 +59,9 @@ class NvlinkSender(SenderTransport):
         self._num_dst_pages = num_bytes // page_bytes
         self._src = pool.address
         self._device = pool.device
-        # Ordered with no other stream: a forward launched already would delay the pages.
-        self._stream = torch.cuda.Stream(self._device, priority=HIGH_PRIORITY)
         self._copies = copies_between(source, destination, self._device)
+        # Ordered with no other stream: a forward launched already would delay the pages.
+        self._stream = torch.cuda.Stream(self._device, priority=0 if self._copies_whole_pages else HIGH_PRIORITY)
         handle = runtime.cudaIpcMemHandle_t()
         try:
             handle.reserved = ipc_handle
@@ -77,11 +77,15 @@ class NvlinkSender(SenderTransport):
     def failure(self) -> str:
         return ""
 
+    @property
+    def _copies_whole_pages(self) -> bool:
+        return isinstance(self._copies, PageCopies)
+
     def copy_pages(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
         assert not self._aborted, "a copy after abort"
         assert len(src_pages) == len(dst_pages) and max(dst_pages) < self._num_dst_pages
         # Submitting whole pages takes half as long as copying: start with few and submit the rest meanwhile.
-        start, num_pages = 0, FIRST_PAGES if isinstance(self._copies, PageCopies) else len(src_pages)
+        start, num_pages = 0, FIRST_PAGES if self._copies_whole_pages else len(src_pages)
         while start < len(src_pages):
             end = start + num_pages
             self._copies.copy(

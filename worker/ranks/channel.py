@@ -15,7 +15,7 @@ class MessageChannel:
         """Args: end: of `pair`; this object closes it."""
         self._end = end
         self._end.setblocking(False)
-        # What the kernel had no room for: the other process stands still, or is about to read.
+        # Messages that did not fit into the socket's buffer.
         self._unsent: deque[bytes] = deque()
 
     @staticmethod

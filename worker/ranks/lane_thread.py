@@ -1,4 +1,4 @@
-"""The thread of a follower that drives its lanes: a long launch must not delay a copy."""
+"""Thread of a follower that drives its lanes, so that a long launch does not delay a copy."""
 
 import logging
 import os
@@ -55,7 +55,7 @@ class LaneThread:
         except ConnectionError:
             logger.info("the leader has ended")
         except BaseException:
-            # Copies may touch pages without an end.
+            # Copies may still touch pages, and nobody would report their end.
             logger.exception("the lanes failed")
             logging.shutdown()
             os._exit(exit_codes.RANK_FAILED)

@@ -1,4 +1,4 @@
-"""A worker's ranks, as its own process has them."""
+"""The leader's side of a worker's ranks."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ from tandem.worker.ranks.standstill import GroupPulse, GroupSteps
 
 logger = logging.getLogger(__name__)
 
-# Time in which a start that lost a rank fails by itself, with the reason.
+# Time for a start that lost a rank to report the reason, in seconds.
 FAILURE_GRACE_S = 10.0
 
 
@@ -81,11 +81,11 @@ class Leader:
         return self._processes.pids[1:] if self._processes is not None else ()
 
     def num_steps(self, own: int) -> int:
-        """Returns the worker's steps as far as all ranks move. Args: own: of this process."""
+        """Returns the worker's step count, which stops with any rank. Args: own: step count of this process."""
         return self._steps.count() if self._steps is not None else own
 
     def is_silent(self) -> bool:
-        """Returns whether the process of a follower does not run, so that this worker must seem silent too."""
+        """Returns whether a follower's process is stopped. The worker then sends no heartbeats."""
         return self._pulse is not None and self._pulse.is_silent()
 
     def stop(self, timeout_s: float) -> None:

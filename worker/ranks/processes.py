@@ -59,7 +59,7 @@ class RankProcesses:
     ) -> None:
         """
         Args:
-            run: the life of each follower, a function of a module.
+            run: main function of each follower, as in FollowerOrder.
             on_death: called once, on a thread of this object, if a follower ends before `stop`.
         """
         self._degree = worker.engine.degree
@@ -86,7 +86,7 @@ class RankProcesses:
         return self.group.find_failure(FAILURE_TIMEOUT_S)
 
     def stop(self, timeout_s: float) -> None:
-        """Lets the followers end, and kills those that have not in time."""
+        """Asks the followers to end, and kills them after the timeout."""
         self._is_stopping.set()
         self.memory.progress.stop()
         deadline = time.monotonic() + timeout_s
@@ -133,7 +133,7 @@ class RankProcesses:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tandem.worker.ranks.follower", *map(str, (os.getpid(), *fds))],
                 stdin=subprocess.DEVNULL,
-                # Of this process, which may have it from elsewhere.
+                # The code may be on this process's path only, as with ship_code.
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 pass_fds=fds,
             )

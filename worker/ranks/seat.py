@@ -1,4 +1,4 @@
-"""What a follower is told at its start, and what it has while it lives."""
+"""A follower's order, and its connections to the leader."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class FollowerOrder:
     Attributes:
         worker: the leader's, without the clients' keys.
         incarnation: of the leader.
-        run: the follower's life, a function of a module.
+        run: main function of the follower; at the top level of a module, because it is pickled.
     """
 
     ranks: RankConfig

@@ -1,4 +1,4 @@
-"""The life of a follower: it builds its part of the engine and obeys its leader."""
+"""Main function of a follower: builds its part of the engine and follows the leader."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Followers that stand still count as a worker that stands still, and stopped ones as a silent worker."""
+"""Detects followers that hang, which stop the worker's step count, and stopped followers, which silence the worker."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ WAIT_FACTOR = 1.5
 
 
 class GroupSteps:
-    """Counts a worker's steps as far as all ranks move."""
+    """Counts a worker's steps. The count stops while a follower hangs."""
 
     def __init__(self, num_steps: Callable[[], int], beats: Callable[[], list[int]]) -> None:
         """

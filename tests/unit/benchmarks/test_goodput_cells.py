@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks.goodput_cells import Cell, bench_config
+from benchmarks.goodput_cells import Cell, bench_config, fill_config
 from tandem.bench.workloads.base import Session
 from tandem.bench.workloads.table import make_sessions
 
@@ -58,11 +58,11 @@ def test_all_other_conversations_have_a_turn_between_two_of_one() -> None:
     assert arrivals[-1] == pytest.approx(len(sessions) / 4.0, rel=0.2)
 
 
-def test_first_turns_are_not_measured() -> None:
-    class Record:
-        def __init__(self, index: int) -> None:
-            self.index = index
-
-    records = [Record(index) for index in range(6)]
-    assert [record.index for record in CONVERSATIONS.measured(records)] == [1, 2, 4, 5]  # type: ignore[arg-type]
-    assert Cell(8, 8, 1).measured(records) == records  # type: ignore[arg-type]
+def test_the_first_prompts_of_all_conversations_are_computed_before() -> None:
+    config = bench_config("a:1", CONVERSATIONS, ARGUMENTS, is_warmup=False, pool_tokens=10_000)
+    fill = fill_config(config)
+    before = make_sessions(fill.workload, fill.arrivals, fill.duration_s)
+    measured = make_sessions(config.workload, config.arrivals, config.duration_s)
+    assert [session.turns[0].parts for session in before] == [session.turns[0].parts for session in measured]
+    assert {len(session.turns) for session in before} == {1}
+    assert fill.arrivals.kind == "closed"

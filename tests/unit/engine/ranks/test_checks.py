@@ -32,7 +32,7 @@ def test_heads_are_cut_or_replicated(tmp_path: Path, num_kv_heads: int, degree: 
         ({}, 3, "3 ranks cannot share the model's query heads, 8"),
         ({"num_attention_heads": 6, "num_key_value_heads": 2}, 3, "3 ranks cannot share 2 KV heads"),
         ({"intermediate_size": 250}, 4, "4 ranks cannot share intermediate_size, 250"),
-        ({"intermediate_size": 24}, 4, "a rank would have 6 of intermediate_size, no multiple of 4"),
+        ({"intermediate_size": 24}, 4, "each rank would hold 6 of intermediate_size, not a multiple of 4"),
     ],
 )
 def test_other_degrees_are_refused(tmp_path: Path, values: dict[str, Any], degree: int, message: str) -> None:
@@ -42,15 +42,15 @@ def test_other_degrees_are_refused(tmp_path: Path, values: dict[str, Any], degre
 
 def test_blocks_of_fp8_weights_are_not_cut(tmp_path: Path) -> None:
     blocks = replace(model(tmp_path, head_dim=128), quantization=Quantization("block", "group"))
-    with pytest.raises(ValueError, match="a rank would have 64 of intermediate_size, no multiple of 128"):
+    with pytest.raises(ValueError, match="each rank would hold 64 of intermediate_size, not a multiple of 128"):
         check_degree(blocks, 4)
 
 
 @pytest.mark.parametrize(
     ("nope_dim", "value_dim", "message"),
     [
-        (96, 128, "a rank would have 320 of rows of queries, no multiple of 128"),
-        (192, 96, "a rank would have 192 of values of heads, no multiple of 128"),
+        (96, 128, "each rank would hold 320 of rows of queries, not a multiple of 128"),
+        (192, 96, "each rank would hold 192 of values of heads, not a multiple of 128"),
     ],
 )
 def test_blocks_of_latent_attention_are_not_cut(tmp_path: Path, nope_dim: int, value_dim: int, message: str) -> None:

@@ -90,6 +90,22 @@ def test_the_last_report_counts_copies_that_end_during_the_look(lane: OpenedLane
     assert lane.poll() == [LaneReport(0, 1, is_open=True, is_over=True)]
 
 
+def test_an_end_without_an_endpoint_is_closed() -> None:
+    transport = ScriptedOpening()
+    transport.endpoint_error = OSError("no address")
+    follower = LaneFollower({"scripted": transport})
+    follower.obey(encode_command(OpenLane(0, "scripted", None, LANE)))
+    deadline = time.monotonic() + 10.0
+    while not (reports := follower.poll()):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert [decode_report(report) for report in reports] == [LaneReport(0, is_over=True, failure="no address")]
+    (end,) = transport.receivers
+    while not end.aborted:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 class CompletesWhenAsked(Completion):
     def __init__(self, over: Completion, complete: Callable[[], None]) -> None:
         self._over = over
