@@ -13,7 +13,7 @@ from tandem.engine.attention.base import AttentionBackend, GraphableBackend
 from tandem.engine.attention.choice import choose_backend
 from tandem.engine.collectives.base import Collectives
 from tandem.engine.config import EngineConfig
-from tandem.engine.dry_run import Measured, free_bytes, keep_forward_memory, measure_memory
+from tandem.engine.dry_run import Measured, free_bytes, keep_forward_memory, measure_memory, settled_free_bytes
 from tandem.engine.engine import Engine
 from tandem.engine.grammars import Grammars
 from tandem.engine.graph_runner import DecodeGraphs
@@ -106,7 +106,7 @@ def build_engine(
                 ranks=launches,
             )
     else:
-        free_at_start = free_bytes()
+        free_at_start = free_bytes() if ranks.degree == 1 else settled_free_bytes()
         check_memory(config, model_config, whole_layout, free_at_start)
         try:
             with opened(group, device) as collectives:
