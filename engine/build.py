@@ -10,7 +10,7 @@ import torch
 from tandem.engine.agreement import check_equal, opened
 from tandem.engine.config import EngineConfig
 from tandem.engine.cuda_build import build_on_gpu
-from tandem.engine.dry_run import free_bytes
+from tandem.engine.dry_run import free_bytes, settled_free_bytes
 from tandem.engine.engine import Engine
 from tandem.engine.kvcache.host_memory import available_memory_bytes
 from tandem.engine.kvcache.pool import CpuKvPool
@@ -84,7 +84,7 @@ def build_engine(
                 ranks=launches,
             )
     else:
-        free_at_start = free_bytes()
+        free_at_start = free_bytes() if ranks.degree == 1 else settled_free_bytes()
         check_memory(config, model_config, whole_layout, free_at_start)
         try:
             with opened(group, device) as collectives:

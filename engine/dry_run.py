@@ -34,6 +34,8 @@ NUM_TRIAL_SIZES = 6
 LAUNCH_BOUND = 1.2
 # The shortest trial counts: other starting workers may delay the host.
 NUM_TRIALS = 3
+SETTLE_S = 0.5
+MAX_SETTLES = 20
 
 _GREEDY = SamplingParams(max_tokens=1)
 _SAMPLED = SamplingParams(
@@ -57,6 +59,17 @@ def free_bytes() -> int:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0]
+
+
+def settled_free_bytes(sleep: Callable[[float], None] = time.sleep) -> int:
+    """Returns free_bytes once it does not rise. A killed worker's followers give their memory back after its end."""
+    free = free_bytes()
+    for _ in range(MAX_SETTLES):
+        sleep(SETTLE_S)
+        before, free = free, free_bytes()
+        if free <= before:
+            break
+    return free
 
 
 def measure_memory(

@@ -273,3 +273,11 @@ def test_graph_sizes_of_all_ranks_are_the_leaders() -> None:
 
     leader, follower = run_ranks(2, sizes)
     assert leader == follower and max(leader) == 256
+
+
+def test_memory_of_a_killed_workers_ranks_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [10, 40, 75, 75, 80]
+    monkeypatch.setattr(dry_run, "free_bytes", lambda: free.pop(0))
+    pauses: list[float] = []
+    assert dry_run.settled_free_bytes(pauses.append) == 75
+    assert free == [80] and sum(pauses) == 1.5
