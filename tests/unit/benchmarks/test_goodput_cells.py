@@ -65,4 +65,4 @@ def test_the_first_prompts_of_all_conversations_are_computed_before() -> None:
     measured = make_sessions(config.workload, config.arrivals, config.duration_s)
     assert [session.turns[0].parts for session in before] == [session.turns[0].parts for session in measured]
     assert {len(session.turns) for session in before} == {1}
-    assert fill.arrivals.kind == "closed"
+    assert fill.arrivals is not None and fill.arrivals.kind == "closed"
