@@ -78,6 +78,11 @@ class Engine(EngineBase):
         self._ranks = ranks
         self._collectives = model.collectives
 
+    def close(self) -> None:
+        if self._collectives is not None:
+            self._collectives.close()
+        super().close()
+
     def shallow(self) -> "Engine":
         """Returns an engine with one layer, on the same pool, without graphs."""
         return Engine(self.model.shallow(), self.pool, self._attention)

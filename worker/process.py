@@ -127,11 +127,11 @@ class WorkerProcess:
             self._loop_thread.call(self._close(), CALL_TIMEOUT_S)
         self._metrics.close()
         self._engine_thread.stop(STOP_TIMEOUT_S)
-        self._leader.stop(STOP_TIMEOUT_S)
         if self._store is not None:
             self._store.close()
         if self._engine is not None:
-            self._engine.pool.close()
+            self._engine.close()
+        self._leader.stop(STOP_TIMEOUT_S)
         self._loop_thread.stop()
 
     # --- Engine thread ---

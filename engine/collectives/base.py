@@ -58,4 +58,4 @@ class Collectives(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Frees memory and connections. All ranks have ended their operations."""
+        """Frees mappings and connections. This rank's operations have ended."""

@@ -17,8 +17,8 @@ VECTOR_BYTES = 16
 MAX_BLOCKS = 64
 STAGING_BYTES = 8 * 2**20
 FLAG_BYTES = MAX_BLOCKS * MAX_DEGREE * 8
-# A rank that compiles kernels at its start lets the others wait.
-TIMEOUT_S = 300
+# A rank that compiles kernels at its start lets the others wait, in seconds.
+START_TIMEOUT_S = 300.0
 # Largest sums in one shot, by the largest degree: more ranks read more in one.
 ONE_SHOT_BYTES = ((2, STAGING_BYTES), (4, 512 * 1024), (MAX_DEGREE, 256 * 1024))
 
@@ -37,6 +37,7 @@ class CudaIpcCollectives(Collectives):
         self._progress = group.progress
         self._device = device
         self._nccl = nccl
+        self._timeout_ns = int(max(START_TIMEOUT_S, group.wait_timeout_s) * 1e9)
         self._memory = IpcMemory(group, FLAG_BYTES + 2 * STAGING_BYTES, device)
         # Rounds that have ended, and blocks that have ended the present one.
         self._state = torch.zeros(2, dtype=torch.int64, device=device)
@@ -146,7 +147,7 @@ class CudaIpcCollectives(Collectives):
                 "THREADS": THREADS,
                 "MAX_BLOCKS": MAX_BLOCKS,
                 "STAGING_BYTES": STAGING_BYTES,
-                "TIMEOUT_NS": TIMEOUT_S * 10**9,
+                "TIMEOUT_NS": self._timeout_ns,
             }
             macros = {macro: int(value) for macro, value in macros.items()}
             kernel = self._kernels[key] = CudaKernel(__package__, name, common | macros, self._device)

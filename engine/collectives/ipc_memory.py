@@ -52,13 +52,12 @@ class IpcMemory:
             self.abort_address = int(check(runtime.cudaHostGetDevicePointer(self._word, 0)))
 
     def close(self) -> None:
-        """The other ranks' devices do not use this rank's memory any more."""
+        """This rank's operations have ended. Its own allocation stays: other ranks may still map it."""
         torch.cuda.synchronize(self._device)
         with torch.cuda.device(self._device):
             for rank, address in enumerate(self.addresses):
                 if rank != self._rank:
                     check(runtime.cudaIpcCloseMemHandle(address))
-            check(runtime.cudaFree(self._own))
             check(runtime.cudaHostUnregister(self._word))
 
 

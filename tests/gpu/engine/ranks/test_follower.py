@@ -50,8 +50,8 @@ def engine_of_two(config: EngineConfig) -> Iterator[Engine]:
         recorder = ForwardRecorder(memory.ring, memory.progress, config.page_size)
         engine = build_engine(config, "leader", lambda doing: None, processes.group, recorder)
         yield engine
-        assert deaths.empty() and engine.model.collectives is not None
-        engine.model.collectives.close()
+        assert deaths.empty()
+        engine.close()
 
 
 def serve(engine: Engine, num_waves: int, chunk_size: int = 4096) -> dict[tuple[int, ...], list[int]]:
