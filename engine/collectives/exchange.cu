@@ -1,4 +1,4 @@
-// Rows that some ranks send, and some receive: the columns of a matrix at the leader, or the leader's numbers everywhere.
+// Rows that some ranks send, and some receive: columns of a matrix to the leader, or the leader's numbers to all.
 //
 // Macros for NVRTC, beside round.cuh's:
 //   UNIT_BYTES   16, 8, 4 or 2: divides all widths
@@ -20,15 +20,15 @@ __device__ __forceinline__ Unit fetch(const Unit* from) {
     return peek(from);
 #elif UNIT_BYTES == 8
     Unit v;
-    asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from) : "memory");
+    asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
     return v;
 #elif UNIT_BYTES == 4
     Unit v;
-    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(from) : "memory");
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(from));
     return v;
 #else
     Unit v;
-    asm volatile("ld.relaxed.sys.global.u16 %0, [%1];" : "=h"(v) : "l"(from) : "memory");
+    asm volatile("ld.relaxed.sys.global.u16 %0, [%1];" : "=h"(v) : "l"(from));
     return v;
 #endif
 }
