@@ -12,12 +12,12 @@ import torch
 from tandem import exit_codes
 from tandem.both_worker.local_worker import Counts, LocalWorker
 from tandem.decode_worker.config import DecodeConfig
-from tandem.deploy.host.garbage import collect_seldom, freeze_objects
 from tandem.engine.attention.table import ATTENTION_BACKENDS, AUTO
 from tandem.engine.base import EngineBase
 from tandem.engine.build import build_engine, why_no_gpu
 from tandem.engine.config import KV_CACHE_DTYPES, QUANTIZATIONS, EngineConfig
 from tandem.engine.models.config import ModelConfig
+from tandem.garbage import collect_seldom, freeze_objects
 from tandem.prefill_worker.config import PrefillConfig
 from tandem.sampling_params import SamplingParams
 

@@ -65,11 +65,13 @@ class RecordingOps(LayerOps):
     def gated_mlp(self, x: torch.Tensor, norm: Norm, gate_up: LinearBase, down: LinearBase) -> torch.Tensor:
         return self._ops.gated_mlp(x, norm, gate_up, down)
 
-    def mixture(self, x: torch.Tensor, norm: Norm, experts: Experts) -> torch.Tensor:
+    def mixture(
+        self, x: torch.Tensor, norm: Norm, experts: Experts, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
         weight, bias, routing = experts.router
         logits = router_logits(rms_norm(x, *norm), weight, routing)
         self.chosen.append(choose_experts(logits, bias, routing)[1].cpu())
-        return self._ops.mixture(x, norm, experts)
+        return self._ops.mixture(x, norm, experts, residual)
 
     def normalize(self, x: torch.Tensor, norm: Norm) -> None:
         self._ops.normalize(x, norm)

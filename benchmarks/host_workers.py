@@ -121,7 +121,7 @@ class HostWorkers:
         )
         self.last_tokens = Tokens(())
         page_format = PageFormat("none", 1, "none")
-        hello = LinkHello(PROTOCOL_VERSION, "p", "p-life", 1, "d-life", page_format, ("none",))
+        hello = LinkHello(PROTOCOL_VERSION, "p", "p-life", "d-life", page_format, ("none",), ())
         self.decode.receive(ReceiverLinkOpened(EPOCH, hello, NoReceiver(), lambda: False))
         self.prefill.receive(SenderLinkOpened("d", "d-life", EPOCH, "none", NoSender()))
 

@@ -9,7 +9,7 @@ from benchmarks.children import START_TIMEOUT_S, questions
 from benchmarks.router_model import MAX_MODEL_LEN, MODEL_NAME, output_token, token_text
 from tandem import logs
 from tandem.config import LogConfig
-from tandem.deploy.host.garbage import collect_young_seldom, freeze_objects
+from tandem.garbage import collect_young_seldom, freeze_objects
 from tandem.router.config import RouterConfig
 from tandem.router.process import RouterProcess
 from tandem.rpc.channel import bind, new_server

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from tandem.deploy.host.process_tree import descendants, die_with_parent, end_processes
+from tandem.deploy.host.process_tree import descendants, end_processes
+from tandem.prctl import die_with_parent
 from tandem.processes import ProcessId
 
 # More than the cluster's own limit for stopping.

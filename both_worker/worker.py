@@ -1,7 +1,7 @@
 """The both role: prefill and decode over one engine and one pool, with or without links."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tandem.both_worker.choosing_handover import ChoosingHandover
 from tandem.both_worker.handover import LocalHandover
@@ -14,6 +14,9 @@ from tandem.decode_worker.scheduler import DecodeScheduler
 from tandem.engine.base import EngineBase
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.kvtransfer.config import LinkConfig
+from tandem.kvtransfer.lanes.follower import LaneFollower
+from tandem.kvtransfer.lanes.ranks import LinkRanks
+from tandem.kvtransfer.lanes.remote import RemoteRank
 from tandem.kvtransfer.link_dialer import LinkDialer
 from tandem.kvtransfer.link_server import LinkServer
 from tandem.kvtransfer.sender_link import MAX_PAGES_IN_FLIGHT
@@ -25,7 +28,7 @@ from tandem.prefill_worker.handover import LinkHandover
 from tandem.prefill_worker.scheduler import PrefillScheduler
 from tandem.recording import Recorder
 from tandem.rpc.credentials import ClusterCredentials
-from tandem.worker.base import LinkConnections, Outbox, WorkerRole
+from tandem.worker.base import FollowerLinks, LaneDriver, LinkConnections, Outbox, WorkerRole
 from tandem.worker.config import WorkerConfig
 from tandem.worker.events import Event
 from tandem.worker.forward_timer import ForwardTimer
@@ -62,7 +65,9 @@ def make_both_scheduler(
     )
     handover: Handover = LocalHandover(decode_scheduler)
     if has_links:
-        elsewhere = LinkHandover(engine.pool.layout, engine.launches, outbox, clock, max_pages_in_flight, recorder)
+        elsewhere = LinkHandover(
+            engine.pool.layout.whole, engine.launches, outbox, clock, max_pages_in_flight, recorder
+        )
         handover = ChoosingHandover(worker_id, cache, LocalHandover(decode_scheduler), elsewhere)
     pages = SharedPages(cache, decode_scheduler, worker_id)
     budget = StepBudget(itl_objective_s, prefill.chunk_size, timer, engine)
@@ -133,11 +138,19 @@ class BothRole(WorkerRole):
         config: WorkerConfig,
         credentials: ClusterCredentials,
         post: Callable[[Event], None],
+        followers: Sequence[FollowerLinks] = (),
     ) -> LinkConnections:
         if self._links is None:
             return NoLinks()
         transports = load_transports(self._links.transports, engine.pool, config.host, credentials)
-        gpu = engine.pool.gpu
-        out = LinkDialer(hello.worker_id, hello.incarnation, hello.page_format, transports, post, credentials, gpu)
-        into = LinkServer(hello.incarnation, hello.page_format, transports, post, gpu)
+        ranks = LinkRanks.of(engine.pool, transports, [RemoteRank(*one) for one in followers])
+        out = LinkDialer(hello.worker_id, hello.incarnation, hello.page_format, ranks, post, credentials)
+        into = LinkServer(hello.incarnation, hello.page_format, ranks, post)
         return TwoWayLinks(hello.worker_id, out, into)
+
+    def build_lanes(
+        self, engine: EngineBase, config: WorkerConfig, credentials: ClusterCredentials
+    ) -> LaneDriver | None:
+        if self._links is None:
+            return None
+        return LaneFollower(load_transports(self._links.transports, engine.pool, config.host, credentials))

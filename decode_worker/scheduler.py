@@ -203,8 +203,9 @@ class DecodeScheduler(ForwardScheduler):
     def next_deadline(self, *, with_prompts: bool = False) -> float | None:
         deadline = self._leases.next_deadline()
         if self._in_flight is None:
-            # Jobs here wait only for grammars and copies, which send no event: poll.
-            if self._growth.waits_for_copies or any(job.sequence.constraint is not None for job in self._running):
+            # Jobs here wait only for grammars, copies and other ranks, which send no event: poll.
+            is_lagging = self._growth.waits_for_copies or self._launches.is_lagging
+            if is_lagging or any(job.sequence.constraint is not None for job in self._running):
                 return self._clock() + POLL_S
             return deadline
         now, due = self._clock(), self._pace.due(with_prompts=with_prompts)

@@ -100,7 +100,7 @@ def run_configuration(
         for doing in warmer.run(worker, counts):
             on_progress(doing)
     finally:
-        engine.pool.close()
+        engine.close()
 
 
 class Warmer:

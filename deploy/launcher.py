@@ -33,6 +33,7 @@ from tandem.deploy.plan import (
     check_num_threads,
     check_own_classes,
     plan,
+    role_of,
     router_names,
     worker_names,
 )
@@ -44,7 +45,7 @@ from tandem.deploy.supervise.processes import OnProgress, Processes
 from tandem.deploy.supervise.restarting import RestartedKind, Restarting, RestartJob
 from tandem.deploy.supervise.role_planner import RolePlanner
 from tandem.deploy.supervise.role_plans import RolePlans
-from tandem.deploy.supervise.room import check_num_gpus, has_room
+from tandem.deploy.supervise.room import Leaving, check_num_gpus, has_room
 from tandem.deploy.supervise.scaling import ScaleJob, Scaling, check_kinds, in_counts
 from tandem.deploy.supervise.supervisor import ProcessKind, Supervisor
 from tandem.engine.weights.resolve import resolve_model
@@ -411,7 +412,12 @@ class Cluster:
         wanted = {p.worker.worker_id: p for p in plans}
         joining = {name: p for name, p in wanted.items() if name not in self._processes.worker_plans}
         leaving = [name for name in self._processes.worker_plans if name not in wanted]
-        join_first = has_room(self._config, self._ray, len(joining), len(leaving))
+        join_first = has_room(
+            self._config,
+            self._ray,
+            [p.worker.role for p in joining.values()],
+            [Leaving(role_of(name), self._nodes.node_of(name) if self._nodes is not None else "") for name in leaving],
+        )
         return Scaling(job, self, supervisor, kind, joining, leaving, join_first=join_first)
 
     def _role_plans(self) -> RolePlans | None:
@@ -470,7 +476,7 @@ class Cluster:
         try:
             with refusals():
                 num_stores = 1 if self._config.store_memory else 0
-                self._ray.start(self._config.num_workers + self._config.num_routers_started + num_stores)
+                self._ray.start(self._config.num_ranks + self._config.num_routers_started + num_stores)
         except StartError as error:
             raise ClusterError(str(error)) from error
         self._on_progress("ray", "ready")

@@ -17,6 +17,7 @@ from tandem.engine.kvcache.host_memory import available_memory_bytes
 from tandem.engine.memory_needs import check_memory
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.page_layout import page_layout_of
+from tandem.engine.ranks.checks import check_degree
 from tandem.kvtransfer.transports.table import TRANSPORTS
 from tandem.pagestore.region import check_region
 from tandem.prefill_worker.policies.table import PREFILL_POLICIES
@@ -99,7 +100,7 @@ def plan(
     if config.chat_template:
         read_chat_template(Path(config.chat_template))
     # No two workers share a core: threads would wait for each other at every barrier.
-    num_threads = max(1, len(os.sched_getaffinity(0)) // config.num_workers)
+    num_threads = max(1, len(os.sched_getaffinity(0)) // config.num_ranks)
     engine = config.engine(str(model_dir), num_threads)
     longest = model_config.max_position_embeddings
     if engine.num_pages:
@@ -126,9 +127,10 @@ def plan(
             pools = [here._replace(available_bytes=here.available_bytes - untouched_bytes)]
         else:
             pools = [_beside_store(config, engine, model_config, here)]
+    _check_degrees(config, engine, model_config)
     # So does a GPU worker.
     if engine.device == "cpu":
-        _check_memory(pools, engine, model_config)
+        _check_memory(pools, replace(engine, degree=config.max_degree), model_config)
     router = config.router(str(model_dir), config.model.rstrip("/").rpartition("/")[2], max_model_len, cluster_token)
     num_threads_of = nodes.num_threads if nodes and not config.num_threads else None
     workers = [
@@ -145,7 +147,17 @@ def _check_memory(nodes: Iterable[PoolsOfNode], engine: EngineConfig, model_conf
     for node, num_pools, available in nodes:
         where = f"node {node}: " if node else ""
         if num_pools:
-            check_memory(engine, model_config, layout, available, num_workers=num_pools, where=where)
+            # Ranks may hold copies of heads, the more so the more they are.
+            check_memory(
+                engine, model_config, layout, available, num_workers=num_pools, num_ranks=engine.degree, where=where
+            )
+
+
+def _check_degrees(config: ClusterConfig, engine: EngineConfig, model_config: ModelConfig) -> None:
+    """Raises ValueError: the model cannot be cut into the ranks of some worker."""
+    quantized = model_config.quantized(engine.quantization)
+    for degree in sorted({config.degree_of(role) for _, role in worker_names(config)}):
+        check_degree(quantized, degree)
 
 
 def _beside_store(
@@ -176,9 +188,11 @@ def check_before_fetching(config: ClusterConfig, model_dir: Path) -> None:
     into this host's memory."""
     model_config = ModelConfig.from_dir(model_dir)
     engine = config.engine(str(model_dir), 1)
+    _check_degrees(config, engine, model_config)
     if engine.device == "cpu" and not config.spans_nodes:
         here = PoolsOfNode("", config.num_workers, available_memory_bytes())
-        _check_memory([_beside_store(config, engine, model_config, here)], engine, model_config)
+        pools = [_beside_store(config, engine, model_config, here)]
+        _check_memory(pools, replace(engine, degree=config.max_degree), model_config)
 
 
 def worker_names(config: ClusterConfig) -> Iterator[tuple[str, Role]]:
@@ -189,6 +203,13 @@ def worker_names(config: ClusterConfig) -> Iterator[tuple[str, Role]]:
     )
     yield from ((f"{role}-{i}", role) for role, count in counts for i in range(count))
     yield from ((f"worker-{i}", "both") for i in range(config.num_any))
+
+
+def role_of(worker: str) -> Role:
+    """Returns the role of a worker by its name, which `worker_names` made."""
+    kind = worker.rpartition("-")[0]
+    roles: dict[str, Role] = {"prefill": "prefill", "decode": "decode"}
+    return roles.get(kind, "both")
 
 
 def router_names(config: ClusterConfig) -> list[str]:

@@ -41,6 +41,10 @@ class EngineBase(ABC):
         self.counters = EngineCounters()
         self.launches = LaunchList(pool.layout.page_size)
 
+    def close(self) -> None:
+        """Frees shared memory and connections. No forward pass runs."""
+        self.pool.close()
+
     def constraint(self, grammar: str, output_ids: Sequence[int] = (), client: str = "") -> Constraint | None:
         """Returns None for "". An unusable grammar gives a constraint with an error.
 

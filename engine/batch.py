@@ -54,6 +54,11 @@ class Batch:
         return () if self.mode == "decode" else self.sequences[self.num_mixed :]
 
     @property
+    def fed_rows(self) -> Sequence[int] | None:
+        """Each decoded sequence's row of the feed, -1 where the host knows the token; None if it knows all."""
+        return None if self.feed is None else self.feed.rows
+
+    @property
     def waits_for_tokens(self) -> bool:
         """True if sampling must wait until the host knows all earlier tokens, because it computes the grammar masks.
         The forward pass runs meanwhile."""
@@ -86,12 +91,13 @@ class Batch:
             fed_ids: the feed's sampled tokens of decoded sequences, int64 on the device.
         """
         known_ids = self.known_ids()
-        if self.feed is None:
+        fed_rows = self.fed_rows
+        if fed_rows is None:
             return to_device(known_ids, device)
         assert fed_ids is not None
         # Prompt tokens are many: gather only the decoded ones.
-        num_decoded = len(self.feed.rows)
-        index = [row if row >= 0 else len(fed_ids) + i for i, row in enumerate(self.feed.rows)]
+        num_decoded = len(fed_rows)
+        index = [row if row >= 0 else len(fed_ids) + i for i, row in enumerate(fed_rows)]
         index += range(len(fed_ids) + num_decoded, len(fed_ids) + len(known_ids))
         staged = to_device(known_ids + index, device)
         return torch.cat((fed_ids, staged[: len(index)])).index_select(0, staged[len(index) :])

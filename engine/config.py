@@ -6,6 +6,7 @@ from tandem.config import DEVICES, require, require_one_of, require_positive
 from tandem.engine.attention.table import ATTENTION_BACKENDS, AUTO
 from tandem.engine.kvcache.eviction.table import EVICTION_POLICIES
 from tandem.engine.models.quantization import FP8
+from tandem.engine.ranks.config import MAX_DEGREE
 from tandem.options import option
 
 DTYPES = ("float32", "bfloat16")
@@ -51,13 +52,13 @@ class EngineOptions:
     )
     workers_per_gpu: int = option(
         1,
-        "workers that share each GPU, in equal shares of its memory",
+        "workers, or ranks of workers, that share each GPU, in equal shares of its memory",
         metavar="N",
         detail=" ([gpu.md](gpu.md#several-workers-on-a-gpu))",
     )
     num_threads: int = option(
         0,
-        "CPU threads per worker, at most the host's CPUs; 0: cores / workers",
+        "CPU threads per rank of a worker, at most the host's CPUs; 0: cores / ranks",
         name="threads",
         metavar="N",
     )
@@ -102,6 +103,7 @@ class EngineConfig(EngineOptions):
         max_chunk_tokens: tokens of the largest prefill; 0: no prefills.
         max_batch_size: sequences of the largest decode step; 0: no decoding.
         max_model_len: 0: the model's limit, or the pool's if less.
+        degree: ranks of the worker, processes that share the model.
     """
 
     model_dir: str
@@ -111,6 +113,7 @@ class EngineConfig(EngineOptions):
     max_chunk_tokens: int = 512
     max_batch_size: int = 64
     mixed_steps: bool = False
+    degree: int = 1
 
     def __post_init__(self) -> None:
         require_one_of(self, "device", DEVICES)
@@ -130,6 +133,7 @@ class EngineConfig(EngineOptions):
             self.workers_per_gpu == 1 or self.device == "cuda",
             f"workers_per_gpu {self.workers_per_gpu} is for workers on GPUs: it needs device cuda",
         )
+        require(1 <= self.degree <= MAX_DEGREE, f"a worker has 1 to {MAX_DEGREE} ranks, not {self.degree}")
         require_one_of(self, "load_format", LOAD_FORMATS)
         require_one_of(self, "dtype", DTYPES)
         require_one_of(self, "quantization", QUANTIZATIONS)

@@ -14,6 +14,7 @@ from tandem.engine.graph_runner import graph_sizes
 from tandem.engine.kvcache.sizing import DeviceMemory
 from tandem.engine.mixed_graphs import LAUNCH_FACTOR, MixedSizes
 from tandem.engine.prefill_graphs import MAX_PROMPTS, SIZES
+from tandem.engine.ranks.group import SINGLE_GROUP, RankGroup
 from tandem.engine.trial_batches import TrialBatches
 from tandem.sampling_params import MAX_LOGPROBS, SamplingParams
 
@@ -33,6 +34,8 @@ NUM_TRIAL_SIZES = 6
 LAUNCH_BOUND = 1.2
 # The shortest trial counts: other starting workers may delay the host.
 NUM_TRIALS = 3
+SETTLE_S = 0.5
+MAX_SETTLES = 20
 
 _GREEDY = SamplingParams(max_tokens=1)
 _SAMPLED = SamplingParams(
@@ -58,6 +61,17 @@ def free_bytes() -> int:
     return torch.cuda.mem_get_info()[0]
 
 
+def settled_free_bytes(sleep: Callable[[float], None] = time.sleep) -> int:
+    """Returns free_bytes once it does not rise. A killed worker's followers give their memory back after its end."""
+    free = free_bytes()
+    for _ in range(MAX_SETTLES):
+        sleep(SETTLE_S)
+        before, free = free, free_bytes()
+        if free <= before:
+            break
+    return free
+
+
 def measure_memory(
     engine: Engine,
     config: EngineConfig,
@@ -65,6 +79,7 @@ def measure_memory(
     capture: Callable[[int], object] | None,
     capture_prefill: Callable[[Sequence[int]], object] | None,
     capture_mixed: Callable[[MixedSizes], object] | None,
+    group: RankGroup = SINGLE_GROUP,
 ) -> Measured:
     """Runs prefills up to the largest and the largest decode step that `config` allows, and captures a few graphs.
 
@@ -73,6 +88,7 @@ def measure_memory(
         free_at_start: free_bytes before the model was made.
         capture: captures decode graphs up to a batch size and returns their owner; None: no decode graphs.
         capture_mixed: None unless there are graphs of both kinds.
+        group: ranks that all call this. Their sizes of graphs are the leader's.
 
     Raises:
         torch.OutOfMemoryError: a forward pass does not fit beside the weights.
@@ -108,7 +124,7 @@ def measure_memory(
         del captured
         graphs += max(0, each) * len(graph_sizes(config.cuda_graph_max_bs))
     if capture_prefill is not None and config.max_chunk_tokens:
-        prefill_sizes = launch_bound_sizes(engine, trials, config.max_chunk_tokens)
+        prefill_sizes = launch_bound_sizes(engine, trials, config.max_chunk_tokens, group=group)
         graphs += _prefill_graph_bytes(prefill_sizes, capture_prefill)
     if capture_mixed is not None and prefill_sizes:
         largest = min(config.max_chunk_tokens, LAUNCH_FACTOR * prefill_sizes[-1])
@@ -130,15 +146,22 @@ def keep_forward_memory(memory: DeviceMemory, device: torch.device) -> None:
 
 
 def launch_bound_sizes(
-    engine: EngineBase, trials: TrialBatches, max_tokens: int, clock: Callable[[], float] = time.perf_counter
+    engine: EngineBase,
+    trials: TrialBatches,
+    max_tokens: int,
+    clock: Callable[[], float] = time.perf_counter,
+    group: RankGroup = SINGLE_GROUP,
 ) -> tuple[int, ...]:
-    """Returns the SIZES whose launch takes about as long as the device does, or longer. All kernels must be loaded."""
+    """Returns the SIZES whose launch takes about as long as the device does, or longer. All kernels must be loaded.
+
+    On all ranks the leader's times decide, also after which size the trials end.
+    """
     bound = 0
     for num_tokens in (size for size in SIZES if size.bit_count() == 1 and size <= max_tokens):
         batch = trials.prefill(num_tokens, 0, 1, _GREEDY)
         times = [_time_forward(engine, batch, clock) for _ in range(NUM_TRIALS)]
         launched_s, ended_s = map(min, zip(*times, strict=True))
-        if ended_s > LAUNCH_BOUND * launched_s:
+        if group.of_leader(ended_s > LAUNCH_BOUND * launched_s):
             break
         bound = num_tokens
     return tuple(size for size in SIZES if size <= bound)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -10,17 +10,28 @@ from tandem.engine.attention.base import AttentionBackend
 from tandem.engine.base import EngineBase
 from tandem.engine.batch import Batch
 from tandem.engine.embeddings import PooledPrompts, pool_prompts
+from tandem.engine.engine_outputs import (
+    Computed,
+    CpuForwardOutput,
+    CudaForwardOutput,
+    EngineOutput,
+    Launched,
+    OnFollowers,
+    Recorded,
+)
 from tandem.engine.grammars import Grammars
+from tandem.engine.kvcache.base import Completion
 from tandem.engine.kvcache.pool import KvPool
 from tandem.engine.models.base import Model
 from tandem.engine.output import ForwardOutput
-from tandem.engine.prompt_logprobs import ScoredPrompts, score_prompts
+from tandem.engine.prompt_logprobs import ScoredPrompts, logits_of_scored, score_prompts, scored_rows
+from tandem.engine.ranks.launches import RankLaunches
+from tandem.engine.ranks.record import NO_GRAPH, GraphSize
+from tandem.engine.ranks.replay import ReplayedBatch
 from tandem.engine.rows import select_rows
 from tandem.engine.sampler import SamplerOutput, sample
 from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.upload import to_device
-from tandem.prompt_logprobs import PackedLogprobs
-from tandem.sampling_params import TokenLogprobs
 
 if TYPE_CHECKING:
     from tandem.engine.graph_runner import DecodeGraphs, GraphOutput
@@ -28,104 +39,17 @@ if TYPE_CHECKING:
     from tandem.engine.prefill_graphs import PrefillGraphs
 
 
-class _Launched(NamedTuple):
-    """
-    Attributes:
-        choose: samples from the logits, whose memory is valid until the next launch.
-    """
-
-    choose: Callable[[], SamplerOutput]
-    scored: ScoredPrompts | None = None
-    pooled: PooledPrompts | None = None
-
-
-class _EngineOutput(ForwardOutput):
-    def __init__(self, batch: Batch, launched: _Launched) -> None:
-        self._choose: Callable[[], SamplerOutput] | None = launched.choose
-        self._scored = launched.scored
-        self._pooled = launched.pooled
-        self._num_sequences = len(batch.sequences)
-        self._num_decoded = len(batch.decoded)
-        self._sampled: SamplerOutput | None = None
-
-    @property
-    def fed_ids(self) -> torch.Tensor:
-        """(num_decoded,) int64 on the device; in graph memory valid until the next graph runs."""
-        return self._chosen.token_ids[: self._num_decoded]
-
-    @property
-    def _chosen(self) -> SamplerOutput:
-        assert self._sampled is not None, "its tokens have not been chosen"
-        return self._sampled
-
-    @torch.inference_mode()
-    def sample(self) -> None:
-        # Also drops the logits: later forward passes need the memory.
-        choose, self._choose = self._choose, None
-        if choose is not None:
-            self._take(choose())
-
-    def _take(self, sampled: SamplerOutput) -> None:
-        self._sampled = sampled
-
-    def logprobs(self) -> list[TokenLogprobs | None]:
-        num_rows = len(self.token_ids())
-        logprobs = self._chosen.logprobs
-        return logprobs.to_rows(num_rows) if logprobs else [None] * num_rows
-
-    def prompt_logprobs(self) -> list[PackedLogprobs | None]:
-        if self._scored is None:
-            return [None] * self._num_sequences
-        # Sampling is the last operation of the forward pass.
-        self.token_ids()
-        return self._scored.to_sequences(self._num_sequences)
-
-    def embeddings(self) -> list[bytes | None]:
-        if self._pooled is None:
-            return [None] * self._num_sequences
-        # Sampling is the last operation of the forward pass, even without a token to sample.
-        self.token_ids()
-        return self._pooled.to_sequences(self._num_sequences)
-
-
-class _CpuForwardOutput(_EngineOutput):
-    def done(self) -> bool:
-        return self._sampled is not None
-
-    def token_ids(self) -> list[int]:
-        return self._chosen.token_ids.tolist()
-
-
-class _CudaForwardOutput(_EngineOutput):
-    """Tokens are copied to pinned memory, before the last event."""
-
-    def __init__(self, batch: Batch, launched: _Launched, began: torch.cuda.Event) -> None:
-        super().__init__(batch, launched)
-        self._began = began
-        self._ended = torch.cuda.Event(enable_timing=True)
-
-    def _take(self, sampled: SamplerOutput) -> None:
-        super()._take(sampled)
-        self._token_ids = sampled.token_ids.to("cpu", non_blocking=True)
-        self._ended.record()
-
-    def done(self) -> bool:
-        return self._sampled is not None and self._ended.query()
-
-    def token_ids(self) -> list[int]:
-        self._ended.synchronize()
-        return self._token_ids.tolist()
-
-    def duration_s(self) -> float:
-        self._ended.synchronize()
-        return self._began.elapsed_time(self._ended) / 1e3
-
-
 def _nothing() -> None:
     """The default of `meanwhile`."""
 
 
 class Engine(EngineBase):
+    """
+    Args:
+        ranks: publishes forward passes to the followers; None on a follower, on the only rank, and during trial passes,
+            which all ranks launch by themselves.
+    """
+
     def __init__(
         self,
         model: Model,
@@ -138,6 +62,7 @@ class Engine(EngineBase):
         *,
         mixed_steps: bool = False,
         mixed_graphs: "MixedGraphs | None" = None,
+        ranks: RankLaunches | None = None,
     ) -> None:
         super().__init__(pool, model_fingerprint, grammars)
         self.model = model
@@ -150,6 +75,13 @@ class Engine(EngineBase):
         self._mixed_graphs = mixed_graphs
         self._mixed_steps = mixed_steps and attention.computes_mixed
         self._mixed_sizes = mixed_graphs.sizes if mixed_graphs is not None and self._mixed_steps else None
+        self._ranks = ranks
+        self._collectives = model.collectives
+
+    def close(self) -> None:
+        if self._collectives is not None:
+            self._collectives.close()
+        super().close()
 
     def shallow(self) -> "Engine":
         """Returns an engine with one layer, on the same pool, without graphs."""
@@ -180,22 +112,62 @@ class Engine(EngineBase):
     def forward(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
         fed_ids = None
         if batch.feed is not None:
-            assert isinstance(batch.feed.output, _EngineOutput)
+            assert isinstance(batch.feed.output, EngineOutput)
             fed_ids = batch.feed.output.fed_ids
-        output: _EngineOutput
+        on_followers = None if self._ranks is None else self._publish(self._ranks, batch, fed_ids)
+        output: EngineOutput
         if self.device.type == "cpu":
-            output = _CpuForwardOutput(batch, self._run(batch, fed_ids, _nothing))
+            output = CpuForwardOutput(batch, self._run(batch, fed_ids, _nothing), on_followers)
         else:
             began = torch.cuda.Event(enable_timing=True)
             began.record()
             launched = self._run_graph(batch, fed_ids) or self._run(batch, fed_ids, meanwhile or _nothing)
-            output = _CudaForwardOutput(batch, launched, began)
+            output = CudaForwardOutput(batch, launched, on_followers, began)
         if not batch.waits_for_tokens:
             output.sample()
         self.counters.count(batch)
         return output
 
-    def _run(self, batch: Batch, fed_ids: torch.Tensor | None, meanwhile: Callable[[], None]) -> _Launched:
+    @torch.inference_mode()
+    def follow(self, batch: ReplayedBatch, meanwhile: Callable[[], None]) -> Completion:
+        """Launches a forward pass of the leader on this rank.
+
+        Raises:
+            RuntimeError: this rank would compute it in another way, so results would differ.
+        """
+        assert self._collectives is not None and not self._collectives.ranks.is_leader
+        record = batch.record
+        graph = self.graph_of(batch, record.num_fed)
+        if graph != record.graph:
+            raise RuntimeError(f"ranks disagree about a CUDA graph: {record.graph} on rank 0, {graph} here")
+        fed_ids = None
+        if record.num_fed:
+            fed_ids = torch.empty(record.num_fed, dtype=torch.int64, device=self.device)
+            self._collectives.broadcast(fed_ids)
+        if self.device.type == "cpu":
+            self._run(batch, fed_ids, meanwhile)
+            return Computed()
+        if self._run_graph(batch, fed_ids) is None:
+            self._run(batch, fed_ids, meanwhile)
+        return Recorded()
+
+    def graph_of(self, batch: Batch, num_fed: int) -> GraphSize:
+        """Returns the size of the graph that runs the batch. Args: num_fed: rows of the output that feeds it."""
+        graphs = {"decode": self._graphs, "prefill": self._prefill_graphs, "mixed": self._mixed_graphs}[batch.mode]
+        return NO_GRAPH if graphs is None else graphs.size_of(batch, num_fed)
+
+    def _publish(self, ranks: RankLaunches, batch: Batch, fed_ids: torch.Tensor | None) -> OnFollowers:
+        num_fed = 0 if fed_ids is None else len(fed_ids)
+        scored = scored_rows(batch, self.model.config.vocab_size) if batch.scores_prompts else ()
+        assert self._collectives is not None
+        self._collectives.check()
+        number = ranks.publish(batch, num_fed, self.graph_of(batch, num_fed), scored)
+        if fed_ids is not None:
+            # Before the graph overwrites them.
+            self._collectives.broadcast(fed_ids)
+        return OnFollowers(ranks, number, self._collectives)
+
+    def _run(self, batch: Batch, fed_ids: torch.Tensor | None, meanwhile: Callable[[], None]) -> Launched:
         self._attention.plan(batch)
         meanwhile()
         rows = to_device(batch.logits_rows(), self.device)
@@ -204,7 +176,7 @@ class Engine(EngineBase):
         pooled: PooledPrompts | None = None
         if batch.scores_prompts:
             hidden = self.model.hidden_states(input_ids, positions, self._attention, meanwhile=meanwhile)
-            scored = score_prompts(self.model, hidden, batch)
+            scored = self._score(hidden, batch)
             logits = self.model.logits(hidden[rows])
             if pooled_rows := batch.pooled_rows():
                 pooled = pool_prompts(self.model, hidden[to_device(pooled_rows, self.device)], batch)
@@ -218,9 +190,9 @@ class Engine(EngineBase):
             logits = self.model.forward(input_ids, positions, self._attention, wanted, meanwhile=meanwhile)
         newest_ids = None if fed_ids is None else select_rows(input_ids, rows)
         choose = self._choice(logits, batch.sampled_sequences(), newest_ids)
-        return _Launched(choose, scored, pooled)
+        return Launched(choose, scored, pooled)
 
-    def _run_graph(self, batch: Batch, fed_ids: torch.Tensor | None) -> _Launched | None:
+    def _run_graph(self, batch: Batch, fed_ids: torch.Tensor | None) -> Launched | None:
         output: GraphOutput | None = None
         sequences = batch.sequences
         if batch.mode == "decode" and self._graphs is not None:
@@ -234,10 +206,22 @@ class Engine(EngineBase):
         if output is None:
             return None
         if all(s.needs_argmax_only for s in sequences):
-            return _Launched(functools.partial(SamplerOutput, output.most_likely))
-        return _Launched(self._choice(output.logits, sequences, None if fed_ids is None else output.newest_ids))
+            return Launched(functools.partial(SamplerOutput, output.most_likely))
+        return Launched(self._choice(output.logits, sequences, None if fed_ids is None else output.newest_ids))
+
+    def _score(self, hidden: torch.Tensor, batch: Batch) -> ScoredPrompts | None:
+        if self.model.samples:
+            return score_prompts(self.model, hidden, batch)
+        if isinstance(batch, ReplayedBatch):
+            logits_of_scored(self.model, hidden, batch.record.scored)
+        else:
+            logits_of_scored(self.model, hidden, scored_rows(batch, self.model.config.vocab_size))
+        return None
 
     def _choice(
         self, logits: torch.Tensor, sequences: Sequence[TokenSequence], input_ids: torch.Tensor | None
     ) -> Callable[[], SamplerOutput]:
+        if not self.model.samples:
+            # Only part of the vocabulary is here.
+            return lambda: SamplerOutput(torch.zeros(len(logits), dtype=torch.int64, device=self.device))
         return lambda: sample(logits.float(), sequences, input_ids, self.grammars)

@@ -11,6 +11,7 @@ from tandem.engine.batch import Batch
 from tandem.engine.graph_capture import GraphCapture
 from tandem.engine.layers.experts.counts import NUM_STAGED, staged_rows
 from tandem.engine.models.base import Model
+from tandem.engine.ranks.record import NO_GRAPH, GraphSize
 from tandem.engine.upload import Packed, aligned
 
 
@@ -80,12 +81,20 @@ class DecodeGraphs:
                 self._graphs[size] = self._capture(capture, attentions[size], size)
         self._sizes = sorted(self._graphs)
 
+    def size_of(self, batch: Batch, num_fed: int) -> GraphSize:
+        """Returns the size of the graph for a decode batch; NO_GRAPH if it, or the batch that feeds it, is larger than
+        every graph. Args: num_fed: rows of the output that feeds it."""
+        if num_fed > self._max_batch_size:
+            return NO_GRAPH
+        size = next((size for size in self._sizes if size >= len(batch.sequences)), 0)
+        return GraphSize(size, 0)
+
     def run(self, batch: Batch, fed_ids: torch.Tensor | None) -> GraphOutput | None:
-        """Runs a decode batch; returns None if it, or the batch that feeds it, is larger than every graph."""
-        num_sequences = len(batch.sequences)
-        size = next((size for size in self._sizes if size >= num_sequences), None)
-        if size is None or (fed_ids is not None and len(fed_ids) > self._max_batch_size):
+        """Runs a decode batch; returns None without a graph for it."""
+        size, _ = self.size_of(batch, 0 if fed_ids is None else len(fed_ids))
+        if not size:
             return None
+        num_sequences = len(batch.sequences)
         graph = self._graphs[size]
         graph.attention.plan(batch.sequences)
         if fed_ids is not None and fed_ids.data_ptr() != self._tokens.data_ptr():
@@ -93,7 +102,8 @@ class DecodeGraphs:
             self._tokens[: len(fed_ids)].copy_(fed_ids)
         num_padding = size - num_sequences
         known_ids = batch.known_ids() + [0] * num_padding
-        rows = [*batch.feed.rows, *[-1] * num_padding] if batch.feed else [-1] * size
+        fed_rows = batch.fed_rows
+        rows = [-1] * size if fed_rows is None else [*fed_rows, *[-1] * num_padding]
         index = [row if row >= 0 else self._max_batch_size + i for i, row in enumerate(rows)]
         counted = staged_rows(num_sequences, num_sequences)
         Packed(np.concatenate((np.array(known_ids + index, np.int64), counted))).copy_to(graph.staged)
@@ -111,7 +121,8 @@ class DecodeGraphs:
             torch.index_select(self._tokens, 0, index, out=input_ids)
             with model.counting(counted):
                 logits = model.forward(input_ids, attention.positions, attention, None, out=self._logits[:size])
-            self._most_likely.find(logits, self._tokens[:size])
+            if model.samples:
+                self._most_likely.find(logits, self._tokens[:size])
 
         graph = capture.capture(lambda: step(self._model), lambda: step(self._shallow))
         return _Graph(graph, attention, input_ids, staged.view(torch.uint8))

@@ -53,11 +53,16 @@ class _Launch:
 
 
 class LaunchList:
-    """Forward passes in launch order, until collected."""
+    """Forward passes in launch order, until collected.
+
+    A collected forward pass may still run on other ranks of the worker. It uses its pages until it is done on all.
+    """
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
         self._launches: deque[_Launch] = deque()
+        self._collected: deque[_Launch] = deque()
+        self._has_lagged = False
 
     def __len__(self) -> int:
         return len(self._launches)
@@ -79,9 +84,22 @@ class LaunchList:
     def is_oldest_done(self) -> bool:
         return bool(self._launches) and self._launches[0].output.done()
 
+    @property
+    def is_lagging(self) -> bool:
+        """True while a collected forward pass runs on other ranks, which send no event when it is done. True once more
+        after its end: a caller must not sleep before it has freed the pages."""
+        self._drop_done()
+        has_lagged, self._has_lagged = self._has_lagged, bool(self._collected)
+        return has_lagged or self._has_lagged
+
     def collect_oldest(self) -> None:
-        for part in self._launches.popleft().parts:
+        launch = self._launches.popleft()
+        # First, because its parts release pages when they end.
+        self._collected.append(launch)
+        for part in launch.parts:
             part.end()
+        self._drop_done()
+        self._has_lagged = self._has_lagged or bool(self._collected)
 
     def collect_all_but(self, num_left: int) -> None:
         while len(self._launches) > num_left:
@@ -89,13 +107,22 @@ class LaunchList:
 
     def using(self, table_id: int) -> list[Completion]:
         """Unfinished forward passes launched with this page table."""
-        return [launch.output for launch in self._launches if not launch.output.done() and launch.uses(table_id)]
+        return [launch.output for launch in self._running() if launch.uses(table_id)]
 
     def num_ready(self, page_ids: Sequence[int]) -> int:
         """Length of the prefix of these pages that no running forward pass writes a prompt into."""
-        running = [launch.written for launch in self._launches if not launch.output.done()]
+        running = [launch.written for launch in self._running()]
         # Most forward passes write none of these pages.
         unready = [written for written in running if not written.isdisjoint(page_ids)]
         if not unready:
             return len(page_ids)
         return next(number for number, page_id in enumerate(page_ids) if any(page_id in pages for pages in unready))
+
+    def _running(self) -> list[_Launch]:
+        self._drop_done()
+        return [launch for launch in chain(self._collected, self._launches) if not launch.output.done()]
+
+    def _drop_done(self) -> None:
+        # Every rank completes forward passes in launch order.
+        while self._collected and self._collected[0].output.done():
+            self._collected.popleft()

@@ -32,17 +32,22 @@ def check_memory(
     available_bytes: int,
     *,
     num_workers: int = 1,
+    num_ranks: int = 1,
     where: str = "",
 ) -> None:
     """Checks that weights and pools of all workers fit.
 
     Args:
+        layout: page of a worker of one rank.
+        num_ranks: those of the engine's ranks that share the available memory.
         where: begins the message, if given.
 
     Raises:
         ValueError: they do not; the message says what to change.
     """
-    weights, pools = num_workers * num_weight_bytes(engine, model), num_workers * num_pool_bytes(engine, layout)
+    weights = num_workers * num_weight_bytes(engine, model) * num_ranks // engine.degree
+    layout, num_pools = layout.shard(0, engine.degree), num_workers * num_ranks
+    pools = num_pools * num_pool_bytes(engine, layout)
     if weights + pools <= available_bytes:
         return
     memory = "GPU memory" if engine.device != "cpu" else "memory"
@@ -58,7 +63,7 @@ def check_memory(
             f"{where}the weights of {workers} need {weights / MIB:.0f} MiB, {free}; use {', '.join(changes)}, or end "
             "what else uses the memory"
         )
-    most = (available_bytes - weights) // (num_workers * layout.page_bytes)
+    most = (available_bytes - weights) // (num_pools * layout.page_bytes)
     if not most:
         change = "a smaller model"
     elif engine.num_pages:
@@ -66,6 +71,6 @@ def check_memory(
     else:
         change = f"a max_model_len of at most {most * layout.page_size}"
     raise ValueError(
-        f"{where}{own} of {pools // num_workers // layout.page_bytes} pages of {layout.page_bytes} bytes need "
+        f"{where}{own} of {pools // num_pools // layout.page_bytes} pages of {layout.page_bytes} bytes need "
         f"{pools / MIB:.0f} MiB beside {weights / MIB:.0f} MiB of weights, {free}; use {change}"
     )

@@ -16,6 +16,7 @@ from tandem.engine.layers.experts.counts import NUM_STAGED, staged_rows
 from tandem.engine.mixed_sizes import NUM_DECODED, NUM_PROMPT_TOKENS
 from tandem.engine.models.base import Model
 from tandem.engine.prefill_graphs import MAX_PROMPTS
+from tandem.engine.ranks.record import NO_GRAPH, GraphSize
 from tandem.engine.upload import Packed, aligned
 
 # Launch time of a mixed step relative to a prefill.
@@ -119,15 +120,19 @@ class MixedGraphs:
                     capture, decodes[num_decoded], prefills[num_prompt_tokens], num_decoded, num_prompt_tokens
                 )
 
-    def run(self, batch: Batch, fed_ids: torch.Tensor | None) -> GraphOutput | None:
-        """Runs a mixed batch; returns None if no graph fits it, or the batch that feeds it."""
+    def size_of(self, batch: Batch, num_fed: int) -> GraphSize:
+        """Returns the sizes of the graph for a mixed batch; NO_GRAPH if none fits it, or the batch that feeds it.
+        Args: num_fed: rows of the output that feeds it."""
         num_decoded = len(batch.decoded)
         size = self.sizes.smallest(num_decoded, batch.num_tokens - num_decoded, len(batch.prompts))
-        if size is None:
-            return None
-        if fed_ids is not None and len(fed_ids) > self._max_decoded:
-            return None
-        if batch.needs_hidden_states:
+        if size is None or num_fed > self._max_decoded or batch.needs_hidden_states:
+            return NO_GRAPH
+        return GraphSize(*size)
+
+    def run(self, batch: Batch, fed_ids: torch.Tensor | None) -> GraphOutput | None:
+        """Runs a mixed batch; returns None without a graph for it."""
+        size = self.size_of(batch, 0 if fed_ids is None else len(fed_ids))
+        if size == NO_GRAPH:
             return None
         graph = self._graphs[size]
         graph.decode.plan(batch.decoded)
@@ -163,7 +168,8 @@ class MixedGraphs:
             torch.index_select(input_ids, 0, rows, out=self._newest_ids[:num_rows])
             with model.counting(counted):
                 logits = model.forward(input_ids, positions, attention, rows, out=self._logits[:num_rows])
-            self._most_likely.find(logits, self._tokens[:num_rows])
+            if model.samples:
+                self._most_likely.find(logits, self._tokens[:num_rows])
 
         graph = capture.capture(lambda: run(self._model), lambda: run(self._shallow))
         return _Graph(graph, decode, prefill, input_ids)
@@ -190,8 +196,8 @@ def staged_numbers(
     ids[:num_known] = known_ids[:num_known]
     ids[num_decoded : num_decoded + len(known_ids) - num_known] = known_ids[num_known:]
     index[:] = np.arange(first_staged, first_staged + num_tokens)
-    if batch.feed is not None:
-        fed = np.array(batch.feed.rows)
+    if (fed_rows := batch.fed_rows) is not None:
+        fed = np.array(fed_rows)
         index[:num_known] = np.where(fed >= 0, fed, index[:num_known])
     wanted = rows[: len(logits_rows)]
     wanted[:] = logits_rows

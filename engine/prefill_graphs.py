@@ -13,6 +13,7 @@ from tandem.engine.graph_capture import GraphCapture
 from tandem.engine.graph_runner import GraphOutput
 from tandem.engine.layers.experts.counts import NUM_STAGED, staged_rows
 from tandem.engine.models.base import Model
+from tandem.engine.ranks.record import NO_GRAPH, GraphSize
 from tandem.engine.upload import Packed, aligned
 
 MAX_PROMPTS = 16
@@ -66,14 +67,18 @@ class PrefillGraphs:
     def fit(self, num_tokens: int) -> bool:
         return bool(self._sizes) and num_tokens <= self._sizes[-1]
 
+    def size_of(self, batch: Batch, num_fed: int = 0) -> GraphSize:
+        """Returns the size of the graph for a prefill; NO_GRAPH if none fits it."""
+        index = bisect_left(self._sizes, batch.num_tokens)
+        if index == len(self._sizes) or len(batch.sequences) > MAX_PROMPTS or batch.needs_hidden_states:
+            return NO_GRAPH
+        return GraphSize(0, self._sizes[index])
+
     def run(self, batch: Batch) -> GraphOutput | None:
+        _, size = self.size_of(batch)
+        if not size:
+            return None
         num_tokens = batch.num_tokens
-        index = bisect_left(self._sizes, num_tokens)
-        if index == len(self._sizes) or len(batch.sequences) > MAX_PROMPTS:
-            return None
-        if batch.needs_hidden_states:
-            return None
-        size = self._sizes[index]
         graph = self._graphs[size]
         graph.attention.plan(batch.sequences)
         rows = batch.logits_rows()
@@ -94,7 +99,8 @@ class PrefillGraphs:
         def run(model: Model) -> None:
             with model.counting(counted):
                 logits = model.forward(input_ids, attention.positions, attention, rows, out=self._logits)
-            self._most_likely.find(logits, self._token_ids)
+            if model.samples:
+                self._most_likely.find(logits, self._token_ids)
 
         graph = capture.capture(lambda: run(self._model), lambda: run(self._shallow))
         return _Graph(graph, attention, input_ids, staged.view(torch.uint8))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from tandem.engine.batch import Batch
 from tandem.engine.config import MAX_PREFILL_BATCH_SIZE
 from tandem.engine.logprobs import most_likely
 from tandem.engine.models.base import Model
-from tandem.engine.upload import Packed
+from tandem.engine.upload import Packed, to_device
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import ALL_LOGPROBS
 
@@ -81,13 +81,54 @@ class ScoredPrompts:
         return found
 
 
+class ScoredRows(NamedTuple):
+    """Rows of a batch that need logits for log probabilities of prompts.
+
+    Attributes:
+        rows: ascending.
+        step: rows at a time.
+    """
+
+    rows: "np.ndarray[Any, np.dtype[np.int64]]"
+    step: int
+
+
+def scored_rows(batch: Batch, vocab_size: int) -> list[ScoredRows]:
+    """Returns the rows whose logits `score_prompts` computes, in its order."""
+    return [asked.scored(vocab_size) for asked in _asked(batch, vocab_size)]
+
+
+def logits_of_scored(model: Model, hidden: torch.Tensor, scored: Sequence[ScoredRows]) -> None:
+    """Takes a follower's part in the logits that the leader scores."""
+    for rows, step in scored:
+        for start in range(0, len(rows), step):
+            model.logits(hidden[to_device(rows[start : start + step], hidden.device)])
+
+
 def score_prompts(model: Model, hidden: torch.Tensor, batch: Batch) -> ScoredPrompts | None:
     """Computes the log softmax of the model's own logits for prompt tokens behind a computed one.
 
     Args:
         hidden: (batch.num_tokens, hidden_size), output of the last layer.
     """
-    vocab_size = model.config.vocab_size
+    parts = [_part(model, hidden, asked) for asked in _asked(batch, model.config.vocab_size)]
+    return ScoredPrompts(parts) if parts else None
+
+
+class _Asked(NamedTuple):
+    spans: list[_Span]
+    rows: list[np.ndarray]
+    targets: list[int]
+
+    def num_top(self, vocab_size: int) -> int:
+        return min(max(span.num_top for span in self.spans), vocab_size)
+
+    def scored(self, vocab_size: int) -> ScoredRows:
+        is_sorted = self.num_top(vocab_size) == vocab_size
+        return ScoredRows(np.concatenate(self.rows), MAX_SORTED_ROWS if is_sorted else MAX_SLICE_ROWS)
+
+
+def _asked(batch: Batch, vocab_size: int) -> list[_Asked]:
     # Apart, because each part has as many columns as its largest number of alternatives.
     few, whole = _Asked([], [], []), _Asked([], [], [])
     end = 0
@@ -103,20 +144,14 @@ def score_prompts(model: Model, hidden: torch.Tensor, batch: Batch) -> ScoredPro
         asked.spans.append(_Span(number, start, num_tokens, vocab_size if num_top == ALL_LOGPROBS else num_top))
         asked.rows.append(np.arange(first_row, first_row + num_tokens))
         asked.targets.extend(sequence.token_ids[start : start + num_tokens])
-    parts = [_part(model, hidden, asked) for asked in (few, whole) if asked.spans]
-    return ScoredPrompts(parts) if parts else None
-
-
-class _Asked(NamedTuple):
-    spans: list[_Span]
-    rows: list[np.ndarray]
-    targets: list[int]
+    return [asked for asked in (few, whole) if asked.spans]
 
 
 def _part(model: Model, hidden: torch.Tensor, asked: _Asked) -> _Part:
     vocab_size = model.config.vocab_size
-    k = min(max(span.num_top for span in asked.spans), vocab_size)
-    rows, targets = Packed(np.concatenate(asked.rows), np.array(asked.targets, np.int64)).to(hidden.device)
+    k = asked.num_top(vocab_size)
+    scored = asked.scored(vocab_size)
+    rows, targets = Packed(scored.rows, np.array(asked.targets, np.int64)).to(hidden.device)
     num_tokens = len(asked.targets)
     is_sorted = k == vocab_size
     # Whole rows go to the host slice by slice: on the device they would take memory that nobody has set aside.
@@ -129,9 +164,8 @@ def _part(model: Model, hidden: torch.Tensor, asked: _Asked) -> _Part:
         torch.empty(num_tokens, k, dtype=torch.int32, device=at, pin_memory=pinned),
         torch.empty(num_tokens, k, device=at, pin_memory=pinned),
     )
-    step = MAX_SORTED_ROWS if is_sorted else MAX_SLICE_ROWS
-    for start in range(0, num_tokens, step):
-        part = slice(start, start + step)
+    for start in range(0, num_tokens, scored.step):
+        part = slice(start, start + scored.step)
         _score(model.logits(hidden[rows[part]]).float(), targets[part], [column[part] for column in columns])
     return _Part(asked.spans, *(column.to("cpu", non_blocking=True) for column in columns))
 

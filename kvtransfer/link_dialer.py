@@ -3,15 +3,14 @@ thread and touches no pages or leases."""
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 
 import grpc
 
 from tandem.hosts import host_id
 from tandem.kvtransfer.events import FromReceiver, SenderLinkClosed, SenderLinkFailed, SenderLinkOpened
-from tandem.kvtransfer.transports.base import Transport
-from tandem.kvtransfer.transports.opening import OPEN_TIMEOUT_S, OpeningError, open_end
+from tandem.kvtransfer.lanes.ranks import LinkRanks
+from tandem.kvtransfer.transports.opening import OPEN_TIMEOUT_S, OpeningError
 from tandem.messages import (
     PROTOCOL_VERSION,
     LinkHello,
@@ -64,14 +63,12 @@ class LinkDialer:
         worker_id: str,
         incarnation: str,
         page_format: PageFormat,
-        transports: Mapping[str, Transport],
+        ranks: LinkRanks,
         post: Callable[[Event], None],
         credentials: ClusterCredentials,
-        gpu: str = "",
     ) -> None:
-        """Args: gpu: PCI id of this worker's GPU; "" on a CPU."""
-        self._transports = transports
-        self._gpu = gpu
+        """Args: page_format: of pages with all heads."""
+        self._ranks = ranks
         self._credentials = credentials
         self._worker_id = worker_id
         self._incarnation = incarnation
@@ -139,7 +136,7 @@ class LinkDialer:
                 limit.forget()
             except _SenderEndError as error:
                 failures[error.transport] = str(error)
-                left = [name for name in self._transports if name not in failures]
+                left = [name for name in self._ranks.transports if name not in failures]
                 what_next = f"{' or '.join(left)} is tried next" if left else "none is left"
                 logger.warning(
                     "link to %s: transport %s cannot be opened: %s; %s",
@@ -187,7 +184,7 @@ class LinkDialer:
             # No deadline: a copy that never completes must keep the next epoch closed. process.py detects a stuck
             # engine thread.
             await self._quiet[peer].wait()
-        offer = [name for name in self._transports if name not in failures]
+        offer = [name for name in self._ranks.transports if name not in failures]
         writer = BatchWriter(SENDER_CODEC)
         writer.send([self._hello(peer, offer)])
         async with self._credentials.open_channel(peer.address) as channel:
@@ -227,9 +224,10 @@ class LinkDialer:
             raise ConnectionError(f"refused: {answer.reason}" if isinstance(answer, LinkRefused) else str(answer))
         if answer.transport not in offer:
             raise ConnectionError(f"the receiver chose transport {answer.transport!r}, which was not offered")
-        transport, endpoint = self._transports[answer.transport], answer.endpoint
         try:
-            end = await open_end(lambda: transport.open_sender(endpoint))
+            end = await self._ranks.open_sender(answer.transport, answer.heads, answer.endpoints)
+        except ValueError as error:
+            raise ConnectionError(f"the receiver's answer is wrong: {error}") from error
         except OpeningError as error:
             raise _SenderEndError(answer.transport, str(error)) from error
         return SenderLinkOpened(peer.worker_id, peer.incarnation, answer.epoch, answer.transport, end)
@@ -246,12 +244,11 @@ class LinkDialer:
             PROTOCOL_VERSION,
             self._worker_id,
             self._incarnation,
-            os.getpid(),
             peer.incarnation,
             self._page_format,
             tuple(offer),
+            self._ranks.ranks,
             host_id(),
-            self._gpu,
         )
 
 

@@ -4,16 +4,17 @@ touches no pages or leases."""
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
 
-from tandem.exit_watch import ExitWatch
+from tandem.exit_watch import ExitWatches
 from tandem.hosts import host_id
 from tandem.kvtransfer.events import FromSender, ReceiverLinkClosed, ReceiverLinkOpened
+from tandem.kvtransfer.lanes.plan import plan_lanes
+from tandem.kvtransfer.lanes.ranks import LinkRanks
 from tandem.kvtransfer.transport_choice import NoTransportError, choose_transport
-from tandem.kvtransfer.transports.base import Transport
 from tandem.kvtransfer.transports.opening import let_go
 from tandem.messages import (
     PROTOCOL_VERSION,
@@ -42,16 +43,14 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
         self,
         incarnation: str,
         page_format: PageFormat,
-        transports: Mapping[str, Transport],
+        ranks: LinkRanks,
         post: Callable[[Event], None],
-        gpu: str = "",
     ) -> None:
-        """Args: gpu: PCI id of this worker's GPU; "" on a CPU."""
+        """Args: page_format: of pages with all heads."""
         self._incarnation = incarnation
         self._page_format = page_format
-        self._transports = transports
+        self._ranks = ranks
         self._post = post
-        self._gpu = gpu
         self._writers: dict[str, BatchWriter] = {}
         # Newest hello of each sender incarnation whose link is being opened: a late hello of an earlier one must not
         # replace it.
@@ -95,7 +94,7 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
         life = hello.sender_id, hello.sender_incarnation
         self._newest[life] = hello
         try:
-            name, transport, endpoint, passed_over = await choose_transport(hello, self._transports, self._gpu)
+            name, transport, endpoints, passed_over = await choose_transport(hello, self._ranks)
         except NoTransportError as error:
             yield RECEIVER_CODEC.encode([LinkRefused(str(error), no_transport=True)])
             return
@@ -111,9 +110,10 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
         # No await between the opening and `try`: every opened epoch is closed.
         epoch = uuid.uuid4().hex
         writer = self._writers[epoch] = BatchWriter(RECEIVER_CODEC)
-        writer.send([LinkWelcome(epoch, name, endpoint, passed_over)])
-        # On another host the process id means nothing.
-        is_gone = ExitWatch.of(hello.sender_pid).is_gone if hello.sender_host == host_id() else _never
+        writer.send([LinkWelcome(epoch, name, self._ranks.heads, endpoints, passed_over)])
+        # On another host process ids mean nothing.
+        pids = [rank.pid for rank in hello.ranks]
+        is_gone = ExitWatches.of(pids).are_gone if hello.sender_host == host_id() else _never
         self._post(ReceiverLinkOpened(epoch, hello, transport, is_gone))
         for message in rest:
             self._post(FromSender(epoch, message))
@@ -143,7 +143,13 @@ class LinkServer(kv_link_pb2_grpc.KvLinkServicer):
             return f"protocol version {hello.protocol_version} is not {PROTOCOL_VERSION}"
         if hello.receiver_incarnation != self._incarnation:
             return "this worker has restarted since the router named it"
-        return hello.page_format.mismatch(self._page_format, "the sender", "the receiver")
+        if mismatch := hello.page_format.mismatch(self._page_format, "the sender", "the receiver"):
+            return mismatch
+        try:
+            plan_lanes([rank.heads for rank in hello.ranks], self._ranks.heads)
+        except ValueError as error:
+            return str(error)
+        return ""
 
 
 def _never() -> bool:

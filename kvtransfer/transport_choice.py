@@ -1,11 +1,12 @@
 """The receiver's choice among the transports that a sender offers for a link."""
 
 import logging
-from collections.abc import Mapping
 
 from tandem.hosts import host_id
-from tandem.kvtransfer.transports.base import ReceiverTransport, Transport
-from tandem.kvtransfer.transports.opening import OpeningError, describe, let_go, open_end
+from tandem.kvtransfer.lanes.plan import plan_lanes
+from tandem.kvtransfer.lanes.ranks import LinkRanks
+from tandem.kvtransfer.transports.base import ReceiverTransport
+from tandem.kvtransfer.transports.opening import OpeningError
 from tandem.messages import LinkHello
 
 logger = logging.getLogger(__name__)
@@ -16,19 +17,17 @@ class NoTransportError(Exception):
 
 
 async def choose_transport(
-    hello: LinkHello, transports: Mapping[str, Transport], gpu: str = ""
-) -> tuple[str, ReceiverTransport, bytes, tuple[str, ...]]:
-    """Opens the sender's most preferred transport that both ends have and that opens here.
-
-    Args:
-        gpu: PCI id of this worker's GPU; "" on a CPU.
+    hello: LinkHello, ranks: LinkRanks
+) -> tuple[str, ReceiverTransport, tuple[bytes, ...], tuple[str, ...]]:
+    """Opens the sender's most preferred transport that both ends have and that opens here, on all lanes.
 
     Returns:
-        The transport's name, end and endpoint, and the reasons against earlier ones, as in LinkWelcome.
+        The transport's name, end and endpoints, and the reasons against earlier ones, as in LinkWelcome.
 
     Raises:
         NoTransportError: none of them can be used.
     """
+    transports = ranks.transports
     left = [name for name in hello.transports if name in transports]
     if not left:
         ours = ", ".join(transports)
@@ -36,7 +35,7 @@ async def choose_transport(
     passed_over: list[str] = []
     failures: list[str] = []
     is_here = hello.sender_host == host_id()
-    is_on_one_gpu = is_here and bool(gpu) and hello.sender_gpu == gpu
+    shared_gpu = _shared_gpu(hello, ranks) if is_here else ""
     for name in hello.transports:
         if name not in transports:
             passed_over.append(f"{name}: the receiver does not have it")
@@ -46,14 +45,14 @@ async def choose_transport(
         if transports[name].within_host and not is_here:
             # The sender's ids mean nothing on this host.
             unusable = "the two ends are on different hosts"
-        elif transports[name].between_gpus and is_on_one_gpu:
-            unusable = f"it needs a GPU for each end, and both are on {gpu}"
+        elif transports[name].between_gpus and shared_gpu:
+            unusable = f"it needs a GPU for each end, and both are on {shared_gpu}"
         if unusable:
             failures.append(f"{name}: {unusable}")
             passed_over.append(failures[-1])
             continue
         try:
-            return name, *await _open_receiver(transports[name]), tuple(passed_over)
+            return name, *await ranks.open_receiver(name, [rank.heads for rank in hello.ranks]), tuple(passed_over)
         except OpeningError as error:
             failures.append(f"{name}: {error}")
             passed_over.append(f"{name}: the receiver cannot open it: {error}")
@@ -64,10 +63,10 @@ async def choose_transport(
     raise NoTransportError(f"the receiver can open none of the transports: {'; '.join(failures)}")
 
 
-async def _open_receiver(transport: Transport) -> tuple[ReceiverTransport, bytes]:
-    end = await open_end(transport.open_receiver)
-    try:
-        return end, end.endpoint()
-    except Exception as error:
-        let_go(end)
-        raise OpeningError(describe(error)) from error
+def _shared_gpu(hello: LinkHello, ranks: LinkRanks) -> str:
+    """Returns the GPU that both ends of some lane are on, or "". Args: hello: of a sender on this host."""
+    for lane in plan_lanes([rank.heads for rank in hello.ranks], ranks.heads):
+        gpu = ranks.ranks[lane.receiver_rank].gpu
+        if gpu and gpu == hello.ranks[lane.sender_rank].gpu:
+            return gpu
+    return ""

@@ -218,6 +218,7 @@ class LinkHandover(Handover):
         num_pushed = lease.num_pages_pushed
         start = first_page + num_pushed
         num_allowed = lease.link.num_pages_allowed()
+        # The first token follows from logits of all ranks, computed after their KV.
         num_ready = num_pages
         if job.first_token is None:
             # All these pages are launched, some by other jobs. One page more than may be pushed tells whether pages are

@@ -194,7 +194,7 @@ class PrefillScheduler(ForwardScheduler):
         """
         deadlines = [deadline for _, deadline in self._handing_over.values()]
         now = self._clock()
-        if self._handover.is_copying or self._waiting.is_compiling:
+        if self._handover.is_copying or self._waiting.is_compiling or self._launches.is_lagging:
             deadlines.append(now + POLL_S)
         elif self.launched:
             # CUDA reports no end without a thread that blocks or a pause of its stream: poll, but only near the end.

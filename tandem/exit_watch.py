@@ -1,6 +1,7 @@
 """Detects the exit of a process that may write to memory of others."""
 
 import time
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 from tandem.processes import ProcessId
@@ -42,3 +43,20 @@ class ExitWatch:
                 return False
             self._gone_since = now
         return now - self._gone_since >= SETTLE_S
+
+
+class ExitWatches:
+    """Watches several processes, at least one."""
+
+    def __init__(self, watches: Sequence[ExitWatch]) -> None:
+        self._watches = watches
+
+    @classmethod
+    def of(cls, pids: Iterable[int]) -> Self:
+        return cls([ExitWatch.of(pid) for pid in pids])
+
+    def are_gone(self) -> bool:
+        """Returns whether all have exited and SETTLE_S have passed since the last one did."""
+        # Look at each, so that their times pass together.
+        gone = [watch.is_gone() for watch in self._watches]
+        return all(gone)

@@ -6,6 +6,7 @@ Schedulers and routers use these classes; tandem.rpc.codec translates them to th
 from dataclasses import dataclass, field
 
 from tandem.embedding import EmbeddingParams
+from tandem.head_slice import HeadSlice
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 
@@ -177,6 +178,7 @@ class Hello:
         rack: equal for hosts of one rack; "" if unknown.
         max_batch_size: maximum requests in a decode step; 0 if unknown.
         start_s: time that the worker took to load; 0 if unknown.
+        follower_pids: of its ranks after the first, whose pid is `pid`.
     """
 
     protocol_version: int
@@ -197,6 +199,11 @@ class Hello:
     rack: str = ""
     max_batch_size: int = 0
     start_s: float = 0.0
+    follower_pids: tuple[int, ...] = ()
+
+    @property
+    def num_ranks(self) -> int:
+        return 1 + len(self.follower_pids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -591,25 +598,40 @@ class ResetCache:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkRank:
+    """One process of a linked worker.
+
+    Attributes:
+        gpu: PCI id; "" on a CPU.
+        heads: KV heads in its pages.
+    """
+
+    pid: int
+    gpu: str
+    heads: HeadSlice
+
+
+@dataclass(frozen=True, slots=True)
 class LinkHello:
     """Opens an epoch.
 
-    Refused if version, incarnation or page format differ, or if the receiver can open no offered transport.
+    Refused if version, incarnation or page format differ, if the ranks' heads do not fit, or if the receiver can open
+    no offered transport.
 
     Attributes:
-        sender_host: tandem.hosts.host_id; `sender_pid` and `sender_gpu` are meaningful only there.
-        sender_gpu: PCI id; "" on a CPU.
+        page_format: of pages with all heads.
+        ranks: the sender's processes.
+        sender_host: tandem.hosts.host_id; ids of processes and GPUs are meaningful only there.
     """
 
     protocol_version: int
     sender_id: str
     sender_incarnation: str
-    sender_pid: int
     receiver_incarnation: str
     page_format: PageFormat
     transports: tuple[str, ...]
+    ranks: tuple[LinkRank, ...]
     sender_host: str = ""
-    sender_gpu: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -680,13 +702,15 @@ class LinkWelcome:
     """Opens the epoch.
 
     Attributes:
-        endpoint: address of the receiving end, opaque to all but the transport.
+        heads: KV heads in the pages of each of the receiver's ranks.
+        endpoints: address of each lane's receiving end, opaque to all but the transport.
         passed_over: "name: reason" for each skipped transport of the offer.
     """
 
     epoch: str
     transport: str
-    endpoint: bytes
+    heads: tuple[HeadSlice, ...]
+    endpoints: tuple[bytes, ...]
     passed_over: tuple[str, ...] = ()
 
 

@@ -2,13 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import grpc
 
 from tandem.engine.base import EngineBase
 from tandem.engine.kvcache.cache_manager import CacheManager
-from tandem.messages import Hello, Peer, ReceiverMessage, SenderMessage, WorkerMessage, WorkerStats
+from tandem.messages import Hello, LinkRank, Peer, ReceiverMessage, SenderMessage, WorkerMessage, WorkerStats
 from tandem.page_changes import PageChanges
 from tandem.pagestore.messages import StoreClientMessage
 from tandem.recording import Recorder
@@ -125,6 +125,40 @@ class LinkConnections(Protocol):
     async def stop(self) -> None: ...
 
 
+class MessagePipe(Protocol):
+    """Messages to another process and back, whole and in order. Callers keep two threads from using it together."""
+
+    def send(self, message: bytes) -> None: ...
+
+    def receive(self) -> Sequence[bytes]:
+        """Returns the messages that have come. Never waits."""
+        ...
+
+
+class FollowerLinks(NamedTuple):
+    """A follower, and messages to its lanes."""
+
+    rank: LinkRank
+    pipe: MessagePipe
+
+
+class LaneDriver(Protocol):
+    """Drives the lanes of a follower. Belongs to one thread."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `poll` may have a report before the next message."""
+        ...
+
+    def obey(self, message: bytes) -> None:
+        """Executes a command of the leader. Never waits."""
+        ...
+
+    def poll(self) -> Sequence[bytes]:
+        """Returns reports to the leader. Raises RuntimeError: the process must end."""
+        ...
+
+
 class StoreConnection(ABC):
     """A worker's use of its node's page store."""
 
@@ -205,5 +239,16 @@ class WorkerRole(ABC):
         config: WorkerConfig,
         credentials: ClusterCredentials,
         post: Callable[[Event], None],
+        followers: Sequence[FollowerLinks] = (),
     ) -> LinkConnections:
-        """Builds the links, on the asyncio thread."""
+        """Builds the links, on the asyncio thread.
+
+        Args:
+            followers: the worker's other ranks, by rank.
+        """
+
+    @abstractmethod
+    def build_lanes(
+        self, engine: EngineBase, config: WorkerConfig, credentials: ClusterCredentials
+    ) -> LaneDriver | None:
+        """Builds the lanes of a follower, on their thread; None without links."""

@@ -56,7 +56,7 @@ class ControlClient:
         hello: Hello,
         *,
         credentials: ClusterCredentials,
-        heartbeat: Callable[[], Heartbeat],
+        heartbeat: Callable[[], Heartbeat | None],
         heartbeat_interval_s: float,
         records: RecordKeeper,
         account: CacheAccount,
@@ -67,6 +67,7 @@ class ControlClient:
     ) -> None:
         """
         Args:
+            heartbeat: None: be silent, and do not connect again.
             on_peers: receives the router's address and the decode workers it names.
             on_connected: called at every Welcome.
             on_lost: receives the address when a welcomed stream ends.
@@ -105,7 +106,9 @@ class ControlClient:
     async def run(self) -> None:
         """Runs until cancelled. Raises RefusedError if the router refuses this worker."""
         while True:
-            await self._run_once()
+            # A router would give work to a worker that cannot serve.
+            if self._heartbeat() is not None:
+                await self._run_once()
             await asyncio.sleep(RETRY_DELAY_S)
 
     async def _run_once(self) -> None:
@@ -183,6 +186,7 @@ class ControlClient:
 
     async def _beat(self, writer: BatchWriter) -> None:
         while True:
-            writer.send([self._heartbeat()])
+            if (heartbeat := self._heartbeat()) is not None:
+                writer.send([heartbeat])
             self.catch_up()
             await asyncio.sleep(self._heartbeat_interval_s)

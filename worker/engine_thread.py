@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 # Turn interval of an idle loop, in seconds: the step counter proves that it lives.
 IDLE_TURN_S = 0.1
+# The interpreter's thread switch interval, in seconds. The default of 5 ms is too long: decode steps are composed 0.3
+# ms ahead.
+SWITCH_INTERVAL_S = 0.0002
 # Minimum interval between reports of cache changes, in seconds.
 CHANGES_INTERVAL_S = 0.1
 

@@ -22,6 +22,7 @@ class WorkerCollector(Collector):
         heartbeat: Callable[[], Heartbeat],
         experts: ExpertBalance | None,
         is_store_up: Callable[[], bool] | None,
+        num_ranks: int,
     ) -> None:
         """Args: as for `worker_registry`."""
         self._role = role
@@ -29,6 +30,7 @@ class WorkerCollector(Collector):
         self._heartbeat = heartbeat
         self._experts = experts
         self._is_store_up = is_store_up
+        self._num_ranks = num_ranks
 
     def collect(self) -> Iterator[Metric]:
         heartbeat = self._heartbeat()
@@ -50,6 +52,7 @@ class WorkerCollector(Collector):
             )
         yield self._gauge("worker_queue_length", "Requests that wait for their turn or for pages.", stats.num_queued)
         yield self._gauge("worker_running_requests", "Requests being computed or handed over.", stats.num_running)
+        yield self._gauge("worker_ranks", "Processes that share the worker's model.", self._num_ranks)
         yield self._counter("worker_steps", "Turns of the scheduler loop, including idle ones.", heartbeat.step)
         yield self._counter(
             "prefix_cached_tokens",
@@ -145,6 +148,7 @@ def worker_registry(
     num_restarts: int = 0,
     experts: ExpertBalance | None = None,
     is_store_up: Callable[[], bool] | None = None,
+    num_ranks: int = 1,
 ) -> CollectorRegistry:
     """
     Args:
@@ -152,5 +156,5 @@ def worker_registry(
         is_store_up: whether the worker uses its node's page store; None: the cluster has none.
     """
     registry = process_registry(num_restarts)
-    registry.register(WorkerCollector(role, worker_id, heartbeat, experts, is_store_up))
+    registry.register(WorkerCollector(role, worker_id, heartbeat, experts, is_store_up, num_ranks))
     return registry

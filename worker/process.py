@@ -13,11 +13,9 @@ import grpc
 
 from tandem import exit_codes
 from tandem.engine.base import EngineBase
-from tandem.engine.build import build_engine
 from tandem.engine.expert_balance import ExpertBalance
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.hosts import host_id
-from tandem.key_file import watched_keys
 from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, PageFormat
 from tandem.open_files import raise_open_files_limit
 from tandem.recording import Recorder
@@ -26,27 +24,25 @@ from tandem.rpc.calls import is_cancelled
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.rpc.loop_thread import LoopThread
-from tandem.rpc.metrics_server import MetricsServer
 from tandem.rpc.recording_service import RecordingService
-from tandem.watched_files import watch
 from tandem.worker.admin import WorkerAdmin
 from tandem.worker.base import LinkConnections, Outbox, Scheduler, StoreConnection, WorkerRole
 from tandem.worker.config import WorkerConfig
 from tandem.worker.control_client import RefusedError
-from tandem.worker.engine_thread import EngineThread, Outgoing
+from tandem.worker.engine_thread import SWITCH_INTERVAL_S, EngineThread, Outgoing
 from tandem.worker.events import StartRecording, StopRecording
 from tandem.worker.metrics import worker_registry
+from tandem.worker.metrics_port import MetricsPort
+from tandem.worker.ranks.leader import Leader
 from tandem.worker.records import RecordKeeper
 from tandem.worker.router_streams import RouterStreams
+from tandem.worker.step_watch import end_when_stalled
 
 logger = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 5.0
 CALL_TIMEOUT_S = 30.0
-# The interpreter's thread switch interval, in seconds. The default of 5 ms is too long: decode steps are composed 0.3
-# ms ahead.
-SWITCH_INTERVAL_S = 0.0002
 
 
 class WorkerProcess:
@@ -68,6 +64,7 @@ class WorkerProcess:
         self._began = time.monotonic()
         self._incarnation = uuid.uuid4().hex
         self._engine: EngineBase | None = None
+        self._leader = Leader(config, role, self._incarnation)
         self._recorder = Recorder()
         self._experts: ExpertBalance | None = None
         self._engine_thread = EngineThread(
@@ -75,12 +72,11 @@ class WorkerProcess:
         )
         self._loop_thread = LoopThread()
         self._server: grpc.aio.Server | None = None
-        self._metrics: MetricsServer | None = None
+        self._metrics = MetricsPort(self._credentials.secure)
         self._links: LinkConnections | None = None
         self._routers: RouterStreams | None = None
         self._control_task: asyncio.Task[None] | None = None
         self._watch_task: asyncio.Task[None] | None = None
-        self._key_task: asyncio.Task[None] | None = None
         self._hello: Hello | None = None
         # Set by the first Welcome, or by a refusal before any Welcome.
         self._connected = threading.Event()
@@ -129,20 +125,20 @@ class WorkerProcess:
         self._stopped.set()
         if self._loop_thread.loop is not None:
             self._loop_thread.call(self._close(), CALL_TIMEOUT_S)
-        if self._metrics is not None:
-            self._metrics.close()
+        self._metrics.close()
         self._engine_thread.stop(STOP_TIMEOUT_S)
         if self._store is not None:
             self._store.close()
         if self._engine is not None:
-            self._engine.pool.close()
+            self._engine.close()
+        self._leader.stop(STOP_TIMEOUT_S)
         self._loop_thread.stop()
 
     # --- Engine thread ---
 
     def _build(self, outbox: Outbox) -> Scheduler:
         config = self._config
-        engine = self._engine = build_engine(config.engine, self._incarnation, self._on_progress)
+        engine = self._engine = self._leader.build(self._on_progress, lambda: self._engine_thread.num_steps)
         if engine.expert_counts is not None:
             self._experts = ExpertBalance(engine.expert_counts)
         num_pages, page_size = engine.pool.num_pages, engine.pool.layout.page_size
@@ -179,7 +175,10 @@ class WorkerProcess:
         return self._links.mapped_workers() if self._links is not None else []
 
     def _heartbeat(self) -> Heartbeat:
-        return Heartbeat(self._engine_thread.num_steps, self._engine_thread.latest_stats)
+        return Heartbeat(self._num_steps(), self._engine_thread.latest_stats)
+
+    def _num_steps(self) -> int:
+        return self._leader.num_steps(self._engine_thread.num_steps)
 
     # --- Asyncio thread ---
 
@@ -196,16 +195,10 @@ class WorkerProcess:
             config.num_restarts,
             self._experts,
             (lambda: store.is_up) if store is not None else None,
+            self._leader.num_ranks,
         )
-        if not self._credentials.secure:
-            # With TLS, routers serve the metrics: readers have no certificate of the cluster.
-            self._metrics = MetricsServer(registry, config.host, config.api_keys)
-            if config.key_file is not None:
-                keys = watched_keys(config.key_file, self._metrics.set_api_keys)
-                # This worker may have started again since the file was replaced.
-                await asyncio.to_thread(keys.poll)
-                self._key_task = asyncio.create_task(watch([keys]))
-        layout = engine.pool.layout
+        await self._metrics.open(registry, config)
+        layout = engine.pool.layout.whole
         hello = self._hello = Hello(
             PROTOCOL_VERSION,
             config.worker_id,
@@ -217,7 +210,7 @@ class WorkerProcess:
             PageFormat(engine.model_fingerprint, layout.page_bytes, layout.tag),
             engine.pool.num_pages,
             layout.page_size,
-            self._metrics.address if self._metrics is not None else "",
+            self._metrics.address,
             config.num_restarts,
             self._role.has_links,
             self._max_request_pages(),
@@ -225,8 +218,11 @@ class WorkerProcess:
             config.rack,
             self._role.max_batch_size,
             time.monotonic() - self._began,
+            self._leader.follower_pids,
         )
-        self._links = self._role.build_links(engine, hello, config, self._credentials, self._engine_thread.post)
+        self._links = self._role.build_links(
+            engine, hello, config, self._credentials, self._engine_thread.post, self._leader.followers
+        )
         self._links.add_to(server)
         WorkerAdmin(self._engine_thread.post, registry).add_to(server)
         post = self._engine_thread.post
@@ -244,7 +240,7 @@ class WorkerProcess:
             router_addresses,
             self._hello,
             credentials=self._credentials,
-            heartbeat=self._heartbeat,
+            heartbeat=lambda: None if self._leader.is_silent() else self._heartbeat(),
             heartbeat_interval_s=self._config.heartbeat_interval_s,
             records=RecordKeeper(self._config.max_record_bytes),
             connect_timeout_s=self._config.connect_timeout_s,
@@ -253,7 +249,9 @@ class WorkerProcess:
             on_connected=self._connected.set,
         )
         self._control_task = asyncio.create_task(self._run_control(self._routers))
-        self._watch_task = asyncio.create_task(self._watch_engine_thread())
+        self._watch_task = asyncio.create_task(
+            end_when_stalled(self._num_steps, self._config.stall_timeout_s, self._config.heartbeat_interval_s)
+        )
 
     async def _run_control(self, routers: RouterStreams) -> None:
         try:
@@ -274,20 +272,6 @@ class WorkerProcess:
             logging.shutdown()
             os._exit(exit_codes.CONTROL_FAILED)
 
-    async def _watch_engine_thread(self) -> None:
-        """Ends the process after stall_timeout_s without a scheduler step. Its requests run elsewhere by then, and a
-        reconnect would attract new ones."""
-        loop = asyncio.get_running_loop()
-        num_steps, moved_at = -1, loop.time()
-        while True:
-            if self._engine_thread.num_steps != num_steps:
-                num_steps, moved_at = self._engine_thread.num_steps, loop.time()
-            elif loop.time() - moved_at > self._config.stall_timeout_s:
-                logger.error("no scheduler step for %.0f s", self._config.stall_timeout_s)
-                logging.shutdown()
-                os._exit(exit_codes.STALLED)
-            await asyncio.sleep(self._config.heartbeat_interval_s)
-
     def _send(self, outgoing: Outgoing) -> None:
         assert self._links is not None
         # Links first: then both workers may learn of a request together.
@@ -305,10 +289,11 @@ class WorkerProcess:
             self._routers.tell_changes(outgoing.cache_changes)
 
     async def _close(self) -> None:
-        tasks = [task for task in (self._control_task, self._watch_task, self._key_task) if task is not None]
+        tasks = [task for task in (self._control_task, self._watch_task) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._metrics.stop_watching()
         if self._links is not None:
             await self._links.stop()
         if self._store is not None:

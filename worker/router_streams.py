@@ -45,7 +45,7 @@ class RouterStreams:
         hello: Hello,
         *,
         credentials: ClusterCredentials,
-        heartbeat: Callable[[], Heartbeat],
+        heartbeat: Callable[[], Heartbeat | None],
         heartbeat_interval_s: float,
         connect_timeout_s: float,
         records: RecordKeeper,

@@ -18,13 +18,13 @@ from benchmarks.host_workers import InstantOutput
 from benchmarks.rows import Row
 from tandem.both_worker.worker import make_both_scheduler
 from tandem.decode_worker.config import DecodeConfig
-from tandem.deploy.host.garbage import collect_seldom, freeze_objects
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.base import EngineBase
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.engine.kvcache.pool import CpuKvPool
 from tandem.engine.output import ForwardOutput
+from tandem.garbage import collect_seldom, freeze_objects
 from tandem.messages import PROTOCOL_VERSION, Admit, FirstToken, PageFormat, Prefill, Tokens, WorkerMessage
 from tandem.pagestore.client.base import RegionCopies, RegionCopy
 from tandem.pagestore.client.compute_time import expected_compute_s

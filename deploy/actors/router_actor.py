@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from tandem import logs
 from tandem.deploy.actors.process_actor import ProcessActor
-from tandem.deploy.host.garbage import collect_young_seldom, freeze_objects, no_collections
+from tandem.garbage import collect_young_seldom, freeze_objects, no_collections
 from tandem.router.config import RouterAddresses, RouterConfig
 
 if TYPE_CHECKING:

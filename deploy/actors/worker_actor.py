@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from tandem import hosts, logs
 from tandem.deploy.actors.process_actor import ProcessActor
 from tandem.deploy.config.cluster_config import WorkerPlan
-from tandem.deploy.host.garbage import collect_seldom, freeze_objects, no_collections
 from tandem.deploy.host.gpu_opening import GpuOpening
 from tandem.deploy.host.gpu_turn import GpuTurn
 from tandem.deploy.host.run_record import default_directory
 from tandem.deploy.on_ray.own_node import own_address, own_rack
+from tandem.garbage import collect_seldom, freeze_objects, no_collections
 
 if TYPE_CHECKING:
     from tandem.worker.process import WorkerProcess

@@ -45,9 +45,11 @@ _BATCH_SIZES = (1, 8, 32, 128, 256)
 def run_estimate(arguments: argparse.Namespace) -> int:
     """Returns the exit status: 1 if MAX_GPUS do not reach the rate."""
     try:
+        gpu = _gpu(arguments).shared_by(arguments.workers_per_gpu)
+        degrees = arguments.prefill_tp or arguments.tp, arguments.decode_tp or arguments.tp
         worker = Worker(
             read_model(arguments.model, arguments.quantization),
-            _gpu(arguments).shared_by(arguments.workers_per_gpu),
+            gpu.joined(degrees[0]),
             arguments.mem_fraction_static,
             arguments.chunk_size,
             arguments.max_batch_size,
@@ -56,7 +58,11 @@ def run_estimate(arguments: argparse.Namespace) -> int:
             arguments.mixed_steps == ON,
             arguments.workers_per_gpu,
             arguments.itl_objective / 1e3,
+            degrees[0],
         )
+        decoder = None
+        if degrees[1] != degrees[0]:
+            decoder = replace(worker, gpu=gpu.joined(degrees[1]), degree=degrees[1])
         prompt_len, output_len = arguments.workload
         limits = arguments.slo
         load = Load(
@@ -71,14 +77,14 @@ def run_estimate(arguments: argparse.Namespace) -> int:
         longest = worker.model.max_position_embeddings
         if load.num_tokens > longest:
             raise ValueError(f"a request of {load.num_tokens} tokens is longer than the model allows, {longest}")
-        found = estimate(worker, load)
+        found = estimate(worker, load, decoder)
         shared: list[Split] | None = None
         if arguments.rate:
-            shared = splits_for(worker, load, arguments.rate)
+            shared = splits_for(worker, load, arguments.rate, decoder)
         elif arguments.gpus:
             if arguments.gpus > MAX_GPUS:
                 raise ValueError(f"--gpus must be at most {MAX_GPUS}: more are not looked at")
-            shared = splits(worker, load, arguments.gpus)
+            shared = splits(worker, load, arguments.gpus, decoder)
     except (ValueError, OSError) as error:
         print(f"{arguments.name}: {error}", file=sys.stderr)
         return exit_codes.USAGE
@@ -93,24 +99,30 @@ def run_estimate(arguments: argparse.Namespace) -> int:
     else:
         _print(worker, load, found)
         if shared:
-            _print_splits(shared, arguments.rate, arguments.workers_per_gpu)
+            _print_splits(shared, arguments.rate, worker, decoder or worker)
     if shared == []:
         print(f"{arguments.name}: {_why_not(found, arguments.rate)}", file=sys.stderr)
         return exit_codes.FAILED
     return 0
 
 
-def estimate(worker: Worker, load: Load) -> dict[str, Any]:
+def estimate(worker: Worker, load: Load, other_decoder: Worker | None = None) -> dict[str, Any]:
     """Returns the figures of one worker, in seconds, bytes, FLOP and tokens. An unbounded rate is None.
+
+    Args:
+        other_decoder: a decode worker of another degree.
 
     Raises:
         ValueError: a request does not fit a worker's pool.
     """
     model, gpu = worker.model, worker.gpu
-    pool_tokens = {role: worker.pool_tokens(role, load.num_tokens) for role in ROLES}
-    largest = min(worker.max_batch_size, pool_tokens["decode"] // load.num_tokens)
-    of_decode = decode_rate(worker, load)
+    decoder = other_decoder or worker
+    of_roles = {"prefill": worker, "decode": decoder} | ({"both": worker} if other_decoder is None else {})
+    pool_tokens = {role: of_roles[role].pool_tokens(role, load.num_tokens) for role in ROLES if role in of_roles}
+    largest = min(decoder.max_batch_size, pool_tokens["decode"] // load.num_tokens)
+    of_decode = decode_rate(decoder, load)
     prompt = prompt_of_load(worker, load)
+    slower = min(worker, decoder, key=lambda one: one.gpu.reached_link)
     return {
         "gpu": {
             "name": gpu.name,
@@ -122,6 +134,7 @@ def estimate(worker: Worker, load: Load) -> dict[str, Any]:
             "host_link_bandwidth": gpu.reached_host_link,
             "workers": worker.workers_per_gpu,
         },
+        "ranks": {role: of.degree for role, of in of_roles.items()},
         "weight_bytes": weight_bytes(model),
         "kv_bytes_per_token": worker.kv_bytes_per_token,
         "pool_tokens": pool_tokens,
@@ -140,19 +153,19 @@ def estimate(worker: Worker, load: Load) -> dict[str, Any]:
                 "batch_size": size,
                 "flops": decode_flops(model, size),
                 "bytes": read_weight_bytes(model, size) + size * load.kv_len * worker.kv_bytes_per_token,
-                "floor_s": decode_floor(model, gpu.limits, size, load.kv_len, worker.kv_cache_dtype),
-                "estimate_s": worker.decode_step(size, load.kv_len),
+                "floor_s": decode_floor(model, decoder.gpu.limits, size, load.kv_len, worker.kv_cache_dtype),
+                "estimate_s": decoder.decode_step(size, load.kv_len),
             }
             for size in sorted({*(size for size in _BATCH_SIZES if size < largest), largest})
         ],
         "transfer": {
             "bytes": load.prompt_len * worker.kv_bytes_per_token,
-            "whole_s": worker.transfer(load.prompt_len),
-            "last_chunk_s": worker.transfer((load.prompt_len - 1) % worker.chunk_size + 1),
+            "whole_s": slower.transfer(load.prompt_len),
+            "last_chunk_s": slower.transfer((load.prompt_len - 1) % worker.chunk_size + 1),
         },
         "prefill_worker_rate": prefill_rate(worker, load, 1),
         "decode_worker_rate": of_decode if isfinite(of_decode) else None,
-        "decode_batch_size": largest_batch(worker, load),
+        "decode_batch_size": largest_batch(decoder, load),
     }
 
 
@@ -201,8 +214,8 @@ def _print(worker: Worker, load: Load, found: dict[str, Any]) -> None:
         f"{', by each of ' + str(gpu['workers']) + ' workers that are always busy' if gpu['workers'] > 1 else ''}\n"
         f"  ({gpu['source']})\n"
         f"weights: {found['weight_bytes'] / 1e9:.2f} GB{of_token}; KV: {found['kv_bytes_per_token']:,} bytes a token\n"
-        f"pool: {pools['prefill']:,} tokens in a prefill worker, {pools['decode']:,} in a decode worker, "
-        f"{pools['both']:,} in one of role both\n"
+        f"pool: {pools['prefill']:,} tokens in a prefill worker, {pools['decode']:,} in a decode worker"
+        f"{', {:,} in one of role both'.format(pools['both']) if 'both' in pools else ''}\n"
         f"handover: {transfer['bytes'] / 1e6:,.0f} MB of KV, {_ms(transfer['whole_s'])} in all, "
         f"{_ms(transfer['last_chunk_s'])} of it after the prompt's last chunk\n" + _loads(load, found)
     )
@@ -242,10 +255,12 @@ def _loads(load: Load, found: dict[str, Any]) -> str:
     return f"page store: {prefill['loaded_tokens']:,} tokens in {_ms(prefill['loading_s'])} at {rate:.0f} GB/s\n"
 
 
-def _print_splits(shared: Sequence[Split], rate: float | None, workers_per_gpu: int) -> None:
-    num_workers = max(split.num_prefill + split.num_decode + split.num_both for split in shared)
+def _print_splits(shared: Sequence[Split], rate: float | None, worker: Worker, decoder: Worker) -> None:
+    num_ranks = max(
+        (split.num_prefill + split.num_both) * worker.degree + split.num_decode * decoder.degree for split in shared
+    )
     asked = f" for {rate:g} requests a second" if rate else ""
-    num_gpus = num_workers // workers_per_gpu
+    num_gpus = -(-num_ranks // worker.workers_per_gpu)
     print(f"\n{num_gpus} GPU{'s' if num_gpus > 1 else ''}{asked}, prefill:decode workers, the best first:\n")
     table = _table("split", "requests/s", "limited by", "decode batch", "prompt tokens a forward")
     for split in shared:

@@ -10,6 +10,7 @@ from tandem.deploy.config.cluster_options import GPU as GPU_DEFAULTS
 from tandem.deploy.config.cluster_options import OFF, ON, ClusterOptions
 from tandem.deploy.estimate.gpus import GPUS
 from tandem.engine.config import KV_CACHE_DTYPES, MAX_WORKERS_PER_GPU, QUANTIZATIONS, EngineConfig
+from tandem.engine.ranks.config import MAX_DEGREE
 
 EPILOG = """\
 Starts nothing and needs no GPU; reads only the model's config.json. docs/estimate.md has the formulas, their sources
@@ -96,9 +97,13 @@ def add_estimate_options(parser: argparse.ArgumentParser) -> None:
         ("--chunk-size", _count, GPU_DEFAULTS.chunk_size, "N"),
         ("--max-batch-size", _batch_size, GPU_DEFAULTS.max_batch_size, "N"),
         ("--page-size", _count, default_of(EngineConfig, "page_size"), "N"),
+        ("--tp", _degree, default_of(ClusterOptions, "tp"), "N"),
+        ("--prefill-tp", _degree, None, "N"),
+        ("--decode-tp", _degree, None, "N"),
         ("--workers-per-gpu", _workers_per_gpu, default_of(EngineConfig, "workers_per_gpu"), "N"),
     ):
-        served.add_argument(flag, type=parse, default=default, metavar=metavar, help="(default: %(default)s)")
+        shown = "--tp" if default is None else "%(default)s"
+        served.add_argument(flag, type=parse, default=default, metavar=metavar, help=f"(default: {shown})")
     served.add_argument(
         "--mixed-steps",
         choices=(ON, OFF),
@@ -188,6 +193,13 @@ def _workers_per_gpu(text: str) -> int:
     if num_workers > MAX_WORKERS_PER_GPU:
         raise argparse.ArgumentTypeError(f"must be at most {MAX_WORKERS_PER_GPU}")
     return num_workers
+
+
+def _degree(text: str) -> int:
+    degree = _count(text)
+    if degree > MAX_DEGREE:
+        raise argparse.ArgumentTypeError(f"must be at most {MAX_DEGREE}")
+    return degree
 
 
 def _number(text: str) -> float:

@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 
 # Flags of vLLM, SGLang and Dynamo.
 OTHERS_FLAGS = {
+    "--tensor-parallel-size": "--tp",
+    "--tp-size": "--tp",
     "--port": "--http-port and --grpc-port",
     "--max-num-seqs": "--max-batch-size",
     "--max-running-requests": "--max-batch-size",
@@ -41,10 +43,7 @@ OTHERS_BENCH_FLAGS = {
     "--result-filename": "--out",
 }
 UNSERVED_FLAGS = {
-    "--tensor-parallel-size": "a model runs on one GPU; --prefill, --decode and --both set the number of workers",
-    "--tp": "a model runs on one GPU; --prefill, --decode and --both set the number of workers",
-    "--tp-size": "a model runs on one GPU; --prefill, --decode and --both set the number of workers",
-    "--pipeline-parallel-size": "a model runs on one GPU",
+    "--pipeline-parallel-size": "GPUs share each layer of a model; --tp sets their number",
     "--data-parallel-size": "--both sets the number of workers that prefill and decode",
     "--dp": "--both sets the number of workers that prefill and decode",
     "--enable-auto-tool-choice": "tools need no option; --tool-parser selects the parser",

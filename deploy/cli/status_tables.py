@@ -37,7 +37,7 @@ def print_status(info: pb.ServerInfo) -> None:
     for worker in ordered:
         stats = worker.stats
         workers.add_row(
-            worker.worker_id,
+            worker.worker_id + (f" ({ranks} ranks)" if (ranks := 1 + len(worker.follower_pids)) > 1 else ""),
             f"{worker.role}, mostly {worker.lean}" if worker.lean in ("prefill", "decode") else worker.role,
             worker.address.rpartition(":")[0],
             str(worker.pid),

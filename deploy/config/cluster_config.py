@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tandem.config import DEVICES, LogConfig, Role, TlsConfig, WorkerKind, default_of, require, require_one_of
+from tandem.config import DEVICES, ROLES, LogConfig, Role, TlsConfig, WorkerKind, default_of, require, require_one_of
 from tandem.decode_worker.config import DecodeConfig
 from tandem.deploy.config.cluster_options import DEVICE_DEFAULTS, OFF, ON, SWITCH, ClusterOptions, DeviceDefaults
 from tandem.deploy.config.node_choice import HOST
 from tandem.deploy.config.store_options import parse_disk, parse_size
 from tandem.engine.config import DTYPES, EngineConfig, EngineOptions
+from tandem.engine.ranks.config import MAX_BATCH_SIZE, MAX_DEGREE
 from tandem.hosts import check_network
 from tandem.key_file import KeyFile
 from tandem.kvtransfer.config import LinkConfig
@@ -45,7 +46,7 @@ SET_PER_PROCESS: Mapping[type, Set[str]] = {
         "keeps_request_lines",
     },
     WorkerConfig: {"host", "rack", "num_restarts", "cluster_tls", "store"},
-    EngineConfig: {"prefill_cuda_graphs", "max_chunk_tokens"},
+    EngineConfig: {"prefill_cuda_graphs", "max_chunk_tokens", "degree"},
 }
 # Fields that keep their defaults in every cluster.
 FIXED: Mapping[type, Set[str]] = {
@@ -112,6 +113,8 @@ class ClusterConfig(ClusterOptions):
             "num_pages",
             "chunk_size",
             "max_batch_size",
+            "prefill_tp",
+            "decode_tp",
         )
         for name in (*counts, "max_model_len", "num_threads", "drain_timeout_s", "store_write_after"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}")
@@ -179,6 +182,35 @@ class ClusterConfig(ClusterOptions):
         # Their constructors check more.
         self.router("unresolved", self.model, 1)
         self.worker("unresolved", "both", self.engine("unresolved"), 1)
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        for name, role in (("prefill_tp", "prefill"), ("decode_tp", "decode")):
+            require(
+                not getattr(self, name) or getattr(self, f"num_{role}") > 0,
+                f"{name} is for {role} workers, and this cluster has none: use tp",
+            )
+        for name in ("tp", "prefill_tp", "decode_tp"):
+            num_ranks = getattr(self, name)
+            require(num_ranks <= MAX_DEGREE, f"{name} must be at most {MAX_DEGREE}, not {num_ranks}")
+            require(
+                num_ranks <= 1 or not self.store_memory,
+                f"store_memory is for workers of one rank, but {name} is {num_ranks}",
+            )
+            require(
+                not num_ranks or max(num_ranks, self.workers_per_gpu) % min(num_ranks, self.workers_per_gpu) == 0,
+                f"{name} {num_ranks} with workers_per_gpu {self.workers_per_gpu} fills neither whole GPUs nor equal "
+                "shares of one: use a multiple of it, or a divisor",
+            )
+        require(
+            self.max_degree == 1 or self.max_batch_size <= MAX_BATCH_SIZE,
+            f"max_batch_size must be at most {MAX_BATCH_SIZE} with several ranks, not {self.max_batch_size}",
+        )
+        require(
+            self.workers_per_gpu == 1 or self.max_degree == 1 or self.num_pages > 0,
+            f"ranks that share a GPU (workers_per_gpu {self.workers_per_gpu}) cannot measure its memory together: set "
+            "num_pages",
+        )
 
     def _check_store(self) -> None:
         given = {
@@ -211,6 +243,26 @@ class ClusterConfig(ClusterOptions):
     def num_workers(self) -> int:
         return self.num_prefill + self.num_decode + self.num_both + self.num_any
 
+    def degree_of(self, role: Role) -> int:
+        """Returns the number of ranks of a worker with this role."""
+        own = {"prefill": self.prefill_tp, "decode": self.decode_tp}
+        return own.get(role) or self.tp
+
+    @property
+    def num_ranks(self) -> int:
+        """Of all workers together."""
+        return (
+            self.num_prefill * self.degree_of("prefill")
+            + self.num_decode * self.degree_of("decode")
+            + (self.num_both + self.num_any) * self.tp
+        )
+
+    @property
+    def max_degree(self) -> int:
+        """Ranks of the cluster's largest worker."""
+        counts = {"prefill": self.num_prefill, "decode": self.num_decode, "both": self.num_both + self.num_any}
+        return max(self.degree_of(role) for role in ROLES if counts[role])
+
     @property
     def num_routers_started(self) -> int:
         """A GPU decodes about as many tokens per second as one router relays."""
@@ -222,12 +274,21 @@ class ClusterConfig(ClusterOptions):
 
     @property
     def num_gpus(self) -> int:
-        return -(-self.num_workers // self.workers_per_gpu) if self.device == "cuda" else 0
+        return -(-self.num_ranks // self.workers_per_gpu) if self.device == "cuda" else 0
 
     @property
-    def gpus_per_worker(self) -> float:
-        """Amount of Ray's resource "GPU" for each worker; 0.0 on CPUs."""
-        return _PARTS_PER_GPU // self.workers_per_gpu / _PARTS_PER_GPU if self.device == "cuda" else 0.0
+    def gpus_per_rank(self) -> float:
+        """Amount of Ray's resource "GPU" for each rank of a worker; 0.0 on CPUs."""
+        return self._gpus_for(1)
+
+    def gpus_of(self, role: Role) -> float:
+        """Returns the amount of Ray's resource "GPU" for a worker with this role; 0.0 on CPUs."""
+        return self._gpus_for(self.degree_of(role))
+
+    def _gpus_for(self, num_ranks: int) -> float:
+        num_gpus, rest = divmod(num_ranks, self.workers_per_gpu)
+        share = _PARTS_PER_GPU // self.workers_per_gpu * rest / _PARTS_PER_GPU
+        return num_gpus + share if self.device == "cuda" else 0.0
 
     @property
     def plans_roles(self) -> bool:
@@ -335,6 +396,7 @@ class ClusterConfig(ClusterOptions):
             max_chunk_tokens=0 if role == "decode" else chunk_size,
             max_batch_size=largest_step,
             max_model_len=max_model_len,
+            degree=self.degree_of(role),
         )
         worker = _configured(
             WorkerConfig,

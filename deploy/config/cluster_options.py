@@ -35,6 +35,9 @@ GROUPS = {
         "num_decode",
         "num_both",
         "num_any",
+        "tp",
+        "prefill_tp",
+        "decode_tp",
         "device",
         "workers_per_gpu",
         "num_threads",
@@ -170,6 +173,14 @@ class ClusterOptions(PrefillOptions, EngineOptions, RouterOptions):
         metavar="N",
         detail=" ([placement.md](placement.md))",
     )
+    tp: int = option(
+        1,
+        "ranks of each worker: processes on one host, each with a part of the model and, on GPUs, a GPU",
+        metavar="N",
+        detail=" ([ranks.md](ranks.md))",
+    )
+    prefill_tp: int = option(0, "ranks of each prefill worker; 0: as --tp", metavar="N")
+    decode_tp: int = option(0, "ranks of each decode worker; 0: as --tp", metavar="N")
     transport: str = option(
         transports.AUTO,
         "transport of KV pages between workers; auto: the best one that both ends can open",

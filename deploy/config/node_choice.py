@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+# Ray's own rounding, and that of sums.
+TOLERANCE = 1e-6
 HOST, PACK, SPREAD = PLACEMENT_STRATEGIES = ("host", "pack", "spread")
 
 
@@ -16,7 +18,7 @@ class FreeNode(NamedTuple):
 
 
 def choose_nodes(nodes: Sequence[FreeNode], needs: Sequence[Mapping[str, float]], strategy: str) -> list[str]:
-    """Returns the address of a node for each process.
+    """Returns the address of a node for each process. Places large ones first, which fit fewer nodes.
 
     Args:
         nodes: all nodes, the launcher's first.
@@ -29,8 +31,9 @@ def choose_nodes(nodes: Sequence[FreeNode], needs: Sequence[Mapping[str, float]]
     first, *others = free
     order = [first, *sorted(others, key=lambda address: -_room(free[address], needs))]
     num_placed: Counter[str] = Counter()
-    chosen = []
-    for need in needs:
+    chosen = [""] * len(needs)
+    for index in sorted(range(len(needs)), key=lambda i: -max(needs[i].values())):
+        need = needs[index]
         fitting = [address for address in order if _fits(free[address], need)]
         if not fitting:
             left = "; ".join(f"{address} has {_text(free[address], need)}" for address in free)
@@ -44,17 +47,17 @@ def choose_nodes(nodes: Sequence[FreeNode], needs: Sequence[Mapping[str, float]]
         for resource, amount in need.items():
             free[address][resource] -= amount
         num_placed[address] += 1
-        chosen.append(address)
+        chosen[index] = address
     return chosen
 
 
 def _fits(free: Mapping[str, float], need: Mapping[str, float]) -> bool:
-    return all(free.get(resource, 0.0) >= amount for resource, amount in need.items())
+    return all(free.get(resource, 0.0) + TOLERANCE >= amount for resource, amount in need.items())
 
 
 def _room(free: Mapping[str, float], needs: Sequence[Mapping[str, float]]) -> int:
     """Returns the number of processes like the first that fit on a node."""
-    return min(int(free.get(resource, 0.0) // amount) for resource, amount in needs[0].items())
+    return min(int(free.get(resource, 0.0) / amount + TOLERANCE) for resource, amount in needs[0].items())
 
 
 def _text(amounts: Mapping[str, float], of: Mapping[str, float]) -> str:

@@ -45,6 +45,16 @@ class Gpu:
             host_link=self.host_link / num_workers,
         )
 
+    def joined(self, num_ranks: int) -> "Gpu":
+        """Returns a worker's view of the GPUs of its ranks: their rates together, and the memory of each."""
+        return replace(
+            self,
+            bandwidth=self.bandwidth * num_ranks,
+            flops=self.flops * num_ranks,
+            link=self.link * num_ranks,
+            host_link=self.host_link * num_ranks,
+        )
+
     @property
     def limits(self) -> Limits:
         return Limits(self.bandwidth * COPY_SHARE, self.flops * MATMUL_SHARE)

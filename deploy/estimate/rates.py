@@ -80,24 +80,28 @@ class Split:
         return f"{self.num_both} both" if self.num_both else f"{self.num_prefill}:{self.num_decode}"
 
 
-def splits(worker: Worker, load: Load, num_gpus: int) -> list[Split]:
+def splits(worker: Worker, load: Load, num_gpus: int, decoder: Worker | None = None) -> list[Split]:
     """Returns all splits, the best first; among equals the one with fewer prefill workers.
 
+    Args:
+        decoder: a decode worker of another degree than `worker`. There is no role both then.
+
     Raises:
-        ValueError: a request does not fit a worker's pool.
+        ValueError: a request does not fit a worker's pool, or the GPUs are too few for workers.
     """
-    return _splits(worker, load, num_gpus, _both_steps(worker, load))
+    return _splits(worker, load, num_gpus, _both_steps(worker, load, decoder), decoder)
 
 
-def splits_for(worker: Worker, load: Load, rate: float) -> list[Split]:
+def splits_for(worker: Worker, load: Load, rate: float, decoder: Worker | None = None) -> list[Split]:
     """Returns `splits` of the fewest GPUs that reach `rate`; empty: MAX_GPUS are too few."""
     # The rate never falls with more GPUs.
-    too_few, enough = 0, MAX_GPUS + 1
+    num_ranks = worker.degree + (0 if decoder is None else decoder.degree)
+    too_few, enough = -(-num_ranks // worker.workers_per_gpu) - 1, MAX_GPUS + 1
     found: list[Split] = []
-    steps = _both_steps(worker, load)
+    steps = _both_steps(worker, load, decoder)
     while enough - too_few > 1:
         num_gpus = (too_few + enough) // 2
-        tried = _splits(worker, load, num_gpus, steps)
+        tried = _splits(worker, load, num_gpus, steps, decoder)
         if tried[0].rate >= rate:
             enough, found = num_gpus, tried
         else:
@@ -105,15 +109,20 @@ def splits_for(worker: Worker, load: Load, rate: float) -> list[Split]:
     return found
 
 
-def _splits(worker: Worker, load: Load, num_gpus: int, steps: BothSteps | None) -> list[Split]:
-    num_workers = num_gpus * worker.workers_per_gpu
-    found = [*_disaggregated_splits(worker, load, num_workers), _both(worker, load, num_workers, steps)]
+def _splits(worker: Worker, load: Load, num_gpus: int, steps: BothSteps | None, decoder: Worker | None) -> list[Split]:
+    num_ranks = num_gpus * worker.workers_per_gpu
+    found = [*_disaggregated_splits(worker, decoder or worker, load, num_ranks)]
+    if decoder is None and num_ranks >= worker.degree:
+        found.append(_both(worker, load, num_ranks // worker.degree, steps))
+    if not found:
+        degrees = f"{worker.degree}" + ("" if decoder is None else f" and one of {decoder.degree}")
+        raise ValueError(f"{num_gpus} GPUs are too few for a worker of {degrees} ranks")
     return sorted(found, key=lambda split: -split.rate)
 
 
-def _both_steps(worker: Worker, load: Load) -> BothSteps | None:
-    """Returns None if the output of one token needs no steps."""
-    if load.output_len == 1:
+def _both_steps(worker: Worker, load: Load, decoder: Worker | None) -> BothSteps | None:
+    """Returns None if the output of one token needs no steps, or there is no role both."""
+    if load.output_len == 1 or decoder is not None:
         return None
     plain, prompt = _decode_steps(worker, load, "both"), prompt_of_load(worker, load)
     return BothSteps(worker, plain, prompt.num_computed, load.kv_len, load.itl, load.output_len - 1, prompt.num_before)
@@ -152,14 +161,15 @@ def decode_rate(worker: Worker, load: Load) -> float:
     return highest(is_served, _max_decode_rate(steps, load))
 
 
-def _disaggregated_splits(worker: Worker, load: Load, num_workers: int) -> Iterator[Split]:
-    if num_workers < 2:
+def _disaggregated_splits(worker: Worker, decoder: Worker, load: Load, num_ranks: int) -> Iterator[Split]:
+    if num_ranks < worker.degree + decoder.degree:
         return
     worker.pool_tokens("prefill", load.num_tokens)
-    decode_worker_rate = decode_rate(worker, load)
-    steps = _decode_steps(worker, load, "decode") if load.output_len > 1 else []
-    for num_prefill in range(1, num_workers):
-        yield _disaggregated(worker, load, num_prefill, num_workers - num_prefill, decode_worker_rate, steps)
+    decode_worker_rate = decode_rate(decoder, load)
+    steps = _decode_steps(decoder, load, "decode") if load.output_len > 1 else []
+    for num_prefill in range(1, (num_ranks - decoder.degree) // worker.degree + 1):
+        num_decode = (num_ranks - num_prefill * worker.degree) // decoder.degree
+        yield _disaggregated(worker, load, num_prefill, num_decode, decode_worker_rate, steps)
 
 
 def _disaggregated(

@@ -17,6 +17,7 @@ from tandem.deploy.estimate.experts import (
 from tandem.deploy.estimate.gpus import GIB, Gpu
 from tandem.engine.config import EngineConfig
 from tandem.engine.floors import (
+    BYTES_PER_NUMBER,
     attention_flops,
     common_flops,
     common_weight_bytes,
@@ -26,6 +27,8 @@ from tandem.engine.floors import (
 from tandem.engine.kvcache.sizing import DeviceMemory, choose_num_pages
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.page_layout import page_layout_of
+from tandem.engine.ranks.checks import check_degree
+from tandem.engine.ranks.config import RankConfig
 
 # Bytes on an H200 with an 8B model (docs/reports/h200): CUDA's context, libraries' workspaces, decode graphs up to 256.
 CONTEXT = int(0.52 * GIB)
@@ -70,15 +73,20 @@ MIXED_ATTENTION_SHARE = 0.75
 # Products of up to this many tokens reach `decode_share`.
 MAX_SMALL_PRODUCT = 256
 MAX_OWN_BATCH_SIZE = 16
+# Seconds of a small sum over 2 or 4 ranks, measured on H200s (benchmarks/all_reduce.py), and sums in a layer.
+SUM_S = 5e-6
+SUMS_PER_LAYER = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A model on one GPU. Raises ValueError: the GPU has no FP8 for quantized weights or pages.
+    """A model on one GPU, or cut into ranks on several. Raises ValueError: it cannot be cut so, or the GPU has no FP8
+    for quantized weights or pages.
 
     Attributes:
-        gpu: as this worker sees it (Gpu.shared_by).
+        gpu: as this worker sees it (Gpu.shared_by, Gpu.joined).
         itl_objective: that sizes chunks of role both, in seconds; 0: the limit on ITL.
+        degree: number of ranks.
     """
 
     model: ModelConfig
@@ -91,12 +99,14 @@ class Worker:
     mixed_steps: bool = True
     workers_per_gpu: int = default_of(EngineConfig, "workers_per_gpu")
     itl_objective: float = 0.0
+    degree: int = 1
 
     @property
     def kv_bytes_per_token(self) -> int:
         return kv_bytes_per_token(self.model, self.kv_cache_dtype)
 
     def __post_init__(self) -> None:
+        check_degree(self.model, self.degree)
         if self.model.quantization and not self.gpu.has_fp8:
             raise ValueError(f"{self.gpu.name} does not multiply FP8 weights; GPUs since Ada and Hopper do")
         if self._has_quantized_pages and not self.gpu.has_fp8:
@@ -114,16 +124,16 @@ class Worker:
     def memory(self, role: Role) -> DeviceMemory:
         """Returns the GPU's memory after loading the weights, before allocating the pool."""
         logits = 4 * LOGITS_COPIES * self.max_batch_size * self.model.vocab_size
-        mlp = 2 * self.chunk_size * mlp_numbers(self.model, MLP_COPIES)
+        mlp = 2 * self.chunk_size * mlp_numbers(self.model, MLP_COPIES) // self.degree
         forward = max(0 if role == "prefill" else logits, 0 if role == "decode" else mlp)
-        taken = weight_bytes(self.model) + WORKSPACES
+        taken = weight_bytes(self.model) // self.degree + WORKSPACES
         free = max(0, self.gpu.memory - CONTEXT - taken)
         graphs = 0 if role == "prefill" else GRAPHS
         return DeviceMemory(self.gpu.memory, free, taken, graphs, forward, self.workers_per_gpu)
 
     def pool_tokens(self, role: Role, longest: int) -> int:
         """Returns the pool's size in tokens. Raises ValueError: the pool holds fewer than `longest` tokens."""
-        layout = page_layout_of(self.model, self.page_size, "bfloat16", self.kv_cache_dtype)
+        layout = page_layout_of(self.model, self.page_size, "bfloat16", self.kv_cache_dtype).shard(0, self.degree)
         return self.page_size * choose_num_pages(self.memory(role), layout, 0, self.mem_fraction_static, longest)
 
     def decode_step(self, batch_size: int, kv_len: int) -> float:
@@ -133,7 +143,7 @@ class Worker:
         is_own = self.gpu.has_own_kernels and batch_size <= MAX_OWN_BATCH_SIZE
         layers = self._layers_s(factors.own_layer_s if is_own else factors.layer_s)
         products = hypot(self._common_weights_s, computing) + self._experts_s(batch_size)
-        return products + self._kv_s(batch_size * kv_len) + layers
+        return products + self._kv_s(batch_size * kv_len) + layers + self._sums_s(batch_size)
 
     def prefill(self, num_requests: int, prompt_len: int, chunk_size: int = 0, num_before: int = 0) -> float:
         """Returns the seconds to compute prompts together.
@@ -148,13 +158,15 @@ class Worker:
         attending = num_requests * attention_flops(self.model, prompt_len, num_before)
         attention = attending / (self.gpu.limits.matmul_rate * share)
         computing = (self._common_s(num_tokens, num_requests, share) + attention) / num_forwards
-        return num_forwards * self._prompts_s(computing, self._experts_s(-(-num_tokens // num_forwards)))
+        of_each = -(-num_tokens // num_forwards)
+        return num_forwards * (self._prompts_s(computing, self._experts_s(of_each)) + self._sums_s(of_each))
 
     def chunk(self, num_tokens: int, num_before: int) -> float:
         """Args: num_before: tokens of its prompt already computed."""
         share = self._factors.prefill_share
         attention = attention_flops(self.model, num_tokens, num_before) / (self.gpu.limits.matmul_rate * share)
-        return self._prompts_s(self._common_s(num_tokens, 1, share) + attention, self._experts_s(num_tokens))
+        computing = self._common_s(num_tokens, 1, share) + attention
+        return self._prompts_s(computing, self._experts_s(num_tokens)) + self._sums_s(num_tokens)
 
     def mixed_step(self, batch_size: int, kv_len: int, num_tokens: int, num_before: int) -> float:
         factors, num_rows = self._factors, batch_size + num_tokens
@@ -167,7 +179,7 @@ class Worker:
         attention_rate = self.gpu.limits.matmul_rate * MIXED_ATTENTION_SHARE
         attending = attention_flops(self.model, num_tokens, num_before) / attention_rate
         layers = self._graph_layers_s() + self.model.num_layers * SECOND_ATTENTION_S
-        return products + attending + self._kv_s(batch_size * kv_len) + layers
+        return products + attending + self._kv_s(batch_size * kv_len) + layers + self._sums_s(num_rows)
 
     @property
     def _factors(self) -> Factors:
@@ -208,7 +220,18 @@ class Worker:
 
     def _kv_s(self, num_tokens: int) -> float:
         share = FP8_KV_READ_SHARE if self._has_quantized_pages else KV_READ_SHARE
-        return num_tokens * self.kv_bytes_per_token / (self.gpu.limits.copy_bandwidth * share)
+        latent = self.model.latent is not None
+        num_copies = self.degree if latent else RankConfig(0, self.degree).kv_head_copies(self.model.num_kv_heads)
+        return num_tokens * num_copies * self.kv_bytes_per_token / (self.gpu.limits.copy_bandwidth * share)
+
+    def _sums_s(self, num_tokens: int) -> float:
+        """Seconds of a forward pass's sums over ranks."""
+        if self.degree == 1:
+            return 0.0
+        # Each rank sends and receives its part of all tokens twice.
+        num_bytes = 2 * (self.degree - 1) / self.degree * num_tokens * self.model.hidden_size * BYTES_PER_NUMBER
+        each = SUM_S + num_bytes / (self.gpu.reached_link / self.degree)
+        return self.model.num_layers * SUMS_PER_LAYER * each
 
     def transfer(self, num_tokens: int) -> float:
         return num_tokens * self.kv_bytes_per_token / self.gpu.reached_link

@@ -17,7 +17,8 @@ from types import FrameType
 from typing import NamedTuple, NoReturn
 
 from tandem import exit_codes
-from tandem.deploy.host.process_tree import become_subreaper, die_with_parent, end_descendants
+from tandem.deploy.host.process_tree import end_descendants
+from tandem.prctl import become_subreaper, die_with_parent
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 

@@ -5,7 +5,6 @@ psutil's `wait_procs` waits for zombies that another parent does not reap, its `
 """
 
 import contextlib
-import ctypes
 import os
 import signal
 import time
@@ -14,9 +13,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tandem.processes import ProcessId, read_stat
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 
 _POLL_S = 0.02
 # A killed process needs time to free its memory.
@@ -74,23 +70,6 @@ def send_signal(process: ProcessId, signum: signal.Signals) -> None:
                 signal.pidfd_send_signal(descriptor, signum)
         finally:
             os.close(descriptor)
-
-
-def become_subreaper() -> None:
-    """Makes this process, instead of init, the parent of orphaned descendants."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def die_with_parent(signum: signal.Signals) -> None:
-    """Has the kernel send `signum` when the forking thread ends. For an earlier end, check os.getppid() afterwards."""
-    _prctl(_PR_SET_PDEATHSIG, signum)
-
-
-def _prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    zero = ctypes.c_ulong(0)
-    if libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
 
 
 def _has_ended(process: ProcessId) -> bool:

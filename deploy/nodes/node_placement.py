@@ -1,8 +1,8 @@
 """Places the processes of a cluster on several Ray nodes.
 
-Each process has a placement group of one bundle, which keeps its CPU and GPU during a restart. Ray moves the workers'
-groups of a lost node, or queues them. A router's group waits for its node, whose address is known, and so does that of
-a page store, which each node with workers has.
+Each process has a placement group of one bundle, which keeps its CPUs and GPUs during a restart. The ranks of a worker
+share a bundle, and so a node. When a node is lost, Ray moves its workers' groups, or queues them. The group of a router
+waits for its node, whose address is known. So does the group of a page store; each node with workers has one.
 """
 
 import logging
@@ -32,7 +32,7 @@ from tandem.deploy.on_ray.ray_module import (
     remove_placement_group,
     state,
 )
-from tandem.deploy.plan import PoolsOfNode, check_num_threads
+from tandem.deploy.plan import PoolsOfNode, check_num_threads, role_of
 from tandem.router.config import RouterAddresses
 
 logger = logging.getLogger(__name__)
@@ -174,7 +174,11 @@ class NodePlacement:
         }
 
     def is_placed(self, name: str) -> bool:
-        return bool(_node_of(self._processes[name].group))
+        return bool(self.node_of(name))
+
+    def node_of(self, name: str) -> str:
+        """Returns the id of the process's node; "" while Ray has no room for it."""
+        return _node_of(self._processes[name].group)
 
     def has_room(self, name: str) -> bool:
         """Returns whether a process to restart has a node; logs each change once."""
@@ -216,7 +220,9 @@ class NodePlacement:
         node = self._node_of_worker.get(worker)
         if node is None:
             return min(map(self.num_threads, self._workers))
-        together = sum(self._node_of_worker.get(other) == node for other in self._workers)
+        together = sum(
+            self._config.degree_of(role_of(other)) for other in self._workers if self._node_of_worker.get(other) == node
+        )
         return max(1, self._facts[node].num_cpus // together)
 
     def pools(self) -> list[PoolsOfNode]:
@@ -227,7 +233,7 @@ class NodePlacement:
         nodes = _free_nodes()
         ids = {node.address: node.node_id for node in nodes}
         try:
-            places = choose_nodes(nodes, [self._worker_need] * len(names), self._config.placement_strategy)
+            places = choose_nodes(nodes, [self._worker_need(name) for name in names], self._config.placement_strategy)
         except ValueError:
             places = [nodes[0].address] * len(names)
         for name, address in zip(names, places, strict=True):
@@ -242,9 +248,9 @@ class NodePlacement:
         """Nodes of the processes that Ray does not move."""
         return self._router_nodes | self._store_nodes
 
-    @property
-    def _worker_need(self) -> dict[str, float]:
-        return _need(self._config.gpus_per_worker)
+    def _worker_need(self, name: str) -> dict[str, float]:
+        role = role_of(name)
+        return _need(self._config.gpus_of(role), self._config.degree_of(role))
 
     def _choose(self, nodes: Sequence[FreeNode]) -> dict[str, str]:
         config = self._config
@@ -260,7 +266,7 @@ class NodePlacement:
             )
             for node in nodes
         ]
-        places = choose_nodes(left, [self._worker_need] * len(self._workers), config.placement_strategy)
+        places = choose_nodes(left, [self._worker_need(name) for name in self._workers], config.placement_strategy)
         self._node_of_worker = dict(zip(self._workers, places, strict=True))
         if config.store_memory:
             self._store_nodes = {f"store-{i}": node for i, node in enumerate(dict.fromkeys(places))}
@@ -312,7 +318,7 @@ class NodePlacement:
             need = {**_need(0), _OF_NODE.format(address): _ON_NODE}
             group = placement_group([need], **options)
         else:
-            need = self._worker_need
+            need = self._worker_need(name)
             # Only a hint: if this node is lost, any other fits.
             group = placement_group([need], **options, _soft_target_node_id=node_id)
         self._processes[name] = _Process(need, group)
@@ -377,8 +383,8 @@ def _check_facts(address: str, facts: NodeFacts, own: NodeFacts, model_dir: str)
         )
 
 
-def _need(num_gpus: float) -> dict[str, float]:
-    return {"CPU": 1.0, "GPU": num_gpus} if num_gpus else {"CPU": 1.0}
+def _need(num_gpus: float, num_cpus: float = 1.0) -> dict[str, float]:
+    return {"CPU": num_cpus, "GPU": num_gpus} if num_gpus else {"CPU": num_cpus}
 
 
 def _answer(ref: Any, node: str) -> Any:

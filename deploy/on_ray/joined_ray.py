@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import grpc
 
 import tandem
 from tandem.deploy.on_ray.local_ray import rephrase_errors
-from tandem.deploy.on_ray.ray_base import RayBase, num_fitting
+from tandem.deploy.on_ray.ray_base import RayBase
 from tandem.deploy.on_ray.ray_module import (
     NodeAffinitySchedulingStrategy,
     ray,
@@ -89,12 +90,10 @@ class JoinedRay(RayBase):
             if value is not None:
                 os.environ[name] = value
 
-    def num_free(self, resource: str, each: float = 1.0) -> int:
-        nodes = state.available_resources_per_node()
-        if not self._spans_nodes:
-            here = ray.get_runtime_context().get_node_id()
-            nodes = {here: nodes.get(here, {})}
-        return sum(num_fitting(free.get(resource, 0.0), each) for free in nodes.values())
+    def free(self) -> dict[str, Mapping[str, float]]:
+        nodes: dict[str, Mapping[str, float]] = state.available_resources_per_node()
+        here = ray.get_runtime_context().get_node_id()
+        return nodes if self._spans_nodes else {here: nodes.get(here, {})}
 
     def num_nodes(self) -> int:
         return sum(node["Alive"] for node in ray.nodes())

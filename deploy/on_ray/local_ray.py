@@ -14,7 +14,7 @@ import grpc
 
 from tandem.deploy.host.run_record import check_private, ray_token_path
 from tandem.deploy.on_ray.bare_node import AliveNodes, bare_node
-from tandem.deploy.on_ray.ray_base import RayBase, StartError, num_fitting
+from tandem.deploy.on_ray.ray_base import RayBase, StartError
 from tandem.deploy.on_ray.ray_module import (
     FIRST_VERSION,
     node,
@@ -117,8 +117,8 @@ class LocalRay(RayBase):
             os.close(self._held)
             self._held = None
 
-    def num_free(self, resource: str, each: float = 1.0) -> int:
-        return num_fitting(ray.available_resources().get(resource, 0.0), each)
+    def free(self) -> dict[str, Mapping[str, float]]:
+        return {"": ray.available_resources()}
 
     def num_nodes(self) -> int:
         return 1

@@ -1,22 +1,16 @@
 """The interface of a cluster's Ray, its own or an existing one."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
+from tandem.deploy.config.node_choice import TOLERANCE
 from tandem.deploy.on_ray.ray_module import ray_worker
 from tandem.deploy.on_ray.ray_probe import node_is_up
 
 
 class StartError(Exception):
     """Ray did not start, though the configuration is valid."""
-
-
-# Ray's own rounding, and that of sums.
-_TOLERANCE = 1e-6
-
-
-def num_fitting(free: float, each: float) -> int:
-    return int(free / each + _TOLERANCE)
 
 
 class RayBase(ABC):
@@ -29,7 +23,7 @@ class RayBase(ABC):
 
     @abstractmethod
     def start(self, num_processes: int) -> None:
-        """Connects this process to Ray. Args: num_processes: number of actors to come.
+        """Connects this process to Ray. Args: num_processes: routers, stores and ranks of workers to come.
 
         Raises:
             ValueError: this Ray is unusable.
@@ -47,8 +41,12 @@ class RayBase(ABC):
         return taken_part_in is not None and node_is_up(taken_part_in.raylet_socket_name)
 
     @abstractmethod
-    def num_free(self, resource: str, each: float = 1.0) -> int:
-        """Returns the number of processes that this host has room for. Args: each: amount of "GPU" or "CPU" for one."""
+    def free(self) -> dict[str, Mapping[str, float]]:
+        """Returns the unused amounts of "GPU", "CPU" and others of each usable host, by node id."""
+
+    def num_free(self, resource: str) -> int:
+        """Returns the whole units that are unused on all usable hosts together."""
+        return sum(int(amounts.get(resource, 0.0) + TOLERANCE) for amounts in self.free().values())
 
     def naming(self, name: str) -> dict[str, Any]:
         """Returns the options that name an actor; {}: the actor has no name and ends with this process."""

@@ -145,7 +145,8 @@ class Processes:
         )
         self._on_progress(name, "starting")
         order = replace(plan, worker=worker, stores=self.stores.access_by_node)
-        actor = self._create(name, WorkerActor, order, self._config.gpus_per_worker)
+        num_gpus = self._config.gpus_of(worker.role)
+        actor = self._create(name, WorkerActor, order, num_gpus, worker.engine.degree)
         return actor.start.remote()
 
     def start_store(self, name: str) -> Any:
@@ -159,8 +160,8 @@ class Processes:
         waited_for = self.stores.prepare_start(name)
         return self._create(name, StoreActor, config).start.remote(*waited_for)
 
-    def _create(self, name: str, cls: type, order: object, num_gpus: float = 0) -> Any:
-        actor_class = self._actor_class(name, cls, num_gpus)
+    def _create(self, name: str, cls: type, order: object, num_gpus: float = 0, num_ranks: int = 1) -> Any:
+        actor_class = self._actor_class(name, cls, num_gpus, num_ranks)
         self.num_starts[name] += 1
         actor = self.actors[name] = self._ray.create(actor_class, order)
         return actor
@@ -328,13 +329,14 @@ class Processes:
             kind = ConfigurationError if is_refusal else ClusterError
             raise kind(f"{name}: {self._reason(error, name)}") from error
 
-    def _actor_class(self, name: str, cls: type, num_gpus: float = 0) -> Any:
+    def _actor_class(self, name: str, cls: type, num_gpus: float = 0, num_ranks: int = 1) -> Any:
         """Returns an actor class without restarts by Ray. Concurrent calls allow progress and stop during the start.
 
         Each start has its own actor name: Ray frees the name of a dead actor late.
         """
         self._before_start()
         options = self._ray.actor_options() if self._nodes is None else self._nodes.actor_options(name)
+        options["num_cpus"] *= num_ranks
         options |= self._ray.naming(f"{name}.{self.num_starts[name]}")
         return ray.remote(cls).options(**options, num_gpus=num_gpus, max_concurrency=3, max_restarts=0)
 

@@ -1,10 +1,11 @@
 """Contents of a page, read only by attention backends. Imports no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.models.config import ModelConfig
+from tandem.head_slice import HeadSlice
 
 if TYPE_CHECKING:
     import torch
@@ -21,8 +22,10 @@ class KvHeadLayout(PageLayout):
     contiguous, so a transfer needs no gather per layer.
 
     Attributes:
+        num_kv_heads: heads in these pages.
         dtype: compute dtype, by torch's name.
         quantized_to: narrower page dtype, with a scale per layer (KvScales); "": `dtype`.
+        first_head, total_heads: place of a rank's heads among the model's; total_heads 0: these are all.
     """
 
     num_layers: int
@@ -31,6 +34,8 @@ class KvHeadLayout(PageLayout):
     head_dim: int
     dtype: str
     quantized_to: str = ""
+    first_head: int = 0
+    total_heads: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_BYTES:
@@ -56,12 +61,26 @@ class KvHeadLayout(PageLayout):
 
     @property
     def page_bytes(self) -> int:
-        num_bytes = (DTYPE_BYTES | QUANTIZED_BYTES)[self.page_dtype]
-        return self.num_layers * 2 * self.page_size * self.num_kv_heads * self.head_dim * num_bytes
+        return self.num_layers * 2 * self.page_size * self.num_kv_heads * self.head_bytes
 
     @property
     def tag(self) -> str:
-        return f"kv-by-head/{self.page_dtype}/{'x'.join(map(str, self.page_shape))}"
+        heads = self.heads
+        rank = f"/{heads.first}-{heads.end - 1} of {heads.total}" if heads.num != heads.total else ""
+        return f"kv-by-head/{self.page_dtype}/{'x'.join(map(str, self.page_shape))}{rank}"
+
+    @property
+    def heads(self) -> HeadSlice:
+        return HeadSlice(self.first_head, self.num_kv_heads, self.total_heads or self.num_kv_heads)
+
+    @property
+    def head_bytes(self) -> int:
+        return self.head_dim * (DTYPE_BYTES | QUANTIZED_BYTES)[self.page_dtype]
+
+    def shard(self, rank: int, degree: int) -> "KvHeadLayout":
+        heads = HeadSlice.of(self.heads.total, rank, degree)
+        total_heads = heads.total if heads.num != heads.total else 0
+        return replace(self, num_kv_heads=heads.num, first_head=heads.first, total_heads=total_heads)
 
     def view(self, memory: "torch.Tensor") -> "torch.Tensor":
         """Views (num_pages, page_bytes) uint8, contiguous, as (num_pages, *page_shape) of page_dtype."""

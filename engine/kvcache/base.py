@@ -1,6 +1,8 @@
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol, Self
 
+from tandem.head_slice import HeadSlice
+
 if TYPE_CHECKING:
     from tandem.engine.models.config import ModelConfig
 
@@ -34,6 +36,25 @@ class PageLayout(ABC):
     @abstractmethod
     def tag(self) -> str:
         """A readable text, equal exactly if two pools' pages have the same format."""
+
+    @property
+    def heads(self) -> HeadSlice:
+        """The model's KV heads in these pages. Pages that every rank holds whole have one."""
+        return HeadSlice(0, 1, 1)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of one head in a piece. A page consists of pieces that have all its heads side by side."""
+        return self.page_bytes
+
+    def shard(self, rank: int, degree: int) -> Self:
+        """Returns the pages of one of `degree` ranks. Raises ValueError if they cannot share the heads."""
+        return self
+
+    @property
+    def whole(self) -> Self:
+        """Pages with all heads of the model."""
+        return self.shard(0, 1)
 
     def num_pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)

@@ -1,10 +1,25 @@
 """Batched page copies by the device's copy engines. Needs CUDA."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+import torch
 from cuda.bindings import runtime
 
 from tandem.engine.kvcache.cuda_pool import check
+from tandem.engine.kvcache.page_part import PagePart
+
+if TYPE_CHECKING:
+    from tandem.engine.kvcache.part_copies import PartCopies
+
+
+def copies_between(source: PagePart, destination: PagePart, device: torch.device) -> "PageCopies | PartCopies":
+    """Returns the copies of one part of pages to another. Only parts need a kernel, which takes 0.1 s to compile."""
+    if source.is_whole and destination.is_whole:
+        return PageCopies(source.page_bytes)
+    from tandem.engine.kvcache.part_copies import PartCopies
+
+    return PartCopies(destination, source, device)
 
 
 class PageCopies:

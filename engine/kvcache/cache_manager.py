@@ -1,4 +1,3 @@
-from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from tandem.engine.kvcache.base import Completion
 from tandem.engine.kvcache.deferred_frees import DeferredFree, DeferredFrees
 from tandem.engine.kvcache.eviction.table import EVICTION_POLICIES
 from tandem.engine.kvcache.page_ceiling import PageCeiling
+from tandem.engine.kvcache.page_table import PageTable
 from tandem.engine.kvcache.radix_cache import CachedPrefix, RadixCache, RadixNode, TreeWatch
 from tandem.page_changes import PageChanges
 
@@ -21,14 +21,14 @@ class PageHandle:
 
     Attributes:
         table_id: number of the page table, unique in the manager; sequences carry it into every launch.
-        page_ids: page table of 32-bit integers. The manager may replace a duplicate page's id.
+        page_ids: the manager may replace a duplicate page's id.
         cached_len: tokens found in the tree at acquisition, a multiple of the page size.
         leased: True while another worker writes the private pages.
         is_withheld: whether the private pages are never offered to the page store.
     """
 
     table_id: int
-    page_ids: "array[int]"
+    page_ids: PageTable
     num_shared: int
     node: RadixNode
     cached_len: int
@@ -199,7 +199,7 @@ class CacheManager:
             self._tree.watch.matched.append(node)
         handle = PageHandle(
             table_id=next(self._table_ids),
-            page_ids=array("i", shared + self._take(num_private)),
+            page_ids=PageTable(shared + self._take(num_private)),
             num_shared=len(shared),
             node=node,
             cached_len=len(shared) * self.page_size,
@@ -257,7 +257,7 @@ class CacheManager:
         # The handle keeps a namespace's root.
         node = prefix.node if prefix.num_pages and prefix.node is not None else handle.node
         node, duplicates = self._tree.add_pages(node, keys, handle.page_ids, handle.priority)
-        handle.page_ids = array("i", duplicates)
+        handle.page_ids = PageTable(duplicates)
         self.release_pages(handle)
         return CachedPrefix(node, num_pages)
 
@@ -303,7 +303,7 @@ class CacheManager:
                 tree.lock_node(child)
                 duplicates.append(handle.page_ids[i])
                 originals.append(child.page_id)
-                handle.page_ids[i] = child.page_id
+                handle.page_ids.replace(i, child.page_id)
             node = child
         handle.node = node
         handle.num_shared = max(handle.num_shared, computed_len // size)

@@ -14,7 +14,7 @@ PDL_CAPABILITY = 9
 # Bytes of a box's row in shared memory.
 SWIZZLE = 128
 
-Argument: TypeAlias = "torch.Tensor | int | float | driver.CUtensorMap | None"
+Argument: TypeAlias = "torch.Tensor | c_void_p | int | float | driver.CUtensorMap | None"
 
 _PDL = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _SHARED_BYTES = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -47,7 +47,7 @@ class CudaKernel:
     ) -> None:
         """
         Args:
-            package: package of the source NAME.cu, which may include only HEADER.
+            package: package of the source NAME.cu, which may include HEADER and the headers of its package.
             shared_bytes: dynamic shared memory per block. Unless None, multiprocessors give shared memory precedence
                 over the L1 cache, so that blocks of consecutive such kernels fit beside each other.
             is_specific: allow instructions of this architecture alone.
@@ -75,7 +75,7 @@ class CudaKernel:
         """Launches in torch's current stream.
 
         Args:
-            arguments: tensors and None become pointers, numbers int and float, tensor maps are copied.
+            arguments: tensors, c_void_p and None become pointers, numbers int and float, tensor maps are copied.
         """
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
@@ -106,8 +106,12 @@ def tensor_map(x: torch.Tensor, box: tuple[int, ...]) -> driver.CUtensorMap:
 def _compile(package: str, name: str, options: tuple[str, ...]) -> bytes:
     """Cached: the engine makes its kernels again after it measures memory."""
     source = files(package).joinpath(f"{name}.cu").read_bytes()
-    header = files(__package__).joinpath(HEADER).read_bytes()
-    program = _check(nvrtc.nvrtcCreateProgram(source, f"{name}.cu".encode(), 1, [header], [HEADER.encode()]))
+    headers = {HEADER: files(__package__).joinpath(HEADER).read_bytes()}
+    headers.update((file.name, file.read_bytes()) for file in files(package).iterdir() if file.name.endswith(".cuh"))
+    names = [header.encode() for header in headers]
+    program = _check(
+        nvrtc.nvrtcCreateProgram(source, f"{name}.cu".encode(), len(headers), list(headers.values()), names)
+    )
     arguments = [option.encode() for option in ("--std=c++17", *options)]
     try:
         _check(nvrtc.nvrtcCompileProgram(program, len(arguments), arguments))
@@ -128,6 +132,8 @@ def _argument(value: Argument) -> tuple[Any, Any]:
         return value, None
     if value is None or isinstance(value, torch.Tensor):
         return 0 if value is None else value.data_ptr(), c_void_p
+    if isinstance(value, c_void_p):
+        return value.value or 0, c_void_p
     return value, c_int if isinstance(value, int) else c_float
 
 

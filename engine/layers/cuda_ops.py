@@ -68,25 +68,45 @@ class CudaOps(LayerOps):
         # Saves a pass over memory.
         return torch.addmm(residual, x, linear.weight.t(), out=residual)
 
+    def linear(self, x: torch.Tensor, linear: LinearBase) -> torch.Tensor:
+        if self._few_rows.fits(x, linear):
+            return self._few_rows.linear(x, linear)
+        if isinstance(linear, Fp8Linear):
+            return self._fp8.multiply(quantize(x, linear), linear)
+        tile = self._products.tile(len(x), linear)
+        return linear(x) if tile is None else self._products.multiply(x, linear, tile)
+
     def gated_mlp(self, x: torch.Tensor, norm: Norm, gate_up: LinearBase, down: LinearBase) -> torch.Tensor:
         if not isinstance(down, Fp8Linear) or self._gates_at_once(x, gate_up):
             return super().gated_mlp(x, norm, gate_up, down)
+        return self._quantized_mlp(x, norm, gate_up, down, x)
+
+    def gated(self, x: torch.Tensor, norm: Norm, gate_up: LinearBase, down: LinearBase) -> torch.Tensor:
+        if not isinstance(down, Fp8Linear) or self._gates_at_once(x, gate_up):
+            return super().gated(x, norm, gate_up, down)
+        return self._quantized_mlp(x, norm, gate_up, down, None)
+
+    def _quantized_mlp(
+        self, x: torch.Tensor, norm: Norm, gate_up: LinearBase, down: Fp8Linear, residual: torch.Tensor | None
+    ) -> torch.Tensor:
         projected = self.norm_linear(x, norm, gate_up)
-        return self._fp8.multiply(quantize(projected, down, is_gated=True), down, x)
+        return self._fp8.multiply(quantize(projected, down, is_gated=True), down, residual)
 
     def _gates_at_once(self, x: torch.Tensor, gate_up: LinearBase) -> bool:
         return self._few_rows.fits(x, gate_up) or self._products.tile(len(x), gate_up, is_gated=True) is not None
 
-    def mixture(self, x: torch.Tensor, norm: Norm, experts: Experts) -> torch.Tensor:
+    def mixture(
+        self, x: torch.Tensor, norm: Norm, experts: Experts, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
         shared = experts.shared
         if shared is None:
-            return self._experts.mixture(x, norm, experts)
+            return self._experts.mixture(x, norm, experts, residual)
         hidden = self.norm_gated(x, norm, shared.gate_up)
         if shared.gate is None:
-            return self.linear_add(hidden, shared.down, self._experts.mixture(x, norm, experts))
+            return self.linear_add(hidden, shared.down, self._experts.mixture(x, norm, experts, residual))
         logits = (rms_norm(x, norm).float() * shared.gate.float()).sum(-1, keepdim=True)  # (num_tokens, 1)
         output = self.linear_add(hidden, shared.down, torch.zeros_like(x))
-        return self._experts.mixture(x, norm, experts).addcmul_(logits.sigmoid().to(x.dtype), output)
+        return self._experts.mixture(x, norm, experts, residual).addcmul_(logits.sigmoid().to(x.dtype), output)
 
     def captures(self, experts: Experts) -> bool:
         return self._experts.captures(experts)

@@ -61,6 +61,11 @@ class FewRows:
         self._launch(x, linear, out, norm=norm, gated=True)
         return out
 
+    def linear(self, x: torch.Tensor, linear: LinearBase) -> torch.Tensor:
+        out = x.new_empty(len(x), len(linear.weight))
+        self._launch(x, linear, out)
+        return out
+
     def linear_add(self, x: torch.Tensor, linear: LinearBase, residual: torch.Tensor) -> torch.Tensor:
         self._launch(x, linear, residual, add=True)
         return residual

@@ -5,10 +5,8 @@ import torch.nn.functional as F
 
 from tandem.engine.layers.fp8 import FP8_DTYPE, as_quantized, dequantize
 from tandem.engine.layers.linear import LinearBase
-from tandem.engine.models.quantization import BLOCK, Quantization
+from tandem.engine.models.quantization import BLOCK, FP8_MULTIPLE, Quantization
 
-# FP8 products require multiples of this size.
-MULTIPLE = 16
 # cuBLAS supports block scales only on Hopper, from this CUDA version, for rows of a multiple of this many blocks.
 LIBRARY_BLOCKS_MAJOR = 9
 LIBRARY_BLOCKS_CUDA = (12, 9)
@@ -72,6 +70,7 @@ class Fp8Linear(LinearBase):
                 yield f"{name}.input_scale", scale
 
     def loaded(self) -> None:
+        super().loaded()
         if self._input_scales is not None:
             self.input_scale = self._input_scales.max().view(1)
 
@@ -83,7 +82,7 @@ def library_has_blocks(capability: tuple[int, int], cuda_version: str) -> bool:
 
 def check_sizes(modules: Sequence[str], out_sizes: Sequence[int], in_size: int, is_block: bool) -> None:
     """Raises ValueError if a matrix is not divisible into blocks, or for FP8 products."""
-    multiple, what = (BLOCK, f"blocks of {BLOCK}x{BLOCK}") if is_block else (MULTIPLE, "FP8 products")
+    multiple, what = (BLOCK, f"blocks of {BLOCK}x{BLOCK}") if is_block else (FP8_MULTIPLE, "FP8 products")
     for module, out_size in zip(modules, out_sizes, strict=True):
         if out_size % multiple or in_size % multiple:
             raise ValueError(f"{module} is ({out_size}, {in_size}), but {what} need multiples of {multiple}")

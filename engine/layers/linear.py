@@ -22,7 +22,12 @@ class LinearBase(ABC):
     Attributes:
         weight: (sum(out_sizes), in_size); the dtype depends on the subclass.
         bias: (sum(out_sizes),) of the model's dtype, or None.
+        is_partial: True if the matrix has some of the whole's columns, so that results are one rank's partial sums.
+        adds_bias: False if another rank adds the bias of a partial matrix.
     """
+
+    is_partial: bool = False
+    adds_bias: bool = True
 
     def __init__(self, out_sizes: list[int], weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._out_sizes = out_sizes
@@ -41,9 +46,10 @@ class LinearBase(ABC):
             for name, bias in zip(names, self.bias.split(self._out_sizes), strict=True):
                 yield f"{name}.bias", bias
 
-    @abstractmethod
     def loaded(self) -> None:
         """Call once after all parameters are loaded."""
+        if self.bias is not None and not self.adds_bias:
+            self.bias.zero_()
 
 
 class Linear(LinearBase):
@@ -55,6 +61,3 @@ class Linear(LinearBase):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weight, self.bias)
-
-    def loaded(self) -> None:
-        """Needs no work after loading."""

@@ -24,6 +24,20 @@ class QkNorm(NamedTuple):
     eps: float
 
 
+class WholeNorm(NamedTuple):
+    """A norm across the numbers of all ranks.
+
+    Attributes:
+        norm: weights of this rank's numbers.
+        size: numbers of all ranks.
+        num_copies: ranks that have the same number.
+    """
+
+    norm: Norm
+    size: int
+    num_copies: int
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """RMS normalization of the last dimension, y = weight * x / rms(x).
 

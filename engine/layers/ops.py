@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from tandem.engine.layers.experts.base import Experts
 from tandem.engine.layers.experts.reference import mixture
 from tandem.engine.layers.linear import LinearBase
-from tandem.engine.layers.norm import Norm, rms_norm
+from tandem.engine.layers.norm import Norm, WholeNorm, rms_norm
 
 
 class LayerOps(ABC):
@@ -28,13 +28,23 @@ class LayerOps(ABC):
     def linear_add(self, x: torch.Tensor, linear: LinearBase, residual: torch.Tensor) -> torch.Tensor:
         """Returns residual + projection of x; may overwrite `residual`."""
 
+    def linear(self, x: torch.Tensor, linear: LinearBase) -> torch.Tensor:
+        """Returns the projection of x."""
+        return linear(x)
+
     def gated_mlp(self, x: torch.Tensor, norm: Norm, gate_up: LinearBase, down: LinearBase) -> torch.Tensor:
-        """Returns x + projection `down` of norm_gated(x); may overwrite `x`."""
+        """Returns x + projection `down` of norm_gated(x); may overwrite x."""
         return self.linear_add(self.norm_gated(x, norm, gate_up), down, x)
 
+    def gated(self, x: torch.Tensor, norm: Norm, gate_up: LinearBase, down: LinearBase) -> torch.Tensor:
+        """Returns the projection `down` of norm_gated(x)."""
+        return self.linear(self.norm_gated(x, norm, gate_up), down)
+
     @abstractmethod
-    def mixture(self, x: torch.Tensor, norm: Norm, experts: Experts) -> torch.Tensor:
-        """Returns x + the mixture of experts of rms_norm(x); may overwrite `x`."""
+    def mixture(
+        self, x: torch.Tensor, norm: Norm, experts: Experts, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Returns residual + the mixture of experts of rms_norm(x). Args: residual: may be overwritten; None: x."""
 
     def captures(self, experts: Experts) -> bool:
         """Returns whether a CUDA graph can capture `mixture`, because it never waits for the device."""
@@ -43,6 +53,10 @@ class LayerOps(ABC):
     @abstractmethod
     def normalize(self, x: torch.Tensor, norm: Norm) -> None:
         """Replaces x, (num_tokens, size), whose rows may be apart, by rms_norm(x)."""
+
+    def normalize_across(self, x: torch.Tensor, norm: WholeNorm) -> None:
+        """Replaces x by this rank's part of the norm across all ranks. Args: x: as for normalize."""
+        self.normalize(x, norm.norm)
 
 
 class TorchOps(LayerOps):
@@ -61,8 +75,10 @@ class TorchOps(LayerOps):
     def linear_add(self, x: torch.Tensor, linear: LinearBase, residual: torch.Tensor) -> torch.Tensor:
         return residual + linear(x)
 
-    def mixture(self, x: torch.Tensor, norm: Norm, experts: Experts) -> torch.Tensor:
-        return x + mixture(rms_norm(x, *norm), experts)
+    def mixture(
+        self, x: torch.Tensor, norm: Norm, experts: Experts, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return (x if residual is None else residual) + mixture(rms_norm(x, *norm), experts)
 
     def normalize(self, x: torch.Tensor, norm: Norm) -> None:
         x.copy_(rms_norm(x, *norm))

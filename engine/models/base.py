@@ -1,37 +1,62 @@
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from tandem.engine.attention.base import Attention
+from tandem.engine.collectives.base import Collectives
 from tandem.engine.layers.experts.counts import ExpertCounts
 from tandem.engine.layers.ops import LayerOps
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.part import NO_PARTS, Part
 
 
 class Model(ABC):
     """A causal language model on one device.
 
     Attributes:
+        config: of the whole model, also on a rank that holds a part of it.
         expert_counts: None without mixtures of experts.
+        collectives: of the worker's ranks; None on the only one.
     """
 
     config: ModelConfig
     dtype: torch.dtype
     expert_counts: ExpertCounts | None = None
+    collectives: Collectives | None = None
+
+    @property
+    def samples(self) -> bool:
+        """True if `logits` returns all columns: on the leader of the ranks."""
+        return self.collectives is None or self.collectives.ranks.is_leader
 
     @abstractmethod
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: LayerOps) -> None:
-        """Allocates uninitialized weights."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        ops: LayerOps,
+        collectives: Collectives | None = None,
+    ) -> None:
+        """Allocates uninitialized weights. Args: collectives: of the ranks that share the model; None: it is whole."""
 
     @abstractmethod
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields every tensor that load_weights fills, with its name and shape in a checkpoint."""
+        """Yields every tensor that load_weights fills, with its name in a checkpoint; `parts` says where a tensor lies
+        in the checkpoint's."""
 
     def stacked_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields the same memory as named_parameters, with thousands of small tensors joined into few."""
         return self.named_parameters()
+
+    def parts(self) -> Mapping[str, Part]:
+        """Returns the parts of tensors that this rank holds, by name, of named_parameters and of stacked_parameters.
+
+        Whole tensors are not in it, and neither are those of single experts.
+        """
+        return NO_PARTS
 
     def projections(self) -> Iterator[str]:
         """Yields the names of all modules that FP8 applies to, like model.layers.0.mlp.up_proj."""
@@ -90,6 +115,8 @@ class Model(ABC):
     @abstractmethod
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Computes next-token logits, (num_rows, vocab_size) of the model's dtype.
+
+        A follower returns this rank's columns alone, because the leader samples.
 
         Args:
             hidden: (num_rows, hidden_size), not modified.

@@ -3,7 +3,9 @@ from dataclasses import replace
 import torch
 
 from tandem.choices import Choices
+from tandem.engine.collectives.base import Collectives
 from tandem.engine.layers.ops import LayerOps, TorchOps
+from tandem.engine.layers.ranked_ops import RankedOps
 from tandem.engine.models.base import Model
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.families.table import ARCHITECTURES
@@ -18,17 +20,25 @@ _MODELS: Choices[Model] = Choices(
 )
 
 
-def build_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Model:
+def build_model(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, collectives: Collectives | None = None
+) -> Model:
     """Allocates a model with uninitialized weights.
 
     FP8 weights stay FP8 on GPUs in bfloat16. Elsewhere the model and its configuration have plain weights.
+
+    Args:
+        collectives: of the ranks that share the model, each of which holds a part; None: this process holds all.
 
     Raises:
         ValueError: the GPU does not support FP8 weights.
     """
     if config.quantization is not None and not _multiplies_fp8(dtype, device):
         config = replace(config, quantization=None)
-    return _MODELS.load(config.architecture)(config, dtype, device, _ops(dtype, device))
+    ops = _ops(dtype, device)
+    if collectives is not None:
+        ops = RankedOps(ops, collectives)
+    return _MODELS.load(config.architecture)(config, dtype, device, ops, collectives)
 
 
 def _ops(dtype: torch.dtype, device: torch.device) -> LayerOps:

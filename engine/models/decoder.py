@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from tandem.engine.attention.base import Attention
+from tandem.engine.collectives.base import Collectives
 from tandem.engine.layers.experts.counts import ExpertCounts, LayerCounts
 from tandem.engine.layers.fp8 import FP8_DTYPE
 from tandem.engine.layers.linear import Linear
@@ -23,6 +24,8 @@ from tandem.engine.models.linears import Linears
 from tandem.engine.models.mlp.base import Mlp
 from tandem.engine.models.mlp.dense import DenseMlp
 from tandem.engine.models.mlp.sparse import SparseMlp
+from tandem.engine.models.part import Part
+from tandem.engine.ranks.config import SINGLE_RANK
 
 # Other dtypes need scales, which only FP8 projections have.
 _WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -36,20 +39,32 @@ class DecoderModel(Model):
     are to each other. Fused kernels round once, when they write.
     """
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: LayerOps) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        ops: LayerOps,
+        collectives: Collectives | None = None,
+    ) -> None:
         self.config = config
         self.dtype = dtype
+        self.collectives = collectives
         self._ops = ops
-        self._embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        ranks = SINGLE_RANK if collectives is None else collectives.ranks
+        # The tokens whose embeddings and logits are this rank's.
+        self._vocabulary = ranks.vocabulary(config.vocab_size)
+        self._embedding = torch.empty(len(self._vocabulary), config.hidden_size, dtype=dtype, device=device)
         if config.experts is not None:
             sparse = [index for index in range(config.num_layers) if config.is_sparse(index)]
             self.expert_counts = ExpertCounts(sparse, config.experts.num_experts, config.num_layers, device)
         self._layers = [
-            _Layer(config, index, dtype, device, self._counts_of(index)) for index in range(config.num_layers)
+            _Layer(Linears(config, index, dtype, device, ranks), self._counts_of(index))
+            for index in range(config.num_layers)
         ]
         self._norm = Norm(torch.empty(config.hidden_size, dtype=dtype, device=device), config.rms_norm_eps)
         # Own memory even if tied: lookups and products need different orders.
-        self._lm_head = Linear([config.vocab_size], config.hidden_size, False, dtype, device)
+        self._lm_head = Linear([len(self._vocabulary)], config.hidden_size, False, dtype, device)
         self._rotary = RotaryEmbedding(
             config.rope_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings, device
         )
@@ -72,6 +87,18 @@ class DecoderModel(Model):
         if not self.config.tie_word_embeddings:
             yield "lm_head.weight", self._lm_head.weight
 
+    def parts(self) -> dict[str, Part]:
+        config = self.config
+        parts = {
+            f"model.layers.{index}.{name}": part
+            for index, layer in enumerate(self._layers)
+            for name, part in layer.parts.items()
+        }
+        if len(self._vocabulary) < config.vocab_size:
+            part = Part((config.vocab_size, config.hidden_size), ((self._vocabulary,), None))
+            parts["model.embed_tokens.weight"] = parts["lm_head.weight"] = part
+        return parts
+
     def projections(self) -> Iterator[str]:
         for index, layer in enumerate(self._layers):
             for name in (*layer.attention.projections(), *layer.mlp.projections()):
@@ -80,7 +107,7 @@ class DecoderModel(Model):
     @torch.inference_mode()
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         # Tensor by tensor, so that a lazy `weights` never holds a second full copy.
-        parameters = dict(self.named_parameters())
+        parameters, parts = dict(self.named_parameters()), self.parts()
         missing = dict.fromkeys(parameters)
         tied_head: torch.Tensor | None = None
         for name, tensor in weights:
@@ -88,18 +115,16 @@ class DecoderModel(Model):
             if name.endswith("rotary_emb.inv_freq"):
                 continue
             if name == "lm_head.weight" and self.config.tie_word_embeddings:
-                _check(name, tensor, self._embedding)
-                tied_head = tensor
+                tied_head = _part(name, tensor, self._embedding, parts.get(name))
                 continue
-            part = self._held_part(name, tensor)
-            if part is None:
+            held = self._held_part(name, tensor)
+            if held is None:
                 continue
             if name not in parameters:
                 raise ValueError(f"tensor {name} is unexpected")
             if name not in missing:
                 raise ValueError(f"tensor {name} is duplicated")
-            _check(name, part, parameters[name])
-            parameters[name].copy_(part)
+            parameters[name].copy_(_part(name, held, parameters[name], parts.get(name)))
             del missing[name]
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -144,7 +169,7 @@ class DecoderModel(Model):
         rows: torch.Tensor | None = None,
         meanwhile: Callable[[], None] | None = None,
     ) -> torch.Tensor:
-        x = F.embedding(input_ids, self._embedding)  # (num_tokens, hidden_size)
+        x = self._embedded(input_ids)
         rotation = Rotation(self._rotary, positions, x.dtype)
         *layers, last = self._layers
         for index, layer in enumerate(layers):
@@ -159,6 +184,17 @@ class DecoderModel(Model):
         # No rows if every chunk ends before its prompt; kernels reject empty inputs.
         return last.forward(x, attended, self._ops) if len(x) else x
 
+    def _embedded(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Returns (num_tokens, hidden_size)."""
+        if self.collectives is None:
+            return F.embedding(input_ids, self._embedding)
+        if not self._vocabulary:
+            return self.collectives.all_reduce(self._embedding.new_zeros(len(input_ids), self.config.hidden_size))
+        rows = input_ids - self._vocabulary.start
+        is_other = (rows < 0) | (rows >= len(self._vocabulary))
+        embedded = F.embedding(rows.masked_fill(is_other, 0), self._embedding)
+        return self.collectives.all_reduce(embedded.masked_fill_(is_other[:, None], 0))
+
     @torch.inference_mode()
     def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
         return rms_norm(hidden, *self._norm)
@@ -167,26 +203,27 @@ class DecoderModel(Model):
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         if not len(hidden):
             return hidden.new_empty(0, self.config.vocab_size)
-        return self._ops.norm_linear(hidden, self._norm, self._lm_head, out)
+        if self.collectives is None:
+            return self._ops.norm_linear(hidden, self._norm, self._lm_head, out)
+        if self._vocabulary:
+            part = self._ops.norm_linear(hidden, self._norm, self._lm_head)
+        else:
+            part = hidden.new_empty(len(hidden), 0)
+        whole = self.collectives.gather_columns(part, self.config.vocab_size, out)
+        return part if whole is None else whole
 
 
 class _Layer:
-    def __init__(
-        self,
-        config: ModelConfig,
-        index: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        counts: LayerCounts | None,
-    ) -> None:
-        linears = Linears(config, index, dtype, device)
+    def __init__(self, linears: Linears, counts: LayerCounts | None) -> None:
+        config, dtype, device = linears.config, linears.dtype, linears.device
         hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.parts = linears.parts
         self._input_norm = Norm(torch.empty(hidden, dtype=dtype, device=device), eps)
         self.attention: SelfAttention = (
             SelfAttentionByHead(linears) if config.latent is None else LatentSelfAttention(linears)
         )
         self._mlp_norm = Norm(torch.empty(hidden, dtype=dtype, device=device), eps)
-        self.mlp: Mlp = SparseMlp(linears, counts=counts) if config.is_sparse(index) else DenseMlp(linears)
+        self.mlp: Mlp = SparseMlp(linears, counts=counts) if config.is_sparse(linears.layer) else DenseMlp(linears)
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._around_mlp()
@@ -221,11 +258,14 @@ class _Layer:
         return self.mlp.forward(x, self._mlp_norm, ops)
 
 
-def _check(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> None:
-    if tensor.shape != parameter.shape:
-        raise ValueError(f"tensor {name} has shape {tuple(tensor.shape)}, not {tuple(parameter.shape)}")
+def _part(name: str, tensor: torch.Tensor, parameter: torch.Tensor, part: Part | None) -> torch.Tensor:
+    """Returns the part of a checkpoint's tensor that belongs into the parameter. Args: part: None: all of it."""
+    whole = parameter.shape if part is None else part.whole
+    if tensor.shape != whole:
+        raise ValueError(f"tensor {name} has shape {tuple(tensor.shape)}, not {tuple(whole)}")
     if parameter.dtype is FP8_DTYPE:
         if tensor.dtype is not FP8_DTYPE:
             raise ValueError(f"tensor {name} has dtype {tensor.dtype}, not {FP8_DTYPE}")
     elif tensor.dtype not in _WEIGHT_DTYPES:
         raise ValueError(f"tensor {name} has dtype {tensor.dtype}, which is not a plain float type")
+    return tensor if part is None else part.of(tensor)

@@ -9,6 +9,8 @@ from tandem.engine.models.checks import require_dict
 
 # Side of a weight block, and length of a group of inputs, with one scale.
 BLOCK = 128
+# FP8 products require sizes that are multiples of this.
+FP8_MULTIPLE = 16
 FP8 = "fp8"
 # Begins a regular expression among ignored modules.
 _PATTERN = "re:"

@@ -6,7 +6,7 @@ import math
 import re
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from tandem.engine.attention.scales import KvScales
 from tandem.engine.layers.fp8 import FP8_DTYPE, FP8_MAX
 from tandem.engine.models.base import Model
+from tandem.engine.models.part import NO_PARTS, Part
 from tandem.engine.models.quantization import Quantization
 from tandem.engine.weights.fp8 import read_fp8
 from tandem.engine.weights.headers import tensor_names
@@ -24,6 +25,8 @@ from tandem.engine.weights.resolve import checkpoint_files
 # A prime above the number of rows of any matrix, so that no two rows are equal.
 _DUMMY_PERIOD = 262_147
 _DUMMY_SCALE = 0.02
+# Numbers of a part that are made together.
+_DUMMY_CHUNK = 2**22
 # Every layer adds about the same vector to all tokens. Large embeddings outweigh it, so that tokens stay different and
 # choose experts evenly, as floors assume.
 _DUMMY_EMBEDDING_SCALE = 8.0
@@ -72,7 +75,8 @@ def _fill_with_dummies(model: Model, device: torch.device, on_progress: Callable
     parameters = dict(model.stacked_parameters())
     shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in parameters.items()]
     num_bytes = sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in shapes)
-    for name, tensor in _reported(dummy_weights(shapes, device=device), num_bytes, on_progress):
+    dummies = dummy_weights(shapes, device=device, parts=model.parts())
+    for name, tensor in _reported(dummies, num_bytes, on_progress):
         parameters[name].copy_(tensor)
     model.loaded()
 
@@ -107,11 +111,17 @@ def checkpoint_weights(model_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def dummy_weights(
-    shapes: Iterable[tuple[str, tuple[int, ...], torch.dtype]], seed: int = 0, device: torch.device | str = "cpu"
+    shapes: Iterable[tuple[str, tuple[int, ...], torch.dtype]],
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    parts: Mapping[str, Part] = NO_PARTS,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields random weights for measurements without a checkpoint: outputs are finite, but meaningless.
 
-    A tensor depends only on its name, shape, dtype and the seed. Vectors are ones, except biases; embeddings are
+    Args:
+        parts: by name the parts of larger tensors that are yielded instead.
+
+    A whole tensor depends only on its name, shape, dtype and the seed. Vectors are ones, except biases; embeddings are
     uniform in [-8, 8), the rest in [-0.02, 0.02), for FP8 by scale.
     """
     for name, shape, dtype in shapes:
@@ -122,7 +132,8 @@ def dummy_weights(
         if len(shape) == 1 and not name.endswith("bias"):
             yield name, torch.ones(shape, dtype=dtype, device=device)
             continue
-        count = math.prod(shape)
+        part = parts.get(name)
+        count = math.prod(shape if part is None else part.whole)
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode(), seed))
         # Large tensors repeat one stretch: drawing billions takes too long.
         of_plain = _DUMMY_EMBEDDING_SCALE if name.endswith("embed_tokens.weight") else _DUMMY_SCALE
@@ -133,7 +144,23 @@ def dummy_weights(
         if dtype is FP8_DTYPE:
             # Not every device can repeat FP8 numbers.
             stretch = stretch.view(torch.uint8)
-        yield name, stretch.repeat(math.ceil(count / len(stretch)))[:count].view(dtype).view(shape)
+        if part is None:
+            repeated = stretch.repeat(math.ceil(count / len(stretch)))[:count]
+        else:
+            repeated = _repeated_part(stretch, part)
+        yield name, repeated.view(dtype).view(shape)
+
+
+def _repeated_part(stretch: torch.Tensor, part: Part) -> torch.Tensor:
+    """Returns the numbers of a part of a tensor that repeats the stretch, without making the tensor."""
+    width = part.whole[-1]
+    columns = torch.arange(width, device=stretch.device)[part.columns]
+    rows = torch.from_numpy(part.row_indices()).to(stretch.device)
+    repeated = stretch.new_empty(len(rows), len(columns))
+    num_together = max(1, _DUMMY_CHUNK // max(1, len(columns)))
+    for some, held in zip(rows.split(num_together), repeated.split(num_together), strict=True):
+        held.copy_(stretch[(some[:, None] * width + columns) % len(stretch)])
+    return repeated.flatten()
 
 
 def _reported(

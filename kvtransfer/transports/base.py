@@ -1,7 +1,8 @@
 """Interface of transports, which move pages from one worker's pool to another's.
 
-A transport has an end at each worker, opened anew for every epoch. The receiver sends its *endpoint*, bytes that only
-the transport understands. A new transport is one file with three classes, and a line in the table.
+A transport has an end at each worker, opened anew for every epoch. Between workers of several ranks it has a pair of
+ends for each lane (kvtransfer/lanes/plan.py). The receiver sends its *endpoint*, bytes that only the transport
+understands. A new transport is one file with three classes, and a line in the table.
 
 One-sided transports write the receiver's pages from the sender; the receiver cannot stop it. For two-sided ones the
 sender announces each push on the link, and the receiver expects it under the same number.
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 
 from tandem.engine.kvcache.base import Completion
 from tandem.engine.kvcache.pool import KvPool
+from tandem.kvtransfer.lanes.plan import Lane
 from tandem.rpc.credentials import ClusterCredentials
 
 
@@ -128,8 +130,11 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def open_sender(self, endpoint: bytes) -> SenderTransport:
+    def open_sender(self, endpoint: bytes, lane: Lane | None = None) -> SenderTransport:
         """Opens a sending end. May block up to `opening.OPEN_TIMEOUT_S`. Leaves nothing behind on failure.
+
+        Args:
+            lane: heads to copy, and their places in the pages of both ends; None: whole pages of equal size.
 
         Raises:
             ValueError: the endpoint is invalid or does not fit this pool.
@@ -137,5 +142,5 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def open_receiver(self) -> ReceiverTransport:
+    def open_receiver(self, lane: Lane | None = None) -> ReceiverTransport:
         """Opens a receiving end, like `open_sender`. Raises ValueError or OSError."""

@@ -1,7 +1,7 @@
 """Pages between GPUs over NCCL, within or across hosts. Two-sided. Imported on CUDA machines only.
 
-Each epoch has a communicator of two ranks, owned by one thread at each end. Single pages reach only a fraction of a
-link's speed, so pages travel in pieces: the sender gathers a piece into a slot of a ring and the receiver scatters it
+Each lane of an epoch has a communicator of two, owned by one thread at each end. Single pages reach only a fraction of
+a link's speed, so pages travel in pieces: the sender gathers a piece into a slot of a ring and the receiver scatters it
 from its own, while the next one travels.
 
 A push is announced on a TCP connection and goes to NCCL only when both ends have reached it: a waiting kernel takes
@@ -15,6 +15,7 @@ import time
 
 from tandem.engine.kvcache.cuda_pool import CudaKvPool
 from tandem.engine.kvcache.pool import KvPool
+from tandem.kvtransfer.lanes.plan import Lane
 from tandem.kvtransfer.transports import peer_socket
 from tandem.kvtransfer.transports.base import ReceiverTransport, SenderTransport, Transport
 from tandem.kvtransfer.transports.listener import Listener
@@ -31,7 +32,14 @@ _JOINING = b"j"
 
 
 class NcclSender(NcclMover, SendingMover):
-    def __init__(self, pool: CudaKvPool, host: str, endpoint: bytes, context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        pool: CudaKvPool,
+        host: str,
+        endpoint: bytes,
+        context: ssl.SSLContext | None = None,
+        lane: Lane | None = None,
+    ) -> None:
         """Connects to the receiver over TCP and NCCL.
 
         Raises:
@@ -39,7 +47,7 @@ class NcclSender(NcclMover, SendingMover):
             OSError: the receiver cannot be reached.
             RuntimeError: the slots do not fit into device memory.
         """
-        super().__init__(pool, host, SENDER)
+        super().__init__(pool, host, SENDER, lane)
         self._connected = Flag()
         self._connection = peer_socket.connect(endpoint, context)
         self._connection.setblocking(False)
@@ -79,7 +87,9 @@ class NcclSender(NcclMover, SendingMover):
 
 
 class NcclReceiver(NcclMover, ReceivingMover):
-    def __init__(self, pool: CudaKvPool, host: str, context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, pool: CudaKvPool, host: str, context: ssl.SSLContext | None = None, lane: Lane | None = None
+    ) -> None:
         """Listens for the sender that shows the token.
 
         Raises:
@@ -87,7 +97,7 @@ class NcclReceiver(NcclMover, ReceivingMover):
             OSError: `host` is not an address of this host.
             RuntimeError: the slots do not fit into device memory.
         """
-        super().__init__(pool, host, RECEIVER)
+        super().__init__(pool, host, RECEIVER, lane)
         self._listener = Listener(host, context)
         self._thread.start()
 
@@ -136,14 +146,14 @@ class Nccl(Transport):
         self._credentials = credentials
         self._has_warned = False
 
-    def open_sender(self, endpoint: bytes) -> SenderTransport:
+    def open_sender(self, endpoint: bytes, lane: Lane | None = None) -> SenderTransport:
         if self._credentials.secure and not self._has_warned and Endpoint.decode(endpoint).host != self._host:
             self._has_warned = True
             logger.warning(
                 "transport nccl sends KV pages to other hosts in the clear, despite the cluster's TLS: NCCL's own "
                 "connections have none, so the network between the hosts must be encrypted"
             )
-        return NcclSender(self._pool, self._host, endpoint, self._credentials.context(server_side=False))
+        return NcclSender(self._pool, self._host, endpoint, self._credentials.context(server_side=False), lane)
 
-    def open_receiver(self) -> ReceiverTransport:
-        return NcclReceiver(self._pool, self._host, self._credentials.context(server_side=True))
+    def open_receiver(self, lane: Lane | None = None) -> ReceiverTransport:
+        return NcclReceiver(self._pool, self._host, self._credentials.context(server_side=True), lane)

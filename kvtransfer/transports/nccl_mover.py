@@ -11,11 +11,12 @@ from itertools import islice
 import torch
 
 from tandem.engine.kvcache.base import Completion
-from tandem.engine.kvcache.batched_copies import PageCopies
+from tandem.engine.kvcache.batched_copies import copies_between
 from tandem.engine.kvcache.cuda_pool import CudaKvPool
+from tandem.kvtransfer.lanes.plan import Lane, lane_parts
 from tandem.kvtransfer.transports import peer_socket
 from tandem.kvtransfer.transports.mover import Flag, Mover, Transfer
-from tandem.kvtransfer.transports.nccl_communicator import Communicator, load_nccl
+from tandem.kvtransfer.transports.nccl_communicator import SENDER, Communicator, load_nccl
 from tandem.timer_slack import sleep_exactly
 
 logger = logging.getLogger(__name__)
@@ -39,9 +40,10 @@ ABORT_LOOK_S = 0.5
 
 
 class _Ring:
-    def __init__(self, page_bytes: int, device: torch.device) -> None:
-        self.num_pages = max(1, SLOT_BYTES // page_bytes)
-        self._slots = torch.empty((NUM_SLOTS, self.num_pages * page_bytes), dtype=torch.uint8, device=device)
+    def __init__(self, num_pages: int, page_bytes: int, device: torch.device) -> None:
+        """Args: num_pages: of a slot; page_bytes: of each page in it."""
+        self.num_pages = num_pages
+        self._slots = torch.empty((NUM_SLOTS, num_pages * page_bytes), dtype=torch.uint8, device=device)
         self._free = [torch.cuda.Event() for _ in range(NUM_SLOTS)]
         self._next = 0
 
@@ -90,8 +92,11 @@ class _Quiet:
 class NcclMover(Mover):
     """A thread that owns a communicator, its streams and a ring of slots."""
 
-    def __init__(self, pool: CudaKvPool, host: str, rank: int) -> None:
+    def __init__(self, pool: CudaKvPool, host: str, rank: int, lane: Lane | None) -> None:
         """
+        Args:
+            rank: SENDER or RECEIVER.
+
         Raises:
             ValueError: cupy is missing.
             RuntimeError: the slots do not fit into device memory.
@@ -99,12 +104,19 @@ class NcclMover(Mover):
         super().__init__()
         self._nccl = load_nccl(host)
         self._pool = pool
-        self._page_bytes = pool.layout.page_bytes
+        source, destination = lane_parts(pool.layout, lane)
+        # Of a page's part, as it travels.
+        self._page_bytes = source.num_bytes
         self._rank = rank
-        self._ring: _Ring | None = _Ring(self._page_bytes, pool.device)
+        # Both ends cut the same pieces. The slots of a rank's lanes together are about as large as those of one lane.
+        num_pages = max(1, SLOT_BYTES // max(source.page_bytes, destination.page_bytes))
+        self._ring: _Ring | None = _Ring(num_pages, self._page_bytes, pool.device)
         # For NCCL and for copies within the device: a piece is gathered while the previous one travels.
         self._network, self._local = torch.cuda.Stream(pool.device), torch.cuda.Stream(pool.device)
-        self._copies = PageCopies(self._page_bytes)
+        if rank == SENDER:
+            self._copies = copies_between(source, source.packed(), pool.device)
+        else:
+            self._copies = copies_between(destination.packed(), destination, pool.device)
         self._connection: socket.socket | None = None
         self._communicator: Communicator | None = None
         self._moves = False

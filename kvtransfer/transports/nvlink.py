@@ -1,5 +1,5 @@
-"""Pages between peer GPUs of one host: copy engines write the receiver's mapped pool. One-sided. Imported on CUDA
-machines only."""
+"""Pages between peer GPUs of one host: copy engines, or a kernel that copies some heads, write the receiver's mapped
+pool. One-sided. Imported on CUDA machines only."""
 
 import struct
 from collections.abc import Sequence
@@ -8,14 +8,17 @@ import torch
 from cuda.bindings import runtime
 
 from tandem.engine.kvcache.base import Completion
-from tandem.engine.kvcache.batched_copies import PageCopies
+from tandem.engine.kvcache.batched_copies import PageCopies, copies_between
 from tandem.engine.kvcache.cuda_pool import CudaKvPool, check
 from tandem.engine.kvcache.pool import KvPool
+from tandem.kvtransfer.lanes.plan import Lane, lane_parts
 from tandem.kvtransfer.transports.base import OneSidedReceiver, ReceiverTransport, SenderTransport, Transport
 from tandem.rpc.credentials import ClusterCredentials
 
 # Pages in a push's first batch; each further batch has twice as many.
 FIRST_PAGES = 4
+# For the kernel that copies heads: the model's kernels would hold all multiprocessors.
+HIGH_PRIORITY = -1
 
 # Endpoint: size of the pool in bytes, and its CUDA IPC handle.
 _ENDPOINT = struct.Struct("!Q64s")
@@ -45,18 +48,20 @@ class _Copied:
 class NvlinkSender(SenderTransport):
     two_sided = False
 
-    def __init__(self, pool: CudaKvPool, endpoint: bytes) -> None:
+    def __init__(self, pool: CudaKvPool, endpoint: bytes, lane: Lane | None = None) -> None:
         """Maps the receiver's pool. Raises ValueError if the endpoint is no pool of this host's GPUs with pages of this
         size."""
-        self._page_bytes = pool.layout.page_bytes
+        source, destination = lane_parts(pool.layout, lane)
+        page_bytes = destination.page_bytes
         num_bytes, ipc_handle = decode_endpoint(endpoint)
-        if num_bytes == 0 or num_bytes % self._page_bytes:
-            raise ValueError(f"a pool of {num_bytes} bytes does not consist of pages of {self._page_bytes} bytes")
-        self._num_dst_pages = num_bytes // self._page_bytes
+        if num_bytes == 0 or num_bytes % page_bytes:
+            raise ValueError(f"a pool of {num_bytes} bytes does not consist of pages of {page_bytes} bytes")
+        self._num_dst_pages = num_bytes // page_bytes
         self._src = pool.address
         self._device = pool.device
+        self._copies = copies_between(source, destination, self._device)
         # Ordered with no other stream: a forward launched already would delay the pages.
-        self._stream = torch.cuda.Stream(self._device)
+        self._stream = torch.cuda.Stream(self._device, priority=0 if self._copies_whole_pages else HIGH_PRIORITY)
         handle = runtime.cudaIpcMemHandle_t()
         try:
             handle.reserved = ipc_handle
@@ -67,17 +72,20 @@ class NvlinkSender(SenderTransport):
             raise ValueError(f"the receiver's pool cannot be mapped: {error}") from error
         self._last: Completion | None = None
         self._aborted = False
-        self._copies = PageCopies(self._page_bytes)
 
     @property
     def failure(self) -> str:
         return ""
 
+    @property
+    def _copies_whole_pages(self) -> bool:
+        return isinstance(self._copies, PageCopies)
+
     def copy_pages(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
         assert not self._aborted, "a copy after abort"
         assert len(src_pages) == len(dst_pages) and max(dst_pages) < self._num_dst_pages
-        # Submitting takes half as long as copying: start with few pages and submit the rest meanwhile.
-        start, num_pages = 0, FIRST_PAGES
+        # Submitting whole pages takes half as long as copying: start with few and submit the rest meanwhile.
+        start, num_pages = 0, FIRST_PAGES if self._copies_whole_pages else len(src_pages)
         while start < len(src_pages):
             end = start + num_pages
             self._copies.copy(
@@ -127,8 +135,8 @@ class Nvlink(Transport):
             raise ValueError("transport nvlink moves pages between pools on GPUs: use shared_memory or tcp on a CPU")
         self._pool = pool
 
-    def open_sender(self, endpoint: bytes) -> SenderTransport:
-        return NvlinkSender(self._pool, endpoint)
+    def open_sender(self, endpoint: bytes, lane: Lane | None = None) -> SenderTransport:
+        return NvlinkSender(self._pool, endpoint, lane)
 
-    def open_receiver(self) -> ReceiverTransport:
+    def open_receiver(self, lane: Lane | None = None) -> ReceiverTransport:
         return NvlinkReceiver(self._pool)

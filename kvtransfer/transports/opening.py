@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import TypeVar
 
@@ -37,9 +37,7 @@ async def open_end(open_now: Callable[[], End]) -> End:
     Raises:
         OpeningError: it failed or took longer than OPEN_TIMEOUT_S.
     """
-    opened: Future[End] = Future()
-    # Not an executor: the process's exit would wait for a hanging thread.
-    threading.Thread(target=_open, args=(open_now, opened), name="open-transport", daemon=True).start()
+    opened = start_opening(open_now)
     waiter = asyncio.wrap_future(opened)
     try:
         await asyncio.wait((waiter,), timeout=OPEN_TIMEOUT_S)
@@ -54,6 +52,30 @@ async def open_end(open_now: Callable[[], End]) -> End:
         if not opened.cancel() and opened.exception() is None:
             let_go(opened.result())
         raise
+
+
+async def open_ends(openings: Sequence[Callable[[], End]]) -> list[End]:
+    """Opens several ends at once, all or none. Raises like `open_end`."""
+    tasks = [asyncio.create_task(open_end(open_now)) for open_now in openings]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            # Raises the failure, if there is one. Otherwise all have ended.
+            task.result()
+        return [task.result() for task in tasks]
+    except BaseException:
+        for task in tasks:
+            if not task.cancel() and task.exception() is None:
+                let_go(task.result())
+        raise
+
+
+def start_opening(open_now: Callable[[], End]) -> "Future[End]":
+    """Opens an end in a thread. If the future is cancelled first, the thread closes the end."""
+    opened: Future[End] = Future()
+    # Not an executor: the process's exit would wait for a hanging thread.
+    threading.Thread(target=_open, args=(open_now, opened), name="open-transport", daemon=True).start()
+    return opened
 
 
 def let_go(end: SenderTransport | ReceiverTransport) -> None:

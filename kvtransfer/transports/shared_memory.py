@@ -10,6 +10,7 @@ import numpy as np
 
 from tandem.engine.kvcache.base import Completion
 from tandem.engine.kvcache.pool import CpuKvPool, KvPool, SharedPoolFile
+from tandem.kvtransfer.lanes.plan import Lane, lane_parts
 from tandem.kvtransfer.transports.base import (
     COMPLETED,
     OneSidedReceiver,
@@ -39,9 +40,10 @@ def decode_endpoint(endpoint: bytes) -> SharedPoolFile:
 class SharedMemorySender(SenderTransport):
     two_sided = False
 
-    def __init__(self, pool: CpuKvPool, endpoint: bytes) -> None:
+    def __init__(self, pool: CpuKvPool, endpoint: bytes, lane: Lane | None = None) -> None:
         """Maps the receiver's pool. Raises ValueError if the endpoint is no local pool with pages of this size."""
-        page_bytes = pool.layout.page_bytes
+        source, destination = lane_parts(pool.layout, lane)
+        page_bytes = destination.page_bytes
         file = decode_endpoint(endpoint)
         if file.num_bytes == 0 or file.num_bytes % page_bytes:
             raise ValueError(f"a pool of {file.num_bytes} bytes does not consist of pages of {page_bytes} bytes")
@@ -61,9 +63,11 @@ class SharedMemorySender(SenderTransport):
         finally:
             os.close(fd)
         # NumPy: torch would split one page among threads, which takes longer than the copy.
-        self._source = pool.memory.numpy()
-        # The receiver's memory, (num_pages, page_bytes) uint8; None after an abort.
-        self._destination: np.ndarray | None = np.frombuffer(mapping, dtype=np.uint8).reshape(-1, page_bytes)
+        self._source = source.view(pool.memory.numpy())
+        # The receiver's memory, (num_pages, num_pieces, piece_bytes) uint8; None after an abort.
+        self._destination: np.ndarray | None = destination.view(
+            np.frombuffer(mapping, dtype=np.uint8).reshape(-1, page_bytes)
+        )
 
     @property
     def failure(self) -> str:
@@ -96,8 +100,8 @@ class SharedMemory(Transport):
             raise ValueError("transport shared_memory moves pages between pools in CPU memory: use nvlink on a GPU")
         self._pool = pool
 
-    def open_sender(self, endpoint: bytes) -> SenderTransport:
-        return SharedMemorySender(self._pool, endpoint)
+    def open_sender(self, endpoint: bytes, lane: Lane | None = None) -> SenderTransport:
+        return SharedMemorySender(self._pool, endpoint, lane)
 
-    def open_receiver(self) -> ReceiverTransport:
+    def open_receiver(self, lane: Lane | None = None) -> ReceiverTransport:
         return SharedMemoryReceiver(self._pool)

@@ -144,6 +144,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     stats=STATS_CODEC.encode(worker.stats),
                     metrics_address=worker.hello.metrics_address,
                     rack=worker.rack,
+                    follower_pids=worker.hello.follower_pids,
                 )
                 for worker in router.workers
             ],

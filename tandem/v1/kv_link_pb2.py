@@ -26,7 +26,7 @@ from tandem.v1 import inference_pb2 as tandem_dot_v1_dot_inference__pb2
 from tandem.v1 import worker_pb2 as tandem_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tandem/v1/kv_link.proto\x12\ttandem.v1\x1a\x19tandem/v1/inference.proto\x1a\x16tandem/v1/worker.proto\"9\n\x0bSenderBatch\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.tandem.v1.SenderMessage\"=\n\rReceiverBatch\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.tandem.v1.ReceiverMessage\"\x95\x02\n\rSenderMessage\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.tandem.v1.LinkHelloH\x00\x12\x30\n\rlease_request\x18\x02 \x01(\x0b\x32\x17.tandem.v1.LeaseRequestH\x00\x12)\n\tcommitted\x18\x03 \x01(\x0b\x32\x14.tandem.v1.CommittedH\x00\x12\'\n\x08released\x18\x04 \x01(\x0b\x32\x13.tandem.v1.ReleasedH\x00\x12%\n\x07renewed\x18\x05 \x01(\x0b\x32\x12.tandem.v1.RenewedH\x00\x12%\n\x07pushing\x18\x06 \x01(\x0b\x32\x12.tandem.v1.PushingH\x00\x42\t\n\x07message\"\xea\x01\n\x0fReceiverMessage\x12)\n\x07welcome\x18\x01 \x01(\x0b\x32\x16.tandem.v1.LinkWelcomeH\x00\x12.\n\x0crefused_link\x18\x02 \x01(\x0b\x32\x16.tandem.v1.LinkRefusedH\x00\x12%\n\x07granted\x18\x03 \x01(\x0b\x32\x12.tandem.v1.GrantedH\x00\x12%\n\x07refused\x18\x04 \x01(\x0b\x32\x12.tandem.v1.RefusedH\x00\x12#\n\x06revoke\x18\x05 \x01(\x0b\x32\x11.tandem.v1.RevokeH\x00\x42\t\n\x07message\"\xef\x01\n\tLinkHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tsender_id\x18\x02 \x01(\t\x12\x1a\n\x12sender_incarnation\x18\x03 \x01(\t\x12\x12\n\nsender_pid\x18\x04 \x01(\r\x12\x1c\n\x14receiver_incarnation\x18\x05 \x01(\t\x12*\n\x0bpage_format\x18\x06 \x01(\x0b\x32\x15.tandem.v1.PageFormat\x12\x12\n\ntransports\x18\x07 \x03(\t\x12\x13\n\x0bsender_host\x18\x08 \x01(\t\x12\x12\n\nsender_gpu\x18\t \x01(\t\"V\n\x0bLinkWelcome\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\x0c\x12\x13\n\x0bpassed_over\x18\x04 \x03(\t\"3\n\x0bLinkRefused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x14\n\x0cno_transport\x18\x02 \x01(\x08\"Y\n\x0cLeaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\"A\n\x07Granted\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x12\n\ncached_len\x18\x02 \x01(\r\x12\x10\n\x08page_ids\x18\x03 \x03(\r\"+\n\x07Refused\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xfe\x01\n\tCommitted\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_token\x18\x02 \x01(\r\x12\x11\n\tnum_pages\x18\x03 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\x12\x17\n\x0fship_started_ns\x18\x06 \x01(\x06\x12*\n\x08logprobs\x18\x07 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\x12\x1a\n\x12prefill_cached_len\x18\x08 \x01(\r\x12+\n\x0eprefill_loaded\x18\t \x01(\x0b\x32\x13.tandem.v1.TierHits\".\n\x08Released\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x10\n\x08reported\x18\x02 \x01(\x08\"\x1a\n\x06Revoke\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"P\n\x07Pushing\x12\x10\n\x08link_seq\x18\x01 \x01(\x04\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x11\n\tnum_pages\x18\x04 \x01(\r\"\x1b\n\x07Renewed\x12\x10\n\x08lease_id\x18\x01 \x01(\t2F\n\x06KvLink\x12<\n\x04Link\x12\x16.tandem.v1.SenderBatch\x1a\x18.tandem.v1.ReceiverBatch(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tandem/v1/kv_link.proto\x12\ttandem.v1\x1a\x19tandem/v1/inference.proto\x1a\x16tandem/v1/worker.proto\"9\n\x0bSenderBatch\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.tandem.v1.SenderMessage\"=\n\rReceiverBatch\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.tandem.v1.ReceiverMessage\"\x95\x02\n\rSenderMessage\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.tandem.v1.LinkHelloH\x00\x12\x30\n\rlease_request\x18\x02 \x01(\x0b\x32\x17.tandem.v1.LeaseRequestH\x00\x12)\n\tcommitted\x18\x03 \x01(\x0b\x32\x14.tandem.v1.CommittedH\x00\x12\'\n\x08released\x18\x04 \x01(\x0b\x32\x13.tandem.v1.ReleasedH\x00\x12%\n\x07renewed\x18\x05 \x01(\x0b\x32\x12.tandem.v1.RenewedH\x00\x12%\n\x07pushing\x18\x06 \x01(\x0b\x32\x12.tandem.v1.PushingH\x00\x42\t\n\x07message\"\xea\x01\n\x0fReceiverMessage\x12)\n\x07welcome\x18\x01 \x01(\x0b\x32\x16.tandem.v1.LinkWelcomeH\x00\x12.\n\x0crefused_link\x18\x02 \x01(\x0b\x32\x16.tandem.v1.LinkRefusedH\x00\x12%\n\x07granted\x18\x03 \x01(\x0b\x32\x12.tandem.v1.GrantedH\x00\x12%\n\x07refused\x18\x04 \x01(\x0b\x32\x12.tandem.v1.RefusedH\x00\x12#\n\x06revoke\x18\x05 \x01(\x0b\x32\x11.tandem.v1.RevokeH\x00\x42\t\n\x07message\"6\n\tHeadSlice\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x0b\n\x03num\x18\x02 \x01(\r\x12\r\n\x05total\x18\x03 \x01(\r\"I\n\x08LinkRank\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x0b\n\x03gpu\x18\x02 \x01(\t\x12#\n\x05heads\x18\x03 \x01(\x0b\x32\x14.tandem.v1.HeadSlice\"\xeb\x01\n\tLinkHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tsender_id\x18\x02 \x01(\t\x12\x1a\n\x12sender_incarnation\x18\x03 \x01(\t\x12\x1c\n\x14receiver_incarnation\x18\x04 \x01(\t\x12*\n\x0bpage_format\x18\x05 \x01(\x0b\x32\x15.tandem.v1.PageFormat\x12\x12\n\ntransports\x18\x06 \x03(\t\x12\"\n\x05ranks\x18\x07 \x03(\x0b\x32\x13.tandem.v1.LinkRank\x12\x13\n\x0bsender_host\x18\x08 \x01(\t\"|\n\x0bLinkWelcome\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\x12#\n\x05heads\x18\x03 \x03(\x0b\x32\x14.tandem.v1.HeadSlice\x12\x11\n\tendpoints\x18\x04 \x03(\x0c\x12\x13\n\x0bpassed_over\x18\x05 \x03(\t\"3\n\x0bLinkRefused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x14\n\x0cno_transport\x18\x02 \x01(\x08\"Y\n\x0cLeaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\"A\n\x07Granted\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x12\n\ncached_len\x18\x02 \x01(\r\x12\x10\n\x08page_ids\x18\x03 \x03(\r\"+\n\x07Refused\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xfe\x01\n\tCommitted\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_token\x18\x02 \x01(\r\x12\x11\n\tnum_pages\x18\x03 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\x12\x17\n\x0fship_started_ns\x18\x06 \x01(\x06\x12*\n\x08logprobs\x18\x07 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\x12\x1a\n\x12prefill_cached_len\x18\x08 \x01(\r\x12+\n\x0eprefill_loaded\x18\t \x01(\x0b\x32\x13.tandem.v1.TierHits\".\n\x08Released\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x10\n\x08reported\x18\x02 \x01(\x08\"\x1a\n\x06Revoke\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"P\n\x07Pushing\x12\x10\n\x08link_seq\x18\x01 \x01(\x04\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x11\n\tnum_pages\x18\x04 \x01(\r\"\x1b\n\x07Renewed\x12\x10\n\x08lease_id\x18\x01 \x01(\t2F\n\x06KvLink\x12<\n\x04Link\x12\x16.tandem.v1.SenderBatch\x1a\x18.tandem.v1.ReceiverBatch(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,28 +41,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SENDERMESSAGE']._serialized_end=489
   _globals['_RECEIVERMESSAGE']._serialized_start=492
   _globals['_RECEIVERMESSAGE']._serialized_end=726
-  _globals['_LINKHELLO']._serialized_start=729
-  _globals['_LINKHELLO']._serialized_end=968
-  _globals['_LINKWELCOME']._serialized_start=970
-  _globals['_LINKWELCOME']._serialized_end=1056
-  _globals['_LINKREFUSED']._serialized_start=1058
-  _globals['_LINKREFUSED']._serialized_end=1109
-  _globals['_LEASEREQUEST']._serialized_start=1111
-  _globals['_LEASEREQUEST']._serialized_end=1200
-  _globals['_GRANTED']._serialized_start=1202
-  _globals['_GRANTED']._serialized_end=1267
-  _globals['_REFUSED']._serialized_start=1269
-  _globals['_REFUSED']._serialized_end=1312
-  _globals['_COMMITTED']._serialized_start=1315
-  _globals['_COMMITTED']._serialized_end=1569
-  _globals['_RELEASED']._serialized_start=1571
-  _globals['_RELEASED']._serialized_end=1617
-  _globals['_REVOKE']._serialized_start=1619
-  _globals['_REVOKE']._serialized_end=1645
-  _globals['_PUSHING']._serialized_start=1647
-  _globals['_PUSHING']._serialized_end=1727
-  _globals['_RENEWED']._serialized_start=1729
-  _globals['_RENEWED']._serialized_end=1756
-  _globals['_KVLINK']._serialized_start=1758
-  _globals['_KVLINK']._serialized_end=1828
+  _globals['_HEADSLICE']._serialized_start=728
+  _globals['_HEADSLICE']._serialized_end=782
+  _globals['_LINKRANK']._serialized_start=784
+  _globals['_LINKRANK']._serialized_end=857
+  _globals['_LINKHELLO']._serialized_start=860
+  _globals['_LINKHELLO']._serialized_end=1095
+  _globals['_LINKWELCOME']._serialized_start=1097
+  _globals['_LINKWELCOME']._serialized_end=1221
+  _globals['_LINKREFUSED']._serialized_start=1223
+  _globals['_LINKREFUSED']._serialized_end=1274
+  _globals['_LEASEREQUEST']._serialized_start=1276
+  _globals['_LEASEREQUEST']._serialized_end=1365
+  _globals['_GRANTED']._serialized_start=1367
+  _globals['_GRANTED']._serialized_end=1432
+  _globals['_REFUSED']._serialized_start=1434
+  _globals['_REFUSED']._serialized_end=1477
+  _globals['_COMMITTED']._serialized_start=1480
+  _globals['_COMMITTED']._serialized_end=1734
+  _globals['_RELEASED']._serialized_start=1736
+  _globals['_RELEASED']._serialized_end=1782
+  _globals['_REVOKE']._serialized_start=1784
+  _globals['_REVOKE']._serialized_end=1810
+  _globals['_PUSHING']._serialized_start=1812
+  _globals['_PUSHING']._serialized_end=1892
+  _globals['_RENEWED']._serialized_start=1894
+  _globals['_RENEWED']._serialized_end=1921
+  _globals['_KVLINK']._serialized_start=1923
+  _globals['_KVLINK']._serialized_end=1993
 # @@protoc_insertion_point(module_scope)

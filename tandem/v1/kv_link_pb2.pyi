@@ -50,39 +50,59 @@ class ReceiverMessage(_message.Message):
     revoke: Revoke
     def __init__(self, welcome: _Optional[_Union[LinkWelcome, _Mapping]] = ..., refused_link: _Optional[_Union[LinkRefused, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ...) -> None: ...
 
+class HeadSlice(_message.Message):
+    __slots__ = ("first", "num", "total")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    NUM_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    num: int
+    total: int
+    def __init__(self, first: _Optional[int] = ..., num: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
+
+class LinkRank(_message.Message):
+    __slots__ = ("pid", "gpu", "heads")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    gpu: str
+    heads: HeadSlice
+    def __init__(self, pid: _Optional[int] = ..., gpu: _Optional[str] = ..., heads: _Optional[_Union[HeadSlice, _Mapping]] = ...) -> None: ...
+
 class LinkHello(_message.Message):
-    __slots__ = ("protocol_version", "sender_id", "sender_incarnation", "sender_pid", "receiver_incarnation", "page_format", "transports", "sender_host", "sender_gpu")
+    __slots__ = ("protocol_version", "sender_id", "sender_incarnation", "receiver_incarnation", "page_format", "transports", "ranks", "sender_host")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    SENDER_PID_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PAGE_FORMAT_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     SENDER_HOST_FIELD_NUMBER: _ClassVar[int]
-    SENDER_GPU_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     sender_id: str
     sender_incarnation: str
-    sender_pid: int
     receiver_incarnation: str
     page_format: _worker_pb2.PageFormat
     transports: _containers.RepeatedScalarFieldContainer[str]
+    ranks: _containers.RepeatedCompositeFieldContainer[LinkRank]
     sender_host: str
-    sender_gpu: str
-    def __init__(self, protocol_version: _Optional[int] = ..., sender_id: _Optional[str] = ..., sender_incarnation: _Optional[str] = ..., sender_pid: _Optional[int] = ..., receiver_incarnation: _Optional[str] = ..., page_format: _Optional[_Union[_worker_pb2.PageFormat, _Mapping]] = ..., transports: _Optional[_Iterable[str]] = ..., sender_host: _Optional[str] = ..., sender_gpu: _Optional[str] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., sender_id: _Optional[str] = ..., sender_incarnation: _Optional[str] = ..., receiver_incarnation: _Optional[str] = ..., page_format: _Optional[_Union[_worker_pb2.PageFormat, _Mapping]] = ..., transports: _Optional[_Iterable[str]] = ..., ranks: _Optional[_Iterable[_Union[LinkRank, _Mapping]]] = ..., sender_host: _Optional[str] = ...) -> None: ...
 
 class LinkWelcome(_message.Message):
-    __slots__ = ("epoch", "transport", "endpoint", "passed_over")
+    __slots__ = ("epoch", "transport", "heads", "endpoints", "passed_over")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
-    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     PASSED_OVER_FIELD_NUMBER: _ClassVar[int]
     epoch: str
     transport: str
-    endpoint: bytes
+    heads: _containers.RepeatedCompositeFieldContainer[HeadSlice]
+    endpoints: _containers.RepeatedScalarFieldContainer[bytes]
     passed_over: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, epoch: _Optional[str] = ..., transport: _Optional[str] = ..., endpoint: _Optional[bytes] = ..., passed_over: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[str] = ..., transport: _Optional[str] = ..., heads: _Optional[_Iterable[_Union[HeadSlice, _Mapping]]] = ..., endpoints: _Optional[_Iterable[bytes]] = ..., passed_over: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LinkRefused(_message.Message):
     __slots__ = ("reason", "no_transport")

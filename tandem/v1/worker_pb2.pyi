@@ -112,7 +112,7 @@ class PageFormat(_message.Message):
     def __init__(self, model_fingerprint: _Optional[str] = ..., page_bytes: _Optional[int] = ..., layout: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "worker_id", "incarnation", "role", "device", "address", "pid", "page_format", "num_pages", "page_size", "metrics_address", "num_restarts", "has_links", "max_request_pages", "host", "rack", "max_batch_size", "start_s")
+    __slots__ = ("protocol_version", "worker_id", "incarnation", "role", "device", "address", "pid", "page_format", "num_pages", "page_size", "metrics_address", "num_restarts", "has_links", "max_request_pages", "host", "rack", "max_batch_size", "start_s", "follower_pids")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +131,7 @@ class Hello(_message.Message):
     RACK_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     START_S_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWER_PIDS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     worker_id: str
     incarnation: str
@@ -149,7 +150,8 @@ class Hello(_message.Message):
     rack: str
     max_batch_size: int
     start_s: float
-    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[str] = ..., device: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., page_format: _Optional[_Union[PageFormat, _Mapping]] = ..., num_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., metrics_address: _Optional[str] = ..., num_restarts: _Optional[int] = ..., has_links: _Optional[bool] = ..., max_request_pages: _Optional[int] = ..., host: _Optional[str] = ..., rack: _Optional[str] = ..., max_batch_size: _Optional[int] = ..., start_s: _Optional[float] = ...) -> None: ...
+    follower_pids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[str] = ..., device: _Optional[str] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ..., page_format: _Optional[_Union[PageFormat, _Mapping]] = ..., num_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., metrics_address: _Optional[str] = ..., num_restarts: _Optional[int] = ..., has_links: _Optional[bool] = ..., max_request_pages: _Optional[int] = ..., host: _Optional[str] = ..., rack: _Optional[str] = ..., max_batch_size: _Optional[int] = ..., start_s: _Optional[float] = ..., follower_pids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("router_incarnation", "wants_prefixes")

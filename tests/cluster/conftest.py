@@ -280,7 +280,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     return GroupScheduling(config, log)
 
 
-def save_tiny_model(directory: Path, *, intermediate_size: int = 128, **settings: Any) -> None:
+def save_tiny_model(
+    directory: Path, *, intermediate_size: int = 128, num_key_value_heads: int = 2, **settings: Any
+) -> None:
     """Save a random two-layer Llama with grouped-query attention and byte tokens."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -292,7 +294,7 @@ def save_tiny_model(directory: Path, *, intermediate_size: int = 128, **settings
         intermediate_size=intermediate_size,
         num_hidden_layers=2,
         num_attention_heads=4,
-        num_key_value_heads=2,
+        num_key_value_heads=num_key_value_heads,
         max_position_embeddings=MAX_MODEL_LEN,
         # Large enough that outputs vary and the best token wins clearly.
         initializer_range=0.3,

@@ -79,7 +79,7 @@ class BothWorkers:
         epoch = f"{sender_id} to {receiver_id}"
         self.links[epoch] = sender, receiver
         hello = LinkHello(
-            PROTOCOL_VERSION, sender_id, "life", 1, "life", PageFormat("fake", 1, "fake"), ("shared_memory",)
+            PROTOCOL_VERSION, sender_id, "life", "life", PageFormat("fake", 1, "fake"), ("shared_memory",), ()
         )
         end = SharedMemoryReceiver(receiver.engine.pool)
         receiver.scheduler.receive(ReceiverLinkOpened(epoch, hello, end, lambda: False))

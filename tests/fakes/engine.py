@@ -46,7 +46,7 @@ def expected_embedding(token_ids: Sequence[int]) -> bytes:
 
 
 @dataclass(frozen=True)
-class _Row:
+class Row:
     """Launch arguments of one sequence; like a device, it never reads the host again.
 
     Attributes:
@@ -63,7 +63,7 @@ class _Row:
     needs_embedding: bool
 
 
-def _scored(row: _Row) -> PackedLogprobs | None:
+def _scored(row: Row) -> PackedLogprobs | None:
     """Return prompt logprobs: logprob -position, rank position, and the token itself as the most likely."""
     num_tokens = min(row.device_len, row.prompt_len - 1) - row.cached_len
     if row.sampling.num_prompt_logprobs is None or num_tokens <= 0:
@@ -76,7 +76,7 @@ def _scored(row: _Row) -> PackedLogprobs | None:
 
 
 class FakeForwardOutput(ForwardOutput):
-    def __init__(self, engine: "FakeEngine", rows: list[_Row], feed: Feed | None) -> None:
+    def __init__(self, engine: "FakeEngine", rows: list[Row], feed: Feed | None) -> None:
         self._engine = engine
         self.rows = rows
         self._feed = feed
@@ -87,12 +87,7 @@ class FakeForwardOutput(ForwardOutput):
     def run(self) -> None:
         sampled = []
         for number, row in enumerate(self.rows):
-            token_ids = row.token_ids
-            if token_ids is None:
-                assert self._feed is not None and isinstance(self._feed.output, FakeForwardOutput)
-                assert self._feed.output.sampled is not None, "fed by a step that has not run"
-                token_ids = [self._feed.output.sampled[self._feed.rows[number]]]
-            self._engine.write(row.page_ids, row.cached_len, token_ids)
+            self._engine.write(row.page_ids, row.cached_len, self.new_ids(number))
             if row.needs_logits:
                 position = row.device_len
                 sampled.append(self._engine.sample(self._engine.read(row.page_ids, position), row.sampling))
@@ -102,6 +97,15 @@ class FakeForwardOutput(ForwardOutput):
             tokens = self._engine.read(row.page_ids, row.device_len) if row.needs_embedding else None
             self._embeddings.append(None if tokens is None else expected_embedding(tokens))
         self.sampled = sampled
+
+    def new_ids(self, number: int) -> list[int]:
+        """Return the tokens that a row computes, once the step that feeds it has run."""
+        token_ids = self.rows[number].token_ids
+        if token_ids is None:
+            assert self._feed is not None and isinstance(self._feed.output, FakeForwardOutput)
+            assert self._feed.output.sampled is not None, "fed by a step that has not run"
+            token_ids = [self._feed.output.sampled[self._feed.rows[number]]]
+        return token_ids
 
     def done(self) -> bool:
         return self.sampled is not None
@@ -194,7 +198,7 @@ class FakeEngine(EngineBase):
         if meanwhile is not None:
             meanwhile()
         rows = [
-            _Row(
+            Row(
                 list(s.page_ids[: -(-s.device_len // self.page_size)]),
                 s.cached_len,
                 s.device_len,
@@ -206,12 +210,15 @@ class FakeEngine(EngineBase):
             )
             for s in batch.sequences
         ]
-        output = FakeForwardOutput(self, rows, batch.feed)
+        output = self._output_of(rows, batch.feed)
         self._queue.append(output)
         if not self._asynchronous:
             self.run_next()
         self.counters.count(batch)
         return output
+
+    def _output_of(self, rows: list[Row], feed: Feed | None) -> FakeForwardOutput:
+        return FakeForwardOutput(self, rows, feed)
 
     def duration_of(self, output: FakeForwardOutput) -> float:
         return self.step_s
@@ -220,7 +227,7 @@ class FakeEngine(EngineBase):
         self._queue.popleft().run()
 
     def run_until(self, output: FakeForwardOutput) -> None:
-        while not output.done():
+        while output.sampled is None:
             self.run_next()
 
     def write(self, page_ids: Sequence[int], start: int, token_ids: Sequence[int]) -> None:

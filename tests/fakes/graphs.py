@@ -28,8 +28,9 @@ NUM_HEADS = cast(int, TINY_LLAMA["num_attention_heads"])
 class FixedSize(GraphedHeadAttention):
     """Attention of one kind by the reference backend; padding rows write nowhere and give zeros."""
 
-    def __init__(self, pool: KvPool, mode: ForwardMode, size: int) -> None:
-        self._reference = ReferenceAttention(pool, NUM_HEADS)
+    def __init__(self, pool: KvPool, mode: ForwardMode, size: int, num_heads: int) -> None:
+        self._reference = ReferenceAttention(pool, num_heads)
+        self._num_heads = num_heads
         self._mode = mode
         self._num_tokens = 0
         self.positions = torch.zeros(size, dtype=torch.int32)
@@ -54,7 +55,7 @@ class FixedSize(GraphedHeadAttention):
     ) -> torch.Tensor:
         assert rotation.positions is self.positions and len(qkv) == len(self.positions)
         if out is None:
-            out = qkv.new_empty(len(qkv), NUM_HEADS * qkv.shape[-1])
+            out = qkv.new_empty(len(qkv), self._num_heads * qkv.shape[-1])
         assert len(out) == len(qkv)
         out.zero_()
         if n := self._num_tokens:
@@ -64,20 +65,21 @@ class FixedSize(GraphedHeadAttention):
 
 class FixedSizes(ReferenceAttention, GraphableHeadBackend):
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedHeadAttention]:
-        return {size: FixedSize(self.pool, "decode", size) for size in batch_sizes}
+        return {size: FixedSize(self.pool, "decode", size, self._num_heads) for size in batch_sizes}
 
     def for_prefill_graphs(
         self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int
     ) -> dict[int, GraphedHeadAttention]:
-        return {size: FixedSize(self.pool, "prefill", size) for size in sizes}
+        return {size: FixedSize(self.pool, "prefill", size, self._num_heads) for size in sizes}
 
     def joined(self, decode: GraphedAttention, prefill: GraphedAttention) -> HeadAttention:
         assert isinstance(self.pool.layout, KvHeadLayout)
-        return graphed_by_kind(decode, prefill, NUM_HEADS * self.pool.layout.head_dim)
+        return graphed_by_kind(decode, prefill, self._num_heads * self.pool.layout.head_dim)
 
-    def __init__(self, pool: KvPool) -> None:
-        super().__init__(pool, NUM_HEADS)
+    def __init__(self, pool: KvPool, num_heads: int = NUM_HEADS) -> None:
+        super().__init__(pool, num_heads)
         self.pool = pool
+        self._num_heads = num_heads
 
 
 class Capture:

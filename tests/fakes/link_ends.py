@@ -2,19 +2,24 @@
 
 import asyncio
 import itertools
+import os
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from tandem.head_slice import HeadSlice
 from tandem.kvtransfer.events import ReceiverLinkOpened, SenderLinkClosed, SenderLinkOpened
+from tandem.kvtransfer.lanes.ranks import LinkRanks
 from tandem.kvtransfer.link_dialer import LinkDialer
 from tandem.kvtransfer.link_server import LinkServer
 from tandem.kvtransfer.transports.base import Transport
-from tandem.messages import PageFormat, Peer
+from tandem.messages import LinkRank, PageFormat, Peer
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.worker.events import Event
 
 PAGE_FORMAT = PageFormat("fake", 64, "fake")
+ALL_HEADS = HeadSlice(0, 4, 4)
+ONE_RANK = (LinkRank(1, "", ALL_HEADS),)
 E = TypeVar("E", bound=Event)
 
 
@@ -24,11 +29,17 @@ class ReceiverEnd:
     _numbers = itertools.count()
 
     def __init__(
-        self, transports: Mapping[str, Transport], page_format: PageFormat = PAGE_FORMAT, gpu: str = ""
+        self,
+        transports: Mapping[str, Transport],
+        page_format: PageFormat = PAGE_FORMAT,
+        gpu: str = "",
+        ranks: LinkRanks | None = None,
     ) -> None:
+        """Args: ranks: of a worker with several; None: one, with all heads."""
         self.events: list[Event] = []
         name = f"d{next(self._numbers)}"
-        self.links = LinkServer(f"{name} life", page_format, transports, self.events.append, gpu)
+        ranks = ranks or LinkRanks(LinkRank(os.getpid(), gpu, ALL_HEADS), transports)
+        self.links = LinkServer(f"{name} life", page_format, ranks, self.events.append)
         self._server = new_server()
         self.links.add_to(self._server)
         self.peer = Peer(name, f"{name} life", bind(self._server, "127.0.0.1", 0))
@@ -59,16 +70,16 @@ class SenderEnd:
         worker_id: str = "p",
         gpu: str = "",
         credentials: ClusterCredentials | None = None,
+        ranks: LinkRanks | None = None,
     ) -> None:
         self.events: list[Event] = []
         self.links = LinkDialer(
             worker_id,
             f"{worker_id} life",
             page_format,
-            transports,
+            ranks or LinkRanks(LinkRank(os.getpid(), gpu, ALL_HEADS), transports),
             self.events.append,
             credentials or ClusterCredentials(),
-            gpu,
         )
 
     async def __aenter__(self) -> "SenderEnd":

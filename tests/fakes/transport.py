@@ -4,6 +4,7 @@ import threading
 from collections.abc import Sequence
 
 from tandem.engine.kvcache.base import Completion
+from tandem.kvtransfer.lanes.plan import Lane
 from tandem.kvtransfer.transports.base import ReceiverTransport, SenderTransport, Transport
 
 # Longer than any test holds an end back.
@@ -122,13 +123,13 @@ class ScriptedOpening(Transport):
         self.senders: list[ScriptedTransport] = []
         self.receivers: list[ScriptedReceiver] = []
 
-    def open_sender(self, endpoint: bytes) -> SenderTransport:
+    def open_sender(self, endpoint: bytes, lane: Lane | None = None) -> SenderTransport:
         assert endpoint == b"scripted"
         self._wait(self.sender_error)
         self.senders.append(ScriptedTransport())
         return self.senders[-1]
 
-    def open_receiver(self) -> ReceiverTransport:
+    def open_receiver(self, lane: Lane | None = None) -> ReceiverTransport:
         self._wait(self.receiver_error)
         self.receivers.append(ScriptedReceiver())
         self.receivers[-1].stopped.is_done = True

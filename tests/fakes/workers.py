@@ -154,7 +154,7 @@ class WorkerPair:
     def open_link(self) -> None:
         self.epoch = f"epoch-{next(self._epochs)}"
         page_format = PageFormat("fake", 1, "fake")
-        hello = LinkHello(PROTOCOL_VERSION, "p", "p-life", 1, "d-life", page_format, ("shared_memory",))
+        hello = LinkHello(PROTOCOL_VERSION, "p", "p-life", "d-life", page_format, ("shared_memory",), ())
         receiver = self._open_receiver(self.d.engine.pool)
         self.d.scheduler.receive(ReceiverLinkOpened(self.epoch, hello, receiver, lambda: self.sender_gone))
         sender = self._open_sender(self.p.engine.pool, receiver.endpoint())

@@ -31,6 +31,7 @@ VOCABULARY = (
     "tandem.exit_watch",
     "tandem.forward_times",
     "tandem.grammar_limits",
+    "tandem.head_slice",
     "tandem.hosts",
     "tandem.key_file",
     "tandem.messages",
@@ -38,6 +39,7 @@ VOCABULARY = (
     "tandem.options",
     "tandem.page_changes",
     "tandem.peer_union",
+    "tandem.prctl",
     "tandem.prefix",
     "tandem.printable",
     "tandem.processes",
@@ -51,6 +53,7 @@ VOCABULARY = (
 
 COMMON = (
     *VOCABULARY,
+    "tandem.garbage",
     "tandem.lifecycle",
     "tandem.linear_fit",
     "tandem.logs",
@@ -69,8 +72,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "tandem.engine": VOCABULARY,
     "tandem.worker": (
         *VOCABULARY,
+        "tandem.garbage",
         "tandem.lifecycle",
         "tandem.linear_fit",
+        "tandem.logs",
         "tandem.process_metrics",
         "tandem.rpc",
         "tandem.timer_slack",
@@ -133,6 +138,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "tandem.bench",
         "tandem.engine.config",
         "tandem.engine.floors",
+        "tandem.engine.ranks.config",
         "tandem.engine.weights.conversions",
     ),
 }

@@ -29,20 +29,28 @@ class CudaExperts:
         """Returns False if plain torch computes the experts, or their choice, and waits for the device."""
         return self._chooses(experts) and self._grouped.fits(experts.gate_up)
 
-    def mixture(self, x: torch.Tensor, norm: Norm, experts: Experts) -> torch.Tensor:
-        """Adds the chosen experts of rms_norm(x), without the shared one, to x: (num_tokens, hidden_size) bfloat16."""
+    def mixture(
+        self, x: torch.Tensor, norm: Norm, experts: Experts, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Adds the chosen experts of rms_norm(x), without the shared one, to `residual`.
+
+        Args:
+            x: (num_tokens, hidden_size) bfloat16.
+            residual: contiguous; None: x.
+        """
         gate_up, down, first = experts.gate_up, experts.down, experts.first
+        residual = x if residual is None else residual
         num_chosen = experts.router.routing.num_chosen
         if self._few_rows.fits(len(x), num_chosen, down):
-            return self._few_rows.forward(*self._route(x, norm, experts), gate_up, down, x, first)
+            return self._few_rows.forward(*self._route(x, norm, experts), gate_up, down, residual, first)
         has_many = len(x) * num_chosen >= MIN_PREFILL_ROWS * gate_up.num_experts
         if has_many and self._prefill.fits(x, num_chosen, gate_up, down):
             normed, weights, chosen = self._route_inputs(x, norm, experts)
-            return self._prefill.forward(normed, weights, chosen, gate_up, down, x, first)
+            return self._prefill.forward(normed, weights, chosen, gate_up, down, residual, first)
         if self._grouped.fits(gate_up):
             normed, weights, chosen = self._route_inputs(x, norm, experts)
-            return self._grouped.forward(normed, weights, chosen, gate_up, down, x, first)
-        return x.add_(mixture_of(*self._route(x, norm, experts), experts))
+            return self._grouped.forward(normed, weights, chosen, gate_up, down, residual, first)
+        return residual.add_(mixture_of(*self._route(x, norm, experts), experts))
 
     def _chooses(self, experts: Experts) -> bool:
         num_experts, hidden_size = experts.router.weight.shape

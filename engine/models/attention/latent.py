@@ -31,21 +31,27 @@ class LatentSelfAttention(SelfAttention):
         assert config.latent is not None
         latent, num_heads, hidden = config.latent, config.num_q_heads, config.hidden_size
         q_rows = num_heads * latent.qk_dim
+        heads = linears.ranks.share(num_heads)
         self._q_names, self._q_in = (_Q_UP, latent.q_rank) if latent.q_rank else (_Q, hidden)
         self._q_down: LinearBase | None = None
         if latent.q_rank:
             self._q_down = linears.make(_Q_DOWN, [latent.q_rank], hidden, False)
             self._q_norm = Norm(torch.empty(latent.q_rank, dtype=dtype, device=device), LATENT_EPS)
-        self._q: LinearBase = linears.make(self._q_names, [q_rows], self._q_in, False)
+        self._q: LinearBase = linears.make(
+            self._q_names, [q_rows], self._q_in, False, rows=[_in_heads(heads, latent.qk_dim)]
+        )
         self._kv_down = Linear([latent.token_dim], hidden, False, dtype, device)
         self._kv_norm = Norm(torch.empty(latent.kv_rank, dtype=dtype, device=device), LATENT_EPS)
         rows = latent.nope_dim + latent.value_dim
-        self._kv_up = torch.empty(num_heads * rows, latent.kv_rank, dtype=dtype, device=device)
-        keys, values = self._kv_up.view(num_heads, rows, -1).split((latent.nope_dim, latent.value_dim), dim=1)
+        whole = (num_heads * rows, latent.kv_rank)
+        held = linears.cut(f"{_KV_UP}.weight", whole, (_in_heads(heads, rows),), None)
+        self._kv_up = torch.empty(held, dtype=dtype, device=device)
+        keys, values = self._kv_up.view(len(heads), rows, -1).split((latent.nope_dim, latent.value_dim), dim=1)
         scale = latent.qk_dim**-0.5 * score_factor(config.rope_scaling)
         self._heads = LatentHeads(keys, values, scale)
         self._qk_dim = latent.qk_dim
-        self._o: LinearBase = linears.make(_O, [hidden], num_heads * latent.value_dim, False)
+        columns = _in_heads(heads, latent.value_dim)
+        self._o: LinearBase = linears.make(_O, [hidden], num_heads * latent.value_dim, False, columns=columns)
 
     def attend(
         self, x: torch.Tensor, norm: Norm, rotation: Rotation, attention: Attention, layer: int, ops: LayerOps
@@ -85,3 +91,8 @@ class LatentSelfAttention(SelfAttention):
     @property
     def kind(self) -> tuple[type, ...]:
         return LatentSelfAttention, type(self._q_down), type(self._q), type(self._o)
+
+
+def _in_heads(heads: range, size: int) -> range:
+    """Returns the rows of some heads' projections. Args: size: of a head."""
+    return range(heads.start * size, heads.stop * size)

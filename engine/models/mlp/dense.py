@@ -18,8 +18,10 @@ class DenseMlp(Mlp):
     def __init__(self, linears: Linears) -> None:
         config = linears.config
         hidden, intermediate = config.hidden_size, config.intermediate_size
-        self._gate_up: LinearBase = linears.make(_GATE_UP, [intermediate] * 2, hidden, config.mlp_bias)
-        self._down: LinearBase = linears.make(_DOWN, [hidden], intermediate, config.mlp_bias)
+        held = linears.ranks.share(intermediate)
+        sizes, bias = [intermediate] * 2, config.mlp_bias
+        self._gate_up: LinearBase = linears.make(_GATE_UP, sizes, hidden, bias, rows=[held, held])
+        self._down: LinearBase = linears.make(_DOWN, [hidden], intermediate, bias, columns=held)
 
     def forward(self, x: torch.Tensor, norm: Norm, ops: LayerOps) -> torch.Tensor:
         return ops.gated_mlp(x, norm, self._gate_up, self._down)

@@ -92,6 +92,7 @@ def _server_info(frontend: Frontend) -> dict[str, Any]:
                 "worker_id": worker.worker_id,
                 "role": worker.role,
                 "device": worker.hello.device,
+                "num_ranks": worker.hello.num_ranks,
                 "num_pages": worker.hello.num_pages,
                 "page_size": worker.page_size,
                 "stats": asdict(worker.stats),

@@ -170,6 +170,7 @@ class SnapshotBuilder:
             "alive": True,
             "host": host_of(hello.address),
             "device": hello.device,
+            "ranks": hello.num_ranks,
             "pid": hello.pid,
             "restarts": hello.num_restarts,
             "assigned": worker.num_assigned,

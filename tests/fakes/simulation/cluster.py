@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from tandem.kvtransfer.events import ReceiverLinkOpened, SenderLinkFailed, SenderLinkOpened
+from tandem.kvtransfer.lanes.joined import JoinedReceiver, JoinedSender
 from tandem.kvtransfer.transports.base import ReceiverTransport, SenderTransport
 from tandem.kvtransfer.transports.shared_memory import SharedMemoryReceiver
 from tandem.lifecycle import now_ns
@@ -27,7 +28,14 @@ from tandem.worker.control_client import WELCOME_TIMEOUT_S
 from tests.fakes.cached_identities import cached_identities
 from tests.fakes.clock import FakeClock
 from tests.fakes.simulation.client import SimClient
-from tests.fakes.simulation.links import SimChannel, SimLink, SimTransport, SimTwoSidedReceiver, SimTwoSidedSender
+from tests.fakes.simulation.links import (
+    SimChannel,
+    SimLink,
+    SimTransport,
+    SimTwoSidedReceiver,
+    SimTwoSidedSender,
+    parts_of,
+)
 from tests.fakes.simulation.router import SimRouter
 from tests.fakes.simulation.samples import Samples
 from tests.fakes.simulation.streams import SimStream
@@ -45,7 +53,7 @@ class Simulation:
     Attributes:
         routers: the latest life of each router, possibly over, by address.
         streams, links: streams and epochs until both ends have noticed their end.
-        channels: two-sided epochs, by name.
+        channels: lanes of two-sided epochs, by name.
         num_forgotten_links: links dropped between living ends because no router named the receiver for too long.
     """
 
@@ -66,9 +74,13 @@ class Simulation:
         num_both: int = 0,
         largest_request_pages: int = 0,
         placement: str = AUTO,
+        num_lanes: int = 1,
+        num_ranks: int = 1,
     ) -> None:
         """
         Args:
+            num_ranks: of each worker; each holds a part of every page, and completes forward passes by itself.
+            num_lanes: lanes of each link: each carries a part of every page.
             largest_request_pages: pages of the largest request that workers of role both accept.
             asynchronous: forward passes overlap; each runs at the simulation's command.
             step_s: expected duration of a decode step; 0 launches the next one at once.
@@ -82,7 +94,9 @@ class Simulation:
         self.lease_duration_s, self.admit_grace_s = (1e9, 1e9) if workers_have_time else (20.0, 2.0)
         # Times each request was overtaken in a queue, over all its attempts.
         self.num_overtaken: Counter[str] = Counter()
-        self.channels: dict[str, SimChannel] = {}
+        self.num_lanes = num_lanes
+        self.num_ranks = num_ranks
+        self.channels: dict[str, list[SimChannel]] = {}
         self.clock = FakeClock()
         self._began_at, self._began_ns = self.clock.now, now_ns()
         self.numbers = itertools.count()
@@ -124,6 +138,7 @@ class Simulation:
             # The device of a stopped process keeps running.
             if worker.engine.num_launched:
                 actions.append(worker.run_device)
+            actions += worker.engine.follower_actions()
         self.streams = [s for s in self.streams if not s.is_over]
         for stream in self.streams:
             if stream.to_worker and stream.worker.runs:
@@ -150,7 +165,7 @@ class Simulation:
             if not transport.source.seen_gone:
                 for i in range(len(transport.pending)):
                     actions.append(lambda t=transport, i=i: t.run(min(i, len(t.pending) - 1)) if t.pending else None)
-        for channel in self.channels.values():
+        for channel in itertools.chain(*self.channels.values()):
             if channel.can_run:
                 actions.append(channel.run)
             if channel.receiver_aborted and not channel.receiver_stopped.is_done:
@@ -198,12 +213,12 @@ class Simulation:
                 del self.links[old]
         self.links[epoch] = SimLink(epoch, sender, receiver)
         hello = LinkHello(
-            PROTOCOL_VERSION, sender.worker_id, sender.incarnation, 1, receiver.incarnation, PAGE_FORMAT, ("sim",)
+            PROTOCOL_VERSION, sender.worker_id, sender.incarnation, receiver.incarnation, PAGE_FORMAT, ("sim",), ()
         )
         transport: ReceiverTransport = SharedMemoryReceiver(receiver.engine.pool)
         if self.two_sided:
-            channel = self.channels[epoch] = SimChannel(sender, receiver)
-            transport = SimTwoSidedReceiver(channel)
+            channels = self.channels[epoch] = [SimChannel(sender, receiver, part) for part in self._parts(sender)]
+            transport = JoinedReceiver([SimTwoSidedReceiver(channel) for channel in channels])
         receiver.take(ReceiverLinkOpened(epoch, hello, transport, lambda: sender.seen_gone))
 
     def open_sender(self, link: SimLink) -> None:
@@ -221,12 +236,16 @@ class Simulation:
         link.sender_open = True
         transport: SenderTransport
         if self.two_sided:
-            transport = SimTwoSidedSender(self.channels[link.epoch])
+            transport = JoinedSender([SimTwoSidedSender(channel) for channel in self.channels[link.epoch]])
         else:
-            transport = SimTransport(link.sender, link.receiver)
-            self.transports.append(transport)
+            lanes = [SimTransport(link.sender, link.receiver, part) for part in self._parts(link.sender)]
+            self.transports += lanes
+            transport = JoinedSender(lanes)
         opened = SenderLinkOpened(receiver.worker_id, receiver.incarnation, link.epoch, "sim", transport)
         link.sender.take(opened)
+
+    def _parts(self, worker: SimWorker) -> list[slice]:
+        return parts_of(worker.engine.pool.layout.page_bytes, self.num_lanes)
 
     def see_gone(self, worker: SimWorker) -> None:
         """Observe a dead process's exit: its submitted copies are over."""

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tandem.engine.kvcache.base import Completion
@@ -15,16 +16,24 @@ if TYPE_CHECKING:
     from tests.fakes.simulation.worker import SimWorker
 
 
+def parts_of(num_bytes: int, num_lanes: int) -> list[slice]:
+    """Cuts a page into a part for each lane."""
+    ends = [num_bytes * lane // num_lanes for lane in range(num_lanes + 1)]
+    return [slice(*one) for one in pairwise(ends)]
+
+
 class SimTransport(SenderTransport):
-    """Copies that run one page at a time, in any order, at the simulation's command.
+    """Copies of one lane that run one page at a time, in any order, at the simulation's command.
 
     They may also run after the receiver has noticed the cut, and after the sender's death until its exit is observed.
     """
 
     two_sided = False
 
-    def __init__(self, source: "SimWorker", destination: "SimWorker") -> None:
+    def __init__(self, source: "SimWorker", destination: "SimWorker", part: slice) -> None:
+        """Args: part: the lane's bytes of a page."""
         self.source, self.destination = source, destination
+        self._part = part
         # Take the memory now: a mapping outlives its process.
         self._from, self._to = source.engine.pool.memory, destination.engine.pool.memory
         self.pending: list[tuple[int, int, ManualCompletion]] = []
@@ -46,18 +55,24 @@ class SimTransport(SenderTransport):
         src, dst, part = self.pending.pop(index)
         if self.destination.alive:
             self.destination.check_may_be_written(dst)
-        self._to[dst].copy_(self._from[src])
+        self._to[dst, self._part].copy_(self._from[src, self._part])
         part.is_done = True
 
 
 class SimChannel:
-    """A two-sided connection of one epoch.
+    """A lane's connection of a two-sided epoch.
 
     The push and the expect of each sequence number meet in order and move their pages at the simulation's command.
+
+    Attributes:
+        failure: once it is broken.
     """
 
-    def __init__(self, source: "SimWorker", destination: "SimWorker") -> None:
+    def __init__(self, source: "SimWorker", destination: "SimWorker", part: slice) -> None:
+        """Args: part: the lane's bytes of a page."""
         self.source, self.destination = source, destination
+        self._part = part
+        self.failure = ""
         self.pushes: dict[int, tuple[list[int], ManualCompletion]] = {}
         self.expects: dict[int, tuple[list[int] | None, int, ManualCompletion]] = {}
         self.next_seq = 0
@@ -71,6 +86,7 @@ class SimChannel:
             self.next_seq in self.pushes
             and self.next_seq in self.expects
             and not self.sender_aborted
+            and not self.failure
             and not self.receiver_stopped.is_done
             and self.source.alive
         )
@@ -84,9 +100,16 @@ class SimChannel:
         for src, dst in zip(src_pages, dst_pages or (), strict=dst_pages is not None):
             if self.destination.alive:
                 self.destination.check_may_be_written(dst)
-            self.destination.engine.pool.memory[dst].copy_(self.source.engine.pool.memory[src])
+            written, read = self.destination.engine.pool.memory, self.source.engine.pool.memory
+            written[dst, self._part].copy_(read[src, self._part])
         sent.is_done = received.is_done = True
         self.next_seq += 1
+
+    def fail(self) -> None:
+        """Breaks it: pushes end without arrival, and nothing more arrives."""
+        self.failure = "broken"
+        for _, sent in self.pushes.values():
+            sent.is_done = True
 
     def stop_receiver(self) -> None:
         self.receiver_stopped.is_done = True
@@ -100,11 +123,12 @@ class SimTwoSidedSender(SenderTransport):
 
     @property
     def failure(self) -> str:
-        return ""
+        return self._channel.failure
 
     def copy_pages(self, link_seq: int, src_pages: Sequence[int], dst_pages: Sequence[int]) -> Completion:
         self._channel.source.check_is_computed(src_pages)
         sent = ManualCompletion()
+        sent.is_done = bool(self._channel.failure)
         self._channel.pushes[link_seq] = (list(src_pages), sent)
         return sent
 
@@ -123,7 +147,7 @@ class SimTwoSidedReceiver(ReceiverTransport):
 
     @property
     def failure(self) -> str:
-        return ""
+        return self._channel.failure
 
     def endpoint(self) -> bytes:
         return b""

@@ -40,12 +40,13 @@ class Tape:
         return value % limit
 
 
-def run_schedule(data: bytes, asynchronous: bool = False, two_way: bool = False) -> Simulation:
+def run_schedule(data: bytes, asynchronous: bool = False, two_way: bool = False, num_ranks: int = 1) -> Simulation:
     """Run a schedule to its end.
 
     Args:
         asynchronous: forward passes overlap.
         two_way: workers prefill and decode, with links both ways.
+        num_ranks: of each worker, which then are slower or faster than each other.
 
     Raises:
         AssertionError: a guarantee is broken.
@@ -94,6 +95,9 @@ def run_schedule(data: bytes, asynchronous: bool = False, two_way: bool = False)
         # A decode worker's queue may be full.
         max_waiting=(1024, 2, 1)[tape.draw(3)],
         workers_have_time=only_routers_fail,
+        # Workers of several ranks.
+        num_lanes=(1, 2, 3)[tape.draw(3)],
+        num_ranks=num_ranks,
     )
     while not tape.ended:
         _happen(simulation, tape, only_routers_fail, is_fast)
@@ -184,10 +188,17 @@ def _fault(simulation: Simulation, worker: SimWorker, tape: Tape) -> None:
         lambda: _cut_control(worker, tape),
         lambda: [link.cut() for link in simulation.links.values() if worker in (link.sender, link.receiver)],
         lambda: [simulation.kill(w) for w in decodes],
+        lambda: _break_lane(simulation, tape),
         # Preferably a link with copies under way.
         *[lambda: links[tape.draw(len(links))].cut() if links else None] * 5,
     ]
-    faults[tape.draw(len(faults) if worker.role == "both" else 5)]()
+    faults[tape.draw(len(faults) if worker.role == "both" else 6)]()
+
+
+def _break_lane(simulation: Simulation, tape: Tape) -> None:
+    """Breaks one lane of a two-sided link; both ends then end its epoch."""
+    if lanes := [lane for channels in simulation.channels.values() for lane in channels if not lane.failure]:
+        lanes[tape.draw(len(lanes))].fail()
 
 
 def _cut_control(worker: SimWorker, tape: Tape) -> None:

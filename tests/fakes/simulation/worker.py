@@ -21,7 +21,7 @@ from tandem.worker.control_client import ControlClient
 from tandem.worker.events import Event, FromRouter, RouterLost
 from tandem.worker.records import RecordKeeper
 from tandem.worker.router_streams import RouterStreams
-from tests.fakes.engine import FakeEngine
+from tests.fakes.ranked_engine import RankedEngine
 from tests.fakes.simulation.streams import SimStream
 
 if TYPE_CHECKING:
@@ -73,9 +73,10 @@ class SimWorker:
         self.simulation = simulation
         self.worker_id, self.role = worker_id, role
         self.incarnation = f"{worker_id}-life{next(simulation.numbers)}"
-        self.engine = FakeEngine(
+        self.engine = RankedEngine(
             num_pages,
             PAGE_SIZE,
+            num_ranks=simulation.num_ranks,
             asynchronous=simulation.asynchronous,
             step_s=simulation.step_s,
             sample=simulation.samples.sample,

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from tandem.engine.batch import Batch
-from tandem.engine.build import SLOW_EXPERTS, build_engine
+from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
+from tandem.engine.cuda_build import SLOW_EXPERTS
 from tandem.engine.token_sequence import TokenSequence
 from tests.gpu.engine.layers.experts.test_counts import SETTINGS
 

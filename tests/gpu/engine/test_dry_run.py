@@ -39,7 +39,7 @@ def test_weights_graphs_and_pool_take_the_share(
 ) -> None:
     before = free_bytes()
     total = torch.cuda.mem_get_info()[1]
-    with caplog.at_level(logging.INFO, "tandem.engine.build"):
+    with caplog.at_level(logging.INFO, "tandem.engine.cuda_build"):
         engine = build_engine(config_with(model_dir, backend=backend), "memory", lambda doing: None)
     taken = before - free_bytes()
     assert taken == pytest.approx(FRACTION * total, rel=0.03)

@@ -96,7 +96,7 @@ def test_a_pool_of_the_same_share_holds_twice_the_pages(
     shared = {"page_size": 1024, "num_pages": 0, "mem_fraction_static": 0.5, "attention_backend": backend}
     num_pages = {}
     for kv_cache_dtype in ("auto", "fp8_e4m3"):
-        with caplog.at_level(logging.INFO, "tandem.engine.build"):
+        with caplog.at_level(logging.INFO, "tandem.engine.loaded_model"):
             engine = build(config(model_dir, kv_cache_dtype=kv_cache_dtype, cuda_graph_max_bs=16, **shared))
         num_pages[kv_cache_dtype] = engine.pool.num_pages
         del engine

@@ -12,13 +12,14 @@ from tandem.kvtransfer.events import (
     SenderLinkClosed,
     SenderLinkOpened,
 )
+from tandem.kvtransfer.lanes.ranks import LinkRanks
 from tandem.kvtransfer.link_dialer import LinkDialer
 from tandem.kvtransfer.link_server import LinkServer
 from tandem.messages import Peer, Renewed, Revoke
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.worker.events import Event
-from tests.fakes.link_ends import PAGE_FORMAT, wait_until
+from tests.fakes.link_ends import ONE_RANK, PAGE_FORMAT, wait_until
 from tests.fakes.transport import ScriptedOpening
 
 
@@ -28,9 +29,9 @@ class TwoWayEnd:
     def __init__(self, worker_id: str) -> None:
         self.events: list[Event] = []
         life = f"{worker_id} life"
-        transports = {"scripted": ScriptedOpening()}
-        out = LinkDialer(worker_id, life, PAGE_FORMAT, transports, self.events.append, ClusterCredentials())
-        self.links = TwoWayLinks(worker_id, out, LinkServer(life, PAGE_FORMAT, transports, self.events.append))
+        ranks = LinkRanks(ONE_RANK[0], {"scripted": ScriptedOpening()})
+        out = LinkDialer(worker_id, life, PAGE_FORMAT, ranks, self.events.append, ClusterCredentials())
+        self.links = TwoWayLinks(worker_id, out, LinkServer(life, PAGE_FORMAT, ranks, self.events.append))
         self.server = new_server()
         self.links.add_to(self.server)
         self.peer = Peer(worker_id, life, bind(self.server, "127.0.0.1", 0))

@@ -72,7 +72,7 @@ def test_link_event_goes_only_to_its_end(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(prefill, "receive", lambda event: told["prefill"].append(type(event)))
     monkeypatch.setattr(decode, "receive", lambda event: told["decode"].append(type(event)))
     page_format = PageFormat("fake", 1, "fake")
-    hello = LinkHello(PROTOCOL_VERSION, "other", "other-life", 1, "life", page_format, ("scripted",))
+    hello = LinkHello(PROTOCOL_VERSION, "other", "other-life", "life", page_format, ("scripted",), ())
     of_sender = [
         SenderLinkOpened("other", "other-life", "epoch", "scripted", ScriptedTransport()),
         SenderLinkFailed("other", "other-life", "no transport"),

@@ -57,7 +57,9 @@ class Decode:
         self.open("epoch", transport or OneSided())
 
     def open(self, epoch: str, transport: ReceiverTransport, sender: str = "p") -> None:
-        hello = LinkHello(PROTOCOL_VERSION, sender, f"{sender} life", 1, "d life", PageFormat("", 1, ""), ("scripted",))
+        hello = LinkHello(
+            PROTOCOL_VERSION, sender, f"{sender} life", "d life", PageFormat("", 1, ""), ("scripted",), ()
+        )
         self.book.receive(ReceiverLinkOpened(epoch, hello, transport, lambda: self.gone))
 
     def close(self, epoch: str = "epoch") -> None:

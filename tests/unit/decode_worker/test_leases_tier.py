@@ -47,7 +47,7 @@ class Book:
             tier=self.tier,
             prefill_worker_id=prefill_worker_id,
         )
-        hello = LinkHello(PROTOCOL_VERSION, "p", "p life", 1, "d life", PageFormat("", 1, ""), ("scripted",))
+        hello = LinkHello(PROTOCOL_VERSION, "p", "p life", "d life", PageFormat("", 1, ""), ("scripted",), ())
         self.book.receive(ReceiverLinkOpened("epoch", hello, ScriptedReceiver(), lambda: False))
 
     def admit(self, request_id: str = REQUEST_ID, num_tokens: int = 8, **kwargs: Any) -> None:

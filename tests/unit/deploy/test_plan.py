@@ -136,3 +136,33 @@ def test_more_threads_than_a_node_has_cpus_are_refused() -> None:
         ValueError, match=r"^num_threads is 9, but node 10\.0\.0\.1 has 8 CPUs for the cluster: use a num"
     ):
         check_num_threads(config, 8, "node 10.0.0.1")
+
+
+def test_models_that_cannot_be_cut_are_refused_before_a_start(model_dir: Path) -> None:
+    heads = ModelConfig.from_dir(model_dir).num_q_heads
+    config = replace(CONFIG, num_pages=64, decode_tp=3 if heads % 3 else 5)
+    with pytest.raises(ValueError, match=rf"^{config.decode_tp} ranks cannot share the model's query heads, {heads}: "):
+        check_before_fetching(config, model_dir)
+    with pytest.raises(ValueError, match="ranks cannot share"):
+        plan(config, model_dir, "", PORTS)
+
+
+def test_threads_and_memory_of_workers_are_their_ranks(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(16))
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8}
+    (model_dir / "config.json").write_text(json.dumps(TINY_LLAMA | heads))
+    config = replace(CONFIG, num_pages=64, tp=2, prefill_tp=4)
+    _, workers = plan(config, model_dir, "", PORTS)
+    assert [(w.worker.engine.degree, w.worker.engine.num_threads) for w in workers] == [(4, 2), (2, 2), (2, 2)]
+    model = ModelConfig.from_dir(model_dir)
+    copies = 4 // 2
+    layout = page_layout_of(model, 16, "float32", "auto")
+    weights = num_weight_bytes(config.engine(""), model)
+    # Of pages that hold each head more than once.
+    needed = 3 * (weights + copies * num_pool_bytes(config.engine(""), layout))
+    nodes = Nodes(2**40, 0)
+    nodes._pools = [PoolsOfNode("10.0.0.1", 3, needed - 1)]
+    with pytest.raises(ValueError, match="3 pools of 64 pages"):
+        plan(config, model_dir, "", PORTS, nodes=nodes)
+    nodes._pools = [PoolsOfNode("10.0.0.1", 3, needed)]
+    plan(config, model_dir, "", PORTS, nodes=nodes)

@@ -11,6 +11,8 @@ import torch
 
 from tandem.choices import Choices
 from tandem.engine import build as build_module
+from tandem.engine import cuda_build
+from tandem.engine.agreement import agreed_num_pages
 from tandem.engine.attention import choice
 from tandem.engine.attention.base import AttentionBackend
 from tandem.engine.attention.latent_reference import LatentReferenceAttention
@@ -24,6 +26,7 @@ from tandem.engine.models.decoder import DecoderModel
 from tandem.engine.token_sequence import TokenSequence
 from tests.fakes.graphs import FixedSizes
 from tests.fakes.model_config import TINY_EXPERTS, TINY_LLAMA
+from tests.fakes.rank_threads import ThreadCollectives, ThreadGroup, run_ranks
 
 LATENT_PATH = "tandem.engine.attention.latent_reference:LatentReferenceAttention"
 
@@ -79,7 +82,7 @@ def test_backend_without_quantized_pages_refuses_them(model_dir: str) -> None:
 
 def test_log_names_the_kv_dtype(model_dir: str, caplog: pytest.LogCaptureFixture) -> None:
     config = EngineConfig(model_dir, load_format="dummy", num_pages=4, kv_cache_dtype="fp8_e4m3")
-    with caplog.at_level(logging.INFO, "tandem.engine.build"):
+    with caplog.at_level(logging.INFO, "tandem.engine.loaded_model"):
         build_engine(config, "build-quantized", list[str]().append)
     assert "keys and values are kept as fp8_e4m3; all scales are 1" in caplog.messages
 
@@ -139,9 +142,9 @@ def test_auto_without_backend_explains_each(model_dir: str, monkeypatch: pytest.
 def test_no_graphs_of_models_that_wait_for_the_device(model_dir: str) -> None:
     engine = build(model_dir, 4)
     graphable = FixedSizes(engine.pool)
-    assert build_module._for_graphs(graphable, engine.model) is graphable
-    assert build_module._for_graphs(engine._attention, engine.model) is None
-    assert build_module._for_graphs(graphable, WaitingModel.__new__(WaitingModel)) is None
+    assert cuda_build._for_graphs(graphable, engine.model) is graphable
+    assert cuda_build._for_graphs(engine._attention, engine.model) is None
+    assert cuda_build._for_graphs(graphable, WaitingModel.__new__(WaitingModel)) is None
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cuda") is not None, reason="the packages for GPUs are here")
@@ -186,3 +189,45 @@ def write_latent_model(directory: Path) -> str:
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(raw))
     return str(directory)
+
+
+def test_ranks_build_parts_of_one_engine(model_dir: str) -> None:
+    whole = build(model_dir, 8)
+
+    def of_rank(group: ThreadGroup, _: ThreadCollectives) -> tuple[Engine, str]:
+        config = EngineConfig(model_dir, load_format="dummy", num_pages=8, dtype="float32", degree=2)
+        engine = build_engine(config, "build-ranks", list[str]().append, group)
+        assert engine.model.collectives is not None and engine.model.collectives.ranks == group.ranks
+        return engine, engine.model_fingerprint
+
+    (leader, fingerprint), (follower, of_follower) = run_ranks(2, of_rank)
+    assert fingerprint == of_follower == whole.model_fingerprint
+    assert leader.pool.layout.whole == follower.pool.layout.whole == whole.pool.layout
+    assert follower.grammars is None
+
+
+def test_an_error_of_one_rank_ends_the_build_of_all(model_dir: str) -> None:
+    def of_rank(group: ThreadGroup, _: ThreadCollectives) -> None:
+        num_pages = 8 + group.ranks.rank
+        config = EngineConfig(model_dir, load_format="dummy", num_pages=num_pages, dtype="float32", degree=2)
+        with pytest.raises(ValueError, match=r"^ranks disagree about the number of pages: 8 on rank 0, 9 on rank 1$"):
+            build_engine(config, f"build-errors-{num_pages}", list[str]().append, group)
+
+    run_ranks(2, of_rank)
+
+
+@pytest.mark.parametrize("rank_with_error", [None, 1])
+def test_the_least_pages_of_all_ranks_count_and_every_rank_hears_of_too_few(rank_with_error: int | None) -> None:
+    def of_rank(group: ThreadGroup, _: ThreadCollectives) -> str:
+        def choose() -> int:
+            if group.ranks.rank == rank_with_error:
+                raise ValueError("too little memory")
+            return 100 - group.ranks.rank
+
+        try:
+            return str(agreed_num_pages(group, choose))
+        except ValueError as error:
+            return str(error)
+
+    expected = "99" if rank_with_error is None else "rank 1: too little memory"
+    assert run_ranks(2, of_rank) == [expected] * 2

@@ -23,6 +23,7 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine
 from tests.fakes.model_shapes import LLAMA_8B
 from tests.fakes.page_layout import OpaqueLayout
+from tests.fakes.rank_threads import ThreadCollectives, ThreadGroup, run_ranks
 
 MIB = 2**20
 
@@ -132,7 +133,7 @@ def test_prefill_graph_memory_is_estimated_from_the_largest(model_dir: str, monk
     engine = build(model_dir, 1)
     device = FakeDevice(monkeypatch, engine)
     bound = tuple(range(16, 161, 16))
-    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, trials, max_tokens: bound)
+    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, trials, max_tokens, **by: bound)
     tried = []
 
     class Captured:
@@ -156,7 +157,7 @@ def test_prefill_graph_memory_is_estimated_from_the_largest(model_dir: str, monk
 def test_mixed_graph_memory_is_estimated_from_a_few(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = build(model_dir, 1)
     device = FakeDevice(monkeypatch, engine)
-    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, trials, max_tokens: (16, 64))
+    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, trials, max_tokens, **by: (16, 64))
     tried = []
 
     class Captured:
@@ -176,7 +177,7 @@ def test_mixed_graph_memory_is_estimated_from_a_few(model_dir: str, monkeypatch:
     measured = measure_memory(engine, config, 1000 * MIB, None, lambda sizes: None, Captured)
     # Twice the largest prefill graph fits the smallest mixed one.
     assert measured.mixed_sizes == MixedSizes((16, 20), (128,))
-    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, trials, max_tokens: (16, 128))
+    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, trials, max_tokens, **by: (16, 128))
     tried.clear()
     measured = measure_memory(engine, config, 1000 * MIB, None, lambda sizes: None, Captured)
     assert measured.mixed_sizes == MixedSizes((16, 20), (128, 192, 256))
@@ -188,7 +189,7 @@ def test_mixed_graph_memory_is_estimated_from_a_few(model_dir: str, monkeypatch:
 def test_without_prefill_graphs_there_are_no_mixed_ones(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = build(model_dir, 1)
     FakeDevice(monkeypatch, engine)
-    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, trials, max_tokens: ())
+    monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, trials, max_tokens, **by: ())
     config = EngineConfig(model_dir, max_chunk_tokens=64, max_batch_size=4, cuda_graph_max_bs=4, mixed_steps=True)
     measured = measure_memory(engine, config, 1000 * MIB, None, lambda sizes: None, lambda sizes: pytest.fail("tried"))
     assert not measured.mixed_sizes.pairs() and measured.memory.graphs == 0
@@ -259,3 +260,24 @@ def test_timed_prompts_fit_the_model() -> None:
     # Graphs may be larger, because they hold several prompts.
     assert max(launch_bound_sizes(device, SHORT_TRIALS, 8192, clock)) == 2048
     assert max(device.prompt_lens) <= 300 and sum(device.prompt_lens[-7:]) == 2048
+
+
+def test_graph_sizes_of_all_ranks_are_the_leaders() -> None:
+    """Ranks with other sizes would wait for each other forever."""
+
+    def sizes(group: ThreadGroup, _: ThreadCollectives) -> tuple[int, ...]:
+        clock = FakeClock()
+        # A follower's device is so slow that its times alone would end the trials at once.
+        device = Device(clock, 1.0 if group.ranks.rank else 0.0)
+        return launch_bound_sizes(device, TRIALS, 300, clock, group)
+
+    leader, follower = run_ranks(2, sizes)
+    assert leader == follower and max(leader) == 256
+
+
+def test_memory_of_a_killed_workers_ranks_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [10, 40, 75, 75, 80]
+    monkeypatch.setattr(dry_run, "free_bytes", lambda: free.pop(0))
+    pauses: list[float] = []
+    assert dry_run.settled_free_bytes(pauses.append) == 75
+    assert free == [80] and sum(pauses) == 1.5

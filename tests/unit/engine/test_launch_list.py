@@ -105,3 +105,41 @@ def test_mixed_forward_is_one_launch() -> None:
     engine.launches.collect_oldest()
     assert ended == parts and len(engine.launches) == 0
     assert engine.launches.num_ready([4, 5, 6]) == 3
+
+
+def test_a_collected_forward_uses_its_pages_until_all_ranks_are_done(engine: FakeEngine) -> None:
+    a, b = prompt(8, [0, 1], table_id=1), prompt(4, [2], table_id=2)
+    first, second = Part([], {a: 8}), Part([], {b: 4})
+    for part in (first, second):
+        engine.launch(prompts=part)
+    followers = ScriptedFollowers()
+    for number, part in enumerate((first, second), 1):
+        assert part.output is not None
+        followers.must_complete(number, part.output)
+    engine.launches.collect_all_but(0)
+    assert engine.launches.is_lagging and engine.launches.using(a.table_id) == [first.output]
+    assert engine.launches.num_ready([0, 1]) == engine.launches.num_ready([2]) == 0
+    followers.num_completed = 1
+    assert engine.launches.using(a.table_id) == [] and engine.launches.using(b.table_id) == [second.output]
+    assert engine.launches.num_ready([0, 1]) == 2
+    followers.num_completed = 2
+    assert engine.launches.using(b.table_id) == [] and engine.launches.num_ready([2]) == 1
+    # The caller last looked for freed pages before the end.
+    assert engine.launches.is_lagging and not engine.launches.is_lagging
+
+
+def test_nothing_lags_on_one_rank(engine: FakeEngine) -> None:
+    engine.launch(prompts=Part([], {prompt(8, [0, 1]): 8}))
+    engine.launches.collect_oldest()
+    assert not engine.launches.is_lagging
+
+
+class ScriptedFollowers:
+    """Attributes: num_completed: forward passes that the slowest follower has completed."""
+
+    def __init__(self) -> None:
+        self.num_completed = 0
+
+    def must_complete(self, number: int, output: ForwardOutput) -> None:
+        done = output.done
+        output.done = lambda: done() and self.num_completed >= number  # type: ignore[method-assign]

@@ -7,23 +7,31 @@ import subprocess
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from tandem.engine.attention.layout import KvHeadLayout
 from tandem.exit_watch import SETTLE_S
+from tandem.head_slice import HeadSlice
 from tandem.hosts import host_id
-from tandem.kvtransfer.events import ReceiverLinkClosed, ReceiverLinkOpened
+from tandem.kvtransfer.events import ReceiverLinkClosed, ReceiverLinkOpened, SenderLinkOpened
 from tandem.kvtransfer.transports import opening
-from tandem.messages import PROTOCOL_VERSION, LinkHello, LinkRefused, LinkWelcome, PageFormat, Renewed
+from tandem.messages import PROTOCOL_VERSION, LinkHello, LinkRank, LinkRefused, LinkWelcome, PageFormat, Renewed
 from tandem.rpc.batch_writer import BatchWriter
 from tandem.rpc.channel import open_channel
 from tandem.rpc.codec import RECEIVER_CODEC, SENDER_CODEC
 from tandem.v1 import kv_link_pb2_grpc
-from tests.fakes.link_ends import PAGE_FORMAT, ReceiverEnd, SenderEnd, wait_until
+from tests.fakes.link_ends import ALL_HEADS, ONE_RANK, PAGE_FORMAT, ReceiverEnd, SenderEnd, wait_until
+from tests.fakes.ranked_worker import RankedWorker
 from tests.fakes.transport import ScriptedOpening
 
 
 def hello_to(receiver: ReceiverEnd, *transports: str, life: str = "p life") -> LinkHello:
-    return LinkHello(PROTOCOL_VERSION, "p", life, 1, receiver.peer.incarnation, PAGE_FORMAT, transports)
+    return LinkHello(PROTOCOL_VERSION, "p", life, receiver.peer.incarnation, PAGE_FORMAT, transports, ONE_RANK)
+
+
+def on(gpu: str) -> tuple[LinkRank, ...]:
+    return (LinkRank(1, gpu, ALL_HEADS),)
 
 
 async def answer_to(receiver: ReceiverEnd, message: Any) -> Any:
@@ -49,6 +57,15 @@ async def answer_to(receiver: ReceiverEnd, message: Any) -> Any:
             {"page_format": PageFormat("other weights", 64, "fake")},
             "models differ: the sender has loaded other weights, the receiver fake; .*replaced",
         ),
+        (
+            {"ranks": (LinkRank(1, "", HeadSlice(0, 2, 4)), LinkRank(2, "", HeadSlice(0, 2, 4)))},
+            "^rank 1 of 2 of the sender holds KV heads 0 to 1 of 4, not KV heads 2 to 3 of 4$",
+        ),
+        (
+            {"ranks": (LinkRank(1, "", HeadSlice(0, 8, 8)),)},
+            "^KV heads differ: 8 at the sender, 4 at the receiver$",
+        ),
+        ({"ranks": ()}, "^the sender has no ranks$"),
     ],
 )
 def test_mismatched_page_formats_are_refused(change: dict[str, Any], reason: str) -> None:
@@ -76,7 +93,7 @@ def test_sender_s_preferred_common_transport_is_used() -> None:
         async with ReceiverEnd(transports) as receiver:
             answer = await answer_to(receiver, hello_to(receiver, "unknown", "second", "first"))
             assert isinstance(answer, LinkWelcome)
-            assert (answer.transport, answer.endpoint) == ("second", b"scripted")
+            assert (answer.transport, answer.endpoints) == ("second", (b"scripted",))
             refused = await answer_to(receiver, hello_to(receiver, "unknown"))
             assert refused == LinkRefused("no common transport: unknown at the sender, first, second here", True)
 
@@ -149,7 +166,7 @@ def test_a_sender_on_this_gpu_that_offers_nothing_else_is_told() -> None:
         between = ScriptedOpening()
         between.between_gpus = True
         async with ReceiverEnd({"between": between}, gpu="0000:C1:00.0") as receiver:
-            hello = replace(hello_to(receiver, "between"), sender_host=host_id(), sender_gpu="0000:C1:00.0")
+            hello = replace(hello_to(receiver, "between"), sender_host=host_id(), ranks=on("0000:C1:00.0"))
             answer = await answer_to(receiver, hello)
             assert isinstance(answer, LinkRefused) and answer.no_transport
             assert "between: it needs a GPU for each end, and both are on 0000:C1:00.0" in answer.reason
@@ -167,7 +184,7 @@ def test_sender_exit_is_seen_only_on_this_host(is_here: bool) -> None:
     async def scenario(sender: "subprocess.Popen[bytes]") -> None:
         async with ReceiverEnd({"only": ScriptedOpening()}) as receiver:
             host = host_id() if is_here else "another"
-            hello = replace(hello_to(receiver, "only"), sender_pid=sender.pid, sender_host=host)
+            hello = replace(hello_to(receiver, "only"), ranks=(LinkRank(sender.pid, "", ALL_HEADS),), sender_host=host)
             assert isinstance(await answer_to(receiver, hello), LinkWelcome)
             (opened,) = [event for event in receiver.events if isinstance(event, ReceiverLinkOpened)]
             sender.kill()
@@ -180,6 +197,73 @@ def test_sender_exit_is_seen_only_on_this_host(is_here: bool) -> None:
 
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as sender:
         asyncio.run(scenario(sender))
+
+
+def test_a_sender_is_gone_once_all_its_processes_have_exited() -> None:
+    async def scenario(processes: "list[subprocess.Popen[bytes]]") -> None:
+        async with ReceiverEnd({"only": ScriptedOpening()}) as receiver:
+            ranks = tuple(
+                LinkRank(process.pid, "", HeadSlice.of(ALL_HEADS.total, rank, len(processes)))
+                for rank, process in enumerate(processes)
+            )
+            hello = replace(hello_to(receiver, "only"), ranks=ranks, sender_host=host_id())
+            assert isinstance(await answer_to(receiver, hello), LinkWelcome)
+            (opened,) = [event for event in receiver.events if isinstance(event, ReceiverLinkOpened)]
+            for process in processes[1], processes[0]:
+                assert not opened.sender_is_gone()
+                await asyncio.sleep(SETTLE_S)
+                assert not opened.sender_is_gone()
+                process.kill()
+            await wait_until(opened.sender_is_gone)
+
+    with (
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE) as one,
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE) as two,
+    ):
+        asyncio.run(scenario([one, two]))
+
+
+def test_workers_of_unequal_degrees_link() -> None:
+    async def scenario(sender: RankedWorker, receiver: RankedWorker) -> None:
+        async with (
+            ReceiverEnd({}, ranks=receiver.ranks) as receiver_end,
+            SenderEnd({}, ranks=sender.ranks) as sender_end,
+        ):
+            sender_end.links.set_peers([receiver_end.peer])
+            await wait_until(lambda: len(sender_end.opened) == 1)
+            (sending,), (receiving,) = sender_end.of(SenderLinkOpened), receiver_end.of(ReceiverLinkOpened)
+            assert sending.transport_name == "shared_memory"
+            copy = sending.transport.copy_pages(0, [2, 1], [0, 3])
+            await wait_until(copy.done)
+            for one in (sending.transport, receiving.transport):
+                await wait_until(one.abort().done)
+
+    layout = KvHeadLayout(num_layers=2, page_size=4, num_kv_heads=4, head_dim=8, dtype="bfloat16")
+    sender, receiver = RankedWorker(layout, 4, 4, "unequal-p"), RankedWorker(layout, 2, 4, "unequal-d")
+    pages = np.random.default_rng(0).integers(1, 256, (4, layout.page_bytes), np.uint8)
+    sender.fill(pages)
+    try:
+        asyncio.run(scenario(sender, receiver))
+    finally:
+        sender.stop()
+        receiver.stop()
+    assert receiver.holds([0, 3], pages[[2, 1]]) and receiver.is_untouched([1, 2])
+
+
+def test_one_lane_within_a_gpu_rules_out_transports_between_gpus() -> None:
+    async def scenario() -> None:
+        between = ScriptedOpening()
+        between.between_gpus = True
+        # The receiver's only rank takes heads of both of the sender's.
+        async with ReceiverEnd({"between": between}, gpu="0000:C1:00.0") as receiver:
+            gpus = ("0000:C2:00.0", "0000:C1:00.0")
+            ranks = tuple(LinkRank(1, gpu, HeadSlice.of(4, rank, 2)) for rank, gpu in enumerate(gpus))
+            hello = replace(hello_to(receiver, "between"), sender_host=host_id(), ranks=ranks)
+            answer = await answer_to(receiver, hello)
+            assert isinstance(answer, LinkRefused) and answer.no_transport
+            assert "both are on 0000:C1:00.0" in answer.reason
+
+    asyncio.run(scenario())
 
 
 def test_failure_to_open_any_transport_is_explained() -> None:

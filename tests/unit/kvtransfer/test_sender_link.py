@@ -158,7 +158,7 @@ def test_only_two_sided_transports_announce_pushes(sent: list[Any]) -> None:
 
 def test_opening_message_is_invalid_on_an_open_link(link: SenderLink) -> None:
     with pytest.raises(ValueError, match="unexpected LinkWelcome"):
-        link.receive_from_peer(LinkWelcome("epoch", "scripted", b""))
+        link.receive_from_peer(LinkWelcome("epoch", "scripted", (), ()))
 
 
 def test_transport_failing_during_a_check_commits_nothing(

@@ -286,7 +286,7 @@ def test_sending_epoch_end_taken_by_lease_book_is_caught(
         original(self, event)
 
     monkeypatch.setattr(BothScheduler, "receive", receive)
-    assert "written by a sender that has no lease" in find_violation(ALL_MAY_FAIL, first=213, two_way=True)
+    assert "written by a sender that has no lease" in find_violation(ALL_MAY_FAIL, first=1841, two_way=True)
 
 
 def test_pool_filled_by_remote_prompts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

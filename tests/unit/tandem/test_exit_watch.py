@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tandem import exit_watch
-from tandem.exit_watch import ExitWatch
+from tandem.exit_watch import ExitWatch, ExitWatches
 from tandem.processes import ProcessId
 
 
@@ -72,3 +72,22 @@ def test_process_that_was_seen_alive_elsewhere_may_be_gone_already(child: "subpr
     assert not watch.is_gone()
     time.sleep(exit_watch.SETTLE_S + 0.05)
     assert watch.is_gone()
+
+
+def test_a_worker_of_several_processes_is_gone_when_its_last_one_is(child: "subprocess.Popen[bytes]") -> None:
+    """Every rank of a sender writes into the receiver's pages."""
+    last = subprocess.Popen(child.args)
+    watches = ExitWatches.of([child.pid, last.pid])
+    child.kill()
+    child.wait()
+    deadline = time.monotonic() + exit_watch.SETTLE_S + 0.1
+    while time.monotonic() < deadline:
+        assert not watches.are_gone()
+        time.sleep(0.01)
+    last.kill()
+    last.wait()
+    ended_at = time.monotonic()
+    while not watches.are_gone():
+        assert time.monotonic() < ended_at + 10.0
+        time.sleep(0.01)
+    assert time.monotonic() - ended_at >= exit_watch.SETTLE_S

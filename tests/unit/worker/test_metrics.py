@@ -74,7 +74,7 @@ def test_a_worker_says_whether_it_uses_the_page_store(is_up: bool) -> None:
 
 
 def test_worker_exports_its_stats() -> None:
-    registry = worker_registry("decode", "decode-0", lambda: Heartbeat(17, STATS), num_restarts=2)
+    registry = worker_registry("decode", "decode-0", lambda: Heartbeat(17, STATS), num_restarts=2, num_ranks=4)
     worker = {"role": "decode", "worker": "decode-0"}
     found = samples(generate_latest(registry).decode())
     own = {key: value for key, value in found.items() if not key[0].startswith("process_")}
@@ -89,6 +89,7 @@ def test_worker_exports_its_stats() -> None:
         sample("tandem_kv_pages", state="leased", **worker): 10,
         sample("tandem_worker_queue_length", **worker): 1,
         sample("tandem_worker_running_requests", **worker): 2,
+        sample("tandem_worker_ranks", **worker): 4,
         sample("tandem_worker_steps_total", **worker): 17,
         sample("tandem_prefix_cached_tokens_total", **worker): 96,
         sample("tandem_prefix_hit_tokens_total", tier="pool", **worker): 48,

@@ -13,12 +13,12 @@ from tandem.pagestore.messages import StoreClientMessage
 from tandem.prefill_worker.config import PrefillConfig
 from tandem.prefill_worker.worker import PrefillRole
 from tandem.rpc.credentials import ClusterCredentials
-from tandem.worker import process
 from tandem.worker.base import Outbox, Scheduler, StoreConnection
 from tandem.worker.config import WorkerConfig
 from tandem.worker.events import Event
 from tandem.worker.page_tier import NoTier, PageTier
 from tandem.worker.process import WorkerProcess
+from tandem.worker.ranks import leader
 from tests.fakes.engine import FakeEngine
 
 TIMEOUT_S = 10.0
@@ -55,7 +55,7 @@ def test_copies_are_ended_after_the_engine_thread_and_before_the_pool(monkeypatc
     order: list[str] = []
     engine = FakeEngine(8, 4)
     monkeypatch.setattr(engine.pool, "close", lambda: order.append("pool"))
-    monkeypatch.setattr(process, "build_engine", lambda *_: engine)
+    monkeypatch.setattr(leader, "build_engine", lambda *_: engine)
     store = Store()
     config = WorkerConfig("prefill-0", "prefill", EngineConfig("m"), 16)
     worker = WorkerProcess(config, PrefillRole(PrefillConfig(), LinkConfig(("shared_memory",))), lambda _: None, store)

@@ -111,11 +111,12 @@ class WorkerEnd:
         self.records = RecordKeeper(2**20)
         self.peers: Sequence[Peer] = ()
         self.num_welcomes = 0
+        self.is_silent = False
         self.streams = RouterStreams(
             addresses,
             hello("p", "prefill"),
             credentials=ClusterCredentials(),
-            heartbeat=lambda: Heartbeat(1),
+            heartbeat=lambda: None if self.is_silent else Heartbeat(1),
             heartbeat_interval_s=0.05,
             records=self.records,
             connect_timeout_s=1.0,
@@ -181,6 +182,21 @@ async def test_each_router_hears_of_its_own_requests(worker: WorkerEnd, running:
     await wait_until(lambda: all(len(router.heard) == 3 for router in routers))
     assert routers[0].heard == [up, FirstToken(a, 0, 0, 5, "", 0, 1), Tokens((event_a,))]
     assert routers[1].heard == [up, Tokens((event_b,)), Failed(b, 0, "no luck")]
+
+
+@scenario_of(1)
+async def test_a_worker_that_must_be_silent_does_not_come_back(
+    worker: WorkerEnd, running: Any, *routers: RouterPort
+) -> None:
+    (router,) = routers
+    worker.is_silent = True
+    await router.stop()
+    await wait_until(lambda: any(isinstance(event, RouterLost) for event in worker.events))
+    await router.start()
+    await asyncio.sleep(0.3)
+    assert worker.num_welcomes == 1
+    worker.is_silent = False
+    await wait_until(lambda: worker.num_welcomes == 2)
 
 
 @scenario_of(2)

@@ -61,7 +61,7 @@ function updateWorker(line, worker) {
   }
   setText(host, worker.host || "–");
   host.title = worker.host;
-  setText(device, worker.device);
+  setText(device, worker.ranks > 1 ? `${worker.ranks} × ${worker.device}` : worker.device);
   setText(queued, count(worker.queued));
   setText(running, count(worker.running));
   const tiers = Object.entries(worker.loaded_tokens_per_s || {}).map(([tier, loaded]) => `${tier} ${rate(loaded)}`);

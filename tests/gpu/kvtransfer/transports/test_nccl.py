@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.kvcache.base import PageLayout
+from tandem.kvtransfer.lanes.plan import Lane, plan_lanes
 from tandem.kvtransfer.transports import peer_socket
 from tandem.kvtransfer.transports.opening import OpeningError, load_transports, open_end
 from tandem.rpc.credentials import ClusterCredentials
@@ -30,12 +33,12 @@ NUM_TRANSFERS = 1000
 NUM_AT_ONCE = 50
 
 
-def serve_ends(pipe: Connection, visible: str) -> None:
+def serve_ends(pipe: Connection, visible: str, layout: PageLayout, lane: Lane | None) -> None:
     """Run commands on the ends of a random pool, in a process with a GPU."""
     os.environ["CUDA_VISIBLE_DEVICES"] = visible
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
-    pool = CudaKvPool(LAYOUT, NUM_PAGES, torch.device("cuda", 0))
+    pool = CudaKvPool(layout, NUM_PAGES, torch.device("cuda", 0))
     torch.manual_seed(int(visible))
     pool.memory.random_(0, 256)
     torch.cuda.synchronize()
@@ -48,11 +51,11 @@ def serve_ends(pipe: Connection, visible: str) -> None:
         nonlocal sender, receiver, under_way
         match question:
             case ("listen",):
-                receiver = asyncio.run(open_end(nccl.open_receiver))
+                receiver = asyncio.run(open_end(lambda: nccl.open_receiver(lane)))
                 return receiver.endpoint()
             case ("dial", endpoint):
                 try:
-                    sender = asyncio.run(open_end(lambda: nccl.open_sender(endpoint)))
+                    sender = asyncio.run(open_end(lambda: nccl.open_sender(endpoint, lane)))
                 except OpeningError as error:
                     return str(error)
                 return ""
@@ -78,8 +81,10 @@ def serve_ends(pipe: Connection, visible: str) -> None:
             case ("held",):
                 names = [thread.name for thread in threading.enumerate()]
                 return names.count("move-pages") + names.count("connect-nccl"), torch.cuda.memory_allocated()
+            case ("pages", page_ids):
+                return pool.memory[page_ids].cpu()
             case ("digests",):
-                weights = torch.arange(1, LAYOUT.page_bytes + 1, device="cuda")
+                weights = torch.arange(1, layout.page_bytes + 1, device="cuda")
                 return [int((page.to(torch.int64) * weights).sum()) for page in pool.memory]
         return None
 
@@ -95,10 +100,10 @@ def _wait(condition: Callable[[], bool]) -> None:
 
 
 class Worker:
-    def __init__(self, visible: str) -> None:
+    def __init__(self, visible: str, layout: PageLayout = LAYOUT, lane: Lane | None = None) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, there = context.Pipe()
-        self.process = context.Process(target=serve_ends, args=(there, visible), daemon=True)
+        self.process = context.Process(target=serve_ends, args=(there, visible, layout, lane), daemon=True)
         self.process.start()
         there.close()
 
@@ -122,6 +127,38 @@ class Worker:
             self.signal(signal.SIGCONT)
             self._pipe.send(None)
         self.process.join(TIMEOUT_S)
+
+
+@pytest.mark.parametrize("degrees", [(2, 1), (1, 2)], ids=str)
+def test_heads_of_a_lane_arrive_at_their_places(degrees: tuple[int, int]) -> None:
+    whole = KvHeadLayout(num_layers=4, page_size=16, num_kv_heads=4, head_dim=128, dtype="bfloat16")
+    senders, receivers = ([whole.shard(rank, degree) for rank in range(degree)] for degree in degrees)
+    # Of the second rank.
+    lane = plan_lanes([of.heads for of in senders], [to.heads for to in receivers])[1]
+    sender = Worker("0", senders[lane.sender_rank], lane)
+    receiver = Worker("1", receivers[lane.receiver_rank], lane)
+    try:
+        sources, destinations = list(range(0, NUM_PAGES, 2)), list(range(NUM_SOURCES))
+        source, destination = (
+            part.view(worker.ask("pages", page_ids).numpy())
+            for part, worker, page_ids in (
+                (lane.source(whole), sender, sources),
+                (lane.destination(whole), receiver, destinations),
+            )
+        )
+        assert not (source == destination).all()
+        link(sender, receiver)
+        sender.ask("push", 0, [(sources, destinations)])
+        receiver.ask("expect", 0, [(destinations, len(destinations))])
+        for worker in (sender, receiver):
+            worker.ask("wait")
+        arrived = lane.destination(whole).view(receiver.ask("pages", destinations).numpy())
+        assert (arrived == source).all()
+        for worker in (sender, receiver):
+            worker.ask("abort")
+    finally:
+        for worker in (sender, receiver):
+            worker.stop()
 
 
 @pytest.fixture

@@ -3,12 +3,19 @@
 import asyncio
 import multiprocessing
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 
 import pytest
 import torch
 
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.kvcache.base import PageLayout
+from tandem.kvtransfer.lanes.joined import JoinedSender
+from tandem.kvtransfer.lanes.plan import plan_lanes
 from tandem.kvtransfer.transports.opening import OpeningError, load_transports, open_end
 from tandem.rpc.credentials import ClusterCredentials
 from tests.fakes.page_layout import OpaqueLayout
@@ -20,16 +27,21 @@ TIMEOUT_S = 60.0
 SLEEP_CYCLES = 1_000_000_000
 
 
-def receive(connection: Connection, visible: str) -> None:
-    """Send a pool's endpoint, then its contents on request."""
+WHOLE = KvHeadLayout(num_layers=3, page_size=16, num_kv_heads=4, head_dim=64, dtype="bfloat16")
+
+
+def receive(connection: Connection, visible: str, layouts: Sequence[PageLayout]) -> None:
+    """Send the endpoint of a pool of each layout, then pages on request."""
     os.environ["CUDA_VISIBLE_DEVICES"] = visible
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
-    pool = CudaKvPool(LAYOUT, NUM_PAGES, torch.device("cuda", 0))
-    nvlink = load_transports(["nvlink"], pool, "127.0.0.1", ClusterCredentials())["nvlink"]
-    connection.send(asyncio.run(open_end(nvlink.open_receiver)).endpoint())
-    while (page := connection.recv()) is not None:
-        connection.send(pool.memory[page].cpu())
+    pools = [CudaKvPool(layout, NUM_PAGES, torch.device("cuda", 0)) for layout in layouts]
+    for pool in pools:
+        nvlink = load_transports(["nvlink"], pool, "127.0.0.1", ClusterCredentials())["nvlink"]
+        connection.send(asyncio.run(open_end(nvlink.open_receiver)).endpoint())
+    while (asked := connection.recv()) is not None:
+        number, page = asked
+        connection.send(pools[number].memory[page].cpu())
 
 
 @pytest.fixture(
@@ -40,11 +52,21 @@ def receive(connection: Connection, visible: str) -> None:
         ),
     ]
 )
-def peer(request: pytest.FixtureRequest) -> Iterator[Connection]:
-    """The other process; it sends its endpoint first."""
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def peer(device: str) -> Iterator[Connection]:
+    with other_process(device, [LAYOUT]) as connection:
+        yield connection
+
+
+@contextmanager
+def other_process(device: str, layouts: Sequence[PageLayout]) -> Iterator[Connection]:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=receive, args=(there, request.param))
+    process = context.Process(target=receive, args=(there, device, layouts))
     process.start()
     try:
         yield here
@@ -75,12 +97,57 @@ def test_pages_arrive_where_they_were_sent(peer: Connection) -> None:
         assert not later.query()
     torch.cuda.synchronize()
     for page in range(NUM_PAGES):
-        peer.send(page)
+        peer.send((0, page))
         assert peer.poll(TIMEOUT_S)
         sources = [src for src, dst in pairs.items() if dst == page]
         expected = pool.memory[sources[0]].cpu() if sources else torch.zeros(LAYOUT.page_bytes)
         assert torch.equal(peer.recv(), expected.to(torch.uint8)), page
     assert sender.abort().done()
+
+
+@pytest.mark.parametrize("degrees", [(1, 2), (2, 1), (8, 2)], ids=str)
+def test_heads_arrive_at_every_rank(device: str, degrees: tuple[int, int]) -> None:
+    """The ranks of each end share a GPU, those of the receiver also a process."""
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+
+    senders, receivers = ([WHOLE.shard(rank, degree) for rank in range(degree)] for degree in degrees)
+    pages = torch.randint(0, 256, (NUM_PAGES, WHOLE.page_bytes), dtype=torch.uint8)
+    pairs = {3: 60, 4: 2, 5: 3, 63: 0}
+    with other_process(device, receivers) as peer:
+        endpoints = []
+        for _ in receivers:
+            assert peer.poll(TIMEOUT_S)
+            endpoints.append(peer.recv())
+        pools = [CudaKvPool(layout, NUM_PAGES, torch.device("cuda", 0)) for layout in senders]
+        ends = []
+        for lane in plan_lanes([layout.heads for layout in senders], [layout.heads for layout in receivers]):
+            pool = pools[lane.sender_rank]
+            pool.memory.copy_(heads_of(pages, pool.layout))
+            nvlink = load_transports(["nvlink"], pool, "127.0.0.1", ClusterCredentials())["nvlink"]
+            endpoint = endpoints[lane.receiver_rank]
+            open_sender = partial(nvlink.open_sender, endpoint, lane)
+            ends.append(asyncio.run(open_end(open_sender)))
+        torch.cuda.synchronize()
+        copy = JoinedSender(ends).copy_pages(0, list(pairs), list(pairs.values()))
+        deadline = time.monotonic() + TIMEOUT_S
+        while not copy.done():
+            assert time.monotonic() < deadline
+        for number, layout in enumerate(receivers):
+            for src, dst in pairs.items():
+                peer.send((number, dst))
+                assert peer.poll(TIMEOUT_S)
+                assert torch.equal(peer.recv(), heads_of(pages[src : src + 1], layout)[0]), (number, src)
+            peer.send((number, 1))
+            assert peer.poll(TIMEOUT_S)
+            assert not peer.recv().any()
+        assert JoinedSender(ends).abort().done()
+
+
+def heads_of(pages: torch.Tensor, layout: PageLayout) -> torch.Tensor:
+    """A rank's heads of pages with all heads."""
+    heads = layout.heads
+    by_head = pages.view(len(pages), -1, heads.total, layout.head_bytes)
+    return by_head[:, :, heads.first : heads.end].reshape(len(pages), -1)
 
 
 def test_unmappable_pool_leads_to_another_transport(peer: Connection) -> None:

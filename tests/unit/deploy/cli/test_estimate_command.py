@@ -183,3 +183,24 @@ def test_workers_may_share_gpus(model_dir: str, capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit):
         main([*flags, "--workers-per-gpu", "33"])
     assert "must be at most 32" in capsys.readouterr().err
+
+
+def test_roles_of_unequal_degrees(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--model", model_dir, "--gpu", "h200"]
+    same, single = (estimate(capsys, *given, *more) for more in (("--tp", "2"), ()))
+    found = estimate(capsys, *given, "--prefill-tp", "2", "--gpus", "5")
+    assert found["ranks"] == {"prefill": 2, "decode": 1} and set(found["pool_tokens"]) == {"prefill", "decode"}
+    assert found["prefill"] == same["prefill"] and found["decode"] == single["decode"]
+    assert found["pool_tokens"]["decode"] == single["pool_tokens"]["decode"]
+    # The narrower side bounds the handover.
+    assert found["transfer"] == single["transfer"]
+    splits = {(split["num_prefill"], split["num_decode"], split["num_both"]) for split in found["splits"]}
+    assert splits == {(1, 3, 0), (2, 1, 0)}
+    assert estimate(capsys, *given, "--prefill-tp", "2", "--decode-tp", "2", "--gpus", "4") == estimate(
+        capsys, *given, "--tp", "2", "--gpus", "4"
+    )
+    assert main(["estimate", *given, "--workload", "4096/256", "--prefill-tp", "2", "--gpus", "5"]) == 0
+    told = capsys.readouterr().out
+    assert "role both" not in told and "\n5 GPUs, prefill:decode workers" in told
+    assert main(["estimate", *given, "--workload", "4096/256", "--prefill-tp", "2", "--gpus", "2"]) == 2
+    assert "2 GPUs are too few for a worker of 2 and one of 1 ranks" in capsys.readouterr().err

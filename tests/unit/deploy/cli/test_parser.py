@@ -37,7 +37,7 @@ def test_what_was_probably_meant_is_named(
     [
         ("--model m --port 8000", "(here that is --http-port and --grpc-port)"),
         ("--model m --gpu-memory-utilization=0.9", "(here that is --mem-fraction-static)"),
-        ("--model m --tensor-parallel-size 2", "(a model runs on one GPU; --prefill, --decode and --both set the"),
+        ("--model m --tensor-parallel-size 2", "(here that is --tp)"),
         ("org/name", "(did you mean --model org/name?)"),
     ],
 )

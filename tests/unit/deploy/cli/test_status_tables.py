@@ -28,6 +28,16 @@ def test_workers_are_sorted_by_name_and_number_with_their_hosts(capsys: pytest.C
     assert rows == [[name, "both", "10.0.0.7", "9"] for name in ("decode-2", "decode-10", "prefill-1")]
 
 
+def test_workers_of_several_ranks_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    workers = [
+        pb.WorkerStatus(worker_id="prefill-0", pid=7, follower_pids=[8, 9, 10]),
+        pb.WorkerStatus(worker_id="decode-0", pid=11),
+    ]
+    print_status(pb.ServerInfo(model="m", ready=True, workers=workers))
+    shown = capsys.readouterr().out
+    assert "prefill-0 (4 ranks)" in shown and "decode-0 (" not in shown
+
+
 def test_names_of_the_server_cannot_write_control_sequences(capsys: pytest.CaptureFixture[str]) -> None:
     print_status(pb.ServerInfo(model="[red]\x1b]0;m\x07", not_ready_reason="\x1b[2J"))
     shown = capsys.readouterr().out

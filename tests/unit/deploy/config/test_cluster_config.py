@@ -65,6 +65,36 @@ from tandem.worker.config import WorkerConfig
             lambda: ClusterConfig("m", store_memory="64"),
             "^store_memory must be a size such as 64GiB, a whole number of KiB, MiB, GiB, TiB, not '64'$",
         ),
+        (lambda: EngineConfig("m", degree=9), "^a worker has 1 to 8 ranks, not 9$"),
+        (lambda: ClusterConfig("m", tp=0), "^a worker has 1 to 8 ranks, not 0$"),
+        (lambda: ClusterConfig("m", decode_tp=9), "^decode_tp must be at most 8, not 9$"),
+        (lambda: ClusterConfig("m", prefill_tp=-1), "^prefill_tp must not be negative"),
+        (
+            lambda: ClusterConfig("m", num_prefill=0, num_decode=0, num_any=2, prefill_tp=2),
+            "^prefill_tp is for prefill workers, and this cluster has none: use tp$",
+        ),
+        (
+            lambda: ClusterConfig("m", tp=2, store_memory="1GiB"),
+            "^store_memory is for workers of one rank, but tp is 2$",
+        ),
+        (
+            lambda: ClusterConfig("m", device="cuda", workers_per_gpu=2, decode_tp=3, num_pages=9),
+            "^decode_tp 3 with workers_per_gpu 2 fills neither whole GPUs nor equal shares of one: use a multiple of "
+            "it, or a divisor$",
+        ),
+        (
+            lambda: ClusterConfig("m", decode_tp=2, max_batch_size=8193),
+            "^max_batch_size must be at most 8192 with several ranks, not 8193$",
+        ),
+        (
+            # The third worker would wait for a third of two GPUs.
+            lambda: ClusterConfig("m", device="cuda", workers_per_gpu=3, tp=2, num_pages=9),
+            "^tp 2 with workers_per_gpu 3 fills neither",
+        ),
+        (
+            lambda: ClusterConfig("m", device="cuda", workers_per_gpu=2, tp=2),
+            r"^ranks that share a GPU \(workers_per_gpu 2\) cannot measure its memory together: set num_pages$",
+        ),
         (lambda: ClusterConfig("m", store_disk="/d:1GiB"), "^store_disk is for a page store: it needs store_memory$"),
         (lambda: ClusterConfig("m", store_write_after=2), "^store_write_after is for a page store: it needs store_mem"),
         (lambda: ClusterConfig("m", store_memory="1GiB", store_write_after=-1), "store_write_after must not be negat"),
@@ -148,7 +178,7 @@ def test_every_option_of_the_cluster_is_used() -> None:
     }
     used_by_cluster_config = {
         *("model", "served_model_name", "dtype", "num_pages", "chunk_size", "max_batch_size", "mixed_steps"),
-        *("disable_overlap_schedule", "routing", "transport", "log_level", "log_dir"),
+        *("disable_overlap_schedule", "tp", "prefill_tp", "decode_tp", "routing", "transport", "log_level", "log_dir"),
         *("tls_cert", "tls_key", "tls_client_ca"),
         *("store_memory", "store_disk", "store_write_after", "store_namespace_share"),
     }
@@ -224,6 +254,24 @@ def test_workers_take_equal_parts_of_gpus(workers_per_gpu: int, num_workers: int
     )
     assert config.num_gpus == -(-num_workers // workers_per_gpu)
     # Ray counts in ten-thousandths: so many fit a GPU, and no more.
-    parts = config.gpus_per_worker * 10_000
+    parts = config.gpus_of("both") * 10_000
     assert parts == pytest.approx(round(parts)) and 10_000 // round(parts) == workers_per_gpu
     assert config.worker("w", "both", config.engine("m"), 9).worker.engine.workers_per_gpu == workers_per_gpu
+
+
+def test_roles_have_degrees_of_their_own() -> None:
+    config = ClusterConfig("m", num_prefill=2, num_decode=3, num_both=1, tp=2, prefill_tp=4, device="cuda")
+    assert [config.degree_of(role) for role in ("prefill", "decode", "both")] == [4, 2, 2]
+    assert (config.num_ranks, config.max_degree, config.num_gpus) == (16, 4, 16)
+    engine = config.engine("m")
+    assert [config.worker("w", role, engine, 9).worker.engine.degree for role in ("prefill", "decode")] == [4, 2]
+    assert [config.gpus_of(role) for role in ("prefill", "decode")] == [4.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("workers_per_gpu", "num_ranks", "num_gpus", "each"),
+    [(2, 1, 1, 0.5), (2, 2, 2, 1.0), (2, 4, 4, 2.0), (4, 2, 1, 0.5)],
+)
+def test_ranks_share_gpus(workers_per_gpu: int, num_ranks: int, num_gpus: int, each: float) -> None:
+    config = ClusterConfig("m", device="cuda", workers_per_gpu=workers_per_gpu, tp=num_ranks, num_pages=64)
+    assert (config.num_gpus, config.gpus_of("decode")) == (num_gpus, each)

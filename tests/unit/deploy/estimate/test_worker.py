@@ -213,3 +213,16 @@ def test_prompts_beside_a_step_share_its_experts() -> None:
     worker = Worker(QWEN3_30B_A3B, H200)
     apart = worker.decode_step(64, 1024) + worker.chunk(512, 0)
     assert worker.decode_step(64, 1024) < worker.mixed_step(64, 1024, 512, 0) < 0.8 * apart
+
+
+def test_ranks_share_weights_and_heads_and_add_sums() -> None:
+    """Nothing of this is measured yet."""
+    workers = {degree: Worker(LLAMA_8B, H200.joined(degree), degree=degree) for degree in (1, 2, 4)}
+    steps = [worker.decode_step(128, 1152) for worker in workers.values()]
+    prompts = [worker.prefill(1, 8192) for worker in workers.values()]
+    for times in (steps, prompts):
+        assert times[0] > times[1] > times[2] > times[0] / 4
+    pools = {degree: worker.pool_tokens("decode", 2048) for degree, worker in workers.items()}
+    assert pools[2] > 2 * pools[1] and pools[4] > 2 * pools[2]
+    with pytest.raises(ValueError, match="3 ranks cannot share the model's query heads, 32"):
+        Worker(LLAMA_8B, H200.joined(3), degree=3)

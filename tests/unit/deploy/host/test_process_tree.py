@@ -21,7 +21,8 @@ SLEEP = "import time; time.sleep(60)"
 # A subreaper with a child, a grandchild in its own session, and a twice-forked orphan.
 TREE = f"""
 import subprocess, sys, time
-from tandem.deploy.host.process_tree import become_subreaper, descendants
+from tandem.deploy.host.process_tree import descendants
+from tandem.prctl import become_subreaper
 become_subreaper()
 sleep = [sys.executable, "-c", {SLEEP!r}]
 spawn = f"import subprocess, time; subprocess.Popen({{sleep!r}}, start_new_session=True); "

@@ -58,21 +58,25 @@ def test_a_drain_shows_the_lines_of_requests_that_end_in_it(keeps: bool, monkeyp
     assert shown == (["a", "b"] if keeps else [])
 
 
-@pytest.mark.parametrize(("workers_per_gpu", "num_gpus"), [(1, 1.0), (2, 0.5), (3, 0.3333)])
-def test_a_worker_takes_its_part_of_a_gpu(
-    workers_per_gpu: int, num_gpus: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("workers_per_gpu", "num_ranks", "num_gpus"), [(1, 1, 1.0), (2, 1, 0.5), (3, 1, 0.3333), (1, 4, 4.0), (2, 2, 1.0)]
+)
+def test_a_worker_takes_the_gpus_and_cpus_of_its_ranks(
+    workers_per_gpu: int, num_ranks: int, num_gpus: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
     actor = SimpleNamespace(start=Method(lambda: None))
     actor_class = SimpleNamespace(options=lambda **options: asked.append(options))
     monkeypatch.setattr(processes, "ray", SimpleNamespace(remote=lambda cls: actor_class))
-    ray_in_use: Any = SimpleNamespace(actor_options=dict, naming=lambda name: {}, create=lambda cls, plan: actor)
-    config = ClusterConfig("m", device="cuda", workers_per_gpu=workers_per_gpu)
+    ray_in_use: Any = SimpleNamespace(
+        actor_options=lambda: {"num_cpus": 1}, naming=lambda name: {}, create=lambda cls, plan: actor
+    )
+    config = ClusterConfig("m", device="cuda", workers_per_gpu=workers_per_gpu, decode_tp=num_ranks, num_pages=8)
     cluster = Processes(config, ray_in_use, lambda part, doing: None, print, lambda: None)
     cluster.router_configs = {"router-0": config.router("m", "m", 9)}
     cluster.worker_plans = {"decode-0": config.worker("decode-0", "decode", config.engine("m"), 9)}
     cluster.start_worker("decode-0")
-    assert [options["num_gpus"] for options in asked] == [num_gpus]
+    assert [(options["num_gpus"], options["num_cpus"]) for options in asked] == [(num_gpus, num_ranks)]
 
 
 class Call:

@@ -8,6 +8,7 @@ import torch
 
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.kvcache.pool import CpuKvPool
+from tandem.head_slice import HeadSlice
 
 LAYOUT = KvHeadLayout(num_layers=3, page_size=4, num_kv_heads=2, head_dim=8, dtype="bfloat16")
 
@@ -43,6 +44,20 @@ def test_quantized_pages_take_a_byte_per_number_in_any_compute_dtype() -> None:
     assert quantized.view(pool.memory).shape == (5, 3, 2, 4, 2, 8)
     assert quantized.view(pool.memory).dtype is torch.float8_e4m3fn
     assert quantized.tag == "kv-by-head/float8_e4m3fn/3x2x4x2x8" == replace(quantized, dtype="float32").tag
+
+
+def test_a_ranks_pages_hold_its_heads() -> None:
+    whole = replace(LAYOUT, num_kv_heads=4)
+    first, second = (whole.shard(rank, 2) for rank in range(2))
+    assert second.num_kv_heads == 2 and second.page_bytes == whole.page_bytes // 2
+    assert second.heads == HeadSlice(2, 2, 4) and second.whole == whole == whole.shard(0, 1)
+    # Heads of another rank are another format.
+    assert len({whole.tag, first.tag, second.tag, LAYOUT.tag}) == 4
+    assert second.tag == "kv-by-head/bfloat16/3x2x4x2x8/2-3 of 4"
+    replicas = [whole.shard(rank, 8) for rank in range(8)]
+    assert [layout.heads.first for layout in replicas] == [0, 0, 1, 1, 2, 2, 3, 3]
+    with pytest.raises(ValueError, match="3 ranks cannot share 4 KV heads"):
+        whole.shard(0, 3)
 
 
 @pytest.mark.parametrize(("num_tokens", "num_pages"), [(0, 0), (1, 1), (4, 1), (5, 2)])

@@ -1,6 +1,7 @@
 """Page reuse, eviction and deferred frees."""
 
 from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
+from tandem.engine.kvcache.page_table import NO_COPY
 from tests.fakes.transport import ManualCompletion
 
 
@@ -41,6 +42,21 @@ def test_duplicates_are_remapped_before_they_are_freed() -> None:
     assert second.page_ids[2] == own_pages[2] != first.page_ids[2]
     assert cache.num_free_pages == 4
     assert cache.check_integrity() == ""
+
+
+def test_a_remapped_page_table_has_no_valid_copy_on_other_ranks() -> None:
+    """They would go on writing the duplicate page after it is freed."""
+    cache = CacheManager(8, 2)
+    tokens = [1, 2, 3, 4, 5]
+    first, second = hold(cache, tokens), hold(cache, tokens)
+    outdated: list[int] = []
+    first.page_ids.set_copy(3, outdated)
+    second.page_ids.set_copy(4, outdated)
+    cache.cache_pages(first, tokens, 5)
+    assert cache.grow_pages(first, 7)
+    cache.cache_pages(second, tokens, 5)
+    assert (first.page_ids.copy_id, second.page_ids.copy_id) == (3, NO_COPY)
+    assert outdated == [4]
 
 
 def test_locked_pages_are_not_evicted_and_the_least_recently_used_go_first() -> None:

@@ -240,9 +240,9 @@ def test_experts_are_summed_together(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Thousands of experts would take a kernel each."""
     row_sums, num_calls = fingerprint._row_sums, [0]
 
-    def counted(tensor: torch.Tensor) -> torch.Tensor:
+    def counted(tensor: torch.Tensor, *columns: Any) -> torch.Tensor:
         num_calls[0] += 1
-        return row_sums(tensor)
+        return row_sums(tensor, *columns)
 
     monkeypatch.setattr(fingerprint, "_row_sums", counted)
     calls = []

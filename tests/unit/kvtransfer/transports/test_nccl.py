@@ -3,6 +3,7 @@
 The real ones are tested in tests/gpu/kvtransfer/transports/test_nccl.py.
 """
 
+import ctypes
 import gc
 import socket
 import ssl
@@ -11,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,18 +20,24 @@ import pytest
 import torch
 
 from tandem.deploy.host.certificates import make_certificates
+from tandem.engine.attention.layout import KvHeadLayout
+from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
+from tandem.engine.kvcache.page_part import PagePart
 from tandem.engine.kvcache.pool import CpuKvPool
+from tandem.kvtransfer.lanes.plan import plan_lanes
 from tandem.kvtransfer.transports import peer_socket
 from tandem.kvtransfer.transports.listener import Listener
 from tandem.prefill_worker.config import PrefillConfig
 from tandem.rpc.credentials import ClusterCredentials
-from tests.fakes.cuda_device import FakeStream, fake_cuda
+from tests.fakes.cuda_device import FakeStream, fake_cuda, stream_of
 from tests.fakes.engine import expected_tokens
 from tests.fakes.nccl import FakeNccl
+from tests.fakes.page_layout import OpaqueLayout
 from tests.fakes.workers import WorkerPair
 
 PAGE_BYTES = 64
+OPAQUE = OpaqueLayout(4, PAGE_BYTES)
 UNIQUE_ID_BYTES = 128
 
 
@@ -47,9 +55,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNccl]:
         fake.peer_has_ended.set()
 
 
-def pool() -> Any:
-    memory = torch.zeros((64, PAGE_BYTES), dtype=torch.uint8)
-    layout = SimpleNamespace(page_bytes=PAGE_BYTES)
+def pool(layout: PageLayout = OPAQUE) -> Any:
+    memory = torch.zeros((64, layout.page_bytes), dtype=torch.uint8)
     return SimpleNamespace(layout=layout, device=torch.device("cpu"), memory=memory, address=memory.data_ptr())
 
 
@@ -95,6 +102,63 @@ def test_pages_arrive_in_pieces_and_in_order(fake: FakeNccl) -> None:
     assert int(destination.memory.any(1).sum()) == 11 and (sender.failure, receiver.failure) == ("", "")
     end(sender, receiver)
     assert [communicator.aborted for communicator in fake.communicators] == [True, True]
+
+
+class FakePartCopies:
+    """PartCopies on the fake device."""
+
+    def __init__(self, destination: PagePart, source: PagePart) -> None:
+        self._parts = destination, source
+
+    def copy(self, dst: int, dst_pages: Any, src: int, src_pages: Any, stream: int) -> None:
+        def copy() -> bool:
+            (to, of), pairs = self._parts, list(zip(dst_pages, src_pages, strict=True))
+            for (to_page, of_page), piece in product(pairs, range(of.num_pieces)):
+                to_address = dst + to_page * to.page_bytes + to.offset + piece * to.stride
+                ctypes.memmove(
+                    to_address, src + of_page * of.page_bytes + of.offset + piece * of.stride, of.piece_bytes
+                )
+            return True
+
+        stream_of(stream).submit(copy)
+
+
+@pytest.mark.parametrize("degrees", [(1, 2), (2, 1)])
+def test_heads_of_a_lane_are_gathered_and_scattered(
+    fake: FakeNccl, monkeypatch: pytest.MonkeyPatch, degrees: tuple[int, int]
+) -> None:
+    from tandem.kvtransfer.transports import nccl_mover
+    from tandem.kvtransfer.transports.nccl import NcclReceiver, NcclSender
+
+    whole_copies = nccl_mover.copies_between
+
+    def copies_between(source: PagePart, destination: PagePart, device: torch.device) -> Any:
+        if source.is_whole and destination.is_whole:
+            return whole_copies(source, destination, device)
+        return FakePartCopies(destination, source)
+
+    monkeypatch.setattr(nccl_mover, "copies_between", copies_between)
+    whole = KvHeadLayout(num_layers=1, page_size=2, num_kv_heads=2, head_dim=8, dtype="bfloat16")
+    senders, receivers = ([pool(whole.shard(rank, degree)) for rank in range(degree)] for degree in degrees)
+    for source in senders:
+        source.memory.random_(1, 256)
+    lanes = plan_lanes([of.layout.heads for of in senders], [to.layout.heads for to in receivers])
+    assert len(lanes) == 2
+    for lane in lanes:
+        source, destination = senders[lane.sender_rank], receivers[lane.receiver_rank]
+        receiver = NcclReceiver(destination, "127.0.0.1", lane=lane)
+        sender = NcclSender(source, "127.0.0.1", receiver.endpoint(), lane=lane)
+        # Pages are of unequal sizes, but the ends must agree on pieces: this is several.
+        assert sender._slots.num_pages == receiver._slots.num_pages == 2
+        moves = [sender.copy_pages(0, [3, 0, 5, 1, 2], [0] * 5), receiver.receive_pages(0, [20, 9, 1, 3, 7], 5)]
+        wait_for(lambda moves=moves: all(one.done() for one in moves))
+        sent, arrived = (
+            part.view(of.memory.numpy())
+            for part, of in ((lane.source(whole), source), (lane.destination(whole), destination))
+        )
+        assert (arrived[[20, 9, 1, 3, 7]] == sent[[3, 0, 5, 1, 2]]).all()
+        end(sender, receiver)
+    assert all(int(to.memory.any(1).sum()) == 5 and to.memory[[20, 9, 1, 3, 7]].all() for to in receivers)
 
 
 def test_handshake_beside_nccl_is_encrypted(

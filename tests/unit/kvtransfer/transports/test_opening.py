@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from tandem.kvtransfer.transports import opening
-from tandem.kvtransfer.transports.opening import OpeningError, open_end
+from tandem.kvtransfer.transports.opening import OpeningError, open_end, open_ends
 from tests.fakes.link_ends import wait_until
 from tests.fakes.transport import ScriptedTransport
 
@@ -98,5 +98,37 @@ def test_opening_does_not_block_the_loop() -> None:
         assert not slow.done()
         may_open.set()
         await slow
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "failed"])
+def test_several_ends_open_all_or_none(is_cancelled: bool) -> None:
+    early, late, may_open, may_fail = ScriptedTransport(), ScriptedTransport(), threading.Event(), threading.Event()
+
+    def open_late() -> ScriptedTransport:
+        assert may_open.wait(10.0)
+        return late
+
+    def fail() -> ScriptedTransport:
+        assert may_fail.wait(10.0)
+        raise OSError("no memory")
+
+    async def scenario() -> None:
+        opening_all = asyncio.create_task(open_ends([lambda: early, open_late, fail]))
+        await asyncio.sleep(0.05)
+        if is_cancelled:
+            opening_all.cancel()
+        else:
+            may_fail.set()
+        with pytest.raises(asyncio.CancelledError if is_cancelled else OpeningError):
+            await opening_all
+        await wait_until(lambda: early.aborted)
+        assert not late.aborted
+        may_open.set()
+        await wait_until(lambda: late.aborted)
+        may_fail.set()
+        both = [ScriptedTransport(), ScriptedTransport()]
+        assert await open_ends([lambda: both[0], lambda: both[1]]) == both
 
     asyncio.run(scenario())

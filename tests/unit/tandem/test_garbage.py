@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tandem.deploy.host.garbage import FULL_COLLECTION_THRESHOLD
+from tandem.garbage import FULL_COLLECTION_THRESHOLD
 from tests.cluster.conftest import save_tiny_model
 
 COUNTS = """
@@ -28,7 +28,7 @@ actor.start()
 """
 SCRIPT = """
 import gc, torch
-from tandem.deploy.host.garbage import collect_seldom, freeze_objects
+from tandem.garbage import collect_seldom, freeze_objects
 
 looked_at = []
 

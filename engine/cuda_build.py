@@ -1,0 +1,160 @@
+"""Builds an engine on a GPU. Needs CUDA."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from tandem.engine.agreement import agreed_num_pages, check_equal
+from tandem.engine.attention.base import AttentionBackend, GraphableBackend
+from tandem.engine.config import EngineConfig
+from tandem.engine.dry_run import Measured, free_bytes, keep_forward_memory, measure_memory
+from tandem.engine.engine import Engine
+from tandem.engine.graph_runner import DecodeGraphs, graph_sizes
+from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.kvcache.sizing import GIB, DeviceMemory, choose_num_pages
+from tandem.engine.loaded_model import LoadedModel, load_grammars
+from tandem.engine.mixed_graphs import MixedGraphs, MixedSizes
+from tandem.engine.models.base import Model
+from tandem.engine.prefill_graphs import PrefillGraphs
+from tandem.engine.ranks.group import RankGroup
+from tandem.engine.ranks.launches import RankLaunches
+
+if TYPE_CHECKING:
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+
+logger = logging.getLogger(__name__)
+
+# Tolerated without a warning.
+SHARE_TOLERANCE = 0.01
+SLOW_EXPERTS = (
+    "plain torch computes this model's experts one after another, without CUDA graphs, which is slow; kernels need a "
+    "GPU of compute capability 9.0 or later, at most 512 experts, at most 32 chosen ones, a hidden size that is a "
+    "multiple of 32, an expert size that is a multiple of 16, and groups of experts only by sigmoid"
+)
+
+
+def build_on_gpu(
+    config: EngineConfig,
+    load: Callable[[], LoadedModel],
+    free_at_start: int,
+    on_progress: Callable[[str], None],
+    group: RankGroup,
+    launches: RankLaunches | None,
+) -> Engine:
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+
+    model, fingerprint, layout, backend = load()
+    model_config, device = model.config, torch.device("cuda", torch.cuda.current_device())
+    on_progress("warming up")
+    measured = _measure(config, model, backend, CudaKvPool(layout, 1, device), free_at_start, group)
+    memory = measured.memory
+    on_progress("allocating pages")
+    fraction, longest = config.mem_fraction_static, config.max_model_len
+    num_pages = agreed_num_pages(group, lambda: choose_num_pages(memory, layout, config.num_pages, fraction, longest))
+    pool = CudaKvPool(layout, num_pages, device)
+    attention = backend(pool)
+    for_graphs = _for_graphs(attention, model)
+    decode_sizes = graph_sizes(config.cuda_graph_max_bs) if for_graphs is not None else []
+    all_sizes = decode_sizes, measured.prefill_sizes, measured.mixed_sizes
+    check_equal(group, model, pool, attention, all_sizes)
+    if not model.is_capturable and config.dtype != "float32":
+        logger.warning("%s", SLOW_EXPERTS)
+    graphs, prefill_graphs, mixed_graphs = None, None, None
+    num_table_pages = layout.num_pages_for(
+        min(longest or model_config.max_position_embeddings, num_pages * layout.page_size)
+    )
+    if for_graphs is not None and decode_sizes:
+        graphs = DecodeGraphs(model, for_graphs, device, config.cuda_graph_max_bs, num_table_pages, on_progress)
+    if for_graphs is not None and measured.prefill_sizes:
+        prefill_graphs = PrefillGraphs(model, for_graphs, device, measured.prefill_sizes, num_table_pages, on_progress)
+    if for_graphs is not None and measured.mixed_sizes.pairs():
+        mixed_graphs = MixedGraphs(model, for_graphs, device, measured.mixed_sizes, num_table_pages, on_progress)
+    _log_memory(config, memory, num_pages, layout, free_at_start)
+    if config.workers_per_gpu > 1:
+        keep_forward_memory(memory, device)
+    if model.expert_counts is not None:
+        # Of trial forward passes.
+        model.expert_counts.reset()
+    return Engine(
+        model,
+        pool,
+        attention,
+        graphs,
+        prefill_graphs,
+        fingerprint,
+        load_grammars(config, model_config, group.ranks),
+        mixed_steps=config.mixed_steps,
+        mixed_graphs=mixed_graphs,
+        ranks=launches,
+    )
+
+
+def _for_graphs(attention: AttentionBackend, model: Model) -> GraphableBackend | None:
+    """Returns the backend if it and the model can be captured."""
+    return attention if isinstance(attention, GraphableBackend) and model.is_capturable else None
+
+
+def _measure(
+    config: EngineConfig,
+    model: Model,
+    backend: Callable[[KvPool], AttentionBackend],
+    pool: "CudaKvPool",
+    free_at_start: int,
+    group: RankGroup,
+) -> Measured:
+    attention = backend(pool)
+    engine = Engine(model, pool, attention, mixed_steps=config.mixed_steps)
+    for_graphs = _for_graphs(attention, model)
+    if for_graphs is None:
+        return measure_memory(engine, config, free_at_start, None, None, None, group)
+
+    def capture(batch_size: int) -> object:
+        return DecodeGraphs(model, for_graphs, engine.device, batch_size, 1, lambda doing: None)
+
+    def capture_prefill(sizes: Sequence[int]) -> object:
+        return PrefillGraphs(model, for_graphs, engine.device, sizes, 1, lambda doing: None)
+
+    def capture_mixed(sizes: MixedSizes) -> object:
+        return MixedGraphs(model, for_graphs, engine.device, sizes, 1, lambda doing: None)
+
+    has_mixed = config.mixed_steps and attention.computes_mixed
+    has_graphs = config.cuda_graph_max_bs > 0 and config.prefill_cuda_graphs
+    return measure_memory(
+        engine,
+        config,
+        free_at_start,
+        capture if config.cuda_graph_max_bs else None,
+        capture_prefill if config.prefill_cuda_graphs else None,
+        capture_mixed if has_mixed and has_graphs else None,
+        group,
+    )
+
+
+def _log_memory(
+    config: EngineConfig, memory: DeviceMemory, num_pages: int, layout: PageLayout, free_at_start: int
+) -> None:
+    free = free_bytes()
+    taken = free_at_start - free
+    pool = (num_pages + 1) * layout.page_bytes
+    logger.info(
+        "GPU memory in GiB: %.1f for this worker, weights and workspaces %.2f, %d pages %.2f, CUDA graphs %.2f "
+        "(%.2f kept), largest forward %.2f, free %.2f",
+        memory.share / GIB,
+        memory.weights / GIB,
+        num_pages,
+        pool / GIB,
+        (taken - memory.weights - pool) / GIB,
+        memory.graphs / GIB,
+        memory.forward / GIB,
+        free / GIB,
+    )
+    if config.num_pages == 0 and taken > memory.share * (config.mem_fraction_static + SHARE_TOLERANCE):
+        logger.warning(
+            "weights, CUDA graphs and pool take %.3f of the worker's GPU memory, more than mem_fraction_static %g: the "
+            "graphs took more than their trial said",
+            taken / memory.share,
+            config.mem_fraction_static,
+        )

@@ -1,0 +1,74 @@
+"""Loads a model, or a rank's part of it, before its engine is built."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from tandem.engine.attention.base import AttentionBackend
+from tandem.engine.attention.choice import choose_backend
+from tandem.engine.collectives.base import Collectives
+from tandem.engine.config import EngineConfig
+from tandem.engine.grammars import Grammars
+from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.models.base import Model
+from tandem.engine.models.build import build_model
+from tandem.engine.models.config import ModelConfig
+from tandem.engine.ranks.config import RankConfig
+from tandem.engine.ranks.group import RankGroup
+from tandem.engine.weights.fingerprint import model_fingerprint
+from tandem.engine.weights.loader import load_weights
+
+logger = logging.getLogger(__name__)
+
+
+class LoadedModel(NamedTuple):
+    """
+    Attributes:
+        layout: of the pages that this rank holds.
+        backend: makes attention over a pool.
+    """
+
+    model: Model
+    fingerprint: str
+    layout: PageLayout
+    backend: Callable[[KvPool], AttentionBackend]
+
+
+def load_model(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    whole_layout: PageLayout,
+    device: torch.device,
+    on_progress: Callable[[str], None],
+    group: RankGroup,
+    collectives: Collectives | None,
+) -> LoadedModel:
+    on_progress("loading weights")
+    ranks = group.ranks
+    layout, num_q_heads = whole_layout.shard(ranks.rank, ranks.degree), model_config.num_q_heads // ranks.degree
+    model = build_model(model_config, getattr(torch, config.dtype), device, collectives)
+    # Fail before loading weights, which takes minutes.
+    backend_type = choose_backend(config, layout, num_q_heads, device)
+    kv_scales = load_weights(
+        model, Path(config.model_dir), config.load_format, model_config.quantization, device, on_progress
+    )
+    on_progress("fingerprinting weights")
+    fingerprint = model_fingerprint(model, kv_scales, group)
+    has_scales = config.kv_cache_dtype != "auto"
+
+    def backend(pool: KvPool) -> AttentionBackend:
+        return backend_type(pool, num_q_heads, kv_scales=kv_scales) if has_scales else backend_type(pool, num_q_heads)
+
+    if has_scales:
+        scales = "all scales are 1" if kv_scales.are_ones else "scales are the checkpoint's"
+        logger.info("keys and values are kept as %s; %s", config.kv_cache_dtype, scales)
+    return LoadedModel(model, fingerprint, layout, backend)
+
+
+def load_grammars(config: EngineConfig, model_config: ModelConfig, ranks: RankConfig) -> Grammars | None:
+    """Returns None for a follower, which samples nothing."""
+    return None if not ranks.is_leader else Grammars.of_model(Path(config.model_dir), model_config.vocab_size)

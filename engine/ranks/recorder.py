@@ -1,0 +1,73 @@
+"""The leader's side of forward passes on several ranks."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tandem.engine.batch import Batch
+from tandem.engine.prompt_logprobs import ScoredRows
+from tandem.engine.ranks.launches import RankLaunches
+from tandem.engine.ranks.progress import Progress
+from tandem.engine.ranks.record import ForwardRecord, GraphSize, Int32s, PromptFlag, numbers
+from tandem.engine.ranks.ring import Ring
+from tandem.engine.ranks.tables import MAX_COPIES, TableWriter
+from tandem.engine.token_sequence import TokenSequence
+
+
+class ForwardRecorder(RankLaunches):
+    """Writes the record of each forward pass into the ring."""
+
+    def __init__(self, ring: Ring, progress: Progress, page_size: int, max_copies: int = MAX_COPIES) -> None:
+        """Args: max_copies: of page tables, at the followers; more than the sequences of any batch."""
+        self._ring = ring
+        self._progress = progress
+        self._tables = TableWriter(page_size, max_copies)
+        self._number = 0
+
+    def publish(self, batch: Batch, num_fed: int, graph: GraphSize, scored: Sequence[ScoredRows]) -> int:
+        self._number += 1
+        sequences, prompts = batch.sequences, batch.prompts
+        prompt_lens = flags = _NOTHING
+        if prompts:
+            prompt_lens, flags = numbers([s.device_len for s in prompts]), numbers([_flags(s) for s in prompts])
+        fed_rows, unfed = None, []
+        if batch.feed is not None:
+            fed_rows = numbers(batch.feed.rows)
+            unfed = (fed_rows < 0).nonzero()[0].tolist()
+        told = self._tables.update(sequences, prompt_lens, fed_rows, unfed)
+        record = ForwardRecord(
+            self._number,
+            batch.mode,
+            batch.num_mixed,
+            graph,
+            num_fed,
+            bool(prompts) and batch.scores_prompts,
+            told.copy_ids,
+            told.cached_lens,
+            prompt_lens,
+            flags,
+            fed_rows,
+            numbers(batch.known_ids()) if prompts or fed_rows is None else _unfed_ids(sequences, unfed),
+            told.updates,
+            scored,
+        )
+        self._ring.write(record.encode())
+        return self._number
+
+    def num_completed(self) -> int:
+        return self._progress.completed_forward()
+
+
+_NOTHING: Int32s = np.zeros(0, np.int32)
+
+
+def _flags(prompt: TokenSequence) -> int:
+    return PromptFlag.NEEDS_LOGITS * prompt.needs_logits + PromptFlag.NEEDS_EMBEDDING * prompt.needs_embedding
+
+
+def _unfed_ids(sequences: Sequence[TokenSequence], unfed: Sequence[int]) -> Int32s:
+    new_ids = np.zeros(len(sequences), np.int32)
+    for index in unfed:
+        sequence = sequences[index]
+        new_ids[index] = sequence.token_ids[sequence.cached_len]
+    return new_ids
