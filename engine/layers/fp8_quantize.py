@@ -36,6 +36,9 @@ class Quantized(NamedTuple):
     scales: torch.Tensor
     num_tokens: int
 
+    def rows(self, part: slice) -> "Quantized":
+        return Quantized(self.numbers[part], self.scales[part], part.stop - part.start)
+
 
 def quantize(x: torch.Tensor, linear: Fp8Linear, norm: Norm | None = None, *, is_gated: bool = False) -> Quantized:
     """Quantizes the input of `linear`, rounding once.
@@ -58,13 +61,37 @@ def quantize_rows(
     is_gated: bool = False,
 ) -> Quantized:
     """Quantizes the input of any product; see quantize(). Args: input_scale: (1,) float32 for "static" inputs."""
-    x = x.contiguous()
-    num_tokens, size = len(x), x.shape[1] // (2 if is_gated else 1)
+    return _launch(x.contiguous(), inputs, input_scale, norm, None, is_gated=is_gated)
+
+
+def normalize_and_quantize(
+    x: torch.Tensor, norm: Norm, inputs: InputScales, input_scale: torch.Tensor | None = None
+) -> tuple[torch.Tensor, Quantized]:
+    """Normalizes (num_tokens, size), rounds to x's dtype, and also returns the rounded rows quantized."""
+    assert x.is_contiguous()
+    normed = torch.empty_like(x)
+    return normed, _launch(x, inputs, input_scale, norm, normed)
+
+
+def empty_quantized(num_tokens: int, size: int, inputs: InputScales, device: torch.device) -> Quantized:
     num_rows, num_scales = num_tokens, 1
     if inputs == "group":
         num_rows, num_scales = triton.cdiv(num_tokens, ROW_MULTIPLE) * ROW_MULTIPLE, size // _BLOCK
-    numbers = torch.empty(num_rows, size, dtype=FP8_DTYPE, device=x.device)
-    scales = torch.empty(num_scales, num_rows, device=x.device).t()
+    numbers = torch.empty(num_rows, size, dtype=FP8_DTYPE, device=device)
+    return Quantized(numbers, torch.empty(num_scales, num_rows, device=device).t(), num_tokens)
+
+
+def _launch(
+    x: torch.Tensor,
+    inputs: InputScales,
+    input_scale: torch.Tensor | None,
+    norm: Norm | None,
+    normed: torch.Tensor | None,
+    *,
+    is_gated: bool = False,
+) -> Quantized:
+    num_tokens, size = len(x), x.shape[1] // (2 if is_gated else 1)
+    numbers, scales, _ = quantized = empty_quantized(num_tokens, size, inputs, x.device)
     block = triton.next_power_of_2(size)
     is_dependent = has_dependent_launch(x.device)
     launch: Any = _quantize[(num_tokens,)]
@@ -72,20 +99,22 @@ def quantize_rows(
         x,
         norm.weight if norm else x,
         input_scale if input_scale is not None else scales,
+        normed if normed is not None else x,
         numbers,
         scales,
         norm.eps if norm else 0.0,
-        num_rows,
+        len(numbers),
         SIZE=size,
         BLOCK=block,
         NORM=norm is not None,
+        KEEPS_NORMED=normed is not None,
         GATED=is_gated,
         INPUTS=inputs,
         DEPENDENT=is_dependent,
         num_warps=min(_MAX_WARPS, max(_MIN_WARPS, block // _NUM_OF_WARP)),
         launch_pdl=is_dependent,
     )
-    return Quantized(numbers, scales, num_tokens)
+    return quantized
 
 
 # Do not recompile for each number of tokens.
@@ -94,6 +123,7 @@ def _quantize(  # type: ignore[no-untyped-def]
     x,
     norm_weight,
     input_scale,
+    normed,
     numbers,
     scales,
     eps,
@@ -101,6 +131,7 @@ def _quantize(  # type: ignore[no-untyped-def]
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     NORM: tl.constexpr,
+    KEEPS_NORMED: tl.constexpr,
     GATED: tl.constexpr,
     INPUTS: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -121,6 +152,10 @@ def _quantize(  # type: ignore[no-untyped-def]
         a = tl.load(x + token * SIZE + i, mask=exists, other=0.0).to(tl.float32)
     if NORM:
         a = a * tl.rsqrt(tl.sum(a * a) / SIZE + eps) * w
+    if KEEPS_NORMED:
+        rounded = a.to(normed.dtype.element_ty)
+        tl.store(normed + token * SIZE + i, rounded, mask=exists)
+        a = rounded.to(tl.float32)
     if INPUTS == "group":
         groups = tl.reshape(a, (BLOCK // GROUP, GROUP))
         scale = tl.maximum(tl.max(tl.abs(groups), 1), SMALLEST_AMAX) / FP8_MAX

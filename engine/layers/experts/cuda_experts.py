@@ -9,6 +9,7 @@ from tandem.engine.layers.experts.grouped import GroupedExperts
 from tandem.engine.layers.experts.prefill import PrefillExperts
 from tandem.engine.layers.experts.reference import choose, mixture_of
 from tandem.engine.layers.experts.router_kernel import Routed, RouterKernel
+from tandem.engine.layers.fp8_quantize import Quantized
 from tandem.engine.layers.norm import Norm
 
 # From this many rows of an expert on, the kernels of prefills are faster.
@@ -31,26 +32,39 @@ class CudaExperts:
     def mixture(self, x: torch.Tensor, norm: Norm, experts: Experts) -> torch.Tensor:
         """Adds the chosen experts of rms_norm(x), without the shared one, to x: (num_tokens, hidden_size) bfloat16."""
         gate_up, down, first = experts.gate_up, experts.down, experts.first
-        normed, weights, chosen = self._route(x, norm, experts)
-        if self._few_rows.fits(len(x), chosen.shape[1], down):
-            return self._few_rows.forward(normed, weights, chosen, gate_up, down, x, first)
-        has_many = chosen.numel() >= MIN_PREFILL_ROWS * gate_up.num_experts
-        if has_many and self._prefill.fits(normed, chosen, gate_up, down):
+        num_chosen = experts.router.routing.num_chosen
+        if self._few_rows.fits(len(x), num_chosen, down):
+            return self._few_rows.forward(*self._route(x, norm, experts), gate_up, down, x, first)
+        has_many = len(x) * num_chosen >= MIN_PREFILL_ROWS * gate_up.num_experts
+        if has_many and self._prefill.fits(x, num_chosen, gate_up, down):
+            normed, weights, chosen = self._route_inputs(x, norm, experts)
             return self._prefill.forward(normed, weights, chosen, gate_up, down, x, first)
         if self._grouped.fits(gate_up):
+            normed, weights, chosen = self._route_inputs(x, norm, experts)
             return self._grouped.forward(normed, weights, chosen, gate_up, down, x, first)
-        return x.add_(mixture_of(normed, weights, chosen, experts))
+        return x.add_(mixture_of(*self._route(x, norm, experts), experts))
 
     def _chooses(self, experts: Experts) -> bool:
         num_experts, hidden_size = experts.router.weight.shape
         return self._router.fits(num_experts, hidden_size, experts.router.routing)
 
-    def _route(self, x: torch.Tensor, norm: Norm, experts: Experts) -> Routed:
-        weight, bias, routing = experts.router
+    def _route(self, x: torch.Tensor, norm: Norm, experts: Experts) -> Routed[torch.Tensor]:
         if self._chooses(experts):
-            counts = experts.counts
-            counted = (counts.counts, counts.counted_rows) if counts is not None else (None, None)
-            return self._router.route(x, norm, weight, routing, bias, *counted)
+            weight, bias, routing = experts.router
+            return self._router.route(x, norm, weight, routing, bias, *_counted(experts))
         normed = rms_norm(x, norm)
         weights, chosen = choose(normed, experts)
         return Routed(normed, weights, chosen.int())
+
+    def _route_inputs(self, x: torch.Tensor, norm: Norm, experts: Experts) -> Routed[torch.Tensor] | Routed[Quantized]:
+        """Quantizes the normalized rows for FP8 weights."""
+        inputs, input_scale = experts.gate_up.inputs, experts.gate_up.input_scale
+        if inputs is None or not self._chooses(experts):
+            return self._route(x, norm, experts)
+        weight, bias, routing = experts.router
+        return self._router.route_quantized(x, norm, weight, routing, inputs, input_scale, bias, *_counted(experts))
+
+
+def _counted(experts: Experts) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
+    counts = experts.counts
+    return (None, None) if counts is None else (counts.counts, counts.counted_rows)

@@ -44,7 +44,7 @@ class GroupedExperts:
 
     def forward(
         self,
-        xn: torch.Tensor,
+        xn: torch.Tensor | Quantized,
         weights: torch.Tensor,
         experts: torch.Tensor,
         gate_up: ExpertLinear,
@@ -55,18 +55,21 @@ class GroupedExperts:
         """Adds the weighted sum of each token's experts to `residual` in place, and returns it.
 
         Args:
-            xn: (num_tokens, hidden_size) bfloat16, normalized.
+            xn: (num_tokens, hidden_size) bfloat16, normalized, or quantized as gate_up's inputs.
             weights: (num_tokens, k) float32.
             experts: (num_tokens, k) int32. Those outside gate_up's and down's contribute nothing.
             residual: (num_tokens, hidden_size) bfloat16.
             first_expert: index of the first expert of gate_up and down.
         """
-        assert all(x.is_contiguous() for x in (xn, weights, experts, residual))
+        numbers = xn.numbers if isinstance(xn, Quantized) else xn
+        assert all(x.is_contiguous() for x in (numbers, weights, experts, residual))
         k = experts.shape[1]
         if experts.numel() > MAX_PAIRS:
-            parts = (part.split(MAX_PAIRS // k) for part in (xn, weights, experts, residual))
-            for some_xn, some_weights, some_experts, some_residual in zip(*parts, strict=True):
-                self.forward(some_xn, some_weights, some_experts, gate_up, down, some_residual, first_expert)
+            num_tokens = MAX_PAIRS // k
+            for first in range(0, len(weights), num_tokens):
+                part = slice(first, min(first + num_tokens, len(weights)))
+                some_xn = xn.rows(part) if isinstance(xn, Quantized) else xn[part]
+                self.forward(some_xn, weights[part], experts[part], gate_up, down, residual[part], first_expert)
             return residual
         tiles = self.tiles(experts.numel(), down)
         aligned = self._aligner.align(experts, down.num_experts, tiles.rows, first_expert)
@@ -98,7 +101,7 @@ class GroupedExperts:
             scales if linear.scale is None else linear.scale,
             h,
             *aligned,
-            len(numbers),
+            scales.stride(1),
             max_tiles,
             k,
             size,
@@ -170,6 +173,8 @@ class GroupedExperts:
         return residual
 
 
-def quantized(x: torch.Tensor, linear: ExpertLinear) -> torch.Tensor | Quantized:
-    """Returns x as inputs of `linear`: x itself for bfloat16 weights."""
-    return x if linear.inputs is None else quantize_rows(x, linear.inputs, linear.input_scale)
+def quantized(x: torch.Tensor | Quantized, linear: ExpertLinear) -> torch.Tensor | Quantized:
+    """Returns x as inputs of `linear`: x itself for bfloat16 weights, or if it is quantized."""
+    if isinstance(x, Quantized) or linear.inputs is None:
+        return x
+    return quantize_rows(x, linear.inputs, linear.input_scale)

@@ -15,7 +15,7 @@ from tandem.engine.models.quantization import BLOCK as _BLOCK
 GROUP = tl.constexpr(_BLOCK)
 
 
-@triton.jit(do_not_specialize=["num_rows", "max_tiles"])
+@triton.jit(do_not_specialize=["scales_stride", "max_tiles"])
 def gate_up_kernel(  # type: ignore[no-untyped-def]
     x,
     x_scales,
@@ -25,7 +25,7 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     pairs,
     tiles,
     num_tiles,
-    num_rows,
+    scales_stride,
     max_tiles,
     k,
     size,
@@ -38,7 +38,7 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     """Writes silu(gate) * up of each pair at its place: h, (num_pairs, size).
 
     Args:
-        x: (num_tokens, in_size); a group's scales are num_rows apart.
+        x: (num_tokens, in_size); a token's scales are scales_stride apart.
         weight: descriptor of (2 * num_experts, size, in_size), gate and up in turn.
     """
     gdc_launch_dependents()
@@ -63,7 +63,7 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
             mask = has_pair[:, None] & (step * DEPTH + inputs < in_size)[None, :]
             a = tl.load(rows + step * DEPTH, mask=mask, other=0.0)
             if KIND == "block":
-                a_scales = tl.load(x_scales + step * num_rows + tokens, mask=has_pair, other=0.0)
+                a_scales = tl.load(x_scales + step * scales_stride + tokens, mask=has_pair, other=0.0)
                 gate += tl.dot(w_gate, a.T) * (a_scales * tl.load(of_gate + step))[None, :]
                 up += tl.dot(w_up, a.T) * (a_scales * tl.load(of_up + step))[None, :]
             else:

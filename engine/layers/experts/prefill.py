@@ -39,18 +39,18 @@ class PrefillExperts:
         self._products = ExpertProducts(device)
         self._permuters: dict[int, Permuter] = {}
 
-    def fits(self, xn: torch.Tensor, experts: torch.Tensor, gate_up: ExpertLinear, down: ExpertLinear) -> bool:
+    def fits(self, x: torch.Tensor, num_chosen: int, gate_up: ExpertLinear, down: ExpertLinear) -> bool:
         num_experts, hidden_size, expert_size = down.weight.shape
-        if not self._is_supported or xn.dtype is not torch.bfloat16 or gate_up.kind != down.kind:
+        if not self._is_supported or x.dtype is not torch.bfloat16 or gate_up.kind != down.kind:
             return False
-        if num_experts > MAX_EXPERTS or experts.shape[1] > MAX_K:
+        if num_experts > MAX_EXPERTS or num_chosen > MAX_K:
             return False
         multiples = (BLOCK, BLOCK) if down.is_block else (HIDDEN_MULTIPLE, EXPERT_MULTIPLE)
         return hidden_size % multiples[0] == 0 and expert_size % multiples[1] == 0
 
     def forward(
         self,
-        xn: torch.Tensor,
+        xn: torch.Tensor | Quantized,
         weights: torch.Tensor,
         experts: torch.Tensor,
         gate_up: ExpertLinear,
@@ -63,7 +63,7 @@ class PrefillExperts:
         The sum is in float32 and in the order of j.
 
         Args:
-            xn: (num_tokens, hidden_size) bfloat16, normalized, contiguous.
+            xn: (num_tokens, hidden_size) bfloat16, normalized, contiguous, or quantized as gate_up's inputs.
             weights: (num_tokens, k) float32.
             experts: (num_tokens, k) int32.
             residual: (num_tokens, hidden_size) bfloat16; overwritten.

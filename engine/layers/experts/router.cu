@@ -1,15 +1,20 @@
 // Routing of rows to experts: the rows' norm, the router's logits and each row's best experts.
 //
-// A cluster of blocks computes the logits of 8 rows, y = rms_norm(x) W^T. Each block takes a part of the experts, and
+// A cluster of blocks computes the logits of ROWS rows, y = rms_norm(x) W^T. Each block takes a part of the experts, and
 // its warps share the inputs. A product is one mma.m16n8k16 of 16 experts by 8 rows. The blocks of a cluster write a
 // row's logits to the shared memory of one of them, where a warp chooses the row's experts. Without FUSED the logits
 // are given, and every warp chooses for a row.
+//
+// With INPUTS the normalized rows leave as FP8 numbers with scales, rounded to bfloat16 first as the logits' inputs are.
 //
 // Weights do not depend on earlier kernels and are requested before the kernel waits for its inputs (programmatic
 // dependent launch).
 //
 // Macros for NVRTC:
 //   FUSED        1: normalize and compute logits too
+//   ROWS         rows of a cluster if FUSED: 8 or 16
+//   INPUTS       if FUSED, normalized rows are 0: bfloat16; FP8 with 1: a given scale, 2: a scale per row, 3: a scale
+//                per 128 numbers
 //   IN_SIZE      inputs of a row, a multiple of 32
 //   NUM_EXPERTS  at most 512
 //   NUM_CHOSEN   experts of a row, at most 32
@@ -23,9 +28,10 @@
 #include "bfloat16.cuh"
 
 constexpr unsigned int ALL = 0xffffffffu;
+constexpr float FP8_MAX = 448.0f, SMALLEST_AMAX = 1e-10f;
 constexpr int OF_LANE = (NUM_EXPERTS + 31) / 32;
 #if FUSED
-constexpr int ROWS = 8;
+constexpr int ROW_TILES = ROWS / 8;
 constexpr int TILES = (NUM_EXPERTS + 16 * CLUSTER - 1) / (16 * CLUSTER);
 constexpr int OF_WARP = (IN_SIZE / 32 + WARPS - 1) / WARPS;
 // Whether registers hold weights and the norm.
@@ -164,18 +170,34 @@ __device__ __forceinline__ void multiply(float* sum, const Chunk& upper, const C
 __device__ __forceinline__ float low(unsigned int pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high(unsigned int pair) { return __uint_as_float(pair & 0xffff0000u); }
 
+// As Triton divides.
+__device__ __forceinline__ float divide(float a, float b) {
+    float quotient;
+    asm("div.full.f32 %0, %1, %2;" : "=f"(quotient) : "f"(a), "f"(b));
+    return quotient;
+}
+
+__device__ __forceinline__ unsigned int pack_fp8(float first, float second) {
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+
 extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32) router(
     const unsigned short* x,                         // (num_rows, IN_SIZE) if FUSED
     const unsigned short* __restrict__ norm_weight,  // (IN_SIZE,) if FUSED
     const unsigned short* __restrict__ weight,       // (NUM_EXPERTS, IN_SIZE) if FUSED
     const float* __restrict__ bias,                  // (NUM_EXPERTS,) or null
-    unsigned short* normed,                          // (num_rows, IN_SIZE) if FUSED
+    unsigned short* normed,                          // (num_rows, IN_SIZE) if FUSED; unless INPUTS
+    uint2* numbers,                                  // (num_rows, IN_SIZE) FP8 if INPUTS
+    float* scales,                                   // (num_rows,) if INPUTS; 3: (IN_SIZE / 128, scales_stride)
+    const float* __restrict__ given_scale,           // (1,) if INPUTS is 1
     const float* given_logits,                       // (num_rows, NUM_EXPERTS) unless FUSED
     float* shares,                                   // (num_rows, NUM_CHOSEN)
     int* experts,                                    // (num_rows, NUM_CHOSEN)
     unsigned long long* counts,                      // (NUM_EXPERTS,) or null
     const int* real_rows,                            // (3,) or null: rows [0, first) and [second, third) are real
-    int num_rows, float eps, float scaling) {
+    int num_rows, int scales_stride, float eps, float scaling) {
     __shared__ float scratch[CHOOSING_WARPS][GROUPS_USED < GROUPS ? NUM_EXPERTS : 1];
     const int warp = threadIdx.x / 32;
     auto choose_for = [&](int row, const float* logits) {
@@ -198,7 +220,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32) router(
 #else
     asm volatile("barrier.cluster.arrive.relaxed.aligned;");
     const int lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
-    const int row = blockIdx.y * ROWS + group;
+    auto row_of = [&](int n) { return (int)blockIdx.y * ROWS + n * 8 + group; };
     auto place_of = [&](int i) { return (warp + i * WARPS) * 32 + part * 8; };
     auto load = [&](const unsigned short* from, int i) {
         return place_of(i) < IN_SIZE ? *reinterpret_cast<const Chunk*>(from + place_of(i)) : Chunk{};
@@ -213,7 +235,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32) router(
                 weights[t][half] = load(weight + (long long)expert * IN_SIZE, i);
             }
     };
-    Chunk weights[HELD ? OF_WARP : 1][TILES][2], norms[HELD ? OF_WARP : 1], rows[OF_WARP];
+    Chunk weights[HELD ? OF_WARP : 1][TILES][2], norms[HELD ? OF_WARP : 1], rows[OF_WARP][ROW_TILES];
     if (HELD) {
 #pragma unroll
         for (int i = 0; i < OF_WARP; i++) {
@@ -226,27 +248,43 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32) router(
                      "r"(IN_SIZE * 2));
     }
     wait_for_earlier();
-    float square = 0;
-#pragma unroll
-    for (int i = 0; i < OF_WARP; i++) rows[i] = row < num_rows ? load(x + (long long)row * IN_SIZE, i) : Chunk{};
 #pragma unroll
     for (int i = 0; i < OF_WARP; i++)
 #pragma unroll
-        for (int v = 0; v < 4; v++) {
-            const float a = low(rows[i].v[v]), b = high(rows[i].v[v]);
-            square += a * a + b * b;
-        }
+        for (int n = 0; n < ROW_TILES; n++)
+            rows[i][n] = row_of(n) < num_rows ? load(x + (long long)row_of(n) * IN_SIZE, i) : Chunk{};
     __shared__ float squares[ROWS][WARPS];
-    square += __shfl_xor_sync(ALL, square, 1);
-    square += __shfl_xor_sync(ALL, square, 2);
-    if (part == 0) squares[group][warp] = square;
-    __syncthreads();
-    square = 0;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) square += squares[group][w];
-    const float scale = rsqrtf(square / IN_SIZE + eps);
+    for (int n = 0; n < ROW_TILES; n++) {
+        float square = 0;
+#pragma unroll
+        for (int i = 0; i < OF_WARP; i++)
+#pragma unroll
+            for (int v = 0; v < 4; v++) {
+                const float a = low(rows[i][n].v[v]), b = high(rows[i][n].v[v]);
+                square += a * a + b * b;
+            }
+        square += __shfl_xor_sync(ALL, square, 1);
+        square += __shfl_xor_sync(ALL, square, 2);
+        if (part == 0) squares[n * 8 + group][warp] = square;
+    }
+    __syncthreads();
+    float scale[ROW_TILES];
+#pragma unroll
+    for (int n = 0; n < ROW_TILES; n++) {
+        float square = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) square += squares[n * 8 + group][w];
+        scale[n] = rsqrtf(square / IN_SIZE + eps);
+    }
 
-    float sums[TILES][4] = {};
+#if INPUTS >= 2
+    // Largest numbers of a row's stretches of 32; 2: of those of a warp.
+    constexpr int PEAKS = INPUTS == 3 ? OF_WARP * WARPS : WARPS;
+    __shared__ float peaks[ROWS][PEAKS];
+    float peak[ROW_TILES] = {};
+#endif
+    float sums[TILES][ROW_TILES][4] = {};
 #pragma unroll
     for (int i = 0; i < OF_WARP; i++) {
         const int held = HELD ? i : 0;
@@ -255,24 +293,53 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32) router(
             norms[0] = load(norm_weight, i);
         }
 #pragma unroll
-        for (int v = 0; v < 4; v++)
-            rows[i].v[v] = pack(low(rows[i].v[v]) * scale * low(norms[held].v[v]),
-                                high(rows[i].v[v]) * scale * high(norms[held].v[v]));
-        // The blocks share the writes.
-        if ((warp + i * WARPS) % CLUSTER == blockIdx.x && place_of(i) < IN_SIZE && row < num_rows)
-            *reinterpret_cast<Chunk*>(normed + (long long)row * IN_SIZE + place_of(i)) = rows[i];
+        for (int n = 0; n < ROW_TILES; n++) {
+            Chunk& own = rows[i][n];
+#pragma unroll
+            for (int v = 0; v < 4; v++)
+                own.v[v] = pack(low(own.v[v]) * scale[n] * low(norms[held].v[v]),
+                                high(own.v[v]) * scale[n] * high(norms[held].v[v]));
+#if INPUTS >= 2
+#pragma unroll
+            for (int v = 0; v < 4; v++) peak[n] = fmaxf(peak[n], fmaxf(fabsf(low(own.v[v])), fabsf(high(own.v[v]))));
+#endif
+#if INPUTS == 3
+            peak[n] = fmaxf(peak[n], __shfl_xor_sync(ALL, peak[n], 1));
+            peak[n] = fmaxf(peak[n], __shfl_xor_sync(ALL, peak[n], 2));
+            if (part == 0) peaks[n * 8 + group][warp + i * WARPS] = peak[n];
+            peak[n] = 0;
+#elif INPUTS == 0
+            // The blocks share the writes.
+            if ((warp + i * WARPS) % CLUSTER == blockIdx.x && place_of(i) < IN_SIZE && row_of(n) < num_rows)
+                *reinterpret_cast<Chunk*>(normed + (long long)row_of(n) * IN_SIZE + place_of(i)) = own;
+#endif
+        }
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
             const Chunk &upper = weights[held][t][0], &lower = weights[held][t][1];
-            multiply(sums[t], upper, lower, 0, rows[i].v[0], rows[i].v[1]);
-            multiply(sums[t], upper, lower, 2, rows[i].v[2], rows[i].v[3]);
+#pragma unroll
+            for (int n = 0; n < ROW_TILES; n++) {
+                multiply(sums[t][n], upper, lower, 0, rows[i][n].v[0], rows[i][n].v[1]);
+                multiply(sums[t][n], upper, lower, 2, rows[i][n].v[2], rows[i][n].v[3]);
+            }
         }
     }
+#if INPUTS == 2
+#pragma unroll
+    for (int n = 0; n < ROW_TILES; n++) {
+        peak[n] = fmaxf(peak[n], __shfl_xor_sync(ALL, peak[n], 1));
+        peak[n] = fmaxf(peak[n], __shfl_xor_sync(ALL, peak[n], 2));
+        if (part == 0) peaks[n * 8 + group][warp] = peak[n];
+    }
+#endif
     __shared__ float parts[WARPS][TILES * 16][ROWS];
 #pragma unroll
     for (int t = 0; t < TILES; t++)
 #pragma unroll
-        for (int s = 0; s < 4; s++) parts[warp][t * 16 + group + s / 2 * 8][part * 2 + s % 2] = sums[t][s];
+        for (int n = 0; n < ROW_TILES; n++)
+#pragma unroll
+            for (int s = 0; s < 4; s++)
+                parts[warp][t * 16 + group + s / 2 * 8][n * 8 + part * 2 + s % 2] = sums[t][n][s];
     // Logits of the rows that this block chooses for: every CLUSTER-th.
     __shared__ float logits[CHOOSING_WARPS][TILES * 16 * CLUSTER];
     __syncthreads();
@@ -294,6 +361,43 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32) router(
             : "memory");
     }
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#if INPUTS
+#pragma unroll
+    for (int n = 0; n < ROW_TILES; n++) {
+        const int row = row_of(n);
+#if INPUTS == 1
+        const float of_row = *given_scale;
+#elif INPUTS == 2
+        float largest = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) largest = fmaxf(largest, peaks[n * 8 + group][w]);
+        const float of_row = divide(fmaxf(largest, SMALLEST_AMAX), FP8_MAX);
+#endif
+#if INPUTS < 3
+        if (warp == 0 && part == 0 && blockIdx.x == 0 && row < num_rows) scales[row] = of_row;
+#endif
+#pragma unroll
+        for (int i = 0; i < OF_WARP; i++) {
+            const int stretch = warp + i * WARPS;
+            // The blocks share the writes.
+            if (stretch % CLUSTER != blockIdx.x || place_of(i) >= IN_SIZE || row >= num_rows) continue;
+#if INPUTS == 3
+            float largest = 0;
+#pragma unroll
+            for (int s = 0; s < 4; s++) largest = fmaxf(largest, peaks[n * 8 + group][stretch / 4 * 4 + s]);
+            const float of_row = divide(fmaxf(largest, SMALLEST_AMAX), FP8_MAX);
+            if (stretch % 4 == 0 && part == 0) scales[(long long)(stretch / 4) * scales_stride + row] = of_row;
+#endif
+            unsigned int pairs[4];
+#pragma unroll
+            for (int v = 0; v < 4; v++)
+                pairs[v] = pack_fp8(divide(low(rows[i][n].v[v]), of_row), divide(high(rows[i][n].v[v]), of_row));
+            numbers[((long long)row * IN_SIZE + place_of(i)) / 8] =
+                make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
+        }
+    }
+    __syncwarp();
+#endif
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     const int own_row = blockIdx.y * ROWS + warp * CLUSTER + blockIdx.x;
     if (warp < CHOOSING_WARPS && own_row < num_rows) choose_for(own_row, logits[warp]);

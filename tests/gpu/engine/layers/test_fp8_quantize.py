@@ -61,6 +61,23 @@ def test_quantised_inputs(num_tokens: int, size: int, weights: str, inputs: Any,
     assert (stands_for - expected).norm() <= 0.01 * expected.norm()
 
 
+@pytest.mark.parametrize("inputs", ["static", "token", "group"])
+def test_normalized_rows_and_their_numbers(inputs: Any) -> None:
+    from tandem.engine.layers.cuda_norm import rms_norm
+    from tandem.engine.layers.fp8_quantize import normalize_and_quantize, quantize_rows
+
+    torch.manual_seed(0)
+    x = torch.randn(37, 2048, device="cuda").bfloat16()
+    norm = Norm(torch.randn(2048, device="cuda").bfloat16(), EPS)
+    input_scale = torch.full((1,), 0.02, device="cuda") if inputs == "static" else None
+    normed, quantized = normalize_and_quantize(x, norm, inputs, input_scale)
+    expected = rms_norm(x, norm)
+    assert (normed - expected).norm() <= 1e-3 * expected.norm()
+    again = quantize_rows(normed, inputs, input_scale)
+    assert torch.equal(quantized.scales[:37], again.scales[:37])
+    assert torch.equal(quantized.numbers[:37].view(torch.uint8), again.numbers[:37].view(torch.uint8))
+
+
 def test_zeros_are_zeros() -> None:
     from tandem.engine.layers.fp8_quantize import quantize
 

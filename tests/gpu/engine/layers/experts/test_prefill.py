@@ -95,7 +95,7 @@ def run(arguments: Case, residual: torch.Tensor, first_expert: int = 0) -> torch
 
     layer = PrefillExperts(DEVICE)
     x, _, experts, gate_up, down = arguments
-    assert layer.fits(x, experts, gate_up, down)
+    assert layer.fits(x, experts.shape[1], gate_up, down)
     residual = residual.clone()
     out = layer.forward(*arguments, residual, first_expert)
     assert out is residual
@@ -203,5 +203,6 @@ def test_refuses_sizes_that_copies_cannot_divide() -> None:
 
     x, _, experts, gate_up, down = case("plain", 8)
     layer = PrefillExperts(DEVICE)
-    assert not layer.fits(x, experts, gate_up, matrices("plain", 128, 512, 240))
-    assert not layer.fits(x.float(), experts, gate_up, down)
+    num_chosen = experts.shape[1]
+    assert not layer.fits(x, num_chosen, gate_up, matrices("plain", 128, 512, 240))
+    assert not layer.fits(x.float(), num_chosen, gate_up, down)

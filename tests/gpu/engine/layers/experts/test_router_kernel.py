@@ -55,7 +55,7 @@ def test_route(hidden_size: int, num_experts: int, name: str) -> None:
     if num_experts % routing.num_groups or num_experts < 2 * routing.num_groups or num_candidates < routing.num_chosen:
         routing = replace(routing, num_groups=1, num_groups_used=1)
     kernel = RouterKernel(torch.device("cuda", 0))
-    for num_rows in (1, 3, 8, 9, 64, 65, 1000):
+    for num_rows in (1, 3, 8, 9, 64, 65, 250, 1000):
         check(kernel, routing, *make(num_rows, hidden_size, num_experts))
 
 
@@ -79,6 +79,31 @@ def check(
     if routing.normalize:
         expected /= expected.sum(dim=-1, keepdim=True)
     assert (weights - expected * routing.scaling).abs().max() < MAX_ERROR * routing.scaling
+
+
+@pytest.mark.parametrize("inputs", ["static", "token", "group"])
+@pytest.mark.parametrize(("hidden_size", "num_experts"), [(2048, 128), (2048, 60), (7168, 256), (128, 512), (8320, 8)])
+def test_quantized_rows(hidden_size: int, num_experts: int, inputs: Any) -> None:
+    from tandem.engine.layers.experts.router_kernel import RouterKernel
+    from tandem.engine.layers.fp8_quantize import quantize_rows
+
+    kernel = RouterKernel(torch.device("cuda", 0))
+    routing = Routing("softmax", 8, normalize=True)
+    input_scale = torch.full((1,), 0.02, device="cuda") if inputs == "static" else None
+    # More rows of larger sizes are normalized by other kernels than without quantization.
+    for num_rows in (1, 13, 64, 65, 121, 128) if hidden_size == 2048 else (1, 13, 64):
+        x, norm, router, _ = make(num_rows, hidden_size, num_experts)
+        x[0] *= 1e-12
+        normed, weights, experts = kernel.route(x, norm, router, routing)
+        quantized, *routed = kernel.route_quantized(x, norm, router, routing, inputs, input_scale)
+        assert torch.equal(routed[0], weights) and torch.equal(routed[1], experts)
+        expected = quantize_rows(normed, inputs, input_scale)
+        assert quantized.num_tokens == num_rows and quantized.numbers.shape == expected.numbers.shape
+        assert quantized.scales.stride() == expected.scales.stride()
+        assert torch.equal(quantized.scales[:num_rows], expected.scales[:num_rows])
+        assert torch.equal(
+            quantized.numbers[:num_rows].view(torch.uint8), expected.numbers[:num_rows].view(torch.uint8)
+        )
 
 
 @pytest.mark.parametrize("num_rows", [5, 100])
