@@ -12,9 +12,12 @@
 // map to mma indices in any order as long as both operands agree, so a thread reads 16 contiguous bytes of a matrix
 // row for two mma, or for four with FP8. The order of a batch row's sums depends only on its own experts.
 //
-// FP8 weights (float8_e4m3fn) become bfloat16 in registers, exactly; inputs are not quantized. Moving FP8 bits into
-// bfloat16 position makes the number 2^-120 times as large, by the different exponent bias. Inputs are scaled by
-// 2^60, which keeps sums far from the smallest numbers, and sums are corrected at the end.
+// FP8 weights (float8_e4m3fn) become wider in registers, exactly; inputs are not quantized. For gate and up, weights
+// become float16, which hardware converts. A block makes its copy of x float16 once, scaled by a power of two of each
+// row so that no number overflows; only numbers below 2^-29 of a row's largest lose bits. For down, where each stage
+// has its own inputs, weights become bfloat16. Moving FP8 bits into bfloat16 position makes the number 2^-120 times as
+// large, by the different exponent bias. Inputs are scaled by 2^60, which keeps sums far from the smallest numbers,
+// and sums are corrected at the end.
 //
 // Programmatic dependent launch: gate and up releases the next kernel only after the router has ended. So down may
 // read experts and shares at once and fills its ring while gate and up still runs. Buffers of earlier kernels are not
@@ -94,14 +97,61 @@ __device__ __forceinline__ void copy(void* to, const void* from, int num_bytes, 
                  : "memory");
 }
 
+#if FP8 && !DOWN
+#define HALF 1
+#define OPERAND "f16"
+#else
+#define HALF 0
+#define OPERAND "bf16"
+#endif
+
 __device__ __forceinline__ void multiply(float* sum, const unsigned int* a, unsigned int b0, unsigned int b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." OPERAND "." OPERAND ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
                  : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-#if FP8
+#if HALF
+constexpr float CORRECTION = 1.0f;
+// A row's largest number becomes at least 2^14 and less than 2^15, unless it is below 2^-86.
+constexpr int TOP_EXPONENT = 15 + 126, MAX_SHIFT = 100;
+
+// Unpacks four FP8 numbers as float16: numbers 0 and 1, and numbers 2 and 3.
+__device__ __forceinline__ void unpack(unsigned int four, unsigned int& first, unsigned int& second) {
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, high;\n"
+        "}"
+        : "=r"(first), "=r"(second)
+        : "r"(four));
+}
+
+__device__ __forceinline__ float power_of_two(int exponent) { return __uint_as_float((unsigned int)(exponent + 127) << 23); }
+
+// One warp makes a row of bfloat16 float16, in place, and returns the power of two that sums must be multiplied by.
+__device__ __forceinline__ float make_half(Chunk* row, int lane) {
+    int top = 0;
+    for (int i = lane; i < IN_SIZE / 8; i += 32)
+#pragma unroll
+        for (int v = 0; v < 4; v++) {
+            const unsigned int pair = row[i].v[v];
+            top = max(top, max((int)(pair >> 23 & 0xffu), (int)(pair >> 7 & 0xffu)));
+        }
+    const int shift = min(TOP_EXPONENT - (int)__reduce_max_sync(0xffffffffu, top), MAX_SHIFT);
+    const float scale = power_of_two(shift);
+    for (int i = lane; i < IN_SIZE / 8; i += 32)
+#pragma unroll
+        for (int v = 0; v < 4; v++) {
+            const unsigned int pair = row[i].v[v];
+            const float low = __uint_as_float(pair << 16) * scale, high = __uint_as_float(pair & 0xffff0000u) * scale;
+            asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(row[i].v[v]) : "f"(high), "f"(low));
+        }
+    return power_of_two(-shift);
+}
+#elif FP8
 constexpr float CORRECTION = 1152921504606846976.0f;  // 2^(120 - 60)
 
 // Unpacks four FP8 numbers as bfloat16, 2^-120 times as large: numbers 0 and 2, and numbers 1 and 3.
@@ -136,6 +186,9 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
     __shared__ __align__(4) signed char place_at[MAX_CHOSEN][MAX_ROWS];
 #if DOWN
     __shared__ float share_at[MAX_CHOSEN][MAX_ROWS];
+#endif
+#if HALF
+    __shared__ float row_scales[MAX_ROWS];
 #endif
     // (warp, matrix row, batch row), two buffers.
     __shared__ float parts[2][WARPS][16][MAX_ROWS];
@@ -335,6 +388,9 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
             }
 #endif
         }
+#if HALF
+        const float of_rows[2] = {row_scales[part * 2], row_scales[part * 2 + 1]};
+#endif
 #if FP8 == 1
         const float scales[2] = {scale[group] * CORRECTION, scale[group + 8] * CORRECTION};
 #endif
@@ -351,7 +407,12 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
 #pragma unroll
             for (int p = 0; p < PAIRS / 2; p++) {
                 const unsigned int first = numbers[i][p / 2].v[p % 2 * 2], second = numbers[i][p / 2].v[p % 2 * 2 + 1];
-#if FP8
+#if HALF
+                unsigned int a[4];
+                unpack(upper.v[p], a[0], a[2]);
+                unpack(lower.v[p], a[1], a[3]);
+                multiply(products, a, first, second);
+#elif FP8
                 unsigned int a[4];
                 unpack(upper.v[p], a[0], a[2]);
                 unpack(lower.v[p], a[1], a[3]);
@@ -373,6 +434,9 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
                 sums[s] += chains[1][s];
 #if FP8 == 1
                 sums[s] *= scales[s / 2];
+#endif
+#if HALF
+                sums[s] *= of_rows[s % 2];
 #endif
             }
         }
@@ -398,6 +462,13 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
     float residual = 0;
 #else
     wait(&held, 0);
+#if HALF
+    for (int row = warp; row < num_rows; row += WARPS) {
+        const float row_scale = make_half(reinterpret_cast<Chunk*>(held_inputs + row * INPUT_ROW_BYTES), lane);
+        if (lane == 0) row_scales[row] = row_scale;
+    }
+    asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
+#endif
 #endif
     int at = first_at, tile = first_tile, stage = 0, phase = 0;
     for (int unit = 0; unit < num_units; unit++, advance(at, tile)) {

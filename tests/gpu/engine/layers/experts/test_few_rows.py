@@ -133,6 +133,18 @@ def test_forward(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_any_size(kind: str) -> None:
+    sizes = SIZES["30B-A3B"]
+    layer = make(kind, sizes)
+    x, weights, experts, residual = route(5, sizes)
+    x *= torch.tensor([[1e8], [1e-8], [0.0], [1.0], [300.0]], device="cuda").bfloat16()
+    x[3, 7] = 2e5
+    routed = x, weights, experts, torch.zeros_like(residual)
+    for actual, correct in zip(run(layer, *routed), expected(layer, *routed), strict=True):
+        assert is_close(actual, correct)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_result_depends_on_the_row_alone(kind: str) -> None:
     sizes = SIZES["30B-A3B"]
     layer = make(kind, sizes)
