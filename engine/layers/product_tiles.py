@@ -16,8 +16,12 @@ MAX_TOKENS_PLAIN_GATED = 128
 # In bfloat16 the library is as fast for more tokens or larger matrices.
 MAX_TOKENS_PLAIN = 32
 MAX_NUMBERS_PLAIN = 2**25
-# Tiles of fewer tokens use a slower instruction.
+# Tokens of a tile.
 FEW_TOKENS, MANY_TOKENS = 64, 128
+# More tokens of matrices of few inputs take tiles of FEW_TOKENS too, if these occupy this share of the multiprocessors.
+# Larger tiles with splits take a third longer.
+MIN_UNSPLIT = 0.4
+MAX_UNSPLIT_INPUTS = 4096
 MAX_SPLIT_TILE = MANY_TOKENS * 64
 # Least useful share of the outputs of whole waves.
 MIN_OCCUPANCY = 0.84
@@ -119,6 +123,10 @@ def _channel_tile(product: Product, device: Device) -> Tile | None:
     """One wave of blocks, one per multiprocessor."""
     if product.num_tokens > MAX_TOKENS:
         return None
+    tile = Tile(FEW_TOKENS, 64, 128, 8, 4)
+    is_candidate = product.num_tokens > FEW_TOKENS and product.in_size <= MAX_UNSPLIT_INPUTS
+    if is_candidate and MIN_UNSPLIT <= num_tiles(tile, product) / device.num_multiprocessors <= 1:
+        return tile
     tile = Tile(_tokens(product), 64, 128, 8, 4)
     if num_tiles(tile, product) <= device.num_multiprocessors:
         return _split(tile, product, device)

@@ -77,6 +77,12 @@ def test_matrices_that_few_tiles_cover_are_split() -> None:
     assert (tile := tile_for(Product("channel", 32, 1024, 1024), H200)) and tile.num_splits == 1
 
 
+@pytest.mark.parametrize("num_tokens", [65, 128, 256])
+def test_small_matrices_of_many_tokens_take_small_tiles(num_tokens: int) -> None:
+    assert tile_for(Product("channel", num_tokens, 2048, 4096), H200) == Tile(64, 64, 128, 8, 4)
+    assert tile_for(Product("channel", num_tokens, 2048, 8192), H200) != Tile(64, 64, 128, 8, 4)
+
+
 @pytest.mark.parametrize(("kind", "limit"), [("plain", MAX_TOKENS_PLAIN_GATED), ("channel", MAX_TOKENS)])
 def test_gated_products_up_to_a_limit(kind: Kind, limit: int) -> None:
     assert tile_for(Product(kind, limit, 14336, 4096, is_gated=True), H200)
