@@ -14,6 +14,7 @@ ATTENTION_BACKENDS: "Choices[AttentionBackend]" = Choices(
     {
         "flashinfer": Choice("tandem.engine.attention.flashinfer:FlashInferAttention", ("cuda",)),
         "triton": Choice("tandem.engine.attention.triton:TritonAttention", ("cuda",)),
+        "latent_triton": Choice("tandem.engine.attention.latent_triton:LatentTritonAttention", ("cuda",)),
         "reference": Choice("tandem.engine.attention.reference:ReferenceAttention"),
         "latent_reference": Choice("tandem.engine.attention.latent_reference:LatentReferenceAttention"),
     },

@@ -12,8 +12,8 @@ from tests.fakes.page_layout import OpaqueLayout
 
 HAS_CUDA_PACKAGES = all(importlib.util.find_spec(name) for name in ("cuda", "flashinfer", "triton"))
 BY_HEAD = KvHeadLayout(num_layers=2, page_size=16, num_kv_heads=2, head_dim=64, dtype="bfloat16")
-LATENT = LatentLayout(num_layers=2, page_size=16, kv_rank=32, rope_dim=8, dtype="bfloat16")
-OF_LATENTS = ("latent_reference",)
+LATENT = LatentLayout(num_layers=2, page_size=16, kv_rank=32, rope_dim=16, dtype="bfloat16")
+OF_LATENTS = ("latent_triton", "latent_reference")
 
 
 @pytest.mark.parametrize("name", ATTENTION_BACKENDS.names)
