@@ -318,7 +318,7 @@ class _Graphed(GraphedAttention, PlannedLatents):
     def __init__(
         self, kernels: _Kernels, packer: _Packer, memory: torch.Tensor, parts: _Parts, num_programs: int
     ) -> None:
-        """Args: memory: uint8 on the device, room for a plan; parts: as many as a plan may have. Sizes may share both."""
+        """Args: memory: uint8 on the device, room for a plan; parts: the most of a plan. Sizes may share both."""
         self._packer = packer
         self._memory = memory
         tables = _Tables(*packer.pack(()).views(memory))

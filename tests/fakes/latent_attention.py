@@ -118,12 +118,13 @@ class LatentOracle:
         heads = self.heads[layer]
         keys = torch.einsum("kr,hnr->khn", latents, heads.keys.double())
         values = torch.einsum("kr,hvr->khv", latents, heads.values.double())
-        scores = torch.einsum("qhn,khn->hqk", q[..., :nope_dim], keys)
-        q_turned, k_turned = self._turned(q[..., nope_dim:]), self._turned(kv[:, None, rank:])
+        new = slice(s.cached_len, None)
+        scores = torch.einsum("qhn,khn->hqk", q[new, :, :nope_dim], keys)
+        q_turned, k_turned = self._turned(q[..., nope_dim:])[new], self._turned(kv[:, None, rank:])
         scores = scores + (q_turned @ k_turned.conj()[:, 0].T).real.movedim(1, 0)
-        future = torch.ones(s.device_len, s.device_len, dtype=torch.bool, device=q.device).triu(1)
+        future = torch.ones(s.extend_len, s.device_len, dtype=torch.bool, device=q.device).triu(1 + s.cached_len)
         weights = (scores * heads.scale).masked_fill(future, -math.inf).softmax(dim=-1)
-        return torch.einsum("hqk,khv->qhv", weights, values)[s.cached_len :].flatten(1).float()
+        return torch.einsum("hqk,khv->qhv", weights, values).flatten(1).float()
 
     def _turned(self, x: torch.Tensor) -> torch.Tensor:
         """Turn pairs of neighbors, as complex numbers, by position: (num_tokens, num_heads, rope_dim / 2)."""
