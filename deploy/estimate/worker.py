@@ -107,8 +107,8 @@ class Worker:
 
         if self.model.latent is not None:
             raise ValueError(
-                f"{self.model.architecture} has latent attention without kernels: plain torch computes it, for which "
-                "there is no estimate"
+                f"{self.model.architecture} has latent attention, for which there is no estimate: its steps are not "
+                "measured"
             )
 
     def memory(self, role: Role) -> DeviceMemory:
