@@ -191,10 +191,11 @@ def _rotate_write(  # type: ignore[no-untyped-def]
         head = (tl.program_id(1) - 1) * HEADS + tl.arange(0, HEADS)
         exists = (head < NUM_HEADS)[:, None]
         place = q + (token * NUM_HEADS + head[:, None]) * Q_DIM + (Q_DIM - 2 * PAIRS) + 2 * i[None, :]
-        a = tl.load(place, mask=exists, other=0.0).to(tl.float32)
-        b = tl.load(place + 1, mask=exists, other=0.0).to(tl.float32)
-        turned_a = a * c[None, :] - b * s[None, :]
-        turned_b = b * c[None, :] + a * s[None, :]
+        # Other names than above: Triton gives a variable one shape in both branches.
+        q_a = tl.load(place, mask=exists, other=0.0).to(tl.float32)
+        q_b = tl.load(place + 1, mask=exists, other=0.0).to(tl.float32)
+        turned_a = q_a * c[None, :] - q_b * s[None, :]
+        turned_b = q_b * c[None, :] + q_a * s[None, :]
         tl.store(place, turned_a.to(q.dtype.element_ty), mask=exists)
         tl.store(place + 1, turned_b.to(q.dtype.element_ty), mask=exists)
 
