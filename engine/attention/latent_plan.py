@@ -16,6 +16,8 @@ BLOCK = 64
 ITEM_SIZE = 8
 MERGE_SIZE = 4
 MAX_PARTS = 128
+# Share of programs that may be without a part; else each computes up to two.
+MAX_IDLE = 0.15
 # Tokens of a part where tiles are as many as programs.
 FULL_PART = 1024
 MIN_TILE_ROWS, MAX_TILE_ROWS = 16, 64
@@ -64,7 +66,10 @@ class LatentPlans:
         self._num_heads = num_heads
         self.tile_rows = tile_rows
         num_tiles = max(1, num_tokens * num_heads // tile_rows)
-        self._most_parts = max(min_parts, min(MAX_PARTS, 2 * num_programs // num_tiles))
+        num_parts = num_programs // num_tiles
+        if num_programs - num_parts * num_tiles > MAX_IDLE * num_programs:
+            num_parts = 2 * num_programs // num_tiles
+        self._most_parts = max(min_parts, min(MAX_PARTS, num_parts))
         self._least_share = min(FULL_PART, max(BLOCK, _whole_blocks(FULL_PART * num_tiles // num_programs)))
 
     def max_tiles(self, num_sequences: int) -> int:
@@ -122,7 +127,9 @@ class LatentPlans:
             items[1:, place] = column[order]
         num_kept = int(kept.sum())
         merges = np.stack((first_row, rows, first_part, num_parts), axis=1) if num_kept else np.zeros(0)
-        return LatentPlan(items.reshape(-1), merges.astype(np.int32).reshape(-1), np.array(pages, np.int32), num_kept)
+        return LatentPlan(
+            items.reshape(-1), merges.astype(np.int32).reshape(-1), np.frombuffer(pages, np.int32), num_kept
+        )
 
     def extended(self, plan: LatentPlan, num_sequences: int) -> LatentPlan:
         """Returns the plan in arrays of the largest size. Args: num_sequences: upper bound, padding included."""

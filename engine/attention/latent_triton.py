@@ -17,10 +17,11 @@ from tandem.engine.attention.base import (
     LatentHeads,
 )
 from tandem.engine.attention.latent_expansion import LatentExpansion
-from tandem.engine.attention.latent_kernels import attend, rotate_write
+from tandem.engine.attention.latent_kernels import attend
 from tandem.engine.attention.latent_layout import LatentLayout
-from tandem.engine.attention.latent_plan import LatentPlans, decode_plans, prompt_plans
-from tandem.engine.attention.page_tables import new_positions, prefill_slots
+from tandem.engine.attention.latent_plan import Int32s, LatentPlans, decode_plans, prompt_plans
+from tandem.engine.attention.latent_write import rotate_write
+from tandem.engine.attention.page_tables import Int64s, decode_slots, new_positions, prefill_slots
 from tandem.engine.attention.scales import KvScales
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.base import PageLayout
@@ -96,7 +97,7 @@ class LatentTritonAttention(LatentBackend, GraphableBackend):
 
     def _plan_absorbed(self, sequences: Sequence[TokenSequence], plans: LatentPlans) -> "PlannedLatents":
         plan = plans.build(self._layout, sequences)
-        packed = Packed(prefill_slots(self._layout, sequences), new_positions(sequences).astype(np.int32), *plan.arrays)
+        packed = Packed(*_places(self._layout, sequences), *plan.arrays)
         parts = self._kernels.parts(plan.num_parts, plans.tile_rows)
         return _Absorbed(self._kernels, _Tables(*packed.to(self._device)), parts, self._num_programs)
 
@@ -144,6 +145,13 @@ class _Tables(NamedTuple):
     items: torch.Tensor
     merges: torch.Tensor
     pages: torch.Tensor
+
+
+def _places(layout: LatentLayout, sequences: Sequence[TokenSequence]) -> tuple[Int64s, Int32s]:
+    """Returns slots and positions of the new tokens: (num_tokens,)."""
+    if all(s.extend_len == 1 for s in sequences):
+        return decode_slots(layout, sequences), np.array([s.cached_len for s in sequences], np.int32)
+    return prefill_slots(layout, sequences), new_positions(sequences).astype(np.int32)
 
 
 class _Parts(NamedTuple):
@@ -269,11 +277,7 @@ class _Expanded(PlannedLatents):
     def __init__(self, kernels: _Kernels, expansion: LatentExpansion, prompt: TokenSequence) -> None:
         self._kernels = kernels
         self._expansion = expansion
-        packed = Packed(
-            prefill_slots(kernels.layout, [prompt]),
-            new_positions([prompt]).astype(np.int32),
-            expansion.rows(prompt),
-        )
+        packed = Packed(*_places(kernels.layout, [prompt]), expansion.rows(prompt))
         self._slots, self.positions, self._rows = packed.to(kernels.device)
 
     def run(
@@ -306,9 +310,9 @@ class _Packer:
         slots = np.full(self._num_tokens, self._dummy_page * self._layout.page_size, np.int64)
         positions = np.zeros(self._num_tokens, np.int32)
         if sequences:
-            new = prefill_slots(self._layout, sequences)
-            slots[: len(new)] = new
-            positions[: len(new)] = new_positions(sequences)
+            places = _places(self._layout, sequences)
+            num_tokens = len(places[0])
+            slots[:num_tokens], positions[:num_tokens] = places
         num_padding = self._num_tokens - sum(s.extend_len for s in sequences)
         plan = self._plans.build(self._layout, sequences, num_padding, self._dummy_page)
         return Packed(slots, positions, *self._plans.extended(plan, self._num_sequences).arrays)
