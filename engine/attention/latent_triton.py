@@ -32,9 +32,9 @@ from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.upload import Packed, aligned
 
 DTYPES = ("bfloat16", "float16")
-# GPUs whose blocks have shared memory for the queries and two blocks of latents, 225 KiB.
-CAPABILITIES = (9, 10)
-MIN_SIZE, MAX_RANK = 16, 512
+CAPABILITY = 9
+# Blocks have shared memory for the queries and two blocks of latents of these sizes, 225 KiB.
+KV_RANKS, ROPE_DIMS = (64, 128, 256, 512), (16, 32, 64)
 
 
 class LatentTritonAttention(LatentBackend, GraphableBackend):
@@ -54,13 +54,15 @@ class LatentTritonAttention(LatentBackend, GraphableBackend):
             return f"the Triton kernels of latents run on GPUs, not on {device.type}"
         if layout.dtype not in DTYPES:
             return f"the Triton kernels of latents compute {' and '.join(DTYPES)}, not {layout.dtype}"
-        for name, size in (("kv_lora_rank", layout.kv_rank), ("qk_rope_head_dim", layout.rope_dim)):
-            if not MIN_SIZE <= size <= MAX_RANK or size & (size - 1):
-                sizes = f"powers of 2 from {MIN_SIZE} to {MAX_RANK}"
-                return f"the Triton kernels of latents compute {sizes}, not {name} {size}"
+        for name, size, sizes in (
+            ("kv_lora_rank", layout.kv_rank, KV_RANKS),
+            ("qk_rope_head_dim", layout.rope_dim, ROPE_DIMS),
+        ):
+            if size not in sizes:
+                return f"the Triton kernels of latents compute {name} {', '.join(map(str, sizes))}, not {size}"
         major, minor = torch.cuda.get_device_capability(device)
-        if major not in CAPABILITIES:
-            return f"the Triton kernels of latents need a GPU of compute capability 9 or 10, not {major}.{minor}"
+        if major != CAPABILITY:
+            return f"the Triton kernels of latents need a GPU of compute capability {CAPABILITY}, not {major}.{minor}"
         return ""
 
     def __init__(self, pool: CudaKvPool, num_q_heads: int, kv_scales: KvScales | None = None) -> None:

@@ -207,8 +207,8 @@ def test_decodes_as_plain_torch(dtype: str) -> None:
     ("layout", "reason"),
     [
         (LatentLayout(2, 16, 512, 64, "float32"), "compute bfloat16 and float16, not float32"),
-        (LatentLayout(2, 16, 192, 64, "bfloat16"), "powers of 2 from 16 to 512, not kv_lora_rank 192"),
-        (LatentLayout(2, 16, 512, 8, "bfloat16"), "powers of 2 from 16 to 512, not qk_rope_head_dim 8"),
+        (LatentLayout(2, 16, 192, 64, "bfloat16"), "compute kv_lora_rank 64, 128, 256, 512, not 192"),
+        (LatentLayout(2, 16, 512, 8, "bfloat16"), "compute qk_rope_head_dim 16, 32, 64, not 8"),
     ],
 )
 def test_unsupported_sizes(layout: LatentLayout, reason: str) -> None:

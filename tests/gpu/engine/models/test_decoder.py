@@ -34,6 +34,7 @@ _LATENT: dict[str, Any] = {
 LATENT: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**_LATENT, "q_lora_rank": None},
     "deepseek_v3": {**_LATENT, "q_lora_rank": 96, "n_group": 4, "topk_group": 2},
+    "glm4_moe_lite": {**_LATENT, "q_lora_rank": 96, "qk_nope_head_dim": 96, "v_head_dim": 128},
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
