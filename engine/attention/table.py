@@ -17,5 +17,6 @@ ATTENTION_BACKENDS: "Choices[AttentionBackend]" = Choices(
         "latent_triton": Choice("tandem.engine.attention.latent_triton:LatentTritonAttention", ("cuda",)),
         "reference": Choice("tandem.engine.attention.reference:ReferenceAttention"),
         "latent_reference": Choice("tandem.engine.attention.latent_reference:LatentReferenceAttention"),
+        "indexed_reference": Choice("tandem.engine.attention.indexed_reference:IndexedReferenceAttention"),
     },
 )
