@@ -13,9 +13,10 @@ import math
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from tandem.engine.attention.latent_plan import MERGE_SIZE
-from tandem.engine.attention.latent_tiles import attend_tiles
+from tandem.engine.attention.latent_tiles import DEPENDENT, attend_tiles
 
 # Numbers of parts that a program merges at once.
 MERGED_NUMBERS = 4096
@@ -68,6 +69,7 @@ def attend(
             COLUMNS=columns,
             PARTS=MERGED_NUMBERS // columns,
             MERGE=MERGE_SIZE,
+            launch_pdl=DEPENDENT,
             num_warps=4,
         )
 
@@ -93,6 +95,8 @@ def _merge(  # type: ignore[no-untyped-def]
     num_rows = tl.load(merge + 1)
     first_part = tl.load(merge + 2).to(tl.int64)
     num_parts = tl.load(merge + 3)
+    # Also where nothing is merged: the kernel behind must not start before the end of the one before.
+    gdc_wait()
     if i >= num_rows or num_parts < 2:
         return
     r = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)

@@ -12,6 +12,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from tandem.engine.attention.latent_plan import BLOCK, ITEM_SIZE
 
+# Starts while the kernel before still runs, and waits for its end (programmatic dependent launch).
+DEPENDENT = True
 # Rows whose sums fit in the registers of one warpgroup.
 MAX_ROWS_OF_GROUP = 32
 
@@ -54,6 +56,7 @@ def attend_tiles(
         ROWS=parts.shape[1],
         BLOCK=BLOCK,
         ITEM=ITEM_SIZE,
+        launch_pdl=DEPENDENT,
         num_warps=4 if parts.shape[1] <= MAX_ROWS_OF_GROUP else 8,
     )
 
@@ -90,6 +93,11 @@ def _copy(  # type: ignore[no-untyped-def]
     async_copy.async_copy_global_to_shared(latent_smem, source + r, mask=exists)
     async_copy.async_copy_global_to_shared(key_smem, source + (KV_RANK + d), mask=exists)
     async_copy.commit_group()
+
+
+@gluon.jit
+def _wait_for_kernel_before():  # type: ignore[no-untyped-def]
+    gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -155,6 +163,8 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
         part = gl.load(item + 6)
         page = _pages_of(item_pages, start, end, PAGE_SIZE, BLOCK, COPIED)
         next_page = _pages_of(item_pages, start + BLOCK, end, PAGE_SIZE, BLOCK, COPIED)
+        # Plans are older than it, queries are its.
+        _wait_for_kernel_before()
         _copy(latents.index(0), keys.index(0), base, page, start, end, page_stride, PAGE_SIZE, COPY)
         i = gl.arange(0, ROWS, layout=COPIED)
         row = first_row + i

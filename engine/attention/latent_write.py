@@ -3,7 +3,9 @@
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
+from tandem.engine.attention.latent_tiles import DEPENDENT
 from tandem.engine.layers.norm import Norm
 from tandem.engine.layers.rotary import Rotation
 
@@ -51,6 +53,7 @@ def rotate_write(
         PAIRS=(token_dim - kv_rank) // 2,
         PAGE_SIZE=page_size,
         HEADS=WRITTEN_HEADS,
+        launch_pdl=DEPENDENT,
         num_warps=4,
     )
 
@@ -81,6 +84,7 @@ def _rotate_write(  # type: ignore[no-untyped-def]
     position = tl.load(positions + token)
     c = tl.load(cos + position * PAIRS + i)
     s = tl.load(sin + position * PAIRS + i)
+    gdc_wait()
     if tl.program_id(1) == 0:
         slot = tl.load(slots + token)
         target = pool + slot // PAGE_SIZE * page_stride + layer_offset + slot % PAGE_SIZE * (KV_RANK + 2 * PAIRS)
