@@ -1,5 +1,6 @@
 """Attention over chosen latents in plain torch, on any device."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from tandem.engine.layers.rotary import Rotation, rotate, rotate_pairs
 from tandem.engine.token_sequence import TokenSequence
 
 
-class _Places(NamedTuple):
+class Places(NamedTuple):
     """
     Attributes:
         pages, offsets: (num_tokens,) int64, of tokens in the pool.
@@ -36,7 +37,7 @@ class _Planned(NamedTuple):
 
     start: int
     end: int
-    places: _Places
+    places: Places
     is_future: torch.Tensor
 
 
@@ -54,15 +55,22 @@ class IndexedReferenceAttention(IndexedBackend):
         self._layout = layout
         self._device = pool.device
         self._latents, self._index_keys = layout.views(pool.memory)
-        self._written: _Places | None = None
+        self._written: Places | None = None
         self._planned: list[_Planned] = []
 
     @torch.inference_mode()
     def plan(self, batch: Batch) -> None:
+        self._plan_writing(batch)
+        self._plan_each(batch.sequences, 0)
+
+    def _plan_writing(self, batch: Batch) -> None:
         slots = torch.from_numpy(prefill_slots(self._layout, batch.sequences)).to(self._device)
-        self._written = _Places(slots // self._layout.page_size, slots % self._layout.page_size)
-        self._planned, start = [], 0
-        for s in batch.sequences:
+        self._written = Places(slots // self._layout.page_size, slots % self._layout.page_size)
+
+    def _plan_each(self, sequences: Sequence[TokenSequence], start: int) -> None:
+        """Args: start: of the first in the token dimension."""
+        self._planned = []
+        for s in sequences:
             end = start + s.extend_len
             tokens = torch.arange(s.device_len, device=self._device)
             is_future = tokens > tokens[s.cached_len :, None]
@@ -80,6 +88,13 @@ class IndexedReferenceAttention(IndexedBackend):
         index: Index,
         layer: int,
     ) -> torch.Tensor:
+        q, queries = self._write(q, kv, norm, rotation, index, layer)
+        return torch.cat(self._attend_each(q, queries, heads, index, layer))
+
+    def _write(
+        self, q: torch.Tensor, kv: torch.Tensor, norm: Norm, rotation: Rotation, index: Index, layer: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes latents and index keys into their pages, and returns rotated queries and index queries."""
         assert self._written is not None
         layout = self._layout
         latents, k_rope = kv.split((layout.kv_rank, layout.rope_dim), dim=-1)
@@ -89,13 +104,18 @@ class IndexedReferenceAttention(IndexedBackend):
         pages, offsets = self._written
         self._latents[pages, layer, offsets] = torch.cat((rms_norm(latents, *norm), k_rope), dim=-1)
         self._index_keys[pages, layer, offsets] = self._rotated(index.keys[:, None], rotation)[:, 0]
-        index_queries = self._rotated(index.queries, rotation)
+        return q, self._rotated(index.queries, rotation)
+
+    def _attend_each(
+        self, q: torch.Tensor, queries: torch.Tensor, heads: LatentHeads, index: Index, layer: int
+    ) -> list[torch.Tensor]:
+        """Args: q, queries: of `_write`."""
         outputs = []
         for planned in self._planned:
             new = slice(planned.start, planned.end)
-            mask = self._chosen(planned, index_queries[new], index.weights[new], index.top_k, layer)
+            mask = self._chosen(planned, queries[new], index.weights[new], index.top_k, layer)
             outputs.append(self._attend(planned, q[new], mask, heads, layer))
-        return torch.cat(outputs)
+        return outputs
 
     def _rotated(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         turned, kept = x.split((self._layout.rope_dim, self._layout.index_dim - self._layout.rope_dim), dim=-1)
@@ -125,7 +145,7 @@ class IndexedReferenceAttention(IndexedBackend):
         out = F.scaled_dot_product_attention(q.transpose(0, 1), keys, values, attn_mask=mask, scale=heads.scale)
         return out.transpose(0, 1).flatten(1)
 
-    def _places(self, sequence: TokenSequence, tokens: torch.Tensor) -> _Places:
+    def _places(self, sequence: TokenSequence, tokens: torch.Tensor) -> Places:
         num_pages = self._layout.num_pages_for(sequence.device_len)
         table = torch.tensor(list(sequence.page_ids[:num_pages]), device=self._device)
-        return _Places(table[tokens // self._layout.page_size], tokens % self._layout.page_size)
+        return Places(table[tokens // self._layout.page_size], tokens % self._layout.page_size)

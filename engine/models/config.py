@@ -75,9 +75,7 @@ class ModelConfig:
         if self.num_q_heads % self.num_kv_heads:
             raise ValueError(f"num_q_heads {self.num_q_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if self.indexer is not None and self.indexer.head_dim < self.rope_dim:
-            raise ValueError(
-                f"index_head_dim {self.indexer.head_dim} is less than qk_rope_head_dim {self.rope_dim}"
-            )
+            raise ValueError(f"index_head_dim {self.indexer.head_dim} is less than qk_rope_head_dim {self.rope_dim}")
         if self.rope_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd, but the rotary embedding rotates pairs")
 

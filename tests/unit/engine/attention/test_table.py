@@ -16,7 +16,7 @@ BY_HEAD = KvHeadLayout(num_layers=2, page_size=16, num_kv_heads=2, head_dim=64, 
 LATENT = LatentLayout(num_layers=2, page_size=16, kv_rank=64, rope_dim=16, dtype="bfloat16")
 INDEXED = IndexedLayout(num_layers=2, page_size=16, kv_rank=64, rope_dim=16, index_dim=32, dtype="bfloat16")
 # Pages of backends without keys and values by head.
-LAYOUTS = {"latent_triton": LATENT, "latent_reference": LATENT, "indexed_reference": INDEXED}
+LAYOUTS = {"latent_triton": LATENT, "latent_reference": LATENT, "indexed_reference": INDEXED, "indexed_triton": INDEXED}
 
 
 @pytest.mark.parametrize("name", ATTENTION_BACKENDS.names)
