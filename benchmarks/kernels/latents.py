@@ -111,7 +111,7 @@ class LatentKernels:
         parts = torch.empty(max(1, plan.num_parts), plans.tile_rows, KV_RANK, device=self._device)
         log_sums, out = torch.empty(parts.shape[:2], device=self._device), torch.empty_like(q)
         view = pool.layout.view(pool.memory_and_dummy)
-        tables, scale = (items, merges, pages, parts, log_sums), (NOPE_DIM + ROPE_DIM) ** -0.5
+        tables, scale = (items, merges, pages, parts, log_sums, plans.most_parts), (NOPE_DIM + ROPE_DIM) ** -0.5
         return self._per_layer(
             lambda layer: attend(q, q_rope, view, layer, *tables, scale, self._num_programs, out), num_layers
         )

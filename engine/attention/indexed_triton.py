@@ -46,6 +46,7 @@ class _Sums(NamedTuple):
         at: (num_chosen,) int64, each sequence's choice among padded ones, in turn.
         items, merges: of LatentPlan.
         num_parts, tile_rows: of the kernel's memory.
+        most_parts: of LatentPlans.
     """
 
     at: torch.Tensor
@@ -53,6 +54,7 @@ class _Sums(NamedTuple):
     merges: torch.Tensor
     num_parts: int
     tile_rows: int
+    most_parts: int
 
 
 class IndexedTritonAttention(IndexedReferenceAttention):
@@ -155,6 +157,7 @@ class IndexedTritonAttention(IndexedReferenceAttention):
             units[sums.at].int(),
             parts,
             log_sums,
+            sums.most_parts,
             scale,
             self._num_programs,
             out,
@@ -172,4 +175,4 @@ class IndexedTritonAttention(IndexedReferenceAttention):
         plan = plans.build(replace(self._layout.latents, page_size=1), sequences)
         at = np.concatenate([row * stride + np.arange(count) for row, count in enumerate(num_chosen)])
         at_device, items, merges = Packed(at, plan.items, plan.merges).to(self._device)
-        return _Sums(at_device, items, merges, max(1, plan.num_parts), plans.tile_rows)
+        return _Sums(at_device, items, merges, max(1, plan.num_parts), plans.tile_rows, plans.most_parts)

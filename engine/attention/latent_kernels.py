@@ -18,10 +18,8 @@ from triton.language.extra.cuda import gdc_wait
 from tandem.engine.attention.latent_plan import MERGE_SIZE
 from tandem.engine.attention.latent_tiles import DEPENDENT, attend_tiles
 
-# Numbers of parts that a program merges at once.
-MERGED_NUMBERS = 4096
-# Programs that merge few tiles take fewer columns each, so that there are more of them.
-FEW_TILES, FEW_COLUMNS = 64, 128
+# Parts, and numbers of them all, that a program merges at once.
+MERGED_PARTS, MERGED_NUMBERS = 32, 4096
 
 
 def attend(
@@ -34,6 +32,7 @@ def attend(
     pages: torch.Tensor,
     parts: torch.Tensor,
     log_sums: torch.Tensor,
+    most_parts: int,
     scale: float,
     num_programs: int,
     out: torch.Tensor,
@@ -49,6 +48,7 @@ def attend(
         pages: int32 page ids of all sequences.
         parts: (max_parts, tile_rows, kv_rank) float32, overwritten.
         log_sums: (max_parts, tile_rows) float32, overwritten.
+        most_parts: of LatentPlans; gives the order of sums.
         scale: factor of the scores.
         out: as q, overwritten: weighted sums of latents.
     """
@@ -56,7 +56,8 @@ def attend(
     if len(merges):
         num_heads, _, kv_rank = q.shape
         num_tiles, tile_rows = len(merges) // MERGE_SIZE, parts.shape[1]
-        columns = min(kv_rank, FEW_COLUMNS) if num_tiles <= FEW_TILES else kv_rank
+        merged_parts = min(MERGED_PARTS, triton.next_power_of_2(most_parts))
+        columns = min(kv_rank, MERGED_NUMBERS // merged_parts)
         _merge[(num_tiles, tile_rows, kv_rank // columns)](
             out,
             parts,
@@ -67,7 +68,7 @@ def attend(
             KV_RANK=kv_rank,
             ROWS=tile_rows,
             COLUMNS=columns,
-            PARTS=MERGED_NUMBERS // columns,
+            PARTS=merged_parts,
             MERGE=MERGE_SIZE,
             launch_pdl=DEPENDENT,
             num_warps=4,

@@ -54,22 +54,32 @@ class LatentPlans:
 
     Attributes:
         tile_rows: rows of a tile.
+        most_parts: of a tile.
     """
 
-    def __init__(self, num_tokens: int, num_heads: int, tile_rows: int, num_programs: int, min_parts: int = 1) -> None:
+    def __init__(
+        self,
+        num_tokens: int,
+        num_heads: int,
+        tile_rows: int,
+        num_programs: int,
+        *,
+        num_tiles: int,
+        min_parts: int = 1,
+    ) -> None:
         """
         Args:
             num_tokens: queries of a forward pass, with padding.
+            num_tiles: about as many as they have.
             min_parts: parts that a long sequence may have even if tiles are more than programs.
         """
         self._num_tokens = num_tokens
         self._num_heads = num_heads
         self.tile_rows = tile_rows
-        num_tiles = max(1, num_tokens * num_heads // tile_rows)
         num_parts = num_programs // num_tiles
         if num_programs - num_parts * num_tiles > MAX_IDLE * num_programs:
             num_parts = 2 * num_programs // num_tiles
-        self._most_parts = max(min_parts, min(MAX_PARTS, num_parts))
+        self.most_parts = max(min_parts, min(MAX_PARTS, num_parts))
         self._least_share = min(FULL_PART, max(BLOCK, _whole_blocks(FULL_PART * num_tiles // num_programs)))
 
     def max_tiles(self, num_sequences: int) -> int:
@@ -78,7 +88,7 @@ class LatentPlans:
         return min(self._num_tokens * of_token, num_sequences + self._num_tokens * self._num_heads // self.tile_rows)
 
     def max_parts(self, num_sequences: int) -> int:
-        return self.max_tiles(num_sequences) * self._most_parts if self._most_parts > 1 else 0
+        return self.max_tiles(num_sequences) * self.most_parts if self.most_parts > 1 else 0
 
     def build(
         self, layout: PageLayout, sequences: Sequence[TokenSequence], num_padding: int = 0, dummy_page: int = 0
@@ -101,7 +111,7 @@ class LatentPlans:
         seen = cached[of] + (first + rows - 1) // self._num_heads + 1
         if num_padding:
             seen[of == len(sequences)] = 1
-        share = _whole_blocks(-(-seen // np.minimum(self._most_parts, -(-seen // self._least_share))))
+        share = _whole_blocks(-(-seen // np.minimum(self.most_parts, -(-seen // self._least_share))))
         num_parts = -(-seen // share)
         kept = np.where(num_parts > 1, num_parts, 0)
         first_part = kept.cumsum() - kept
@@ -134,9 +144,9 @@ class LatentPlans:
     def extended(self, plan: LatentPlan, num_sequences: int) -> LatentPlan:
         """Returns the plan in arrays of the largest size. Args: num_sequences: upper bound, padding included."""
         num_tiles = self.max_tiles(num_sequences)
-        items = np.zeros((1 + num_tiles * self._most_parts) * ITEM_SIZE, np.int32)
+        items = np.zeros((1 + num_tiles * self.most_parts) * ITEM_SIZE, np.int32)
         items[: len(plan.items)] = plan.items
-        merges = np.zeros(num_tiles * MERGE_SIZE if self._most_parts > 1 else 0, np.int32)
+        merges = np.zeros(num_tiles * MERGE_SIZE if self.most_parts > 1 else 0, np.int32)
         merges[: len(plan.merges)] = plan.merges
         return plan._replace(items=items, merges=merges)
 
@@ -145,11 +155,15 @@ def decode_plans(num_rows: int, num_heads: int, num_programs: int) -> LatentPlan
     tile_rows = MIN_TILE_ROWS
     while tile_rows < min(num_heads, MAX_TILE_ROWS):
         tile_rows *= 2
-    return LatentPlans(num_rows, num_heads, tile_rows, num_programs, PART_ROWS // tile_rows)
+    num_tiles = num_rows * -(-num_heads // tile_rows)
+    return LatentPlans(
+        num_rows, num_heads, tile_rows, num_programs, num_tiles=num_tiles, min_parts=PART_ROWS // tile_rows
+    )
 
 
 def prompt_plans(num_tokens: int, num_heads: int, num_programs: int) -> LatentPlans:
-    return LatentPlans(num_tokens, num_heads, MAX_TILE_ROWS, num_programs)
+    num_tiles = max(1, num_tokens * num_heads // MAX_TILE_ROWS)
+    return LatentPlans(num_tokens, num_heads, MAX_TILE_ROWS, num_programs, num_tiles=num_tiles)
 
 
 def _numbered(counts: Int64s) -> tuple[Int64s, Int64s]:

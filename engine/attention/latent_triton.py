@@ -100,7 +100,7 @@ class LatentTritonAttention(LatentBackend, GraphableBackend):
     def _plan_absorbed(self, sequences: Sequence[TokenSequence], plans: LatentPlans) -> "PlannedLatents":
         plan = plans.build(self._layout, sequences)
         packed = Packed(*_places(self._layout, sequences), *plan.arrays)
-        parts = self._kernels.parts(plan.num_parts, plans.tile_rows)
+        parts = self._kernels.parts(plan.num_parts, plans)
         return _Absorbed(self._kernels, _Tables(*packed.to(self._device)), parts, self._num_programs)
 
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
@@ -131,11 +131,17 @@ class LatentTritonAttention(LatentBackend, GraphableBackend):
         num_bytes = max(packer.pack(()).num_bytes for packer in packers.values())
         num_bytes += aligned(4 * max(num_sequences.values()) * max_pages_per_sequence)
         memory = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
-        tile_rows = next(iter(plans.values())).tile_rows
         most = max(of_size.max_parts(num_sequences[size]) for size, of_size in plans.items())
-        parts = self._kernels.parts(most, tile_rows)
+        parts = self._kernels.parts(most, next(iter(plans.values())))
         return {
-            size: _Graphed(self._kernels, packer, memory, parts, self._num_programs) for size, packer in packers.items()
+            size: _Graphed(
+                self._kernels,
+                packer,
+                memory,
+                parts._replace(most_of_tile=plans[size].most_parts),
+                self._num_programs,
+            )
+            for size, packer in packers.items()
         }
 
 
@@ -157,10 +163,16 @@ def _places(layout: LatentLayout, sequences: Sequence[TokenSequence]) -> tuple[I
 
 
 class _Parts(NamedTuple):
-    """Attributes: sums: (num_parts, tile_rows, kv_rank) float32; log_sums: (num_parts, tile_rows) float32."""
+    """
+    Attributes:
+        sums: (num_parts, tile_rows, kv_rank) float32.
+        log_sums: (num_parts, tile_rows) float32.
+        most_of_tile: parts that a tile may have.
+    """
 
     sums: torch.Tensor
     log_sums: torch.Tensor
+    most_of_tile: int
 
 
 class _Kernels:
@@ -169,10 +181,10 @@ class _Kernels:
         self.device = pool.device
         self._pool = pool
 
-    def parts(self, num_parts: int, tile_rows: int) -> _Parts:
-        shape = max(1, num_parts), tile_rows
+    def parts(self, num_parts: int, plans: LatentPlans) -> _Parts:
+        shape = max(1, num_parts), plans.tile_rows
         sums = torch.empty(*shape, self.layout.kv_rank, dtype=torch.float32, device=self.device)
-        return _Parts(sums, torch.empty(shape, dtype=torch.float32, device=self.device))
+        return _Parts(sums, torch.empty(shape, dtype=torch.float32, device=self.device), plans.most_parts)
 
     def write(
         self, slots: torch.Tensor, q: torch.Tensor, kv: torch.Tensor, norm: Norm, rotation: Rotation, layer: int
@@ -204,6 +216,7 @@ class _Kernels:
             tables.pages,
             parts.sums,
             parts.log_sums,
+            parts.most_of_tile,
             heads.scale,
             num_programs,
             latents,
