@@ -2,9 +2,9 @@
 
 from tandem.engine.models.config import ModelConfig
 
-# Fitted to decode steps of DeepSeek-V2-Lite on an H200 (docs/benchmarks.md): share of the copy rate at which attention
+# Fitted to decode steps of DeepSeek-V2-Lite on an H200 (docs/gpu.md): share of the copy rate at which attention
 # reads latents, and overhead per layer of the kernels that attention by head does not have.
-LATENT_READ_SHARE = 0.75
+LATENT_READ_SHARE = 0.95
 LATENT_LAYER_S = 25e-6
 
 

@@ -95,13 +95,11 @@ class LatentPlans:
     ) -> LatentPlan:
         """Plans the sequences' new tokens, in their order, then padding, which sees one token of the dummy page."""
         pages, first_pages = page_tables(layout, sequences)
-        new_lens, cached_lens = [s.extend_len for s in sequences], [s.cached_len for s in sequences]
+        cached = np.array([s.cached_len for s in sequences] + [0] * bool(num_padding), np.int64)
+        new = np.array([s.device_len for s in sequences] + [num_padding] * bool(num_padding), np.int64) - cached
         if num_padding:
-            new_lens.append(num_padding)
-            cached_lens.append(0)
             first_pages.append(len(pages))
             pages.append(dummy_page)
-        new, cached = np.array(new_lens, np.int64), np.array(cached_lens, np.int64)
         first_tokens = new.cumsum() - new
         num_rows = new * self._num_heads
         # Of each tile: its sequence, its first row in it, number of rows, tokens that it sees, and parts.

@@ -157,7 +157,7 @@ class _Tables(NamedTuple):
 
 def _places(layout: LatentLayout, sequences: Sequence[TokenSequence]) -> tuple[Int64s, Int32s]:
     """Returns slots and positions of the new tokens: (num_tokens,)."""
-    if all(s.extend_len == 1 for s in sequences):
+    if all(s.device_len - s.cached_len == 1 for s in sequences):
         return decode_slots(layout, sequences), np.array([s.cached_len for s in sequences], np.int32)
     return prefill_slots(layout, sequences), new_positions(sequences).astype(np.int32)
 
@@ -324,11 +324,12 @@ class _Packer:
     def pack(self, sequences: Sequence[TokenSequence]) -> Packed:
         slots = np.full(self._num_tokens, self._dummy_page * self._layout.page_size, np.int64)
         positions = np.zeros(self._num_tokens, np.int32)
+        num_padding = self._num_tokens
         if sequences:
             places = _places(self._layout, sequences)
             num_tokens = len(places[0])
             slots[:num_tokens], positions[:num_tokens] = places
-        num_padding = self._num_tokens - sum(s.extend_len for s in sequences)
+            num_padding -= num_tokens
         plan = self._plans.build(self._layout, sequences, num_padding, self._dummy_page)
         return Packed(slots, positions, *self._plans.extended(plan, self._num_sequences).arrays)
 
