@@ -136,3 +136,9 @@ def test_long_sequences_have_parts_in_large_batches() -> None:
     longest = [item[5] - item[4] for item in items_of(plan)]
     assert longest == sorted(longest, reverse=True)
     assert np.array(longest[:8]).sum() == 16_384
+
+
+@pytest.mark.parametrize(("batch_size", "num_heads"), [(1, 16), (8, 16), (8, 20), (32, 20), (8, 128)])
+def test_parts_of_few_long_sequences_fill_the_programs_once(batch_size: int, num_heads: int) -> None:
+    plan = decode_plans(batch_size, num_heads, NUM_PROGRAMS).build(LAYOUT, sequences_of([(16_383, 1)] * batch_size))
+    assert 0.85 * NUM_PROGRAMS <= len(items_of(plan)) <= NUM_PROGRAMS
