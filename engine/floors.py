@@ -30,9 +30,9 @@ def decode_floor(
 ) -> float:
     """Returns the seconds of a decode step over kv_len tokens each: reading weights and KV, or the matrix products and
     attention over latents, whichever is longer."""
-    num_bytes = read_weight_bytes(model, batch_size) + batch_size * kv_len * kv_bytes_per_token(model, kv_cache_dtype)
+    num_bytes = read_weight_bytes(model, batch_size) + batch_size * read_kv_bytes(model, kv_len, kv_cache_dtype)
     products = common_flops(model, batch_size, batch_size) + expert_flops(model, batch_size)
-    products += latent_decode_flops(model, batch_size * kv_len)
+    products += batch_size * (latent_decode_flops(model, _attended(model, kv_len)) + index_flops(model, kv_len))
     return max(num_bytes / limits.copy_bandwidth, products / limits.matmul_rate)
 
 
@@ -77,8 +77,13 @@ def expert_flops(model: ModelConfig, num_tokens: int) -> float:
 def attention_flops(model: ModelConfig, num_tokens: int, num_before: int = 0) -> int:
     """Causal attention behind `num_before` tokens."""
     # Each pair of query and key takes two products: query by key, and weight by value.
-    num_pairs = num_tokens * num_before + num_tokens * (num_tokens + 1) // 2
-    return 2 * (model.head_dim + model.value_dim) * model.num_q_heads * model.num_layers * num_pairs
+    num_pairs = attended = num_tokens * num_before + num_tokens * (num_tokens + 1) // 2
+    if model.indexer is not None:
+        # Queries before attend to all tokens, those from `full` on to top_k.
+        full = min(num_tokens, max(0, model.indexer.top_k - num_before))
+        attended = full * num_before + full * (full + 1) // 2 + (num_tokens - full) * model.indexer.top_k
+    of_heads = 2 * (model.head_dim + model.value_dim) * model.num_q_heads * model.num_layers * attended
+    return of_heads + index_flops(model, num_pairs)
 
 
 def latent_decode_flops(model: ModelConfig, num_tokens: int) -> int:
@@ -90,6 +95,23 @@ def latent_decode_flops(model: ModelConfig, num_tokens: int) -> int:
         return 0
     per_head = 2 * (model.latent.token_dim + model.latent.kv_rank)
     return per_head * model.num_q_heads * model.num_layers * num_tokens
+
+
+def index_flops(model: ModelConfig, num_pairs: int) -> int:
+    """FLOP of the scores by which queries choose tokens; 0 without an indexer. Args: num_pairs: of query and token."""
+    if model.indexer is None:
+        return 0
+    return 2 * model.indexer.num_heads * model.indexer.head_dim * model.num_layers * num_pairs
+
+
+def read_kv_bytes(model: ModelConfig, kv_len: int, kv_cache_dtype: str = "auto") -> int:
+    """Returns the bytes that a decoded sequence of kv_len tokens reads: all its pages, or index keys of all tokens and
+    latents of those chosen. Raises ValueError: the model's pages cannot have this dtype."""
+    of_token = kv_bytes_per_token(model, kv_cache_dtype)
+    if model.indexer is None:
+        return kv_len * of_token
+    index_key = BYTES_PER_NUMBER * model.num_layers * model.indexer.head_dim
+    return kv_len * index_key + _attended(model, kv_len) * (of_token - index_key)
 
 
 def kv_bytes_per_token(model: ModelConfig, kv_cache_dtype: str = "auto") -> int:
@@ -134,7 +156,16 @@ def attention_numbers(model: ModelConfig) -> tuple[int, int]:
     queries = (latent.q_rank or hidden) * num_heads * latent.qk_dim + hidden * latent.q_rank
     output = num_heads * latent.value_dim * hidden
     from_latent = latent.kv_rank * num_heads * (latent.nope_dim + latent.value_dim)
-    return queries + output, hidden * latent.token_dim + from_latent
+    plain, indexer = hidden * latent.token_dim + from_latent, model.indexer
+    if indexer is not None:
+        queries += latent.q_rank * indexer.num_heads * indexer.head_dim
+        plain += hidden * (indexer.head_dim + indexer.num_heads)
+    return queries + output, plain
+
+
+def _attended(model: ModelConfig, kv_len: int) -> int:
+    """Returns the tokens that a query behind kv_len attends to."""
+    return kv_len if model.indexer is None else min(kv_len, model.indexer.top_k)
 
 
 def _projection_bytes(model: ModelConfig) -> int:

@@ -4,6 +4,7 @@ decode    each operation of a decode step's layer
 prefill   each operation of a prefill's layer, and how the GPU's rate falls under sustained load
 products  each matrix of a layer by every available kernel, in bfloat16 and FP8
 experts   the kernels of a layer's experts, in bfloat16 and FP8
+latents   attention over latents, at the sizes of DeepSeek's models
 step      kernels of a whole decode step by name, idle time between steps, and traces for Perfetto
 
 All but the last run an operation for every layer of the model in one CUDA graph, so that no matrix is cached when its
@@ -28,6 +29,9 @@ from tandem.engine.models.config import ModelConfig
 EXPERT_TOKENS = (16, 32, 64, 128, 256, 512, 1024)
 TOKENS = (1, 8, 16, 17, 32, 48, 64, 128, 256, 512, 2048, 8192)
 PREFILLS = ((2, 8192), (32, 512), (1, 512))
+# DeepSeek-V2-Lite's and V3's.
+LATENT_HEADS = (16, 128)
+LATENT_PROMPTS, LATENT_PREFIXES = (64, 256, 1024), (0, 1024, 16_384)
 
 
 def prefill_shape(text: str) -> tuple[int, int]:
@@ -120,6 +124,32 @@ def experts(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> N
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
+@torch.inference_mode()
+def latents(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    from benchmarks.kernels.latents import LatentKernels
+
+    limits = measure_limits()
+    kernels, console = LatentKernels(limits), Console(width=120)
+    columns = "tokens of each", "µs", "attention, µs", "latents, µs", "times it", "floor, µs", "times it"
+    for num_heads in arguments.heads:
+        table = _table("batch", f"decode, {num_heads} heads, one layer", *columns)
+        for kv_len in arguments.kv_lens:
+            for batch_size in arguments.batch_sizes:
+                row = kernels.decode(num_heads, batch_size, kv_len)
+                figures = [_figure(row.whole), _figure(row.attention)]
+                for floor in (row.latents, row.floor):
+                    figures += [_figure(floor), _figure(row.attention / floor, 2)]
+                table.add_row(str(batch_size), str(kv_len), *figures)
+        console.print(table)
+        table = _table("new tokens", f"prompt, {num_heads} heads, one layer", "prefix", "absorbed, µs", "expanded, µs")
+        for num_new in arguments.prompts:
+            for num_before in arguments.prefixes:
+                prompt = kernels.prompt(num_heads, num_new, num_before)
+                table.add_row(str(num_new), str(num_before), _figure(prompt.absorbed), _figure(prompt.expanded))
+        console.print(table)
+    console.print(f"copy {limits.copy_bandwidth / 1e12:.2f} TB/s, matmul {limits.matmul_rate / 1e12:.0f} TFLOP/s")
+
+
 def step(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     model = open_model(parser, Path(arguments.model), arguments.quantization)
     from benchmarks.kernels.steps import profile_steps
@@ -131,7 +161,7 @@ def _open_by_head(parser: argparse.ArgumentParser, directory: Path, quantization
     """As open_model, but exits with status 2 for latent attention too: its projections and kernels are others."""
     model = open_model(parser, directory, quantization)
     if model.latent is not None:
-        parser.error(f"{directory} has latent attention, which only the parts experts and step time")
+        parser.error(f"{directory} has latent attention, which only the parts experts, latents and step time")
     return model
 
 
@@ -154,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def add_part(name: str, what: str) -> argparse.ArgumentParser:
         part = parts.add_parser(name, help=what, description=what)
-        if name != "step":
+        if name not in ("latents", "step"):
             part.add_argument("--model", type=Path, required=True, help="a directory with a model's config.json")
         return part
 
@@ -180,6 +210,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     output = experts_part.add_mutually_exclusive_group()
     output.add_argument("--tune", action="store_true", help="time candidate tiles instead, for tiles.py")
     output.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
+    latents_part = add_part("latents", "attention over latents, at the sizes of DeepSeek's models")
+    latents_part.add_argument("--heads", type=int, nargs="+", default=LATENT_HEADS, help="(default: 16 128)")
+    latents_part.add_argument("--batch-sizes", type=int, nargs="+", default=(1, 8, 32, 128, 256))
+    latents_part.add_argument("--kv-lens", type=int, nargs="+", default=(1024, 16_384), help="tokens of each sequence")
+    latents_part.add_argument("--prompts", type=int, nargs="*", default=LATENT_PROMPTS, help="new tokens of a prompt")
+    latents_part.add_argument(
+        "--prefixes", type=int, nargs="+", default=LATENT_PREFIXES, help="cached tokens before it"
+    )
     step_part = add_part("step", "kernels of a decode step, idle time between steps, and traces for Perfetto")
     add_engine_arguments(step_part)
     step_part.add_argument("--batch-size", type=int, default=64)
@@ -188,8 +226,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     step_part.add_argument("--out", type=Path, default=Path(), metavar="DIRECTORY", help="for traces (default: here)")
     step_part.add_argument("--nsys", action="store_true", help="run under nsys, with NVTX ranges and no traces")
     arguments = parser.parse_args(argv)
-    run = {"decode": decode, "prefill": prefill, "products": products, "experts": experts, "step": step}
-    run[arguments.part](parser, arguments)
+    by_name = {part.__name__: part for part in (decode, prefill, products, experts, latents, step)}
+    by_name[arguments.part](parser, arguments)
     return 0
 
 

@@ -23,6 +23,7 @@ class Gpu:
         link: bandwidth to another GPU of the host, one direction.
         host_link: bandwidth from the host's memory, one direction; 0: unknown.
         has_own_kernels: Hopper or later, for Tandem's kernels in small decode steps.
+        has_latent_kernels: compute capability 9, for Tandem's kernels of latent attention.
         has_fp8: multiplies FP8, twice as fast as bfloat16.
     """
 
@@ -33,6 +34,7 @@ class Gpu:
     link: float
     has_own_kernels: bool
     source: str
+    has_latent_kernels: bool = False
     has_fp8: bool = True
     host_link: float = 0.0
 
@@ -82,6 +84,7 @@ GPUS = {
         450e9,
         True,
         "measured by this project: copies 4.15 TB/s, bfloat16 780 TFLOP/s, pages over NVLink 382 GB/s",
+        has_latent_kernels=True,
         host_link=_PCIE_5,
     ),
     # CUDA reports 79.2 GiB for an "H100 80GB HBM3".
@@ -93,6 +96,7 @@ GPUS = {
         450e9,
         True,
         f"NVIDIA's data sheet of the H100 Tensor Core GPU, but the memory that CUDA reports{_ASSUMED}",
+        has_latent_kernels=True,
         host_link=_PCIE_5,
     ),
     "a100": Gpu(

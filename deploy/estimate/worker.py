@@ -15,6 +15,7 @@ from tandem.deploy.estimate.experts import (
     num_sparse_layers,
 )
 from tandem.deploy.estimate.gpus import GIB, Gpu
+from tandem.deploy.estimate.latents import LATENT_LAYER_S, LATENT_READ_SHARE, expansion_flops
 from tandem.engine.config import EngineConfig
 from tandem.engine.floors import (
     BYTES_PER_NUMBER,
@@ -115,10 +116,14 @@ class Worker:
                 "there, for which there is no estimate; GPUs since Ada and Hopper have kernels"
             )
 
-        if self.model.latent is not None:
+        if self.model.indexer is not None:
             raise ValueError(
-                f"{self.model.architecture} has latent attention without kernels: plain torch computes it, for which "
-                "there is no estimate"
+                f"{self.model.architecture} has sparse attention, for which there is no estimate: it is not measured"
+            )
+        if self.model.latent is not None and not self.gpu.has_latent_kernels:
+            raise ValueError(
+                f"{self.gpu.name} has no kernels for latent attention: plain torch computes it there, for which there "
+                "is no estimate; Hopper has kernels"
             )
 
     def memory(self, role: Role) -> DeviceMemory:
@@ -155,7 +160,7 @@ class Worker:
         num_tokens = num_requests * prompt_len
         num_forwards = -(-num_tokens // (chunk_size or self.chunk_size))
         share = self._factors.prefill_share
-        attending = num_requests * attention_flops(self.model, prompt_len, num_before)
+        attending = num_requests * self._attention_flops(prompt_len, num_before)
         attention = attending / (self.gpu.limits.matmul_rate * share)
         computing = (self._common_s(num_tokens, num_requests, share) + attention) / num_forwards
         of_each = -(-num_tokens // num_forwards)
@@ -164,7 +169,7 @@ class Worker:
     def chunk(self, num_tokens: int, num_before: int) -> float:
         """Args: num_before: tokens of its prompt already computed."""
         share = self._factors.prefill_share
-        attention = attention_flops(self.model, num_tokens, num_before) / (self.gpu.limits.matmul_rate * share)
+        attention = self._attention_flops(num_tokens, num_before) / (self.gpu.limits.matmul_rate * share)
         computing = self._common_s(num_tokens, 1, share) + attention
         return self._prompts_s(computing, self._experts_s(num_tokens)) + self._sums_s(num_tokens)
 
@@ -177,7 +182,7 @@ class Worker:
         computing = self._common_s(num_rows, batch_size + 1, share)
         products = hypot(self._common_weights_s, computing) + self._experts_s(num_rows)
         attention_rate = self.gpu.limits.matmul_rate * MIXED_ATTENTION_SHARE
-        attending = attention_flops(self.model, num_tokens, num_before) / attention_rate
+        attending = self._attention_flops(num_tokens, num_before) / attention_rate
         layers = self._graph_layers_s() + self.model.num_layers * SECOND_ATTENTION_S
         return products + attending + self._kv_s(batch_size * kv_len) + layers + self._sums_s(num_rows)
 
@@ -202,13 +207,22 @@ class Worker:
     def _experts_s(self, num_tokens: int) -> float:
         return experts_s(self.model, self.gpu.limits, self._factors.experts, num_tokens)
 
+    def _attention_flops(self, num_tokens: int, num_before: int) -> int:
+        return attention_flops(self.model, num_tokens, num_before) + expansion_flops(self.model, num_before)
+
     def _layers_s(self, layer_s: float) -> float:
+        layer_s += self._latent_layer_s
         return self.model.num_layers * layer_s + num_sparse_layers(self.model) * self._factors.experts.layer_s
 
     def _graph_layers_s(self) -> float:
         factors, num_sparse = self._factors, num_sparse_layers(self.model)
         of_sparse = num_sparse * (factors.layer_s + factors.experts.layer_s)
-        return (self.model.num_layers - num_sparse) * factors.graph_layer_s + of_sparse
+        of_dense = (self.model.num_layers - num_sparse) * factors.graph_layer_s
+        return of_dense + of_sparse + self.model.num_layers * self._latent_layer_s
+
+    @property
+    def _latent_layer_s(self) -> float:
+        return 0.0 if self.model.latent is None else LATENT_LAYER_S
 
     @property
     def _has_quantized_pages(self) -> bool:
@@ -221,6 +235,8 @@ class Worker:
     def _kv_s(self, num_tokens: int) -> float:
         share = FP8_KV_READ_SHARE if self._has_quantized_pages else KV_READ_SHARE
         latent = self.model.latent is not None
+        if latent:
+            share = LATENT_READ_SHARE
         num_copies = self.degree if latent else RankConfig(0, self.degree).kv_head_copies(self.model.num_kv_heads)
         return num_tokens * num_copies * self.kv_bytes_per_token / (self.gpu.limits.copy_bandwidth * share)
 

@@ -1,7 +1,7 @@
 """Attention interfaces for models and for backends.
 
-Each page layout has an `attend` of its own: HeadAttention and LatentAttention. A new backend needs one class and a line
-in engine/attention/table.py, or an import path in the configuration.
+Each page layout has an `attend` of its own: HeadAttention, LatentAttention and IndexedAttention. A new backend needs
+one class and a line in engine/attention/table.py, or an import path in the configuration.
 """
 
 from abc import ABC, abstractmethod
@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from tandem.engine.attention.indexed_layout import IndexedLayout
 from tandem.engine.attention.latent_layout import LatentLayout
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.attention.scales import KvScales
@@ -73,6 +74,42 @@ class LatentAttention(Attention, ABC):
         Returns:
             (num_tokens, num_heads * value_dim), in q's dtype.
         """
+
+
+class Index(NamedTuple):
+    """Numbers by which queries choose tokens.
+
+    A token's score is a weighted sum over heads: of the products of index query and index key, negative ones as 0.
+
+    Attributes:
+        queries: (num_tokens, num_index_heads, index_dim); the first rope_dim numbers are not rotated yet.
+        keys: (num_tokens, index_dim); likewise.
+        weights: (num_tokens, num_index_heads) float32.
+        top_k: tokens that a query attends to, at most.
+    """
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    weights: torch.Tensor
+    top_k: int
+
+
+class IndexedAttention(Attention, ABC):
+    """Attention over chosen latents, in pages of IndexedLayout."""
+
+    @abstractmethod
+    def attend(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        norm: Norm,
+        rotation: Rotation,
+        heads: LatentHeads,
+        index: Index,
+        layer: int,
+    ) -> torch.Tensor:
+        """As LatentAttention.attend, over the top_k tokens with the largest scores; of equal ones, the first. Rotates
+        halves of index queries and keys, not pairs, and writes the keys into their pages."""
 
 
 class PlannedAttention(HeadAttention):
@@ -145,6 +182,11 @@ class HeadBackend(AttentionBackend, HeadAttention):
 class LatentBackend(AttentionBackend, LatentAttention):
     layout = LatentLayout
     reads = "latents"
+
+
+class IndexedBackend(AttentionBackend, IndexedAttention):
+    layout = IndexedLayout
+    reads = "latents with index keys"
 
 
 class GraphedAttention(Attention, ABC):

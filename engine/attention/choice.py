@@ -23,7 +23,9 @@ def choose_backend(
         if reason := backend.why_not(layout, num_q_heads, device):
             raise ValueError(reason)
         return backend
+    # A backend for other pages is no faster choice that this model misses.
     reasons: list[str] = []
+    of_others: list[str] = []
     for name in ATTENTION_BACKENDS.for_device(device.type):
         backend = ATTENTION_BACKENDS.load(name)
         reason = backend.why_not(layout, num_q_heads, device)
@@ -32,5 +34,5 @@ def choose_backend(
             if reasons and config.dtype != "float32":
                 logger.warning("%s: using the slower %s backend", reasons[0], name)
             return backend
-        reasons.append(reason)
-    raise ValueError(f"no attention backend computes this model: {'; '.join(reasons)}")
+        (reasons if isinstance(layout, backend.layout) else of_others).append(reason)
+    raise ValueError(f"no attention backend computes this model: {'; '.join(reasons or of_others)}")

@@ -43,6 +43,7 @@ def prefill_slots(layout: PageLayout, sequences: Sequence[TokenSequence]) -> Int
     slots = []
     for s in sequences:
         new = np.arange(s.cached_len, s.device_len)
-        pages = np.asarray(s.page_ids[: layout.num_pages_for(s.device_len)], np.int64)
-        slots.append(pages[new // layout.page_size] * layout.page_size + new % layout.page_size)
+        first = s.cached_len // layout.page_size
+        pages = np.asarray(s.page_ids[first : layout.num_pages_for(s.device_len)], np.int64)
+        slots.append(pages[new // layout.page_size - first] * layout.page_size + new % layout.page_size)
     return np.concatenate(slots)

@@ -14,7 +14,10 @@ ATTENTION_BACKENDS: "Choices[AttentionBackend]" = Choices(
     {
         "flashinfer": Choice("tandem.engine.attention.flashinfer:FlashInferAttention", ("cuda",)),
         "triton": Choice("tandem.engine.attention.triton:TritonAttention", ("cuda",)),
+        "latent_triton": Choice("tandem.engine.attention.latent_triton:LatentTritonAttention", ("cuda",)),
+        "indexed_triton": Choice("tandem.engine.attention.indexed_triton:IndexedTritonAttention", ("cuda",)),
         "reference": Choice("tandem.engine.attention.reference:ReferenceAttention"),
         "latent_reference": Choice("tandem.engine.attention.latent_reference:LatentReferenceAttention"),
+        "indexed_reference": Choice("tandem.engine.attention.indexed_reference:IndexedReferenceAttention"),
     },
 )

@@ -7,7 +7,7 @@ from tandem.engine.models.checks import MAX_COUNT, require_count, require_dict, 
 from tandem.engine.models.experts import ExpertsConfig
 from tandem.engine.models.families.base import Architecture
 from tandem.engine.models.families.table import ARCHITECTURES
-from tandem.engine.models.latent import LatentConfig
+from tandem.engine.models.latent import IndexerConfig, LatentConfig
 from tandem.engine.models.quantization import AT_LOAD, FP8, Quantization, read_quantization
 from tandem.engine.models.rope import RopeScaling, read_rope
 
@@ -30,6 +30,7 @@ class ModelConfig:
         whole_qk_norm: True if all queries of a token are normalized together, and all its keys.
         experts: None: all layers are dense.
         latent: sizes of latent attention; None: each token has keys and values by head.
+        indexer: choice of the tokens that a query attends to, with latent attention; None: all.
         extra_layers: layers in the checkpoint behind the model's, which predict further tokens and are not loaded.
 
     Raises:
@@ -56,6 +57,7 @@ class ModelConfig:
     whole_qk_norm: bool = False
     experts: ExpertsConfig | None = None
     latent: LatentConfig | None = None
+    indexer: IndexerConfig | None = None
     extra_layers: tuple[int, ...] = ()
     quantization: Quantization | None = None
 
@@ -72,6 +74,8 @@ class ModelConfig:
                 raise ValueError(f"{field.name} must be true or false, not {value!r}")
         if self.num_q_heads % self.num_kv_heads:
             raise ValueError(f"num_q_heads {self.num_q_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
+        if self.indexer is not None and self.indexer.head_dim < self.rope_dim:
+            raise ValueError(f"index_head_dim {self.indexer.head_dim} is less than qk_rope_head_dim {self.rope_dim}")
         if self.rope_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd, but the rotary embedding rotates pairs")
 
@@ -142,6 +146,7 @@ class ModelConfig:
             whole_qk_norm=architecture.whole_qk_norm,
             experts=architecture.experts(raw, num_layers) if architecture.experts is not None else None,
             latent=latent,
+            indexer=architecture.indexer(raw) if architecture.indexer is not None else None,
             extra_layers=_extra_layers(raw, architecture, num_layers),
             quantization=read_quantization(raw),
         )
@@ -173,9 +178,9 @@ def _refuse_sliding_window(raw: dict[str, Any], architecture: Architecture) -> N
     if layer_types is not None:
         if not isinstance(layer_types, list):
             raise ValueError(f"layer_types must be a list, not {layer_types!r}")
-        other_types = sorted({str(kind) for kind in layer_types} - {"full_attention"})
+        other_types = sorted({str(kind) for kind in layer_types} - {architecture.layer_type})
         if other_types:
-            raise ValueError(f"layer_types has {', '.join(other_types)}; supported: full_attention")
+            raise ValueError(f"layer_types has {', '.join(other_types)}; supported: {architecture.layer_type}")
     window = raw.get("sliding_window")
     if window is None or (architecture.window_switch and not raw.get("use_sliding_window", True)):
         return

@@ -17,6 +17,7 @@ from tandem.engine.layers.ops import LayerOps
 from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
 from tandem.engine.models.attention.base import SelfAttention
 from tandem.engine.models.attention.by_head import SelfAttentionByHead
+from tandem.engine.models.attention.indexed import IndexedSelfAttention
 from tandem.engine.models.attention.latent import LatentSelfAttention
 from tandem.engine.models.base import Model
 from tandem.engine.models.config import ModelConfig
@@ -219,9 +220,7 @@ class _Layer:
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.parts = linears.parts
         self._input_norm = Norm(torch.empty(hidden, dtype=dtype, device=device), eps)
-        self.attention: SelfAttention = (
-            SelfAttentionByHead(linears) if config.latent is None else LatentSelfAttention(linears)
-        )
+        self.attention = _self_attention(linears)
         self._mlp_norm = Norm(torch.empty(hidden, dtype=dtype, device=device), eps)
         self.mlp: Mlp = SparseMlp(linears, counts=counts) if config.is_sparse(linears.layer) else DenseMlp(linears)
 
@@ -256,6 +255,12 @@ class _Layer:
         """Computes the rest of the layer for any rows. Args: x: the layer's input, may be overwritten."""
         x = self.attention.project(attended, x, ops)
         return self.mlp.forward(x, self._mlp_norm, ops)
+
+
+def _self_attention(linears: Linears) -> SelfAttention:
+    if linears.config.latent is None:
+        return SelfAttentionByHead(linears)
+    return LatentSelfAttention(linears) if linears.config.indexer is None else IndexedSelfAttention(linears)
 
 
 def _part(name: str, tensor: torch.Tensor, parameter: torch.Tensor, part: Part | None) -> torch.Tensor:

@@ -45,3 +45,26 @@ class LatentConfig:
     def token_dim(self) -> int:
         """Numbers of a token in a layer's pages: the latent, then the keys' rotated part."""
         return self.kv_rank + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True)
+class IndexerConfig:
+    """Choice of the tokens that a query attends to (DeepSeek-V3.2, https://arxiv.org/abs/2512.02556, section 2.1).
+
+    Attributes:
+        num_heads: of index queries.
+        head_dim: size of index queries and keys.
+        top_k: tokens that a query attends to, at most.
+
+    Raises:
+        ValueError: on construction, for invalid values.
+    """
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+
+    def __post_init__(self) -> None:
+        require_count("index_n_heads", self.num_heads)
+        require_count("index_head_dim", self.head_dim)
+        require_count("index_topk", self.top_k)

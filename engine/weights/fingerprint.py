@@ -22,7 +22,13 @@ _WORD_BYTES = 4
 _SEED = 20
 # Fields of ModelConfig that do not count while they have these values: earlier versions, which a rolling upgrade links
 # with this one, lack them.
-_NEWER_FIELDS: Mapping[str, object] = {"whole_qk_norm": False, "experts": None, "latent": None, "extra_layers": ()}
+_NEWER_FIELDS: Mapping[str, object] = {
+    "whole_qk_norm": False,
+    "experts": None,
+    "latent": None,
+    "indexer": None,
+    "extra_layers": (),
+}
 
 
 @torch.inference_mode()

@@ -38,6 +38,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": {**_LATENT, "q_lora_rank": None, "first_k_dense_replace": 1},
     "deepseek_v3": {**_LATENT, "q_lora_rank": 40, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2},
+    # Prompts are longer than what a query attends to.
+    "deepseek_v32": {
+        **_LATENT,
+        "q_lora_rank": 40,
+        "first_k_dense_replace": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        "index_n_heads": 12,
+        "index_head_dim": 20,
+        "index_topk": 21,
+    },
     "glm4_moe_lite": {**_LATENT, "q_lora_rank": 40},
 }
 # The rounding of float32 moves these models' logits by up to 4e-5.

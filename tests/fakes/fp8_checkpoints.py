@@ -58,9 +58,22 @@ EXPERTS |= {
         "n_group": 2,
         "topk_group": 1,
     },
+    # Queries attend to all tokens: rounding to FP8 would choose others.
+    "deepseek_v32": {
+        **_LATENT,
+        "q_lora_rank": 128,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "n_group": 2,
+        "topk_group": 1,
+        "index_n_heads": 4,
+        "index_head_dim": 64,
+        "index_topk": 2048,
+    },
     "glm4_moe_lite": {**_LATENT, "q_lora_rank": 256},
 }
-_PROJECTION = re.compile(r"(.+\.layers\..+\.(?:[a-z]+_(?:[ab]_)?proj(?:_with_mqa)?|w[123]))\.weight")
+_NAMES = r"(?!weights_)[a-z]+_(?:[ab]_)?proj(?:_with_mqa)?|w[123]|wq_b|wk"
+_PROJECTION = re.compile(rf"(.+\.layers\..+\.(?:{_NAMES}))\.weight")
 
 
 def make_model(family: str, seed: int = 0, **settings: Any) -> PreTrainedModel:

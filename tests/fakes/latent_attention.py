@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -91,20 +91,24 @@ class LatentOracle:
         for sequence, num_tokens in extend.items():
             sequence.extend(num_tokens)
         self.attention.plan(Batch(mode, list(extend), num_mixed=num_mixed))
-        for layer, heads in enumerate(self.heads):
-            new = [(self.projected[id(s)], slice(s.cached_len, s.device_len)) for s in extend]
-            q = torch.cat([projected.q[layer, tokens] for projected, tokens in new])
-            kv = torch.cat([projected.kv[layer, tokens] for projected, tokens in new])
-            positions = torch.cat([torch.arange(s.cached_len, s.device_len, device=q.device) for s in extend])
-            rotation = Rotation(self._tables, positions, q.dtype)
-            out = self.attention.attend(q.clone(), kv.clone(), self._norm, rotation, heads, layer)
+        for layer in range(len(self.heads)):
+            out = self.attend(list(extend), layer)
             expected = torch.cat([self._expected(s, layer) for s in extend])
-            assert out.shape == expected.shape and out.dtype == q.dtype
+            assert out.shape == expected.shape and out.dtype == self._dtype
             # Check prefill and decode rows apart: the few decode rows would not show in a joint norm.
             for rows in (slice(num_mixed), slice(num_mixed, None)):
                 assert (out[rows] - expected[rows]).norm() <= max_error * expected[rows].norm()
         for sequence in extend:
             sequence.complete_extend()
+
+    def attend(self, sequences: Sequence[TokenSequence], layer: int) -> torch.Tensor:
+        """Run one layer for the sequences' new tokens, which are planned."""
+        new = [(self.projected[id(s)], slice(s.cached_len, s.device_len)) for s in sequences]
+        q = torch.cat([projected.q[layer, tokens] for projected, tokens in new])
+        kv = torch.cat([projected.kv[layer, tokens] for projected, tokens in new])
+        positions = torch.cat([torch.arange(s.cached_len, s.device_len, device=q.device) for s in sequences])
+        rotation = Rotation(self._tables, positions, q.dtype)
+        return self.attention.attend(q, kv, self._norm, rotation, self.heads[layer], layer)
 
     def _expected(self, s: TokenSequence, layer: int) -> torch.Tensor:
         q, kv = (tensor[layer, : s.device_len].double() for tensor in self.projected[id(s)])
@@ -114,12 +118,13 @@ class LatentOracle:
         heads = self.heads[layer]
         keys = torch.einsum("kr,hnr->khn", latents, heads.keys.double())
         values = torch.einsum("kr,hvr->khv", latents, heads.values.double())
-        scores = torch.einsum("qhn,khn->hqk", q[..., :nope_dim], keys)
-        q_turned, k_turned = self._turned(q[..., nope_dim:]), self._turned(kv[:, None, rank:])
+        new = slice(s.cached_len, None)
+        scores = torch.einsum("qhn,khn->hqk", q[new, :, :nope_dim], keys)
+        q_turned, k_turned = self._turned(q[..., nope_dim:])[new], self._turned(kv[:, None, rank:])
         scores = scores + (q_turned @ k_turned.conj()[:, 0].T).real.movedim(1, 0)
-        future = torch.ones(s.device_len, s.device_len, dtype=torch.bool, device=q.device).triu(1)
+        future = torch.ones(s.extend_len, s.device_len, dtype=torch.bool, device=q.device).triu(1 + s.cached_len)
         weights = (scores * heads.scale).masked_fill(future, -math.inf).softmax(dim=-1)
-        return torch.einsum("hqk,khv->qhv", weights, values)[s.cached_len :].flatten(1).float()
+        return torch.einsum("hqk,khv->qhv", weights, values).flatten(1).float()
 
     def _turned(self, x: torch.Tensor) -> torch.Tensor:
         """Turn pairs of neighbors, as complex numbers, by position: (num_tokens, num_heads, rope_dim / 2)."""

@@ -57,13 +57,20 @@ class LatentSelfAttention(SelfAttention):
         self, x: torch.Tensor, norm: Norm, rotation: Rotation, attention: Attention, layer: int, ops: LayerOps
     ) -> torch.Tensor:
         assert isinstance(attention, LatentAttention)
+        _, q, kv = self._projected(x, norm, ops)
+        return attention.attend(q, kv, self._kv_norm, rotation, self._heads, layer)
+
+    def _projected(
+        self, x: torch.Tensor, norm: Norm, ops: LayerOps
+    ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
+        """Returns the queries' latent, (num_tokens, q_rank), if there is one, then queries and latents by token."""
+        q_latent = None
         if self._q_down is None:
             q = ops.norm_linear(x, norm, self._q)
         else:
-            q = ops.norm_linear(ops.norm_linear(x, norm, self._q_down), self._q_norm, self._q)
-        kv = ops.norm_linear(x, norm, self._kv_down)
-        q = q.unflatten(-1, (-1, self._qk_dim))
-        return attention.attend(q, kv, self._kv_norm, rotation, self._heads, layer)
+            q_latent = ops.norm_linear(x, norm, self._q_down)
+            q = ops.norm_linear(q_latent, self._q_norm, self._q)
+        return q_latent, q.unflatten(-1, (-1, self._qk_dim)), ops.norm_linear(x, norm, self._kv_down)
 
     def project(self, attended: torch.Tensor, x: torch.Tensor, ops: LayerOps) -> torch.Tensor:
         return ops.linear_add(attended, self._o, x)

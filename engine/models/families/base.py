@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.engine.models.experts import ExpertsConfig
-from tandem.engine.models.latent import LatentConfig
+from tandem.engine.models.latent import IndexerConfig, LatentConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class Architecture:
         experts: reads the mixture of experts from config.json, with the number of layers; raises ValueError.
             None: the architecture has none.
         latent: reads the sizes of latent attention from config.json; raises ValueError. None: attention is by head.
+        indexer: reads the choice of attended tokens from config.json; raises ValueError. None: queries attend to all.
+        layer_type: the only entry that layer_types may have.
         extra_layers: key of the number of layers that a checkpoint has behind the model's, not to be loaded; "": none.
         neutral: keys that must be absent, null, or have this value, because another would change the arithmetic.
     """
@@ -41,5 +43,7 @@ class Architecture:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     experts: Callable[[Mapping[str, Any], int], ExpertsConfig | None] | None = None
     latent: Callable[[Mapping[str, Any]], LatentConfig] | None = None
+    indexer: Callable[[Mapping[str, Any]], IndexerConfig] | None = None
+    layer_type: str = "full_attention"
     extra_layers: str = ""
     neutral: Mapping[str, Any] = field(default_factory=dict)

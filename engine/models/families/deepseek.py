@@ -1,4 +1,4 @@
-"""DeepSeek-V2, DeepSeek-V3 and GLM-4.7-Flash: latent attention, and experts in groups beside shared ones.
+"""DeepSeek-V2, V3 and V3.2, and GLM-4.7-Flash: latent attention, and experts in groups beside shared ones.
 
 Defaults are those of Hugging Face's configuration classes.
 """
@@ -9,7 +9,7 @@ from typing import Any
 from tandem.engine.models.checks import MAX_COUNT, require_count, required
 from tandem.engine.models.experts import ExpertNames, ExpertsConfig, Routing
 from tandem.engine.models.families.base import Architecture
-from tandem.engine.models.latent import LatentConfig
+from tandem.engine.models.latent import IndexerConfig, LatentConfig
 
 _DENSE, _SPARSE = "dense", "sparse"
 
@@ -33,6 +33,12 @@ def _experts_of_listed_layers(raw: Mapping[str, Any], num_layers: int) -> Expert
         return None
     dense_layers = tuple(layer for layer, kind in enumerate(types) if kind == _DENSE)
     return _experts(raw, dense_layers, _routing_by_sigmoid(raw))
+
+
+def _experts_of_v32(raw: Mapping[str, Any], num_layers: int) -> ExpertsConfig | None:
+    """Checkpoints count their dense layers, transformers lists all."""
+    by_kind = _experts_of_listed_layers if raw.get("mlp_layer_types") is not None else experts_by_sigmoid
+    return by_kind(raw, num_layers)
 
 
 def _behind_dense(
@@ -105,6 +111,17 @@ def _latent(raw: Mapping[str, Any]) -> LatentConfig:
     )
 
 
+def _indexed_latent(raw: Mapping[str, Any]) -> LatentConfig:
+    latent = _latent(raw)
+    if not latent.q_rank:
+        raise ValueError("q_lora_rank is missing, but index queries are projected from the queries' latent")
+    return latent
+
+
+def _indexer(raw: Mapping[str, Any]) -> IndexerConfig:
+    return IndexerConfig(raw["index_n_heads"], raw["index_head_dim"], raw["index_topk"])
+
+
 _SIZES = {
     "q_lora_rank": 1536,
     "kv_lora_rank": 512,
@@ -142,24 +159,35 @@ DEEPSEEK_V2 = Architecture(
         "scoring_func": "softmax",
     },
 )
+_V3_DEFAULTS = {
+    **_SIZES,
+    "first_k_dense_replace": 3,
+    "moe_intermediate_size": 2048,
+    "n_group": 8,
+    "topk_group": 4,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 8,
+    "routed_scaling_factor": 2.5,
+    _EXTRA_LAYERS: 1,
+}
 DEEPSEEK_V3 = Architecture(
     page_layout=_LAYOUT,
-    defaults={
-        **_SIZES,
-        "first_k_dense_replace": 3,
-        "moe_intermediate_size": 2048,
-        "n_group": 8,
-        "topk_group": 4,
-        "n_shared_experts": 1,
-        "norm_topk_prob": True,
-        "num_experts_per_tok": 8,
-        "routed_scaling_factor": 2.5,
-        _EXTRA_LAYERS: 1,
-    },
+    defaults=_V3_DEFAULTS,
     experts=experts_by_sigmoid,
     latent=_latent,
     extra_layers=_EXTRA_LAYERS,
     neutral=_BY_SIGMOID,
+)
+DEEPSEEK_V32 = Architecture(
+    page_layout="tandem.engine.attention.indexed_layout:IndexedLayout",
+    defaults={**_V3_DEFAULTS, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048},
+    experts=_experts_of_v32,
+    latent=_indexed_latent,
+    indexer=_indexer,
+    layer_type="indexed_attention",
+    extra_layers=_EXTRA_LAYERS,
+    neutral={**_BY_SIGMOID, "mlp_bias": False},
 )
 GLM4_MOE_LITE = Architecture(
     page_layout=_LAYOUT,

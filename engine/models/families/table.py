@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from tandem.engine.models.families.base import Architecture
-from tandem.engine.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
+from tandem.engine.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V32, GLM4_MOE_LITE
 from tandem.engine.models.families.dense import LLAMA, MISTRAL, QWEN2, QWEN3
 from tandem.engine.models.families.dots1 import DOTS1
 from tandem.engine.models.families.mixtral import MIXTRAL
@@ -23,5 +23,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "Dots1ForCausalLM": DOTS1,
     "DeepseekV2ForCausalLM": DEEPSEEK_V2,
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,
+    "DeepseekV32ForCausalLM": DEEPSEEK_V32,
     "Glm4MoeLiteForCausalLM": GLM4_MOE_LITE,
 }

@@ -34,6 +34,7 @@ FAMILIES = {
     "Dots1ForCausalLM": "dots.llm1",
     "DeepseekV2ForCausalLM": "DeepSeek-V2, V2-Lite",
     "DeepseekV3ForCausalLM": "DeepSeek-V3, R1",
+    "DeepseekV32ForCausalLM": "DeepSeek-V3.2",
     "Glm4MoeLiteForCausalLM": "GLM-4.7-Flash",
 }
 
@@ -53,7 +54,7 @@ def written_by_gguf() -> frozenset[str]:
 
 
 def _attention(architecture: Architecture) -> str:
-    parts = [] if architecture.latent is None else ["latents"]
+    parts = [] if architecture.latent is None else ["latents" if architecture.indexer is None else "chosen latents"]
     if architecture.qkv_bias:
         given = architecture.qkv_bias
         parts.append(f"biases if `{given}`" if isinstance(given, str) else "biases of queries, keys and values")

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import logging
-import re
 from pathlib import Path
 
 import pytest
@@ -171,9 +170,12 @@ def test_the_layout_decides_between_backends(
     table: Choices[AttentionBackend] = Choices("tandem.engine.attention.base:AttentionBackend", paths)
     monkeypatch.setattr(choice, "ATTENTION_BACKENDS", table)
     assert type(build(latents, 4, dtype="bfloat16")._attention) is LatentReferenceAttention
-    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warned) == 1
-    assert re.fullmatch(r"OwnAttention reads .* of latent/\S+: using the slower latent_reference backend", warned[0])
+    # No faster backend for these pages is passed over.
+    assert not [record for record in caplog.records if record.levelno == logging.WARNING]
+    table = Choices("tandem.engine.attention.base:AttentionBackend", {"own": paths["own"]})
+    monkeypatch.setattr(choice, "ATTENTION_BACKENDS", table)
+    with pytest.raises(ValueError, match=r"^no attention backend computes this model: OwnAttention reads keys"):
+        build(latents, 4)
 
 
 def test_quantized_pages_of_latents_are_refused(tmp_path: Path) -> None:

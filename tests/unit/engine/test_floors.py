@@ -6,6 +6,7 @@ import pytest
 
 from tandem.engine.floors import (
     Limits,
+    attention_flops,
     decode_floor,
     decode_flops,
     kv_bytes_per_token,
@@ -16,7 +17,7 @@ from tandem.engine.floors import (
 )
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.experts import ExpertsConfig, Routing
-from tandem.engine.models.latent import LatentConfig
+from tandem.engine.models.latent import IndexerConfig, LatentConfig
 from tests.fakes.model_shapes import (
     DEEPSEEK_V2_LITE,
     DEEPSEEK_V3,
@@ -154,6 +155,26 @@ def test_latents_are_read_once_for_all_heads() -> None:
     assert prefill_floor(LATENT, slow_math, 1, 10) == 2 * products * 10 + 2 * head + 2 * 55 * 2 * 4 * (16 + 8)
     with pytest.raises(ValueError, match=r"^pages of latents cannot be float8_e4m3fn"):
         decode_floor(LATENT, H200, 1, 10, "fp8_e4m3")
+
+
+def test_chosen_tokens_are_fewer_than_index_keys() -> None:
+    latents = replace(LATENTS, q_rank=10)
+    dense = replace(LATENT, architecture="DeepseekV32ForCausalLM", latent=latents)
+    sparse = replace(dense, indexer=IndexerConfig(num_heads=3, head_dim=16, top_k=6))
+    # Two layers: index queries 10 x 48; index keys 64 x 16, their heads' weights 64 x 3, which are never FP8.
+    assert weight_bytes(sparse) - weight_bytes(dense) == 2 * 2 * (480 + 64 * 19)
+    assert weight_bytes(sparse.quantized("fp8")) - weight_bytes(dense.quantized("fp8")) == 2 * (480 + 2 * 64 * 19)
+    slow_memory, slow_math = Limits(1.0, 1e30), Limits(1e30, 1.0)
+    assert kv_bytes_per_token(sparse) == 2 * 2 * (24 + 16)
+    weights = read_weight_bytes(sparse, 3)
+    assert decode_floor(sparse, slow_memory, 3, 10) == weights + 3 * 2 * 2 * (10 * 16 + 6 * 24)
+    assert decode_floor(sparse, slow_memory, 3, 4) == weights + 3 * 2 * 2 * 4 * (16 + 24)
+    products = decode_floor(sparse, slow_math, 1, 10) - decode_flops(sparse, 1)
+    assert products == 2 * 2 * (6 * 4 * (24 + 20) + 10 * 3 * 16)
+    # 10 tokens behind 2: the first 4 attend to 3 to 6 tokens, the others to 6; scores are of all 75 pairs.
+    scores = 2 * 2 * 75 * 3 * 16
+    assert attention_flops(sparse, 10, 2) == 2 * 2 * (3 + 4 + 5 + 6 + 6 * 6) * 4 * (16 + 8) + scores
+    assert attention_flops(sparse, 3, 50) == 2 * 2 * 18 * 4 * (16 + 8) + 2 * 2 * (150 + 6) * 3 * 16
 
 
 def test_sizes_of_published_models_with_latents() -> None:

@@ -18,6 +18,24 @@ PAGE_SIZE = 16
 NUM_PAGES = 64
 NUM_TEACHER_FORCED = 64
 MAX_RATIO = 2.0
+_LATENT: dict[str, Any] = {
+    "head_dim": None,
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 128,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 48,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 256,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
+LATENT: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {**_LATENT, "q_lora_rank": None},
+    "deepseek_v3": {**_LATENT, "q_lora_rank": 96, "n_group": 4, "topk_group": 2},
+    "glm4_moe_lite": {**_LATENT, "q_lora_rank": 96, "qk_nope_head_dim": 96, "v_head_dim": 128},
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": None},
@@ -42,6 +60,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "norm_topk_prob": True,
     },
+    **LATENT,
 }
 
 
@@ -50,6 +69,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
+    sizes = {"num_key_value_heads": 2, "head_dim": 64, **FAMILIES[request.param]}
     config = AutoConfig.for_model(
         request.param,
         vocab_size=VOCAB_SIZE,
@@ -57,10 +77,8 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         intermediate_size=512,
         num_hidden_layers=4,
         num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=64,
         max_position_embeddings=1024,
-        **FAMILIES[request.param],
+        **{name: size for name, size in sizes.items() if name != "head_dim" or size},
     )
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
@@ -126,6 +144,8 @@ def reference_logits(path: Path, dtype: torch.dtype, token_ids: list[int]) -> to
 )
 def test_logits(checkpoint: Path, backend: str, max_graph: int, num_cached: int, chunks: tuple[int, ...]) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
+    if any(name in checkpoint.name for name in LATENT):
+        backend = {"flashinfer": "auto", "triton": "latent_triton", "reference": "latent_reference"}[backend]
     engine = build_engine(
         EngineConfig(
             str(checkpoint),

@@ -7,10 +7,12 @@ import pytest
 from tandem.config import ROLES
 from tandem.deploy.estimate.experts import FP8_EXPERTS, experts_s
 from tandem.deploy.estimate.gpus import GPUS
+from tandem.deploy.estimate.latents import expansion_flops
 from tandem.deploy.estimate.worker import CONTEXT, FP8_KV_READ_SHARE, KV_READ_SHARE, Worker
 from tandem.engine.floors import decode_floor, expert_flops, expert_weight_bytes, prefill_floor
 from tandem.engine.models.config import ModelConfig
-from tests.fakes.model_shapes import DEEPSEEK_V2_LITE, LLAMA_8B, MIXTRAL_8X7B, QWEN3_30B_A3B, QWEN_0_6B
+from tandem.engine.models.latent import IndexerConfig
+from tests.fakes.model_shapes import DEEPSEEK_V2_LITE, DEEPSEEK_V3, LLAMA_8B, MIXTRAL_8X7B, QWEN3_30B_A3B, QWEN_0_6B
 
 H200 = GPUS["h200"]
 WITHIN = 0.15
@@ -40,6 +42,11 @@ MIXED_MS = {
     (64, 1024): (9.5, 12.1, 19.5, 18.0, 18.8, 32.7, 56.5),
     (64, 4096): (15.3, 17.4, 24.9, 23.2, 24.2, 37.9, 61.8),
     (128, 1024): (12.2, 15.0, 18.7, 21.0, 22.0, 34.8, 61.3),
+}
+# Milliseconds of a step of DeepSeek-V2-Lite by tokens of each sequence and batch size (docs/gpu.md).
+LATENT_DECODE_MS = {
+    1024: {1: 2.54, 8: 5.98, 32: 9.15, 128: 10.50, 256: 12.11},
+    16_384: {1: 2.73, 8: 6.92, 32: 12.57, 128: 25.20},
 }
 # Pages of 16 tokens.
 POOLS = {"prefill": 54_712, "decode": 54_283, "both": 54_283}
@@ -117,9 +124,41 @@ def test_quantized_pages_hold_twice_the_tokens_and_take_half_the_time_to_ship_an
         Worker(LLAMA_8B, GPUS["a100"], kv_cache_dtype="fp8_e4m3")
 
 
-def test_latents_are_not_estimated() -> None:
-    with pytest.raises(ValueError, match=r"^DeepseekV2ForCausalLM has latent attention without kernels: plain torch"):
-        Worker(DEEPSEEK_V2_LITE, H200)
+@pytest.mark.parametrize("kv_len", LATENT_DECODE_MS)
+def test_steps_over_latents(kv_len: int) -> None:
+    worker = Worker(DEEPSEEK_V2_LITE, H200)
+    for batch_size, measured_ms in LATENT_DECODE_MS[kv_len].items():
+        assert worker.decode_step(batch_size, kv_len) * 1e3 == pytest.approx(measured_ms, rel=0.06)
+
+
+def test_prefills_over_latents() -> None:
+    worker = Worker(DEEPSEEK_V2_LITE, H200)
+    assert 8 * 8192 / worker.prefill(8, 8192, 16_384) == pytest.approx(96_876, rel=0.06)
+    # Keys and values of a cached prefix are made of its latents: 2 x 512 x 16 (128 + 128) in each of 27 layers.
+    assert expansion_flops(DEEPSEEK_V2_LITE, 1000) == 27 * 2 * 512 * 16 * 256 * 1000
+    assert expansion_flops(LLAMA_8B, 1000) == 0
+
+
+def test_handovers_of_latents() -> None:
+    """4.2 times fewer bytes than Llama-3.1-8B's keys and values."""
+    latents, by_head = Worker(DEEPSEEK_V2_LITE, H200), Worker(LLAMA_8B, H200)
+    assert (latents.kv_bytes_per_token, by_head.kv_bytes_per_token) == (31_104, 131_072)
+    assert by_head.transfer(4096) / latents.transfer(4096) == pytest.approx(131_072 / 31_104)
+
+
+def test_latents_without_kernels_are_not_estimated() -> None:
+    for gpu in ("a100", "b200"):
+        with pytest.raises(ValueError, match=r"has no kernels for latent attention: plain torch computes it there"):
+            Worker(DEEPSEEK_V2_LITE, GPUS[gpu])
+    sparse = replace(
+        DEEPSEEK_V3,
+        architecture="DeepseekV32ForCausalLM",
+        indexer=IndexerConfig(num_heads=64, head_dim=128, top_k=2048),
+    )
+    with pytest.raises(
+        ValueError, match=r"^DeepseekV32ForCausalLM has sparse attention, for which there is no estimate"
+    ):
+        Worker(sparse, H200)
 
 
 def test_a_pool_is_what_the_share_of_the_memory_leaves() -> None:

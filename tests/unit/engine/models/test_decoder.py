@@ -14,9 +14,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from tandem.engine.attention.base import AttentionBackend
-from tandem.engine.attention.latent_layout import LatentLayout
+from tandem.engine.attention.indexed_reference import IndexedReferenceAttention
 from tandem.engine.attention.latent_reference import LatentReferenceAttention
-from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.attention.reference import ReferenceAttention
 from tandem.engine.batch import Batch, ForwardMode
 from tandem.engine.kvcache.pool import CpuKvPool
@@ -133,6 +132,25 @@ LATENT: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "rope_parameters": {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 1.0},
     },
+    # Queries attend to less than they may.
+    "deepseek-v32": {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 40,
+        "kv_lora_rank": 24,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "index_n_heads": 12,
+        "index_head_dim": 20,
+        "index_topk": 19,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "first_k_dense_replace": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        "rope_parameters": {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 1.0},
+    },
     "glm4-moe-lite": {
         "num_key_value_heads": 4,
         "q_lora_rank": 40,
@@ -216,13 +234,14 @@ class Runner:
     def __init__(self, model: Model, page_size: int = 16, dtype: str = "float32") -> None:
         config = model.config
         layout = page_layout_of(config, page_size, dtype, "auto")
-        assert isinstance(layout, KvHeadLayout | LatentLayout)
         self.model = model
         self.pool = CpuKvPool(layout, 2048 // page_size, f"test-models-{next(_names)}")
-        self.pages = layout.view(self.pool.memory)
-        self.pages.fill_(float("nan"))
-        backend = ReferenceAttention if config.latent is None else LatentReferenceAttention
-        self.attention: AttentionBackend = backend(self.pool, config.num_q_heads)
+        self.numbers = self.pool.memory.view(getattr(torch, dtype))
+        self.numbers.fill_(float("nan"))
+        backend: type[AttentionBackend] = ReferenceAttention
+        if config.latent is not None:
+            backend = LatentReferenceAttention if config.indexer is None else IndexedReferenceAttention
+        self.attention = backend(self.pool, config.num_q_heads)
         self._free = list(range(self.pool.num_pages))
         random.Random(1).shuffle(self._free)
 
@@ -330,16 +349,16 @@ def test_only_wanted_rows_are_output_but_all_kv_is_written(checkpoint: Checkpoin
     forward = functools.partial(model.hidden_states, batch.input_ids(CPU), batch.positions(CPU), runner.attention)
 
     def pages() -> torch.Tensor:
-        return runner.pages[[page for s in sequences for page in s.page_ids]]
+        return runner.numbers[[page for s in sequences for page in s.page_ids]]
 
     everything = forward()
     written = pages()
-    runner.pages.fill_(float("nan"))
+    runner.numbers.fill_(float("nan"))
     # Graphs select rows in any order, with repeats.
     rows = torch.tensor([26, 6, 6, 0])
     torch.testing.assert_close(forward(rows), everything[rows])
     torch.testing.assert_close(pages(), written, equal_nan=True)
-    runner.pages.fill_(float("nan"))
+    runner.numbers.fill_(float("nan"))
     assert forward(rows[:0]).shape == (0, everything.shape[1])
     torch.testing.assert_close(pages(), written, equal_nan=True)
 

@@ -19,9 +19,14 @@ ATTENTION = {f"self_attn.{part}_proj" for part in "qkvo"}
 # Families with latent attention, whose projections to and from the latent of keys and values stay plain.
 LATENT = {
     "deepseek_v2": {f"self_attn.{part}_proj" for part in ("q", "o")},
-    **{name: {f"self_attn.{part}_proj" for part in ("q_a", "q_b", "o")} for name in ("deepseek_v3", "glm4_moe_lite")},
+    **{
+        name: {f"self_attn.{part}_proj" for part in ("q_a", "q_b", "o")}
+        for name in ("deepseek_v3", "deepseek_v32", "glm4_moe_lite")
+    },
 }
-OF_LATENTS = ("self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj")
+LATENT["deepseek_v32"].add("self_attn.indexer.wq_b")
+OF_LATENTS = {name: ["self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj"] for name in LATENT}
+OF_LATENTS["deepseek_v32"].append("self_attn.indexer.wk")
 DENSE = {f"mlp.{part}_proj" for part in ("gate", "up", "down")}
 # Modules of a layer with experts that FP8 applies to.
 QUANTIZED = {
@@ -38,7 +43,7 @@ for name in SHARING:
     QUANTIZED[name] |= {f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
 ROUTERS = {
     "mixtral": "block_sparse_moe.gate.weight",
-    **dict.fromkeys(("dots1", "deepseek_v3", "glm4_moe_lite"), "mlp.gate.e_score_correction_bias"),
+    **dict.fromkeys(("dots1", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"), "mlp.gate.e_score_correction_bias"),
 }
 UP = "model.layers.1.mlp.experts.2.up_proj"
 
@@ -65,7 +70,7 @@ def test_checkpoints_of_experts_keep_their_numbers(tmp_path: Path, family: str) 
     model = load(tmp_path, keeps_fp8=True)
     assert fp8_modules(model) == expected_modules(family) == set(model.projections())
     held = dict(model.named_parameters())
-    for module in [f"model.layers.{index}.{name}" for index in range(2) for name in OF_LATENTS if family in LATENT]:
+    for module in [f"model.layers.{index}.{name}" for index in range(2) for name in OF_LATENTS.get(family, ())]:
         scale = tensors.pop(f"{module}.weight_scale").float()
         tensors[f"{module}.weight"] = dequantize(tensors[f"{module}.weight"], scale)
     assert held.keys() == tensors.keys()

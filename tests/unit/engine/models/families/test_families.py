@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.experts import ExpertNames, ExpertsConfig, Routing
-from tandem.engine.models.latent import LatentConfig
+from tandem.engine.models.latent import IndexerConfig, LatentConfig
 from tests.unit.engine.models.test_config import WRONG
 
 # Published config.json files, without keys that do not affect the computation.
@@ -185,6 +185,12 @@ DEEPSEEK_V3: dict[str, Any] = LATENT | {
     "topk_method": "noaux_tc",
     "vocab_size": 129280,
 }
+DEEPSEEK_V32: dict[str, Any] = DEEPSEEK_V3 | {
+    "architectures": ["DeepseekV32ForCausalLM"],
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+    "index_topk": 2048,
+}
 GLM_4_7_FLASH: dict[str, Any] = COMMON | {
     "architectures": ["Glm4MoeLiteForCausalLM"],
     "first_k_dense_replace": 1,
@@ -215,6 +221,15 @@ GLM_4_7_FLASH: dict[str, Any] = COMMON | {
     "vocab_size": 154880,
 }
 _SHARED = ExpertNames(shared="shared_experts")
+_V3_EXPERTS = ExpertsConfig(
+    256,
+    2048,
+    Routing("sigmoid", 8, True, 2.5, has_bias=True, num_groups=8, num_groups_used=4),
+    shared_intermediate_size=2048,
+    dense_layers=(0, 1, 2),
+    names=_SHARED,
+    count_key="n_routed_experts",
+)
 PUBLISHED: dict[str, tuple[dict[str, Any], ExpertsConfig]] = {
     "mixtral": (
         MIXTRAL_8X7B,
@@ -257,18 +272,8 @@ PUBLISHED: dict[str, tuple[dict[str, Any], ExpertsConfig]] = {
             count_key="n_routed_experts",
         ),
     ),
-    "deepseek_v3": (
-        DEEPSEEK_V3,
-        ExpertsConfig(
-            256,
-            2048,
-            Routing("sigmoid", 8, True, 2.5, has_bias=True, num_groups=8, num_groups_used=4),
-            shared_intermediate_size=2048,
-            dense_layers=(0, 1, 2),
-            names=_SHARED,
-            count_key="n_routed_experts",
-        ),
-    ),
+    "deepseek_v3": (DEEPSEEK_V3, _V3_EXPERTS),
+    "deepseek_v32": (DEEPSEEK_V32, _V3_EXPERTS),
     "glm4_moe_lite": (
         GLM_4_7_FLASH,
         ExpertsConfig(
@@ -302,6 +307,10 @@ KEYS = {
     ),
     "deepseek_v2": (*_OF_DEEPSEEK, "routed_scaling_factor", "first_k_dense_replace", "topk_group", "topk_method"),
     "deepseek_v3": (*_OF_DEEPSEEK, "routed_scaling_factor", "first_k_dense_replace", "topk_group"),
+    "deepseek_v32": (
+        *(*_OF_DEEPSEEK, "routed_scaling_factor", "first_k_dense_replace", "topk_group", "mlp_layer_types"),
+        *("index_n_heads", "index_head_dim", "index_topk"),
+    ),
     "glm4_moe_lite": (*_OF_DEEPSEEK, "routed_scaling_factor", "topk_group", "mlp_layer_types"),
 }
 
@@ -395,6 +404,16 @@ def test_sizes_of_latents(tmp_path: Path) -> None:
     assert experts_of(read(tmp_path, "deepseek_v2", topk_method="greedy", n_group=7)).routing.num_groups == 1
 
 
+def test_tokens_that_queries_choose(tmp_path: Path) -> None:
+    config = read(tmp_path, "deepseek_v32")
+    assert config.indexer == IndexerConfig(num_heads=64, head_dim=128, top_k=2048)
+    assert config.latent == read(tmp_path, "deepseek_v3").latent and read(tmp_path, "deepseek_v3").indexer is None
+    indexed = ["indexed_attention"] * 61
+    assert read(tmp_path, "deepseek_v32", layer_types=indexed) == config
+    listed = read(tmp_path, "deepseek_v32", mlp_layer_types=["sparse", *["dense"] * 59, "sparse"])
+    assert experts_of(listed).dense_layers == tuple(range(1, 60))
+
+
 def test_layers_that_predict_further_tokens_are_known(tmp_path: Path) -> None:
     assert read(tmp_path, "deepseek_v2").extra_layers == ()
     assert read(tmp_path, "deepseek_v3").extra_layers == (61,)
@@ -471,6 +490,24 @@ def test_the_newer_name_of_the_count(tmp_path: Path) -> None:
         ("deepseek_v3", {"rope_interleave": False}, "rope_interleave is False, which is not supported"),
         ("deepseek_v3", {"topk_method": "greedy"}, "topk_method is 'greedy', which is not supported"),
         ("deepseek_v3", {"num_nextn_predict_layers": -1}, "num_nextn_predict_layers must be a whole number of at"),
+        (
+            "deepseek_v3",
+            {"layer_types": ["indexed_attention"] * 61},
+            "layer_types has indexed_attention; supported: ",
+        ),
+        (
+            "deepseek_v32",
+            {"layer_types": ["full_attention"] * 61},
+            "layer_types has full_attention; supported: ind",
+        ),
+        ("deepseek_v32", {"q_lora_rank": None}, "q_lora_rank is missing, but index queries are projected from"),
+        ("deepseek_v32", {"index_topk": 0}, "index_topk must be a whole number of at least 1, not 0"),
+        ("deepseek_v32", {"index_n_heads": None}, "index_n_heads must be a whole number of at least 1, not None"),
+        (
+            "deepseek_v32",
+            {"index_head_dim": 32},
+            "index_head_dim 32 is less than qk_rope_head_dim 64",
+        ),
         ("glm4_moe_lite", {"first_k_dense_replace": 2}, "first_k_dense_replace is 2, which is not supported"),
         ("glm4_moe_lite", {"mlp_layer_types": ["sparse"] * 46}, "mlp_layer_types must list dense or sparse for 47 lay"),
         ("glm4_moe_lite", {"mlp_layer_types": ["odd"] * 47}, "mlp_layer_types must list dense or sparse for 47 lay"),
