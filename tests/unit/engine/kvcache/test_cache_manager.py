@@ -49,11 +49,14 @@ def test_a_remapped_page_table_has_no_valid_copy_on_other_ranks() -> None:
     cache = CacheManager(8, 2)
     tokens = [1, 2, 3, 4, 5]
     first, second = hold(cache, tokens), hold(cache, tokens)
-    first.page_ids.copy_id, second.page_ids.copy_id = 3, 4
+    outdated: list[int] = []
+    first.page_ids.set_copy(3, outdated)
+    second.page_ids.set_copy(4, outdated)
     cache.cache_pages(first, tokens, 5)
     assert cache.grow_pages(first, 7)
     cache.cache_pages(second, tokens, 5)
     assert (first.page_ids.copy_id, second.page_ids.copy_id) == (3, NO_COPY)
+    assert outdated == [4]
 
 
 def test_locked_pages_are_not_evicted_and_the_least_recently_used_go_first() -> None:
