@@ -71,8 +71,8 @@ MIXED_ATTENTION_SHARE = 0.36
 # Products of up to this many tokens reach `decode_share`.
 MAX_SMALL_PRODUCT = 256
 MAX_OWN_BATCH_SIZE = 16
-# Assumed, not measured: the fixed time of a sum over ranks, in seconds, and their number in a layer.
-SUM_S = 10e-6
+# Seconds of a small sum over 2 or 4 ranks, measured on H200s (benchmarks/all_reduce.py), and sums in a layer.
+SUM_S = 5e-6
 SUMS_PER_LAYER = 2
 
 

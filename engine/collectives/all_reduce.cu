@@ -1,7 +1,8 @@
 // The sum of a tensor over all ranks, in rank order and in float32, so that every rank gets the same bits.
 //
-// In one shot every rank reads the whole tensor of all others. In two shots it sums one part, and reads the other parts'
-// sums from the ranks that made them: it reads less from several others, but meets them twice. Both give the same bits.
+// In one shot every rank reads the whole tensor of all others. In two shots it sums one part, and reads the sums of
+// the other parts from the ranks that made them. It reads less from several others, but meets them twice. Both give
+// the same bits.
 //
 // Macros for NVRTC, beside round.cuh's:
 //   BFLOAT16   0: float32; 1: bfloat16

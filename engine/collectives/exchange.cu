@@ -1,4 +1,4 @@
-// Rows that some ranks send, and some receive: the columns of a matrix at the leader, or the leader's numbers everywhere.
+// Rows that some ranks send, and some receive: columns of a matrix to the leader, or the leader's numbers to all.
 //
 // Macros for NVRTC, beside round.cuh's:
 //   UNIT_BYTES   16, 8, 4 or 2: divides all widths
