@@ -21,13 +21,15 @@ FLAG_BYTES = MAX_BLOCKS * MAX_DEGREE * 8
 START_TIMEOUT_S = 300.0
 # Largest sums in one shot, by the largest degree: more ranks read more in one.
 ONE_SHOT_BYTES = ((2, STAGING_BYTES), (4, 512 * 1024), (MAX_DEGREE, 256 * 1024))
+# Largest sums by these kernels where NCCL can add, likewise. Measured on H200s with 2 and 4 ranks.
+KERNEL_BYTES = ((2, 16 * 2**20), (MAX_DEGREE, 8 * 2**20))
 
 
 class CudaIpcCollectives(Collectives):
     """Kernels that meet in memory mapped by all ranks (round.cuh).
 
-    Each call is one kernel, or one for each STAGING_BYTES. Graphs may contain them. Sums that need several go to NCCL
-    outside graphs, if each rank has a GPU of its own. Tensors begin at multiples of 16 bytes.
+    Each call is one kernel, or one for each STAGING_BYTES. Graphs may contain them. Outside graphs NCCL adds large
+    tensors, if each rank has a GPU of its own. Tensors begin at multiples of 16 bytes.
     """
 
     def __init__(self, group: RankGroup, device: torch.device, nccl: NcclSums | None = None) -> None:
@@ -51,6 +53,7 @@ class CudaIpcCollectives(Collectives):
         self._kernels: dict[tuple[object, ...], CudaKernel] = {}
         degree = self.ranks.degree
         self._one_shot_bytes = next(num_bytes for most, num_bytes in ONE_SHOT_BYTES if degree <= most)
+        self._kernel_bytes = next(num_bytes for most, num_bytes in KERNEL_BYTES if degree <= most)
         # Zeros of all ranks are there before a kernel of any.
         torch.cuda.synchronize(device)
         group.gathered(None)
@@ -101,7 +104,7 @@ class CudaIpcCollectives(Collectives):
         """Writes the sum over all ranks, and of the residual, to out: x or the residual."""
         assert x.is_contiguous() and out.is_contiguous()
         num_bytes = x.numel() * x.element_size()
-        if self._nccl is not None and num_bytes > STAGING_BYTES and not torch.cuda.is_current_stream_capturing():
+        if self._nccl is not None and num_bytes > self._kernel_bytes and not torch.cuda.is_current_stream_capturing():
             self._nccl.add(x)
             return x if residual is None else residual.add_(x)
         step = STAGING_BYTES // x.element_size()
