@@ -43,9 +43,9 @@ class GraphOutput(NamedTuple):
 
 
 def graph_sizes(max_batch_size: int) -> list[int]:
-    """Returns the batch sizes with a graph: 1, 2, 4, multiples of 8, and the largest itself."""
+    """Returns the batch sizes with a graph: 1, 2, 4, multiples of 8, and the largest itself; none for 0."""
     sizes = {1, 2, 4, *range(8, max_batch_size + 1, 8), max_batch_size}
-    return sorted(size for size in sizes if size <= max_batch_size)
+    return sorted(size for size in sizes if 0 < size <= max_batch_size)
 
 
 class DecodeGraphs:
