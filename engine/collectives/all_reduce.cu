@@ -18,9 +18,6 @@ typedef float Number;
 #endif
 // Numbers of a vector of 16 bytes.
 constexpr int WIDTH = 16 / sizeof(Number);
-// Vectors of each rank in flight per thread, as far as there are registers.
-constexpr int BATCH = DEGREE <= 2 ? 4 : DEGREE <= 4 ? 2 : 1;
-constexpr int COPY_BATCH = 4;
 
 // Reads a vector; numbers behind the end are 0.
 __device__ __forceinline__ uint4 load(const Number* from, int vector, int count) {
@@ -67,31 +64,15 @@ __device__ __forceinline__ uint4 rounded(const float (&sums)[WIDTH]) {
 #endif
 }
 
-// Writes the sums of vectors [first, last) to `out`, and to `staged` unless it is null.
-__device__ __forceinline__ void sum(const Round& round, int first, int last, const Number* residual, int count,
-                                    Number* out, uint4* staged) {
-    for (int begin = first + threadIdx.x; begin < last; begin += BATCH * THREADS) {
-        uint4 parts[BATCH][DEGREE];
+__device__ __forceinline__ uint4 sum(const Round& round, int vector, const Number* residual, int count) {
+    uint4 parts[DEGREE];
 #pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-            // Loads without branches are in flight together.
-            const int v = min(begin + b * THREADS, last - 1);
+    for (int rank = 0; rank < DEGREE; rank++) parts[rank] = peek(round.staging<const uint4>(rank) + vector);
+    float sums[WIDTH] = {};
 #pragma unroll
-            for (int rank = 0; rank < DEGREE; rank++) parts[b][rank] = peek(round.staging<const uint4>(rank) + v);
-        }
-#pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-            const int v = begin + b * THREADS;
-            if (v >= last) break;
-            float sums[WIDTH] = {};
-#pragma unroll
-            for (int rank = 0; rank < DEGREE; rank++) add(sums, parts[b][rank]);
-            if (residual != nullptr) add(sums, load(residual, v, count));
-            const uint4 total = rounded(sums);
-            if (staged != nullptr) staged[v] = total;
-            store(out, v, count, total);
-        }
-    }
+    for (int rank = 0; rank < DEGREE; rank++) add(sums, parts[rank]);
+    if (residual != nullptr) add(sums, load(residual, vector, count));
+    return rounded(sums);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) all_reduce(
@@ -108,35 +89,26 @@ extern "C" __global__ void __launch_bounds__(THREADS) all_reduce(
     const int num_vectors = (count + WIDTH - 1) / WIDTH, of_block = (num_vectors + gridDim.x - 1) / gridDim.x;
     const int first = blockIdx.x * of_block, last = min(first + of_block, num_vectors);
     uint4* own = round.staging<uint4>(RANK);
-    for (int begin = first + threadIdx.x; begin < last; begin += COPY_BATCH * THREADS) {
-        uint4 vectors[COPY_BATCH];
-#pragma unroll
-        for (int b = 0; b < COPY_BATCH; b++) vectors[b] = load(x, min(begin + b * THREADS, last - 1), count);
-#pragma unroll
-        for (int b = 0; b < COPY_BATCH; b++) {
-            if (begin + b * THREADS < last) own[begin + b * THREADS] = vectors[b];
-        }
-    }
+    for (int v = first + threadIdx.x; v < last; v += THREADS) own[v] = load(x, v, count);
     if (!round.meet(0)) return;
 #if TWO_SHOT
-    const int of_rank = (of_block + DEGREE - 1) / DEGREE, own_first = first + RANK * of_rank;
-    sum(round, own_first, min(own_first + of_rank, last), residual, count, out, own);
+    const int of_rank = (of_block + DEGREE - 1) / DEGREE;
+    const int own_last = min(first + (RANK + 1) * of_rank, last);
+    for (int v = first + RANK * of_rank + threadIdx.x; v < own_last; v += THREADS) {
+        const uint4 total = sum(round, v, residual, count);
+        own[v] = total;
+        store(out, v, count, total);
+    }
     if (!round.meet(1)) return;
     for (int i = threadIdx.x; i < of_rank; i += THREADS) {
-        uint4 totals[DEGREE];
-#pragma unroll
-        for (int rank = 0; rank < DEGREE; rank++) {
-            const int v = min(first + rank * of_rank + i, num_vectors - 1);
-            if (rank != RANK) totals[rank] = peek(round.staging<const uint4>(rank) + v);
-        }
 #pragma unroll
         for (int rank = 0; rank < DEGREE; rank++) {
             const int v = first + rank * of_rank + i;
-            if (rank != RANK && v < last) store(out, v, count, totals[rank]);
+            if (rank != RANK && v < last) store(out, v, count, peek(round.staging<const uint4>(rank) + v));
         }
     }
 #else
-    sum(round, first, last, residual, count, out, nullptr);
+    for (int v = first + threadIdx.x; v < last; v += THREADS) store(out, v, count, sum(round, v, residual, count));
 #endif
     round.end();
 }

@@ -42,12 +42,13 @@ __device__ __forceinline__ Flag look(const Flag* flag) {
     return value;
 }
 
-// Reads what another rank has written before a meeting. The L1 cache may have an older copy.
+// Reads what another rank has written. The L1 cache may have an older copy.
 __device__ __forceinline__ uint4 peek(const uint4* from) {
     uint4 v;
     asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from));
+                 : "l"(from)
+                 : "memory");
     return v;
 }
 
