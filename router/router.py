@@ -259,8 +259,10 @@ class Router:
 
         Raises UnavailableError: some of them may still find pages of before.
         """
-        while unreset := self.stores.unreset():
-            if self.stores.is_reset_late:
+        # Later resets must not keep the caller waiting.
+        number, until = self.stores.num_resets, self.stores.reset_until
+        while unreset := self.stores.unreset(number):
+            if self._clock() >= until:
                 reasons = "; ".join(f"{name} ({reason})" for name, reason in unreset.items())
                 raise UnavailableError(f"page stores that may still find pages of before the reset: {reasons}")
             await asyncio.sleep(RESET_POLL_S)

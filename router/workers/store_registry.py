@@ -67,6 +67,12 @@ class NodeStore:
 
 
 class StoreRegistry:
+    """
+    Attributes:
+        num_resets: number of the last reset; 0: none.
+        reset_until: end of its repeats, and of the wait for it.
+    """
+
     def __init__(
         self, clock: Callable[[], float], silence_timeout_s: float, max_identities: int = MAX_IDENTITIES
     ) -> None:
@@ -75,8 +81,8 @@ class StoreRegistry:
         self._max_identities = max_identities
         self._is_full = False
         self._stores: dict[str, Store] = {}
-        self._num_resets = 0
-        self._reset_until = -math.inf
+        self.num_resets = 0
+        self.reset_until = -math.inf
         # Number of the last reset that each store has carried out for good, by name; 0: none.
         self._resets_done: dict[str, int] = {}
         self._nodes: WeakValueDictionary[str, NodeStore] = WeakValueDictionary()
@@ -124,46 +130,45 @@ class StoreRegistry:
 
     def reset(self) -> None:
         """Has all stores purge their pages; a store that is not connected now does when it connects."""
-        self._num_resets += 1
-        self._reset_until = self._clock() + RESET_LIMIT_S
+        self.num_resets += 1
+        self.reset_until = self._clock() + RESET_LIMIT_S
         for store in self:
             self.repeat_reset(store)
 
     def repeat_reset(self, store: Store) -> None:
         """Sends the last reset, unless the store has carried it out."""
         store.reset_again_at = math.inf
-        if self._resets_done[store.join.store_id] < self._num_resets:
-            store.send([ResetCache(self._num_resets)])
+        if self._resets_done[store.join.store_id] < self.num_resets:
+            store.send([ResetCache(self.num_resets)])
 
     def repeat_failed_resets(self) -> None:
         now = self._clock()
         for store in self:
-            if store.reset_again_at <= now < self._reset_until:
+            if store.reset_again_at <= now < self.reset_until:
                 self.repeat_reset(store)
 
-    @property
-    def is_reset_late(self) -> bool:
-        """Whether the last reset was long ago."""
-        return self._clock() >= self._reset_until
+    def unreset(self, number: int) -> dict[str, str]:
+        """Returns the stores that may still find pages of before a reset, and why, by name.
 
-    def unreset(self) -> dict[str, str]:
-        """Returns the stores that may still find pages of before the last reset, and why, by name."""
+        Args:
+            number: of the reset.
+        """
         reasons = {}
-        for name, number in self._resets_done.items():
-            if number < self._num_resets:
+        for name, done in self._resets_done.items():
+            if done < number:
                 store = self._stores.get(name)
                 reasons[name] = store.reset_failure or "no answer" if store is not None else "not connected"
         return reasons
 
     def _take_reset(self, store: Store, answer: CacheWasReset) -> None:
+        name = store.join.store_id
         if not answer.failure:
-            self._resets_done[store.join.store_id] = answer.number
+            # Purges that waited for the opening of the folder may be answered after later ones.
+            self._resets_done[name] = max(self._resets_done[name], answer.number)
             store.reset_failure = ""
-        elif answer.number == self._num_resets:
+        elif answer.number == self.num_resets:
             if answer.failure != store.reset_failure:
-                logger.warning(
-                    "page store %s may find pages of before the reset again: %s", store.join.store_id, answer.failure
-                )
+                logger.warning("page store %s may find pages of before the reset again: %s", name, answer.failure)
             store.reset_failure = answer.failure
             store.reset_again_at = self._clock() + RESET_RETRY_S
 

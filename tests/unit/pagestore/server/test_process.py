@@ -440,13 +440,13 @@ def test_a_reset_that_the_disk_cannot_keep_is_repeated_until_it_can(
             broken.setattr(Folder, "record_purges", fail)
             broken.setattr(Folder, "drop_record", fail)
             router.reset_caches()
-            wait_until(lambda: router.stores.unreset() == {"store-0": "Read-only file system"})
+            wait_until(lambda: router.stores.unreset(1) == {"store-0": "Read-only file system"})
             with pytest.raises(UnavailableError, match=r"of before the reset: store-0 \(Read-only file system\)"):
                 asyncio.run(router.finish_reset())
         router.reset_caches()
         router.check_deadlines()
         asyncio.run(router.finish_reset())
-        assert not router.stores.unreset()
+        assert not router.stores.unreset(1)
     with running(config) as process:
         assert_page_is_gone(config, process)
 

@@ -128,24 +128,37 @@ def test_a_reset_that_does_not_last_is_repeated_for_a_limited_time() -> None:
     registry, sent = stores.registry, stores.sent
     store = stores.connect("store-0", "a")
     registry.reset()
-    assert registry.unreset() == {"store-0": "no answer"}
+    assert registry.unreset(1) == {"store-0": "no answer"}
     failed = CacheWasReset(1, "Input/output error")
-    while not registry.is_reset_late:
+    while stores.clock() < registry.reset_until:
         registry.receive(store, failed)
         registry.repeat_failed_resets()
         stores.clock.advance(RESET_RETRY_S)
         registry.repeat_failed_resets()
         registry.repeat_failed_resets()
     assert sent == [ResetCache(1)] * int(RESET_LIMIT_S / RESET_RETRY_S)
-    assert registry.is_reset_late and registry.unreset() == {"store-0": "Input/output error"}
+    assert registry.unreset(1) == {"store-0": "Input/output error"}
     registry.lose(store, "it died")
-    assert registry.unreset() == {"store-0": "not connected"}
+    assert registry.unreset(1) == {"store-0": "not connected"}
     # Each later life is told again.
     store = stores.connect("store-0", "a")
     registry.repeat_reset(store)
     assert sent.pop() == ResetCache(1)
     registry.receive(store, CacheWasReset(1))
-    assert registry.unreset() == {}
+    assert registry.unreset(1) == {}
+
+
+def test_an_answer_that_a_later_one_has_overtaken_undoes_nothing() -> None:
+    stores = Stores()
+    registry, sent = stores.registry, stores.sent
+    store = stores.connect("store-0", "a")
+    registry.reset()
+    registry.reset()
+    registry.receive(store, CacheWasReset(2))
+    registry.receive(store, CacheWasReset(1))
+    assert registry.unreset(2) == {}
+    registry.repeat_reset(stores.connect("store-0", "a"))
+    assert sent == [ResetCache(1), ResetCache(2)], "new pages are purged"
 
 
 def test_another_message_is_an_error() -> None:

@@ -59,6 +59,21 @@ async def test_caches_are_reset_where_that_is_allowed() -> None:
 
 
 @run
+async def test_later_resets_do_not_delay_the_answer_to_the_first() -> None:
+    cluster = HttpCluster([1], allow_cache_reset=True)
+    stores = cluster.routers[0].router.stores
+    store = stores.connect(StoreJoin(PROTOCOL_VERSION, "store-0", "a", "host"), lambda messages: None, lambda _: None)
+    calls = []
+    for _ in range(2):
+        calls.append(asyncio.create_task(ask(cluster, "POST", "/reset_prefix_cache")))
+        await settle()
+        cluster.routers[0].clock.advance(RESET_LIMIT_S / 2)
+    assert (await calls[0]).status == 503
+    stores.receive(store, CacheWasReset(2))
+    assert (await calls[1]).status == 200
+
+
+@run
 async def test_a_reset_that_does_not_last_is_an_error() -> None:
     cluster = HttpCluster([1], allow_cache_reset=True)
     stores = cluster.routers[0].router.stores
