@@ -18,8 +18,6 @@ from tandem.engine.attention.scales import KvScales
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.kvcache.cuda_pool import CudaKvPool
-from tandem.engine.layers.norm import Norm
-from tandem.engine.layers.rotary import Rotation
 from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.upload import Packed
 
@@ -87,22 +85,13 @@ class IndexedTritonAttention(IndexedReferenceAttention):
         self._decode = self._plan_decode(batch.decoded) if batch.decoded else None
         self._plan_each(batch.prompts, len(batch.decoded))
 
-    @torch.inference_mode()
-    def attend(
-        self,
-        q: torch.Tensor,
-        kv: torch.Tensor,
-        norm: Norm,
-        rotation: Rotation,
-        heads: LatentHeads,
-        index: Index,
-        layer: int,
-    ) -> torch.Tensor:
-        q, queries = self._write(q, kv, norm, rotation, index, layer)
-        outputs = self._attend_each(q, queries, heads, index, layer)
+    def _attend_each(
+        self, q: torch.Tensor, queries: torch.Tensor, heads: LatentHeads, index: Index, layer: int
+    ) -> list[torch.Tensor]:
+        outputs = super()._attend_each(q, queries, heads, index, layer)
         if self._decode is not None:
             outputs.insert(0, self._attend_decoded(self._decode, q, queries, heads, index, layer))
-        return torch.cat(outputs)
+        return outputs
 
     def _plan_decode(self, sequences: Sequence[TokenSequence]) -> _Decode:
         lengths = [s.device_len for s in sequences]
