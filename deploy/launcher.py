@@ -7,7 +7,7 @@ import os
 import secrets
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 from tandem.config import WORKER_KINDS, ClusterTls, ClusterTlsFiles
 from tandem.deploy.config.cluster_config import ClusterConfig, WorkerPlan
-from tandem.deploy.config.cluster_options import AUTO, OFF
+from tandem.deploy.config.cluster_options import AUTO, OFF, ON
 from tandem.deploy.errors import ClusterError, refusals
 from tandem.deploy.host.certificates import given_certificates, make_certificates
 from tandem.deploy.host.ports import ClientAddresses, ClusterPorts, ReservedPorts
@@ -23,6 +23,7 @@ from tandem.deploy.host.request_lines import RequestLineServer
 from tandem.deploy.host.run_record import default_directory
 from tandem.deploy.host.store_folder import open_disk
 from tandem.deploy.nodes.node_placement import NodePlacement, SavedPlacement
+from tandem.deploy.on_ray.autoscaler import has_autoscaler, leaving_nodes
 from tandem.deploy.on_ray.hosted_ray import STATE, HostedRay
 from tandem.deploy.on_ray.local_ray import LocalRay
 from tandem.deploy.on_ray.own_node import own_address
@@ -33,11 +34,13 @@ from tandem.deploy.plan import (
     check_num_threads,
     check_own_classes,
     plan,
+    renumbered,
     role_of,
     router_names,
     worker_names,
 )
 from tandem.deploy.supervise.change import Change, ChangeJob, ChangeQueue
+from tandem.deploy.supervise.evacuating import Evacuating, LeavingNodes, Replaced, RouterLeaving, may_leave
 from tandem.deploy.supervise.installed import CheckInstalled
 from tandem.deploy.supervise.newest_keys import NewestKeys
 from tandem.deploy.supervise.node_stores import NodeStores, SavedStore
@@ -117,6 +120,10 @@ class Cluster:
         self._cluster_ports = ClusterPorts(ClientAddresses("", ""), {})
         self._model_dir = Path()
         self._changes = ChangeQueue()
+        self._node_timeout_s = 0.0
+        self._replaced = Replaced()
+        # Processes whose node goes, and that a change takes care of.
+        self._leaving: set[str] = set()
         # Locks on converted models: restarted workers read the files again.
         self._held = contextlib.ExitStack()
         self.cluster_token = secrets.token_hex(16)
@@ -260,6 +267,7 @@ class Cluster:
         self.addresses, self.routers = saved.ports.shared, saved.ports.routers
         if saved.nodes is not None:
             self._nodes = NodePlacement.restored(self._config, self._hosted, saved.nodes)
+            self._nodes.release_others(saved.worker_plans)
         else:
             self._ports.reserve_again(saved.ports)
         # An unfinished scaling is dropped: workers that were to leave stay.
@@ -298,12 +306,15 @@ class Cluster:
         for name in kinds.keys() - running.keys():
             supervisor.add(name, kinds[name])
         role_plans = self._role_plans()
+        leaving_nodes = self._leaving_nodes()
         newest_keys = NewestKeys(self._config.key_file) if self._config.key_file is not None else None
 
         def take_turn() -> None:
             if newest_keys is not None and (keys := newest_keys.take()) is not None:
                 self._processes.use_keys(keys)
                 self._save()
+            if leaving_nodes is not None and (ends := leaving_nodes.take()) is not None:
+                self._leave_nodes(ends, supervisor, worker)
             self._changes.take_turn(lambda job: self._plan_change(job, supervisor, worker))
             if self._must_look_at_files:
                 self._must_look_at_files = False
@@ -380,6 +391,8 @@ class Cluster:
         self._held.close()
 
     def _plan_change(self, job: ChangeJob, supervisor: Supervisor, kind: ProcessKind) -> Change:
+        # Nothing else changes the workers now.
+        self._replaced = Replaced()
         if isinstance(job, ScaleJob):
             return self._plan_scaling(job, supervisor, kind)
         assert isinstance(job, RestartJob)
@@ -398,27 +411,75 @@ class Cluster:
         running: Counter[str] = Counter(p.kind for p in self._processes.worker_plans.values())
         counts = dict.fromkeys(WORKER_KINDS, 0) | running | dict(job.counts)
         check_kinds(running, counts)
+        running_names = list(self._processes.worker_plans)
         config = replace(self._config, **in_counts(counts), num_routers=len(self._processes.router_configs))
-        num_running = len(self._processes.worker_plans)
-        _, plans = plan(
-            config,
-            self._model_dir,
-            self.cluster_token,
-            self._cluster_ports,
-            num_running,
-            self._nodes,
-            self._processes.stores.untouched_bytes,
-        )
-        wanted = {p.worker.worker_id: p for p in plans}
+        wanted = self._planned(config, renumbered(running_names, config))
         joining = {name: p for name, p in wanted.items() if name not in self._processes.worker_plans}
-        leaving = [name for name in self._processes.worker_plans if name not in wanted]
+        leaving = [name for name in running_names if name not in wanted]
+        self._node_timeout_s = self._find_node_timeout_s()
         join_first = has_room(
             self._config,
             self._ray,
             [p.worker.role for p in joining.values()],
             [Leaving(role_of(name), self._nodes.node_of(name) if self._nodes is not None else "") for name in leaving],
+            may_grow=self._node_timeout_s > 0,
         )
         return Scaling(job, self, supervisor, kind, joining, leaving, join_first=join_first)
+
+    def _planned(self, config: ClusterConfig, names: Sequence[str]) -> dict[str, WorkerPlan]:
+        """Raises ValueError: model or memory do not allow these workers."""
+        _, plans = plan(
+            config,
+            self._model_dir,
+            self.cluster_token,
+            self._cluster_ports,
+            len(self._processes.worker_plans),
+            self._nodes,
+            self._processes.stores.untouched_bytes,
+            names,
+        )
+        return {p.worker.worker_id: p for p in plans}
+
+    def _find_node_timeout_s(self) -> float:
+        config = self._config
+        if not config.spans_nodes or config.ray_autoscaler == OFF:
+            return 0.0
+        return config.node_timeout_s if config.ray_autoscaler == ON or has_autoscaler() else 0.0
+
+    def _leaving_nodes(self) -> LeavingNodes | None:
+        nodes = self._nodes
+        return LeavingNodes(leaving_nodes, nodes.processes_on, self._config.node_timeout_s) if nodes else None
+
+    def _leave_nodes(self, ends: Mapping[str, float], supervisor: Supervisor, kind: ProcessKind) -> None:
+        """Begins to empty nodes that go. Args: ends: time.monotonic of the end of each process's node."""
+        assert self._nodes is not None
+        self._leaving &= ends.keys()
+        new = {name: end for name, end in ends.items() if name not in self._leaving}
+        running = self._processes.worker_plans
+        by_end: defaultdict[float, list[str]] = defaultdict(list)
+        for name, end in new.items():
+            # One that leaves anyway, or restarts, is looked at again.
+            if name in running and not supervisor.is_retired(name):
+                by_end[end].append(name)
+            elif (
+                name in self._processes.router_configs
+                and supervisor.has_joined(name)
+                and may_leave(name, filter(supervisor.has_joined, self._processes.router_configs), ends)
+            ):
+                self._leaving.add(name)
+                self._changes.begin(RouterLeaving(name, self, supervisor, end))
+        for end, leaving in by_end.items():
+            self._leaving.update(leaving)
+            counts: Counter[str] = Counter(p.kind for p in running.values())
+            counts.update(running[name].kind for name in leaving)
+            config = replace(
+                self._config,
+                **in_counts(dict.fromkeys(WORKER_KINDS, 0) | counts),
+                num_routers=len(self._processes.router_configs),
+            )
+            names = renumbered(running, config, self._nodes.names)
+            joining = {name: p for name, p in self._planned(config, names).items() if name not in running}
+            self._changes.begin(Evacuating(self, self._replaced, supervisor, kind, joining, leaving, end))
 
     def _role_plans(self) -> RolePlans | None:
         """Returns None if roles are fixed or a custom policy chooses them."""
@@ -438,6 +499,26 @@ class Cluster:
     def worker_names(self) -> list[str]:
         return list(self._processes.worker_plans)
 
+    @property
+    def node_timeout_s(self) -> float:
+        return self._node_timeout_s
+
+    def reserve(self, names: Sequence[str]) -> None:
+        if self._nodes is not None:
+            self._nodes.reserve(names)
+            self._save()
+
+    def is_placed(self, name: str) -> bool:
+        return self._nodes is None or self._nodes.is_placed(name)
+
+    def need_of(self, name: str) -> str:
+        return self._nodes.need_of(name) if self._nodes is not None else ""
+
+    def release(self, names: Sequence[str]) -> None:
+        if self._nodes is not None and names:
+            self._nodes.release(names)
+            self._save()
+
     def add_workers(self, plans: Mapping[str, WorkerPlan]) -> None:
         self._processes.plan_workers(plans)
         self._save()
@@ -447,7 +528,7 @@ class Cluster:
         self._save()
 
     def tell_routers(self, names: Sequence[str]) -> list[Any]:
-        return self._processes.tell_routers(names)
+        return self._processes.tell_routers(self._replaced.applied_to(names, self._processes.worker_plans))
 
     def actor(self, name: str) -> Any:
         return self._processes.actors.get(name)

@@ -1,7 +1,9 @@
 """Turns a cluster's configuration into its processes', and checks it against model and memory."""
 
+import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -83,6 +85,7 @@ def plan(
     num_running: int = 0,
     nodes: WorkerNodes | None = None,
     untouched_bytes: int = 0,
+    names: Sequence[str] | None = None,
 ) -> tuple[list[RouterConfig], list[WorkerPlan]]:
     """Returns the configurations of all routers and all workers.
 
@@ -90,6 +93,7 @@ def plan(
         num_running: workers that are running already, with their pools.
         nodes: the workers' nodes; None: this host.
         untouched_bytes: without `nodes`, memory of this host that a running page store will still take.
+        names: of the workers, as many as in `config`; None: numbered from 0.
 
     Raises:
         ValueError: the configuration does not fit model or memory, or model or chat template cannot be used.
@@ -135,7 +139,7 @@ def plan(
     num_threads_of = nodes.num_threads if nodes and not config.num_threads else None
     workers = [
         config.worker(name, role, _with_threads(engine, name, num_threads_of), max_model_len, cluster_token)
-        for name, role in worker_names(config)
+        for name, role in ([(name, role_of(name)) for name in names] if names is not None else worker_names(config))
     ]
     router = replace(router, workers={w.worker.worker_id: w.worker.role for w in workers})
     return ports.configs(router), workers
@@ -203,6 +207,26 @@ def worker_names(config: ClusterConfig) -> Iterator[tuple[str, Role]]:
     )
     yield from ((f"{role}-{i}", role) for role, count in counts for i in range(count))
     yield from ((f"worker-{i}", "both") for i in range(config.num_any))
+
+
+def renumbered(running: Iterable[str], config: ClusterConfig, taken: Collection[str] = ()) -> list[str]:
+    """Returns the workers of a cluster with new numbers of workers: the lowest ones stay, free numbers join.
+
+    Args:
+        running: names of today's workers, which may have gaps.
+        config: with the new numbers.
+        taken: names not to be used for joining workers.
+    """
+    stay, wanted = sorted(running, key=_number), []
+    for kind, count in Counter(name.rpartition("-")[0] for name, _ in worker_names(config)).items():
+        names = [name for name in stay if name.rpartition("-")[0] == kind][:count]
+        free = (name for i in itertools.count() if (name := f"{kind}-{i}") not in names and name not in taken)
+        wanted += names + list(itertools.islice(free, count - len(names)))
+    return wanted
+
+
+def _number(worker: str) -> int:
+    return int(worker.rpartition("-")[2])
 
 
 def role_of(worker: str) -> Role:

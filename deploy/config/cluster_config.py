@@ -177,6 +177,12 @@ class ClusterConfig(ClusterOptions):
                 self.spans_nodes or not getattr(self, name),
                 f"`{name}` is for a cluster over several nodes: it needs placement_strategy pack or spread",
             )
+        require(
+            self.spans_nodes or self.ray_autoscaler != ON,
+            "ray_autoscaler on is for a cluster over several nodes: it needs placement_strategy pack or spread",
+        )
+        require(self.node_timeout_s >= 0, f"node_timeout_s must be at least 0, not {self.node_timeout_s:g}")
+        require_one_of(self, "ray_autoscaler", SWITCH)
         check_network(self.interface)
         self._check_store()
         # Their constructors check more.

@@ -99,6 +99,8 @@ GROUPS = {
         "drain_timeout_s",
         "ray_address",
         "placement_strategy",
+        "ray_autoscaler",
+        "node_timeout_s",
         "interface",
         "ship_code",
         "log_level",
@@ -309,6 +311,19 @@ class ClusterOptions(PrefillOptions, EngineOptions, RouterOptions):
         "all nodes",
         choices=PLACEMENT_STRATEGIES,
         detail=" ([deploy.md](deploy.md#several-hosts))",
+    )
+    ray_autoscaler: str = option(
+        AUTO,
+        "over several nodes: whether workers without room wait for a node that Ray adds; auto: if this Ray says that "
+        "it has an autoscaler",
+        choices=SWITCH,
+        detail=" ([deploy.md](deploy.md#rays-autoscaler))",
+    )
+    node_timeout_s: float = option(
+        900.0,
+        "over several nodes: how long workers wait for a node that Ray adds",
+        name="node-timeout",
+        metavar="SECONDS",
     )
     interface: str = option(
         "",

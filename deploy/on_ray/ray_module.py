@@ -23,6 +23,7 @@ import ray
 from ray._private import node, ray_constants, services, state, utils
 from ray._private import worker as ray_worker
 from ray._raylet import PlacementGroupID
+from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply  # type: ignore[attr-defined]
 from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 from ray.experimental import internal_kv
@@ -39,6 +40,7 @@ __all__ = [
     "FIRST_VERSION",
     "ActorTableData",
     "ActorUnavailableError",
+    "GetClusterStatusReply",
     "NodeAffinitySchedulingStrategy",
     "PlacementGroup",
     "PlacementGroupID",

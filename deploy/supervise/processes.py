@@ -175,8 +175,6 @@ class Processes:
 
     def plan_workers(self, plans: Mapping[str, WorkerPlan]) -> None:
         self.worker_plans |= plans
-        if self._nodes is not None:
-            self._nodes.add_workers(list(plans))
 
     def end_workers(self, names: Sequence[str]) -> None:
         for name in names:
@@ -184,7 +182,7 @@ class Processes:
             if (actor := self.actors.pop(name, None)) is not None:
                 ray.kill(actor)
         if self._nodes is not None:
-            self._nodes.remove_workers(names)
+            self._nodes.release(names)
 
     def tell_routers(self, names: Sequence[str]) -> list[Any]:
         """Returns references to the answers of RouterActor.set_workers."""

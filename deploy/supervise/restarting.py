@@ -55,7 +55,7 @@ class Restarting(Change):
         self._check.give_up()
         super().give_up()
 
-    def _run(self) -> Iterator[None]:
+    def _run(self) -> Generator[None, None, None]:
         # Before anything ends: another version on the disk may not fit the running processes.
         while (refusal := self._check.refusal()) is None:
             yield
@@ -69,43 +69,23 @@ class Restarting(Change):
                 yield from self._drain_router()
             elif self._kind == "worker":
                 yield from self._drain_worker()
-            self._job.lines.put(f"{self._name}: starting again")
+            self.job.lines.put(f"{self._name}: starting again")
             self._supervisor.restart(self._name)
             while not self._supervisor.has_joined(self._name):
                 if why := self._supervisor.failure(self._name):
                     raise ChangeError(f"{self._name}: {why}; it is tried again")
+                if self._kind == "worker" and self._name not in self._cluster.worker_names:
+                    raise ChangeError(f"{self._name} has left: its node is announced to go")
                 yield
         finally:
             if self._kind == "worker":
                 self._cluster.tell_routers(planned)
-        self._job.lines.put(f"{self._name}: ready")
+        self.job.lines.put(f"{self._name}: ready")
 
     def _drain_router(self) -> Iterator[None]:
-        deadline = time.monotonic() + self._cluster.drain_timeout_s
-        shown, num_left = -1, 0
-        while (actor := self._cluster.actor(self._name)) is not None:
-            num_left = yield from self._num_left(actor)
-            remaining_s = deadline - time.monotonic()
-            if not num_left or remaining_s <= 0:
-                break
-            if num_left != shown:
-                self._job.say_left(self._name, num_left, remaining_s)
-                shown = num_left
-            yield
+        num_left = yield from router_drained(self.job, self._name, self._cluster, self._cluster.drain_timeout_s)
         if num_left:
-            self._job.lines.put(f"Requests that go on at another router: {num_left}")
-
-    def _num_left(self, actor: Any) -> Generator[None, None, int]:
-        refs, deadline = [actor.leave.remote()], time.monotonic() + ANSWER_TIMEOUT_S
-        while not ray.wait(refs, num_returns=1, timeout=0)[0]:
-            if time.monotonic() > deadline:
-                return 0
-            yield
-        try:
-            num_left: int = ray.get(refs[0])
-        except RayError:
-            return 0
-        return num_left
+            self.job.lines.put(f"Requests that go on at another router: {num_left}")
 
     def _drain_worker(self) -> Iterator[None]:
         others = [name for name in self._cluster.worker_names if name != self._name]
@@ -113,7 +93,34 @@ class Restarting(Change):
         def answers() -> Answers:
             return answers_of(self._cluster.tell_routers(others))
 
-        if num_left := (
-            yield from drained(self._job, self._name, [self._name], answers, self._cluster.drain_timeout_s)
-        ):
-            self._job.lines.put(f"Requests that begin again elsewhere: {num_left}")
+        if num_left := (yield from drained(self.job, self._name, [self._name], answers, self._cluster.drain_timeout_s)):
+            self.job.lines.put(f"Requests that begin again elsewhere: {num_left}")
+
+
+def router_drained(job: ChangeJob, name: str, cluster: Restarted, timeout_s: float) -> Generator[None, None, int]:
+    """Lets a router leave, in turns; returns the number of requests left when it has none or after timeout_s."""
+    deadline = time.monotonic() + timeout_s
+    shown, num_left = -1, 0
+    while (actor := cluster.actor(name)) is not None:
+        num_left = yield from _num_left(actor)
+        remaining_s = deadline - time.monotonic()
+        if not num_left or remaining_s <= 0:
+            break
+        if num_left != shown:
+            job.say_left(name, num_left, remaining_s)
+            shown = num_left
+        yield
+    return num_left
+
+
+def _num_left(actor: Any) -> Generator[None, None, int]:
+    refs, deadline = [actor.leave.remote()], time.monotonic() + ANSWER_TIMEOUT_S
+    while not ray.wait(refs, num_returns=1, timeout=0)[0]:
+        if time.monotonic() > deadline:
+            return 0
+        yield
+    try:
+        num_left: int = ray.get(refs[0])
+    except RayError:
+        return 0
+    return num_left

@@ -101,6 +101,9 @@ class Supervisor:
         if name in self._restart_at:
             self.forget(name)
 
+    def is_retired(self, name: str) -> bool:
+        return name in self._retired
+
     def forget(self, name: str) -> None:
         self._ignore(name, STAGES)
         for known in (self._kinds, self._restart_at, self._join_by, self._answered_at, self._probe_at, self._failures):
