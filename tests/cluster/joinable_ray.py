@@ -23,8 +23,12 @@ from tests.cluster.conftest import wait_until
 
 TOKEN = "ab" * 32
 _FAKE_PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
-_HEAD_ID = f"{'f' * 51}00000"
 _HEAD_TYPE = "ray.head.default"
+
+
+def fake_node(number: int) -> str:
+    """Returns the id of a node that the autoscaler starts; 0: the head."""
+    return f"{'f' * 51}{number:05}"
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Autoscaling:
         provider |= dict.fromkeys(
             ("use_node_id_as_ip", "disable_node_updaters", "disable_launch_config_check"), True
         )
-        provider |= {"launch_multiple": True, "head_node_id": _HEAD_ID} if self.is_v2 else {}
+        provider |= {"launch_multiple": True, "head_node_id": fake_node(0)} if self.is_v2 else {}
         resources = {"CPU": self.num_cpus, "object_store_memory": 80_000_000}
         types = {
             _HEAD_TYPE: {"resources": {"CPU": num_head_cpus}, "node_config": {}, "max_workers": 0},
@@ -81,8 +85,8 @@ class Autoscaling:
         if self.is_v2:
             found |= {
                 "RAY_enable_autoscaler_v2": "1",
-                "RAY_CLOUD_INSTANCE_ID": _HEAD_ID,
-                "RAY_OVERRIDE_NODE_ID_FOR_TESTING": _HEAD_ID,
+                "RAY_CLOUD_INSTANCE_ID": fake_node(0),
+                "RAY_OVERRIDE_NODE_ID_FOR_TESTING": fake_node(0),
                 "RAY_NODE_TYPE_NAME": _HEAD_TYPE,
             }
         return found
@@ -102,6 +106,9 @@ class JoinableRay:
 
     def has_node(self) -> bool:
         return any("RuntimeEnvAgent" in title for title in self._titles().values())
+
+    def has_fake_node(self, node_id: str) -> bool:
+        return any("/raylet" in title.split(" ")[0] and node_id in title for title in self._titles().values())
 
     def actors(self) -> list[ProcessId]:
         return self.processes("ray::WorkerActor", "ray::RouterActor")

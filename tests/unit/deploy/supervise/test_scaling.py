@@ -39,8 +39,23 @@ class Fake:
         self.joined: set[str] = set()
         self.failures: dict[str, str] = {}
         self.events: list[str] = []
+        self.node_timeout_s = 0.0
+        self.unplaced: set[str] = set()
+        self.reserved: list[str] = []
 
     # --- the cluster ---
+
+    def reserve(self, names: Sequence[str]) -> None:
+        self.reserved += names
+
+    def is_placed(self, name: str) -> bool:
+        return name not in self.unplaced
+
+    def need_of(self, name: str) -> str:
+        return "{CPU: 1, GPU: 1}"
+
+    def release(self, names: Sequence[str]) -> None:
+        self.reserved = [name for name in self.reserved if name not in names]
 
     @property
     def worker_names(self) -> list[str]:
@@ -51,6 +66,7 @@ class Fake:
 
     def remove_workers(self, names: Sequence[str]) -> None:
         self.events += [f"end {name}" for name in names]
+        self.release(names)
         self._names = [name for name in self._names if name not in names]
 
     def tell_routers(self, names: Sequence[str]) -> list[Any]:
@@ -202,6 +218,71 @@ def test_a_cluster_that_stops_says_so_to_who_waits() -> None:
     made.give_up()
     said(made)
     assert made.job.error == "the cluster is stopping"  # type: ignore[attr-defined]
+
+
+def waiting_change(fake: Fake, clock: Clock, *joining: str) -> Scaling:
+    """Returns a scale-up that waits for a node for its last worker."""
+    fake.node_timeout_s = 100.0
+    fake.unplaced.add(joining[-1])
+    made = change(fake, joining)
+    fake.joined.update(joining)
+    for _ in range(3):
+        clock.now += 2.0
+        assert not made.take_turn()
+    assert made.is_waiting and not made.may_go_on() and fake.reserved == list(joining)
+    return made
+
+
+def test_workers_without_room_wait_for_a_node_and_others_start(clock: Clock) -> None:
+    fake = Fake()
+    made = waiting_change(fake, clock, "d1", "d2")
+    assert fake.told == ["p0", "p1", "d0", "d1"] and "start d1" in fake.events
+    fake.unplaced.clear()
+    assert made.may_go_on()
+    turns(made)
+    assert fake.told == fake.worker_names == ["p0", "p1", "d0", "d1", "d2"]
+    line = next(line for line in said(made) if line.startswith("waiting"))
+    assert line == "waiting for Ray to add a node: d2 needs {CPU: 1, GPU: 1}; 96 s at most"
+
+
+def test_the_last_numbers_wait(clock: Clock) -> None:
+    """So that numbers have no gaps if no node comes."""
+    fake = Fake()
+    fake.node_timeout_s = 100.0
+    fake.unplaced.add("decode-1")
+    made = change(fake, ["decode-1", "decode-2", "prefill-1"])
+    fake.joined.add("prefill-1")
+    made.take_turn()
+    assert [event for event in fake.events if event.startswith("start")] == ["start prefill-1"]
+
+
+def test_a_node_that_does_not_come_ends_the_wait(clock: Clock) -> None:
+    fake = Fake()
+    made = waiting_change(fake, clock, "d1")
+    clock.now += 100.0
+    assert made.may_go_on() and turns(made) == 1
+    error = made.job.error
+    assert error.startswith("d1: Ray has added no node within 100 s for {CPU: 1, GPU: 1}")
+    assert fake.reserved == [] and fake.events == [] and fake.told == []
+
+
+def test_a_wait_is_withdrawn_at_once(clock: Clock) -> None:
+    fake = Fake()
+    made = waiting_change(fake, clock, "d1", "d2")
+    assert ScaleJob({}).replaces(made.job)
+    made.withdraw("another one")
+    assert made.job.error == "another one" and fake.reserved == ["d1"]
+    assert fake.worker_names == ["p0", "p1", "d0", "d1"]
+
+
+def test_without_an_autoscaler_lost_room_is_an_error(clock: Clock) -> None:
+    fake = Fake()
+    fake.unplaced.add("d1")
+    made = change(fake, ["d1"])
+    assert not made.take_turn() and not made.is_waiting
+    clock.now += 11.0
+    turns(made)
+    assert "no room any more for {CPU: 1, GPU: 1}" in made.job.error and fake.reserved == []
 
 
 def test_workers_that_are_all_alike_are_not_mixed_with_others() -> None:
