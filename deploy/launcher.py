@@ -468,6 +468,7 @@ class Cluster:
             ):
                 self._leaving.add(name)
                 self._changes.begin(RouterLeaving(name, self, supervisor, end))
+        taken = self._nodes.names
         for end, leaving in by_end.items():
             self._leaving.update(leaving)
             counts: Counter[str] = Counter(p.kind for p in running.values())
@@ -477,8 +478,13 @@ class Cluster:
                 **in_counts(dict.fromkeys(WORKER_KINDS, 0) | counts),
                 num_routers=len(self._processes.router_configs),
             )
-            names = renumbered(running, config, self._nodes.names)
-            joining = {name: p for name, p in self._planned(config, names).items() if name not in running}
+            try:
+                planned = self._planned(config, renumbered(running, config, taken))
+            except ValueError as error:
+                logger.error("%s: no other worker can start: %s", ", ".join(leaving), error)
+                planned = {}
+            joining = {name: p for name, p in planned.items() if name not in running}
+            taken += joining
             self._changes.begin(Evacuating(self, self._replaced, supervisor, kind, joining, leaving, end))
 
     def _role_plans(self) -> RolePlans | None:

@@ -47,9 +47,7 @@ class Autoscaling:
 
     def flags(self, directory: Path, address: str, num_head_cpus: int) -> list[str]:
         provider: dict[str, Any] = {"type": "external", "module": _FAKE_PROVIDER, "gcs_address": address}
-        provider |= dict.fromkeys(
-            ("use_node_id_as_ip", "disable_node_updaters", "disable_launch_config_check"), True
-        )
+        provider |= dict.fromkeys(("use_node_id_as_ip", "disable_node_updaters", "disable_launch_config_check"), True)
         provider |= {"launch_multiple": True, "head_node_id": fake_node(0)} if self.is_v2 else {}
         resources = {"CPU": self.num_cpus, "object_store_memory": 80_000_000}
         types = {

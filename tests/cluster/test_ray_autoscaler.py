@@ -20,9 +20,9 @@ from tests.cluster.test_joined_ray import finish
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]
 
 NUM_CLIENTS = 3
-NUM_TOKENS = 400
+NUM_TOKENS = 200
 # Shorter than a stream, so that some restart elsewhere.
-DRAIN_S = 2.0
+DRAIN_S = 0.5
 # Longer than a fake node and a worker take to start.
 NOTICE_S = 60
 # Ray looks for idle nodes after 15 s, and for room every few seconds.
@@ -99,9 +99,9 @@ def workers(server: Server) -> list[str]:
         return sorted(worker.worker_id for worker in client.server_info().workers if worker.alive)
 
 
-def test_nodes_come_for_workers_and_go(autoscaled: JoinableRay, tmp_path: Path) -> None:
+def test_nodes_come_for_workers_and_go(autoscaled: JoinableRay, tiny_model_dir: Path, tmp_path: Path) -> None:
     server = start(
-        *("--model", "smollm2-135m-instruct", "--workers", "1", "--threads", "1", "--num-pages", "128"),
+        *("--model", str(tiny_model_dir), "--workers", "1", "--threads", "1", "--num-pages", "128"),
         *("--ray-address", autoscaled.address, "--placement-strategy", "pack", "--drain-timeout", str(DRAIN_S)),
         runtime_dir=tmp_path,
     )

@@ -96,13 +96,8 @@ def test_autoscaling_adds_pods_and_starts_with_room() -> None:
     assert spec["headGroupSpec"]["template"]["spec"]["automountServiceAccountToken"]
     (group,), (fixed_group,) = spec["workerGroupSpecs"], fixed["workerGroupSpecs"]
     assert fixed_group["replicas"] == group["replicas"] == group["minReplicas"] < group["maxReplicas"]
-    assert not ray_options("--config", str(KUBERAY / "base/serve.yaml"), *HEAD_ADDRESS)
-
-
-def ray_options(*words: str) -> bool:
-    """Returns whether a configuration keeps Ray's autoscaler from adding nodes."""
-    config = served(*words)
-    return not config.spans_nodes or config.ray_autoscaler == "off" or not config.node_timeout_s
+    config = served("--config", str(KUBERAY / "base/serve.yaml"), *HEAD_ADDRESS)
+    assert config.spans_nodes and config.ray_autoscaler == "auto"
 
 
 def test_both_overlays_have_the_same_pods() -> None:
