@@ -218,6 +218,7 @@ class RouterConfig(RouterOptions):
         router_id: name in the cluster, kept over restarts.
         routers: addresses of all routers by name, this one included; empty: this router is alone.
         workers: roles of all planned workers by name; empty: unknown.
+        stores: names of all page stores.
         shared_grpc_port, shared_http_port: ports on which all routers listen; 0: none.
         reuse_ports: the launcher holds all ports open with SO_REUSEPORT.
         key_file: file with some of the api_keys, read again when it changes; None: there is none.
@@ -244,6 +245,7 @@ class RouterConfig(RouterOptions):
     router_id: str = "router-0"
     routers: Mapping[str, RouterAddresses] = field(default_factory=dict)
     workers: Mapping[str, Role] = field(default_factory=dict)
+    stores: tuple[str, ...] = ()
     num_restarts: int = 0
     shared_grpc_port: int = 0
     shared_http_port: int = 0

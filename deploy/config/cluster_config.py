@@ -34,6 +34,7 @@ SET_PER_PROCESS: Mapping[type, Set[str]] = {
         "router_id",
         "routers",
         "workers",
+        "stores",
         "num_restarts",
         "cluster_tls",
         "cluster_host",
