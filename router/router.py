@@ -242,8 +242,10 @@ class Router:
             tracker.arrival_ns = max(resumption.state.arrival_ns, tracker.arrival_ns - MAX_AGE_NS)
 
     def update_loads(self) -> None:
-        for worker in self.workers:
-            worker.set_load_elsewhere(self.elsewhere.assigned_to(worker.worker_id))
+        self.elsewhere.forget_silent()
+        for worker_id, load in self.elsewhere.take_changed().items():
+            if (worker := self.workers.get(worker_id)) is not None:
+                worker.set_load_elsewhere(load)
 
     def reset_caches(self) -> int:
         """Clears all workers' cached prefixes, and the page stores. Returns the number of workers."""
@@ -298,6 +300,7 @@ class Router:
         if old is not None:
             self.lose_worker(old, "reconnected", "it has connected again")
         worker = self.workers.register(hello, send, disconnect)
+        worker.set_load_elsewhere(self.elsewhere.assigned_to(hello.worker_id))
         if hello.start_s:
             self._worker_wait.note_start(hello.worker_id, hello.start_s)
         worker.send([Welcome(self.incarnation, self._policy.wants_prefixes), self.clocks.probe()])
