@@ -53,6 +53,7 @@ class SimRouter:
             router_id=address,
             cluster_token="secret",
             max_queued_requests=10**9,
+            workers=cluster.roles,
             routers={name: RouterAddresses(name, name, name) for name in names} if len(names) > 1 else {},
         )
         made: Any = ROUTING_POLICIES.load(routing)
@@ -125,6 +126,7 @@ class Cluster:
         of_worker: costs of one watched worker.
         of_supervisor: costs of the planner.
         identities: packed identities of each prompt.
+        roles: planned roles by worker id.
     """
 
     def __init__(self, num_workers: int, num_routers: int, *, linked: bool, routing: str, rate: float) -> None:
@@ -137,6 +139,8 @@ class Cluster:
         self.of_worker, self.of_supervisor = Costs(), Costs()
         self.router_names = [f"router-{number}" for number in range(num_routers)]
         self.workers: dict[str, SimWorker] = {}
+        roles = ["both"] * num_workers if linked else ["decode", "prefill"] * (num_workers // 2)
+        self.roles = {f"{role}-{number}": role for number, role in enumerate(roles)}
         self.watched_costs = Costs()
         self.routers: list[SimRouter] = []
         for number, name in enumerate(self.router_names):
@@ -146,7 +150,6 @@ class Cluster:
         self.identities: dict[tuple[int, ...], bytes] = {}
         self._prompts = self._make_prompts()
         self._rate = rate
-        roles = ["both"] * num_workers if linked else ["decode", "prefill"] * (num_workers // 2)
         self.new_workers = [SimWorker(self, number, role, is_watched=number == 1) for number, role in enumerate(roles)]
 
     # --- time ---
@@ -202,9 +205,11 @@ class Cluster:
                     self.settle()
 
     def named_to(self, sender: SimWorker) -> list[str]:
-        if sender.role == "decode":
+        registry = self.watched.router.workers
+        registered = registry.get(sender.worker_id)
+        if registered is None or not registered.sends:
             return []
-        return [peer.worker_id for peer in self.watched.router.workers.peers()]
+        return [peer.worker_id for peer in registry.peers_of(registered)]
 
     def begin_load(self) -> None:
         for number, router in enumerate(self.routers):
