@@ -67,7 +67,7 @@ def _start(cluster: Cluster) -> Iterator[Measure]:
 def _load(cluster: Cluster, seconds: float) -> Iterator[Measure]:
     cluster.begin_load()
     # Enough for the first requests to end.
-    cluster.run(1.5)
+    cluster.run(1.0)
     cluster.watched_costs.take()
     cluster.run(seconds)
     costs = cluster.watched_costs.take()
@@ -107,7 +107,7 @@ def _pages(cluster: Cluster) -> Iterator[Measure]:
 
 
 def _changes(cluster: Cluster) -> Iterator[Measure]:
-    watched, router = cluster.watched, cluster.watched.router
+    router = cluster.watched.router
     roles = {worker.worker_id: worker.role for worker in cluster.new_workers}
     router.set_workers(roles)
     left_out = cluster.new_workers[2].worker_id

@@ -28,6 +28,7 @@ from tandem.router.workers.worker import Worker
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.worker.control_client import ControlClient
 from tandem.worker.events import FromRouter
+from tandem.worker.heartbeat_feed import HeartbeatFeed
 from tandem.worker.records import RecordKeeper
 from tandem.worker.router_streams import RouterStreams
 
@@ -57,6 +58,7 @@ class Stream:
         self.client = client
         self.registered: Worker | None = None
         self.num_sent = 0
+        self.heartbeats = HeartbeatFeed()
         client._begin_stream(self)  # type: ignore[arg-type]
 
     @property
@@ -160,7 +162,7 @@ class SimWorker:
             return
         heartbeat = self.heartbeat()
         for stream in self.streams:
-            stream.send([heartbeat])
+            stream.send([stream.heartbeats.next(heartbeat)])
 
     def tell_changes(self) -> None:
         if self._untold and self.is_alive:

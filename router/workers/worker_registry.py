@@ -17,6 +17,7 @@ from tandem.router.workers.worker import Worker
 # Share of the heartbeat timeout. A host reports a process's death at once, so a longer silence before a loss means that
 # the other host was unreachable.
 OUT_OF_REACH_AFTER = 0.3
+MAX_LINKS_TOLD = 1024
 
 
 class WorkerRegistry:
@@ -83,6 +84,11 @@ class WorkerRegistry:
     @property
     def num_pairs(self) -> int:
         return self._num_pairs
+
+    @property
+    def tells_links(self) -> bool:
+        """Whether answers about the workers name each link: those of hundreds of workers are megabytes."""
+        return sum(len(worker.links_up) for worker in self._workers.values()) <= MAX_LINKS_TOLD
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(list(self._workers.values()))
@@ -267,13 +273,17 @@ class WorkerRegistry:
                     yield f"{worker.worker_id} to {worker_id}: {state.reason}"
 
     def peers_of(self, sender: Worker) -> tuple[Peer, ...]:
-        """Returns the receivers to which a sender keeps links, in order of their joining if these are all."""
+        """Returns the receivers to which a sender keeps links, itself included in role `both`."""
+        return tuple(Peer(w.worker_id, w.incarnation, w.hello.address) for w in self.receivers_of(sender))
+
+    def receivers_of(self, sender: Worker) -> list[Worker]:
+        """Returns the workers of `peers_of`."""
         receivers: Iterable[Worker] = self._workers.values()
         planned = self._link_plan.receivers_of(sender.worker_id) if self._link_plan is not None else None
         if planned is not None:
             near = self._by_host[sender.host]
             receivers = [self._workers[name] for name in sorted({*planned, *near}) if name in self._workers]
-        return tuple(Peer(w.worker_id, w.incarnation, w.hello.address) for w in receivers if w.receives)
+        return [worker for worker in receivers if worker.receives]
 
     def take_untold(self) -> Worker | None:
         """Returns a sender whose peers have changed since they were told; None: there is none."""

@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import pytest
 
 from tandem.hosts import host_id
-from tandem.messages import Heartbeat, LinkState, Peers, Tokens
+from tandem.messages import Heartbeat, LinkState, Peers, Shipped, Tokens, WorkerStats
 from tandem.router.errors import UnavailableError
 from tandem.router.router import NAMES_PER_LOOK
 from tests.fakes.router_harness import RouterHarness, run, settle
@@ -255,6 +257,23 @@ async def test_leaving_worker_keeps_its_links() -> None:
     assert len(pairs(small)) == 4
     small.router.set_workers({"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode"})
     assert len(pairs(small)) == 4
+
+
+@run
+async def test_links_of_a_worker_are_known_from_changes() -> None:
+    h = RouterHarness()
+    one, other = Shipped("nccl", 1, 100, "d0", 5), Shipped("nccl", 2, 200, "d1", 6)
+    worker = h.p[0].worker
+    h.p[0].say(Heartbeat(1, WorkerStats(num_running=1, shipped=(one, other))))
+    assert worker.take_sent_bytes() == {}, "they were sent before"
+    more = replace(other, num_pages=3, num_bytes=500)
+    h.p[0].say(Heartbeat(2, WorkerStats(num_running=2, shipped=(more,))))
+    h.p[0].say(Heartbeat(3, WorkerStats(num_running=3)))
+    assert worker.whole_stats(by_link=True) == WorkerStats(num_running=3, shipped=(one, more))
+    assert worker.whole_stats(by_link=False) == WorkerStats(
+        num_running=3, shipped=(Shipped("nccl", 4, 600, copying_ns=11),)
+    )
+    assert worker.take_sent_bytes() == {"d1": 300} and worker.take_sent_bytes() == {}
 
 
 @run
