@@ -9,7 +9,6 @@ from rich.table import Table
 from tandem.printable import printable
 from tandem.v1 import inference_pb2 as pb
 
-
 # More linked workers are counted.
 MAX_NAMES = 8
 

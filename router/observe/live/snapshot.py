@@ -95,7 +95,7 @@ class SnapshotBuilder:
         self._journal_version = live.journal.version
 
     def _frame(self, num_points: int, num_ended: int, journal_version: int, *, is_whole: bool) -> Frame:
-        router, live = self._router, self._router.live
+        live = self._router.live
         requests = list(live.ended.since(num_ended))
         if not is_whole:
             requests = requests[-MAX_NEW_REQUESTS:]
