@@ -59,7 +59,8 @@ PROBE_TIMEOUT_S = 5.0
 # Limit on the wait for workers before a router opens the shared ports.
 SHARED_PORTS_TIMEOUT_S = 5.0
 HEALTH_INTERVAL_S = 0.02
-# Open files besides the clients' connections: workers' connections, refused clients, logs, libraries.
+# Open files besides the connections of clients and of planned workers: further workers, routers, refused clients, logs,
+# libraries.
 NUM_OTHER_FILES = 512
 # The interpreter's thread switch interval, in seconds. With the default of 5 ms the loop waits as long for each thread
 # that reads a large request.
@@ -267,14 +268,15 @@ class RouterProcess:
 
 
 def _within_open_files(config: RouterConfig, num_files: int) -> RouterConfig:
-    """Lowers max_connections so that clients leave NUM_OTHER_FILES. Raises ValueError if none are left for them."""
+    """Lowers max_connections so that clients leave the others' files. Raises ValueError if none are left for them."""
     num_ports = 4 if config.shared_grpc_port else 2
-    max_connections = (num_files - NUM_OTHER_FILES) // num_ports
+    num_other_files = NUM_OTHER_FILES + len(config.workers)
+    max_connections = (num_files - num_other_files) // num_ports
     if max_connections >= config.max_connections:
         return config
     if max_connections < 1:
         raise ValueError(
-            f"the system allows {num_files} open files, and a router needs more than {NUM_OTHER_FILES + num_ports}: "
+            f"the system allows {num_files} open files, and a router needs more than {num_other_files + num_ports}: "
             "raise the limit (ulimit -Hn)"
         )
     logger.warning(

@@ -64,6 +64,9 @@ from tandem.router.workers.worker_registry import WorkerRegistry
 logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 0.25
+# Peers named to workers between two looks, 2 µs each. While hundreds of workers join, each join changes the peers of a
+# hundred others.
+NAMES_PER_LOOK = 16_384
 # Interval between looks at the stores' answers to a reset, in seconds.
 RESET_POLL_S = 0.01
 # Seconds for a client to read an ended output.
@@ -112,6 +115,7 @@ class Router:
         self.clocks = ClockOffsets()
         self._next_probe = clock()
         self._leans_until = math.inf
+        self._num_names_left = NAMES_PER_LOOK
         self.metrics = RouterMetrics(
             self.workers,
             lambda: self.num_requests,
@@ -242,8 +246,10 @@ class Router:
             tracker.arrival_ns = max(resumption.state.arrival_ns, tracker.arrival_ns - MAX_AGE_NS)
 
     def update_loads(self) -> None:
-        for worker in self.workers:
-            worker.set_load_elsewhere(self.elsewhere.assigned_to(worker.worker_id))
+        self.elsewhere.forget_silent()
+        for worker_id, load in self.elsewhere.take_changed().items():
+            if (worker := self.workers.get(worker_id)) is not None:
+                worker.set_load_elsewhere(load)
 
     def reset_caches(self) -> int:
         """Clears all workers' cached prefixes, and the page stores. Returns the number of workers."""
@@ -298,6 +304,7 @@ class Router:
         if old is not None:
             self.lose_worker(old, "reconnected", "it has connected again")
         worker = self.workers.register(hello, send, disconnect)
+        worker.set_load_elsewhere(self.elsewhere.assigned_to(hello.worker_id))
         if hello.start_s:
             self._worker_wait.note_start(hello.worker_id, hello.start_s)
         worker.send([Welcome(self.incarnation, self._policy.wants_prefixes), self.clocks.probe()])
@@ -397,6 +404,8 @@ class Router:
         if stood_still_s > WATCH_INTERVAL_S:
             self.workers.excuse_silence(stood_still_s)
             self.stores.excuse_silence(stood_still_s)
+        self._num_names_left = NAMES_PER_LOOK
+        self._send_peers()
         # Also drops the load of a silent router.
         self.update_loads()
         for worker, kind, reason in self.workers.find_lost():
@@ -432,7 +441,8 @@ class Router:
             request.on_overdue()
 
     def _send_peers(self) -> None:
-        peers = Peers(self.workers.peers())
-        for worker in self.workers:
-            if worker.sends:
-                worker.send([peers])
+        """Tells senders their changed peers: at once, but for the start of a large cluster."""
+        while self._num_names_left > 0 and (worker := self.workers.take_untold()) is not None:
+            peers = Peers(self.workers.peers_of(worker))
+            self._num_names_left -= 1 + len(peers.peers)
+            worker.send([peers])

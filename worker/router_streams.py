@@ -66,6 +66,8 @@ class RouterStreams:
         self._records = records
         self._peers = PeerUnion(clock)
         self._account = CacheAccount()
+        # Links that are up, by decode worker and its incarnation: a router that welcomes this worker knows none.
+        self._links: dict[tuple[str, str], LinkState] = {}
         self._clients = [
             ControlClient(
                 address,
@@ -76,6 +78,7 @@ class RouterStreams:
                 records=records,
                 account=self._account,
                 post=post,
+                links=self._links.values,
                 on_peers=self._name_peers,
                 on_connected=on_connected,
                 on_lost=self._lose_router,
@@ -86,6 +89,9 @@ class RouterStreams:
     def send(self, messages: Sequence[WorkerMessage]) -> None:
         """Sends each message to its router, or drops it if that router has no stream."""
         self._records.note(messages)
+        for message in messages:
+            if isinstance(message, LinkState):
+                self._note_link(message)
         clients = {client.router: client for client in self._clients if client.router}
         if len(clients) == 1:
             # The router ignores messages of other routers' requests.
@@ -94,6 +100,13 @@ class RouterStreams:
             return
         for router, own in _by_router(messages, tuple(clients)).items():
             clients[router].send(own)
+
+    def _note_link(self, state: LinkState) -> None:
+        key = state.decode_worker_id, state.decode_incarnation
+        if state.up:
+            self._links[key] = state
+        else:
+            self._links.pop(key, None)
 
     def tell_changes(self, changes: PageChanges) -> None:
         self._account.apply(changes)

@@ -9,6 +9,9 @@ from rich.table import Table
 from tandem.printable import printable
 from tandem.v1 import inference_pb2 as pb
 
+# More linked workers are counted.
+MAX_NAMES = 8
+
 
 def print_status(info: pb.ServerInfo) -> None:
     console = Console(highlight=False)
@@ -41,7 +44,7 @@ def print_status(info: pb.ServerInfo) -> None:
             f"{worker.role}, mostly {worker.lean}" if worker.lean in ("prefill", "decode") else worker.role,
             worker.address.rpartition(":")[0],
             str(worker.pid),
-            ", ".join(worker.linked_to),
+            ", ".join(worker.linked_to) if worker.num_links <= MAX_NAMES else f"{worker.num_links} workers",
             str(stats.num_queued),
             str(stats.num_running),
         )

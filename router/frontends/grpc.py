@@ -117,6 +117,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.message)
         router, config = self._frontend.router, self._frontend.config
         reason = router.not_ready_reason()
+        tells_links = router.workers.tells_links
         return pb.ServerInfo(
             version=__version__,
             model=config.model_name,
@@ -139,9 +140,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     address=worker.hello.address,
                     alive=True,
                     scheduler_step=max(0, worker.num_steps),
-                    linked_to=list(worker.links_up),
+                    linked_to=list(worker.links_up) if tells_links else (),
+                    num_links=len(worker.links_up),
                     lean=worker.lean,
-                    stats=STATS_CODEC.encode(worker.stats),
+                    stats=STATS_CODEC.encode(worker.whole_stats(by_link=tells_links)),
                     metrics_address=worker.hello.metrics_address,
                     rack=worker.rack,
                     follower_pids=worker.hello.follower_pids,

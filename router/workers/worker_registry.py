@@ -1,12 +1,13 @@
 """The connected workers."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tandem.hosts import host_id
 from tandem.messages import Heartbeat, Hello, LinkState, PageFormat, Peer, RouterMessage
 from tandem.router.workers.candidates import Candidates, PrefillCandidates
 from tandem.router.workers.leans import NO_LEAN, Lean, RouterDemand
+from tandem.router.workers.link_plan import LinkPlan
 from tandem.router.workers.placement import AUTO
 from tandem.router.workers.prompt_count import PromptCount
 from tandem.router.workers.rates import ClusterRates
@@ -16,6 +17,7 @@ from tandem.router.workers.worker import Worker
 # Share of the heartbeat timeout. A host reports a process's death at once, so a longer silence before a loss means that
 # the other host was unreachable.
 OUT_OF_REACH_AFTER = 0.3
+MAX_LINKS_TOLD = 1024
 
 
 class WorkerRegistry:
@@ -57,6 +59,10 @@ class WorkerRegistry:
         self.max_request_tokens = 0
         self.num_lean_changes = 0
         self._leans: dict[str, Lean] = {}
+        self._link_plan: LinkPlan | None = LinkPlan(self.planned) if self.planned else None
+        self._by_host: defaultdict[str, dict[str, Worker]] = defaultdict(dict)
+        # Senders whose peers have changed since they were told, in this order.
+        self._untold: dict[Worker, None] = {}
 
     @property
     def is_ready(self) -> bool:
@@ -79,6 +85,11 @@ class WorkerRegistry:
     def num_pairs(self) -> int:
         return self._num_pairs
 
+    @property
+    def tells_links(self) -> bool:
+        """Whether answers about the workers name each link: those of hundreds of workers are megabytes."""
+        return sum(len(worker.links_up) for worker in self._workers.values()) <= MAX_LINKS_TOLD
+
     def __iter__(self) -> Iterator[Worker]:
         return iter(list(self._workers.values()))
 
@@ -89,13 +100,31 @@ class WorkerRegistry:
         return not self.planned or worker.worker_id in self.planned
 
     def set_planned(self, planned: Mapping[str, str]) -> None:
+        before = {worker for worker in self._workers.values() if self.stays(worker)}
         self.planned.clear()
         self.planned.update(planned)
         for worker in self._workers.values():
-            if not self.stays(worker):
+            if worker in before and not self.stays(worker):
                 self._unlink_all(worker)
+        self._plan_links()
         for worker in self._workers.values():
-            self._link_all(worker)
+            if worker not in before and self.stays(worker):
+                self._link_all(worker)
+
+    def _plan_links(self) -> None:
+        """Plans the links anew. Workers that leave keep theirs: their requests still hand over."""
+        before = self._link_plan
+        roles = {**{worker.worker_id: worker.role for worker in self._workers.values()}, **self.planned}
+        self._link_plan = plan = LinkPlan(roles) if self.planned else None
+        for sender in self._workers.values():
+            name = sender.worker_id
+            was, now = (one.receivers_of(name) if one is not None else None for one in (before, plan))
+            if sender.sends and was != now:
+                self._untold[sender] = None
+                for decode in list(sender.decode_workers.values()):
+                    if not self._has_link(sender, decode):
+                        self._unlink(sender, decode)
+                self._link_up(sender)
 
     def set_leans(self, leans: Mapping[str, Lean]) -> None:
         """Also for future workers; NO_LEAN for missing ids."""
@@ -143,7 +172,11 @@ class WorkerRegistry:
         self._page_format = hello.page_format
         self._workers[hello.worker_id] = worker
         self._hosts[worker.host] += 1
+        self._by_host[worker.host][worker.worker_id] = worker
+        if self._link_plan is not None and worker.worker_id not in self._link_plan:
+            self._plan_links()
         self._link_all(worker)
+        self._note_untold(worker)
         self._update_limit()
         return worker
 
@@ -152,6 +185,11 @@ class WorkerRegistry:
             self._unlink_all(worker)
             del self._workers[worker.worker_id]
             self._hosts -= Counter((worker.host,))
+            del self._by_host[worker.host][worker.worker_id]
+            self._note_untold(worker)
+            self._untold.pop(worker, None)
+            if not self.stays(worker):
+                self._plan_links()
             self._update_limit()
 
     def is_out_of_reach(self, worker: Worker) -> bool:
@@ -234,17 +272,63 @@ class WorkerRegistry:
                 if decode is not None and decode.incarnation == state.decode_incarnation and state.reason:
                     yield f"{worker.worker_id} to {worker_id}: {state.reason}"
 
-    def peers(self) -> tuple[Peer, ...]:
-        return tuple(Peer(w.worker_id, w.incarnation, w.hello.address) for w in self._workers.values() if w.receives)
+    def peers_of(self, sender: Worker) -> tuple[Peer, ...]:
+        """Returns the receivers to which a sender keeps links, itself included in role `both`."""
+        return tuple(Peer(w.worker_id, w.incarnation, w.hello.address) for w in self.receivers_of(sender))
+
+    def receivers_of(self, sender: Worker) -> list[Worker]:
+        """Returns the workers of `peers_of`."""
+        receivers: Iterable[Worker] = self._workers.values()
+        planned = self._link_plan.receivers_of(sender.worker_id) if self._link_plan is not None else None
+        if planned is not None:
+            near = self._by_host[sender.host]
+            receivers = [self._workers[name] for name in sorted({*planned, *near}) if name in self._workers]
+        return [worker for worker in receivers if worker.receives]
+
+    def take_untold(self) -> Worker | None:
+        """Returns a sender whose peers have changed since they were told; None: there is none."""
+        if not self._untold:
+            return None
+        worker = next(iter(self._untold))
+        del self._untold[worker]
+        return worker
+
+    def _note_untold(self, worker: Worker) -> None:
+        """Notes the senders that keep a link to a worker that joins or leaves, and itself."""
+        if worker.sends:
+            self._untold[worker] = None
+        if not worker.receives:
+            return
+        planned = self._link_plan.senders_of(worker.worker_id) if self._link_plan is not None else None
+        senders: Iterable[Worker] = self._workers.values()
+        if planned is not None:
+            near = self._by_host[worker.host]
+            senders = [self._workers[name] for name in {*planned, *near} if name in self._workers]
+        for sender in senders:
+            if sender.sends:
+                self._untold[sender] = None
+
+    def _has_link(self, sender: Worker, receiver: Worker) -> bool:
+        if self._link_plan is None or sender is receiver or sender.host == receiver.host:
+            return True
+        receivers = self._link_plan.receivers_of(sender.worker_id)
+        return receivers is None or receiver.worker_id in receivers
 
     def _link_all(self, worker: Worker) -> None:
         if worker.role == "both":
             self._link(worker, worker)
+        self._link_up(worker)
         if worker.receives:
             # The report of a link may arrive before the worker itself.
             for prefill in self._workers.values():
                 if prefill.links_up.get(worker.worker_id) == worker.incarnation:
                     self._link(prefill, worker)
+
+    def _link_up(self, sender: Worker) -> None:
+        for decode_id, incarnation in sender.links_up.items():
+            decode = self._workers.get(decode_id)
+            if decode is not None and decode.incarnation == incarnation:
+                self._link(sender, decode)
 
     def _unlink_all(self, worker: Worker) -> None:
         for decode in list(worker.decode_workers.values()):
@@ -254,8 +338,8 @@ class WorkerRegistry:
             self._unlink(other, worker)
 
     def _link(self, prefill: Worker, decode: Worker) -> None:
-        """Does nothing if one of the two is leaving."""
-        if not (self.stays(prefill) and self.stays(decode)):
+        """Does nothing if one of the two is leaving, or if the link is to close."""
+        if not (self.stays(prefill) and self.stays(decode) and self._has_link(prefill, decode)):
             return
         if self._workers.get(prefill.worker_id) is prefill and decode.worker_id not in prefill.decode_workers:
             prefill.decode_workers[decode.worker_id] = decode
