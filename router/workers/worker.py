@@ -25,6 +25,7 @@ class Worker:
     Attributes:
         disconnect: ends the control stream, with a reason.
         last_progress: time of the last change of `num_steps`.
+        measured_at: time of the first report of measured forward times; None: none has come.
         num_steps: step number of the worker's scheduler; -1 before the first heartbeat.
         stats: report of the last heartbeat, with the links that changed since the one before.
         shipped: counters of all links, by receiver and transport.
@@ -57,6 +58,7 @@ class Worker:
     last_heard: float
     last_progress: float
     last_heartbeat: float = 0.0
+    measured_at: float | None = None
     num_steps: int = -1
     stats: WorkerStats = field(default_factory=WorkerStats)
     shipped: dict[tuple[str, str], Shipped] = field(default_factory=dict)
