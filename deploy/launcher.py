@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from tandem.config import ClusterTls, ClusterTlsFiles
 from tandem.deploy.config.bounds import Bounds, SizedKind
@@ -325,7 +324,7 @@ class Cluster:
             self._save,
         )
         objectives = Objectives.of_ms(self._config.ttft_objective_ms, self._config.itl_objective_ms)
-        sizing = Sizing(members, SizePlanner(self._bounds, objectives, time.monotonic), time.monotonic)
+        sizing = Sizing(members, SizePlanner({}, objectives, time.monotonic), time.monotonic)
         role_planner = RolePlanner(objectives, time.monotonic) if self._config.plans_roles else None
         role_plans = RolePlans(role_planner, self._processes.running_routers, sizing.size, time.monotonic)
         newest_keys = NewestKeys(self._config.key_file) if self._config.key_file is not None else None

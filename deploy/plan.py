@@ -122,7 +122,11 @@ def plan(
         )
     if nodes:
         # A worker added to a cluster over several nodes checks its memory itself: its node is not chosen yet.
-        pools = [] if num_running is not None else [_beside_store(config, engine, model_config, node) for node in nodes.pools()]
+        pools = (
+            []
+            if num_running is not None
+            else [_beside_store(config, engine, model_config, node) for node in nodes.pools()]
+        )
     else:
         here = PoolsOfNode("", max(0, config.num_workers - (num_running or 0)), available_memory_bytes())
         if num_running is not None:

@@ -32,7 +32,9 @@ def cluster_config(arguments: argparse.Namespace, environment: Mapping[str, str]
         raise ValueError("which model? give --model, or a line `model: ...` in the file of --config")
     for name in ("num_prefill", "num_decode"):
         values.setdefault(name, 0 if values.get("num_both") or values.get("num_any") else 1)
-    values["bounds"] = {kind: given for kind, name in COUNT_FIELDS.items() if isinstance(given := values.get(name), Bounds)}
+    values["bounds"] = {
+        kind: given for kind, name in COUNT_FIELDS.items() if isinstance(given := values.get(name), Bounds)
+    }
     values |= {COUNT_FIELDS[kind]: bounds.low for kind, bounds in values["bounds"].items()}
     keys = list(values.get("api_keys", ()))
     if key := environment.get(API_KEY_VARIABLE, ""):

@@ -4,7 +4,7 @@ import argparse
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from tandem.config import WORKER_KINDS, WorkerKind, require
 
@@ -19,6 +19,11 @@ COUNT_FIELDS: Mapping[SizedKind, str] = {
     "any": "num_any",
     "router": "num_routers",
 }
+
+
+def in_fields(counts: Mapping[SizedKind, int] | Mapping[WorkerKind, int]) -> dict[str, Any]:
+    """Returns the numbers by field of ClusterConfig."""
+    return {COUNT_FIELDS[kind]: count for kind, count in counts.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,11 @@ def parse_count(text: str) -> int | Bounds:
         raise ValueError(f"must be a whole number, or a range such as 1:8, not {text!r}")
     bounds = Bounds(*map(int, found.groups()))
     return bounds.low if bounds.is_fixed else bounds
+
+
+def parse_counts(texts: Mapping[SizedKind, str]) -> dict[SizedKind, int | Bounds]:
+    """Raises ValueError."""
+    return {kind: parse_count(text) for kind, text in texts.items()}
 
 
 def count_argument(text: str) -> int | Bounds:

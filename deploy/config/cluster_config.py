@@ -20,7 +20,7 @@ from tandem.config import (
     require_one_of,
 )
 from tandem.decode_worker.config import DecodeConfig
-from tandem.deploy.config.bounds import COUNT_FIELDS, Bounds, SizedKind
+from tandem.deploy.config.bounds import COUNT_FIELDS, Bounds, SizedKind, in_fields
 from tandem.deploy.config.cluster_options import DEVICE_DEFAULTS, OFF, ON, SWITCH, ClusterOptions, DeviceDefaults
 from tandem.deploy.config.node_choice import HOST
 from tandem.deploy.config.store_options import parse_disk, parse_size
@@ -286,13 +286,9 @@ class ClusterConfig(ClusterOptions):
         return sum(map(self.most, WORKER_KINDS))
 
     @property
-    def is_elastic(self) -> bool:
-        return bool(self.bounds)
-
-    @property
     def largest(self) -> "ClusterConfig":
         """The same cluster with as many processes as its bounds allow."""
-        return replace(self, bounds={}, **{COUNT_FIELDS[kind]: bounds.high for kind, bounds in self.bounds.items()})
+        return replace(self, bounds={}, **in_fields({kind: bounds.high for kind, bounds in self.bounds.items()}))
 
     def degree_of(self, role: Role) -> int:
         """Returns the number of ranks of a worker with this role."""
@@ -390,6 +386,7 @@ class ClusterConfig(ClusterOptions):
                 "tls": self._tls,
                 "key_file": self.key_file,
                 "cluster_token": cluster_token,
+                "starts_from_zero": any(bounds.low == 0 for bounds in self.bounds.values()),
                 "chat_template": _absolute(self.chat_template),
                 "log": self._log,
             },

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.config import WORKER_KINDS, WorkerKind
-from tandem.deploy.config.bounds import COUNT_FIELDS, Bounds, SizedKind
+from tandem.deploy.config.bounds import Bounds, SizedKind, in_fields
 from tandem.deploy.config.cluster_config import ClusterConfig, WorkerPlan
 from tandem.deploy.host.ports import ClusterPorts
 from tandem.deploy.nodes.node_placement import NodePlacement
@@ -19,7 +19,7 @@ from tandem.deploy.supervise.room import Leaving, has_room
 from tandem.deploy.supervise.router_changes import end_router, join_router, leave_router
 from tandem.deploy.supervise.scaling import ScaleJob, Scaling, check_kinds, end_steps, join_steps, leave_steps
 from tandem.deploy.supervise.sizing import name_of, number_of
-from tandem.deploy.supervise.supervisor import ProcessKind, Supervisor
+from tandem.deploy.supervise.supervisor import Supervisor
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,7 @@ class Basis:
 
 
 class Members:
-    """Implements Scaled (scaling.py), Restarted (restarting.py) and Sized (sizing.py).
-
-    Attributes:
-        bounds: bounds of the kinds whose number follows the load.
-    """
+    """Implements Scaled (scaling.py), Restarted (restarting.py) and Sized (sizing.py)."""
 
     def __init__(
         self,
@@ -57,7 +53,7 @@ class Members:
         self._leaving: set[str] = set()
         kinds, self._worker_kind = processes.kinds()
         self._router_kind = next(kinds[name] for name in processes.routers)
-        self.bounds = bounds
+        self._bounds = bounds
 
     # --- Scaled, Restarted ---
 
@@ -100,6 +96,10 @@ class Members:
         return self._processes.tell_workers()
 
     # --- Sized ---
+
+    @property
+    def bounds(self) -> Mapping[SizedKind, Bounds]:
+        return self._bounds
 
     @property
     def start_s(self) -> dict[SizedKind, float]:
@@ -159,7 +159,9 @@ class Members:
         wanted_names = {kind: self._kept_or_new(kind, count) for kind, count in counts.items()}
         kept = {name for names in wanted_names.values() for name in names}
         leaving = [name for name in self._processes.worker_plans if name not in kept]
-        new = {kind: [n for n in names if n not in self._processes.worker_plans] for kind, names in wanted_names.items()}
+        new = {
+            kind: [n for n in names if n not in self._processes.worker_plans] for kind, names in wanted_names.items()
+        }
         joining = self._plans(new, -len(leaving))
         nodes = self._basis.nodes
         join_first = has_room(
@@ -170,8 +172,8 @@ class Members:
         )
 
         def set_bounds() -> None:
-            self.bounds.clear()
-            self.bounds.update(bounds)
+            self._bounds.clear()
+            self._bounds.update(bounds)
             self._save()
 
         return Scaling(
@@ -193,12 +195,11 @@ class Members:
         self, counts: Mapping[WorkerKind, int], bounds: Mapping[SizedKind, Bounds] | None = None
     ) -> ClusterConfig:
         """Returns the configuration with these numbers of workers."""
-        fields = {COUNT_FIELDS[kind]: count for kind, count in counts.items()}
         return replace(
             self._basis.config,
             bounds=dict(self._basis.config.bounds) if bounds is None else dict(bounds),
             num_routers=len(self._processes.routers),
-            **fields,
+            **in_fields(counts),
         )
 
     def _plans(self, joining: Mapping[WorkerKind, Sequence[str]], num_others: int) -> dict[str, WorkerPlan]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
+from tandem.config import WorkerKind
 from tandem.deploy.config.bounds import Bounds, SizedKind
 from tandem.deploy.config.cluster_config import WorkerPlan
 from tandem.deploy.on_ray.ray_module import RayError, ray
@@ -26,11 +27,7 @@ STOP_TIMEOUT_S = 6.0
 Answers: TypeAlias = Generator[None, None, list[dict[str, int]] | None]
 
 
-def in_counts(counts: Mapping[str, int]) -> dict[str, Any]:
-    return {f"num_{role}": count for role, count in counts.items()}
-
-
-def check_kinds(running: Mapping[str, int], counts: Mapping[str, int]) -> None:
+def check_kinds(running: Mapping[WorkerKind, int], counts: Mapping[WorkerKind, int]) -> None:
     """Raises ValueError if linked workers (kind `any`) and workers with roles would exist together."""
     if not counts["any"] or counts["any"] == sum(counts.values()):
         return

@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tandem.both_worker.step_budget import FILLED
+from tandem.deploy.config.bounds import Bounds
 from tandem.deploy.estimate.queueing import highest, late
 from tandem.deploy.supervise.arrival_history import ArrivalHistory, Rate
 from tandem.deploy.supervise.capacities import DecodingLoad, Demand, Layout, PromptRates, layouts
@@ -50,12 +51,6 @@ MEMORY = 500.0
 CPU_MEMORY_S = 30.0
 # More servers hardly raise the share of time that may be filled.
 MANY = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    low: int
-    high: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +101,7 @@ class SizePlanner:
     def __init__(self, bounds: Mapping[str, Bounds], objectives: Objectives, clock: Callable[[], float]) -> None:
         self.targets: dict[str, int] = {}
         self.reasons: dict[str, str] = {}
-        self._bounds = dict(bounds)
+        self.bounds = dict(bounds)
         self._objectives = objectives
         self._clock = clock
         self._history = ArrivalHistory()
@@ -129,7 +124,7 @@ class SizePlanner:
         if not self.targets:
             self.targets = {
                 kind: _within(bounds, report.ready.get(kind, 0) + report.starting.get(kind, 0))
-                for kind, bounds in self._bounds.items()
+                for kind, bounds in self.bounds.items()
             }
         self._learn(report, now)
         rate = self._history.rate()
@@ -185,7 +180,7 @@ class SizePlanner:
     # --- needs ---
 
     def _needed(self, report: SizeReport, rate: Rate) -> dict[str, int]:
-        start_s = max((self._start_s(report, kind) for kind in self._bounds if kind != "router"), default=0.0)
+        start_s = max((self._start_s(report, kind) for kind in self.bounds if kind != "router"), default=0.0)
         expected = max(rate.now, rate.after(start_s))
         return self._need_at(expected + self._backlog_rate(report, rate, start_s), rate)
 
@@ -194,19 +189,19 @@ class SizePlanner:
 
     def _need_at(self, arrivals: float, rate: Rate) -> dict[str, int]:
         needs = {}
-        if "router" in self._bounds:
+        if "router" in self.bounds:
             share = arrivals / rate.now if rate.now > 0 else 1.0
             needs["router"] = max(1, math.ceil(self._cpu * share / BUSY))
         is_idle = self._clock() - self._busy_at >= IDLE_S
-        workers = {kind: bounds for kind, bounds in self._bounds.items() if kind != "router"}
+        workers = {kind: bounds for kind, bounds in self.bounds.items() if kind != "router"}
         if is_idle:
             return needs | dict.fromkeys(workers, 0)
         return needs | self._workers_for(arrivals)
 
     def _workers_for(self, arrivals: float) -> dict[str, int]:
-        if "any" in self._bounds:
+        if "any" in self.bounds:
             return {"any": self._smallest(arrivals)}
-        counts = {kind: bounds.low for kind, bounds in self._bounds.items() if kind != "router"}
+        counts = {kind: bounds.low for kind, bounds in self.bounds.items() if kind != "router"}
         if not counts.get("both"):
             apart = [kind for kind in ("prefill", "decode") if kind in counts]
             if len(apart) == 2:
@@ -218,7 +213,7 @@ class SizePlanner:
         return counts
 
     def _smallest(self, arrivals: float) -> int:
-        bounds = self._bounds["any"]
+        bounds = self.bounds["any"]
         low, high = max(1, bounds.low), max(1, bounds.high)
         while low < high:
             middle = (low + high) // 2
@@ -236,7 +231,7 @@ class SizePlanner:
         have = self._multiple(arrivals, _layout(counts))
         if have >= 1:
             return None
-        can = [kind for kind in counts if counts[kind] < self._bounds[kind].high]
+        can = [kind for kind in counts if counts[kind] < self.bounds[kind].high]
         return max(
             can, key=lambda kind: self._multiple(arrivals, _layout({**counts, kind: counts[kind] + 1})), default=None
         )
@@ -284,7 +279,7 @@ class SizePlanner:
 
     def _served(self, report: SizeReport, rate: Rate) -> float:
         """Returns the requests per second that the ready workers can serve."""
-        ready = _layout(report.ready) if "any" not in self._bounds else Layout(0, 0, report.ready.get("any", 0))
+        ready = _layout(report.ready) if "any" not in self.bounds else Layout(0, 0, report.ready.get("any", 0))
         if not sum(ready):
             return 0.0
         multiple = self._multiple(max(rate.now, 1e-3), ready)
@@ -297,7 +292,7 @@ class SizePlanner:
     # --- changes ---
 
     def _grow(self, needs: Mapping[str, int], now: float) -> None:
-        for kind, bounds in self._bounds.items():
+        for kind, bounds in self.bounds.items():
             need = _within(bounds, needs.get(kind, 0))
             if need > self.targets[kind]:
                 if now - self._shrunk_at < 2 * self._hold_s:
@@ -315,7 +310,7 @@ class SizePlanner:
         heard_all = len(report.demands) >= report.ready.get("router", 0)
         if not heard_all or now - max(self._changed_at, self._started_at) < hold_s:
             return
-        for kind, bounds in self._bounds.items():
+        for kind, bounds in self.bounds.items():
             have = self.targets[kind]
             if report.leaving.get(kind) or report.starting.get(kind):
                 continue

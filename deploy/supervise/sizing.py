@@ -41,9 +41,12 @@ NOUNS: Mapping[SizedKind, str] = {
 class Sized(Protocol):
     """The cluster, for one thread."""
 
-    bounds: Mapping[SizedKind, Bounds]
-    # Seconds from the order of a process to its readiness, as last measured.
-    start_s: dict[SizedKind, float]
+    @property
+    def bounds(self) -> Mapping[SizedKind, Bounds]: ...
+
+    @property
+    def start_s(self) -> dict[SizedKind, float]:
+        """Seconds from the order of a process to its readiness, as last measured."""
 
     def names(self, kind: SizedKind) -> list[str]:
         """Returns the planned processes, those that drain included."""
@@ -119,6 +122,7 @@ class Sizing:
             return
         self._plan_at = now + PLAN_INTERVAL_S
         counts = {kind: self._counts(kind) for kind in SIZED_KINDS}
+        self._planner.bounds = self._bounds(counts)
         wanted = self._planner.plan(
             SizeReport(
                 demands,
@@ -141,7 +145,7 @@ class Sizing:
         """Returns the state for the routers; None: nothing follows the load."""
         if not self._cluster.bounds:
             return None
-        kinds = {}
+        kinds: dict[str, KindSize] = {}
         for kind, bounds in self._cluster.bounds.items():
             ready, starting, leaving = self._counts(kind)
             kinds[kind] = KindSize(
@@ -155,12 +159,22 @@ class Sizing:
                 self._reasons.get(kind, ""),
                 self._starts[kind].no_room,
             )
-        return ClusterSize(kinds, dict(self._num_changes), self._failure())
+        routers = (name for name in self._cluster.names("router") if not self._is_leaving(name))
+        return ClusterSize(kinds, dict(self._num_changes), tuple(routers), self._failure())
 
     def give_up(self) -> None:
         for going in self._going.values():
             going.change.give_up()
         self._going.clear()
+
+    def _bounds(self, counts: Mapping[SizedKind, tuple[int, int, int]]) -> dict[str, Bounds]:
+        """Returns the bounds of all kinds that the cluster has; those of a fixed number are equal."""
+        fixed = {kind: ready + starting for kind, (ready, starting, _) in counts.items()}
+        return {
+            kind: self._cluster.bounds.get(kind) or Bounds(number, number)
+            for kind, number in fixed.items()
+            if number or kind in self._cluster.bounds
+        }
 
     def _start_s(self, kind: SizedKind) -> float:
         return self._cluster.start_s.get(kind, GUESSED_START_S)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tandem.config import Role
+
 
 @dataclass(frozen=True, slots=True)
 class KindSize:
@@ -33,12 +35,19 @@ class ClusterSize:
     Attributes:
         kinds: by kind: `any`, `prefill`, `decode`, `both` or `router`.
         num_changes: begun changes by kind, direction (`up`, `down`) and reason.
+        routers: names of the routers that are to run; (): all.
         failure: why a kind without any worker cannot be started now; "": starts work.
     """
 
     kinds: Mapping[str, KindSize] = field(default_factory=dict)
     num_changes: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    routers: tuple[str, ...] = ()
     failure: str = ""
+
+    def starts_from_zero(self, role: Role) -> bool:
+        """Returns whether requests may wait for the first worker of a role; True before the supervisor's first word."""
+        served = (size for kind, size in self.kinds.items() if kind in (role, "both", "any"))
+        return not self.kinds or any(size.low == 0 < size.high for size in served)
 
     @property
     def refusal(self) -> str:
