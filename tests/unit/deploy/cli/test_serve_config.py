@@ -205,7 +205,7 @@ def test_paths_of_the_file_are_relative_to_the_current_directory(
         ("model: m\nfavourite: 8\n", "unknown key 'favourite'\n"),
         ("model: m\nconfig: other.yaml\n", "unknown key 'config'"),
         ("model: m\n7: 8\n", "unknown key '7'"),
-        ("model: m\nprefill: two\n", "prefill must be a whole number, not text"),
+        ("model: m\nprefill: two\n", "prefill must be a whole number, or a range such as 1:8, not 'two'"),
         ("model: m\nprefill: 1.5\n", "prefill must be a whole number, not a number"),
         ("model: m\nprefill: true\n", "prefill must be a whole number, not true or false"),
         ("model: m\ndisable-overlap-schedule: 1\n", "must be true or false, not a whole number"),
@@ -308,7 +308,7 @@ def test_help_names_every_flag_its_group_and_its_default(capsys: pytest.CaptureF
         "(default: 127.0.0.1)",
     ):
         assert shown in text
-    assert text.count("tandem serve --") == 3
+    assert text.count("tandem serve --") == 4
 
 
 def test_the_example_loads_and_shows_every_default(tmp_path: Path) -> None:
