@@ -129,7 +129,7 @@ class Sizing:
                 ready={kind: ready for kind, (ready, _, _) in counts.items()},
                 starting={kind: starting for kind, (_, starting, _) in counts.items()},
                 leaving={kind: leaving for kind, (_, _, leaving) in counts.items()},
-                start_s={kind: self._start_s(kind) for kind in SIZED_KINDS},
+                start_s={kind: self._start_s(kind) for kind in self._cluster.bounds},
             )
         )
         begun: list[SizedKind] = []
