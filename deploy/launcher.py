@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tandem.config import ClusterTls, ClusterTlsFiles
 from tandem.deploy.config.bounds import Bounds, SizedKind
@@ -433,6 +434,10 @@ class Cluster:
     @property
     def drain_timeout_s(self) -> float:
         return self._config.drain_timeout_s
+
+    def actor(self, name: str) -> Any:
+        """Returns the actor of a running process, or None."""
+        return self._processes.actors.get(name)
 
     def _save(self) -> None:
         if self._hosted is not None:

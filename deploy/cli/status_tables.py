@@ -27,6 +27,9 @@ def print_status(info: pb.ServerInfo) -> None:
         console.print(routers)
     if info.sizes:
         console.print(_sizes(info.sizes))
+        for size in info.sizes:
+            if size.no_room:
+                console.print(f"[red]no more {size.kind}[/]: {escape(printable(size.no_room))}")
     workers, counts = (Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim") for _ in range(2))
     for column in ("worker", "role", "host", "pid", "linked to"):
         workers.add_column(column)
@@ -89,14 +92,12 @@ def print_status(info: pb.ServerInfo) -> None:
 
 def _sizes(sizes: Iterable[pb.SizeStatus]) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
-    for column in ("follows the load", "bounds", "wanted", "ready", "starting", "draining", "start", "last change"):
+    for column in ("elastic", "bounds", "wanted", "ready", "starting", "draining", "start", "last change"):
         table.add_column(column, justify="right" if column in ("wanted", "ready", "starting", "draining") else "left")
-    table.add_column("no room")
     for size in sizes:
         numbers = map(str, (size.target, size.ready, size.starting, size.leaving))
         kind = "workers" if size.kind == "any" else size.kind
-        no_room = f"[red]{escape(printable(size.no_room))}[/]" if size.no_room else ""
-        table.add_row(kind, f"{size.low}:{size.high}", *numbers, f"{size.start_s:.0f} s", size.reason, no_room)
+        table.add_row(kind, f"{size.low}:{size.high}", *numbers, f"{size.start_s:.0f} s", size.reason)
     return table
 
 

@@ -150,7 +150,9 @@ class Members:
                 bounds[kind] = wanted
             else:
                 bounds.pop(kind, None)
-            if kind != "router":
+            if kind == "router":
+                self._check_routers(wanted)
+            else:
                 counts[kind] = wanted.clamp(counts[kind]) if isinstance(wanted, Bounds) else wanted
         most = {kind: bounds[kind].high if kind in bounds else count for kind, count in counts.items()}
         check_kinds(running, most)
@@ -171,14 +173,45 @@ class Members:
             [Leaving(role_of(name), nodes.node_of(name) if nodes is not None else "") for name in leaving],
         )
 
+        routers = job.counts.get("router", len(self._processes.routers))
+        if isinstance(routers, Bounds):
+            routers = routers.clamp(len(self._processes.routers))
+
         def set_bounds() -> None:
             self._bounds.clear()
             self._bounds.update(bounds)
             self._save()
 
         return Scaling(
-            job, self, self._supervisor, self._worker_kind, joining, leaving, join_first=join_first, on_done=set_bounds
+            job,
+            self,
+            self._supervisor,
+            self._worker_kind,
+            joining,
+            leaving,
+            join_first=join_first,
+            last_steps=self._router_steps(job, routers),
+            on_done=set_bounds,
         )
+
+    def _router_steps(self, job: ScaleJob, count: int) -> Iterator[None]:
+        names = self._processes.routers
+        free = [name for name in self._processes.router_configs if name not in names]
+        for name in free[: max(0, count - len(names))]:
+            yield from join_router(self, self._supervisor, name, self._router_kind)
+            job.lines.put(f"{name}: ready")
+        for name in sorted(names, key=number_of)[count:]:
+            yield from leave_router(job, self, self._supervisor, name)
+            job.lines.put(f"{name}: has left")
+
+    def _check_routers(self, wanted: int | Bounds) -> None:
+        low, high = (wanted.low, wanted.high) if isinstance(wanted, Bounds) else (wanted, wanted)
+        most = len(self._processes.router_configs)
+        if not 1 <= low <= high <= most:
+            raise ValueError(
+                f"num_routers is {wanted}, but this cluster was started for {most}, and clients need one: use 1 to "
+                f"{most}, or start it with more"
+            )
 
     def _kept_or_new(self, kind: WorkerKind, count: int) -> list[str]:
         """Returns names for `count` workers: the lowest numbers of those that run, then free ones."""

@@ -6,7 +6,7 @@ A leaving worker gets no new requests and finishes its own. Requests left after 
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from tandem.config import WorkerKind
@@ -79,14 +79,20 @@ class Scaling(Change):
         leaving: Sequence[str],
         *,
         join_first: bool,
+        last_steps: Iterable[None] = (),
         on_done: Callable[[], None] = lambda: None,
     ) -> None:
-        """Args: on_done: called after a change that succeeded."""
+        """
+        Args:
+            last_steps: further steps of the change.
+            on_done: called after a change that succeeded.
+        """
         super().__init__(job, self._run(join_first=join_first))
         self._parts = job, cluster, supervisor
         self._kind = kind
         self._joining = joining
         self._leaving = leaving
+        self._last_steps = last_steps
         self._on_done = on_done
 
     def _run(self, *, join_first: bool) -> Iterator[None]:
@@ -95,6 +101,7 @@ class Scaling(Change):
         yield from leave_steps(*self._parts, self._leaving)
         if not join_first:
             yield from self._join()
+        yield from self._last_steps
         self._on_done()
 
     def _join(self) -> Iterator[None]:

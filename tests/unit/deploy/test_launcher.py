@@ -133,7 +133,7 @@ def recovered(
 def test_what_takes_part_goes_on(ray: FakeRay, tmp_path: Path) -> None:
     hosted = FakeHosted(NAMES)
     cluster = recovered(hosted, tmp_path)
-    assert all(cluster._processes.actors.get(name) is hosted.running[name] for name in NAMES)
+    assert all(cluster.actor(name) is hosted.running[name] for name in NAMES)
     assert hosted.ended == ray.killed == []
 
 
@@ -180,7 +180,7 @@ def test_a_start_that_was_cut_short_is_made_again_before_it_counts_as_done(
     monkeypatch.setattr(Processes, "join_worker", lambda self, actor: "joined")
     cluster = recovered(hosted, tmp_path, has_started=False)
     assert sorted(hosted.ended) == sorted(started) == sorted(NAMES)
-    assert hosted.saved is not None and hosted.saved.has_started and cluster._processes.actors.get("both-0") is not None
+    assert hosted.saved is not None and hosted.saved.has_started and cluster.actor("both-0") is not None
 
 
 def test_a_process_that_starts_again_without_the_key_file_gets_the_newest_keys(
