@@ -19,6 +19,8 @@ from tandem.router.workers.objectives import Objectives
 from tandem.router.workers.sizes import ClusterSize
 from tests.fakes.clock import FakeClock
 
+ONE_TO_FOUR = Bounds(1, 4)
+
 
 class Planner(SizePlanner):
     """Attributes: want: its targets."""
@@ -43,7 +45,7 @@ class Fake:
         room: number of further workers that fit.
     """
 
-    def __init__(self, bounds: Bounds = Bounds(1, 4), num_ready: int = 1) -> None:
+    def __init__(self, bounds: Bounds = ONE_TO_FOUR, num_ready: int = 1) -> None:
         self.bounds: dict[SizedKind, Bounds] = {"any": bounds}
         self.start_s: dict[SizedKind, float] = {}
         self.joined = [f"worker-{number}" for number in range(num_ready)]
