@@ -41,6 +41,7 @@ from tandem.router.text.embedding_dimensions import read_embedding_dimensions
 from tandem.router.text.generation_config import FILE, SamplingDefaults, read_sampling_defaults
 from tandem.router.text.tokenizer import Tokenizer
 from tandem.router.workers.leans import Lean, RouterDemand
+from tandem.router.workers.sizes import ClusterSize
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.credentials import ClusterCredentials
@@ -110,8 +111,8 @@ class RouterProcess:
     def set_workers(self, planned: Mapping[str, str]) -> dict[str, int]:
         return self._loop_thread.call(self._set_workers(planned), PROBE_TIMEOUT_S)
 
-    def exchange_leans(self, leans: Mapping[str, Lean]) -> RouterDemand:
-        return self._loop_thread.call(self._exchange_leans(leans), PROBE_TIMEOUT_S)
+    def exchange_leans(self, leans: Mapping[str, Lean], size: ClusterSize | None) -> RouterDemand:
+        return self._loop_thread.call(self._exchange_leans(leans, size), PROBE_TIMEOUT_S)
 
     def look_at_files(self) -> None:
         """Looks at the files of certificates and keys without waiting for WATCH_INTERVAL_S. Returns at once."""
@@ -227,9 +228,9 @@ class RouterProcess:
         assert self._router is not None
         return self._router.set_workers(planned)
 
-    async def _exchange_leans(self, leans: Mapping[str, Lean]) -> RouterDemand:
+    async def _exchange_leans(self, leans: Mapping[str, Lean], size: ClusterSize | None) -> RouterDemand:
         assert self._router is not None
-        return self._router.exchange_leans(leans)
+        return self._router.exchange_leans(leans, size)
 
     async def _leave(self) -> int:
         assert self._router is not None

@@ -46,6 +46,7 @@ from tandem.router.observe.live.record import LiveRecord
 from tandem.router.observe.metrics import RouterMetrics
 from tandem.router.observe.request_lines import KeptLines, LineSink, RequestLines, SocketLines
 from tandem.router.observe.request_observers import RequestObservers, record_request
+from tandem.router.observe.size_metrics import size_metrics
 from tandem.router.policies.base import RoutingPolicy
 from tandem.router.policies.guard import GuardedPolicy
 from tandem.router.recalls import Recalls
@@ -58,6 +59,7 @@ from tandem.router.waiting_room import WaitingRoom
 from tandem.router.worker_wait import WorkerWait
 from tandem.router.workers.leans import GOOD_FOR_S, Lean, RouterDemand
 from tandem.router.workers.peer_counts import NOTHING, PeerCounts, RouterCounts
+from tandem.router.workers.sizes import ClusterSize
 from tandem.router.workers.store_registry import StoreRegistry
 from tandem.router.workers.worker import Worker
 from tandem.router.workers.worker_registry import WorkerRegistry
@@ -86,6 +88,7 @@ class Router:
         idle: set while no request is in hand.
         kept_lines: the sink of request_lines if they wait for the supervisor, else None.
         live: recent history for the live page.
+        size: numbers of processes that follow the load, as last told; None: no number does.
     """
 
     def __init__(
@@ -112,13 +115,19 @@ class Router:
         self.elsewhere = PeerCounts(clock, self.head_starts.learn)
         self.stores = StoreRegistry(clock, config.heartbeat_timeout_s, planned=config.stores)
         self.workers = WorkerRegistry(
-            clock, config.heartbeat_timeout_s, config.stall_timeout_s, config.workers, config.placement, self.stores
+            clock,
+            config.heartbeat_timeout_s,
+            config.stall_timeout_s,
+            config.workers if config.workers or config.starts_from_zero else None,
+            config.placement,
+            self.stores,
         )
         self.recalls = Recalls(self.workers, self.incarnation, clock)
         self.clocks = ClockOffsets()
         self._next_probe = clock()
         self._leans_until = math.inf
         self._num_names_left = NAMES_PER_LOOK
+        self.size = ClusterSize() if config.starts_from_zero else None
         self.metrics = RouterMetrics(
             self.workers,
             lambda: self.num_requests,
@@ -134,6 +143,7 @@ class Router:
             "Pages of all connected page stores that the router knows",
             lambda: sum(len(store.prefixes) for store in self.stores),
         )
+        self.metrics.add_families(lambda: size_metrics(self.size))
         self.live = LiveRecord()
         self.observers = RequestObservers(self.metrics, self.live, self.recorder, self.request_lines)
         self.live.journal.started(config.router_id, config.num_restarts)
@@ -180,9 +190,23 @@ class Router:
     def _age_s(self, request: ActiveRequest) -> float:
         return self._config.request_timeout_s - (request.deadline - self._clock())
 
+    @property
+    def router_names(self) -> list[str]:
+        """The routers that are to run, this one included."""
+        running = self.size.routers if self.size is not None else ()
+        return [
+            name for name in self._config.routers if not running or name in running or name == self._config.router_id
+        ]
+
     def not_ready_reason(self) -> str:
-        """Returns why no request can be served now, or ""."""
-        return SHUTTING_DOWN if self._draining else self.workers.not_ready_reason()
+        """Returns why no request can be served now, nor once workers have been started for it, or ""."""
+        if self._draining:
+            return SHUTTING_DOWN
+        if not (reason := self.workers.not_ready_reason()) or self.size is None:
+            return reason
+        if not all(map(self.size.starts_from_zero, self.workers.missing_roles() or ("prefill", "decode"))):
+            return reason
+        return f"{reason}; {self.size.refusal}" if self.size.refusal else ""
 
     def drain(self) -> None:
         """Refuses new requests, and fails waiting requests if there are no workers: lost ones may not come back."""
@@ -333,10 +357,14 @@ class Router:
             self._attempts.serve_waiting()
         return {w.worker_id: w.assigned_here.num_requests for w in self.workers if not self.workers.stays(w)}
 
-    def exchange_leans(self, leans: Mapping[str, Lean]) -> RouterDemand:
-        """Sets the workers' leans for GOOD_FOR_S, or until the next call. Returns this router's demand."""
+    def exchange_leans(self, leans: Mapping[str, Lean], size: ClusterSize | None = None) -> RouterDemand:
+        """Sets the workers' leans for GOOD_FOR_S, or until the next call, and the cluster's size. Returns this router's
+        demand."""
         self._leans_until = self._clock() + GOOD_FOR_S
         self.workers.set_leans(leans)
+        self.size = size
+        if size is not None:
+            self._worker_wait.first_start_s = size.start_s
         return self.demand()
 
     def demand(self) -> RouterDemand:
@@ -447,7 +475,11 @@ class Router:
             self._attempts.fail_request(request, reason, RequestTimeoutError)
         for request in self._requests.without_word(now):
             self._attempts.retry_without_word(request)
+        if self.size is not None and self.size.failure:
+            self._attempts.give_up_waiting(self._room.find_overdue(0.0), self.size.failure)
         waited = f"nobody came within {self._worker_wait.limit_s:g} s"
+        if self.size is not None and self.size.refusal:
+            waited = f"{self.size.refusal}; {waited}"
         self._attempts.give_up_waiting(self._room.find_overdue(), waited)
         self._attempts.serve_waiting()
         for request in self._requests.undelivered():

@@ -119,15 +119,20 @@ class WaitingRoom:
         self.is_due = any(queue for (is_suspect, _), queue in self._queues.items() if is_suspect)
         return None
 
-    def find_overdue(self) -> list[ActiveRequest]:
-        """Returns the requests that have waited too long. Call it regularly."""
+    def find_overdue(self, timeout_s: float | None = None) -> list[ActiveRequest]:
+        """Returns the requests that have waited too long. Call it regularly.
+
+        Args:
+            timeout_s: time without any pair; None: the usual one.
+        """
         now = self._clock()
         if self._registry.is_ready:
             self._no_pair_since = None
             return []
         if self._no_pair_since is None:
             self._no_pair_since = now
-        since, timeout_s = self._no_pair_since, self._timeout_s()
+        since = self._no_pair_since
+        timeout_s = self._timeout_s() if timeout_s is None else timeout_s
         waiting = [r for queue in self._queues.values() for r in queue]
         overdue = [r for r in waiting if now - max(r.waiting_since or 0.0, since) >= timeout_s]
         return [r for r in overdue if not self._registry.serves(embeds=r.tracker.embeds)]

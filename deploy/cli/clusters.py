@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tandem import exit_codes
+from tandem.deploy.config.bounds import SizedKind
 from tandem.deploy.config.cluster_options import OPTIONS
 from tandem.deploy.config.options import in_flags
 from tandem.deploy.host.process_tree import send_signal
@@ -69,7 +70,7 @@ def stop_cluster(name: str) -> int:
     return 0
 
 
-def scale_cluster(name: str, counts: Mapping[str, int]) -> int:
+def scale_cluster(name: str, counts: Mapping[SizedKind, str]) -> int:
     return _ask(name, {"do": "scale", "counts": counts})
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 
 from tandem.deploy.errors import ClusterError
 
+STOPPING = "the cluster is stopping"
+
 
 class ChangeJob:
     """A requested change and its outcome. Methods may be called from any thread.
@@ -46,6 +48,11 @@ class Change:
         self._job = job
         self._steps = steps
 
+    @property
+    def error(self) -> str:
+        """Why the change failed; "" before its end, and if it succeeded."""
+        return self._job.error
+
     def take_turn(self) -> bool:
         """Goes on without waiting. Returns whether it is over."""
         try:
@@ -59,7 +66,7 @@ class Change:
         return True
 
     def give_up(self) -> None:
-        self._job.finish("the cluster is stopping")
+        self._job.finish(STOPPING)
 
 
 class ChangeQueue:
@@ -68,26 +75,45 @@ class ChangeQueue:
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[ChangeJob] = queue.SimpleQueue()
         self._current: Change | None = None
+        self._job: ChangeJob | None = None
+
+    @property
+    def job(self) -> ChangeJob | None:
+        """The job that is done, or is next."""
+        return self._job
 
     def ask(self, job: ChangeJob) -> None:
         self._jobs.put(job)
 
-    def take_turn(self, plan: Callable[[ChangeJob], Change]) -> None:
-        """Continues a change or begins the next. `plan` raises ValueError or ClusterError for an impossible one."""
-        if self._current is None:
+    def take_turn(
+        self, plan: Callable[[ChangeJob], Change], may_begin: Callable[[ChangeJob], bool] = lambda _: True
+    ) -> None:
+        """Continues a change or begins the next.
+
+        Args:
+            plan: raises ValueError or ClusterError for an impossible change.
+            may_begin: False: the job waits.
+        """
+        if self._job is None:
             with contextlib.suppress(queue.Empty):
-                job = self._jobs.get_nowait()
-                try:
-                    self._current = plan(job)
-                except (ValueError, ClusterError) as error:
-                    job.finish(str(error), is_usage=True)
+                self._job = self._jobs.get_nowait()
+        if self._job is None:
+            return
+        if self._current is None and may_begin(self._job):
+            try:
+                self._current = plan(self._job)
+            except (ValueError, ClusterError) as error:
+                self._job.finish(str(error), is_usage=True)
+                self._job = None
         if self._current is not None and self._current.take_turn():
-            self._current = None
+            self._current = self._job = None
 
     def give_up(self) -> None:
         if self._current is not None:
             self._current.give_up()
-            self._current = None
+        elif self._job is not None:
+            self._job.finish(STOPPING)
+        self._current = self._job = None
         with contextlib.suppress(queue.Empty):
             while True:
-                self._jobs.get_nowait().finish("the cluster is stopping")
+                self._jobs.get_nowait().finish(STOPPING)

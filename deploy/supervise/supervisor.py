@@ -101,6 +101,10 @@ class Supervisor:
         if name in self._restart_at:
             self.forget(name)
 
+    def keep(self, name: str) -> None:
+        """Undoes `retire` for a process that runs."""
+        self._retired.discard(name)
+
     def forget(self, name: str) -> None:
         self._ignore(name, STAGES)
         for known in (self._kinds, self._restart_at, self._join_by, self._answered_at, self._probe_at, self._failures):

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any
 
 import grpc
@@ -165,6 +166,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 )
                 for store in router.stores
             ],
+            sizes=[
+                pb.SizeStatus(kind=kind, **asdict(size))
+                for kind, size in (router.size.kinds if router.size is not None else {}).items()
+            ],
         )
 
     async def _begin(
@@ -219,11 +224,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
 
 def _router_statuses(frontend: Frontend) -> list[pb.RouterStatus]:
-    config = frontend.config
+    config, router = frontend.config, frontend.router
     statuses = []
-    for name, addresses in config.routers.items():
+    for name in router.router_names:
+        addresses = config.routers[name]
         is_own = name == config.router_id
-        counts = frontend.counts() if is_own else frontend.router.elsewhere.counts_of(name)
+        counts = frontend.counts() if is_own else router.elsewhere.counts_of(name)
         statuses.append(
             pb.RouterStatus(
                 router_id=name,

@@ -122,8 +122,13 @@ class RouterMetrics(Collector):
         self.itl, self.worker_wait = itl.only, worker_wait.only
         self._prompt_tokens, self._generated_tokens = prompt.only, output.only
         self._gauges: list[tuple[str, str, Callable[[], float]]] = []
+        self._more: list[Callable[[], Iterable[Metric]]] = []
         self._prometheus = process_registry(num_restarts)
         self._prometheus.register(self)
+
+    def add_families(self, families: Callable[[], Iterable[Metric]]) -> None:
+        """Args: families: called at each scrape."""
+        self._more.append(families)
 
     def add_gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Args: value: called at each scrape."""
@@ -284,6 +289,8 @@ class RouterMetrics(Collector):
             "Pairs of connected workers that can serve a request together; fewer than all pairs while links are down",
             value=self._registry.num_pairs,
         )
+        for families in self._more:
+            yield from families()
         for name, text, value in self._gauges:
             yield GaugeMetricFamily(name, text, value=value())
         yield GaugeMetricFamily("tandem_ready", "1 if a request can be served now", value=not self._not_ready_reason())

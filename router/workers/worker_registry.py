@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from tandem.config import ROLES, Role
 from tandem.hosts import host_id
 from tandem.messages import ForwardTimes, Heartbeat, Hello, LinkState, PageFormat, Peer, RouterMessage
 from tandem.router.workers.candidates import Candidates, PrefillCandidates
@@ -30,8 +31,8 @@ class WorkerRegistry:
     workers rare.
 
     Attributes:
-        planned: planned role of each worker by id; empty: unknown. Other workers are leaving: they finish their
-            requests and get no new ones.
+        planned: planned role of each worker by id. Other workers are leaving: they finish their requests and get no
+            new ones.
         max_request_tokens: tokens of the largest request that fits every worker's pool alone; 0 without workers.
     """
 
@@ -46,6 +47,7 @@ class WorkerRegistry:
     ) -> None:
         """
         Args:
+            planned: None: unknown until `set_planned`, and no worker is leaving.
             placement: restricts `candidates`, if such pairs exist.
             stores: the connected page stores; None: there are none.
         """
@@ -61,6 +63,7 @@ class WorkerRegistry:
         self._rates: ClusterRates | None = None
         self._placement = placement
         self.planned = dict(planned or {})
+        self._is_planned = planned is not None
         self.max_request_tokens = 0
         self.num_lean_changes = 0
         self._leans: dict[str, Lean] = {}
@@ -102,10 +105,11 @@ class WorkerRegistry:
         return self._workers.get(worker_id)
 
     def stays(self, worker: Worker) -> bool:
-        return not self.planned or worker.worker_id in self.planned
+        return not self._is_planned or worker.worker_id in self.planned
 
     def set_planned(self, planned: Mapping[str, str]) -> None:
         before = {worker for worker in self._workers.values() if self.stays(worker)}
+        self._is_planned = True
         self.planned.clear()
         self.planned.update(planned)
         for worker in self._workers.values():
@@ -278,12 +282,14 @@ class WorkerRegistry:
             return ""
         if embeds:
             return "no prefill worker is connected"
-        roles = {w.role for w in self._workers.values()}
-        missing = [role for role in ("prefill", "decode") if role not in roles]
-        if missing:
+        if missing := self.missing_roles():
             return f"no {' and no '.join(missing)} worker is connected"
         failures = "; ".join(self._link_failures())
         return f"no prefill worker has a link to a decode worker{': ' + failures if failures else ' yet'}"
+
+    def missing_roles(self) -> list[Role]:
+        roles = {w.role for w in self._workers.values()}
+        return [role for role in ROLES if role != "both" and role not in roles]
 
     def size_refusal(self, num_prompt_tokens: int, max_tokens: int) -> str:
         """Returns why a request does not fit the pools even alone, or ""."""

@@ -306,7 +306,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServerInfo(_message.Message):
-    __slots__ = ("version", "model", "max_model_len", "ready", "not_ready_reason", "num_requests", "workers", "routers", "placements", "stores")
+    __slots__ = ("version", "model", "max_model_len", "ready", "not_ready_reason", "num_requests", "workers", "routers", "placements", "stores", "sizes")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -317,6 +317,7 @@ class ServerInfo(_message.Message):
     ROUTERS_FIELD_NUMBER: _ClassVar[int]
     PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
     STORES_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
     version: str
     model: str
     max_model_len: int
@@ -327,7 +328,32 @@ class ServerInfo(_message.Message):
     routers: _containers.RepeatedCompositeFieldContainer[RouterStatus]
     placements: _containers.RepeatedCompositeFieldContainer[PlacementCount]
     stores: _containers.RepeatedCompositeFieldContainer[StoreStatus]
-    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., ready: _Optional[bool] = ..., not_ready_reason: _Optional[str] = ..., num_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., placements: _Optional[_Iterable[_Union[PlacementCount, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreStatus, _Mapping]]] = ...) -> None: ...
+    sizes: _containers.RepeatedCompositeFieldContainer[SizeStatus]
+    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., ready: _Optional[bool] = ..., not_ready_reason: _Optional[str] = ..., num_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., placements: _Optional[_Iterable[_Union[PlacementCount, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreStatus, _Mapping]]] = ..., sizes: _Optional[_Iterable[_Union[SizeStatus, _Mapping]]] = ...) -> None: ...
+
+class SizeStatus(_message.Message):
+    __slots__ = ("kind", "low", "high", "target", "ready", "starting", "leaving", "start_s", "reason", "no_room")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    STARTING_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    START_S_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NO_ROOM_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    low: int
+    high: int
+    target: int
+    ready: int
+    starting: int
+    leaving: int
+    start_s: float
+    reason: str
+    no_room: str
+    def __init__(self, kind: _Optional[str] = ..., low: _Optional[int] = ..., high: _Optional[int] = ..., target: _Optional[int] = ..., ready: _Optional[int] = ..., starting: _Optional[int] = ..., leaving: _Optional[int] = ..., start_s: _Optional[float] = ..., reason: _Optional[str] = ..., no_room: _Optional[str] = ...) -> None: ...
 
 class PlacementCount(_message.Message):
     __slots__ = ("placement", "reason", "count")

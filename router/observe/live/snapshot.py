@@ -73,7 +73,7 @@ class SnapshotBuilder:
             num_requests=router.num_requests + router.elsewhere.num_requests,
             num_queued=router.num_queued + router.elsewhere.num_queued,
         )
-        for router_id in self._config.routers:
+        for router_id in router.router_names:
             if router_id != self._config.router_id:
                 alive = router.elsewhere.counts_of(router_id) is not None
                 if self._alive.get(router_id, alive) != alive:
@@ -136,13 +136,13 @@ class SnapshotBuilder:
             "requests_in_hand": router.num_requests + elsewhere.num_requests,
             "queued": router.num_queued + elsewhere.num_queued,
             "waiting": router.num_waiting,
-            "routers": [self._router_state(name) for name in config.routers or (config.router_id,)],
+            "routers": [self._router_state(name) for name in router.router_names or (config.router_id,)],
         }
 
     def _down(self) -> list[str]:
         """Returns the planned workers that are not connected, and the other routers that do not answer."""
         here = {worker.worker_id for worker in self._router.workers}
-        routers = [name for name in self._config.routers if name != self._config.router_id]
+        routers = [name for name in self._router.router_names if name != self._config.router_id]
         return [
             *sorted(name for name in self._router.workers.planned if name not in here),
             *(name for name in routers if self._router.elsewhere.counts_of(name) is None),

@@ -88,8 +88,8 @@ def test_scale_shows_what_is_done_and_why_it_cannot_be(
         yield error
 
     server = ControlServer(control_path(directory, owner), answer)
-    assert main(["scale", "chat", "--decode", "2", "--both", "0"]) == 0
-    assert asked == [{"do": "scale", "counts": {"decode": 2, "both": 0}}]
+    assert main(["scale", "chat", "--decode", "2:4", "--both", "0"]) == 0
+    assert asked == [{"do": "scale", "counts": {"decode": "2:4", "both": "0"}}]
     assert capsys.readouterr().out == "decode-1: starting\n"
     assert main(["restart", "chat", "decode-1"]) == 0
     assert asked.pop() == {"do": "restart", "process": "decode-1"}

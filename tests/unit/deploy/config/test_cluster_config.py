@@ -183,7 +183,10 @@ def test_every_option_of_the_cluster_is_used() -> None:
         *("store_memory", "store_disk", "store_write_after", "store_namespace_share"),
     }
     own = {f.name for options in (EngineOptions, PrefillOptions, RouterOptions) for f in fields(options)}
-    assert {f.name for f in fields(ClusterConfig)} - own - {"key_file"} == used_by_the_launcher | used_by_cluster_config
+    assert {f.name for f in fields(ClusterConfig)} - own - {
+        "key_file",
+        "bounds",
+    } == used_by_the_launcher | used_by_cluster_config
 
 
 @pytest.mark.parametrize("name", ["stall_timeout_s", "host"])

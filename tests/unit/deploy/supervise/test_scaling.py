@@ -1,11 +1,12 @@
 """Changes of the number of workers, turn by turn, with fake processes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
 from ray.exceptions import RayError
 
+from tandem.config import WorkerKind
 from tandem.deploy.supervise import scaling
 from tandem.deploy.supervise.scaling import ScaleJob, Scaling, check_kinds
 from tests.fakes.ray_calls import Ray, Ref
@@ -33,6 +34,7 @@ class Fake:
 
     def __init__(self) -> None:
         self._names = ["p0", "p1", "d0"]
+        self._leaving: set[str] = set()
         self.routers: list[Any] = [{}, {}]
         self.told: list[str] = []
         self.doing: dict[str, str] = {}
@@ -53,8 +55,14 @@ class Fake:
         self.events += [f"end {name}" for name in names]
         self._names = [name for name in self._names if name not in names]
 
-    def tell_routers(self, names: Sequence[str]) -> list[Any]:
-        self.told = list(names)
+    def begin_leaving(self, names: Collection[str]) -> None:
+        self._leaving.update(names)
+
+    def let_stay(self, names: Collection[str]) -> None:
+        self._leaving.difference_update(names)
+
+    def tell_routers(self) -> list[Any]:
+        self.told = [name for name in self._names if name not in self._leaving]
         return [Ref(answer) for answer in self.routers]
 
     def actor(self, name: str) -> Any:
@@ -205,7 +213,7 @@ def test_a_cluster_that_stops_says_so_to_who_waits() -> None:
 
 
 def test_workers_that_are_all_alike_are_not_mixed_with_others() -> None:
-    nobody = dict.fromkeys(("prefill", "decode", "both", "any"), 0)
+    nobody: dict[WorkerKind, int] = dict.fromkeys(("prefill", "decode", "both", "any"), 0)
     check_kinds({"any": 2}, nobody | {"any": 3})
     check_kinds({"prefill": 1, "decode": 1}, nobody | {"prefill": 2, "decode": 1})
     with pytest.raises(ValueError, match="the 2 workers of this cluster are all alike: say how many with num_any"):
