@@ -43,7 +43,9 @@ class QueuedRequest:
 
     @property
     def queue_key(self) -> tuple[int, int]:
-        """Sort key: age over all attempts, and priority."""
+        """Sort key: age over all attempts, and priority. Moving streams go first: their clients are reading."""
+        if self.request.is_move:
+            return 0, self.number
         return virtual_arrival_ns(self.request.arrival_ns, self.request.priority), self.number
 
 

@@ -22,6 +22,7 @@ from tandem.messages import (
     Hello,
     LeaseLost,
     LinkState,
+    NotMoved,
     Peers,
     PrefillDeferred,
     Progress,
@@ -145,6 +146,7 @@ class Router:
             self.clocks,
             self.live.journal,
             clock,
+            self._make_id,
         )
 
     @property
@@ -189,7 +191,10 @@ class Router:
 
     def make_tracker(self, spec: RequestSpec) -> RequestTracker:
         """Returns a tracker with a globally unique id."""
-        return RequestTracker(make_request_id(self.incarnation, next(self._numbers)), spec)
+        return RequestTracker(self._make_id(), spec)
+
+    def _make_id(self) -> str:
+        return make_request_id(self.incarnation, next(self._numbers))
 
     def submit_request(self, tracker: RequestTracker) -> ActiveRequest:
         """Begins to serve a request. The caller must close it in any case.
@@ -315,6 +320,7 @@ class Router:
         if planned != self.workers.planned:
             self.workers.set_planned(planned)
             self._room.is_due = True
+            self._attempts.moves.look()
             self._attempts.serve_waiting()
         return {w.worker_id: w.assigned_here.num_requests for w in self.workers if not self.workers.stays(w)}
 
@@ -343,6 +349,7 @@ class Router:
                 | Finished()
                 | Failed()
                 | GaveBack()
+                | NotMoved()
                 | LeaseLost()
                 | PrefillDeferred()
                 | Unservable()
@@ -417,6 +424,7 @@ class Router:
             self._attempts.fail_request(request, reason, RequestTimeoutError)
         for request in self._requests.without_word(now):
             self._attempts.retry_without_word(request)
+        self._attempts.moves.look()
         waited = f"nobody came within {self._worker_wait.limit_s:g} s"
         self._attempts.give_up_waiting(self._room.find_overdue(), waited)
         self._attempts.serve_waiting()
