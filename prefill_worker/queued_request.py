@@ -6,6 +6,10 @@ from tandem.messages import Prefill
 from tandem.priority import virtual_arrival_ns
 
 
+# Place before every age with every priority.
+BEFORE_ALL = -(2**64)
+
+
 @dataclass(eq=False, slots=True)
 class QueuedRequest:
     """A request that waits for its prefill.
@@ -45,7 +49,7 @@ class QueuedRequest:
     def queue_key(self) -> tuple[int, int]:
         """Sort key: age over all attempts, and priority. Moving streams go first: their clients are reading."""
         if self.request.is_move:
-            return 0, self.number
+            return BEFORE_ALL, self.number
         return virtual_arrival_ns(self.request.arrival_ns, self.request.priority), self.number
 
 
