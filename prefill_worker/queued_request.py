@@ -5,7 +5,6 @@ from tandem.engine.grammars import Constraint
 from tandem.messages import Prefill
 from tandem.priority import virtual_arrival_ns
 
-
 # Place before every age with every priority.
 BEFORE_ALL = -(2**64)
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.request_ids import router_of
 
-
 # Time that the next attempt has to come, in seconds: its router answers the give-back at once.
 KEEP_S = 2.0
 

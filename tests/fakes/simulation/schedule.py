@@ -20,7 +20,7 @@ ROUTING = {False: ROUTING_POLICIES.names, True: (*ROUTING_POLICIES.names, *["lea
 LARGEST_REQUEST_PAGES = MAX_TOTAL_TOKENS // PAGE_SIZE
 # Pools hold two of these: small pools fill up early with prompts for other workers.
 LARGEST_TWO_WAY_PAGES = 4
-LARGEST_MOVING_PAGES = 16
+LARGEST_MOVING_PAGES = 40
 
 
 class Tape:
@@ -121,6 +121,10 @@ def run_schedule(
 
 def _plan(simulation: Simulation, tape: Tape) -> None:
     """The busiest worker is to leave, or none; another one stays."""
+    for _ in range(tape.draw(5)):
+        simulation.submit([tape.draw(4)] * 3, simulation.largest_request_pages, router=tape.draw(2))
+    for _ in range(tape.draw(16)):
+        simulation.go_on()
     workers = sorted((w for w in simulation.workers.values() if w.role == "both"), key=lambda w: -len(w.running()))
     is_leaving = tape.draw(4) and len(workers) > 1
     simulation.plan_workers({workers[0].worker_id} if is_leaving else set())

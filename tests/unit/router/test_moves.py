@@ -57,7 +57,7 @@ async def test_streams_of_a_leaving_worker_move_and_stay_with_their_tokens() -> 
     h.plan("b1", "b2")
     (move,) = h.b[0].of(Move)
     there = h.b[int(move.decode_worker_id[1])]
-    (ahead,) = [admit for admit in there.of(Admit)]
+    (ahead,) = there.of(Admit)
     # 12 tokens are known, and the last one's KV may be missing: two pages of 4.
     assert (move.request_id, move.attempt, move.num_tokens, move.copy_id) == (request_id, 0, 8, ahead.request_id)
     assert (ahead.copy_of, ahead.prompt_ids, ahead.record_id) == (request_id, PROMPT[:8], "")
