@@ -287,7 +287,8 @@ class LinkHandover(Handover):
         if lease.refusal == "full" and not job.finish_reason:
             self._asking_again[job] = lease.link, self._clock() + ASK_AGAIN_S
             return
-        self._results.append(HandoverResult(job, "" if job.finish_reason else _failure(lease), lease.settled_ns))
+        failure = "" if job.finish_reason else _failure(lease)
+        self._results.append(HandoverResult(job, failure, lease.settled_ns, lease.refusal))
 
 
 def _failure(lease: SenderLease) -> str:

@@ -23,6 +23,7 @@ from tandem.messages import (
     Hello,
     LeaseLost,
     LinkState,
+    NotMoved,
     Peers,
     PrefillDeferred,
     Progress,
@@ -162,6 +163,7 @@ class Router:
             self.clocks,
             self.live.journal,
             clock,
+            self._make_id,
         )
 
     @property
@@ -223,7 +225,10 @@ class Router:
 
     def make_tracker(self, spec: RequestSpec) -> RequestTracker:
         """Returns a tracker with a globally unique id."""
-        return RequestTracker(make_request_id(self.incarnation, next(self._numbers)), spec)
+        return RequestTracker(self._make_id(), spec)
+
+    def _make_id(self) -> str:
+        return make_request_id(self.incarnation, next(self._numbers))
 
     def submit_request(self, tracker: RequestTracker) -> ActiveRequest:
         """Begins to serve a request. The caller must close it in any case.
@@ -354,6 +359,7 @@ class Router:
         if planned != self.workers.planned:
             self.workers.set_planned(planned)
             self._room.is_due = True
+            self._attempts.moves.look()
             self._attempts.serve_waiting()
         return {w.worker_id: w.assigned_here.num_requests for w in self.workers if not self.workers.stays(w)}
 
@@ -399,6 +405,7 @@ class Router:
                 | Finished()
                 | Failed()
                 | GaveBack()
+                | NotMoved()
                 | LeaseLost()
                 | PrefillDeferred()
                 | Unservable()
@@ -477,6 +484,7 @@ class Router:
             self._attempts.retry_without_word(request)
         if self.size is not None and self.size.failure:
             self._attempts.give_up_waiting(self._room.find_overdue(0.0), self.size.failure)
+        self._attempts.moves.look()
         waited = f"nobody came within {self._worker_wait.limit_s:g} s"
         if self.size is not None and self.size.refusal:
             waited = f"{self.size.refusal}; {waited}"

@@ -15,6 +15,7 @@ from tandem.messages import (
     Heartbeat,
     Hello,
     LinkState,
+    Move,
     Peers,
     Prefill,
     Recall,
@@ -176,7 +177,7 @@ class ControlClient:
                 case Admit() | Prefill() if router_of(message.request_id) == self.router:
                     self._records.begin(message)
                     self._post(FromRouter(message, received_ns))
-                case Abort() if router_of(message.request_id) == self.router:
+                case Abort() | Move() if router_of(message.request_id) == self.router:
                     self._post(FromRouter(message))
                 case ResetCache():
                     self._post(FromRouter(message))

@@ -44,6 +44,7 @@ class ActiveRequest:
         waiting_since: start of its wait for a worker; None: it does not wait.
         num_losses, num_excused: workers lost, or out of reach, in its current place.
         cleared_len: number of output tokens that ends that place.
+        may_move_at: earliest time of its next move.
     """
 
     tracker: RequestTracker
@@ -67,6 +68,7 @@ class ActiveRequest:
     num_excused: int = 0
     lost_on: set[str] = field(default_factory=set)
     cleared_len: int = 0
+    may_move_at: float = 0.0
     _num_pending_tokens: int = 0
     _num_kv_tokens: int = 0
     _num_arriving_tokens: int = 0
