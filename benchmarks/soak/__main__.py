@@ -22,6 +22,8 @@ from benchmarks.soak.report import show
 from benchmarks.soak.soak import Settings, run
 from tandem.exit_codes import FAILED, SIGNALLED
 
+_WIDTH = 110
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -32,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="DIRECTORY", help="for logs, samples and results")
     arguments = parser.parse_args(argv)
     settings = Settings(arguments.minutes, arguments.routers, arguments.clients, arguments.seed, arguments.out)
-    console = Console(highlight=False)
+    # Tables need their width, also in a file.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
 
     def say(line: str) -> None:
         console.print(f"{time.strftime('%H:%M:%S')} {line}", markup=False, soft_wrap=True)

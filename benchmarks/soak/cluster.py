@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import grpc
@@ -103,10 +103,10 @@ class SoakedCluster:
         )
         return ran.returncode, ran.stdout.strip()
 
-    def wait_whole(self, num_by_role: dict[str, int], timeout_s: float) -> float:
+    def wait_whole(self, num_by_role: Mapping[str, int], timeout_s: float) -> float:
         """Wait until all routers and workers serve, and all links are up. Returns the seconds. Raises SoakError."""
         began = time.monotonic()
-        while not _is_whole(info := self.info(), num_by_role):
+        while not is_whole(info := self.info(), num_by_role):
             if time.monotonic() - began > timeout_s:
                 workers = [f"{w.worker_id} (linked to {len(w.linked_to)})" for w in info.workers] if info else []
                 raise SoakError(f"not whole within {timeout_s:.0f} s: {workers or 'no router answers'}")
@@ -123,7 +123,8 @@ class SoakedCluster:
         return ""
 
 
-def _is_whole(info: pb.ServerInfo | None, num_by_role: dict[str, int]) -> bool:
+def is_whole(info: pb.ServerInfo | None, num_by_role: Mapping[str, int]) -> bool:
+    """Return whether these workers serve, with all links, and all routers. Args: num_by_role: other roles do not count."""
     if info is None or not info.ready or not all(router.alive for router in info.routers):
         return False
     alive = [worker for worker in info.workers if worker.alive]

@@ -15,6 +15,8 @@ from tandem.deploy.host.process_tree import send_signal
 
 Fault = tuple[str, Callable[[], None]]
 PREFILL, DECODE = 2, 2
+# Workers by role.
+USUAL = {"prefill": PREFILL, "decode": DECODE}
 # A dead worker loads its model on busy cores.
 WHOLE_S = 150.0
 # From this duration on every process dies at least once.
@@ -45,7 +47,7 @@ class Faults:
         self._last_router = f"router-{num_routers - 1}"
         self._rest_clients = rest
         self._say = say
-        self.planned = {"prefill": PREFILL, "decode": DECODE}
+        self.planned = dict(USUAL)
         self.counts: Counter[str] = Counter()
         self.troubles: list[str] = []
 

@@ -6,21 +6,21 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.soak.cluster import SoakedCluster
+from benchmarks.soak.cluster import SoakedCluster, is_whole
 from benchmarks.soak.slopes import Series
 from tandem.deploy.host.run_record import default_directory
 from tandem.processes import ProcessId
 
 INTERVAL_S = 10.0
 # Field of /proc/PID/status or smaps_rollup, by the name of the value.
-_STATUS_FIELDS = {"RssAnon": "anonymous MiB", "RssShmem": "shared MiB", "Threads": "threads"}
+_STATUS_FIELDS = {"RssAnon": "anon MiB", "RssShmem": "shmem MiB", "Threads": "threads"}
 _KIB_PER_MIB = 1024
 # What a process measures.
-VALUES = ("anonymous MiB", "shared MiB", "PSS MiB", "descriptors", "threads", "mappings")
+VALUES = ("anon MiB", "shmem MiB", "PSS MiB", "descriptors", "threads", "mappings")
 _SESSION = re.compile(r"/[^ =]*/session_2[\d_-]+")
 # Parts of command lines, for processes that no router names.
 _KINDS_BY_COMMAND = (
@@ -33,15 +33,28 @@ _KINDS_BY_COMMAND = (
 
 @dataclass
 class Life:
-    """One process. Attributes: kind: "" until known; values: by name, one per time."""
+    """One process.
+
+    Attributes:
+        kind: "" until known.
+        values: by name, one per time.
+        are_usual: per time: whether the cluster had its usual processes, all of them connected.
+    """
 
     process: ProcessId
     kind: str = ""
     times_s: list[float] = field(default_factory=list)
     values: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    are_usual: list[bool] = field(default_factory=list)
 
-    def series(self, name: str) -> Series:
-        return Series(self.times_s, self.values[name])
+    def series(self, name: str, *, from_age_s: float = 0.0) -> Series:
+        """Return a value over time, without samples of an unusual cluster, which has more or fewer links."""
+        chosen = [
+            (time_s, value)
+            for time_s, value, is_usual in zip(self.times_s, self.values[name], self.are_usual, strict=True)
+            if is_usual and time_s >= self.times_s[0] + from_age_s
+        ]
+        return Series([time_s for time_s, _ in chosen], [value for _, value in chosen])
 
 
 class Sampler:
@@ -53,8 +66,10 @@ class Sampler:
         num_missed: samples without an answer of a router, so that new processes may have no name.
     """
 
-    def __init__(self, cluster: SoakedCluster, interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, cluster: SoakedCluster, usual: Mapping[str, int], interval_s: float = INTERVAL_S) -> None:
+        """Args: usual: workers by role."""
         self._cluster = cluster
+        self._usual = usual
         self._interval_s = interval_s
         self._began = time.monotonic()
         self._closing = threading.Event()
@@ -81,6 +96,7 @@ class Sampler:
         info = self._cluster.info()
         self.num_missed += info is None
         names = self._cluster.names(info) if info is not None else {}
+        is_usual = info is not None and is_whole(info, self._usual)
         processes = self._cluster.processes()
         launcher = processes[1:2]
         for process in processes:
@@ -92,6 +108,7 @@ class Sampler:
             values = measure(process.pid)
             if values and process.is_alive():
                 life.times_s.append(now)
+                life.are_usual.append(is_usual)
                 for name, value in values.items():
                     life.values[name].append(value)
         self.host.times_s.append(now)

@@ -24,10 +24,6 @@ class Series:
     def duration_s(self) -> float:
         return self.times_s[-1] - self.times_s[0] if len(self.times_s) else 0.0
 
-    def after(self, time_s: float) -> "Series":
-        first = next((i for i, t in enumerate(self.times_s) if t >= time_s), len(self.times_s))
-        return Series(self.times_s[first:], self.values[first:])
-
 
 @dataclass(frozen=True, slots=True)
 class Slope:

@@ -12,7 +12,7 @@ from benchmarks.children import Child
 from benchmarks.cpu import MODEL, TEXT
 from benchmarks.soak import confirm, traffic
 from benchmarks.soak.cluster import SoakedCluster
-from benchmarks.soak.faults import DECODE, PREFILL, WHOLE_S, Faults
+from benchmarks.soak.faults import DECODE, PREFILL, USUAL, WHOLE_S, Faults
 from benchmarks.soak.kinds.over_grpc import Greedy, Sampled
 from benchmarks.soak.kinds.table import NUM_REQUESTS
 from benchmarks.soak.report import Outcome, first_and_last
@@ -22,7 +22,7 @@ from benchmarks.soak.verdict import growths
 from tandem.engine.weights.resolve import resolve_model
 
 # Small, so that prompts evict each other and every page has been touched after a minute.
-_NUM_PAGES = 192
+_NUM_PAGES = 128
 _START_S = 180.0
 _FIRSTS_S = 240.0
 _CONFIRM_S = 120.0
@@ -81,7 +81,7 @@ def _soak(cluster: SoakedCluster, settings: Settings, say: Callable[[str], None]
         say("first answers are here")
         remarks, troubles = _confirm(clients, model_dir, prompts)
         say("transformers has been asked")
-        sampler = Sampler(cluster)
+        sampler = Sampler(cluster, USUAL)
         faults = Faults(cluster, settings.num_routers, lambda: _rest(cluster, clients), say)
         began = time.monotonic()
         sampler.start()

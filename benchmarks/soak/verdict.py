@@ -9,15 +9,16 @@ from benchmarks.soak.slopes import Slope, common_slope
 # Growth per hour that is allowed although the interval excludes 0. Memory: caches with limits of their own still fill
 # (records of 64 MiB a worker, kept responses, radix trees), and an allocator's arenas spread.
 BOUNDS = {
-    "anonymous MiB": 16.0,
-    "shared MiB": 2.0,
+    "anon MiB": 16.0,
+    "shmem MiB": 2.0,
     "PSS MiB": 16.0,
     "descriptors": 2.0,
     "threads": 1.0,
     "mappings": 60.0,
 }
-# A life counts from this age on, and if that leaves at least as much of it.
-MAX_WARMUP_S = 300.0
+# A life counts from this age on, and if that leaves at least as much of it. By then pools, caches and arenas are full.
+WARMUP_S = 300.0
+MIN_WARMUP_S = 100.0
 WARMUP_SHARE = 0.2
 
 
@@ -45,7 +46,7 @@ class Growth:
 
 
 def warmup_s(duration_s: float) -> float:
-    return min(MAX_WARMUP_S, WARMUP_SHARE * duration_s)
+    return min(WARMUP_S, max(MIN_WARMUP_S, WARMUP_SHARE * duration_s))
 
 
 def growths(lives: Iterable[Life], duration_s: float) -> list[Growth]:
@@ -56,9 +57,8 @@ def growths(lives: Iterable[Life], duration_s: float) -> list[Growth]:
     for kind in sorted({life.kind for life in lives}):
         of_kind = [life for life in lives if life.kind == kind]
         for value in VALUES:
-            whole = [life.series(value) for life in of_kind]
-            late = [series.after(series.times_s[0] + warmup) for series in whole]
+            late = [life.series(value, from_age_s=warmup) for life in of_kind]
             long = [series for series in late if series.duration_s >= warmup]
-            last = sum(series.values[-1] for series in whole) / len(whole)
+            last = sum(life.values[value][-1] for life in of_kind) / len(of_kind)
             found.append(Growth(kind, value, last, common_slope(long)))
     return found

@@ -18,7 +18,7 @@ _LOGPROB_TOLERANCE = 2e-3
 # A router that is away, or full of resumed streams.
 _PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 SAMPLINGS: tuple[dict[str, Any], ...] = (
-    {"max_tokens": 32, "temperature": 0.8, "top_p": 0.9, "seed": 11},
+    {"max_tokens": 32, "temperature": 0.8, "top_p": 0.9, "seed": 21},
     {"max_tokens": 24, "temperature": 1.2, "top_k": 40, "min_p": 0.02, "seed": 12},
     {"max_tokens": 40, "temperature": 0.7, "presence_penalty": 0.5, "frequency_penalty": 0.2, "seed": 13},
     {"max_tokens": 16, "temperature": 1.0, "repetition_penalty": 1.2, "seed": 14, "ignore_eos": True},
