@@ -124,7 +124,7 @@ class SoakedCluster:
 
 
 def is_whole(info: pb.ServerInfo | None, num_by_role: Mapping[str, int]) -> bool:
-    """Return whether these workers serve, with all links, and all routers. Args: num_by_role: other roles do not count."""
+    """Return whether all routers, and these workers with all links, serve. Args: num_by_role: other roles do not count."""
     if info is None or not info.ready or not all(router.alive for router in info.routers):
         return False
     alive = [worker for worker in info.workers if worker.alive]
