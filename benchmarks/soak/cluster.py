@@ -124,7 +124,11 @@ class SoakedCluster:
 
 
 def is_whole(info: pb.ServerInfo | None, num_by_role: Mapping[str, int]) -> bool:
-    """Return whether all routers, and these workers with all links, serve. Args: num_by_role: other roles do not count."""
+    """Return whether all routers, and these workers with all links, serve.
+
+    Args:
+        num_by_role: workers; those of other roles do not count.
+    """
     if info is None or not info.ready or not all(router.alive for router in info.routers):
         return False
     alive = [worker for worker in info.workers if worker.alive]

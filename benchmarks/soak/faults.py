@@ -66,19 +66,22 @@ class Faults:
         self._wait_whole()
 
     def _cycle(self) -> list[Fault]:
+        # Back to the usual size soon: slopes are taken from its samples.
         return [
             ("kill -9 of a decode worker", lambda: self._kill("decode-1")),
             ("connections dropped", self._drop_connections),
             ("kill -9 of a router", lambda: self._kill(self._last_router)),
-            ("scale", lambda: self._scale(prefill=PREFILL + 1)),
             ("stop for 2 s", lambda: self._stop("prefill-1", 2.0)),
+            ("scale", lambda: self._scale(prefill=PREFILL + 1)),
+            ("scale", lambda: self._scale(prefill=PREFILL)),
             ("restart", lambda: self._restart("decode-1")),
             ("rest", self._rest),
-            ("scale", lambda: self._scale(prefill=PREFILL, decode=DECODE + 1)),
             ("kill -9 of a prefill worker", lambda: self._kill("prefill-1")),
             ("stop for 7 s", lambda: self._stop("decode-1", 7.0)),
-            ("scale", lambda: self._scale(decode=DECODE - 1)),
+            ("scale", lambda: self._scale(prefill=PREFILL + 1, decode=DECODE + 1)),
+            ("scale", lambda: self._scale(**USUAL)),
             ("restart", lambda: self._restart(self._last_router)),
+            ("scale", lambda: self._scale(decode=DECODE - 1)),
             ("scale", lambda: self._scale(decode=DECODE)),
             ("restart", lambda: self._restart("prefill-1")),
             ("rest", self._rest),
