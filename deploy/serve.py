@@ -86,7 +86,7 @@ def serve(config: ClusterConfig, *, detach: bool = False) -> int:
         print(f"tandem: {error}", file=sys.stderr)
         return exit_codes.FAILED
     if not config.log_dir:
-        for old in logs.glob("*.log"):
+        for old in (*logs.glob("*.log"), *logs.glob("*.log.*")):
             old.unlink()
         config = replace(config, log_dir=str(logs))
     log = logs / LAUNCHER_LOG

@@ -144,6 +144,12 @@ sys.exit(clusters.show_logs("chat", "", follow=True))
     with log.open("a") as file:
         file.write("Stopping\n")
     assert follower.stdout.readline() == "Stopping\n"
+    with log.open("a") as file:
+        log.rename(directory / "tandem.log.1")
+        file.write("The last line of the old file\n")
+    log.write_text("The first line of the new file\n")
+    assert follower.stdout.readline() == "The last line of the old file\n"
+    assert follower.stdout.readline() == "The first line of the new file\n"
     subprocess.run(["kill", str(owner.guard.pid)], check=True)
     assert follower.wait(10.0) == 0
 
