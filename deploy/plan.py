@@ -1,9 +1,7 @@
 """Turns a cluster's configuration into its processes', and checks it against model and memory."""
 
-import itertools
 import os
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -82,18 +80,18 @@ def plan(
     model_dir: Path,
     cluster_token: str,
     ports: ClusterPorts,
-    num_running: int = 0,
+    num_running: int | None = None,
     nodes: WorkerNodes | None = None,
     untouched_bytes: int = 0,
-    names: Sequence[str] | None = None,
+    num_ranks: int = 0,
 ) -> tuple[list[RouterConfig], list[WorkerPlan]]:
     """Returns the configurations of all routers and all workers.
 
     Args:
-        num_running: workers that are running already, with their pools.
+        num_running: workers that are running already, with their pools; None: the cluster starts.
         nodes: the workers' nodes; None: this host.
         untouched_bytes: without `nodes`, memory of this host that a running page store will still take.
-        names: of the workers, as many as in `config`; None: numbered from 0.
+        num_ranks: ranks that share this host's CPUs; 0: those of the largest cluster within the bounds.
 
     Raises:
         ValueError: the configuration does not fit model or memory, or model or chat template cannot be used.
@@ -104,12 +102,12 @@ def plan(
     if config.chat_template:
         read_chat_template(Path(config.chat_template))
     # No two workers share a core: threads would wait for each other at every barrier.
-    num_threads = max(1, len(os.sched_getaffinity(0)) // config.num_ranks)
+    num_threads = max(1, len(os.sched_getaffinity(0)) // (num_ranks or config.largest.num_ranks))
     engine = config.engine(str(model_dir), num_threads)
     longest = model_config.max_position_embeddings
     if engine.num_pages:
         # With --workers, prompts computed for other workers may take the other half.
-        pages_of_one = engine.num_pages // 2 if config.num_any else engine.num_pages
+        pages_of_one = engine.num_pages // 2 if config.most("any") else engine.num_pages
         longest = min(longest, pages_of_one * engine.page_size)
     max_model_len = config.max_model_len or longest
     if max_model_len > model_config.max_position_embeddings:
@@ -124,10 +122,14 @@ def plan(
         )
     if nodes:
         # A worker added to a cluster over several nodes checks its memory itself: its node is not chosen yet.
-        pools = [] if num_running else [_beside_store(config, engine, model_config, node) for node in nodes.pools()]
+        pools = (
+            []
+            if num_running is not None
+            else [_beside_store(config, engine, model_config, node) for node in nodes.pools()]
+        )
     else:
-        here = PoolsOfNode("", max(0, config.num_workers - num_running), available_memory_bytes())
-        if num_running:
+        here = PoolsOfNode("", max(0, config.num_workers - (num_running or 0)), available_memory_bytes())
+        if num_running is not None:
             pools = [here._replace(available_bytes=here.available_bytes - untouched_bytes)]
         else:
             pools = [_beside_store(config, engine, model_config, here)]
@@ -139,7 +141,7 @@ def plan(
     num_threads_of = nodes.num_threads if nodes and not config.num_threads else None
     workers = [
         config.worker(name, role, _with_threads(engine, name, num_threads_of), max_model_len, cluster_token)
-        for name, role in ([(name, role_of(name)) for name in names] if names is not None else worker_names(config))
+        for name, role in worker_names(config)
     ]
     router = replace(router, workers={w.worker.worker_id: w.worker.role for w in workers})
     return ports.configs(router), workers
@@ -160,7 +162,7 @@ def _check_memory(nodes: Iterable[PoolsOfNode], engine: EngineConfig, model_conf
 def _check_degrees(config: ClusterConfig, engine: EngineConfig, model_config: ModelConfig) -> None:
     """Raises ValueError: the model cannot be cut into the ranks of some worker."""
     quantized = model_config.quantized(engine.quantization)
-    for degree in sorted({config.degree_of(role) for _, role in worker_names(config)}):
+    for degree in sorted({config.degree_of(role) for _, role in worker_names(config.largest)}):
         check_degree(quantized, degree)
 
 
@@ -207,26 +209,6 @@ def worker_names(config: ClusterConfig) -> Iterator[tuple[str, Role]]:
     )
     yield from ((f"{role}-{i}", role) for role, count in counts for i in range(count))
     yield from ((f"worker-{i}", "both") for i in range(config.num_any))
-
-
-def renumbered(running: Iterable[str], config: ClusterConfig, taken: Collection[str] = ()) -> list[str]:
-    """Returns the workers of a cluster with new numbers of workers: the lowest ones stay, free numbers join.
-
-    Args:
-        running: names of today's workers, which may have gaps.
-        config: with the new numbers.
-        taken: names not to be used for joining workers.
-    """
-    stay, wanted = sorted(running, key=_number), []
-    for kind, count in Counter(name.rpartition("-")[0] for name, _ in worker_names(config)).items():
-        names = [name for name in stay if name.rpartition("-")[0] == kind][:count]
-        free = (name for i in itertools.count() if (name := f"{kind}-{i}") not in names and name not in taken)
-        wanted += names + list(itertools.islice(free, count - len(names)))
-    return wanted
-
-
-def _number(worker: str) -> int:
-    return int(worker.rpartition("-")[2])
 
 
 def role_of(worker: str) -> Role:

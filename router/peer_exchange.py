@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from tandem.repeat_limit import RepeatLimit
-from tandem.router.workers.peer_counts import AssignedLoad, PeerCounts, RouterCounts
+from tandem.router.workers.peer_counts import NOTHING, AssignedLoad, PeerCounts, RouterCounts
 from tandem.rpc.calls import call_errors, reason_of
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import router_pb2 as pb
@@ -56,7 +56,7 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
             async for message in batches:
                 if message.router_id in self._peers:
                     router_id = message.router_id
-                    self._counts.record(router_id, _decode(message))
+                    self._counts.record(router_id, decode_counts(message), is_change=message.is_change)
                     self._on_counts()
         finally:
             # The other routers may take its clients at once.
@@ -79,21 +79,39 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
             await asyncio.sleep(RETRY_DELAY_S)
 
     async def _messages(self) -> AsyncIterator[pb.RouterCounts]:
+        feed = CountsFeed(self._router_id, self._own_counts)
         while True:
-            counts = self._own_counts()
-            yield pb.RouterCounts(
-                router_id=self._router_id,
-                num_requests=counts.num_requests,
-                num_queued=counts.num_queued,
-                num_requests_by_key=counts.num_requests_by_key,
-                assigned={worker_id: pb.AssignedLoad(**load._asdict()) for worker_id, load in counts.assigned.items()},
-                pid=counts.pid,
-                head_starts=counts.head_starts,
-            )
+            yield feed.next()
             await asyncio.sleep(INTERVAL_S)
 
 
-def _decode(message: Any) -> RouterCounts:
+class CountsFeed:
+    """What one router tells another: its whole load first, then changes."""
+
+    def __init__(self, router_id: str, own_counts: Callable[[], RouterCounts]) -> None:
+        self._router_id = router_id
+        self._own_counts = own_counts
+        self._told: Mapping[str, AssignedLoad] | None = None
+
+    def next(self) -> pb.RouterCounts:
+        counts, told = self._own_counts(), self._told
+        self._told = assigned = counts.assigned
+        if told is not None:
+            gone = dict.fromkeys(told.keys() - assigned.keys(), NOTHING)
+            assigned = {name: load for name, load in assigned.items() if told.get(name) != load} | gone
+        return pb.RouterCounts(
+            router_id=self._router_id,
+            num_requests=counts.num_requests,
+            num_queued=counts.num_queued,
+            num_requests_by_key=counts.num_requests_by_key,
+            assigned={worker_id: pb.AssignedLoad(**load._asdict()) for worker_id, load in assigned.items()},
+            pid=counts.pid,
+            head_starts=counts.head_starts,
+            is_change=told is not None,
+        )
+
+
+def decode_counts(message: Any) -> RouterCounts:
     return RouterCounts(
         message.num_requests,
         message.num_queued,

@@ -9,6 +9,9 @@ from rich.table import Table
 from tandem.printable import printable
 from tandem.v1 import inference_pb2 as pb
 
+# More linked workers are counted.
+MAX_NAMES = 8
+
 
 def print_status(info: pb.ServerInfo) -> None:
     console = Console(highlight=False)
@@ -25,6 +28,11 @@ def print_status(info: pb.ServerInfo) -> None:
             pid = str(router.pid) if router.pid else ""
             routers.add_row(router.router_id, pid, router.grpc_address, router.http_address, state)
         console.print(routers)
+    if info.sizes:
+        console.print(_sizes(info.sizes))
+        for size in info.sizes:
+            if size.no_room:
+                console.print(f"[red]no more {size.kind}[/]: {escape(printable(size.no_room))}")
     workers, counts = (Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim") for _ in range(2))
     for column in ("worker", "role", "host", "pid", "linked to"):
         workers.add_column(column)
@@ -41,7 +49,7 @@ def print_status(info: pb.ServerInfo) -> None:
             f"{worker.role}, mostly {worker.lean}" if worker.lean in ("prefill", "decode") else worker.role,
             worker.address.rpartition(":")[0],
             str(worker.pid),
-            ", ".join(worker.linked_to),
+            ", ".join(worker.linked_to) if worker.num_links <= MAX_NAMES else f"{worker.num_links} workers",
             str(stats.num_queued),
             str(stats.num_running),
         )
@@ -83,6 +91,17 @@ def print_status(info: pb.ServerInfo) -> None:
     if info.placements:
         placed = ", ".join(f"{p.placement} ({p.reason}) {p.count}" for p in info.placements)
         console.print(f"[dim]placements by this router:[/] {placed}")
+
+
+def _sizes(sizes: Iterable[pb.SizeStatus]) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+    for column in ("elastic", "bounds", "wanted", "ready", "starting", "draining", "start", "last change"):
+        table.add_column(column, justify="right" if column in ("wanted", "ready", "starting", "draining") else "left")
+    for size in sizes:
+        numbers = map(str, (size.target, size.ready, size.starting, size.leaving))
+        kind = "workers" if size.kind == "any" else size.kind
+        table.add_row(kind, f"{size.low}:{size.high}", *numbers, f"{size.start_s:.0f} s", size.reason)
+    return table
 
 
 def _stores(stores: Iterable[pb.StoreStatus]) -> Table:

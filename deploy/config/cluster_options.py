@@ -163,16 +163,32 @@ class ClusterOptions(PrefillOptions, EngineOptions, RouterOptions):
         choices=("auto", *DTYPES),
     )
     num_prefill: int = option(
-        1, "prefill workers", name="prefill", metavar="N", shown="1, or 0 with --both or --workers"
+        1,
+        "prefill workers; LOW:HIGH, such as 1:4: as many as the load needs, in these bounds",
+        name="prefill",
+        metavar="N",
+        shown="1, or 0 with --both or --workers",
+        takes_bounds=True,
+        detail=" ([elastic.md](elastic.md))",
     )
-    num_decode: int = option(1, "decode workers", name="decode", metavar="N", shown="1, or 0 with --both or --workers")
-    num_both: int = option(0, "workers that prefill and decode", name="both", metavar="N")
+    num_decode: int = option(
+        1,
+        "decode workers, or LOW:HIGH",
+        name="decode",
+        metavar="N",
+        shown="1, or 0 with --both or --workers",
+        takes_bounds=True,
+    )
+    num_both: int = option(
+        0, "workers that prefill and decode, or LOW:HIGH", name="both", metavar="N", takes_bounds=True
+    )
     num_any: int = option(
         0,
         "linked workers that prefill and decode, in place of the other three: for each request, the routers choose the "
-        "worker that computes its prompt and the one that decodes it",
+        "worker that computes its prompt and the one that decodes it; or LOW:HIGH",
         name="workers",
         metavar="N",
+        takes_bounds=True,
         detail=" ([placement.md](placement.md))",
     )
     tp: int = option(
@@ -246,9 +262,11 @@ class ClusterOptions(PrefillOptions, EngineOptions, RouterOptions):
     )
     num_routers: int = option(
         0,
-        "router processes, each of which serves any client; 0: one on a CPU, on GPUs one per worker that decodes",
+        "router processes, each of which serves any client; 0: one on a CPU, on GPUs one per worker that decodes; or "
+        "LOW:HIGH, on one host",
         name="routers",
         metavar="N",
+        takes_bounds=True,
         detail=" ([requests.md](requests.md#routers))",
     )
     tls_cert: str = option(

@@ -6,13 +6,12 @@ have the drain timeout before the node ends. What is left then restarts elsewher
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from tandem.deploy.config.cluster_config import WorkerPlan
 from tandem.deploy.supervise.change import Change, ChangeJob
-from tandem.deploy.supervise.restarting import Restarted, router_drained
-from tandem.deploy.supervise.scaling import Answers, Scaled, Steps, answers_of, drained, ended
+from tandem.deploy.supervise.router_changes import Drained, drain_router
+from tandem.deploy.supervise.scaling import Answers, Scaled, answers_of, drained, end_steps
 from tandem.deploy.supervise.supervisor import ProcessKind, Supervisor
 
 logger = logging.getLogger(__name__)
@@ -71,50 +70,33 @@ class LeavingNodes:
         return ends
 
 
-@dataclass
-class Replaced:
-    """Changes to the planned workers beside a requested change, whose list of them lacks these.
-
-    Attributes:
-        joined, left: names.
-    """
-
-    joined: set[str] = field(default_factory=set)
-    left: set[str] = field(default_factory=set)
-
-    def applied_to(self, planned: Sequence[str], known: Collection[str]) -> list[str]:
-        """Args: known: all workers of the cluster."""
-        kept = [name for name in planned if name in known and name not in self.left]
-        return kept + [name for name in known if name in self.joined and name not in kept and name not in self.left]
-
-
 class Evacuating(Change):
     """Replaces workers whose node goes."""
 
     def __init__(
         self,
         cluster: Scaled,
-        replaced: Replaced,
         supervisor: Supervisor,
         kind: ProcessKind,
         joining: Mapping[str, WorkerPlan],
         leaving: Sequence[str],
         end: float,
     ) -> None:
-        """Args: end: of the node, as of time.monotonic."""
+        """
+        Args:
+            joining: plans of workers whose room is reserved.
+            end: of the node, as of time.monotonic.
+        """
         super().__init__(ChangeJob(), self._run())
         self._cluster = cluster
-        self._replaced = replaced
         self._supervisor = supervisor
         self._kind = kind
         self._joining = joining
         self._leaving = leaving
         self._end = end
 
-    def _run(self) -> Steps:
-        self._cluster.reserve(list(self._joining))
+    def _run(self) -> Iterator[None]:
         self._cluster.add_workers(self._joining)
-        self._replaced.joined |= self._joining.keys()
         yield from self._answers()
         for name in self._joining:
             # Without room, the supervisor starts it later.
@@ -122,29 +104,27 @@ class Evacuating(Change):
         leave_at = self._end - self._cluster.drain_timeout_s - MARGIN_S
         while time.monotonic() < leave_at and not all(map(self._supervisor.has_joined, self._joining)):
             yield
-        self._replaced.left |= set(self._leaving)
+        self._cluster.begin_leaving(self._leaving)
         for name in self._leaving:
             self._supervisor.retire(name)
-        timeout_s = min(self._cluster.drain_timeout_s, max(0.0, self._end - MARGIN_S - time.monotonic()))
+        timeout_s = _drain_timeout_s(self._cluster, self._end)
         label = ", ".join(self._leaving)
         logger.warning("%s: leaving the node that goes, within %.0f s", label, timeout_s)
         num_left = yield from drained(self.job, label, self._leaving, self._answers, timeout_s)
         if num_left:
             logger.warning("%s: requests that begin again elsewhere: %d", label, num_left)
-        yield from ended(self._cluster, self._supervisor, self._leaving)
-        yield from self._answers()
-        self._replaced.left -= set(self._leaving)
+        yield from end_steps(self._cluster, self._supervisor, self._leaving)
         for name in self._leaving:
             logger.warning("%s has left", name)
 
     def _answers(self) -> Answers:
-        return (yield from answers_of(self._cluster.tell_routers(self._cluster.worker_names)))
+        return answers_of(self._cluster.tell_routers())
 
 
 class RouterLeaving(Change):
     """Drains and ends a router whose node goes. It starts again if a node of its address comes."""
 
-    def __init__(self, name: str, cluster: Restarted, supervisor: Supervisor, end: float) -> None:
+    def __init__(self, name: str, cluster: Drained, supervisor: Supervisor, end: float) -> None:
         """Args: end: of the node, as of time.monotonic."""
         super().__init__(ChangeJob(), self._run())
         self._name = name
@@ -152,10 +132,10 @@ class RouterLeaving(Change):
         self._supervisor = supervisor
         self._end = end
 
-    def _run(self) -> Steps:
-        timeout_s = min(self._cluster.drain_timeout_s, max(0.0, self._end - MARGIN_S - time.monotonic()))
+    def _run(self) -> Iterator[None]:
+        timeout_s = _drain_timeout_s(self._cluster, self._end)
         logger.warning("%s: leaving the node that goes, within %.0f s", self._name, timeout_s)
-        num_left = yield from router_drained(self.job, self._name, self._cluster, timeout_s)
+        num_left = yield from drain_router(self.job, self._name, self._cluster, timeout_s)
         if num_left:
             logger.warning("%s: requests that go on at another router: %d", self._name, num_left)
         self._supervisor.restart(self._name)
@@ -164,3 +144,7 @@ class RouterLeaving(Change):
 def may_leave(router: str, serving: Iterable[str], leaving: Collection[str]) -> bool:
     """Returns whether a router serves that does not leave."""
     return any(name != router and name not in leaving for name in serving)
+
+
+def _drain_timeout_s(cluster: Drained, end: float) -> float:
+    return min(cluster.drain_timeout_s, max(0.0, end - MARGIN_S - time.monotonic()))

@@ -5,18 +5,15 @@ this one when it is back. A worker gets no new requests, as when it leaves; requ
 store ends at once, for workers serve without it.
 """
 
-import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import Any, Literal, Protocol
 
-from tandem.deploy.on_ray.ray_module import RayError, ray
 from tandem.deploy.supervise.change import Change, ChangeError, ChangeJob
 from tandem.deploy.supervise.installed import CheckInstalled
+from tandem.deploy.supervise.router_changes import drain_router
 from tandem.deploy.supervise.scaling import Answers, answers_of, drained
 from tandem.deploy.supervise.supervisor import Supervisor
 
-# A router's answer; it answers at once.
-ANSWER_TIMEOUT_S = 6.0
 RestartedKind = Literal["router", "worker", "store"]
 
 
@@ -32,10 +29,13 @@ class Restarted(Protocol):
     @property
     def drain_timeout_s(self) -> float: ...
 
-    @property
-    def worker_names(self) -> list[str]: ...
+    def begin_leaving(self, names: Collection[str]) -> None: ...
 
-    def tell_routers(self, names: Sequence[str]) -> list[Any]: ...
+    def let_stay(self, names: Collection[str]) -> None: ...
+
+    def tell_routers(self) -> list[Any]: ...
+
+    def is_planned(self, name: str) -> bool: ...
 
     def actor(self, name: str) -> Any: ...
 
@@ -55,7 +55,7 @@ class Restarting(Change):
         self._check.give_up()
         super().give_up()
 
-    def _run(self) -> Generator[None, None, None]:
+    def _run(self) -> Iterator[None]:
         # Before anything ends: another version on the disk may not fit the running processes.
         while (refusal := self._check.refusal()) is None:
             yield
@@ -63,64 +63,36 @@ class Restarting(Change):
             raise ChangeError(refusal)
         if not self._supervisor.has_joined(self._name):
             raise ChangeError(f"{self._name} is starting already")
-        planned = self._cluster.worker_names
         try:
             if self._kind == "router":
                 yield from self._drain_router()
             elif self._kind == "worker":
                 yield from self._drain_worker()
-            self.job.lines.put(f"{self._name}: starting again")
+            self._job.lines.put(f"{self._name}: starting again")
             self._supervisor.restart(self._name)
             while not self._supervisor.has_joined(self._name):
                 if why := self._supervisor.failure(self._name):
                     raise ChangeError(f"{self._name}: {why}; it is tried again")
-                if self._kind == "worker" and self._name not in self._cluster.worker_names:
+                if self._kind == "worker" and not self._cluster.is_planned(self._name):
                     raise ChangeError(f"{self._name} has left: its node is announced to go")
                 yield
         finally:
             if self._kind == "worker":
-                self._cluster.tell_routers(planned)
-        self.job.lines.put(f"{self._name}: ready")
+                self._cluster.let_stay([self._name])
+                self._cluster.tell_routers()
+        self._job.lines.put(f"{self._name}: ready")
 
     def _drain_router(self) -> Iterator[None]:
-        num_left = yield from router_drained(self.job, self._name, self._cluster, self._cluster.drain_timeout_s)
-        if num_left:
-            self.job.lines.put(f"Requests that go on at another router: {num_left}")
+        if num_left := (yield from drain_router(self._job, self._name, self._cluster)):
+            self._job.lines.put(f"Requests that go on at another router: {num_left}")
 
     def _drain_worker(self) -> Iterator[None]:
-        others = [name for name in self._cluster.worker_names if name != self._name]
+        self._cluster.begin_leaving([self._name])
 
         def answers() -> Answers:
-            return answers_of(self._cluster.tell_routers(others))
+            return answers_of(self._cluster.tell_routers())
 
-        if num_left := (yield from drained(self.job, self._name, [self._name], answers, self._cluster.drain_timeout_s)):
-            self.job.lines.put(f"Requests that begin again elsewhere: {num_left}")
-
-
-def router_drained(job: ChangeJob, name: str, cluster: Restarted, timeout_s: float) -> Generator[None, None, int]:
-    """Lets a router leave, in turns; returns the number of requests left when it has none or after timeout_s."""
-    deadline = time.monotonic() + timeout_s
-    shown, num_left = -1, 0
-    while (actor := cluster.actor(name)) is not None:
-        num_left = yield from _num_left(actor)
-        remaining_s = deadline - time.monotonic()
-        if not num_left or remaining_s <= 0:
-            break
-        if num_left != shown:
-            job.say_left(name, num_left, remaining_s)
-            shown = num_left
-        yield
-    return num_left
-
-
-def _num_left(actor: Any) -> Generator[None, None, int]:
-    refs, deadline = [actor.leave.remote()], time.monotonic() + ANSWER_TIMEOUT_S
-    while not ray.wait(refs, num_returns=1, timeout=0)[0]:
-        if time.monotonic() > deadline:
-            return 0
-        yield
-    try:
-        num_left: int = ray.get(refs[0])
-    except RayError:
-        return 0
-    return num_left
+        if num_left := (
+            yield from drained(self._job, self._name, [self._name], answers, self._cluster.drain_timeout_s)
+        ):
+            self._job.lines.put(f"Requests that begin again elsewhere: {num_left}")

@@ -141,11 +141,11 @@ def test_a_router_that_is_not_back_yet_is_no_obstacle_to_a_change_or_to_a_stop(t
     """It may wait for its node forever."""
     hosted = FakeHosted(("router-0", "both-0"))
     cluster = recovered(hosted, tmp_path)
-    cluster.tell_routers(["both-0"])
+    cluster._processes.tell_routers(["both-0"])
     assert hosted.running["router-0"].planned[-1] == {"both-0": "both"}
     assert cluster.drain(0.0) == 1
     nobody = recovered(FakeHosted(("both-0",)), tmp_path)
-    assert nobody.tell_routers(["both-0"]) == [] and nobody.drain(0.0) == 0
+    assert nobody._processes.tell_routers(["both-0"]) == [] and nobody.drain(0.0) == 0
 
 
 def test_a_drain_has_the_time_that_it_had_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.host.ports import ClientAddresses, ClusterPorts
-from tandem.deploy.plan import PoolsOfNode, check_before_fetching, check_num_threads, plan, renumbered
+from tandem.deploy.plan import PoolsOfNode, check_before_fetching, check_num_threads, plan
 from tandem.engine.memory_needs import num_pool_bytes, num_weight_bytes
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.page_layout import page_layout_of
@@ -166,23 +166,3 @@ def test_threads_and_memory_of_workers_are_their_ranks(model_dir: Path, monkeypa
         plan(config, model_dir, "", PORTS, nodes=nodes)
     nodes._pools = [PoolsOfNode("10.0.0.1", 3, needed)]
     plan(config, model_dir, "", PORTS, nodes=nodes)
-
-
-def test_workers_keep_their_names_when_numbers_change() -> None:
-    config = replace(CONFIG, num_prefill=2, num_decode=3)
-    running = ["prefill-0", "decode-2", "decode-10", "decode-1"]
-    # Free numbers join, the highest leave.
-    assert renumbered(running, config) == ["prefill-0", "prefill-1", "decode-1", "decode-2", "decode-10"]
-    fewer = replace(config, num_prefill=1, num_decode=2)
-    assert renumbered(running, fewer) == ["prefill-0", "decode-1", "decode-2"]
-    # Another worker waits for room under that name.
-    more = replace(config, num_prefill=2, num_decode=4)
-    assert renumbered(running, more, taken=["prefill-1", "decode-0"]) == [
-        *("prefill-0", "prefill-2", "decode-1", "decode-2", "decode-10", "decode-3")
-    ]
-
-
-def test_given_names_are_used(model_dir: Path) -> None:
-    routers, workers = plan(CONFIG, model_dir, "", PORTS, names=["prefill-0", "decode-4", "decode-7"])
-    assert [w.worker.worker_id for w in workers] == ["prefill-0", "decode-4", "decode-7"]
-    assert list(routers[0].workers) == ["prefill-0", "decode-4", "decode-7"]

@@ -343,3 +343,17 @@ def test_refused_worker_does_not_retry() -> None:
             await server.stop(None)
 
     asyncio.run(scenario())
+
+
+@scenario_of(2)
+async def test_only_a_new_router_is_told_open_links(worker: WorkerEnd, running: Any, *routers: RouterPort) -> None:
+    """Told to all at each welcome, links would cost the square of the routers."""
+    up, down = LinkState("d0", "life", up=True), LinkState("d1", "life", up=False, reason="cut")
+    worker.streams.send([up, LinkState("d1", "life", up=True), down])
+    await wait_until(lambda: down in routers[0].heard and down in routers[1].heard)
+    await routers[1].stop()
+    routers[1].heard.clear()
+    await routers[1].start()
+    await wait_until(lambda: bool(routers[1].heard))
+    assert routers[1].heard == [up]
+    assert routers[0].heard.count(up) == 1

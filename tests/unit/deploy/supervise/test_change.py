@@ -27,7 +27,7 @@ class Scripted(Change):
     def _run(self, name: str, log: list[str], num_turns: int, waits: bool) -> Generator[None, None, None]:
         try:
             if waits:
-                self._may_go_on = lambda: self.has_node
+                self.wait(lambda: self.has_node)
                 yield
             for number in range(num_turns):
                 log.append(f"{name} {number}")

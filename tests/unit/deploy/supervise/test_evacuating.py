@@ -1,17 +1,16 @@
 """Nodes that are announced to go are emptied in time, with fake processes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from tandem.deploy.supervise import evacuating, restarting, scaling
+from tandem.deploy.supervise import evacuating, router_changes, scaling
 from tandem.deploy.supervise.evacuating import (
     LOOK_INTERVAL_S,
     MARGIN_S,
     Evacuating,
     LeavingNodes,
-    Replaced,
     RouterLeaving,
     may_leave,
 )
@@ -25,18 +24,14 @@ class Fake:
     """A cluster of w0 and w1, and its supervisor. Attributes: left: requests on w0 and on the router."""
 
     drain_timeout_s = 10.0
-    node_timeout_s = 0.0
 
     def __init__(self) -> None:
         self.worker_names = ["w0", "w1"]
-        self.replaced = Replaced()
+        self._leaving: set[str] = set()
         self.told: list[str] = []
         self.left = 2
         self.joined: set[str] = set()
         self.events: list[str] = []
-
-    def reserve(self, names: Sequence[str]) -> None:
-        self.events += [f"reserve {name}" for name in names]
 
     def add_workers(self, plans: Mapping[str, Any]) -> None:
         self.worker_names += plans
@@ -45,8 +40,11 @@ class Fake:
         self.events += [f"end {name}" for name in names]
         self.worker_names = [name for name in self.worker_names if name not in names]
 
-    def tell_routers(self, names: Sequence[str]) -> list[Ref]:
-        self.told = self.replaced.applied_to(names, self.worker_names)
+    def begin_leaving(self, names: Collection[str]) -> None:
+        self._leaving.update(names)
+
+    def tell_routers(self) -> list[Ref]:
+        self.told = [name for name in self.worker_names if name not in self._leaving]
         return [Ref({} if "w0" in self.told else {"w0": self.left})]
 
     def actor(self, name: str) -> Any:
@@ -80,15 +78,15 @@ class Fake:
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     clock = FakeClock()
     monkeypatch.setattr(scaling, "ray", Ray())
-    monkeypatch.setattr(restarting, "ray", Ray())
-    for module in (evacuating, restarting, scaling):
+    monkeypatch.setattr(router_changes, "ray", Ray())
+    for module in (evacuating, router_changes, scaling):
         monkeypatch.setattr(module.time, "monotonic", clock)
     return clock
 
 
 def evacuation(fake: Fake, end: float) -> Evacuating:
     unknown: Any = fake
-    return Evacuating(unknown, fake.replaced, unknown, unknown, dict.fromkeys(["w2"]), ["w0"], end)  # type: ignore[arg-type]
+    return Evacuating(unknown, unknown, unknown, dict.fromkeys(["w2"]), ["w0"], end)  # type: ignore[arg-type]
 
 
 def test_another_worker_serves_before_one_leaves(clock: FakeClock) -> None:
@@ -96,7 +94,7 @@ def test_another_worker_serves_before_one_leaves(clock: FakeClock) -> None:
     made = evacuation(fake, clock() + 100.0)
     for _ in range(5):
         assert not made.take_turn()
-    assert fake.events == ["reserve w2", "start w2"] and fake.told == ["w0", "w1", "w2"]
+    assert fake.events == ["start w2"] and fake.told == ["w0", "w1", "w2"]
     fake.joined.add("w2")
     assert not made.take_turn()
     assert fake.told == ["w1", "w2"] and fake.events[-1] == "retire w0"
@@ -122,13 +120,6 @@ def test_a_worker_leaves_in_time_without_another(clock: FakeClock) -> None:
     assert fake.events[-1] == "end w0" and clock() == end - MARGIN_S
     # The supervisor starts it when there is room.
     assert fake.told == ["w1", "w2"]
-
-
-def test_a_change_made_meanwhile_does_not_undo_it() -> None:
-    replaced = Replaced({"w2"}, {"w0"})
-    assert replaced.applied_to(["w0", "w1"], ["w0", "w1", "w2"]) == ["w1", "w2"]
-    # w0 has ended, and is still on the other's list.
-    assert Replaced({"w2"}).applied_to(["w0", "w1"], ["w1", "w2"]) == ["w1", "w2"]
 
 
 def test_a_router_ends_when_its_requests_have(clock: FakeClock) -> None:

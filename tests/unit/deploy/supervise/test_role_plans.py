@@ -22,7 +22,7 @@ class Router:
         self.told: list[tuple[dict[str, str], Ref]] = []
         self.exchange_leans = self
 
-    def remote(self, leans: dict[str, str]) -> Ref:
+    def remote(self, leans: dict[str, str], size: None) -> Ref:
         ref = Ref(None)
         self.told.append((leans, ref))
         return ref
@@ -54,7 +54,7 @@ class Plans:
         monkeypatch.setattr(role_plans, "ray", Ray())
         self.clock, self.planner = FakeClock(), Planner()
         self.routers = {"a": Router(), "b": Router()}
-        self.plans = RolePlans(self.planner, lambda: self.routers, self.clock)
+        self.plans = RolePlans(self.planner, lambda: self.routers, lambda: None, self.clock)
 
     def turn(self, seconds: float = 0.6) -> None:
         self.clock.advance(seconds)

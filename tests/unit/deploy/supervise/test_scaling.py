@@ -1,11 +1,12 @@
 """Changes of the number of workers, turn by turn, with fake processes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
 from ray.exceptions import RayError
 
+from tandem.config import WorkerKind
 from tandem.deploy.supervise import scaling
 from tandem.deploy.supervise.scaling import ScaleJob, Scaling, check_kinds
 from tests.fakes.ray_calls import Ray, Ref
@@ -33,6 +34,7 @@ class Fake:
 
     def __init__(self) -> None:
         self._names = ["p0", "p1", "d0"]
+        self._leaving: set[str] = set()
         self.routers: list[Any] = [{}, {}]
         self.told: list[str] = []
         self.doing: dict[str, str] = {}
@@ -69,8 +71,17 @@ class Fake:
         self.release(names)
         self._names = [name for name in self._names if name not in names]
 
-    def tell_routers(self, names: Sequence[str]) -> list[Any]:
-        self.told = list(names)
+    def is_planned(self, name: str) -> bool:
+        return name in self._names
+
+    def begin_leaving(self, names: Collection[str]) -> None:
+        self._leaving.update(names)
+
+    def let_stay(self, names: Collection[str]) -> None:
+        self._leaving.difference_update(names)
+
+    def tell_routers(self) -> list[Any]:
+        self.told = [name for name in self._names if name not in self._leaving]
         return [Ref(answer) for answer in self.routers]
 
     def actor(self, name: str) -> Any:
@@ -118,9 +129,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def change(fake: Fake, joining: Sequence[str] = (), leaving: Sequence[str] = (), *, join_first: bool = True) -> Scaling:
     plans = dict.fromkeys(joining)
     job = ScaleJob({})
-    made = Scaling(job, fake, fake, None, plans, leaving, join_first=join_first)  # type: ignore[arg-type]
-    made.job = job  # type: ignore[attr-defined]
-    return made
+    return Scaling(job, fake, fake, None, plans, leaving, join_first=join_first)  # type: ignore[arg-type]
 
 
 def turns(made: Scaling, at_most: int = 20) -> int:
@@ -133,7 +142,7 @@ def turns(made: Scaling, at_most: int = 20) -> int:
 
 def said(made: Scaling) -> list[str]:
     lines = []
-    while (line := made.job.next_line(0.01)) is not None:  # type: ignore[attr-defined]
+    while (line := made.job.next_line(0.01)) is not None:
         assert line, "its end was not told"
         lines.append(line)
     return lines
@@ -148,7 +157,7 @@ def test_new_workers_are_there_before_old_ones_leave() -> None:
     turns(made)
     assert fake.events == ["start d1", "retire p1", "forget p1", "stop p1", "end p1"]
     assert fake.told == fake.worker_names == ["p0", "d0", "d1"]
-    assert said(made)[0] == "d1: starting" and made.job.error == ""  # type: ignore[attr-defined]
+    assert said(made)[0] == "d1: starting" and made.job.error == ""
 
 
 def test_without_room_old_ones_leave_first() -> None:
@@ -205,7 +214,7 @@ def test_what_cannot_be_started_leaves_the_cluster_as_it_was(why: str, clock: Cl
     else:
         clock.now += 121.0
     turns(made)
-    error = made.job.error  # type: ignore[attr-defined]
+    error = made.job.error
     assert ("d2: no memory" in error) if why == "a failure" else ("no process for d2 within 120 s" in error)
     assert error.endswith("the cluster is as it was before")
     assert fake.worker_names == fake.told == ["p0", "p1", "d0"]
@@ -217,7 +226,7 @@ def test_a_cluster_that_stops_says_so_to_who_waits() -> None:
     made.take_turn()
     made.give_up()
     said(made)
-    assert made.job.error == "the cluster is stopping"  # type: ignore[attr-defined]
+    assert made.job.error == "the cluster is stopping"
 
 
 def waiting_change(fake: Fake, clock: Clock, *joining: str) -> Scaling:
@@ -286,7 +295,7 @@ def test_without_an_autoscaler_lost_room_is_an_error(clock: Clock) -> None:
 
 
 def test_workers_that_are_all_alike_are_not_mixed_with_others() -> None:
-    nobody = dict.fromkeys(("prefill", "decode", "both", "any"), 0)
+    nobody: dict[WorkerKind, int] = dict.fromkeys(("prefill", "decode", "both", "any"), 0)
     check_kinds({"any": 2}, nobody | {"any": 3})
     check_kinds({"prefill": 1, "decode": 1}, nobody | {"prefill": 2, "decode": 1})
     with pytest.raises(ValueError, match="the 2 workers of this cluster are all alike: say how many with num_any"):
