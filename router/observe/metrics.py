@@ -284,6 +284,11 @@ class RouterMetrics(Collector):
             "Pairs of connected workers that can serve a request together; fewer than all pairs while links are down",
             value=self._registry.num_pairs,
         )
+        yield GaugeMetricFamily(
+            "tandem_wanted_worker_pairs",
+            "Pairs of connected workers that could serve a request together if every link that they keep were up",
+            value=self._registry.num_wanted_pairs,
+        )
         for name, text, value in self._gauges:
             yield GaugeMetricFamily(name, text, value=value())
         yield GaugeMetricFamily("tandem_ready", "1 if a request can be served now", value=not self._not_ready_reason())
