@@ -8,10 +8,11 @@ import argparse
 import os
 import sys
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 
 from benchmarks.children import Child, rss_mib
+from tandem.config import Role
 from tandem.messages import PROTOCOL_VERSION, Heartbeat, Hello, LinkState, PageFormat, Shipped, WorkerStats
 from tandem.router.config import RouterConfig
 from tandem.router.process import make_policy
@@ -36,7 +37,7 @@ def messages_of(router: Router, name: str, role: str) -> Iterator[LinkState | He
     yield Heartbeat(1, WorkerStats(num_total_pages=50_000, shipped=shipped))
 
 
-def fill(pipe: Connection, roles: dict[str, str], is_traced: bool) -> None:
+def fill(pipe: Connection, roles: Mapping[str, Role], is_traced: bool) -> None:
     router = Router(RouterConfig("nowhere", "fake", 2000, workers=roles), make_policy("least_cost"))
     before = rss_mib(os.getpid())
     if is_traced:

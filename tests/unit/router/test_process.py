@@ -10,6 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tandem.config import Role
 from tandem.router.config import RouterConfig
 from tandem.router.frontends.openai import listener
 from tandem.router.policies.least_loaded import LeastLoaded
@@ -237,7 +238,7 @@ def test_no_secret_is_logged_or_told(router_model_dir: Path, caplog: pytest.LogC
 
 
 def test_streams_of_many_workers_are_no_client_s_files() -> None:
-    workers = {f"both-{number}": "both" for number in range(1000)}
+    workers: dict[str, Role] = {f"both-{number}": "both" for number in range(1000)}
     config = RouterConfig("nowhere", "fake", 64, max_connections=10_000, workers=workers)
     assert _within_open_files(config, NUM_OTHER_FILES + 1000 + 64).max_connections == 32
     assert _within_open_files(config, NUM_OTHER_FILES + 1000 + 20_000) is config
