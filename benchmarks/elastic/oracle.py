@@ -8,6 +8,7 @@ workers, routers and start time, but no surprises: it bounds what any rule can r
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from benchmarks.elastic.clients import Arrival
 from benchmarks.elastic.fleet import Setup
@@ -53,7 +54,7 @@ def find_oracle(
         schedule = [(number * windows.window_s, wanted) for number, wanted in enumerate(counts)]
         own = replace(setup, counts={windows.kind: counts[0]})
         sizer = Schedule(windows.kind, schedule, setup.start_s)
-        result = replay(arrivals, times, own, lambda _, sizer=sizer: sizer, length_s)
+        result = replay(arrivals, times, own, partial(_same, sizer), length_s)
         tried.append((result, counts))
         following = _next(result, counts, failed, windows)
         if following == counts:
@@ -84,3 +85,7 @@ def _next(result: Replay, counts: Sequence[int], failed: list[int], windows: Win
         else:
             following.append(count - (count - 1 > failed[number]))
     return following
+
+
+def _same(sizer: Schedule, _: object) -> Schedule:
+    return sizer

@@ -10,10 +10,12 @@ import pickle
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from benchmarks.thousand.costs import Costs
 from benchmarks.thousand.workers import PAGE_SIZE, SimWorker, Stream
+from tandem.config import Role
 from tandem.deploy.supervise.role_planner import RolePlanner
 from tandem.deploy.supervise.role_plans import PLAN_INTERVAL_S
 from tandem.lifecycle import RECEIVED, now_ns
@@ -95,7 +97,7 @@ class SimRouter:
         for _ in range(len(self.requests)):
             request = self.requests.popleft()
             if request.tracker.is_final:
-                self.do("close a request", lambda request=request: self.router.close_request(request))
+                self.do("close a request", partial(self.router.close_request, request))
             else:
                 self.requests.append(request)
 
@@ -139,8 +141,10 @@ class Cluster:
         self.of_worker, self.of_supervisor = Costs(), Costs()
         self.router_names = [f"router-{number}" for number in range(num_routers)]
         self.workers: dict[str, SimWorker] = {}
-        roles = ["both"] * num_workers if linked else ["decode", "prefill"] * (num_workers // 2)
-        self.roles = {f"{role}-{number}": role for number, role in enumerate(roles)}
+        both: list[Role] = ["both"]
+        apart: list[Role] = ["decode", "prefill"]
+        roles = both * num_workers if linked else apart * (num_workers // 2)
+        self.roles: dict[str, Role] = {f"{role}-{number}": role for number, role in enumerate(roles)}
         self.watched_costs = Costs()
         self.routers: list[SimRouter] = []
         for number, name in enumerate(self.router_names):
@@ -185,9 +189,9 @@ class Cluster:
         """Starts all workers within some seconds, evenly."""
         each = seconds / len(self.new_workers)
         for number, worker in enumerate(self.new_workers):
-            self.call_in(number * each, lambda worker=worker: self.join(worker))
+            self.call_in(number * each, partial(self.join, worker))
         for router in self.routers:
-            self._every(WATCH_INTERVAL_S, lambda r=router: r.do("look at deadlines", r.router.check_deadlines), 0.1)
+            self._every(WATCH_INTERVAL_S, partial(router.do, "look at deadlines", router.router.check_deadlines), 0.1)
         self.run(seconds + 2 * WATCH_INTERVAL_S)
 
     def join(self, worker: SimWorker) -> None:
@@ -215,7 +219,7 @@ class Cluster:
         for number, router in enumerate(self.routers):
             if len(self.routers) > 1:
                 self._every(INTERVAL_S, router.tell_counts, INTERVAL_S * number / len(self.routers))
-            self._every(LIVE_INTERVAL_S, lambda r=router: r.do("sample for the page", r.frames.sample), 0.5)
+            self._every(LIVE_INTERVAL_S, partial(router.do, "sample for the page", router.frames.sample), 0.5)
             self._every(INTERVAL_S, router.close_ended, self._random.uniform(0.0, INTERVAL_S))
         self._every(PLAN_INTERVAL_S, self._plan, 0.3)
         routers = itertools.cycle(self.routers)
@@ -225,7 +229,7 @@ class Cluster:
         leans = self._planner.leans
         demands = {}
         for router in self.routers:
-            demands[router.address] = router.do("exchange leans", lambda r=router: r.router.exchange_leans(leans))
+            demands[router.address] = router.do("exchange leans", partial(router.router.exchange_leans, leans))
         with self.of_supervisor.counted("plan of roles"):
             self._planner.plan(demands)
         self.of_supervisor.add("plan of roles", 0, len(pickle.dumps((demands, [leans] * len(demands)))), 0.0)

@@ -57,7 +57,7 @@ async def dial(child: Child, peer: Peer, num_links: int) -> list[tuple[Usage, Us
             end = SenderEnd({"tcp": shared}, worker_id=f"p{len(ends)}")
             end.links.set_peers([peer])
             ends.append(end)
-            await wait_until(lambda end=end: bool(end.opened), OPEN_TIMEOUT_S)
+            await wait_until(lambda: bool(ends[-1].opened), OPEN_TIMEOUT_S)
         found.append((usage(), await asyncio.to_thread(child.ask, "usage")))
     for end in ends:
         await end.__aexit__()

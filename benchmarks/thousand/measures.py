@@ -141,7 +141,7 @@ def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def _server_info(service: InferenceService) -> pb.ServerInfo:
-    call: Any = service.GetServerInfo(pb.GetServerInfoRequest(), None)  # type: ignore[arg-type]
+    call: Any = service.GetServerInfo(pb.GetServerInfoRequest(), None)
     return asyncio.run(call)
 
 

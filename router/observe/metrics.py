@@ -302,6 +302,11 @@ class RouterMetrics(Collector):
             "Pairs of connected workers that can serve a request together; fewer than all pairs while links are down",
             value=self._registry.num_pairs,
         )
+        yield GaugeMetricFamily(
+            "tandem_wanted_worker_pairs",
+            "Pairs of connected workers that could serve a request together if every link that they keep were up",
+            value=self._registry.num_wanted_pairs,
+        )
         for families in self._more:
             yield from families()
         for name, text, value in self._gauges:

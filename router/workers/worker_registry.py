@@ -94,6 +94,19 @@ class WorkerRegistry:
         return self._num_pairs
 
     @property
+    def num_wanted_pairs(self) -> int:
+        """Pairs of `num_pairs` if every planned link were up."""
+        staying = [worker for worker in self._workers.values() if self.stays(worker)]
+        receivers = {worker.worker_id for worker in staying if worker.receives}
+        num_pairs = sum(worker.role == "both" for worker in staying)
+        for sender in staying:
+            if sender.sends:
+                planned = self._link_plan.receivers_of(sender.worker_id) if self._link_plan is not None else None
+                wanted = receivers if planned is None else receivers & (planned | self._by_host[sender.host].keys())
+                num_pairs += len(wanted) - (sender.worker_id in wanted)
+        return num_pairs
+
+    @property
     def tells_links(self) -> bool:
         """Whether answers about the workers name each link: those of hundreds of workers are megabytes."""
         return sum(len(worker.links_up) for worker in self._workers.values()) <= MAX_LINKS_TOLD

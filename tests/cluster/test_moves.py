@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,7 +53,7 @@ def wait_linked(served: ServedCluster) -> None:
 @contextmanager
 def leaving(served: ServedCluster, worker_id: str) -> Iterator[None]:
     """A worker leaves, but is not stopped, until the end of the context."""
-    names = served.cluster.worker_names
+    names = list(served.cluster._processes.worker_plans)
     try:
         tell(served, [name for name in names if name != worker_id])
         yield
@@ -61,7 +62,11 @@ def leaving(served: ServedCluster, worker_id: str) -> Iterator[None]:
 
 
 def tell(served: ServedCluster, names: Sequence[str]) -> None:
-    ray.get(served.cluster.tell_routers(names))
+    ray.get(served.cluster._processes.tell_routers(names))
+
+
+def sampling(rng: random.Random) -> dict[str, Any]:
+    return {"seed": rng.getrandbits(32), **SAMPLED}
 
 
 def start_streams(
@@ -74,7 +79,7 @@ def start_streams(
             random_ids(rng, rng.randrange(10, 80)),
             max_tokens=num_tokens,
             ignore_eos=True,
-            **({"seed": rng.getrandbits(32), **SAMPLED} if number % 2 else {}),
+            **sampling(rng) if number % 2 else {},
         )
         for number in range(count)
     ]
@@ -169,7 +174,7 @@ def test_kill_of_either_side_during_moves_loses_no_token(
             roomy.kill(killed, signal.SIGKILL)
             if killed == "worker-0":
                 # Nobody else serves.
-                tell(roomy, roomy.cluster.worker_names)
+                tell(roomy, list(roomy.cluster._processes.worker_plans))
             for stream in streams:
                 stream.finish()
         wait_linked(roomy)

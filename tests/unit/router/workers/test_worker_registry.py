@@ -118,6 +118,8 @@ async def test_linked_both_workers_pair_with_all() -> None:
     p.link_to("a")
     a.link_to("b")
     assert pairs(h) == ["p-a", "a-a", "a-b", "b-b", "alone-alone"]
+    # These, and those of the links from p to b and from b to a.
+    assert h.router.workers.num_wanted_pairs == 7
     # A report of a link may precede the decode worker.
     h.router.lose_worker(b.worker, "silent", "gone")
     a.say(LinkState("b", "b-next", up=True))
@@ -227,7 +229,8 @@ async def test_large_cluster_links_some_pairs() -> None:
         assert peers.peers == apart.router.workers.peers_of(worker.worker)
         assert 16 < len(peers.peers) < 66
         worker.link_to(*(f"d{i}" for i in range(70)))
-    assert registry.num_pairs == 4900
+    assert registry.num_pairs == registry.num_wanted_pairs == 4900
+    assert apart.router.workers.num_pairs == apart.router.workers.num_wanted_pairs
     assert apart.router.workers.num_pairs == sum(len(worker.of(Peers)[-1].peers) for worker in prefill)
     sent = sum(len(worker.of(Peers)) for worker in prefill)
     joined = ScriptedWorker(apart.router, "d0", "decode", life="next", host="d0-host")
