@@ -33,7 +33,6 @@ TESTED_ELSEWHERE = {
     "deploy/nodes/node_placement.py": "cluster/test_nodes.py",
     "deploy/supervise/capacities.py": "unit/deploy/supervise/test_role_planner.py",
     "deploy/supervise/measured_load.py": "unit/deploy/supervise/test_size_planner.py",
-    "deploy/supervise/change.py": "unit/deploy/supervise/test_scaling.py",
     "deploy/supervise/members.py": "cluster/test_elastic.py",
     "deploy/supervise/router_changes.py": "cluster/test_elastic.py",
     "deploy/on_ray/ray_module.py": "unit/deploy/on_ray/test_local_ray.py",
