@@ -16,7 +16,7 @@ from tandem.deploy.supervise.size_planner import SizePlanner, SizeReport
 from tests.cluster.conftest import Answer, Clusters, Oracle, ServedCluster, random_ids, wait_until
 
 # Loading on a busy host.
-START_S = 60.0
+START_S = 120.0
 NUM_TOKENS = 120
 
 
