@@ -81,8 +81,8 @@ def print_status(info: pb.ServerInfo) -> None:
         # The counters keep workers that have left.
         for shipped in (s for s in worker.stats.shipped if s.receiver_id in here):
             rate = f"{shipped.num_bytes / shipped.copying_ns:.2f}" if shipped.copying_ns else ""
-            num_gb = f"{shipped.num_bytes / 1e9:.2f}"
-            links.add_row(worker.worker_id, shipped.receiver_id, shipped.transport, str(shipped.num_pages), num_gb, rate)
+            gb = f"{shipped.num_bytes / 1e9:.2f}"
+            links.add_row(worker.worker_id, shipped.receiver_id, shipped.transport, str(shipped.num_pages), gb, rate)
     if links.row_count:
         console.print(links)
     if info.placements:
