@@ -315,8 +315,7 @@ class Attempts:
         tracker = request.tracker
         if token_ids:
             request.tokens.put_tokens(token_ids)
-            if request.is_queued:
-                self._requests.mark_token(request)
+            self._requests.mark_token(request)
             is_past = tracker.decode_has_spoken and len(tracker.output_ids) >= request.cleared_len
             if is_past and (request.num_losses or request.num_excused):
                 request.clear_losses()

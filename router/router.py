@@ -8,6 +8,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from tandem.lifecycle import ENDED, now_ns
 from tandem.messages import (
@@ -92,6 +93,8 @@ class Router:
         self.incarnation = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
         self._arrivals = itertools.count()
+        # Also of requests refused for lack of room.
+        self._num_arrivals = 0
         self._requests = RequestsInHand()
         self._draining = False
         self.kept_lines = KeptLines() if config.keeps_request_lines else None
@@ -168,7 +171,10 @@ class Router:
     @property
     def oldest_age_s(self) -> float:
         oldest = self._requests.oldest
-        return self._config.request_timeout_s - (oldest.deadline - self._clock()) if oldest else 0.0
+        return self._age_s(oldest) if oldest else 0.0
+
+    def _age_s(self, request: ActiveRequest) -> float:
+        return self._config.request_timeout_s - (request.deadline - self._clock())
 
     def not_ready_reason(self) -> str:
         """Returns why no request can be served now, or ""."""
@@ -203,6 +209,7 @@ class Router:
         self._set_age(tracker)
         request = ActiveRequest(tracker, self._clock() + self._config.request_timeout_s, next(self._arrivals))
         self._requests.add(request)
+        self._num_arrivals += 1
         self.idle.clear()
         self._attempts.start_attempt(request)
         self._attempts.serve_waiting()
@@ -232,6 +239,7 @@ class Router:
             raise UnavailableError(SHUTTING_DOWN)
         num_queued = self.num_queued + self.elsewhere.num_queued
         if num_queued + num_requests > self._config.max_queued_requests:
+            self._num_arrivals += num_requests
             raise OverloadedError(f"{num_queued} requests wait for their first token already; try again later")
         self._room.check_space()
 
@@ -322,7 +330,20 @@ class Router:
         """Sets the workers' leans for GOOD_FOR_S, or until the next call. Returns this router's demand."""
         self._leans_until = self._clock() + GOOD_FOR_S
         self.workers.set_leans(leans)
-        return self.workers.demand(self._attempts.prompts)
+        return self.demand()
+
+    def demand(self) -> RouterDemand:
+        of_workers = self.workers.demand(self._attempts.prompts)
+        oldest = self._requests.oldest_queued
+        return replace(
+            of_workers,
+            arrivals=self._num_arrivals,
+            num_waiting=self.num_queued,
+            waiting_tokens=of_workers.waiting_tokens + self._room.num_tokens,
+            oldest_wait_s=self._age_s(oldest) if oldest is not None else 0.0,
+            num_unplaced=self.num_waiting,
+            cpu_s=time.thread_time(),
+        )
 
     def receive(self, worker: Worker, message: WorkerMessage) -> None:
         self.workers.record_heard(worker)

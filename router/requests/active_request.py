@@ -60,9 +60,9 @@ class ActiveRequest:
     is_given: bool = False
     num_failures: int = 0
     num_links_lost: int = 0
-    is_queued: bool = False
     waiting_since: float | None = None
     waiting_bytes: int = 0
+    waiting_tokens: int = 0
     num_losses: int = 0
     num_excused: int = 0
     lost_on: set[str] = field(default_factory=set)

@@ -25,6 +25,7 @@ class Worker:
     Attributes:
         disconnect: ends the control stream, with a reason.
         last_progress: time of the last change of `num_steps`.
+        measured_at: time of the first report of measured forward times; None: none has come.
         num_steps: step number of the worker's scheduler; -1 before the first heartbeat.
         stats: report of the last heartbeat.
         links_up: incarnation of each linked decode worker, by id.
@@ -56,6 +57,7 @@ class Worker:
     last_heard: float
     last_progress: float
     last_heartbeat: float = 0.0
+    measured_at: float | None = None
     num_steps: int = -1
     stats: WorkerStats = field(default_factory=WorkerStats)
     links_up: dict[str, str] = field(default_factory=dict)

@@ -2,20 +2,25 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from tandem.hosts import host_id
-from tandem.messages import Heartbeat, Hello, LinkState, PageFormat, Peer, RouterMessage
+from tandem.messages import ForwardTimes, Heartbeat, Hello, LinkState, PageFormat, Peer, RouterMessage
 from tandem.router.workers.candidates import Candidates, PrefillCandidates
 from tandem.router.workers.leans import NO_LEAN, Lean, RouterDemand
 from tandem.router.workers.placement import AUTO
 from tandem.router.workers.prompt_count import PromptCount
 from tandem.router.workers.rates import ClusterRates
 from tandem.router.workers.store_registry import StoreRegistry
-from tandem.router.workers.worker import Worker
+from tandem.router.workers.worker import NOT_SAID, Worker
 
 # Share of the heartbeat timeout. A host reports a process's death at once, so a longer silence before a loss means that
 # the other host was unreachable.
 OUT_OF_REACH_AFTER = 0.3
+# Seconds from a worker's first measured forward times until its first forward passes no longer matter in them.
+WARM_S = 30.0
+# Work by which workers' forward times are compared: tokens of a prompt or sequence, and sequences of a step.
+REFERENCE_TOKENS, REFERENCE_BATCH = 1024, 8
 
 
 class WorkerRegistry:
@@ -104,22 +109,47 @@ class WorkerRegistry:
             self.num_lean_changes += worker.set_lean(self._leans.get(worker.worker_id, NO_LEAN))
 
     def demand(self, prompts: PromptCount) -> RouterDemand:
-        workers = [w for w in self._workers.values() if w.role == "both" and w.hello.has_links and self.stays(w)]
-        if not workers:
-            return RouterDemand()
+        """Returns what this registry knows of the router's demand."""
+        staying = [worker for worker in self._workers.values() if self.stays(worker)]
+        decoding = [worker for worker in staying if worker.role != "prefill"]
+        prefilling = [worker for worker in staying if worker.role != "decode"]
+        rates = self._rates
+        times, is_measured = ForwardTimes(), False
+        if prefilling and decoding:
+            of_prompts, of_steps = self._typical(prefilling, _prompt_s), self._typical(decoding, _steps_s)
+            times = replace(
+                of_steps.forward_times,
+                prefill_s=of_prompts.forward_times.prefill_s,
+                prompt_token_s=of_prompts.forward_times.prompt_token_s,
+                attended_token_s=of_prompts.forward_times.attended_token_s,
+            )
+            is_measured = self._is_warm(of_prompts) and self._is_warm(of_steps)
         return RouterDemand(
             prompts.prompts,
             prompts.tokens,
             prompts.attended,
             prompts.elsewhere,
             prompts.elsewhere_attended,
-            {worker.worker_id: worker.assigned_here.num_decoding for worker in workers},
-            sum(worker.assigned_here.num_kv_tokens for worker in workers),
-            workers[0].forward_times,
-            workers[0].rates.mean_output_tokens,
-            min(worker.num_pool_tokens for worker in workers),
-            min(worker.max_decoding for worker in workers),
+            {worker.worker_id: worker.assigned_here.num_decoding for worker in decoding},
+            sum(worker.assigned_here.num_kv_tokens for worker in decoding),
+            times,
+            rates.mean_output_tokens if rates is not None else 0.0,
+            min((worker.num_pool_tokens for worker in decoding), default=0),
+            min((worker.max_decoding for worker in decoding), default=0),
+            waiting_tokens=sum(worker.assigned_here.num_pending_tokens for worker in self._workers.values()),
+            finished=rates.num_finished if rates is not None else 0,
+            finished_tokens=rates.num_finished_tokens if rates is not None else 0,
+            is_measured=is_measured,
         )
+
+    def _typical(self, workers: Sequence[Worker], seconds: Callable[[ForwardTimes], float]) -> Worker:
+        """Returns the worker of median speed, among the warm ones if there are any."""
+        warm = [worker for worker in workers if self._is_warm(worker)] or workers
+        by_speed = sorted(warm, key=lambda worker: seconds(worker.forward_times))
+        return by_speed[len(by_speed) // 2]
+
+    def _is_warm(self, worker: Worker) -> bool:
+        return worker.measured_at is not None and self._clock() - worker.measured_at >= WARM_S
 
     def refusal(self, hello: Hello) -> str:
         """Returns why a worker cannot join, or "". All workers share page format and model for the router's life."""
@@ -172,6 +202,8 @@ class WorkerRegistry:
     def record_heartbeat(self, worker: Worker, heartbeat: Heartbeat) -> None:
         worker.take_stats(heartbeat.stats)
         worker.last_heartbeat = self._clock()
+        if worker.measured_at is None and heartbeat.stats.forward_times != NOT_SAID:
+            worker.measured_at = worker.last_heartbeat
         if heartbeat.step != worker.num_steps:
             worker.num_steps = heartbeat.step
             worker.last_progress = self._clock()
@@ -268,3 +300,12 @@ class WorkerRegistry:
 
     def _update_limit(self) -> None:
         self.max_request_tokens = min((w.max_request_tokens for w in self._workers.values()), default=0)
+
+
+def _prompt_s(times: ForwardTimes) -> float:
+    attended = REFERENCE_TOKENS * REFERENCE_TOKENS / 2
+    return times.prefill_s + REFERENCE_TOKENS * times.prompt_token_s + attended * times.attended_token_s
+
+
+def _steps_s(times: ForwardTimes) -> float:
+    return times.step_s + REFERENCE_BATCH * (times.request_s + REFERENCE_TOKENS * times.kv_token_s)
