@@ -13,7 +13,7 @@ Shrinking: hysteresis has four parts.
 
 - The load is taken SLACK times, and the remaining workers must serve all of it.
 - This must have been so for `hold_s`: at least HOLD_S and twice the measured start.
-- One change at a time, of at most half of the workers: none while workers start or leave.
+- One change at a time, of at most half of the workers, SETTLE_S after another: none while workers start or leave.
 - A growth that undoes a shrink doubles `hold_s`, up to MAX_HOLD_S; it halves again after a day's quarter without one.
 
 With a lower bound of 0, a kind goes to 0 after IDLE_S without a request, and from there at once to the need of the
@@ -24,23 +24,21 @@ are sized by the CPU time of their event loops.
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from tandem.both_worker.step_budget import FILLED
-from tandem.deploy.estimate.queueing import highest, late
 from tandem.deploy.supervise.arrival_history import ArrivalHistory, Rate
-from tandem.deploy.supervise.capacities import DecodingLoad, Demand, Layout, PromptRates, layouts
+from tandem.deploy.supervise.worker_needs import Bounds, MeanRequest, WorkerNeeds, layout_of
 from tandem.messages import ForwardTimes
 from tandem.router.workers.leans import RouterDemand
 from tandem.router.workers.objectives import Objectives
 
-KINDS = ("any", "prefill", "decode", "both", "router")
+__all__ = ["Bounds", "SizePlanner", "SizeReport"]
+
 IDLE_S = 300.0
 HOLD_S = 60.0
 MAX_HOLD_S = 1800.0
+SETTLE_S = 20.0
 SLACK = 1.1
-# Share of requests that may miss an objective, and the deviations of a Poisson number that leave it.
-LATE_SHARE, DEVIATIONS = 0.1, 1.3
 # Seconds of a start before one was measured.
 UNKNOWN_START_S = 60.0
 # A router's event loop queues beyond this share of a core.
@@ -48,14 +46,7 @@ BUSY = 0.6
 # Number of recent requests whose mean counts.
 MEMORY = 500.0
 CPU_MEMORY_S = 30.0
-# More servers hardly raise the share of time that may be filled.
-MANY = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    low: int
-    high: int
+NOTHING = MeanRequest(*[0.0] * 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +106,13 @@ class SizePlanner:
         self._context = 0.0
         self._times = ForwardTimes()
         self._pool_tokens = self._max_decoding = math.inf
+        self._workers = WorkerNeeds(self._times, objectives, NOTHING)
         self._seen: dict[str, RouterDemand] | None = None
         self._planned_at = self._busy_at = clock()
         self._cpu = 0.0
         self._hold_s = HOLD_S
-        self._changed_at = self._shrunk_at = -math.inf
-        self._started_at = clock()
+        self._grown_at = clock()
+        self._shrunk_at = -math.inf
         self._needs: deque[tuple[float, dict[str, int]]] = deque()
 
     def plan(self, report: SizeReport) -> Mapping[str, int]:
@@ -181,6 +173,18 @@ class SizePlanner:
             self._times = measured[0].times
             self._pool_tokens = min((r.pool_tokens for r in measured if r.pool_tokens), default=math.inf)
             self._max_decoding = min((r.max_decoding for r in measured if r.max_decoding), default=math.inf)
+        tokens, attended, elsewhere, elsewhere_attended = self._prompts.values
+        request = MeanRequest(
+            tokens,
+            attended,
+            elsewhere,
+            elsewhere_attended,
+            self._context,
+            self._outputs.values[0],
+            self._pool_tokens,
+            self._max_decoding,
+        )
+        self._workers = WorkerNeeds(self._times, self._objectives, request)
 
     # --- needs ---
 
@@ -197,77 +201,10 @@ class SizePlanner:
         if "router" in self._bounds:
             share = arrivals / rate.now if rate.now > 0 else 1.0
             needs["router"] = max(1, math.ceil(self._cpu * share / BUSY))
-        is_idle = self._clock() - self._busy_at >= IDLE_S
         workers = {kind: bounds for kind, bounds in self._bounds.items() if kind != "router"}
-        if is_idle:
+        if self._clock() - self._busy_at >= IDLE_S:
             return needs | dict.fromkeys(workers, 0)
-        return needs | self._workers_for(arrivals)
-
-    def _workers_for(self, arrivals: float) -> dict[str, int]:
-        if "any" in self._bounds:
-            return {"any": self._smallest(arrivals)}
-        counts = {kind: bounds.low for kind, bounds in self._bounds.items() if kind != "router"}
-        if not counts.get("both"):
-            apart = [kind for kind in ("prefill", "decode") if kind in counts]
-            if len(apart) == 2:
-                counts |= {kind: max(1, counts[kind]) for kind in apart}
-            elif "both" in counts:
-                counts["both"] = 1
-        while (kind := self._missing(arrivals, counts)) is not None:
-            counts[kind] += 1
-        return counts
-
-    def _smallest(self, arrivals: float) -> int:
-        bounds = self._bounds["any"]
-        low, high = max(1, bounds.low), max(1, bounds.high)
-        while low < high:
-            middle = (low + high) // 2
-            if self._serves(arrivals, Layout(0, 0, middle)):
-                high = middle
-            else:
-                low = middle + 1
-        return low
-
-    def _serves(self, arrivals: float, alike: Layout) -> bool:
-        return any(self._multiple(arrivals, layout) >= 1 for layout in (alike, *layouts(alike.both)))
-
-    def _missing(self, arrivals: float, counts: Mapping[str, int]) -> str | None:
-        """Returns the kind of worker that helps most; None: enough, or no more may be added."""
-        have = self._multiple(arrivals, _layout(counts))
-        if have >= 1:
-            return None
-        can = [kind for kind in counts if counts[kind] < self._bounds[kind].high]
-        return max(
-            can, key=lambda kind: self._multiple(arrivals, _layout({**counts, kind: counts[kind] + 1})), default=None
-        )
-
-    def _multiple(self, arrivals: float, layout: Layout) -> float:
-        return self._demand(arrivals, layout).multiple(layout)
-
-    def _demand(self, arrivals: float, layout: Layout) -> Demand:
-        times = self._times
-        if times.step_s <= 0 or arrivals <= 0 or not self._prompts.is_known:
-            return Demand(0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0)
-        objectives = self._reachable()
-        rates = PromptRates(arrivals, *(arrivals * mean for mean in self._prompts.values))
-        output_tokens = self._outputs.values[0]
-        decoding = arrivals * output_tokens * FILLED * objectives.itl_s
-        decoding += DEVIATIONS * math.sqrt(decoding)
-        load = DecodingLoad(decoding, decoding * self._context, output_tokens, self._pool_tokens, self._max_decoding)
-        demand = Demand.of(times, objectives, rates, load)
-        prompt_s = demand.leaning_prompts / arrivals
-        whole_s = times.prefill_s + prompt_s
-        beside_s = (demand.prompts + demand.requests) / (arrivals * demand.both) if demand.both else 0.0
-        return replace(
-            demand,
-            prefill=_fillable(layout.prefill, whole_s, objectives.ttft_s) * prompt_s / whole_s,
-            filled=_fillable(layout.both, beside_s, objectives.ttft_s),
-        )
-
-    def _reachable(self) -> Objectives:
-        """Returns the objectives; an ITL that an idle worker misses counts as twice its empty step."""
-        least_s = 2 * (self._times.step_s + self._times.prefill_s) / FILLED
-        return replace(self._objectives, itl_s=max(self._objectives.itl_s, least_s))
+        return needs | self._workers.fewest(arrivals, workers)
 
     def _backlog_rate(self, report: SizeReport, rate: Rate, start_s: float) -> float:
         """Returns what waiting requests add to the rate."""
@@ -278,17 +215,9 @@ class SizePlanner:
         excess = waiting - expected - 3 * math.sqrt(expected)
         if oldest_s < ttft_s or excess <= 0:
             return 0.0
-        served = self._served(report, rate) - rate.now
+        served = self._workers.served(layout_of(report.ready)) - rate.now
         left = excess - served * start_s
         return max(0.0, left) / max(10.0, start_s)
-
-    def _served(self, report: SizeReport, rate: Rate) -> float:
-        """Returns the requests per second that the ready workers can serve."""
-        ready = _layout(report.ready) if "any" not in self._bounds else Layout(0, 0, report.ready.get("any", 0))
-        if not sum(ready):
-            return 0.0
-        multiple = self._multiple(max(rate.now, 1e-3), ready)
-        return max(rate.now, 1e-3) * min(multiple, 1e6)
 
     @staticmethod
     def _start_s(report: SizeReport, kind: str) -> float:
@@ -305,7 +234,7 @@ class SizePlanner:
                     self._shrunk_at = -math.inf
                 self.targets[kind] = need
                 self.reasons[kind] = "load"
-                self._changed_at = now
+                self._grown_at = now
 
     def _shrink(self, report: SizeReport, lasting: dict[str, int], now: float) -> None:
         hold_s = max([self._hold_s, *(2 * self._start_s(report, kind) for kind in report.start_s)])
@@ -313,7 +242,7 @@ class SizePlanner:
         while self._needs and now - self._needs[0][0] > hold_s:
             self._needs.popleft()
         heard_all = len(report.demands) >= report.ready.get("router", 0)
-        if not heard_all or now - max(self._changed_at, self._started_at) < hold_s:
+        if not heard_all or now - self._grown_at < hold_s or now - self._shrunk_at < SETTLE_S:
             return
         for kind, bounds in self._bounds.items():
             have = self.targets[kind]
@@ -323,16 +252,12 @@ class SizePlanner:
             if need < have:
                 self.targets[kind] = need if not need else max(need, have - max(1, have // 2))
                 self.reasons[kind] = "idle" if not need else "load"
-                self._changed_at = self._shrunk_at = now
+                self._shrunk_at = now
                 return
 
 
 def _within(bounds: Bounds, count: int) -> int:
     return max(bounds.low, min(bounds.high, count))
-
-
-def _layout(counts: Mapping[str, int]) -> Layout:
-    return Layout(counts.get("prefill", 0), counts.get("decode", 0), counts.get("both", 0))
 
 
 def _counts(router: RouterDemand) -> tuple[int, ...]:
@@ -343,11 +268,3 @@ def _counts(router: RouterDemand) -> tuple[int, ...]:
         router.elsewhere_tokens,
         router.elsewhere_attended,
     )
-
-
-def _fillable(num_servers: int, service_s: float, ttft_s: float) -> float:
-    """Returns the share of their time that prompts can fill, with at most LATE_SHARE of them late; at least 0.5."""
-    if not num_servers or not service_s:
-        return 1.0
-    servers = min(MANY, num_servers)
-    return max(0.5, highest(lambda share: late(servers, share, service_s, ttft_s - service_s) <= LATE_SHARE, 1.0))
