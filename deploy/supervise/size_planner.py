@@ -97,7 +97,7 @@ class SizePlanner:
     def __init__(self, bounds: Mapping[str, Bounds], objectives: Objectives, clock: Callable[[], float]) -> None:
         self.targets: dict[str, int] = {}
         self.reasons: dict[str, str] = {}
-        self._bounds = dict(bounds)
+        self.bounds = dict(bounds)
         self._objectives = objectives
         self._clock = clock
         self._history = ArrivalHistory()
@@ -108,7 +108,9 @@ class SizePlanner:
         self._pool_tokens = self._max_decoding = math.inf
         self._workers = WorkerNeeds(self._times, objectives, NOTHING)
         self._seen: dict[str, RouterDemand] | None = None
-        self._planned_at = self._busy_at = clock()
+        self._planned_at = clock()
+        # A cluster may begin with no worker.
+        self._busy_at = -math.inf
         self._cpu = 0.0
         self._hold_s = HOLD_S
         self._grown_at = clock()
@@ -118,11 +120,10 @@ class SizePlanner:
     def plan(self, report: SizeReport) -> Mapping[str, int]:
         """Returns the planned number of each bounded kind."""
         now = self._clock()
-        if not self.targets:
-            self.targets = {
-                kind: _within(bounds, report.ready.get(kind, 0) + report.starting.get(kind, 0))
-                for kind, bounds in self._bounds.items()
-            }
+        self.targets = {
+            kind: _within(bounds, self.targets.get(kind, report.ready.get(kind, 0) + report.starting.get(kind, 0)))
+            for kind, bounds in self.bounds.items()
+        }
         self._learn(report, now)
         rate = self._history.rate()
         needs, lasting = self._needed(report, rate), self._lasting(report, rate)
@@ -189,7 +190,7 @@ class SizePlanner:
     # --- needs ---
 
     def _needed(self, report: SizeReport, rate: Rate) -> dict[str, int]:
-        start_s = max((self._start_s(report, kind) for kind in self._bounds if kind != "router"), default=0.0)
+        start_s = max((self._start_s(report, kind) for kind in self.bounds if kind != "router"), default=0.0)
         expected = max(rate.now, rate.after(start_s))
         return self._need_at(expected + self._backlog_rate(report, rate, start_s), rate)
 
@@ -198,10 +199,10 @@ class SizePlanner:
 
     def _need_at(self, arrivals: float, rate: Rate) -> dict[str, int]:
         needs = {}
-        if "router" in self._bounds:
+        if "router" in self.bounds:
             share = arrivals / rate.now if rate.now > 0 else 1.0
             needs["router"] = max(1, math.ceil(self._cpu * share / BUSY))
-        workers = {kind: bounds for kind, bounds in self._bounds.items() if kind != "router"}
+        workers = {kind: bounds for kind, bounds in self.bounds.items() if kind != "router"}
         if self._clock() - self._busy_at >= IDLE_S:
             return needs | dict.fromkeys(workers, 0)
         return needs | self._workers.fewest(arrivals, workers)
@@ -226,7 +227,7 @@ class SizePlanner:
     # --- changes ---
 
     def _grow(self, needs: Mapping[str, int], now: float) -> None:
-        for kind, bounds in self._bounds.items():
+        for kind, bounds in self.bounds.items():
             need = _within(bounds, needs.get(kind, 0))
             if need > self.targets[kind]:
                 if now - self._shrunk_at < 2 * self._hold_s:
@@ -244,7 +245,7 @@ class SizePlanner:
         heard_all = len(report.demands) >= report.ready.get("router", 0)
         if not heard_all or now - self._grown_at < hold_s or now - self._shrunk_at < SETTLE_S:
             return
-        for kind, bounds in self._bounds.items():
+        for kind, bounds in self.bounds.items():
             have = self.targets[kind]
             if report.leaving.get(kind) or report.starting.get(kind):
                 continue

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tandem.both_worker.step_budget import FILLED
+from tandem.deploy.config.bounds import Bounds
 from tandem.deploy.supervise.capacities import DecodingLoad, Demand, Layout, PromptRates
 from tandem.messages import ForwardTimes
 from tandem.router.workers.objectives import Objectives
@@ -17,12 +18,6 @@ LEAST_FILLED = 0.5
 MANY = 1024
 ANY_NUMBER = 2**31
 _BISECTIONS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    low: int
-    high: int
 
 
 @dataclass(frozen=True, slots=True)
