@@ -9,9 +9,10 @@ from typing import NamedTuple
 # Windows in seconds, shortest first.
 WINDOWS = (5, 10, 20, 40, 80, 160, 320)
 # Windows of trends, in seconds.
-TRENDS = (20, 40, 80)
+TRENDS = (20, 40, 80, 160, 320)
 # Deviations of a Poisson distribution beyond which a window's count or slope counts as a change.
-CHANGED = 4.0
+CHANGED = 3.7
+RECENT_S = 20
 
 
 class Rate(NamedTuple):
@@ -21,11 +22,15 @@ class Rate(NamedTuple):
         now: current rate.
         slope: its change per second; 0: constant, or changed at once.
         seen_s: window of this estimate, in seconds.
+        deviation: standard error of `now`.
+        recent: mean over RECENT_S, however uncertain.
     """
 
     now: float = 0.0
     slope: float = 0.0
     seen_s: float = 0.0
+    deviation: float = 0.0
+    recent: float = 0.0
 
     def after(self, seconds: float) -> float:
         """Returns the rate expected in `seconds`. A trend is expected to last as long again as it has been seen."""
@@ -35,52 +40,55 @@ class Rate(NamedTuple):
 class ArrivalHistory:
     """Counts arrivals by the second.
 
-    The rate is the mean of the longest window that agrees with all shorter ones. So it is exact at constant load, and
+    The rate is the mean of the longest window that agrees with all shorter ones. So it is steady at constant load, and
     follows a jump within seconds. A trend counts if a line fits its window better than a jump does.
     """
 
-    def __init__(self) -> None:
-        # Newest last.
-        self._counts: deque[float] = deque(maxlen=WINDOWS[-1])
-        self._filled_s = 0.0
+    def __init__(self, now: float) -> None:
+        # Counts by second, newest last. The newest second is not over.
+        self._counts: deque[float] = deque([0.0], maxlen=WINDOWS[-1] + 1)
+        self._newest = math.floor(now)
+        self._rate: Rate | None = Rate()
 
-    def add(self, count: float, elapsed_s: float) -> None:
-        """Args: elapsed_s: seconds since the last call, above 0."""
-        rate = count / elapsed_s
-        left_s = min(elapsed_s, float(WINDOWS[-1]))
-        while left_s > 0:
-            if not self._counts or self._filled_s >= 1.0:
-                self._counts.append(0.0)
-                self._filled_s = 0.0
-            part_s = min(left_s, 1.0 - self._filled_s)
-            self._counts[-1] += rate * part_s
-            self._filled_s += part_s
-            left_s -= part_s
-            if 1.0 - self._filled_s < 1e-9:
-                self._filled_s = 1.0
+    def pass_time(self, now: float) -> None:
+        newest = math.floor(now)
+        if newest == self._newest:
+            return
+        self._rate = None
+        self._counts.extend([0.0] * min(newest - self._newest, WINDOWS[-1] + 1))
+        self._newest = newest
+
+    def add(self, count: float, elapsed_s: float, now: float) -> None:
+        """Args: elapsed_s: seconds up to now in which `count` requests arrived."""
+        if not count:
+            return
+        if elapsed_s <= 0:
+            self._counts[-1] += count
+            return
+        began = now - elapsed_s
+        for second in range(max(math.floor(began), self._newest - len(self._counts) + 1), self._newest + 1):
+            within_s = min(now, second + 1) - max(began, second)
+            self._counts[second - self._newest - 1] += count * max(0.0, within_s) / elapsed_s
 
     def rate(self) -> Rate:
-        counts = list(self._counts)
-        if not counts:
-            return Rate()
-        # The newest second is not over.
-        partial = self._filled_s < 1.0 and len(counts) > 1
-        whole = counts[:-1] if partial else counts
-        newest_first = list(accumulate(reversed(whole)))
-        if (trend := _trend(whole)) is not None:
-            return trend
-        return self._level(newest_first)
+        """Returns the rate of the seconds that are over."""
+        if self._rate is None:
+            whole = list(self._counts)[:-1]
+            recent = whole[-RECENT_S:]
+            self._rate = (_trend(whole) or _level(whole))._replace(recent=sum(recent) / RECENT_S)
+        return self._rate
 
-    @staticmethod
-    def _level(newest_first: Sequence[float]) -> Rate:
-        chosen = min(WINDOWS[0], len(newest_first))
-        for window in dict.fromkeys(min(window, len(newest_first)) for window in WINDOWS):
-            rate = newest_first[window - 1] / window
-            shorter = [length for length in WINDOWS if length < window]
-            if any(_differs(newest_first[length - 1], rate * length) for length in shorter):
-                break
-            chosen = window
-        return Rate(newest_first[chosen - 1] / chosen, 0.0, float(chosen))
+
+def _level(counts: Sequence[float]) -> Rate:
+    newest_first = list(accumulate(reversed(counts)))
+    chosen = min(WINDOWS[0], len(counts))
+    for window in dict.fromkeys(min(window, len(counts)) for window in WINDOWS):
+        rate = newest_first[window - 1] / window
+        if any(_differs(newest_first[shorter - 1], rate * shorter) for shorter in WINDOWS if shorter < window):
+            break
+        chosen = window
+    count = newest_first[chosen - 1]
+    return Rate(count / chosen, 0.0, float(chosen), math.sqrt(count) / chosen)
 
 
 def _differs(count: float, expected: float) -> bool:
@@ -90,30 +98,34 @@ def _differs(count: float, expected: float) -> bool:
 
 def _trend(counts: Sequence[float]) -> Rate | None:
     """Returns the trend in the shortest window that has one."""
+    # Sums over the counts before each index, and of these sums.
+    sums = [0.0, *accumulate(counts)]
+    sums_of_sums = [0.0, *accumulate(sums)]
     for window in TRENDS:
         if len(counts) < window:
             return None
-        recent = counts[-window:]
-        mean = sum(recent) / window
+        begin = len(counts) - window
+        mean = (sums[-1] - sums[begin]) / window
         if mean <= 0:
             continue
         middle = (window - 1) / 2
         spread = window * (window * window - 1) / 12
-        slope = sum((index - middle) * count for index, count in enumerate(recent)) / spread
+        # Sum of each count times its index in the window.
+        moment = window * sums[-1] - (sums_of_sums[-1] - sums_of_sums[begin + 1])
+        slope = (moment - middle * mean * window) / spread
         if abs(slope) < CHANGED * math.sqrt(mean / spread):
             continue
-        if slope * slope * spread > _explained_by_jump(recent):
-            return Rate(max(0.0, mean + slope * window / 2), slope, float(window))
-        return None
+        if slope * slope * spread <= _explained_by_jump(counts[begin:]):
+            return None
+        # The end of a line is twice as uncertain as its mean.
+        return Rate(max(0.0, mean + slope * window / 2), slope, float(window), 2 * math.sqrt(mean / window))
     return None
 
 
 def _explained_by_jump(counts: Sequence[float]) -> float:
     """Returns the most of the sum of squares around the mean that one jump explains."""
     total, number = sum(counts), len(counts)
-    best = before = 0.0
-    for index, count in enumerate(counts[:-1], 1):
-        before += count
-        after = total - before
-        best = max(best, before * before / index + after * after / (number - index))
+    best = 0.0
+    for index, before in enumerate(accumulate(counts[:-1]), 1):
+        best = max(best, before * before / index + (total - before) ** 2 / (number - index))
     return best - total * total / number

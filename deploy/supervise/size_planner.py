@@ -2,19 +2,22 @@
 
 A pure function of reports and their history: no I/O, no threads, an injected clock.
 
-Need: the fewest workers with which the objectives hold, by the capacities of deploy/supervise/capacities.py. Load is
-the rate of arrivals, not the requests in service: these are few while steps are short. Work that waits longer than
-the TTFT objective is added to the load, less what the ready workers serve of it before a new one could be ready.
+Need: the fewest workers with which the objectives hold (deploy/supervise/worker_needs.py). Load is the rate of
+arrivals, not the requests in service: these are few while steps are short. Waiting requests that cannot start within
+the TTFT objective are added to the load, less those that the ready workers serve before a new one can be ready. If
+workers with a queue serve fewer requests than computed, the load counts as many times more.
 
 Growth: at once, to the need expected when a worker ordered now is ready. A trend counts as far ahead as it has been
-seen. A starting worker is no capacity, but it is not ordered again.
+seen, and a rate less its standard error. A starting worker is no capacity, but it is not ordered again.
 
 Shrinking: hysteresis has four parts.
 
-- The load is taken SLACK times, and the remaining workers must serve all of it.
-- This must have been so for `hold_s`: at least HOLD_S and twice the measured start.
-- One change at a time, of at most half of the workers, SETTLE_S after another: none while workers start or leave.
-- A growth that undoes a shrink doubles `hold_s`, up to MAX_HOLD_S; it halves again after a day's quarter without one.
+- The load is taken SLACK times, with its standard error. The remaining workers must serve all of it: of N workers each
+  gets N / (N - 1) of its load.
+- They must have done so for `hold_s`: at least HOLD_S and twice the measured start.
+- One change at a time, of at most half of the workers, SETTLE_S after another. No change while workers start or leave,
+  or while a router does not report.
+- A growth soon after a shrink doubles `hold_s`, up to MAX_HOLD_S. It halves after EASED_S without one.
 
 With a lower bound of 0, a kind goes to 0 after IDLE_S without a request, and from there at once to the need of the
 waiting requests. Forward times of a worker's first seconds do not count (router/workers/worker_registry.py). Routers
@@ -26,27 +29,30 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from tandem.deploy.supervise.arrival_history import ArrivalHistory, Rate
-from tandem.deploy.supervise.worker_needs import Bounds, MeanRequest, WorkerNeeds, layout_of
-from tandem.messages import ForwardTimes
+from tandem.deploy.config.bounds import Bounds
+from tandem.deploy.supervise.arrival_history import Rate
+from tandem.deploy.supervise.measured_load import MeasuredLoad
+from tandem.deploy.supervise.worker_needs import WorkerNeeds, layout_of
 from tandem.router.workers.leans import RouterDemand
 from tandem.router.workers.objectives import Objectives
 
-__all__ = ["Bounds", "SizePlanner", "SizeReport"]
-
+ROUTER = "router"
 IDLE_S = 300.0
 HOLD_S = 60.0
 MAX_HOLD_S = 1800.0
+EASED_S = 7200.0
 SETTLE_S = 20.0
 SLACK = 1.1
-# Seconds of a start before one was measured.
+# Seconds of a start before one was measured, and multiple of a start after which it keeps no other from leaving.
 UNKNOWN_START_S = 60.0
+OVERDUE = 3.0
+# Least time to clear a queue in, in seconds.
+CLEAR_S = 10.0
 # A router's event loop queues beyond this share of a core.
 BUSY = 0.6
-# Number of recent requests whose mean counts.
-MEMORY = 500.0
-CPU_MEMORY_S = 30.0
-NOTHING = MeanRequest(*[0.0] * 6)
+# Seconds of a queue after which its service is compared with the computed one, and the largest ratio of both.
+WATCHED_S = 15.0
+MAX_ERROR = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,207 +71,150 @@ class SizeReport:
     leaving: Mapping[str, int] = field(default_factory=dict)
     start_s: Mapping[str, float] = field(default_factory=dict)
 
+    def longest_start_s(self, kinds: Mapping[str, Bounds]) -> float:
+        return max((self.start_s.get(kind) or UNKNOWN_START_S for kind in kinds if kind != ROUTER), default=0.0)
 
-class _Means:
-    """Means per request over about MEMORY requests."""
 
-    def __init__(self, size: int) -> None:
-        self._count = 0.0
-        self._sums = [0.0] * size
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """A queue, since it began or the ready workers last changed."""
 
-    def add(self, count: float, sums: tuple[float, ...]) -> None:
-        kept = math.exp(-count / MEMORY)
-        self._count = kept * self._count + count
-        self._sums = [kept * old + new for old, new in zip(self._sums, sums, strict=True)]
-
-    @property
-    def values(self) -> list[float]:
-        return [total / self._count if self._count else 0.0 for total in self._sums]
-
-    @property
-    def is_known(self) -> bool:
-        return self._count > 0
+    at: float
+    num_served: int
+    ready: Mapping[str, int]
 
 
 class SizePlanner:
     """
     Attributes:
+        bounds: by kind, fixed kinds included. May be replaced between plans.
         targets: planned numbers by kind.
-        reasons: cause of the last change of each kind, in one word.
+        reasons: cause of each kind's last change: load, trend, queue or idle.
     """
 
     def __init__(self, bounds: Mapping[str, Bounds], objectives: Objectives, clock: Callable[[], float]) -> None:
+        self.bounds = dict(bounds)
         self.targets: dict[str, int] = {}
         self.reasons: dict[str, str] = {}
-        self.bounds = dict(bounds)
         self._objectives = objectives
         self._clock = clock
-        self._history = ArrivalHistory()
-        self._prompts = _Means(4)
-        self._outputs = _Means(1)
-        self._context = 0.0
-        self._times = ForwardTimes()
-        self._pool_tokens = self._max_decoding = math.inf
-        self._workers = WorkerNeeds(self._times, objectives, NOTHING)
-        self._seen: dict[str, RouterDemand] | None = None
-        self._planned_at = clock()
-        # A cluster may begin with no worker.
-        self._busy_at = -math.inf
-        self._cpu = 0.0
+        self._load = MeasuredLoad(clock())
+        self._watched: _Watched | None = None
+        self._error = 1.0
         self._hold_s = HOLD_S
-        self._grown_at = clock()
+        self._eased_at = self._grown_at = clock()
         self._shrunk_at = -math.inf
+        self._starting_since: dict[str, float] = {}
+        # Needs of lasting load, by time.
         self._needs: deque[tuple[float, dict[str, int]]] = deque()
 
     def plan(self, report: SizeReport) -> Mapping[str, int]:
-        """Returns the planned number of each bounded kind."""
+        """Returns the planned number of each kind."""
         now = self._clock()
         self.targets = {
-            kind: _within(bounds, self.targets.get(kind, report.ready.get(kind, 0) + report.starting.get(kind, 0)))
+            kind: bounds.clamp(self.targets.get(kind, report.ready.get(kind, 0) + report.starting.get(kind, 0)))
             for kind, bounds in self.bounds.items()
         }
-        self._learn(report, now)
-        rate = self._history.rate()
-        needs, lasting = self._needed(report, rate), self._lasting(report, rate)
-        self._grow(needs, now)
-        self._shrink(report, lasting, now)
+        self._starting_since = {
+            kind: self._starting_since.get(kind, now) for kind, count in report.starting.items() if count
+        }
+        self._load.learn(report.demands, now)
+        rate = self._load.rate
+        workers = WorkerNeeds(self._load.times, self._objectives, self._load.request)
+        served = workers.served(layout_of(report.ready)) / self._error
+        # Requests that cannot start within the objective.
+        excess = max(0.0, self._load.num_waiting - served * self._objectives.ttft_s)
+        self._compare(report, served, rate, excess, now)
+        self._grow(report, workers, served, rate, excess, now)
+        lasting = SLACK * max(rate.now, rate.after(HOLD_S)) + rate.deviation
+        self._shrink(report, self._need_at(workers, rate, lasting, now), excess, now)
         return dict(self.targets)
-
-    # --- measurements ---
-
-    def _learn(self, report: SizeReport, now: float) -> None:
-        elapsed_s, self._planned_at = now - self._planned_at, now
-        demands = report.demands
-        arrivals, cpu_s = 0.0, 0.0
-        prompts: list[float] = [0.0] * 5
-        outputs = [0.0, 0.0]
-        for name, router in demands.items():
-            before = self._seen.get(name) if self._seen is not None else router
-            if before is None or router.arrivals < before.arrivals or router.cpu_s < before.cpu_s:
-                before = RouterDemand()
-            arrivals += router.arrivals - before.arrivals
-            cpu_s += router.cpu_s - before.cpu_s
-            outputs[0] += max(0, router.finished - before.finished)
-            outputs[1] += max(0, router.finished_tokens - before.finished_tokens)
-            prompts = [
-                total + max(0, count - was)
-                for total, count, was in zip(prompts, _counts(router), _counts(before), strict=True)
-            ]
-        self._seen = {**(self._seen or {}), **demands}
-        if elapsed_s > 0 and demands:
-            self._history.add(arrivals, elapsed_s)
-            news = 1.0 - math.exp(-elapsed_s / CPU_MEMORY_S)
-            self._cpu += news * (cpu_s / elapsed_s - self._cpu)
-        if prompts[0]:
-            self._prompts.add(prompts[0], tuple(prompts[1:]))
-        if not self._outputs.is_known and (known := [r.output_tokens for r in demands.values() if r.output_tokens]):
-            self._outputs.add(8.0, (8.0 * sum(known) / len(known),))
-        if outputs[0]:
-            self._outputs.add(outputs[0], (outputs[1],))
-        decoding = sum(sum(router.num_decoding.values()) for router in demands.values())
-        if decoding:
-            self._context = sum(router.num_kv_tokens for router in demands.values()) / decoding
-        if arrivals or decoding or any(router.num_waiting or router.num_unplaced for router in demands.values()):
-            self._busy_at = now
-        measured = [router for router in demands.values() if router.is_measured]
-        if not measured and self._times == ForwardTimes():
-            measured = [router for router in demands.values() if router.times.step_s > 0]
-        if measured:
-            self._times = measured[0].times
-            self._pool_tokens = min((r.pool_tokens for r in measured if r.pool_tokens), default=math.inf)
-            self._max_decoding = min((r.max_decoding for r in measured if r.max_decoding), default=math.inf)
-        tokens, attended, elsewhere, elsewhere_attended = self._prompts.values
-        request = MeanRequest(
-            tokens,
-            attended,
-            elsewhere,
-            elsewhere_attended,
-            self._context,
-            self._outputs.values[0],
-            self._pool_tokens,
-            self._max_decoding,
-        )
-        self._workers = WorkerNeeds(self._times, self._objectives, request)
 
     # --- needs ---
 
-    def _needed(self, report: SizeReport, rate: Rate) -> dict[str, int]:
-        start_s = max((self._start_s(report, kind) for kind in self.bounds if kind != "router"), default=0.0)
-        expected = max(rate.now, rate.after(start_s))
-        return self._need_at(expected + self._backlog_rate(report, rate, start_s), rate)
+    def _compare(self, report: SizeReport, served: float, rate: Rate, excess: float, now: float) -> None:
+        """Corrects the computed capacity by the requests that ready workers take from a queue.
 
-    def _lasting(self, report: SizeReport, rate: Rate) -> dict[str, int]:
-        return self._need_at(SLACK * max(rate.now, rate.after(HOLD_S)) + self._backlog_rate(report, rate, 0.0), rate)
+        Args:
+            served: requests per second that they should take.
+        """
+        num_served = self._load.arrivals - self._load.num_waiting
+        if not excess and self._error > 1:
+            # They serve this rate.
+            self._error = max(1.0, min(self._error, self._error * served / rate.now if rate.now > 0 else 1.0))
+        if not excess or not served or self._load.oldest_wait_s < self._objectives.ttft_s:
+            self._watched = None
+        elif self._watched is None or self._watched.ready != report.ready:
+            self._watched = _Watched(now, num_served, dict(report.ready))
+        elif now - self._watched.at >= WATCHED_S:
+            measured = max(0, num_served - self._watched.num_served) / (now - self._watched.at)
+            error = self._error * served / measured if measured else MAX_ERROR
+            self._error = min(MAX_ERROR, max(self._error, error))
+            self._watched = _Watched(now, num_served, dict(report.ready))
 
-    def _need_at(self, arrivals: float, rate: Rate) -> dict[str, int]:
-        needs = {}
-        if "router" in self.bounds:
-            share = arrivals / rate.now if rate.now > 0 else 1.0
-            needs["router"] = max(1, math.ceil(self._cpu * share / BUSY))
-        workers = {kind: bounds for kind, bounds in self.bounds.items() if kind != "router"}
-        if self._clock() - self._busy_at >= IDLE_S:
-            return needs | dict.fromkeys(workers, 0)
-        return needs | self._workers.fewest(arrivals, workers)
-
-    def _backlog_rate(self, report: SizeReport, rate: Rate, start_s: float) -> float:
-        """Returns what waiting requests add to the rate."""
-        waiting = sum(router.num_waiting for router in report.demands.values())
-        oldest_s = max((router.oldest_wait_s for router in report.demands.values()), default=0.0)
-        ttft_s = self._objectives.ttft_s
-        expected = rate.now * ttft_s
-        excess = waiting - expected - 3 * math.sqrt(expected)
-        if oldest_s < ttft_s or excess <= 0:
-            return 0.0
-        served = self._workers.served(layout_of(report.ready)) - rate.now
-        left = excess - served * start_s
-        return max(0.0, left) / max(10.0, start_s)
-
-    @staticmethod
-    def _start_s(report: SizeReport, kind: str) -> float:
-        return report.start_s.get(kind) or UNKNOWN_START_S
+    def _need_at(self, workers: WorkerNeeds, rate: Rate, arrivals: float, now: float) -> dict[str, int]:
+        bounds = {kind: bounds for kind, bounds in self.bounds.items() if kind != ROUTER}
+        if now - self._load.busy_at >= IDLE_S:
+            needs = dict.fromkeys(bounds, 0)
+        else:
+            needs = workers.fewest(self._error * arrivals, bounds)
+        if ROUTER in self.bounds:
+            more = arrivals / rate.now if rate.now > 0 else 1.0
+            needs[ROUTER] = max(1, math.ceil(self._load.cpu * more / BUSY))
+        return needs
 
     # --- changes ---
 
-    def _grow(self, needs: Mapping[str, int], now: float) -> None:
+    def _grow(
+        self, report: SizeReport, workers: WorkerNeeds, served: float, rate: Rate, excess: float, now: float
+    ) -> None:
+        start_s = report.longest_start_s(self.bounds)
+        expected = max(0.0, max(rate.now, rate.after(start_s)) - rate.deviation)
+        queued = 0.0
+        if excess:
+            # A queue confirms recent arrivals, however few.
+            left = excess + (max(expected, rate.recent) - served) * start_s
+            queued = max(0.0, left) / max(CLEAR_S, start_s)
+        needs = self._need_at(workers, rate, expected + queued, now)
         for kind, bounds in self.bounds.items():
-            need = _within(bounds, needs.get(kind, 0))
-            if need > self.targets[kind]:
-                if now - self._shrunk_at < 2 * self._hold_s:
-                    self._hold_s = min(MAX_HOLD_S, 2 * self._hold_s)
-                    self._shrunk_at = -math.inf
-                self.targets[kind] = need
-                self.reasons[kind] = "load"
-                self._grown_at = now
+            have = self.targets[kind]
+            if (need := bounds.clamp(needs[kind])) <= have:
+                continue
+            self.targets[kind] = need
+            self.reasons[kind] = self._reason(kind, have, workers, rate, expected, now)
+            self._grown_at = now
+            if now - self._shrunk_at < 2 * self._hold_s:
+                self._hold_s = min(MAX_HOLD_S, 2 * self._hold_s)
+                self._shrunk_at = -math.inf
+                self._eased_at = now
 
-    def _shrink(self, report: SizeReport, lasting: dict[str, int], now: float) -> None:
-        hold_s = max([self._hold_s, *(2 * self._start_s(report, kind) for kind in report.start_s)])
-        self._needs.append((now, lasting))
-        while self._needs and now - self._needs[0][0] > hold_s:
+    def _reason(self, kind: str, have: int, workers: WorkerNeeds, rate: Rate, expected: float, now: float) -> str:
+        if self._need_at(workers, rate, min(rate.now, expected), now)[kind] > have > 0:
+            return "load"
+        return "trend" if self._need_at(workers, rate, expected, now)[kind] > have > 0 else "queue"
+
+    def _shrink(self, report: SizeReport, needs: dict[str, int], excess: float, now: float) -> None:
+        if now - self._eased_at >= EASED_S:
+            self._hold_s, self._eased_at = max(HOLD_S, self._hold_s / 2), now
+        is_heard = bool(report.demands) and len(report.demands) >= report.ready.get(ROUTER, 0)
+        self._needs.append((now, needs if is_heard and not excess else dict(self.targets)))
+        hold_s = max(self._hold_s, 2 * report.longest_start_s(self.bounds))
+        while now - self._needs[0][0] > hold_s:
             self._needs.popleft()
-        heard_all = len(report.demands) >= report.ready.get("router", 0)
-        if not heard_all or now - self._grown_at < hold_s or now - self._shrunk_at < SETTLE_S:
+        if not is_heard or now - self._grown_at < hold_s or now - self._shrunk_at < SETTLE_S:
+            return
+        if any(report.leaving.values()) or any(self._is_starting(report, kind, now) for kind in self.bounds):
             return
         for kind, bounds in self.bounds.items():
             have = self.targets[kind]
-            if report.leaving.get(kind) or report.starting.get(kind):
-                continue
-            need = _within(bounds, max(needs.get(kind, 0) for _, needs in self._needs))
+            need = bounds.clamp(max(needs.get(kind, have) for _, needs in self._needs))
             if need < have:
-                self.targets[kind] = need if not need else max(need, have - max(1, have // 2))
-                self.reasons[kind] = "idle" if not need else "load"
+                self.targets[kind] = max(need, -(-have // 2)) if need else 0
+                self.reasons[kind] = "load" if need else "idle"
                 self._shrunk_at = now
                 return
 
-
-def _within(bounds: Bounds, count: int) -> int:
-    return max(bounds.low, min(bounds.high, count))
-
-
-def _counts(router: RouterDemand) -> tuple[int, ...]:
-    return (
-        router.prompts,
-        router.prompt_tokens,
-        router.attended_tokens,
-        router.elsewhere_tokens,
-        router.elsewhere_attended,
-    )
+    def _is_starting(self, report: SizeReport, kind: str, now: float) -> bool:
+        """Returns whether processes of a kind start, and are not overdue: one that cannot start must not block."""
+        since = self._starting_since.get(kind)
+        return since is not None and now - since < OVERDUE * (report.start_s.get(kind) or UNKNOWN_START_S)

@@ -80,12 +80,8 @@ class WorkerNeeds:
         return counts
 
     def served(self, layout: Layout) -> float:
-        """Returns about the highest rate that these workers serve."""
-        rate = 1.0
-        # A multiple depends a little on the rate.
-        for _ in range(3):
-            rate *= min(1e3, self._multiple(rate, layout))
-        return rate
+        """Returns the rate at which these workers take requests from a queue."""
+        return replace(self._demand(1.0, deviations=0.0), filled=1.0).multiple(layout) if sum(layout) else 0.0
 
     def _apart(self, rate: float, most_prefill: int, most_decode: int) -> tuple[int, int]:
         """Returns the numbers of workers that only prefill and only decode."""
@@ -104,10 +100,10 @@ class WorkerNeeds:
     def _multiple(self, rate: float, layout: Layout) -> float:
         return self._filled(self._demand(rate), rate, layout).multiple(layout)
 
-    def _demand(self, rate: float) -> Demand:
+    def _demand(self, rate: float, deviations: float = DEVIATIONS) -> Demand:
         request = self._request
         decoding = rate * request.output * FILLED * self._objectives.itl_s
-        decoding += DEVIATIONS * math.sqrt(decoding)
+        decoding += deviations * math.sqrt(decoding)
         return Demand.of(
             self._times,
             self._objectives,

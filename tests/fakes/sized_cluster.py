@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.both_worker.step_budget import FILLED
-from tandem.deploy.supervise.size_planner import Bounds, SizePlanner, SizeReport
+from tandem.deploy.config.bounds import Bounds
+from tandem.deploy.supervise.size_planner import SizePlanner, SizeReport
 from tandem.messages import ForwardTimes
 from tandem.router.workers.leans import RouterDemand
 from tandem.router.workers.objectives import Objectives
@@ -16,7 +17,6 @@ from tests.fakes.clock import FakeClock
 # About an H200 with a model of 8 billion parameters, with mixed steps.
 TIMES = ForwardTimes(0.0, 22e-6, 7e-10, 4e-3, 16e-6, 32e-9)
 AIMS = Objectives(0.5, 0.025)
-TICK_S = 0.5
 
 
 @dataclass(eq=False, slots=True)
@@ -38,6 +38,7 @@ class SizedCluster:
         good, late: requests whose first token came within the objective, or after it.
         worker_s: seconds of all workers that were ordered and have not left.
         is_heard: whether the router's reports arrive.
+        said_times, is_measured: reported forward times, and whether they are of warm workers.
     """
 
     def __init__(
@@ -49,11 +50,15 @@ class SizedCluster:
         prompt: int = 4096,
         output: int = 256,
         ready: int | None = None,
+        slowness: float = 1.0,
+        tick_s: float = 0.5,
     ) -> None:
+        """Args: slowness: multiple of the reported times that prompts take; tick_s: seconds between plans."""
         self.clock = FakeClock()
         self.planner = SizePlanner({"any": bounds}, AIMS, self.clock)
-        self.times, self._prompt, self._output = times, prompt, output
-        self._start_s = start_s
+        self.times, self.said_times, self._prompt, self._output = times, times, prompt, output
+        self._start_s, self._slowness, self._tick_s = start_s, slowness, tick_s
+        self._prompt_s = prompt * times.prompt_token_s + prompt**2 / 2 * times.attended_token_s
         self._random = random.Random(seed)
         self.ready = bounds.low if ready is None else ready
         self._starting: list[float] = []
@@ -77,10 +82,10 @@ class SizedCluster:
         began = self.now
         while self.now < began + seconds:
             per_s = rate(self.now - began) if callable(rate) else rate
-            self._arrive(_poisson(self._random, per_s * TICK_S))
+            self._arrive(_poisson(self._random, per_s * self._tick_s))
             self._serve()
-            self.clock.advance(TICK_S)
-            self.now += TICK_S
+            self.clock.advance(self._tick_s)
+            self.now += self._tick_s
             self._plan()
 
     def kill(self, count: int) -> None:
@@ -89,7 +94,7 @@ class SizedCluster:
         self._starting += [self.now + self._start_s] * count
 
     def _arrive(self, count: int) -> None:
-        prompt_s = self._prompt * self.times.prompt_token_s + self._prompt**2 / 2 * self.times.attended_token_s
+        prompt_s = self._slowness * self._prompt_s
         for _ in range(count):
             output = max(1.0, self._random.expovariate(1 / self._output))
             self._queue.append(_Request(self.now, prompt_s, output))
@@ -104,7 +109,7 @@ class SizedCluster:
         limit_s = FILLED * AIMS.itl_s
         request_s = self.times.request_s + self.times.kv_token_s * (self._prompt + self._output)
         plain_s = self.times.step_s + len(self._batch) / self.ready * request_s
-        for_prompts_s = self.ready * TICK_S * max(0.05, 1 - (plain_s + self.times.prefill_s) / limit_s)
+        for_prompts_s = self.ready * self._tick_s * max(0.05, 1 - (plain_s + self.times.prefill_s) / limit_s)
         is_mixed = bool(self._queue)
         while self._queue and for_prompts_s > 0:
             head = self._queue[0]
@@ -114,10 +119,10 @@ class SizedCluster:
             if head.left_s <= 0:
                 self._batch.append(self._queue.popleft())
                 self._prompts += 1
-                is_good = self.now + TICK_S / 2 - head.arrived_at <= AIMS.ttft_s
+                is_good = self.now + self._tick_s / 2 - head.arrived_at <= AIMS.ttft_s
                 self.good += is_good
                 self.late += not is_good
-        num_tokens = TICK_S / (max(limit_s, plain_s) if is_mixed else plain_s)
+        num_tokens = self._tick_s / (max(limit_s, plain_s) if is_mixed else plain_s)
         for request in self._batch:
             request.left_tokens -= num_tokens
         before = len(self._batch)
@@ -125,7 +130,7 @@ class SizedCluster:
         self._finished += before - len(self._batch)
 
     def _plan(self) -> None:
-        self.worker_s += TICK_S * (self.ready + len(self._starting))
+        self.worker_s += self._tick_s * (self.ready + len(self._starting))
         target = self.planner.plan(
             SizeReport(self._demands(), {"any": self.ready}, {"any": len(self._starting)}, {}, {"any": self._start_s})
         )["any"]
@@ -153,7 +158,7 @@ class SizedCluster:
                 attended,
                 {"w": len(self._batch)} if has_workers else {},
                 len(self._batch) * self._prompt,
-                self.times if has_workers else ForwardTimes(),
+                self.said_times if has_workers else ForwardTimes(),
                 float(self._output),
                 800_000,
                 256,

@@ -31,6 +31,8 @@ TESTED_ELSEWHERE = {
     "deploy/config/cluster_options.py": "unit/deploy/cli/test_reference.py",
     "deploy/host/guard.py": "cluster/test_guard.py",
     "deploy/nodes/node_placement.py": "cluster/test_nodes.py",
+    "deploy/supervise/capacities.py": "unit/deploy/supervise/test_role_planner.py",
+    "deploy/supervise/measured_load.py": "unit/deploy/supervise/test_size_planner.py",
     "deploy/supervise/change.py": "unit/deploy/supervise/test_scaling.py",
     "deploy/on_ray/ray_module.py": "unit/deploy/on_ray/test_local_ray.py",
     "deploy/on_ray/ray_base.py": "unit/deploy/supervise/test_room.py",
