@@ -75,7 +75,6 @@ class MeasuredLoad:
         self.cpu = 0.0
         self.times = ForwardTimes()
         self.busy_at = -math.inf
-        self._began = now
         self._history = ArrivalHistory(now)
         self._heard: dict[str, tuple[float, RouterDemand]] = {}
         self._cpu_of: dict[str, float] = {}
@@ -106,9 +105,9 @@ class MeasuredLoad:
     def learn(self, demands: Mapping[str, RouterDemand], now: float) -> None:
         elapsed_s, self._learned_at = now - self._learned_at, now
         self._history.pass_time(now)
-        cpu = 0.0
+        cpu, is_first = 0.0, not self._heard
         for name, router in demands.items():
-            cpu += self._hear(name, router, now)
+            cpu += self._hear(name, router, now, is_first=is_first)
         self.num_waiting = sum(router.num_waiting for router in demands.values())
         self.oldest_wait_s = max((router.oldest_wait_s for router in demands.values()), default=0.0)
         num_decoding = sum(sum(router.num_decoding.values()) for router in demands.values())
@@ -122,12 +121,11 @@ class MeasuredLoad:
             self._num_kv_tokens = kept * self._num_kv_tokens + (1 - kept) * num_kv_tokens
         self._take_times(list(demands.values()))
 
-    def _hear(self, name: str, router: RouterDemand, now: float) -> float:
+    def _hear(self, name: str, router: RouterDemand, now: float, *, is_first: bool) -> float:
         """Returns the cores that this router used since its last report."""
         at, before = self._heard.get(name, (now, router))
-        if name not in self._heard and now > self._began:
-            # It is new.
-            at, before = max(self._began, now - REPEATED_S), RouterDemand()
+        if name not in self._heard and not is_first:
+            at, before = now - REPEATED_S, RouterDemand()
         elif router == before and 0 < now - at < REPEATED_S:
             # Its answer is still due.
             return self._cpu_of.get(name, 0.0)
