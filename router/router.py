@@ -110,7 +110,7 @@ class Router:
         self.idle.set()
         self.head_starts = HeadStarts(clock)
         self.elsewhere = PeerCounts(clock, self.head_starts.learn)
-        self.stores = StoreRegistry(clock, config.heartbeat_timeout_s)
+        self.stores = StoreRegistry(clock, config.heartbeat_timeout_s, planned=config.stores)
         self.workers = WorkerRegistry(
             clock,
             config.heartbeat_timeout_s,

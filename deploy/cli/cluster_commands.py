@@ -60,7 +60,9 @@ def add_cluster_commands(add: AddCommand) -> None:
     clusters.set_defaults(run=_list, name=clusters.prog)
     logs = add("logs", "show a cluster's logs", "Show the log of a cluster or of one of its processes.", LOGS_EXAMPLES)
     add_cluster_name(logs)
-    logs.add_argument("process", nargs="?", default="", metavar="PROCESS", help="such as router-0 or prefill-0")
+    logs.add_argument(
+        "process", nargs="?", default="", metavar="PROCESS", help="such as router-0, prefill-0 or store-0"
+    )
     logs.add_argument("--follow", action="store_true", help="keep printing new lines until Ctrl-C")
     logs.set_defaults(run=_logs, name=logs.prog)
     scale = add(
@@ -86,10 +88,13 @@ def add_cluster_commands(add: AddCommand) -> None:
     )
     scale.set_defaults(run=_scale, name=scale.prog)
     restart = add(
-        "restart", "restart one process", "Restart a router or a worker while the cluster serves.", RESTART_EXAMPLES
+        "restart",
+        "restart one process",
+        "Restart a router, a worker or a page store while the cluster serves.",
+        RESTART_EXAMPLES,
     )
     add_cluster_name(restart)
-    restart.add_argument("process", metavar="PROCESS", help="such as router-0 or prefill-0")
+    restart.add_argument("process", metavar="PROCESS", help="such as router-0, prefill-0 or store-0")
     restart.set_defaults(run=_restart, name=restart.prog)
     stop = add("stop", "stop a cluster", "Stop a cluster of this user on this host.", STOP_EXAMPLES)
     add_cluster_name(stop)

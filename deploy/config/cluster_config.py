@@ -46,6 +46,7 @@ SET_PER_PROCESS: Mapping[type, Set[str]] = {
         "router_id",
         "routers",
         "workers",
+        "stores",
         "num_restarts",
         "cluster_tls",
         "cluster_host",
@@ -228,7 +229,7 @@ class ClusterConfig(ClusterOptions):
             require(num_ranks <= MAX_DEGREE, f"{name} must be at most {MAX_DEGREE}, not {num_ranks}")
             require(
                 num_ranks <= 1 or not self.store_memory,
-                f"store_memory is for workers of one rank, but {name} is {num_ranks}",
+                f"store_memory is for workers of one rank, but {name} is {num_ranks}: leave one of them out",
             )
             require(
                 not num_ranks or max(num_ranks, self.workers_per_gpu) % min(num_ranks, self.workers_per_gpu) == 0,

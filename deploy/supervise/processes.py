@@ -134,7 +134,12 @@ class Processes:
         from tandem.deploy.actors.router_actor import RouterActor
 
         self._on_progress(name, "starting")
-        config = replace(self.router_configs[name], num_restarts=self.num_starts[name], cluster_tls=self._cluster_tls)
+        config = replace(
+            self.router_configs[name],
+            stores=tuple(self.stores.configs),
+            num_restarts=self.num_starts[name],
+            cluster_tls=self._cluster_tls,
+        )
         actor = self._create(name, RouterActor, config)
         return actor.start.remote(*(self._nodes.ports_of(name) if self._nodes is not None else ()))
 

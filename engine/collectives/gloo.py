@@ -1,5 +1,6 @@
 """Collectives over gloo, for ranks that compute on CPUs."""
 
+import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -34,7 +35,10 @@ class GlooCollectives(Collectives):
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname="127.0.0.1")]
         options._timeout = timedelta(seconds=timeout_s)
-        files = FileStore(str(store), ranks.degree)
+        # PyTorch opens the store by its path again and again, for the last time when it is destroyed. By then the given
+        # path can be gone, or name another file. So the descriptor stays open until the process ends.
+        descriptor = os.open(store, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        files = FileStore(f"/proc/self/fd/{descriptor}", ranks.degree)
         files.set_timeout(timedelta(seconds=timeout_s))
         self._gloo = gloo(files, ranks.rank, ranks.degree, options)
 

@@ -47,7 +47,8 @@ def _cut_sizes(model: ModelConfig, degree: int) -> list[tuple[str, int]]:
 
 def _require_divided(what: str, size: int, degree: int) -> None:
     if size % degree:
-        raise ValueError(f"{degree} ranks cannot share {what}, {size}: use a number of ranks that divides {size}")
+        fitting = [str(number) for number in range(1, MAX_DEGREE + 1) if size % number == 0]
+        raise ValueError(f"{degree} ranks cannot share {what}, {size}: use {_either(fitting)}")
 
 
 def _require_aligned(model: ModelConfig, what: str, size: int) -> None:
@@ -57,3 +58,8 @@ def _require_aligned(model: ModelConfig, what: str, size: int) -> None:
         multiple = BLOCK if model.quantization.weights == "block" else FP8_MULTIPLE
     if size % multiple:
         raise ValueError(f"each rank would hold {size} of {what}, not a multiple of {multiple}: use fewer ranks")
+
+
+def _either(numbers: list[str]) -> str:
+    *others, last = numbers
+    return f"{', '.join(others)} or {last}" if others else last

@@ -74,8 +74,13 @@ class StoreRegistry:
     """
 
     def __init__(
-        self, clock: Callable[[], float], silence_timeout_s: float, max_identities: int = MAX_IDENTITIES
+        self,
+        clock: Callable[[], float],
+        silence_timeout_s: float,
+        max_identities: int = MAX_IDENTITIES,
+        planned: Sequence[str] = (),
     ) -> None:
+        """Args: planned: names of the cluster's stores: a reset lasts only if they have carried it out."""
         self._clock = clock
         self._silence_timeout_s = silence_timeout_s
         self._max_identities = max_identities
@@ -84,7 +89,7 @@ class StoreRegistry:
         self.num_resets = 0
         self.reset_until = -math.inf
         # Number of the last reset that each store has carried out for good, by name; 0: none.
-        self._resets_done: dict[str, int] = {}
+        self._resets_done = dict.fromkeys(planned, 0)
         self._nodes: WeakValueDictionary[str, NodeStore] = WeakValueDictionary()
 
     def __iter__(self) -> Iterator[Store]:

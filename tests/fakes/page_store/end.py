@@ -109,7 +109,7 @@ class _Probe:
         self._asked += 1
         self._store.pages.receive(PROBE, Find(self._asked, tuple(keys)))
         found = 0
-        for _ in range(100):
+        for _ in range(MAX_ROUNDS):
             coming = 1
             for answer in self._take():
                 assert isinstance(answer, Found) and answer.first == found

@@ -307,7 +307,7 @@ class SimWorker:
         for forward in self.forwards:
             assert not forward.page_ids & free, f"{self.incarnation}: a forward in flight uses free pages"
         unwritten = {page for launch in self.launches._launches if not launch.output.done() for page in launch.written}
-        in_tree = self._check_tree(unwritten)
+        in_tree, withheld = self._check_tree(unwritten)
         for copy in self.world.copies:
             if copy.worker is self:
                 page = copy.page_id
@@ -315,7 +315,8 @@ class SimWorker:
                 assert copy.is_out or page not in in_tree, (
                     f"{self.incarnation}: page {page} is in the tree before it is loaded"
                 )
-        for page in (free | unwritten) & self._loaded.keys():
+        # Pages in use survive a reset; the tree withholds them from the store.
+        for page in (free | unwritten | withheld) & self._loaded.keys():
             del self._loaded[page]
         for page in in_tree & self._loaded.keys():
             copy, loaded = self._loaded.pop(page)
@@ -325,10 +326,13 @@ class SimWorker:
                 f"{self.incarnation}: page {page}, loaded before a reset, enters the tree after it"
             )
 
-    def _check_tree(self, unwritten: set[int]) -> set[int]:
-        """Checks that each page in the tree holds its tokens, unless a forward pass is writing it. Returns them."""
+    def _check_tree(self, unwritten: set[int]) -> tuple[set[int], set[int]]:
+        """Checks that each page in the tree holds its tokens, unless a forward pass is writing it.
+
+        Returns these pages, and those of them that the store is never offered.
+        """
         tree = self.cache._tree
-        seen = set()
+        seen, withheld = set(), set()
         stack = [
             (node, tree._namespaces[id(root)], ()) for root in tree._roots.values() for node in root.children.values()
         ]
@@ -336,8 +340,10 @@ class SimWorker:
             node, namespace, before = stack.pop()
             tokens = (*before, *node.key)
             seen.add(node.page_id)
+            if node.is_withheld:
+                withheld.add(node.page_id)
             assert node.page_id in unwritten or self.pool.holds(node.page_id, content_mark(namespace, tokens)), (
                 f"{self.incarnation}: page {node.page_id} in the tree holds other tokens than {tokens} of {namespace!r}"
             )
             stack += [(child, namespace, tokens) for child in node.children.values()]
-        return seen
+        return seen, withheld

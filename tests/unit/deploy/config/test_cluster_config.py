@@ -75,7 +75,7 @@ from tandem.worker.config import WorkerConfig
         ),
         (
             lambda: ClusterConfig("m", tp=2, store_memory="1GiB"),
-            "^store_memory is for workers of one rank, but tp is 2$",
+            "^store_memory is for workers of one rank, but tp is 2: leave one of them out$",
         ),
         (
             lambda: ClusterConfig("m", device="cuda", workers_per_gpu=2, decode_tp=3, num_pages=9),

@@ -29,7 +29,7 @@ def test_heads_are_cut_or_replicated(tmp_path: Path, num_kv_heads: int, degree: 
     ("values", "degree", "message"),
     [
         ({}, 9, "a worker has 1 to 8 ranks, not 9"),
-        ({}, 3, "3 ranks cannot share the model's query heads, 8"),
+        ({}, 3, "3 ranks cannot share the model's query heads, 8: use 1, 2, 4 or 8"),
         ({"num_attention_heads": 6, "num_key_value_heads": 2}, 3, "3 ranks cannot share 2 KV heads"),
         ({"intermediate_size": 250}, 4, "4 ranks cannot share intermediate_size, 250"),
         ({"intermediate_size": 24}, 4, "each rank would hold 6 of intermediate_size, not a multiple of 4"),

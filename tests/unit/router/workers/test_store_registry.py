@@ -181,3 +181,17 @@ def test_stores_are_told_of_each_other_when_that_changes() -> None:
     assert told == {"a": [Peers((b,))], "b": [Peers((a,))], "silent": [Peers((a, b))]}
     registry.lose(stores["b"], "it died")
     assert told["a"][1:] == [Peers(())] and told["silent"][1:] == [Peers((a,))]
+
+
+def test_a_reset_waits_for_planned_stores_that_never_connected() -> None:
+    stores = Stores()
+    registry = StoreRegistry(stores.clock, 1.0, planned=["store-0"])
+    registry.reset()
+    assert registry.unreset(1) == {"store-0": "not connected"}
+    store = registry.connect(
+        StoreJoin(PROTOCOL_VERSION, "store-0", "life", "a"), stores.sent.extend, stores.ended.append
+    )
+    registry.repeat_reset(store)
+    assert stores.sent == [ResetCache(1)]
+    registry.receive(store, CacheWasReset(1))
+    assert registry.unreset(1) == {}
