@@ -32,7 +32,7 @@ def print_status(info: pb.ServerInfo) -> None:
         console.print(_sizes(info.sizes))
         for size in info.sizes:
             if size.no_room:
-                console.print(f"[red]no more {size.kind}[/]: {escape(printable(size.no_room))}")
+                console.print(f"[red]no more {_noun(size)}[/]: {escape(printable(size.no_room))}")
     workers, counts = (Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim") for _ in range(2))
     for column in ("worker", "role", "host", "pid", "linked to"):
         workers.add_column(column)
@@ -99,9 +99,12 @@ def _sizes(sizes: Iterable[pb.SizeStatus]) -> Table:
         table.add_column(column, justify="right" if column in ("wanted", "ready", "starting", "draining") else "left")
     for size in sizes:
         numbers = map(str, (size.target, size.ready, size.starting, size.leaving))
-        kind = "workers" if size.kind == "any" else size.kind
-        table.add_row(kind, f"{size.low}:{size.high}", *numbers, f"{size.start_s:.0f} s", size.reason)
+        table.add_row(_noun(size), f"{size.low}:{size.high}", *numbers, f"{size.start_s:.0f} s", size.reason)
     return table
+
+
+def _noun(size: pb.SizeStatus) -> str:
+    return "workers" if size.kind == "any" else size.kind
 
 
 def _stores(stores: Iterable[pb.StoreStatus]) -> Table:

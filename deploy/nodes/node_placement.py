@@ -223,7 +223,9 @@ class NodePlacement:
         """Returns a worker's share of its node's CPUs; for added workers the smallest share."""
         node = self._node_of_worker.get(worker)
         if node is None:
-            return min(map(self.num_threads, self._workers))
+            # A cluster of no worker at the start shares the smallest known node.
+            alone = min(facts.num_cpus for facts in self._facts.values()) // self._config.largest.num_ranks
+            return min(map(self.num_threads, self._workers), default=max(1, alone))
         together = sum(
             self._config.degree_of(role_of(other)) for other in self._workers if self._node_of_worker.get(other) == node
         )

@@ -10,8 +10,8 @@ from typing import NamedTuple
 WINDOWS = (5, 10, 20, 40, 80, 160, 320)
 # Windows of trends, in seconds.
 TRENDS = (20, 40, 80, 160, 320)
-# Deviations of a Poisson distribution beyond which a window's count or slope counts as a change.
-CHANGED = 3.7
+# Deviations of a Poisson distribution, and share, beyond both of which a window's count or slope counts as a change.
+CHANGED, LEAST_CHANGE = 3.7, 0.1
 RECENT_S = 20
 
 
@@ -92,6 +92,8 @@ def _level(counts: Sequence[float]) -> Rate:
 
 
 def _differs(count: float, expected: float) -> bool:
+    if abs(count - expected) <= LEAST_CHANGE * expected:
+        return False
     # The square root of a Poisson number has a deviation of 1/2.
     return abs(math.sqrt(count) - math.sqrt(expected)) > CHANGED / 2
 
@@ -113,7 +115,7 @@ def _trend(counts: Sequence[float]) -> Rate | None:
         # Sum of each count times its index in the window.
         moment = window * sums[-1] - (sums_of_sums[-1] - sums_of_sums[begin + 1])
         slope = (moment - middle * mean * window) / spread
-        if abs(slope) < CHANGED * math.sqrt(mean / spread):
+        if abs(slope) < max(CHANGED * math.sqrt(mean / spread), LEAST_CHANGE * mean / window):
             continue
         if slope * slope * spread <= _explained_by_jump(counts[begin:]):
             return None

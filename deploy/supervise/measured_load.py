@@ -15,6 +15,8 @@ MEMORY, ASSUMED = 500.0, 8.0
 # Time constants of the tokens of decoding requests and of CPU use, in seconds.
 CONTEXT_S = 60.0
 CPU_S = 30.0
+# Seconds in which an equal report is the same one again.
+REPEATED_S = 2.0
 
 
 class _Counters(NamedTuple):
@@ -73,9 +75,9 @@ class MeasuredLoad:
         self.cpu = 0.0
         self.times = ForwardTimes()
         self.busy_at = -math.inf
-        self._began = now
         self._history = ArrivalHistory(now)
         self._heard: dict[str, tuple[float, RouterDemand]] = {}
+        self._cpu_of: dict[str, float] = {}
         # Prompts' work and outputs.
         self._prompts, self._outputs = _Means(4), _Means(1)
         self._num_decoding = self._num_kv_tokens = 0.0
@@ -103,9 +105,9 @@ class MeasuredLoad:
     def learn(self, demands: Mapping[str, RouterDemand], now: float) -> None:
         elapsed_s, self._learned_at = now - self._learned_at, now
         self._history.pass_time(now)
-        cpu = 0.0
+        cpu, is_first = 0.0, not self._heard
         for name, router in demands.items():
-            cpu += self._hear(name, router, now)
+            cpu += self._hear(name, router, now, is_first=is_first)
         self.num_waiting = sum(router.num_waiting for router in demands.values())
         self.oldest_wait_s = max((router.oldest_wait_s for router in demands.values()), default=0.0)
         num_decoding = sum(sum(router.num_decoding.values()) for router in demands.values())
@@ -119,12 +121,14 @@ class MeasuredLoad:
             self._num_kv_tokens = kept * self._num_kv_tokens + (1 - kept) * num_kv_tokens
         self._take_times(list(demands.values()))
 
-    def _hear(self, name: str, router: RouterDemand, now: float) -> float:
+    def _hear(self, name: str, router: RouterDemand, now: float, *, is_first: bool) -> float:
         """Returns the cores that this router used since its last report."""
-        if self._heard or now > self._began:
-            at, before = self._heard.get(name, (self._began, RouterDemand()))
-        else:
-            at, before = now, router
+        at, before = self._heard.get(name, (now, router))
+        if name not in self._heard and not is_first:
+            at, before = now - REPEATED_S, RouterDemand()
+        elif router == before and 0 < now - at < REPEATED_S:
+            # Its answer is still due.
+            return self._cpu_of.get(name, 0.0)
         if any(new < old for new, old in zip(_counters(router), _counters(before), strict=True)):
             # It has restarted.
             before = RouterDemand()
@@ -140,7 +144,8 @@ class MeasuredLoad:
             self._outputs.add(ASSUMED, (ASSUMED * router.output_tokens,))
         if news.finished:
             self._outputs.add(news.finished, (news.finished_tokens,))
-        return news.cpu_s / (now - at) if now > at else 0.0
+        self._cpu_of[name] = news.cpu_s / (now - at) if now > at else 0.0
+        return self._cpu_of[name]
 
     def _take_times(self, demands: list[RouterDemand]) -> None:
         measured = [router for router in demands if router.is_measured]

@@ -287,7 +287,9 @@ class Sizing:
             going.can_stay = False
 
         change = self._cluster.leave(name, cannot_stay)
-        going = self._going[name] = _Going(kind, change, is_start=False, began=self._clock(), can_stay=True)
+        # A draining router has closed its ports.
+        can_stay = kind != "router"
+        going = self._going[name] = _Going(kind, change, is_start=False, began=self._clock(), can_stay=can_stay)
 
     def _note(self, kind: SizedKind, difference: int, what: str) -> None:
         """Call it before the counts change. Args: what: the processes that change."""

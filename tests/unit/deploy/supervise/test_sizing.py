@@ -14,6 +14,7 @@ from tandem.deploy.supervise.sizing import (
     RETRY_S,
     ROOM_INTERVAL_S,
     Sizing,
+    name_of,
 )
 from tandem.router.workers.objectives import Objectives
 from tandem.router.workers.sizes import ClusterSize
@@ -45,10 +46,11 @@ class Fake:
         room: number of further workers that fit.
     """
 
-    def __init__(self, bounds: Bounds = ONE_TO_FOUR, num_ready: int = 1) -> None:
-        self.bounds: dict[SizedKind, Bounds] = {"any": bounds}
+    def __init__(self, bounds: Bounds = ONE_TO_FOUR, num_ready: int = 1, kind: SizedKind = "any") -> None:
+        self.bounds: dict[SizedKind, Bounds] = {kind: bounds}
         self.start_s: dict[SizedKind, float] = {}
-        self.joined = [f"worker-{number}" for number in range(num_ready)]
+        self.kind = kind
+        self.joined = [name_of(kind, number) for number in range(num_ready)]
         self.loading: dict[str, str] = {}
         self.draining: list[str] = []
         self.room = 99
@@ -59,7 +61,7 @@ class Fake:
     # --- Sized ---
 
     def names(self, kind: SizedKind) -> list[str]:
-        return sorted([*self.joined, *self.loading]) if kind == "any" else []
+        return sorted([*self.joined, *self.loading]) if kind == self.kind else []
 
     def has_joined(self, name: str) -> bool:
         return name in self.joined
@@ -111,7 +113,7 @@ class Fake:
 
     def turn(self, want: int | None = None, seconds: float = PLAN_INTERVAL_S) -> None:
         if want is not None:
-            self.planner.want = {"any": want}
+            self.planner.want = {self.kind: want}
         self.clock.advance(seconds)
         self.sizing.take_turn({}, ())
 
@@ -121,7 +123,7 @@ class Fake:
         return size
 
     def counts(self) -> tuple[int, int, int]:
-        size = self.size().kinds["any"]
+        size = self.size().kinds[self.kind]
         return size.ready, size.starting, size.leaving
 
 
@@ -158,6 +160,18 @@ def test_the_highest_numbers_drain_and_are_taken_back_if_the_load_returns(caplog
     fake.turn()
     fake.turn(4)
     assert fake.counts() == (2, 1 + 1, 0), "a worker that ends is not taken back"
+
+
+def test_a_draining_router_is_not_taken_back() -> None:
+    fake = Fake(Bounds(1, 2), num_ready=2, kind="router")
+    fake.turn(1)
+    assert fake.draining == ["router-1"]
+    fake.turn(2)
+    assert fake.draining == ["router-1"] and not fake.loading, "its name is taken until it has ended"
+    fake.draining.clear()
+    fake.turn()
+    fake.turn()
+    assert list(fake.loading) == ["router-1"]
 
 
 def test_a_process_that_is_restarted_by_hand_does_not_leave() -> None:
