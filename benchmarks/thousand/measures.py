@@ -131,7 +131,7 @@ def _changes(cluster: Cluster) -> Iterator[Measure]:
 
 def _both(name: str, num_bytes: float, ms: float) -> Iterator[Measure]:
     yield Measure(name, "ms", ms)
-    yield Measure("  size", "kB", num_bytes / 1e3)
+    yield Measure(f"{name}: size", "kB", num_bytes / 1e3)
 
 
 def _timed(call: Callable[[], Any]) -> tuple[Any, float]:

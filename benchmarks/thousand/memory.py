@@ -22,8 +22,8 @@ from tandem.rpc.codec import WORKER_CODEC
 TIMEOUT_S = 1200.0
 
 
-def roles_of(num_workers: int, *, linked: bool) -> dict[str, str]:
-    roles = ["both"] * num_workers if linked else ["decode", "prefill"] * (num_workers // 2)
+def roles_of(num_workers: int, *, linked: bool) -> dict[str, Role]:
+    roles: list[Role] = ["both"] * num_workers if linked else ["decode", "prefill"] * (num_workers // 2)
     return {f"{role}-{number}": role for number, role in enumerate(roles)}
 
 
@@ -37,7 +37,11 @@ def messages_of(router: Router, name: str, role: str) -> Iterator[LinkState | He
     yield Heartbeat(1, WorkerStats(num_total_pages=50_000, shipped=shipped))
 
 
+<<<<<<< ours
 def fill(pipe: Connection, roles: Mapping[str, Role], is_traced: bool) -> None:
+=======
+def fill(pipe: Connection, roles: dict[str, Role], is_traced: bool) -> None:
+>>>>>>> theirs
     router = Router(RouterConfig("nowhere", "fake", 2000, workers=roles), make_policy("least_cost"))
     before = rss_mib(os.getpid())
     if is_traced:
@@ -45,7 +49,10 @@ def fill(pipe: Connection, roles: Mapping[str, Role], is_traced: bool) -> None:
     for number, (name, role) in enumerate(roles.items()):
         address, life = f"10.0.{number // 8}.7:{20_000 + number}", f"{name}-0123456789ab"
         pages = PageFormat("fingerprint", 2**21, "layout")
-        hello = Hello(PROTOCOL_VERSION, name, life, role, "cuda:0", address, 1, pages, 50_000, 16, has_links=True)
+        host = f"host-{number // 8}"
+        hello = Hello(
+            PROTOCOL_VERSION, name, life, role, "cuda:0", address, 1, pages, 50_000, 16, has_links=True, host=host
+        )
         router.connect_worker(hello, lambda _: None, lambda _: None)
     for name, role in roles.items():
         worker = router.workers.get(name)
