@@ -78,16 +78,17 @@ def _processes(growths: Sequence[Growth]) -> Table:
         table.add_column(column, justify="right")
     for growth in growths:
         slope = growth.slope
+        bound = "" if growth.bound is None else f"{growth.bound:g}"
         if slope is None:
-            cells = ("0", f"{growth.last:,.1f}", "", "", f"{growth.bound:g}", "too short")
+            cells = ("0", f"{growth.last:,.1f}", "", "", bound, "too short")
         else:
             cells = (
                 str(slope.num_lives),
                 f"{growth.last:,.1f}",
                 f"{slope.per_hour:+,.2f}",
                 f"{slope.low:+,.2f} to {slope.high:+,.2f}",
-                f"{growth.bound:g}",
-                "flat" if growth.is_flat else "GROWS",
+                bound,
+                "" if growth.bound is None else "flat" if growth.is_flat else "GROWS",
             )
         table.add_row(growth.kind, growth.value, *cells)
     return table

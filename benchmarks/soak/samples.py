@@ -14,6 +14,7 @@ from benchmarks.soak.cluster import SoakedCluster, is_whole
 from benchmarks.soak.slopes import Series
 from tandem.deploy.host.run_record import default_directory
 from tandem.processes import ProcessId
+from tandem.v1 import inference_pb2 as pb
 
 INTERVAL_S = 10.0
 # Field of /proc/PID/status or smaps_rollup, by the name of the value.
@@ -112,7 +113,7 @@ class Sampler:
                 for name, value in values.items():
                     life.values[name].append(value)
         self.host.times_s.append(now)
-        for name, value in self._host_values(len(processes)).items():
+        for name, value in (_pages(info) | self._host_values(len(processes))).items():
             self.host.values[name].append(value)
 
     def _host_values(self, num_processes: int) -> dict[str, float]:
@@ -123,7 +124,10 @@ class Sampler:
         return {
             "processes": num_processes,
             "files of the run in /tmp": sum(path.name.startswith(launcher) for path in default_directory().iterdir()),
+            "folders of Ray's sessions": sum(1 for _ in (default_directory() / "ray").glob("session_2*")),
+            "files in /dev/shm, of all programs": sum(1 for _ in Path("/dev/shm").iterdir()),
             "log files of tandem": len(logs),
+            "MiB of the largest log": max((size_mib([file]) for file in (*logs, *of_ray)), default=0.0),
             "MiB of tandem's logs": size_mib(logs),
             "log files of Ray": len(of_ray),
             "MiB of Ray's logs": size_mib(of_ray),
@@ -147,6 +151,17 @@ class Sampler:
                 self.sample()
         except Exception as error:
             self.error = error
+
+
+def _pages(info: pb.ServerInfo | None) -> dict[str, float]:
+    """Return the pages of all workers by state."""
+    stats = [worker.stats for worker in info.workers] if info is not None else []
+    return {
+        "pages free": sum(s.num_free_pages for s in stats),
+        "pages cached": sum(s.num_cached_pages for s in stats),
+        "pages locked": sum(s.num_locked_pages for s in stats),
+        "pages leased": sum(s.num_leased_pages for s in stats),
+    }
 
 
 def measure(pid: int) -> dict[str, float]:

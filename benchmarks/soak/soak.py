@@ -12,7 +12,7 @@ from benchmarks.children import Child
 from benchmarks.cpu import MODEL, TEXT
 from benchmarks.soak import confirm, traffic
 from benchmarks.soak.cluster import SoakedCluster
-from benchmarks.soak.faults import DECODE, PREFILL, USUAL, WHOLE_S, Faults
+from benchmarks.soak.faults import DECODE, PREFILL, USUAL, Faults
 from benchmarks.soak.kinds.over_grpc import Greedy, Sampled
 from benchmarks.soak.kinds.table import NUM_REQUESTS
 from benchmarks.soak.report import Outcome, first_and_last
@@ -92,7 +92,6 @@ def _soak(cluster: SoakedCluster, settings: Settings, say: Callable[[str], None]
             sampler.close()
         clients.ask(("pause",))
         held = _wait_rest(cluster, clients, _LAST_REST_S)
-        cluster.wait_whole(faults.planned, WHOLE_S)
         sampler.sample()
         duration_s = time.monotonic() - began
         tally: Tally = clients.ask(("tally",))

@@ -144,7 +144,7 @@ class LocalRay(RayBase):
         return {"num_cpus": 0}
 
     def _remove_sessions(self) -> None:
-        remove_ended_sessions(Path(self._temp_directory()), are_all_ours="RAY_TMPDIR" not in os.environ)
+        remove_ended_sessions(Path(self._temp_directory()), are_all_ours=not os.environ.get("RAY_TMPDIR"))
 
     def _temp_directory(self) -> str:
         own = os.environ.get("RAY_TMPDIR")

@@ -123,6 +123,11 @@ def life(kind: str, values: Sequence[float], are_usual: Sequence[bool], start_s:
     return made
 
 
+def test_pss_is_shown_but_not_judged() -> None:
+    growth = Growth("router", "PSS MiB", 100.0, slope_of(500.0, 400.0, 600.0))
+    assert growth.bound is None and growth.is_flat
+
+
 def test_warm_up_and_unusual_samples_do_not_count() -> None:
     duration_s = 3600.0
     num_warm = int(warmup_s(duration_s) / STEP_S)
