@@ -36,11 +36,7 @@ class Served:
     """A running cluster on free ports. Use as a context manager.
 
     Attributes:
-<<<<<<< ours
         name: for commands.
-=======
-        name: the cluster's.
->>>>>>> theirs
         ready_s: seconds from the process's start until it printed its address.
     """
 

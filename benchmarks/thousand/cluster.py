@@ -141,15 +141,8 @@ class Cluster:
         self.of_worker, self.of_supervisor = Costs(), Costs()
         self.router_names = [f"router-{number}" for number in range(num_routers)]
         self.workers: dict[str, SimWorker] = {}
-<<<<<<< ours
-        both: list[Role] = ["both"]
-        apart: list[Role] = ["decode", "prefill"]
-        roles = both * num_workers if linked else apart * (num_workers // 2)
-        self.roles: dict[str, Role] = {f"{role}-{number}": role for number, role in enumerate(roles)}
-=======
         roles: list[Role] = ["both"] * num_workers if linked else ["decode", "prefill"] * (num_workers // 2)
         self.roles = {f"{role}-{number}": role for number, role in enumerate(roles)}
->>>>>>> theirs
         self.watched_costs = Costs()
         self.routers: list[SimRouter] = []
         for number, name in enumerate(self.router_names):

@@ -8,7 +8,7 @@ import argparse
 import os
 import sys
 import tracemalloc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 
 from benchmarks.children import Child, rss_mib
@@ -37,11 +37,7 @@ def messages_of(router: Router, name: str, role: str) -> Iterator[LinkState | He
     yield Heartbeat(1, WorkerStats(num_total_pages=50_000, shipped=shipped))
 
 
-<<<<<<< ours
-def fill(pipe: Connection, roles: Mapping[str, Role], is_traced: bool) -> None:
-=======
 def fill(pipe: Connection, roles: dict[str, Role], is_traced: bool) -> None:
->>>>>>> theirs
     router = Router(RouterConfig("nowhere", "fake", 2000, workers=roles), make_policy("least_cost"))
     before = rss_mib(os.getpid())
     if is_traced:

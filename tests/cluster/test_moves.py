@@ -73,25 +73,12 @@ def start_streams(
     served: ServedCluster, rng: random.Random, count: int, num_tokens: int = NUM_TOKENS
 ) -> list[LiveStream]:
     """Start greedy and sampled streams in turn."""
-<<<<<<< ours
-    return [
-        LiveStream(
-            served,
-            random_ids(rng, rng.randrange(10, 80)),
-            max_tokens=num_tokens,
-            ignore_eos=True,
-            **sampling(rng) if number % 2 else {},
-        )
-        for number in range(count)
-    ]
-=======
     streams = []
     for number in range(count):
         sampling: dict[str, Any] = {"seed": rng.getrandbits(32), **SAMPLED} if number % 2 else {}
         prompt_ids = random_ids(rng, rng.randrange(10, 80))
         streams.append(LiveStream(served, prompt_ids, max_tokens=num_tokens, ignore_eos=True, **sampling))
     return streams
->>>>>>> theirs
 
 
 def check_exact(served: ServedCluster, oracle: Oracle, streams: Sequence[LiveStream]) -> None:
