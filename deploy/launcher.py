@@ -53,6 +53,7 @@ from tandem.deploy.supervise.size_planner import SizePlanner
 from tandem.deploy.supervise.sizing import Sizing
 from tandem.deploy.supervise.supervisor import Supervisor
 from tandem.engine.weights.resolve import resolve_model
+from tandem.forward_times import start_times
 from tandem.router.config import RouterAddresses, RouterConfig
 from tandem.router.workers.objectives import Objectives
 from tandem.rpc.tls import check_tls_files, check_validity
@@ -328,7 +329,9 @@ class Cluster:
             self._save,
         )
         objectives = Objectives.of_ms(self._config.ttft_objective_ms, self._config.itl_objective_ms)
-        sizing = Sizing(members, SizePlanner({}, objectives, time.monotonic), time.monotonic)
+        sizing = Sizing(
+            members, SizePlanner({}, objectives, time.monotonic, start_times(self._config.device)), time.monotonic
+        )
         role_planner = RolePlanner(objectives, time.monotonic) if self._config.plans_roles else None
         role_plans = RolePlans(role_planner, self._processes.running_routers, sizing.size, time.monotonic)
         nodes = self._nodes
