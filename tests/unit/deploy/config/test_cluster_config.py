@@ -174,6 +174,7 @@ def test_every_option_of_the_cluster_is_used() -> None:
     used_by_the_launcher = {
         *("cluster_name", "drain_timeout_s", "interface", "log_requests", "placement_strategy", "ray_address"),
         *("num_any", "num_both", "num_decode", "num_prefill", "num_routers", "ship_code"),
+        *("node_timeout_s", "ray_autoscaler"),
         *("internal_tls", "internal_tls_ca", "internal_tls_cert", "internal_tls_key"),
     }
     used_by_cluster_config = {
