@@ -33,6 +33,8 @@ from tandem.deploy.config.bounds import Bounds
 from tandem.deploy.supervise.arrival_history import Rate
 from tandem.deploy.supervise.measured_load import MeasuredLoad
 from tandem.deploy.supervise.worker_needs import WorkerNeeds, layout_of
+from tandem.forward_times import START_TIMES
+from tandem.messages import ForwardTimes
 from tandem.router.workers.leans import RouterDemand
 from tandem.router.workers.objectives import Objectives
 
@@ -92,13 +94,20 @@ class SizePlanner:
         reasons: cause of each kind's last change: load, trend, queue or idle.
     """
 
-    def __init__(self, bounds: Mapping[str, Bounds], objectives: Objectives, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        bounds: Mapping[str, Bounds],
+        objectives: Objectives,
+        clock: Callable[[], float],
+        assumed: ForwardTimes = START_TIMES["cuda"],
+    ) -> None:
+        """Args: assumed: forward times before any worker has joined."""
         self.bounds = dict(bounds)
         self.targets: dict[str, int] = {}
         self.reasons: dict[str, str] = {}
         self._objectives = objectives
         self._clock = clock
-        self._load = MeasuredLoad(clock())
+        self._load = MeasuredLoad(clock(), assumed)
         self._watched: _Watched | None = None
         self._error = 1.0
         self._hold_s = HOLD_S
