@@ -12,6 +12,8 @@ from tandem.router.workers.leans import RouterDemand
 
 # Number of recent requests in a mean, and of assumed requests before the first has ended.
 MEMORY, ASSUMED = 500.0, 8.0
+# Output tokens before any worker has joined.
+ASSUMED_OUTPUT = 128.0
 # Time constants of the tokens of decoding requests and of CPU use, in seconds.
 CONTEXT_S = 60.0
 CPU_S = 30.0
@@ -64,16 +66,17 @@ class MeasuredLoad:
         arrivals: requests since the first report.
         num_waiting, oldest_wait_s: as in RouterDemand, of all routers.
         cpu: cores in use by the routers' event loops.
-        times: forward times of warm workers; before there are any, those assumed.
+        times: forward times of warm workers; before there are any, of others, and before these, those assumed.
         busy_at: time of the last request in hand; -inf: none.
     """
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, assumed: ForwardTimes) -> None:
         self.arrivals = 0
         self.num_waiting = 0
         self.oldest_wait_s = 0.0
         self.cpu = 0.0
-        self.times = ForwardTimes()
+        self.times = self._assumed = assumed
+        self._waiting_tokens = 0
         self.busy_at = -math.inf
         self._history = ArrivalHistory(now)
         self._heard: dict[str, tuple[float, RouterDemand]] = {}
@@ -91,13 +94,17 @@ class MeasuredLoad:
     @property
     def request(self) -> MeanRequest:
         tokens, attended, elsewhere, elsewhere_attended = self._prompts.values
+        if not self._prompts.is_known and self.num_waiting:
+            # Before any worker: as if nothing were cached.
+            tokens = elsewhere = self._waiting_tokens / self.num_waiting
+            attended = elsewhere_attended = tokens * tokens / 2
         return MeanRequest(
             tokens,
             attended,
             elsewhere,
             elsewhere_attended,
             self._num_kv_tokens / self._num_decoding if self._num_decoding > 0 else tokens,
-            self._outputs.values[0],
+            self._outputs.values[0] if self._outputs.is_known else ASSUMED_OUTPUT,
             self._pool_tokens,
             self._max_decoding,
         )
@@ -109,6 +116,7 @@ class MeasuredLoad:
         for name, router in demands.items():
             cpu += self._hear(name, router, now, is_first=is_first)
         self.num_waiting = sum(router.num_waiting for router in demands.values())
+        self._waiting_tokens = sum(router.waiting_tokens for router in demands.values())
         self.oldest_wait_s = max((router.oldest_wait_s for router in demands.values()), default=0.0)
         num_decoding = sum(sum(router.num_decoding.values()) for router in demands.values())
         if self.num_waiting or num_decoding or any(router.num_unplaced for router in demands.values()):
@@ -149,7 +157,7 @@ class MeasuredLoad:
 
     def _take_times(self, demands: list[RouterDemand]) -> None:
         measured = [router for router in demands if router.is_measured]
-        if not measured and self.times == ForwardTimes():
+        if not measured and self.times == self._assumed:
             measured = [router for router in demands if router.times.step_s > 0]
         if not measured:
             return

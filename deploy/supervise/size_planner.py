@@ -17,7 +17,8 @@ Shrinking: hysteresis has four parts.
 - They must have done so for `hold_s`: at least HOLD_S and twice the measured start.
 - One change at a time, of at most half of the workers, SETTLE_S after another. No change while workers start or leave,
   or while a router does not report.
-- A growth soon after a shrink doubles `hold_s`, up to MAX_HOLD_S. It halves after EASED_S without one.
+- A growth soon after a shrink at about the same rate doubles `hold_s`, up to MAX_HOLD_S. It halves after EASED_S
+  without one.
 
 With a lower bound of 0, a kind goes to 0 after IDLE_S without a request, and from there at once to the need of the
 waiting requests. Forward times of a worker's first seconds do not count (router/workers/worker_registry.py). Routers
@@ -33,6 +34,8 @@ from tandem.deploy.config.bounds import Bounds
 from tandem.deploy.supervise.arrival_history import Rate
 from tandem.deploy.supervise.measured_load import MeasuredLoad
 from tandem.deploy.supervise.worker_needs import WorkerNeeds, layout_of
+from tandem.forward_times import START_TIMES
+from tandem.messages import ForwardTimes
 from tandem.router.workers.leans import RouterDemand
 from tandem.router.workers.objectives import Objectives
 
@@ -40,7 +43,9 @@ ROUTER = "router"
 IDLE_S = 300.0
 HOLD_S = 60.0
 MAX_HOLD_S = 1800.0
-EASED_S = 7200.0
+EASED_S = 3600.0
+# Ratio of rates up to which a growth after a shrink undoes a mistake, and does not follow the load.
+SAME_RATE = 1.25
 SETTLE_S = 20.0
 SLACK = 1.1
 # Seconds of a start before one was measured, and multiple of a start after which it keeps no other from leaving.
@@ -92,18 +97,25 @@ class SizePlanner:
         reasons: cause of each kind's last change: load, trend, queue or idle.
     """
 
-    def __init__(self, bounds: Mapping[str, Bounds], objectives: Objectives, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        bounds: Mapping[str, Bounds],
+        objectives: Objectives,
+        clock: Callable[[], float],
+        assumed: ForwardTimes = START_TIMES["cuda"],
+    ) -> None:
+        """Args: assumed: forward times before any worker has joined."""
         self.bounds = dict(bounds)
         self.targets: dict[str, int] = {}
         self.reasons: dict[str, str] = {}
         self._objectives = objectives
         self._clock = clock
-        self._load = MeasuredLoad(clock())
+        self._load = MeasuredLoad(clock(), assumed)
         self._watched: _Watched | None = None
         self._error = 1.0
         self._hold_s = HOLD_S
         self._eased_at = self._grown_at = clock()
-        self._shrunk_at = -math.inf
+        self._shrunk_at, self._shrunk_rate = -math.inf, 0.0
         self._starting_since: dict[str, float] = {}
         # Needs of lasting load, by time.
         self._needs: deque[tuple[float, dict[str, int]]] = deque()
@@ -125,9 +137,9 @@ class SizePlanner:
         # Requests that cannot start within the objective.
         excess = max(0.0, self._load.num_waiting - served * self._objectives.ttft_s)
         self._compare(report, served, rate, excess, now)
-        self._grow(report, workers, served, rate, excess, now)
-        lasting = SLACK * max(rate.now, rate.after(HOLD_S)) + rate.deviation
-        self._shrink(report, self._need_at(workers, rate, lasting, now), excess, now)
+        needs = self._grow(report, workers, served, rate, excess, now)
+        lasting = self._need_at(workers, rate, SLACK * max(rate.now, rate.after(HOLD_S)) + rate.deviation, now)
+        self._shrink(report, {kind: max(need, needs[kind]) for kind, need in lasting.items()}, rate, now)
         return dict(self.targets)
 
     # --- needs ---
@@ -167,7 +179,8 @@ class SizePlanner:
 
     def _grow(
         self, report: SizeReport, workers: WorkerNeeds, served: float, rate: Rate, excess: float, now: float
-    ) -> None:
+    ) -> dict[str, int]:
+        """Returns the needs. Args: served: requests per second that the ready workers take from a queue."""
         start_s = report.longest_start_s(self.bounds)
         expected = max(0.0, max(rate.now, rate.after(start_s)) - rate.deviation)
         queued = 0.0
@@ -183,21 +196,22 @@ class SizePlanner:
             self.targets[kind] = need
             self.reasons[kind] = self._reason(kind, have, workers, rate, expected, now)
             self._grown_at = now
-            if now - self._shrunk_at < 2 * self._hold_s:
+            if now - self._shrunk_at < 2 * self._hold_s and rate.now <= SAME_RATE * self._shrunk_rate:
                 self._hold_s = min(MAX_HOLD_S, 2 * self._hold_s)
                 self._shrunk_at = -math.inf
                 self._eased_at = now
+        return needs
 
     def _reason(self, kind: str, have: int, workers: WorkerNeeds, rate: Rate, expected: float, now: float) -> str:
         if self._need_at(workers, rate, min(rate.now, expected), now)[kind] > have > 0:
             return "load"
         return "trend" if self._need_at(workers, rate, expected, now)[kind] > have > 0 else "queue"
 
-    def _shrink(self, report: SizeReport, needs: dict[str, int], excess: float, now: float) -> None:
+    def _shrink(self, report: SizeReport, needs: dict[str, int], rate: Rate, now: float) -> None:
         if now - self._eased_at >= EASED_S:
             self._hold_s, self._eased_at = max(HOLD_S, self._hold_s / 2), now
         is_heard = bool(report.demands) and len(report.demands) >= report.ready.get(ROUTER, 0)
-        self._needs.append((now, needs if is_heard and not excess else dict(self.targets)))
+        self._needs.append((now, needs if is_heard else dict(self.targets)))
         hold_s = max(self._hold_s, 2 * report.longest_start_s(self.bounds))
         while now - self._needs[0][0] > hold_s:
             self._needs.popleft()
@@ -211,7 +225,7 @@ class SizePlanner:
             if need < have:
                 self.targets[kind] = max(need, -(-have // 2)) if need else 0
                 self.reasons[kind] = "load" if need else "idle"
-                self._shrunk_at = now
+                self._shrunk_at, self._shrunk_rate = now, rate.now
                 return
 
     def _is_starting(self, report: SizeReport, kind: str, now: float) -> bool:
