@@ -188,12 +188,12 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--workers", default="1:3", metavar="LOW:HIGH")
     parser.add_argument(
-        "--profile", type=parse_profile, default=parse_profile("40:0.3,150:2,240:0.2"), metavar="S:RATE,..."
+        "--profile", type=parse_profile, default=parse_profile("30:0.1,75:0.8,170:0.05"), metavar="S:RATE,..."
     )
-    parser.add_argument("--input-tokens", type=int, default=64)
-    parser.add_argument("--output-tokens", type=int, default=24)
-    parser.add_argument("--ttft-objective", type=float, default=2000.0, metavar="MS")
-    parser.add_argument("--itl-objective", type=float, default=250.0, metavar="MS")
+    parser.add_argument("--input-tokens", type=int, default=48)
+    parser.add_argument("--output-tokens", type=int, default=12)
+    parser.add_argument("--ttft-objective", type=float, default=4000.0, metavar="MS")
+    parser.add_argument("--itl-objective", type=float, default=800.0, metavar="MS")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
