@@ -23,6 +23,8 @@ def run(pipe: Connection, model_dir: str) -> None:
 
     logging.disable_progress_bar()
     torch.set_num_threads(1)
+    # The same noise in every run.
+    torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype="float32").eval()
     for prompt, output, sampling in questions(pipe):
         with torch.inference_mode():

@@ -29,7 +29,7 @@ KINDS: dict[type[Kind], int] = {
     SlowReader: 1,
     CancelledEvents: 2,
     Messages: 1,
-    Background: 1,
+    Background: 2,
     CancelledBackground: 1,
     Bad: 2,
     Chat: 2,
